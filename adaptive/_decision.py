@@ -1,0 +1,65 @@
+"""What control hooks see, and what they may ask for.
+
+A hook runs on every worker, on the same values, at the barrier after a step. It asks for a `Decision`; the program
+applies it between steps, on all workers at once.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, NamedTuple, Protocol
+
+
+class Limits(NamedTuple):
+    """What a split over the workers has to keep. Replicated."""
+
+    lower: tuple[int, ...]  # the least examples each worker may get
+    upper: tuple[int, ...]  # the most examples each worker may get
+    quantum: int = 1  # sizes are best multiples of this, so that each is made of few kernels
+
+
+class Observation(NamedTuple):
+    """One step, as a hook sees it at the barrier behind it. Every field is replicated."""
+
+    step: int  # steps done, this one included
+    epoch: float  # epochs of data consumed, as a fraction
+    values: tuple[Any, ...]  # what the driver gave to the hook at this step: pytrees of numpy arrays
+    batch_sizes: tuple[int, ...]  # examples per worker in this step
+    previous_batch_sizes: tuple[int, ...]  # those of the step before: seconds measured by the runtime are of that step
+    global_batch: int  # the global batch of the next step as asked for so far: earlier hooks of this barrier included
+    limits: Limits
+    due: bool = True  # whether a decision is taken now; steps in between are shown too, for policies that average
+
+
+@dataclass(frozen=True)
+class Decision:
+    """What is to change between this step and the next. `None` leaves a thing as it is.
+
+    Attributes:
+      global_batch: examples per step over all workers.
+      shares: relative weights, one per worker; integers that sum to the global batch are taken exactly.
+      stop: end the run after this step.
+      notes: lines for the report: why this was asked for, what was clipped.
+    """
+
+    global_batch: int | None = None
+    shares: tuple[float, ...] | None = None
+    stop: bool = False
+    notes: tuple[str, ...] = ()
+
+    def __bool__(self) -> bool:
+        return self.global_batch is not None or self.shares is not None or self.stop
+
+
+class Handler(Protocol):
+    """What stands behind a hook: `controllers.hook` makes these from functions and from policies."""
+
+    every_step: bool  # show steps between due ones too
+
+    def init(self, n_workers: int) -> Any:
+        """The hook's state: a pytree of numpy arrays and numbers, kept and checkpointed by the program. Replicated."""
+        ...
+
+    def __call__(self, observation: Observation, state: Any) -> tuple[Decision | None, Any]:
+        """Decide. Must depend on nothing but its arguments, so that all workers decide alike."""
+        ...

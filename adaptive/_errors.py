@@ -1,0 +1,52 @@
+"""What can go wrong, as one tree of exceptions.
+
+    AdaptiveError
+    ├── DriverError         the driver cannot be run as written; found when the program is built
+    │   ├── ReplicationError    a value that must be equal on all workers can differ between them
+    │   └── CollectiveError     a collective, source, slot or hook stands where it cannot, or is given what it cannot take
+    ├── DataError           the data set or a batch cannot be used
+    ├── BatchSizeError      a global batch or a split of it that cannot be
+    ├── DisagreementError   workers differ in something that must be equal (driver, data, state, a decision)
+    ├── NonFiniteError      a worker contributed infinities or NaNs to a message
+    └── WorkerError         another worker failed, and this one stopped with it
+
+`DriverError`, `DataError` and `BatchSizeError` are also `ValueError`s.
+"""
+
+from __future__ import annotations
+
+
+class AdaptiveError(Exception):
+    """The base of every error that this library raises on purpose."""
+
+
+class DriverError(AdaptiveError, ValueError):
+    """The driver program cannot be run as written."""
+
+
+class ReplicationError(DriverError):
+    """A value that must be equal on all workers can differ between them."""
+
+
+class CollectiveError(DriverError):
+    """A collective, source, slot or hook stands where it cannot, or is given what it cannot take."""
+
+
+class DataError(AdaptiveError, ValueError):
+    """The data set, or a batch of it, cannot be used."""
+
+
+class BatchSizeError(AdaptiveError, ValueError):
+    """A global batch, or a split of it over the workers, that cannot be."""
+
+
+class DisagreementError(AdaptiveError):
+    """Workers differ in something that must be equal on all of them."""
+
+
+class NonFiniteError(AdaptiveError):
+    """A worker contributed infinities or NaNs to a message."""
+
+
+class WorkerError(AdaptiveError):
+    """Another worker failed, and this one stopped with it."""

@@ -1,0 +1,74 @@
+"""What the runtime needs of the machines: the `World` protocol. `collectives` implements it.
+
+A *process* runs this Python program; a *worker* computes one local batch. A process carries one worker per local
+device it was given, so `size` (workers) may exceed `processes`. Workers are numbered 0 … size-1 in rank order, and
+a process carries the contiguous range `workers`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol, runtime_checkable
+
+import jax
+import numpy as np
+
+Parts = Sequence[jax.Array]
+
+
+@runtime_checkable
+class World(Protocol):
+    """A fixed set of workers and the one thing they do together: exchange messages."""
+
+    @property
+    def size(self) -> int:
+        """How many workers there are, over all processes. Replicated."""
+        ...
+
+    @property
+    def rank(self) -> int:
+        """This process's number, 0 … processes-1. Local."""
+        ...
+
+    @property
+    def processes(self) -> int:
+        """How many processes there are. Replicated."""
+        ...
+
+    @property
+    def workers(self) -> range:
+        """The workers that this process carries. Local."""
+        ...
+
+    @property
+    def devices(self) -> Sequence[jax.Device]:
+        """The device of each worker that this process carries, in the order of `workers`. Local."""
+        ...
+
+    def exchange(
+        self, parts: Sequence[Parts], ops: Sequence[str], tail: np.ndarray
+    ) -> tuple[list[list[jax.Array]], np.ndarray]:
+        """Reduce a message over all workers; blocks until it has arrived.
+
+        Args:
+          parts: `parts[i][j]` is part j of this process's i-th worker, on that worker's device; any shape, and of
+            equal shape and dtype on all workers. Part 0 is one-dimensional and floating, and its last `len(tail)`
+            elements are free: whatever the workers put there is replaced by `tail`.
+          ops: for each part, "sum", "max" or "min"; `ops[0]` is "sum".
+          tail: what this *process* adds to the message itself, of part 0's dtype; summed over processes.
+
+        Returns:
+          `(results, tail)`. `results[i][j]` is part j, reduced, on the device of this process's i-th worker, bitwise
+          equal on all workers. It stays valid until the second-next call of `exchange` with the same shapes, provided
+          that whatever reads it has finished by then. `tail` is the reduced tail on the host. What `results[i][0]`
+          holds in its tail is unspecified.
+        """
+        ...
+
+    def share(self, value: bytes) -> list[bytes]:
+        """Every process's `value`, by rank. Blocks. For set-up and errors, not for the steps."""
+        ...
+
+    def barrier(self) -> None:
+        """Return once every process has called it."""
+        ...
