@@ -1,0 +1,51 @@
+"""Collectives outside a program: carried out at once, by the world that was entered last.
+
+With no world, or one of one worker, a value is its own mean, sum and broadcast. In a world of several devices of one
+process every worker holds the value that the process holds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextvars import ContextVar
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from ._errors import CollectiveError
+from ._where import at, current_line
+from ._world import World
+
+current_world: ContextVar[World | None] = ContextVar("adaptive_world", default=None)
+
+
+def exchange_eagerly(kind: str, values: Sequence, *, op: str, weight, root: int) -> list[jax.Array]:
+    """What a collective returns when its operands are numbers and not tracers. Blocks until all workers have called it."""
+    values = [jnp.asarray(v) for v in values]
+    world = current_world.get()
+    if world is None or world.size == 1:
+        return [v[None] if kind == "gather" else v for v in values]
+    if weight is not None and not np.isfinite(weight):
+        raise CollectiveError(
+            f"all_reduce outside a program{at(current_line())}: a mean is over examples, and how many each worker has is "
+            f"known only inside one. Say what to weigh by, or reduce by another op:\n"
+            f"    comm.all_reduce(x, weight=n_examples)        comm.all_reduce(x, op='sum')"
+        )
+    parts, ops = [], []
+    for worker, device in zip(world.workers, world.devices, strict=True):
+        row = [jnp.zeros(1)]
+        if weight is not None:
+            w = jnp.asarray(weight)
+            row += [w, *(v * w.astype(v.dtype) for v in values)]
+        elif kind == "gather":
+            row += [jnp.zeros((world.size, *v.shape), v.dtype).at[worker].set(v) for v in values]
+        elif kind == "broadcast":
+            row += [v if worker == root else jnp.zeros_like(v) for v in values]
+        else:
+            row += values
+        parts.append([jax.device_put(p, device) for p in row])
+        ops = ["sum"] + [op if kind == "reduce" and op != "mean" else "sum"] * (len(row) - 1)
+    results, _ = world.exchange(parts, ops, np.zeros(1, np.float32))
+    out = [jnp.array(r) for r in results[0][1:]]  # copies: the world may write its buffers again
+    return out if weight is None else [(s / out[0].astype(s.dtype)) for s in out[1:]]

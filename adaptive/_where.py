@@ -1,0 +1,40 @@
+"""Which line of the user's driver an equation comes from."""
+
+from __future__ import annotations
+
+import os
+import re
+from functools import lru_cache
+from importlib.util import find_spec
+
+from jax.extend import source_info_util
+
+_FRAME = re.compile(r"^(?P<file>.*?):(?P<line>\d+)(?::\d+)? \(.*\)$")
+
+
+@lru_cache(maxsize=1)
+def _library_folders() -> tuple[str, ...]:
+    """Folders whose frames are never the driver: ours, and those of the libraries that drivers are written with."""
+    names = ("adaptive", "collectives", "monitors", "controllers", "flax", "optax", "equinox")
+    specs = (find_spec(name) for name in names)
+    return tuple(os.path.dirname(spec.origin) + os.sep for spec in specs if spec and spec.origin)
+
+
+def line_of(source_info) -> str:
+    """`driver.py:15` for an equation's `source_info`, or "" where no line of a user's file is known."""
+    frames = source_info_util.summarize(source_info, num_frames=64).splitlines()
+    for frame in reversed(frames):  # the innermost comes last
+        match = _FRAME.match(frame)
+        if match and not match["file"].startswith(_library_folders()):
+            return f"{os.path.basename(match['file'])}:{match['line']}"
+    return ""
+
+
+def current_line() -> str:
+    """`driver.py:15` for the line of the driver that is being executed or traced."""
+    return line_of(source_info_util.current())
+
+
+def at(line: str) -> str:
+    """` (driver.py:15)`, or nothing where the line is not known."""
+    return f" ({line})" if line else ""
