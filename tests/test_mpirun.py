@@ -1,0 +1,47 @@
+"""The helper that starts MPI programs: what it promises to the tests that rely on it."""
+
+from __future__ import annotations
+
+import psutil
+import pytest
+
+from tests.mpirun import run
+
+
+@pytest.fixture
+def script(tmp_path):
+    path = tmp_path / "program.py"
+    path.write_text(
+        "import sys, time\n"
+        "from mpi4py import MPI\n"
+        "comm = MPI.COMM_WORLD\n"
+        "if 'fail' in sys.argv and comm.rank == 1:\n"
+        "    raise ValueError('rank 1 has had enough')\n"
+        "if 'hang' in sys.argv:\n"
+        "    print('here', flush=True)\n"
+        "    time.sleep(1000)\n"
+        "print(f'{comm.allreduce(comm.rank)} of {comm.size}', flush=True)\n"
+    )
+    return path
+
+
+def test_all_ranks_run_and_are_heard(script):
+    assert run(script, n=3).stdout.splitlines() == ["3 of 3"] * 3
+
+
+def test_a_failure_of_one_rank_fails_the_test_unless_expected(script):
+    assert "rank 1 has had enough" in run([script, "fail"], expect_failure=True).stderr
+    with pytest.raises(pytest.fail.Exception, match="rank 1 has had enough"):
+        run([script, "fail"])
+
+
+def test_a_success_fails_the_test_where_a_failure_is_expected(script):
+    with pytest.raises(pytest.fail.Exception, match="were to fail: exit status 0"):
+        run(script, expect_failure=True)
+
+
+def test_a_job_that_hangs_fails_the_test_and_leaves_no_process(script):
+    with pytest.raises(pytest.fail.Exception, match="no end after 3 s"):
+        run([script, "hang"], timeout=3, expect_failure=True)
+    lines = [" ".join(p.info["cmdline"] or ()) for p in psutil.process_iter(["cmdline"])]
+    assert not [line for line in lines if str(script) in line]
