@@ -1,0 +1,12 @@
+"""Controllers: what to change while training runs, and when.
+
+`hook` hands values of the driver to a function or to a policy; they ask, and the program carries it out between steps.
+"""
+
+from adaptive._decision import Decision as Decision
+from adaptive._decision import Limits as Limits
+from adaptive._decision import Observation as Observation
+
+from ._control import Control as Control
+from ._hook import hook as hook
+from ._policy import Policy as Policy

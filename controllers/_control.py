@@ -1,0 +1,175 @@
+"""What a hook function gets: the step it stands behind, and the requests it can make."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NoReturn
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from adaptive._decision import Decision, Observation
+from adaptive._errors import AdaptiveError, BatchSizeError
+
+
+class Control:
+    """A hook's hand on the program: `Listing 1` of Mai et al. 2019.
+
+    The requests of one hook are collected; they take effect between this step and the next, on all workers at once. A
+    later request overrides an earlier one for the same thing. What is read here is replicated.
+
+    Attributes are for reading only; a `Control` is of no use once its hook has returned.
+    """
+
+    def __init__(self, observation: Observation, name: str = "hook", where: str = "") -> None:
+        self._observation = observation
+        self._name = name
+        self._where = where
+        self._global_batch: int | None = None
+        self._shares: tuple[float, ...] | None = None
+        self._stop = False
+        self._notes: dict[str, str] = {}  # by what they are about: a request overridden takes its note with it
+        self._closed = False
+
+    @property
+    def step(self) -> int:
+        """Steps done, this one included."""
+        return self._observation.step
+
+    @property
+    def epoch(self) -> float:
+        """Epochs of data consumed, as a fraction."""
+        return self._observation.epoch
+
+    @property
+    def workers(self) -> int:
+        """How many workers there are."""
+        return len(self._observation.batch_sizes)
+
+    @property
+    def batch_sizes(self) -> tuple[int, ...]:
+        """Examples per worker in this step."""
+        return self._observation.batch_sizes
+
+    @property
+    def global_batch(self) -> int:
+        """Examples over all workers in the next step, as asked for so far: by earlier hooks, and by this one."""
+        return self._observation.global_batch if self._global_batch is None else self._global_batch
+
+    def barrier(self) -> None:
+        """Mark where all workers have arrived, as the paper's listing does.
+
+        It costs nothing and sends nothing. A hook runs behind the step's message, which no worker passes before all
+        have sent their part: every worker is already at the barrier when its hook starts. And nothing that a hook
+        asks for happens before the next step starts, which is the second barrier of the listing.
+
+        Raises:
+          AdaptiveError: the hook has returned, and its barrier is past.
+        """
+        self._check_open("barrier()")
+
+    def rescale(self, global_batch: ArrayLike | None = None, shares: ArrayLike | Sequence[float] | None = None) -> None:
+        """Ask for another global batch, another split of it over the workers, or both.
+
+        Args:
+          global_batch: examples per step over all workers, rounded to an integer. Less than one example per worker, or
+            more than all workers may hold, is clipped, with a note in the report.
+          shares: relative weights, one per worker. Integers that sum to the global batch are taken exactly.
+
+        Raises:
+          BatchSizeError: a request that cannot be meant: NaN, infinite, negative, not one number; shares of another
+            number than there are workers, or all zero.
+        """
+        self._check_open("rescale()")
+        if global_batch is None and shares is None:
+            self._refuse("rescale()", "neither global_batch= nor shares= is given.")
+        if global_batch is not None:
+            self._global_batch = self._clip(self._check_global_batch(global_batch))
+        if shares is not None:
+            self._shares = self._check_shares(shares)
+
+    def stop(self) -> None:
+        """End the run after this step."""
+        self._check_open("stop()")
+        self._stop = True
+
+    def close(self, notes: Sequence[str] = ()) -> Decision | None:
+        """Called when the hook has returned: what it asked for, or None."""
+        self._closed = True
+        decision = Decision(self._global_batch, self._shares, self._stop, (*notes, *self._notes.values()))
+        return decision if decision or decision.notes else None
+
+    def _check_global_batch(self, value: ArrayLike) -> float:
+        request = "rescale(global_batch=…)"
+        try:
+            array = np.asarray(value)
+            if array.dtype == bool or array.shape != ():
+                raise TypeError
+            number = float(array)
+        except (TypeError, ValueError):
+            fields = getattr(value, "_fields", ())
+            advice = f" Give one of its fields: {', '.join(fields)}." if fields else ""
+            kind = f"an array of shape {np.shape(value)}" if np.shape(value) and not fields else f"{value!r}"
+            self._refuse(request, f"the global batch is one number; got {kind}.{advice}")
+        request = f"rescale(global_batch={number:g})"
+        if np.isnan(number):
+            self._refuse(
+                request,
+                "not a number. A noise scale is NaN until enough steps have been seen to tell it. "
+                "Ask once it is known:\n"
+                "    if np.isfinite(noise.scale):\n"
+                "        control.rescale(global_batch=noise.scale)\n"
+                "or leave it to a policy that waits until then:  ctrl.hook(ctrl.noise_batch(), noise)",
+            )
+        if np.isinf(number):
+            self._refuse(
+                request,
+                "infinite. A noise scale is infinite where the gradient cannot be told from its noise. Bound it:\n"
+                "    control.rescale(global_batch=min(noise.scale, 4096))\n"
+                "or use a policy that has bounds:  ctrl.hook(ctrl.noise_batch(max_batch=4096), noise)",
+            )
+        if number < 0:
+            self._refuse(request, "a global batch cannot be negative.")
+        return number
+
+    def _clip(self, asked: float) -> int:
+        limits = self._observation.limits
+        most = sum(limits.upper)
+        least = min(max(self.workers, sum(limits.lower)), most)
+        size = min(max(round(asked), least), most)
+        self._notes.pop("global_batch", None)
+        if size != round(asked):
+            bound = f"the least for {self.workers} workers" if size == least else "the most that the workers may hold"
+            self._notes["global_batch"] = f"hook {self._name!r}: global batch {asked:g} clipped to {size}, {bound}."
+        return size
+
+    def _check_shares(self, value: ArrayLike | Sequence[float]) -> tuple[float, ...]:
+        try:
+            shares = np.asarray(value, dtype=np.float64)
+        except (TypeError, ValueError):
+            self._refuse("rescale(shares=…)", f"shares are numbers, one per worker; got {value!r}.")
+        if shares.shape != (self.workers,):
+            what = "one number" if shares.shape == () else f"shape {shares.shape}"
+            self._refuse("rescale(shares=…)", f"one share per worker: expected {self.workers} of them, got {what}.")
+        request = f"rescale(shares={_brief(shares)})"
+        for wrong, what in ((np.isnan(shares), "NaN"), (np.isinf(shares), "infinite"), (shares < 0, "negative")):
+            if wrong.any():
+                self._refuse(request, f"the share of worker {', '.join(map(str, np.flatnonzero(wrong)))} is {what}.")
+        if not shares.any():
+            self._refuse(request, "all shares are zero; at least one worker must get examples.")
+        return tuple(shares.tolist())
+
+    def _check_open(self, request: str) -> None:
+        if self._closed:
+            raise AdaptiveError(
+                f"hook {self._name!r}{self._where}: {request} after the hook has returned. Requests are collected "
+                f"while it runs, behind step {self.step}; keep what you need to know, not the control."
+            )
+
+    def _refuse(self, request: str, why: str) -> NoReturn:
+        raise BatchSizeError(f"hook {self._name!r}{self._where}, step {self.step}: {request}: {why}")
+
+
+def _brief(values: np.ndarray) -> str:
+    shown = ", ".join(f"{v:g}" for v in values[:8])
+    return f"({shown}, …)" if len(values) > 8 else f"({shown})"

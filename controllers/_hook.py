@@ -1,0 +1,158 @@
+"""`hook`: where values leave the driver for Python, and decisions come back."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import operator
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import numpy as np
+
+from adaptive import operators
+from adaptive._decision import Decision, Observation
+from adaptive._errors import CollectiveError
+from adaptive._where import at, current_line
+
+from ._control import Control
+from ._policy import Policy
+
+
+def hook(fn_or_policy: Callable[..., Any] | Policy, *values: Any, every: int = 1, name: str | None = None) -> None:
+    """Hand values of the driver to a Python function or a policy, at the barrier after a step.
+
+    It runs on every worker, on the same values, and so must come to the same requests on every worker: let it depend
+    on its arguments alone. What it asks for takes effect between this step and the next.
+
+        def adapt_batch_size(control, noise):
+            control.rescale(global_batch=noise.scale)
+
+        def driver(state, batch):
+            ...
+            ctrl.hook(adapt_batch_size, noise, every=20)
+            ctrl.hook(ctrl.balance(), seconds, every=10)
+
+    Args:
+      fn_or_policy: a function, called as `fn(control, *values)` with the values' pytrees, of numpy arrays and scalars
+        (a `NamedTuple` stays what it is); or a `Policy`, which is shown every step and decides at every `every`-th.
+      *values: pytrees of numbers; replicated.
+      every: at which steps: those whose number is a multiple of it.
+      name: what to call the hook in reports and errors; by default the function's or the policy's name.
+
+    Raises:
+      CollectiveError: not a function or policy, a function that does not take these values, a value that is not a
+        number, or an `every` that is not a positive integer.
+
+    References:
+      Mai et al. 2019, "Taming hyper-parameters in deep learning systems", Listing 1.
+    """
+    where = at(current_line())
+    handler: _PolicyHandler | _FunctionHandler
+    if isinstance(fn_or_policy, Policy):
+        name = name or fn_or_policy.name
+        handler = _PolicyHandler(fn_or_policy, name, where)
+    elif callable(fn_or_policy):
+        name = name or _name_of(fn_or_policy)
+        _check_signature(fn_or_policy, values, name, where)
+        handler = _FunctionHandler(fn_or_policy, name, where)
+    else:
+        raise CollectiveError(f"hook(){where}: expected a function or a policy, got {fn_or_policy!r}.")
+    every = _check_every(every, name, where)
+    try:
+        operators.hook(name, handler, values, every=every)
+    except TypeError as error:
+        raise CollectiveError(f"hook {name!r}{where}: values must be pytrees of numbers: {error}") from error
+
+
+class _FunctionHandler:
+    """A plain function behind a hook. It keeps no state and sees due steps only."""
+
+    every_step = False
+
+    def __init__(self, fn: Callable[..., Any], name: str, where: str) -> None:
+        self._fn, self._name, self._where = fn, name, where
+
+    def init(self, n_workers: int) -> tuple[()]:
+        del n_workers
+        return ()
+
+    def __call__(self, observation: Observation, state: tuple[()]) -> tuple[Decision | None, tuple[()]]:
+        control = Control(observation, self._name, self._where)
+        values = jax.tree.map(lambda leaf: np.asarray(leaf)[()], observation.values)  # [()]: 0-d arrays to scalars
+        try:
+            self._fn(control, *values)
+        except Exception as error:
+            _add_note(error, self._name, self._where, observation)
+            raise
+        return control.close(), state
+
+
+class _PolicyHandler:
+    """A policy behind a hook. Its decisions pass the same checks as those of a function."""
+
+    every_step = True
+
+    def __init__(self, policy: Policy, name: str, where: str) -> None:
+        self._policy, self._name, self._where = policy, name, where
+
+    def init(self, n_workers: int) -> Any:
+        return self._policy.init(n_workers)
+
+    def __call__(self, observation: Observation, state: Any) -> tuple[Decision | None, Any]:
+        try:
+            decision, state = self._policy.update(observation, state)
+            return self._checked(decision, observation) if observation.due else None, state
+        except Exception as error:
+            _add_note(error, self._name, self._where, observation)
+            raise
+
+    def _checked(self, decision: Decision | None, observation: Observation) -> Decision | None:
+        if decision is None:
+            return None
+        control = Control(observation, self._name, self._where)
+        if decision.global_batch is not None or decision.shares is not None:
+            control.rescale(decision.global_batch, decision.shares)
+        if decision.stop:
+            control.stop()
+        return control.close(decision.notes)
+
+
+def _add_note(error: Exception, name: str, where: str, observation: Observation) -> None:
+    error.add_note(f"In hook {name!r}{where}, at the barrier behind step {observation.step}.")
+
+
+def _name_of(fn: Callable[..., Any]) -> str:
+    while isinstance(fn, functools.partial):
+        fn = fn.func
+    return getattr(fn, "__name__", type(fn).__name__)
+
+
+def _check_every(every: int, name: str, where: str) -> int:
+    try:
+        number = operator.index(every)
+    except TypeError:
+        number = 0
+    if number < 1 or isinstance(every, bool):
+        raise CollectiveError(f"hook {name!r}{where}: every= is a number of steps, 1 or more; got {every!r}.")
+    return number
+
+
+def _check_signature(fn: Any, values: tuple[Any, ...], name: str, where: str) -> None:
+    """A function that cannot be called is found when the program is built, not at the first due step."""
+    try:
+        signature = inspect.signature(fn)
+    except (TypeError, ValueError):  # some built-in functions have none
+        return
+    try:
+        signature.bind(None, *values)
+    except TypeError as error:
+        if getattr(fn, "__module__", "").partition(".")[0] == __name__.partition(".")[0]:
+            raise CollectiveError(
+                f"hook {name!r}{where}: {name} makes a policy. Call it:  ctrl.hook(ctrl.{name}(), …)"
+            ) from error
+        raise CollectiveError(
+            f"hook {name!r}{where}: it will be called as {name}(control, *values) with {len(values)} values, but its "
+            f"signature is {name}{signature}: {error}."
+        ) from error

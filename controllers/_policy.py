@@ -1,0 +1,36 @@
+"""What a policy is: a pair of pure functions, as a gradient transformation is in optax."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from adaptive._decision import Decision, Observation
+
+PolicyState = Any  # a pytree of numpy arrays; its structure and shapes never change
+InitFn = Callable[[int], PolicyState]
+UpdateFn = Callable[[Observation, PolicyState], tuple[Decision | None, PolicyState]]
+
+
+class Policy(NamedTuple):
+    """A rule that looks at every step and decides at the due ones.
+
+    A policy owns nothing: what it remembers is the state that it is handed and hands back, so the program can
+    checkpoint it, and a test, a simulation or a replay can run it without a cluster:
+
+    >>> import controllers as ctrl
+    >>> grow = ctrl.schedule(lambda step: 32 * 2 ** (step // 100))
+    >>> state = grow.init(4)
+
+    Attributes:
+      init: `init(n_workers) -> state`.
+      update: `update(observation, state) -> (decision or None, new state)`. It is shown the steps between due ones
+        too (`observation.due` is False there); what it then decides is not applied. It must depend on nothing but
+        its arguments, so that all workers decide alike, and must not write into the state that it is given: a step
+        that fails is taken again from that state.
+      name: what reports and errors call it.
+    """
+
+    init: InitFn
+    update: UpdateFn
+    name: str = "policy"
