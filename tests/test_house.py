@@ -1,0 +1,205 @@
+"""The house keeps its order: who may import whom, doors that only re-export, and nothing public without a word on it.
+
+The directions are those of the design: driver -> controllers, monitors -> collectives -> adaptive.
+"""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import inspect
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+
+MAY_IMPORT = {
+    "adaptive": set(),
+    "collectives": {"adaptive"},
+    "monitors": {"adaptive", "collectives"},
+    "controllers": {"adaptive", "collectives"},
+}
+DECLARED = {"jax", "flax", "optax", "numpy", "mpi4py", "psutil"}
+THE_MPI_FILE = "collectives/_mpi.py"
+FILES = [path.relative_to(ROOT).as_posix() for package in MAY_IMPORT for path in sorted((ROOT / package).rglob("*.py"))]
+
+
+# --- the checkers: source text in, complaints out ---------------------------------------------------------------------
+
+
+def imports(source: str, package: str) -> Iterator[tuple[int, str]]:
+    """Line and absolute name of every module that the source imports, at its top, in functions, or by name."""
+    for node in ast.walk(ast.parse(source)):
+        match node:
+            case ast.Import(names=names):
+                yield from ((node.lineno, alias.name) for alias in names)
+            case ast.ImportFrom(module=module, names=names, level=level):
+                origin = ".".join(filter(None, [package if level else "", module]))
+                yield from ((node.lineno, f"{origin}.{alias.name}") for alias in names)
+            case ast.Call(func=ast.Attribute(attr="import_module") | ast.Name(id="import_module" | "__import__")):
+                if node.args and isinstance(node.args[0], ast.Constant):
+                    yield node.lineno, str(node.args[0].value)
+
+
+def wrong_imports(source: str, file: str) -> list[str]:
+    """What a file of a package imports against the rules."""
+    package = file.split("/", maxsplit=1)[0]
+    wrong = []
+    for line, name in imports(source, package):
+        room = name.split(".", maxsplit=1)[0]
+        if room in MAY_IMPORT and room != package and room not in MAY_IMPORT[package]:
+            wrong.append(f"{file}:{line}: {package} must not know {room} ({name})")
+        elif room == "mpi4py" and file != THE_MPI_FILE:
+            wrong.append(f"{file}:{line}: mpi4py is imported in {THE_MPI_FILE} alone")
+        elif room not in sys.stdlib_module_names | DECLARED | set(MAY_IMPORT):
+            wrong.append(f"{file}:{line}: {room} is no dependency of the library ({name})")
+        if name.startswith("jax._src") or room == "jaxlib":
+            wrong.append(f"{file}:{line}: {name} is private to JAX")
+    return wrong
+
+
+def private_jax(source: str, file: str) -> list[str]:
+    """Private JAX reached by attribute, with no import to see."""
+    nodes = ast.walk(ast.parse(source))
+    return [f"{file}:{n.lineno}: {ast.unparse(n)}" for n in nodes if isinstance(n, ast.Attribute) and n.attr == "_src"]
+
+
+def not_a_door(source: str, file: str) -> list[str]:
+    """Statements of an `__init__` other than its docstring and `from ._module import name as name`."""
+    wrong = [] if ast.get_docstring(tree := ast.parse(source)) else [f"{file}: no docstring"]
+    for node in tree.body[len(wrong) == 0 :]:
+        is_import = isinstance(node, ast.ImportFrom) and node.module
+        if not is_import or not all(alias.asname == alias.name for alias in node.names):
+            wrong.append(f"{file}:{node.lineno}: {ast.unparse(node)}")
+    return wrong
+
+
+def undocumented(name: str, thing: object) -> list[str]:
+    """Which of a public function, or of a public class and its own methods, lack a docstring or annotations."""
+    if inspect.isclass(thing):
+        own = {k: v for k, v in vars(thing).items() if not k.startswith("_")}
+        members = [(k, v.fget if isinstance(v, property) else getattr(v, "__func__", v)) for k, v in own.items()]
+        methods = [(f"{name}.{k}", v) for k, v in members if inspect.isfunction(v)]
+        generated = (thing.__doc__ or "").startswith(f"{thing.__name__}(")  # by @dataclass and NamedTuple
+        return ([f"{name} has no docstring"] if generated or not thing.__doc__ else []) + [
+            complaint for method in methods for complaint in undocumented(*method)
+        ]
+    if not inspect.isfunction(thing):
+        return []  # a constant, or an alias of a type
+    signature = inspect.signature(thing)
+    parameters = [p for p in signature.parameters.values() if p.name not in ("self", "cls")]
+    bare = [p.name for p in parameters if p.annotation is p.empty]
+    bare += ["return"] if signature.return_annotation is signature.empty else []
+    return ([] if inspect.getdoc(thing) else [f"{name} has no docstring"]) + [f"{name}: {b} has no type" for b in bare]
+
+
+def public(door: ModuleType) -> dict[str, object]:
+    """What a door re-exports."""
+    statements = ast.parse(Path(str(door.__file__)).read_text()).body
+    names = [alias.name for s in statements if isinstance(s, ast.ImportFrom) for alias in s.names]
+    return {name: getattr(door, name) for name in names}
+
+
+# --- the house --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("file", FILES)
+def test_imports_keep_their_direction(file):
+    source = (ROOT / file).read_text()
+    assert wrong_imports(source, file) + private_jax(source, file) == []
+
+
+def test_one_file_imports_mpi4py():
+    names = {file: [name for _, name in imports((ROOT / file).read_text(), "")] for file in FILES}
+    assert [file for file in FILES if any(name.startswith("mpi4py") for name in names[file])] == [THE_MPI_FILE]
+
+
+def test_all_packages_can_be_imported_where_there_is_no_mpi():
+    program = f"import sys; sys.modules['mpi4py'] = None; import {', '.join(MAY_IMPORT)}"
+    done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, timeout=100)
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("file", [f for f in FILES if f.endswith("__init__.py")])
+def test_doors_only_re_export(file):
+    assert not_a_door((ROOT / file).read_text(), file) == []
+
+
+@pytest.mark.parametrize("file", FILES)
+def test_every_file_says_what_it_is_for(file):
+    assert ast.get_docstring(ast.parse((ROOT / file).read_text()))
+
+
+@pytest.mark.parametrize("package", MAY_IMPORT)
+def test_what_is_public_is_documented_and_typed(package):
+    names = public(importlib.import_module(package))
+    assert names
+    assert [complaint for name, thing in names.items() for complaint in undocumented(name, thing)] == []
+
+
+# --- and would say so if it did not -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("file", "source", "complaint"),
+    [
+        ("adaptive/_plan.py", "import collectives", "adaptive must not know collectives"),
+        ("adaptive/_plan.py", "def f():\n    from monitors import ema", ":2: adaptive must not know monitors"),
+        ("collectives/_mpi.py", "from controllers import hook", "collectives must not know controllers"),
+        ("monitors/_noise.py", "from controllers._hook import hook", "monitors must not know controllers"),
+        ("controllers/_hook.py", "import importlib\nimportlib.import_module('monitors')", "must not know monitors"),
+        ("collectives/_world.py", "from mpi4py import MPI", "in collectives/_mpi.py alone"),
+        ("adaptive/_plan.py", "from jax._src import core", "private to JAX"),
+        ("adaptive/_plan.py", "from jax import _src", "private to JAX"),
+        ("adaptive/_plan.py", "import torch", "torch is no dependency"),
+    ],
+)  # fmt: skip
+def test_a_wrong_import_is_seen(file, source, complaint):
+    assert complaint in "\n".join(wrong_imports(source, file))
+
+
+def test_right_imports_are_let_through():
+    source = (
+        "import jax, numpy.linalg\nfrom jax.extend import core\nfrom adaptive import operators\nfrom . import _mpi\n"
+    )
+    assert wrong_imports(source, "collectives/_world.py") == []
+    assert wrong_imports("import mpi4py", THE_MPI_FILE) == []
+
+
+def test_private_jax_is_seen_without_an_import():
+    assert private_jax("import jax\njax._src.core.trace_ctx", "f.py") == ["f.py:2: jax._src"]
+
+
+@pytest.mark.parametrize(
+    "source",
+    ["from ._x import y as y", '"""Door."""\nfrom ._x import y', '"""D."""\ndef f(): ...', '"""D."""\nimport jax', ""],
+)
+def test_what_is_no_door_is_seen(source):
+    assert not_a_door(source, "x/__init__.py")
+
+
+def test_what_is_undocumented_is_seen():
+    def bare(x, *, y: int):
+        return x
+
+    class Bare:
+        def method(self) -> None: ...
+
+    class Full:
+        """Documented."""
+
+        @property
+        def size(self) -> int:
+            """Documented."""
+            return 1
+
+        def _private(self, x): ...
+
+    assert undocumented("bare", bare) == ["bare has no docstring", "bare: x has no type", "bare: return has no type"]
+    assert undocumented("Bare", Bare) == ["Bare has no docstring", "Bare.method has no docstring"]
+    assert undocumented("Full", Full) == []
