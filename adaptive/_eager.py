@@ -23,6 +23,7 @@ current_world: ContextVar[World | None] = ContextVar("adaptive_world", default=N
 def exchange_eagerly(kind: str, values: Sequence, *, op: str, weight, root: int) -> list[jax.Array]:
     """What a collective returns when its operands are numbers and not tracers. Blocks until all workers have called it."""
     values = [jnp.asarray(v) for v in values]
+    dtypes = [v.dtype for v in values]
     world = current_world.get()
     if world is None or world.size == 1:
         return [v[None] if kind == "gather" else v for v in values]
@@ -32,6 +33,7 @@ def exchange_eagerly(kind: str, values: Sequence, *, op: str, weight, root: int)
             f"known only inside one. Say what to weigh by, or reduce by another op:\n"
             f"    comm.all_reduce(x, weight=n_examples)        comm.all_reduce(x, op='sum')"
         )
+    values = [v.astype(_wire_dtype(v.dtype)) for v in values]
     parts, ops = [], []
     for worker, device in zip(world.workers, world.devices, strict=True):
         row = [jnp.zeros(1)]
@@ -48,4 +50,13 @@ def exchange_eagerly(kind: str, values: Sequence, *, op: str, weight, root: int)
         ops = ["sum"] + [op if kind == "reduce" and op != "mean" else "sum"] * (len(row) - 1)
     results, _ = world.exchange(parts, ops, np.zeros(1, np.float32))
     out = [jnp.array(r) for r in results[0][1:]]  # copies: the world may write its buffers again
-    return out if weight is None else [(s / out[0].astype(s.dtype)) for s in out[1:]]
+    if weight is not None:
+        out = [s / out[0].astype(s.dtype) for s in out[1:]]
+    return [v.astype(dtype) for v, dtype in zip(out, dtypes, strict=True)]
+
+
+def _wire_dtype(dtype) -> np.dtype:
+    """Half precisions travel as float32, booleans as integers: no MPI sums them, and weights would be rounded."""
+    if dtype == jnp.bool_:
+        return np.dtype(np.uint8)
+    return np.dtype(np.float32) if jnp.issubdtype(dtype, jnp.floating) and dtype.itemsize < 4 else np.dtype(dtype)
