@@ -7,6 +7,10 @@ from adaptive._decision import Decision as Decision
 from adaptive._decision import Limits as Limits
 from adaptive._decision import Observation as Observation
 
+from ._allocate import allocate as allocate
+from ._allocate import allocate_curves as allocate_curves
+from ._allocate import tabulated as tabulated
+from ._batch_time import BatchTime as BatchTime
 from ._control import Control as Control
 from ._hook import hook as hook
 from ._policy import Policy as Policy

@@ -1,0 +1,176 @@
+"""The allocator against brute force, the greedy it is equivalent to, and published splits."""
+
+from __future__ import annotations
+
+import itertools
+import pickle
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import controllers as ctrl
+from adaptive._errors import BatchSizeError
+
+LBB = ctrl.BatchTime((0.5931, 0.5808, 0.6023, 2.6714), (5.896, 7.152, 8.291, 50.982))  # milliseconds
+
+
+@st.composite
+def problems(draw, max_workers=4, max_size=7):
+    """Few distinct numbers, so that ties, flat stretches and workers pinned to a bound are common."""
+    n = draw(st.integers(1, max_workers))
+
+    def column(values):
+        return draw(st.lists(values, min_size=n, max_size=n))
+
+    times = ctrl.BatchTime(
+        np.array(column(st.sampled_from([0.0, 0.1, 0.3, 1.0, 2.5]))),
+        np.array(column(st.sampled_from([-1.0, 0.0, 0.7, 3.0]))),
+        np.array(column(st.sampled_from([0.0, 1.0, 2.5, 4.0]))),
+    )
+    lower = np.array(column(st.integers(0, 3)))
+    upper = lower + np.array(column(st.integers(0, max_size)))
+    total = draw(st.integers(int(lower.sum()), int(upper.sum())))
+    return total, times, lower, upper
+
+
+def brute_force(total, times, lower, upper):
+    ranges = [range(a, b + 1) for a, b in zip(lower, upper, strict=True)]
+    return min(times(np.array(split)).max() for split in itertools.product(*ranges) if sum(split) == total)
+
+
+def greedy(total, times, lower, upper):
+    sizes = np.array(lower)
+    for _ in range(total - sizes.sum()):
+        sizes[np.argmin(np.where(sizes < upper, times(sizes + 1), np.inf))] += 1
+    return sizes
+
+
+def assert_splits(sizes, total, lower, upper):
+    assert sizes.dtype == np.int64
+    assert sizes.sum() == total
+    assert (sizes >= lower).all()
+    assert (sizes <= upper).all()
+
+
+@given(problems())
+def test_no_split_is_faster(problem):
+    total, times, lower, upper = problem
+    best = brute_force(*problem)
+    sizes = ctrl.allocate(*problem)
+    assert_splits(sizes, total, lower, upper)
+    assert times(sizes).max() == best
+    curves = [lambda b, i=i: float(times(b)[i]) for i in range(len(lower))]
+    sizes = ctrl.allocate_curves(total, curves, lower, upper)
+    assert_splits(sizes, total, lower, upper)
+    assert times(sizes).max() == best
+
+
+@given(problems(), st.integers(0, 2**32 - 1))
+def test_a_split_near_another_is_as_fast(problem, seed):
+    total, times, lower, upper = problem
+    near = np.random.default_rng(seed).integers(0, 8, len(lower))
+    sizes = ctrl.allocate(*problem, near=near)
+    assert_splits(sizes, total, lower, upper)
+    assert times(sizes).max() == times(ctrl.allocate(*problem)).max()
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_many_workers_agree_with_the_greedy(seed):
+    rng = np.random.default_rng(seed)
+    n = int(rng.integers(5, 80))
+    times = ctrl.BatchTime(
+        rng.uniform(0.01, 1, n), rng.uniform(0, 9, n) * (seed % 3), rng.uniform(0, 30, n) * (seed % 2)
+    )
+    lower = rng.integers(0, 20, n)
+    upper = lower + rng.integers(0, 200, n)
+    total = int(rng.integers(lower.sum(), upper.sum() + 1))
+    sizes = ctrl.allocate(total, times, lower, upper)
+    assert_splits(sizes, total, lower, upper)
+    np.testing.assert_array_equal(np.sort(times(sizes))[-1], np.sort(times(greedy(total, times, lower, upper)))[-1])
+    curves = [lambda b, i=i: float(times(b)[i]) for i in range(n)]
+    by_curves = ctrl.allocate_curves(total, curves, lower, upper)
+    assert times(by_curves).max() == times(sizes).max()
+
+
+def test_the_four_gpus_of_lbb():
+    sizes = ctrl.allocate(512, LBB, 1, 512)
+    assert sizes.tolist() == [166, 167, 159, 20]
+    assert LBB(sizes).max() == pytest.approx(104.41, abs=0.01)
+    assert LBB(np.full(4, 128)).max() / LBB(sizes).max() == pytest.approx(3.76, abs=0.01)
+
+
+def test_affine_times_meet_the_closed_form():
+    slope, intercept = np.asarray(LBB.slope), np.asarray(LBB.intercept)
+    speed = (1 / slope).sum()
+    for total in (512, 5_000, 500_000):
+        level = (intercept / slope).sum() / speed + total / speed
+        sizes = ctrl.allocate(total, LBB, 1, total)
+        assert np.abs(sizes - (level - intercept) / slope).max() <= 1
+        assert level <= LBB(sizes).max() <= level + slope.max()
+
+
+def test_proportional_times_give_proportional_sizes():
+    assert ctrl.allocate(192, ctrl.BatchTime(1 / np.array([3.0, 5, 12])), 1, 192).tolist() == [29, 48, 115]
+
+
+def test_a_huge_flat_stretch_is_cut_at_once():
+    times = ctrl.BatchTime((1e-9, 1e-9), 0.0, (5.0, 5.0))
+    sizes = ctrl.allocate(10**8, times, 0, 10**8)
+    assert sizes.sum() == 10**8
+
+
+def test_near_keeps_a_worker_that_is_slow_whatever_it_gets():
+    times = ctrl.BatchTime((0.05, 0.1, 0.1, 0.3), 0.0, (20.0, 0, 0, 0))
+    assert ctrl.allocate(400, times, 1, 400)[0] == 1  # its time is 20 either way, so nothing holds it
+    sizes = ctrl.allocate(400, times, 1, 400, near=(100, 100, 100, 100))
+    assert sizes[0] > 100
+    assert times(sizes).max() == 20
+
+
+@pytest.mark.parametrize("quantum", [2, 8, 16])
+def test_sizes_are_multiples_of_the_quantum_but_for_one_remainder(quantum):
+    sizes = ctrl.allocate(515, LBB, 1, 512, quantum=quantum)
+    assert sizes.sum() == 515
+    assert (sizes % quantum != 0).sum() == 1
+    sizes = ctrl.allocate(512, LBB, 1, 512, quantum=quantum)
+    assert (sizes % quantum == 0).all()
+    curves = [lambda b, i=i: float(LBB(b)[i]) for i in range(4)]
+    np.testing.assert_array_equal(ctrl.allocate_curves(512, curves, 1, 512, quantum=quantum), sizes)
+
+
+@given(problems(max_size=40), st.integers(1, 9))
+def test_a_quantum_never_breaks_the_bounds(problem, quantum):
+    total, _, lower, upper = problem
+    assert_splits(ctrl.allocate(*problem, quantum=quantum), total, lower, upper)
+
+
+def test_the_remainder_goes_to_the_worker_whom_it_delays_least():
+    times = ctrl.BatchTime((1.0, 0.1), (0.0, 7.0))
+    assert ctrl.allocate(19, times, 0, 100, quantum=8).tolist() == [8, 11]
+
+
+@pytest.mark.parametrize("quantum", [1, 8])
+def test_what_cannot_be_split_is_refused_with_the_numbers(quantum):
+    with pytest.raises(BatchSizeError, match=r"global batch of 2000 .* at most 1200 examples .* at most 300 each"):
+        ctrl.allocate(2000, LBB, 1, 300, quantum=quantum)
+    with pytest.raises(BatchSizeError, match="at least 4"):
+        ctrl.allocate_curves(3, [float] * 4, 1, 300, quantum=quantum)
+    with pytest.raises(BatchSizeError, match="finite"):
+        ctrl.allocate(10, ctrl.BatchTime((np.nan, 1.0)), 1, 300)
+    with pytest.raises(BatchSizeError, match="must not fall"):
+        ctrl.allocate(10, ctrl.BatchTime((-1.0, 1.0)), 1, 300)
+
+
+def test_tabulated_curves():
+    curve = ctrl.tabulated((16, 32, 64), (10.0, 9.0, 26.0))
+    assert [curve(b) for b in (1, 16, 32, 48, 64, 96)] == [10, 10, 10, 18, 26, 42]
+    assert ctrl.allocate_curves(96, [curve, curve], 1, 96).tolist() == [48, 48]
+    assert ctrl.tabulated((8,), (3.0,))(1000) == 3.0
+    with pytest.raises(ValueError, match="ascend"):
+        ctrl.tabulated((16, 16), (1.0, 2.0))
+
+
+def test_a_batch_time_is_a_pytree_that_pickles():
+    assert pickle.loads(pickle.dumps(LBB)) == LBB
