@@ -19,9 +19,9 @@ export OMPI_ALLOW_RUN_AS_ROOT_CONFIRM := 1
 help:  ## show this
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
-# The ranks share the cores, so each XLA gets one thread, unless the environment says otherwise.
+# The ranks share the cores, so each XLA gets a pool of one thread, unless the environment says otherwise.
 run: $(STAMP)  ## run the main example under mpirun (RANKS=2, EXAMPLE=examples/listing_1.py)
-	@PJRT_NPROC=$${PJRT_NPROC:-1} XLA_FLAGS="$${XLA_FLAGS---xla_cpu_multi_thread_eigen=false}" \
+	@PJRT_NPROC=$${PJRT_NPROC:-1} \
 	    $(BIN)/mpirun --oversubscribe -n $(RANKS) $(BIN)/python -m mpi4py $(EXAMPLE) $(ARGS)
 
 test: $(STAMP)  ## run the tests, those under mpirun included (TESTS="tests/adaptive -x" for some of them)

@@ -1,0 +1,83 @@
+"""What the examples stand on: their data and their model."""
+
+from __future__ import annotations
+
+import gzip
+
+import jax
+import numpy as np
+import optax
+import pytest
+
+from examples import _data
+from examples._models import ConvNet
+
+
+def test_digits_are_scaled_and_split_the_same_way_every_time():
+    digits, again = _data.load("digits"), _data.load("digits")
+    assert digits.train["image"].shape == (1437, 8, 8, 1)
+    assert digits.test["image"].shape == (360, 8, 8, 1)
+    assert (digits.train["image"].dtype, digits.train["label"].dtype) == (np.float32, np.int32)
+    assert (digits.train["image"].min(), digits.train["image"].max()) == (0, 1)
+    assert set(digits.test["label"]) == set(range(digits.classes))
+    for part, same in ((digits.train, again.train), (digits.test, again.test)):
+        np.testing.assert_array_equal(part["image"], same["image"])
+        np.testing.assert_array_equal(part["label"], same["label"])
+
+
+def test_fashion_mnist_is_read_from_idx_files(tmp_path, monkeypatch):
+    rng = np.random.default_rng(0)
+    written = {}
+    for part, n in (("train", 6), ("t10k", 2)):
+        pixels = rng.integers(0, 256, (n, 28, 28), dtype=np.uint8)
+        labels = rng.integers(0, 10, n, dtype=np.uint8)
+        for kind, array in (("images-idx3", pixels), ("labels-idx1", labels)):
+            header = bytes([0, 0, 8, array.ndim]) + np.array(array.shape, ">i4").tobytes()
+            (tmp_path / f"{part}-{kind}-ubyte.gz").write_bytes(gzip.compress(header + array.tobytes()))
+        written[part] = pixels, labels
+    monkeypatch.setattr(_data, "FASHION_MNIST", tmp_path)
+
+    fashion = _data.load("fashion-mnist")
+
+    for part, (pixels, labels) in ((fashion.train, written["train"]), (fashion.test, written["t10k"])):
+        assert part["image"].dtype == np.float32
+        np.testing.assert_array_equal(np.rint(part["image"][..., 0] * 255), pixels)
+        np.testing.assert_array_equal(part["label"], labels)
+
+
+def test_a_missing_data_set_names_the_package_that_has_it(tmp_path, monkeypatch):
+    monkeypatch.setattr(_data, "FASHION_MNIST", tmp_path / "nowhere")
+    with pytest.raises(FileNotFoundError, match="apt-get install dataset-fashion-mnist"):
+        _data.load("fashion-mnist")
+    with pytest.raises(ValueError, match="no data set 'mnist'"):
+        _data.load("mnist")  # type: ignore[arg-type]
+
+
+def test_the_model_learns_the_digits_in_five_epochs():
+    digits = _data.load("digits")
+    model, optimizer = ConvNet(digits.classes), optax.adam(2e-3)
+    params = model.init(jax.random.key(0), digits.train["image"][:1])
+    state = params, optimizer.init(params)
+
+    def loss_fn(params, image, label):
+        return optax.softmax_cross_entropy_with_integer_labels(model.apply(params, image), label).mean()
+
+    @jax.jit
+    def step(state, image, label):
+        params, moments = state
+        updates, moments = optimizer.update(jax.grad(loss_fn)(params, image, label), moments)
+        return optax.apply_updates(params, updates), moments
+
+    for epoch in range(5):
+        order = np.random.default_rng(epoch).permutation(len(digits.train["label"]))
+        for batch in order[: len(order) // 32 * 32].reshape(-1, 32):
+            state = step(state, digits.train["image"][batch], digits.train["label"][batch])
+
+    guesses = model.apply(state[0], digits.test["image"]).argmax(axis=-1)
+    assert (guesses == digits.test["label"]).mean() > 0.97
+
+
+@pytest.mark.parametrize(("pixels", "n_params"), [(8, 78_058), (28, 121_258)])
+def test_the_model_is_as_large_as_it_says(pixels, n_params):
+    shapes = jax.eval_shape(ConvNet(10).init, jax.random.key(0), np.zeros((1, pixels, pixels, 1), np.float32))
+    assert sum(leaf.size for leaf in jax.tree.leaves(shapes)) == n_params
