@@ -1,0 +1,221 @@
+"""What the benchmark scripts share: timing in alternation, ratios with their spread, results as text, a busy neighbour.
+
+Seconds on a shared machine drift by more than what is to be measured. So whatever is compared is called in turn, in one
+process, and compared round by round: drift slower than a round cancels in the *paired* ratios.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import date
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+RESULTS = Path(__file__).resolve().parent / "results"
+
+
+# --- timing -----------------------------------------------------------------------------------------------------------
+
+
+def alternate(calls: Mapping[str, Callable[[], Any]], rounds: int, warmup: int = 2) -> dict[str, np.ndarray]:
+    """Time several calls, in turn.
+
+    A round calls each once, and the next round starts one further on, so that none always goes first. The order depends
+    on nothing else: MPI ranks that all run this stay in step.
+
+    Args:
+      calls: by name. What one returns is waited for (`jax.block_until_ready`) before its clock stops.
+      rounds: how many are timed.
+      warmup: how many rounds run before those.
+
+    Returns:
+      For each name the seconds of its calls, one per round.
+    """
+    names = list(calls)
+    seconds = {name: np.empty(rounds) for name in names}
+    for r in range(-warmup, rounds):
+        for i in range(len(names)):
+            name = names[(r + i) % len(names)]
+            start = time.perf_counter()
+            jax.block_until_ready(calls[name]())
+            elapsed = time.perf_counter() - start
+            if r >= 0:
+                seconds[name][r] = elapsed
+    return seconds
+
+
+class Spread(NamedTuple):
+    """A sample's middle and where most of it lies."""
+
+    median: float
+    p10: float
+    p90: float
+
+    @classmethod
+    def of(cls, sample: Sequence[float] | np.ndarray) -> Spread:
+        """The median and the 10th and 90th percentile of a sample."""
+        return cls(*(float(q) for q in np.percentile(sample, [50, 10, 90])))
+
+
+@dataclass(frozen=True)
+class Summary:
+    """One name's seconds, and how they compare with the baseline's (below 1 is faster)."""
+
+    name: str
+    seconds: Spread
+    ratio_of_medians: float
+    paired_ratio: Spread  # of the ratios round by round
+
+    def cells(self) -> dict[str, str]:
+        """One row of a table."""
+        s, r = self.seconds, self.paired_ratio
+        return {
+            "": self.name,
+            "median": readable(s.median),
+            "p10 – p90": f"{readable(s.p10)} – {readable(s.p90)}",
+            "ratio of medians": f"{self.ratio_of_medians:.3f}",
+            "paired ratio (p10 – p90)": f"{r.median:.3f} ({r.p10:.3f} – {r.p90:.3f})",
+        }
+
+
+def summary(samples: Mapping[str, Sequence[float] | np.ndarray], baseline: str | None = None) -> list[Summary]:
+    """Compare what `alternate` measured with `baseline`: the first, unless named."""
+    reference = np.asarray(samples[baseline if baseline is not None else next(iter(samples))])
+    rows = []
+    for name, sample in samples.items():
+        ratio = float(np.median(sample) / np.median(reference))
+        rows.append(Summary(name, Spread.of(sample), ratio, Spread.of(np.asarray(sample) / reference)))
+    return rows
+
+
+def readable(seconds: float) -> str:
+    """Seconds with three digits and a unit."""
+    for unit, size in (("s", 1.0), ("ms", 1e-3), ("µs", 1e-6)):
+        if abs(seconds) >= size:
+            digits = 2 - int(np.log10(abs(seconds) / size))
+            return f"{seconds / size:.{max(digits, 0)}f} {unit}"
+    return f"{seconds * 1e9:.0f} ns"
+
+
+# --- results ----------------------------------------------------------------------------------------------------------
+
+
+def report(
+    title: str,
+    rows: Iterable[Summary | Mapping[str, object]],
+    path: str | Path | None = None,
+    notes: Iterable[str] = (),
+) -> str:
+    """Print a result as Markdown, and write it to a file.
+
+    Under MPI, for one rank to call.
+
+    Args:
+      title: the claim, as a sentence.
+      rows: of the table: what `summary` returns, or cells by column.
+      path: where to write: a name means one in `benchmarks/results`. `None` prints only.
+      notes: paragraphs below the table: what was run, and what the figures leave open.
+
+    Returns:
+      The text.
+    """
+    cells = [row.cells() if isinstance(row, Summary) else row for row in rows]
+    paragraphs = [f"# {title}", _table(cells), *notes, f"{machine()}; {date.today().isoformat()}"]
+    text = "\n\n".join(paragraphs) + "\n"
+    print(text, flush=True)
+    if path is not None:
+        file = RESULTS / path
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(text)
+    return text
+
+
+def machine() -> str:
+    """What a result was measured on and with."""
+    versions = ", ".join(
+        f"{name} {found}" for name in ("jax", "jaxlib", "numpy", "mpi4py") if (found := _version(name))
+    )
+    return f"{os.cpu_count()} cores ({platform.machine()}), Python {platform.python_version()}, {versions}"
+
+
+def _version(name: str) -> str | None:
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return None
+
+
+def _table(rows: Sequence[Mapping[str, object]]) -> str:
+    """Markdown that is also read well as plain text: columns are padded; numbers stand to the right."""
+    columns = list(dict.fromkeys(column for row in rows for column in row))
+    body = [[str(row.get(column, "")) for column in columns] for row in rows]
+    widths = [max(len(cell) for cell in column) for column in zip(columns, *body, strict=True)]
+    rule = ["-" * max(widths[0], 3), *("-" * (max(w, 3) - 1) + ":" for w in widths[1:])]
+    lines = [
+        [cell.ljust(len(rule[0])) if i == 0 else cell.rjust(len(rule[i])) for i, cell in enumerate(line)]
+        for line in (columns, rule, *body)
+    ]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+# --- the machine (Linux) ----------------------------------------------------------------------------------------------
+
+
+def pin(*cores: int) -> None:
+    """Keep this process, with all threads that it has and will have, on these cores."""
+    for thread in os.listdir("/proc/self/task"):
+        os.sched_setaffinity(int(thread), cores)
+
+
+_SPIN = """
+import os, sys
+parent, core = map(int, sys.argv[1:])
+os.sched_setaffinity(0, {core})
+print("spinning", flush=True)
+while os.getppid() == parent:  # an orphan stops by itself, however its parent ended
+    for _ in range(100_000):
+        pass
+"""
+
+
+@contextmanager
+def contention(core: int, processes: int = 1) -> Iterator[list[int]]:
+    """A busy neighbour: while the context lasts, `processes` processes spin on `core`.
+
+    A process pinned there beside n of them gets 1 / (n + 1) of the core. They end with the context, and also when this
+    process is killed. Yields their process ids.
+    """
+    children: list[subprocess.Popen[str]] = []
+    try:
+        children.extend(_spinner(core) for _ in range(processes))
+        for child in children:
+            assert child.stdout is not None
+            if not child.stdout.readline():
+                raise OSError(f"cannot run on core {core}; this process may use {sorted(os.sched_getaffinity(0))}")
+        yield [child.pid for child in children]
+    finally:
+        for child in children:
+            child.kill()
+        for child in children:
+            child.communicate()
+
+
+def _spinner(core: int) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-I", "-S", "-c", _SPIN, str(os.getpid()), str(core)],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+    )

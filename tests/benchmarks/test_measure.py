@@ -1,0 +1,102 @@
+"""The benchmarks' own instruments."""
+
+from __future__ import annotations
+
+import os
+import platform
+import subprocess
+import sys
+
+import numpy as np
+import psutil
+import pytest
+
+from benchmarks._measure import alternate, contention, readable, report, summary
+from tests.mpirun import ROOT
+
+needs_linux = pytest.mark.skipif(sys.platform != "linux", reason="elsewhere processes cannot be pinned to cores")
+
+
+def test_alternate_rotates_the_order_and_keeps_warm_up_out():
+    heard = []
+    seconds = alternate({name: lambda name=name: heard.append(name) for name in "abc"}, rounds=4, warmup=1)
+    assert "".join(heard) == "cab" + "abc" + "bca" + "cab" + "abc"
+    assert [sample.shape for sample in seconds.values()] == [(4,)] * 3
+    assert all((sample > 0).all() for sample in seconds.values())
+
+
+def test_paired_ratios_do_not_see_drift_that_both_share():
+    drift = np.array([1.0, 2.0, 4.0, 8.0, 16.0])
+    base, half = summary({"base": drift, "half": 0.5 * drift})
+    assert base.paired_ratio == (1, 1, 1)
+    assert half.paired_ratio == (0.5, 0.5, 0.5)
+    assert half.seconds.median == 2.0
+    assert half.seconds.p10 == pytest.approx(0.7)
+    assert half.seconds.p90 == pytest.approx(6.4)
+    assert summary({"base": drift, "half": 0.5 * drift}, baseline="half")[0].ratio_of_medians == 2
+
+
+def test_a_report_says_what_it_was_measured_on_and_not_where(tmp_path):
+    rows = summary({"ours": [1e-3, 2e-3, 3e-3], "theirs": [4e-3, 4e-3, 4e-3]}, baseline="theirs")
+    text = report("Ours is faster", rows, tmp_path / "results" / "speed.md", notes=["Three rounds."])
+    assert (tmp_path / "results" / "speed.md").read_text() == text
+    head, table, note, machine = text.strip().split("\n\n")
+    assert (head, note) == ("# Ours is faster", "Three rounds.")
+    lines = table.splitlines()
+    assert len({len(line) for line in lines}) == 1
+    assert [cell.strip() for cell in lines[2].split("|")[1:4]] == ["ours", "2.00 ms", "1.20 ms – 2.80 ms"]
+    assert f"Python {platform.python_version()}, jax " in machine
+    assert platform.node() not in text
+    assert str(ROOT) not in text
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [(12.34, "12.3 s"), (1.0, "1.00 s"), (0.01234, "12.3 ms"), (123.4e-6, "123 µs"), (5e-9, "5 ns"), (0.0, "0 ns")],
+)
+def test_seconds_are_readable(seconds, text):
+    assert readable(seconds) == text
+
+
+@needs_linux
+def test_pin_moves_threads_that_are_there_already():
+    program = (
+        "import os, threading; from benchmarks._measure import pin; stop = threading.Event();"
+        "thread = threading.Thread(target=stop.wait); thread.start(); core = min(os.sched_getaffinity(0)); pin(core);"
+        "there = [os.sched_getaffinity(int(t)) == {core} for t in os.listdir('/proc/self/task')]; stop.set();"
+        "assert len(there) > 1 and all(there)"
+    )
+    # In a process of its own: here it would slow down the rest of the suite.
+    subprocess.run([sys.executable, "-c", program], cwd=ROOT, check=True, timeout=100)
+
+
+@needs_linux
+def test_contention_spins_on_its_core_and_ends_with_the_context():
+    core = max(os.sched_getaffinity(0))
+    with contention(core, processes=2) as pids:
+        neighbours = [psutil.Process(pid) for pid in pids]
+        assert [neighbour.cpu_affinity() for neighbour in neighbours] == [[core]] * 2
+    assert not any(neighbour.is_running() for neighbour in neighbours)
+
+
+@needs_linux
+def test_contention_ends_when_its_parent_is_killed():
+    program = (
+        "import os, time; from benchmarks._measure import contention\n"
+        "with contention(min(os.sched_getaffinity(0))) as (pid,):\n"
+        "    print(pid, flush=True); time.sleep(1000)"
+    )
+    parent = subprocess.Popen([sys.executable, "-c", program], cwd=ROOT, stdout=subprocess.PIPE, text=True)
+    try:
+        neighbour = psutil.Process(int(parent.stdout.readline()))
+    finally:
+        parent.kill()
+        parent.communicate()
+    _, alive = psutil.wait_procs([neighbour], timeout=30)
+    assert not alive
+
+
+@needs_linux
+def test_contention_on_a_core_that_is_not_there_is_an_error():
+    with pytest.raises(OSError, match="cannot run on core 9999"), contention(9999):
+        pass
