@@ -21,7 +21,9 @@ current_world: ContextVar[World | None] = ContextVar("adaptive_world", default=N
 
 
 def exchange_eagerly(kind: str, values: Sequence, *, op: str, weight, root: int) -> list[jax.Array]:
-    """What a collective returns when its operands are numbers and not tracers. Blocks until all workers have called it."""
+    """What a collective returns when its operands are numbers and not tracers. Blocks until all workers have called
+    it.
+    """
     values = [jnp.asarray(v) for v in values]
     dtypes = [v.dtype for v in values]
     world = current_world.get()
@@ -29,8 +31,8 @@ def exchange_eagerly(kind: str, values: Sequence, *, op: str, weight, root: int)
         return [v[None] if kind == "gather" else v for v in values]
     if weight is not None and not np.isfinite(weight):
         raise CollectiveError(
-            f"all_reduce outside a program{at(current_line())}: a mean is over examples, and how many each worker has is "
-            f"known only inside one. Say what to weigh by, or reduce by another op:\n"
+            f"all_reduce outside a program{at(current_line())}: a mean is over examples, and how many each worker "
+            f"has is known only inside one. Say what to weigh by, or reduce by another op:\n"
             f"    comm.all_reduce(x, weight=n_examples)        comm.all_reduce(x, op='sum')"
         )
     values = [v.astype(_wire_dtype(v.dtype)) for v in values]
@@ -52,7 +54,7 @@ def exchange_eagerly(kind: str, values: Sequence, *, op: str, weight, root: int)
     out = [jnp.array(r) for r in results[0][1:]]  # copies: the world may write its buffers again
     if weight is not None:
         out = [s / out[0].astype(s.dtype) for s in out[1:]]
-    return [v.astype(dtype) for v, dtype in zip(out, dtypes, strict=True)]
+    return jax.block_until_ready([v.astype(dtype) for v, dtype in zip(out, dtypes, strict=True)])
 
 
 def _wire_dtype(dtype) -> np.dtype:

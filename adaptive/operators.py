@@ -99,7 +99,6 @@ def _source_eager(*, source):
     return jnp.asarray(np.nan if unknown else source.stand_in, source.dtype)
 
 
-
 def read(source: Source) -> jax.Array:
     """The source's value in this step: a scalar of its dtype; replicated or local as its scope says."""
     return source_p.bind(source=source)
@@ -192,7 +191,9 @@ def _collective_transpose(cotangents, *operands, **params):
 def _collective_batch(operands, dims, *, kind, **params):
     n = n_values({"kind": kind, **params}, len(operands))
     if n < len(operands) and dims[-1] is not batching.not_mapped:
-        raise CollectiveError(f"all_reduce: weight= must be one scalar per worker, not mapped by vmap{at(current_line())}.")
+        raise CollectiveError(
+            f"all_reduce: weight= must be one scalar per worker, not mapped by vmap{at(current_line())}."
+        )
     results = collective_p.bind(*operands, kind=kind, **params)
     moved = [d if d is batching.not_mapped or kind != "gather" else d + 1 for d in dims[:n]]
     return results, moved
@@ -281,7 +282,9 @@ def _inert_jvp(primitive):
 
 
 def _refuse_batch(operands, dims, **params):
-    raise CollectiveError(f"a hook or slot is mapped by jax.vmap{at(current_line())}. Move it out of the mapped function.")
+    raise CollectiveError(
+        f"a hook or slot is mapped by jax.vmap{at(current_line())}. Move it out of the mapped function."
+    )
 
 
 for _p in (slot_write_p, hook_p):
@@ -328,6 +331,7 @@ def tracing() -> Tracing | None:
 
 @contextmanager
 def trace_as(workers: int, examples: int) -> Iterator[None]:
+    """Trace a driver for that many workers, and examples in a call."""
     token = _tracing.set(Tracing(workers, examples))
     try:
         yield

@@ -1,0 +1,151 @@
+"""Making sure that workers agree: on what they were built from, and on every decision.
+
+When a program is built, digests of its driver, data, state and settings are compared. In a step, every message
+carries a *tail*: one float per worker, its status, and two floats per process. The status is a digest of the worker's
+decisions so far, so a decision that differs is found in the very next message, before it can do harm, and no message
+is needed for it.
+
+    status > 0   all is well; the digest
+    status < 0   the digest, negated: this worker's contributions are not finite
+    status = 0   this worker failed and sends nothing but this
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Sequence
+from typing import Any
+from zlib import crc32
+
+import jax
+import numpy as np
+
+from ._data import Examples
+from ._decision import Decision
+from ._errors import DisagreementError, NonFiniteError, WorkerError
+from ._plan import Plan
+from ._world import World
+
+_DIGEST_BITS = 24  # what a float32 holds exactly
+
+
+def tail_length(n_workers: int) -> int:
+    return n_workers + 2
+
+
+def check_built_alike(world: World, built: dict[str, str]) -> None:
+    """Compare what every process built the program from.
+
+    Args:
+      built: digests by name, equal on all processes if all is well.
+
+    Raises:
+      DisagreementError: naming what differs, and where. On every process.
+    """
+    if world.processes == 1:
+        return
+    everyone = [json.loads(other) for other in world.share(json.dumps(built).encode())]
+    for name in everyone[0]:
+        values = [other.get(name) for other in everyone]
+        if len(set(values)) > 1:
+            common = max(set(values), key=values.count)
+            odd = [rank for rank, v in enumerate(values) if v != common]
+            shown = (
+                "; ".join(f"rank {r}: {v}" for r, v in enumerate(values)) if len(values) <= 8 else f"ranks {odd} differ"
+            )
+            raise DisagreementError(
+                f"{name} is not the same on all ranks: {shown}.\n{_ADVICE.get(name.split(' ')[0], '')}"
+            )
+
+
+_ADVICE = {
+    "driver": "Every rank must build the same program: no Python branch on the rank in the driver.",
+    "data": "Every rank needs the whole data set, in the same order; the program gives each worker its share.",
+    "state": "Start from one seed on every rank, or from rank 0's:  state = comm.broadcast(state)",
+}
+
+
+def digest_of_tree(tree: Any) -> str:
+    """Of the contents of all leaves."""
+    digest = hashlib.blake2b(digest_size=8)
+    for leaf in jax.tree.leaves(tree):
+        array = np.asarray(jax.random.key_data(leaf) if _is_key(leaf) else leaf)
+        digest.update(f"{array.dtype}{array.shape}".encode())
+        digest.update(np.ascontiguousarray(array).view(np.uint8).data if array.size else b"")
+    return digest.hexdigest()
+
+
+def _is_key(leaf: Any) -> bool:
+    return isinstance(leaf, jax.Array) and jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key)
+
+
+def digest_of_data(examples: Examples, n_rows: int = 64) -> str:
+    """Of the number of examples, and of some of them, spread evenly."""
+    numbers = np.unique(np.linspace(0, len(examples) - 1, n_rows).astype(int))
+    return f"{len(examples)} examples, {digest_of_tree(examples.rows(numbers))}"
+
+
+def digest_of_plan(plan: Plan) -> str:
+    equations = [(str(e.primitive), [str(v.aval) for v in e.outvars]) for e in plan.graph.eqns]
+    text = repr((plan.signature, equations))
+    return f"{plan.graph.name}, {len(equations)} equations, {hashlib.blake2b(text.encode(), digest_size=8).hexdigest()}"
+
+
+class Ledger:
+    """A digest of every decision so far, and who took the last one."""
+
+    def __init__(self) -> None:
+        self.digest = 1
+        self.step = 0
+        self.last = "nothing yet"
+        self.asked: Decision | None = None
+
+    def enter(self, step: int, names: Sequence[str], decision: Decision) -> None:
+        text = repr((self.digest, step, decision.global_batch, decision.shares, decision.stop))
+        self.digest = crc32(text.encode()) % (2**_DIGEST_BITS - 1) + 1
+        self.step = step
+        self.last = f"hook {', '.join(map(repr, names))}" if names else "program.rescale"
+        self.asked = decision
+
+    def status(self, finite: bool) -> float:
+        return float(self.digest if finite else -self.digest)
+
+
+def judge(statuses: np.ndarray, ledger: Ledger, *, step: int, own: range) -> list[int]:
+    """Read the workers' statuses.
+
+    Returns:
+      The workers whose contributions are not finite.
+
+    Raises:
+      WorkerError: some worker failed.
+      DisagreementError: some worker has decided otherwise.
+    """
+    failed = [w for w, s in enumerate(statuses) if s == 0]
+    if failed:
+        raise WorkerError(
+            f"{_workers(failed)} failed in step {step}, with an error of its own, printed by it. This process "
+            f"({_workers(list(own))}) stops with it; its state is that of step {step - 1}."
+        )
+    others = [w for w, s in enumerate(statuses) if abs(s) != ledger.digest]
+    if others:
+        raise DisagreementError(
+            f"workers decided differently at the barrier behind step {ledger.step}: {_workers(others)} did not do what "
+            f"this process ({_workers(list(own))}) did.\n"
+            f"Here it was {ledger.last}: {ledger.asked}.\n"
+            "A hook must decide from its arguments alone: no rank, clock, random number or file."
+        )
+    return [w for w, s in enumerate(statuses) if s < 0]
+
+
+def non_finite(workers: Sequence[int], step: int) -> NonFiniteError:
+    return NonFiniteError(
+        f"step {step}: the contributions of {_workers(workers)} to all_reduce hold infinities or NaNs. "
+        f'The state is that of step {step - 1}. To leave such steps out and go on: ad.Program(..., nonfinite="skip").'
+    )
+
+
+def _workers(numbers: Sequence[int]) -> str:
+    listed = ", ".join(map(str, numbers))
+    return f"worker {listed}" if len(numbers) == 1 else f"workers {listed}"

@@ -1,0 +1,152 @@
+"""What happens between two steps: hooks run, their requests become new sizes, and sizes wait until all can make
+them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+from ._decision import Decision, Limits, Observation
+from ._errors import BatchSizeError
+from ._plan import HookPlan
+from ._sizes import check_shares, split
+
+
+class Sizes:
+    """The split in force, and the one that was asked for.
+
+    A decision takes effect at the first step for which every worker has kernels to make its new size. Until then it is
+    pending, and the old split goes on.
+    """
+
+    def __init__(self, global_batch: int, shares: Sequence[float], limits: Limits, examples: int):
+        self.examples = examples
+        self.limits = limits
+        self.shares = tuple(float(s) for s in check_shares(shares, len(limits.lower)))
+        self.current = split(self.check_global(global_batch), self.shares, limits)
+        self.previous = self.current
+        self.pending: tuple[int, ...] | None = None
+
+    @property
+    def target(self) -> tuple[int, ...]:
+        return self.pending or self.current
+
+    @property
+    def most(self) -> int:
+        """The largest global batch."""
+        return min(self.examples, sum(self.limits.upper))
+
+    def check_global(self, global_batch: Any) -> int:
+        """A valid global batch, or an error that says why it is none."""
+        n = len(self.limits.lower)
+        if isinstance(global_batch, bool) or not np.ndim(global_batch) == 0 or int(global_batch) != global_batch:
+            raise BatchSizeError(f"global_batch must be a whole number of examples; got {global_batch!r}.")
+        if global_batch < sum(self.limits.lower):
+            raise BatchSizeError(
+                f"global_batch={global_batch} is too small for {n} workers: each takes at least one example in a step."
+                if global_batch > 0
+                else f"global_batch must be positive; got {global_batch}."
+            )
+        if global_batch > self.examples:
+            raise BatchSizeError(
+                f"global_batch={global_batch} is larger than the data set, which has {self.examples} examples."
+            )
+        if global_batch > self.most:
+            raise BatchSizeError(
+                f"global_batch={global_batch} is more than the {n} workers may take together: {sum(self.limits.upper)}."
+            )
+        return int(global_batch)
+
+    def ask(self, decision: Decision) -> list[str]:
+        """Make a decision's sizes pending. Returns notes on what was clipped."""
+        notes, wanted = [], sum(self.target)
+        if decision.global_batch is not None:
+            wanted = min(max(int(decision.global_batch), sum(self.limits.lower)), self.most)
+            if wanted != decision.global_batch:
+                notes.append(f"global batch {decision.global_batch} clipped to {wanted}")
+        if decision.shares is not None:
+            self.shares = tuple(float(s) for s in check_shares(decision.shares, len(self.limits.lower)))
+        sizes = split(wanted, self.shares, self.limits)
+        self.pending = None if sizes == self.current else sizes
+        return notes
+
+    def step_done(self) -> None:
+        self.previous = self.current
+
+    def apply(self) -> None:
+        if self.pending is not None:
+            self.current, self.pending = self.pending, None
+
+
+class _Seen(NamedTuple):
+    """A step's values, not yet shown to a policy: still on the device, so that nobody waited for them."""
+
+    step: int
+    epoch: float
+    leaves: list[jax.Array]
+    batch_sizes: tuple[int, ...]
+    previous: tuple[int, ...]
+
+
+class Barrier:
+    """The hooks of a program, and their states."""
+
+    def __init__(self, hooks: Sequence[HookPlan], n_workers: int):
+        self.hooks = [h.hook for h in hooks]
+        self.states = [h.handler.init(n_workers) for h in self.hooks]
+        self._seen: list[list[_Seen]] = [[] for _ in hooks]
+
+    def run(
+        self, step: int, epoch: float, values: Sequence[list[jax.Array]], sizes: Sizes
+    ) -> tuple[Decision | None, list[str]]:
+        """Show this step to the hooks; at due steps, merge what they ask for.
+
+        Returns:
+          The decision of all, or `None`, and the names of those that took part in it.
+        """
+        merged, names = Decision(), []
+        for i, hook in enumerate(self.hooks):
+            due = step % hook.every == 0
+            if due or hook.handler.every_step:
+                self._seen[i].append(_Seen(step, epoch, values[i], sizes.current, sizes.previous))
+            if not due:
+                continue
+            decision = self._show(i, sizes, merged)
+            if decision is not None:
+                merged = merge(merged, decision)
+                names += [hook.name] if decision else []
+        return (merged, names) if merged or merged.notes else (None, [])
+
+    def _show(self, i: int, sizes: Sizes, merged: Decision) -> Decision | None:
+        hook, decision = self.hooks[i], None
+        wanted = sum(sizes.target) if merged.global_batch is None else merged.global_batch
+        wanted = min(max(wanted, sum(sizes.limits.lower)), sizes.most)
+        seen, self._seen[i] = self._seen[i], []
+        for number, step in enumerate(seen, 1):
+            values = jax.tree.unflatten(hook.tree, [np.asarray(leaf)[()] for leaf in step.leaves])
+            observation = Observation(
+                step.step,
+                step.epoch,
+                values,
+                step.batch_sizes,
+                step.previous,
+                wanted,
+                sizes.limits,
+                due=number == len(seen),
+            )
+            decision, self.states[i] = hook.handler(observation, self.states[i])
+        return decision
+
+
+def merge(first: Decision, then: Decision) -> Decision:
+    """Two hooks' requests at one barrier: the later overrides, where it asks for anything."""
+    return Decision(
+        then.global_batch if then.global_batch is not None else first.global_batch,
+        then.shares if then.shares is not None else first.shares,
+        first.stop or then.stop,
+        (*first.notes, *then.notes),
+    )

@@ -1,0 +1,196 @@
+"""Is a step the same however its batch is split? Batch norm, summed losses and coupled examples are not.
+
+The step is run on one batch by one worker in one call, and again with random uneven splits into workers and calls.
+What is
+compared first are the results of the reductions, where rounding is well understood, and only then the state: an
+optimizer such as Adam magnifies rounding where gradients are near zero, so a difference in the state counts only
+where it comes from a reduction that differs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import Any
+
+import jax
+import numpy as np
+from jax.extend.core import Var
+
+from ._agreement import tail_length
+from ._data import Share
+from ._engine import Engine
+from ._local import LocalWorld
+from ._message import unpack
+from ._pieces import Pieces
+from ._plan import Plan
+from ._trace import operands_of
+from ._where import at
+from .operators import Reading
+
+_SPLITS = 3
+
+
+@dataclass(frozen=True)
+class Invariance:
+    """What `Program.check` found. True where the step does not depend on the split.
+
+    Attributes:
+      differences: state leaves that come out differently, by name, with the largest difference found, relative to the
+        step's change of that leaf.
+      reductions: where they come from: "grads['kernel'] (driver.py:15)", with the largest difference relative to
+        the value.
+      splits: what was tried: per split, each worker's calls.
+      note: why nothing could be compared, if so.
+    """
+
+    differences: dict[str, float]
+    reductions: dict[str, float]
+    splits: tuple[tuple[Pieces, ...], ...]
+    note: str = field(default="")
+
+    def __bool__(self) -> bool:
+        return not self.differences
+
+    def __str__(self) -> str:
+        if self.note:
+            return self.note
+        tried = f"{len(self.splits)} random splits of {sum(map(sum, self.splits[0]))} examples"
+        if self:
+            return f"split-invariant: {tried} gave the same step as one worker on the whole batch."
+        lines = [f"not split-invariant: with {tried}, these leaves come out differently:"]
+        lines += [f"  {name}   by {value:.2g} of its change" for name, value in self.differences.items()]
+        lines += ["through these reductions:"]
+        lines += [f"  {name}   by {value:.2g} of its value" for name, value in self.reductions.items()]
+        lines += [
+            "Usual causes: batch normalisation, a loss that is summed and not averaged over examples, losses that"
+        ]
+        lines += ["couple examples of a batch. See docs/sharp_bits.md."]
+        return "\n".join(lines)
+
+
+def check_invariance(
+    plan_for: Callable[[int], Plan], engine: Engine, batch: Any, *, seed: int, tolerance: float | None
+) -> Invariance:
+    """Compare steps of one batch under different splits. Changes nothing in `engine`.
+
+    Args:
+      tolerance: relative; by default 1e-3, or 1e-9 where all that is reduced is in double precision.
+    """
+    examples, n = len(jax.tree.leaves(batch)[0]), engine.world.size
+    plan = engine.plan
+    if not plan.splittable and n == 1:
+        return Invariance({}, {}, (), note=f"nothing to compare on one worker: {plan.unsplittable[0]}.")
+    if examples < max(2, n):
+        return Invariance({}, {}, (), note=f"nothing to compare: a batch of {examples} cannot be split.")
+    if tolerance is None:
+        double = all(c.value.aval.dtype == np.float64 for m in plan.messages for c in m if c.kind == "reduce")
+        tolerance = 1e-9 if double else 1e-3
+    rng = np.random.default_rng(seed)
+    splits = tuple(_random_split(rng, examples, n, plan.splittable) for _ in range(_SPLITS))
+    whole = _step(plan_for, engine, batch, ((examples,),))
+    state_differs: dict[str, float] = {}
+    reductions: dict[str, float] = {}
+    for split in splits:
+        other = _step(plan_for, engine, batch, split)
+        found = {place: d for place, d in _differences(whole.reduced, other.reduced).items() if not d <= tolerance}
+        for leaf, names in _reached(plan, found).items():
+            before = np.asarray(_plain(engine.states[0][leaf]), np.float64)
+            change = _norm(whole.state[leaf] - before)
+            difference = _norm(other.state[leaf] - whole.state[leaf]) / (change or 1.0)
+            if not difference <= tolerance:
+                name = plan.graph.state_names[leaf]
+                state_differs[name] = max(difference, state_differs.get(name, 0.0))
+                reductions.update({n: max(v, reductions.get(n, 0.0)) for n, v in names.items()})
+    return Invariance(state_differs, reductions, splits)
+
+
+@dataclass
+class _Result:
+    reduced: dict[tuple[int, int], np.ndarray]  # by message and contribution
+    state: list[np.ndarray]
+
+
+def _random_split(rng: np.random.Generator, examples: int, workers: int, splittable: bool) -> tuple[Pieces, ...]:
+    sizes = _random_parts(rng, examples, workers)
+    return tuple(_random_parts(rng, s, int(rng.integers(1, min(3, s) + 1))) if splittable else (s,) for s in sizes)
+
+
+def _random_parts(rng: np.random.Generator, total: int, count: int) -> Pieces:
+    cuts = np.sort(rng.choice(total - 1, count - 1, replace=False)) + 1 if count > 1 else np.array([], int)
+    return tuple(int(p) for p in np.diff(np.concatenate([[0], cuts, [total]])))
+
+
+def _step(plan_for: Callable[[int], Plan], engine: Engine, batch: Any, split: Sequence[Pieces]) -> _Result:
+    """One step by stand-in workers: one for each entry of `split`."""
+    world = LocalWorld(len(split), engine.world.devices[0])
+    trial = Engine(
+        plan_for,
+        engine.plan,
+        engine.states[0],
+        world,
+        tail=tail_length(engine.world.size),
+        workers=engine.world.size,
+        kernels={"largest_call": None, "timed": False},
+    )
+    try:
+        return _run(trial, engine, batch, split)
+    finally:
+        trial.close()
+
+
+def _run(trial: Engine, engine: Engine, batch: Any, split: Sequence[Pieces]) -> _Result:
+    trial.slots = [[[jax.numpy.copy(a) for a in slot] for slot in engine.slots[0]] for _ in split]
+    sizes = [sum(pieces) for pieces in split]
+    trial.compile(sizes, pieces=split)
+    starts = np.concatenate([[0], np.cumsum(sizes)])
+    batches = tuple(jax.tree.map(lambda a, s=s, e=e: np.asarray(a)[s:e], batch) for s, e in pairwise(starts))
+    readings = [
+        Reading(0, 0, w, sum(sizes), size, size, 1, int(start), 1.0, 1.0)
+        for w, (size, start) in enumerate(zip(sizes, starts, strict=False))
+    ]
+    share = Share(0, tuple(sizes), tuple(int(s) for s in starts[:-1]), batches)
+    tail = trial.layouts[0].tail if trial.layouts else 0
+    outcome = trial.step(share, readings, lambda finite: np.zeros(tail), lambda tail: True, pieces=split)
+    reduced = {}
+    for level, layout in enumerate(trial.layouts):
+        comparable = [
+            i for i, c in enumerate(layout.contributions) if c.kind == "reduce" and _is_float(c.value.aval.dtype)
+        ]
+        values = unpack(layout, outcome.reduced[level][0], comparable)
+        reduced.update({(level, i): np.asarray(v, np.float64) for i, v in zip(comparable, values, strict=True)})
+    return _Result(reduced, [np.asarray(_plain(leaf), np.float64) for leaf in trial.states[0]])
+
+
+def _differences(a: dict, b: dict) -> dict[tuple[int, int], float]:
+    return {place: _norm(a[place] - b[place]) / (max(_norm(a[place]), _norm(b[place])) or 1.0) for place in a}
+
+
+def _reached(plan: Plan, places: dict[tuple[int, int], float]) -> dict[int, dict[str, float]]:
+    """State leaves that depend on some contributions, and through which they do."""
+    graph = plan.graph
+    names: dict[Var, dict[str, float]] = {}
+    for (level, i), value in places.items():
+        c = plan.messages[level][i]
+        names[c.result] = {f"{c.name or 'a value'}{at(c.line)}": value}
+    for eqn in graph.eqns:
+        found: dict[str, float] = {}
+        for atom in operands_of(eqn):
+            found |= names.get(atom, {}) if isinstance(atom, Var) else {}
+        if found:
+            for var in eqn.outvars:
+                names.setdefault(var, found)
+    return {i: names[a] for i, a in enumerate(graph.new_state) if isinstance(a, Var) and a in names}
+
+
+def _is_float(dtype: Any) -> bool:
+    return jax.numpy.issubdtype(dtype, np.floating)
+
+
+def _plain(leaf: jax.Array) -> jax.Array:
+    return jax.random.key_data(leaf) if jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key) else leaf
+
+
+def _norm(x: np.ndarray) -> float:
+    return float(np.sqrt(np.sum(np.square(x))))

@@ -1,0 +1,184 @@
+"""The stream of examples: every one once per epoch, whatever is resized.
+
+Epoch after epoch, each in an order of its own, lie end to end. A step takes the next `global_batch` positions, and each
+worker its share of them, in the order of workers. So the set and order of examples depend on the seed and the global
+batches alone, and not on the split nor on the number of workers. The cursor is one integer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any, NamedTuple, Protocol, runtime_checkable
+
+import jax
+import numpy as np
+
+from ._errors import DataError
+from ._trace import leaf_names
+
+
+@runtime_checkable
+class RandomAccess(Protocol):
+    """A grain-like source: `source[i]` is one example, a pytree of arrays and numbers."""
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, index: int) -> Any: ...
+
+
+class Examples:
+    """A data set: rows by their numbers.
+
+    Args:
+      data: a pytree of arrays with one leading axis, or a `RandomAccess` source.
+
+    Raises:
+      DataError: leaves of different lengths, no leaves, or no examples.
+    """
+
+    def __init__(self, data: Any):
+        is_source = not isinstance(data, dict | tuple | list) and not hasattr(data, "shape")
+        self._source = data if is_source and isinstance(data, RandomAccess) else None
+        if self._source is not None:
+            self.length = len(self._source)
+            if self.length == 0:
+                raise DataError("the data set is empty: len(data) is 0.")
+            self.example = jax.tree.map(_host, self._source[0])
+        else:
+            self._arrays = jax.tree.map(_host, data)
+            self.length = self._check_arrays()
+            self.example = jax.tree.map(lambda a: a[0], self._arrays)
+
+    def _check_arrays(self) -> int:
+        names = leaf_names(self._arrays, "data")
+        leaves = jax.tree.leaves(self._arrays)
+        if not leaves:
+            raise DataError(
+                f"the data set has no arrays: {self._arrays!r}. Give a pytree of arrays with one leading axis."
+            )
+        for name, leaf in zip(names, leaves, strict=True):
+            if leaf.ndim == 0:
+                raise DataError(f"{name} is a single number; every leaf needs a leading axis, one row per example.")
+            if leaf.dtype == object:
+                raise DataError(f"{name} holds Python objects; every leaf needs to be an array of numbers.")
+        lengths = {leaf.shape[0] for leaf in leaves}
+        if len(lengths) > 1:
+            listed = ", ".join(f"{name}: {leaf.shape[0]}" for name, leaf in zip(names, leaves, strict=True))
+            raise DataError(f"the data set's leaves have different numbers of examples: {listed}.")
+        (length,) = lengths
+        if length == 0:
+            raise DataError(f"the data set is empty: {names[0]} has shape {leaves[0].shape}.")
+        return length
+
+    def __len__(self) -> int:
+        return self.length
+
+    @property
+    def in_memory(self) -> bool:
+        return self._source is None
+
+    def rows(self, indices: np.ndarray) -> Any:
+        """The examples numbered `indices`, stacked."""
+        if self._source is None:
+            return jax.tree.map(lambda a: a[indices], self._arrays)
+        return jax.tree.map(lambda *leaves: np.stack(leaves), *(self._row(int(i)) for i in indices))
+
+    def _row(self, index: int) -> Any:
+        row = jax.tree.map(_host, self._source[index])
+        if jax.tree.structure(row) != jax.tree.structure(self.example):
+            raise DataError(
+                f"example {index} is built as {jax.tree.structure(row)}, "
+                f"example 0 as {jax.tree.structure(self.example)}."
+            )
+        for name, leaf, first in zip(
+            leaf_names(row, "example"), jax.tree.leaves(row), jax.tree.leaves(self.example), strict=True
+        ):
+            if leaf.shape != first.shape:
+                raise DataError(f"{name} of example {index} has shape {leaf.shape}, of example 0 {first.shape}.")
+        return row
+
+    def shapes(self, examples: int) -> Any:
+        """A batch of that many examples, as shapes."""
+        return jax.tree.map(
+            lambda a: jax.ShapeDtypeStruct((examples, *a.shape), jax.dtypes.canonicalize_dtype(a.dtype)), self.example
+        )
+
+
+def _host(leaf: Any) -> np.ndarray:
+    """On the host, in the width that JAX computes with: the cast is made once and not in every step."""
+    array = np.asarray(leaf)
+    return array if array.dtype == object else array.astype(jax.dtypes.canonicalize_dtype(array.dtype), copy=False)
+
+
+class Share(NamedTuple):
+    """What this process computes in a step: one batch per worker that it carries."""
+
+    cursor: int
+    sizes: tuple[int, ...]  # of all workers
+    offsets: tuple[int, ...]  # of this process's workers: where in the step's global batch their examples start
+    batches: tuple[Any, ...]
+
+
+class Stream:
+    """Shares of the stream, the next one fetched while the current one is being computed on.
+
+    Args:
+      examples: the data set.
+      seed: of the permutations.
+      workers: the workers of this process.
+    """
+
+    def __init__(self, examples: Examples, *, seed: int, workers: range):
+        self.examples, self.seed, self.workers = examples, seed, workers
+        self.cursor = 0
+        self._orders: dict[int, np.ndarray] = {}
+        self._pool = ThreadPoolExecutor(1, thread_name_prefix="adaptive-input")
+        self._ahead: tuple[int, tuple[int, ...], Future[Share]] | None = None
+
+    def take(self, sizes: Sequence[int]) -> Share:
+        """The step's share. Moves nothing: call `advance` when the step is committed."""
+        key = (self.cursor, tuple(sizes))
+        ahead, self._ahead = self._ahead, None
+        if ahead is not None:
+            if ahead[:2] == key:
+                return ahead[2].result()
+            ahead[2].cancel()
+        return self._pool.submit(self._fetch, *key).result()  # in one thread always, so sources need no locks
+
+    def prefetch(self, sizes: Sequence[int]) -> None:
+        """Start to fetch what the step after this one takes if nothing is resized."""
+        key = (self.cursor + sum(sizes), tuple(sizes))
+        self._ahead = (*key, self._pool.submit(self._fetch, *key))
+
+    def advance(self, global_batch: int) -> None:
+        self.cursor += global_batch
+
+    def _fetch(self, cursor: int, sizes: tuple[int, ...]) -> Share:
+        starts = np.concatenate([[0], np.cumsum(sizes)])
+        offsets = tuple(int(starts[w]) for w in self.workers)
+        batches = tuple(
+            self.examples.rows(self.indices(cursor + start, sizes[w]))
+            for w, start in zip(self.workers, offsets, strict=True)
+        )
+        return Share(cursor, sizes, offsets, batches)
+
+    def indices(self, position: int, count: int) -> np.ndarray:
+        """Which examples stand at `count` positions of the stream."""
+        n, found = len(self.examples), []
+        while count > 0:
+            epoch, start = divmod(position, n)
+            found.append(self._order(epoch)[start : start + count])
+            position, count = position + len(found[-1]), count - len(found[-1])
+        return found[0] if len(found) == 1 else np.concatenate(found)
+
+    def _order(self, epoch: int) -> np.ndarray:
+        if epoch not in self._orders:
+            for old in [e for e in self._orders if e < epoch - 1]:
+                del self._orders[old]
+            generator = np.random.Generator(np.random.Philox(key=[self.seed & (2**63 - 1), epoch]))
+            self._orders[epoch] = generator.permutation(len(self.examples))
+        return self._orders[epoch]
+
+    def close(self) -> None:
+        self._pool.shutdown(wait=False, cancel_futures=True)

@@ -1,0 +1,353 @@
+"""One step, carried out: segments and messages in the order of the plan, for all workers of this process.
+
+The engine holds the workers' state and knows nothing of hooks, sizes or epochs. Its promise is rule 5: a step commits
+whole or not at all. Buffers of the old state are given to XLA only by the final segment, which starts when every
+message of the step has arrived and none of them brought bad news.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import jax
+import numpy as np
+
+from ._data import Share
+from ._kernels import Kernels, Traced, compile_segment
+from ._message import Layout, accumulate, lay_out
+from ._pieces import Pieces
+from ._plan import Origin, Plan, Segment, check_same
+from ._segment import Feed, message_levels, segment_function
+from ._world import World
+from .operators import CALLS, Reading
+
+PerWorker = list  # one entry per worker of this process
+
+
+@dataclass
+class Outcome:
+    """What a step brought. Hook values and metrics are replicated, on the first worker's device."""
+
+    hooks: list[list[jax.Array]]
+    metrics: list[jax.Array]
+    reduced: dict[
+        int, list[list[jax.Array]]
+    ]  # by message and worker of this process: the parts; valid until the next step
+    compute_seconds: list[float]  # per worker of this process
+    pieces: list[Pieces]  # per worker of this process
+    messages: int
+    message_bytes: int
+    committed: bool
+
+
+class Engine:
+    """Carries out steps of one plan.
+
+    Args:
+      plan_for: traces and plans the driver for a number of examples.
+      plan: the plan for some size; all but the call segments is taken from it.
+      state: leaves of the initial state, on the host or any device. Copied.
+      tail: elements of each message that are the caller's.
+      kernels: how to compile and choose call kernels; see `Kernels`.
+      workers: what the driver was traced for, if that is not how many the world has.
+    """
+
+    def __init__(
+        self,
+        plan_for: Callable[[int], Plan],
+        plan: Plan,
+        state: Sequence[Any],
+        world: World,
+        *,
+        tail: int,
+        kernels: dict[str, Any],
+        workers: int | None = None,
+    ):
+        self.plan, self.world, self._plan_for = plan, world, plan_for
+        self.feed = Feed.of(plan)
+        self.layouts: list[Layout] = [lay_out(m, workers=workers or world.size, tail=tail) for m in plan.messages]
+        self.kernels = Kernels(self._trace_calls, world.devices, splittable=plan.splittable, **kernels)
+        # A noise scale needs two groups of examples at least; a lone worker makes them by splitting its batch.
+        self.least_calls = 2 if world.size == 1 and any(s.name == CALLS.name for s in plan.sources) else 1
+        self.states: PerWorker = [[jax.device_put(leaf, d, may_alias=False) for leaf in state] for d in world.devices]
+        self.slots: PerWorker = [
+            [[jax.device_put(a, d, may_alias=False) for a in s.init] for s in plan.slots] for d in world.devices
+        ]
+        self._waiters = ThreadPoolExecutor(len(world.devices)) if len(world.devices) > 1 else None
+        self._compiled: dict[tuple[str, int, int], Callable] = {}
+
+    @property
+    def message_bytes(self) -> int:
+        return sum(layout.nbytes for layout in self.layouts)
+
+    # --- compiling ----------------------------------------------------------------------------------------------------
+
+    def compile(self, sizes: Sequence[int], pieces: Sequence[Pieces] | None = None) -> None:
+        """Compile what every step needs, and the call kernels for the first sizes of this process's workers.
+
+        Args:
+          pieces: compile the kernels of these calls, and none else.
+        """
+        start = time.perf_counter()
+        for local, device in enumerate(self.world.devices):
+            for level, segment in self.plan.onces.items():
+                writes = self.layouts[level] if level < len(self.layouts) and level not in self.plan.calls else None
+                function = segment_function(self.plan, segment, segment.outputs, self.feed, self.layouts, writes)
+                self._compiled["once", level, local] = compile_segment(
+                    function, (self._shapes(self.plan, segment),), device
+                )
+            self._compiled["final", 0, local] = self._compile_final(device)
+            for level in self.plan.calls:
+                if level < len(self.layouts):
+                    parts = [jax.ShapeDtypeStruct(p.shape, p.dtype) for p in self.layouts[level].parts]
+                    add = partial(accumulate, self.layouts[level].ops)
+                    self._compiled["add", level, local] = compile_segment(add, (parts, parts), device, donate=True)
+        self.kernels.counters.waited_seconds += time.perf_counter() - start
+        if pieces is None:
+            self.kernels.require(sizes)
+        else:
+            self.kernels.require_calls(pieces)
+
+    def _compile_final(self, device: jax.Device) -> Callable:
+        final, changed = self.plan.final, set(self.plan.changed_state)
+        function = segment_function(self.plan, final, self.plan.final_outputs, self.feed, self.layouts, None)
+        shapes = self._shapes(self.plan, final)
+        # Only what the step replaces may be overwritten.
+        self._given_up = [i in changed for i in final.reads("state")]
+
+        def run(given_up: dict[str, Any], given: dict[str, Any]) -> Any:
+            old, kept = iter(given_up["state"]), iter(given["state"])
+            state = [next(old) if gone else next(kept) for gone in self._given_up]
+            return function({**given, "state": state, "slot": given_up["slot"]})["outputs"]
+
+        return compile_segment(run, self._split_final(shapes), device, donate=True)
+
+    def _split_final(self, given: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+        pairs = list(zip(given["state"], self._given_up, strict=True))
+        rest = {k: v for k, v in given.items() if k not in ("state", "slot")}
+        return (
+            {"state": [s for s, gone in pairs if gone], "slot": given["slot"]},
+            {**rest, "state": [s for s, gone in pairs if not gone]},
+        )
+
+    def _trace_calls(self, size: int) -> Traced:
+        plan = self._plan_for(size)
+        check_same(self.plan, plan)
+        layouts = [
+            lay_out(m, workers=old.workers, tail=old.tail) for m, old in zip(plan.messages, self.layouts, strict=True)
+        ]
+        traced: Traced = {}
+        for level, segment in plan.calls.items():
+            writes = layouts[level] if level < len(layouts) else None
+            function = segment_function(plan, segment, segment.outputs, self.feed, layouts, writes)
+            values = list(plan.graph.consts.values())
+            traced[level] = (function, self._shapes(plan, segment), tuple(values[i] for i in segment.reads("const")))
+        return traced
+
+    def _shapes(self, plan: Plan, segment: Segment) -> dict[str, Any]:
+        """The shapes of a segment's inputs, in the form that it takes them."""
+        shapes: dict[str, Any] = {kind: [] for kind in ("state", "slot", "const", "batch", "once", "call")}
+        for var, origin in segment.inputs:
+            if origin.kind in shapes:
+                shapes[origin.kind].append(jax.ShapeDtypeStruct(var.aval.shape, var.aval.dtype))
+        shapes["floats"] = jax.ShapeDtypeStruct((1 + len(self.feed.floats),), np.float32)
+        shapes["ints"] = jax.ShapeDtypeStruct((len(self.feed.ints),), np.int32)
+        shapes["message"] = [
+            [jax.ShapeDtypeStruct(p.shape, p.dtype) for p in self.layouts[level].parts]
+            for level in message_levels(segment)
+        ]
+        return shapes
+
+    # --- a step -------------------------------------------------------------------------------------------------------
+
+    def step(
+        self,
+        share: Share,
+        readings: Sequence[Reading],
+        speak: Callable[[Sequence[bool]], np.ndarray],
+        listen: Callable[[np.ndarray], bool],
+        meanwhile: Callable[[], None] = lambda: None,
+        pieces: Sequence[Pieces] | None = None,
+    ) -> Outcome:
+        """Compute, exchange, and commit.
+
+        Args:
+          share: the batches of this process's workers.
+          readings: what sources pick from, per worker of this process.
+          speak: makes this process's tail, given whether each of its workers' contributions are finite.
+          listen: takes the reduced tail; returns whether the step may commit; raises what ends the run.
+          meanwhile: called once, when the first calls are under way.
+          pieces: each worker's calls; by default those that are cheapest.
+        """
+        if pieces is None:
+            pieces = [self.kernels.pieces(i, r.batch_size, self.least_calls) for i, r in enumerate(readings)]
+        run = _Step(self, share, readings, pieces)
+        may_commit, last = True, len(self.layouts)
+        for level in range(last + 1):
+            run.once(level)
+            run.calls(level)
+            if level == 0:
+                meanwhile()
+            if level == last:
+                break
+            parts, finite = run.wait(level)
+            results, tail = self.world.exchange(parts, self.layouts[level].ops, speak(finite).astype(parts[0][0].dtype))
+            may_commit = listen(tail) and may_commit
+            run.messages[level] = results
+        hooks, metrics = run.commit() if may_commit else ([], [])
+        return Outcome(hooks, metrics, run.messages, run.seconds, run.pieces, last, self.message_bytes, may_commit)
+
+    def signal(self, level: int, tail: np.ndarray) -> np.ndarray:
+        """Take part in message `level` with nothing but a tail."""
+        layout = self.layouts[level]
+        parts = [[jax.device_put(np.zeros(p.shape, p.dtype), d) for p in layout.parts] for d in self.world.devices]
+        return self.world.exchange(parts, layout.ops, tail.astype(layout.parts[0].dtype))[1]
+
+    def close(self) -> None:
+        self.kernels.close()
+        if self._waiters:
+            self._waiters.shutdown()
+
+
+class _Step:
+    """What is known in the course of one step."""
+
+    def __init__(self, engine: Engine, share: Share, readings: Sequence[Reading], pieces: Sequence[Pieces]):
+        self.engine, self.plan, self.share, self.readings = engine, engine.plan, share, readings
+        self.locals = range(len(readings))
+        self.pieces = list(pieces)
+        self.timed = [engine.kernels.wants_each_timed(i, p) for i, p in zip(self.locals, self.pieces, strict=True)]
+        self.vectors = [
+            engine.feed.measure(r._replace(calls=len(p))) for r, p in zip(readings, self.pieces, strict=True)
+        ]
+        self.messages: dict[int, list[list[jax.Array]]] = {}
+        self.kept_once: dict[int, PerWorker] = {}
+        self.kept_calls: dict[int, PerWorker] = {}  # per worker, per call
+        self.packed: PerWorker = [([], []) for _ in readings]  # parts, and a flag per call: is it finite?
+        self.seconds = [0.0 for _ in readings]
+        self._started = 0.0
+        self._one_by_one: list[dict[int, list[float]]] = [{} for _ in readings]
+
+    def _given(self, local: int, segment: Segment, call: int | None = None) -> dict[str, Any]:
+        """A segment's inputs, but for the two vectors, the constants and the batch."""
+        state, slots = self.engine.states[local], self.engine.slots[local]
+        given: dict[str, Any] = {"state": [], "slot": [], "once": [], "call": []}
+        for _, origin in segment.inputs:
+            match origin:
+                case Origin("state", i):
+                    given["state"].append(state[i])
+                case Origin("slot", k, leaf):
+                    given["slot"].append(slots[k][leaf])
+                case Origin("once", level, i):
+                    given["once"].append(self.kept_once[level][local][i])
+                case Origin("call", level, i):
+                    given["call"].append(self.kept_calls[level][local][call or 0][i])
+        given["message"] = [self.messages[level][local] for level in message_levels(segment)]
+        return given
+
+    def _with_scalars(self, local: int, given: dict[str, Any], segment: Segment) -> dict[str, Any]:
+        floats, ints = self.vectors[local]
+        values = list(self.plan.graph.consts.values())
+        return {
+            **given,
+            "floats": floats,
+            "ints": ints,
+            "batch": [],
+            "const": [values[i] for i in segment.reads("const")],
+        }
+
+    def once(self, level: int) -> None:
+        segment = self.plan.onces.get(level)
+        if segment is None:
+            return
+        self._started = time.perf_counter()
+        self.kept_once[level] = []
+        for local in self.locals:
+            given = self._with_scalars(local, self._given(local, segment), segment)
+            out = self.engine._compiled["once", level, local](given)
+            self.kept_once[level].append(out["outputs"])
+            if "parts" in out:
+                self.packed[local] = (out["parts"], [out["finite"]])
+
+    def calls(self, level: int) -> None:
+        segment = self.plan.calls.get(level)
+        if segment is None:
+            return
+        if level not in self.plan.onces:
+            self._started = time.perf_counter()
+        self.kept_calls[level] = [self._calls_of(local, level, segment) for local in self.locals]
+
+    def _calls_of(self, local: int, level: int, segment: Segment) -> list[list[jax.Array]]:
+        engine, start, kept = self.engine, 0, []
+        leaves = jax.tree.leaves(self.share.batches[local])
+        wanted = [leaves[i] for i in segment.reads("batch")]
+        parts: list[jax.Array] = []
+        flags = []
+        fixed = None if self.kept_calls else self._given(local, segment)
+        for number, size in enumerate(self.pieces[local]):
+            kernel = engine.kernels.kernel(local, size, level)
+            reading = self.readings[local]
+            reading = reading._replace(examples=size, calls=1, offset=reading.offset + start)
+            floats, ints = engine.feed.for_call(self.vectors[local], reading, first=number == 0)
+            given = dict(fixed) if fixed is not None else self._given(local, segment, number)
+            given["batch"] = wanted if size == len(leaves[0]) else [leaf[start : start + size] for leaf in wanted]
+            given.update(floats=floats, ints=ints, const=list(kernel.consts))
+            began = time.perf_counter()
+            out = kernel.run(given)
+            kept.append(out["outputs"])
+            if "parts" in out:
+                parts = out["parts"] if number == 0 else engine._compiled["add", level, local](parts, out["parts"])
+                flags.append(out["finite"])
+            if self.timed[local]:
+                jax.block_until_ready((parts, out))
+                self._one_by_one[local].setdefault(size, []).append(time.perf_counter() - began)
+            start += size
+        self.packed[local] = (parts, flags)
+        return kept
+
+    def wait(self, level: int) -> tuple[list[list[jax.Array]], list[bool]]:
+        """Until every worker's parts are computed: the parts, and whether each worker's are finite."""
+        if self.engine._waiters is None:
+            done = [self._wait_for(0)]
+        else:
+            done = list(self.engine._waiters.map(self._wait_for, self.locals))
+        for local in self.locals:
+            self.seconds[local] += done[local] - self._started
+        if level == max(self.plan.calls, default=-1):
+            self._record()
+        finite = [all(bool(flag) for flag in flags) for _, flags in self.packed]
+        return [parts for parts, _ in self.packed], finite
+
+    def _wait_for(self, local: int) -> float:
+        self.packed[local][0][0].block_until_ready()
+        return time.perf_counter()
+
+    def _record(self) -> None:
+        for local, pieces in enumerate(self.pieces):
+            if len(set(pieces)) == 1:
+                self.engine.kernels.record(local, pieces[0], self.seconds[local] / len(pieces))
+            elif len(self.plan.calls) == 1:
+                for size, times in self._one_by_one[local].items():
+                    self.engine.kernels.record(local, size, min(times))
+
+    def commit(self) -> tuple[list[list[jax.Array]], list[jax.Array]]:
+        """Run the final segment and take its results as the workers' state."""
+        engine, plan = self.engine, self.plan
+        results = []
+        for local in self.locals:
+            given = self._with_scalars(local, self._given(local, plan.final), plan.final)
+            results.append(engine._compiled["final", 0, local](*engine._split_final(given)))
+        for local, outputs in enumerate(results):
+            take = iter(outputs)
+            for i in plan.changed_state:
+                engine.states[local][i] = next(take)
+            engine.slots[local] = [[next(take) for _ in s.new] for s in plan.slots]
+            if local == 0:
+                hooks = [[next(take) for _ in h.values] for h in plan.hooks]
+                metrics = list(take)
+        return hooks, metrics

@@ -1,0 +1,211 @@
+"""What a message looks like in memory, and the JAX code that writes and reads it.
+
+A message is a list of *parts*; each is reduced over the workers by one operation, and all together are one exchange.
+
+    part 0      small leaves to be summed, weighted, then the weights, gathered values (one row per worker, all others
+                zero), then the runtime's tail: one float per worker and two more (see _program)
+    parts 1…    small leaves of other dtypes or operations, one packed buffer for each pair of the two
+    then        large leaves to be summed, each from its own memory
+
+Small leaves are packed by the segment's own XLA program. Large ones are not: packing 100 MB costs more than it saves
+(see benchmarks/exchange_resnet50.py).
+
+Rule 3, the mean over examples, is here: a mean's leaf travels as `w x` and its weight `w` beside it; the division comes
+after the sum, over workers and over the calls of one worker alike.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.extend.core import Var
+
+from ._plan import Contribution, Scope
+
+LARGE_BYTES = 1 << 20  # from here on a leaf travels from its own memory
+
+
+@dataclass(frozen=True)
+class Entry:
+    """Where one contribution, or one weight, lies."""
+
+    part: int
+    offset: int  # in elements of the part; 0 for a large leaf, which is the part
+    shape: tuple[int, ...]  # as it travels: gathered values have a row per worker
+    dtype: np.dtype  # as it travels
+
+    @property
+    def size(self) -> int:
+        return int(np.prod(self.shape, dtype=int))
+
+    @property
+    def nbytes(self) -> int:
+        return self.size * self.dtype.itemsize
+
+
+@dataclass(frozen=True)
+class Part:
+    """One buffer of a message."""
+
+    op: str  # sum | max | min
+    dtype: np.dtype
+    shape: tuple[int, ...]
+
+    @property
+    def nbytes(self) -> int:
+        return int(np.prod(self.shape, dtype=int)) * self.dtype.itemsize
+
+
+@dataclass(frozen=True)
+class Layout:
+    """A message, as data.
+
+    Attributes:
+      entries: one per contribution, in order.
+      weights: one per contribution, `None` where there is nothing to divide by. Equal weights share one entry.
+      tail: elements at the end of part 0 that belong to the runtime.
+    """
+
+    contributions: tuple[Contribution, ...]
+    entries: tuple[Entry, ...]
+    weights: tuple[Entry | None, ...]
+    parts: tuple[Part, ...]
+    tail: int
+    workers: int
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes that one worker puts into the message. Replicated."""
+        return sum(p.nbytes for p in self.parts)
+
+    @property
+    def ops(self) -> tuple[str, ...]:
+        return tuple(p.op for p in self.parts)
+
+
+def lay_out(contributions: Sequence[Contribution], *, workers: int, tail: int) -> Layout:
+    """Find a place for everything in one message."""
+    wire = [_wire_dtype(c.value.aval.dtype) for c in contributions]
+    shapes = [
+        ((workers, *c.value.aval.shape) if c.kind == "gather" else tuple(c.value.aval.shape)) for c in contributions
+    ]
+    ops = [c.op if c.op in ("max", "min") else "sum" for c in contributions]
+    size = [int(np.prod(s, dtype=int)) for s in shapes]
+    large = [op == "sum" and n * d.itemsize >= LARGE_BYTES for op, n, d in zip(ops, size, wire, strict=True)]
+    # One floating buffer for everything small that is summed: what is single precision travels in double where
+    # anything is double, which costs a few bytes and saves a buffer.
+    floating = [
+        d for d, op, is_large in zip(wire, ops, large, strict=True) if op == "sum" and not is_large and d.kind == "f"
+    ]
+    main = max(floating, key=lambda d: d.itemsize, default=np.dtype(np.float32))
+
+    groups: dict[tuple[str, np.dtype], int] = {("sum", main): 0}
+    fill: list[int] = [0]
+
+    def place(op: str, dtype: np.dtype, shape: tuple[int, ...], count: int) -> Entry:
+        dtype = main if op == "sum" and dtype.kind == "f" else dtype
+        part = groups.setdefault((op, dtype), len(groups))
+        if part == len(fill):
+            fill.append(0)
+        entry = Entry(part, fill[part], shape, dtype)
+        fill[part] += count
+        return entry
+
+    entries: list[Entry | None] = [
+        None if is_large else place(op, d, s, n)
+        for is_large, op, d, s, n in zip(large, ops, wire, shapes, size, strict=True)
+    ]
+    known: dict[object, Entry] = {}
+    weights: list[Entry | None] = []
+    for c in contributions:
+        if c.weight is None or c.kind != "reduce":
+            weights.append(None)
+            continue
+        # What is weighed once per worker and what is weighed in every call have two sums, even of one weight.
+        key = (c.weight if isinstance(c.weight, Var) else float(c.weight.val), c.scope < Scope.CALL)
+        if key not in known:
+            known[key] = place("sum", main, (), 1)
+        weights.append(known[key])
+    fill[0] += tail
+    parts = [Part(op, dtype, (fill[i],)) for (op, dtype), i in groups.items()]
+    for i, is_large in enumerate(large):
+        if is_large:
+            entries[i] = Entry(len(parts), 0, shapes[i], wire[i])
+            parts.append(Part("sum", wire[i], shapes[i]))
+    return Layout(tuple(contributions), tuple(e for e in entries if e), tuple(weights), tuple(parts), tail, workers)
+
+
+def _wire_dtype(dtype: np.dtype) -> np.dtype:
+    """Half precisions travel as float32: no MPI sums them, and weighting by examples would round them."""
+    return np.dtype(np.float32) if jnp.issubdtype(dtype, jnp.floating) and dtype.itemsize < 4 else np.dtype(dtype)
+
+
+def pack(layout: Layout, values: Sequence[jax.Array], weights: Sequence[jax.Array | None], *, worker, first) -> list:
+    """One call's contributions as parts. Traced into the segment that computes them.
+
+    Args:
+      values, weights: one per contribution.
+      worker: this worker's number, for gathered values' rows.
+      first: 1.0 in the first call of a worker's step: what belongs to the worker and not to the call counts once.
+    """
+    pieces: list[list[tuple[int, jax.Array]]] = [[] for _ in layout.parts]
+    weights_written = set()
+
+    def write(entry: Entry, x: jax.Array, once: bool) -> None:
+        pieces[entry.part].append((entry.offset, jnp.where(first > 0, x, jnp.zeros((), x.dtype)) if once else x))
+
+    for i, (c, entry, value) in enumerate(zip(layout.contributions, layout.entries, values, strict=True)):
+        x = jnp.asarray(value).astype(entry.dtype)
+        once = c.scope < Scope.CALL and c.op not in ("max", "min")
+        if c.kind == "gather":
+            row = (jnp.arange(layout.workers) == worker).reshape((-1,) + (1,) * x.ndim)
+            x = jnp.where(row, x[None], jnp.zeros((), x.dtype))
+        elif c.kind == "broadcast":
+            x = jnp.where(worker == c.root, x, jnp.zeros((), x.dtype))
+        elif c.op == "mean":
+            x = x * jnp.asarray(weights[i]).astype(x.dtype)
+        write(entry, x, once)
+        weight = layout.weights[i]
+        if weight is not None and weight.offset not in weights_written:
+            weights_written.add(weight.offset)
+            write(weight, jnp.asarray(weights[i]).astype(weight.dtype), once)
+    pieces[0].append((layout.parts[0].shape[0] - layout.tail, jnp.zeros(layout.tail, layout.parts[0].dtype)))
+    return [_join(part, found) for part, found in zip(layout.parts, pieces, strict=True)]
+
+
+def _join(part: Part, pieces: list[tuple[int, jax.Array]]) -> jax.Array:
+    if len(pieces) == 1 and pieces[0][1].shape == part.shape:
+        return pieces[0][1]
+    return jnp.concatenate([x.reshape(-1) for _, x in sorted(pieces, key=lambda p: p[0])])
+
+
+def unpack(layout: Layout, parts: Sequence[jax.Array], wanted: Sequence[int]) -> list[jax.Array]:
+    """The contributions numbered `wanted`, out of the reduced parts. Traced into the segment that takes them."""
+    inverse: dict[int, jax.Array] = {}
+
+    def one(i: int) -> jax.Array:
+        c, x, weight = layout.contributions[i], _take(layout, parts, layout.entries[i]), layout.weights[i]
+        if weight is not None:
+            if weight.offset not in inverse:
+                inverse[weight.offset] = _take(layout, parts, weight)
+            x = x / inverse[weight.offset].astype(x.dtype)
+        return x.astype(c.result.aval.dtype)
+
+    return [one(i) for i in wanted]
+
+
+def _take(layout: Layout, parts: Sequence[jax.Array], entry: Entry) -> jax.Array:
+    part = parts[entry.part]
+    if part.shape == entry.shape and entry.offset == 0:
+        return part
+    return part[entry.offset : entry.offset + entry.size].reshape(entry.shape)
+
+
+def accumulate(ops: Sequence[str], old: Sequence[jax.Array], new: Sequence[jax.Array]) -> list[jax.Array]:
+    """Rule 4: a further call's parts, added to those of the calls before."""
+    combine = {"sum": jnp.add, "max": jnp.maximum, "min": jnp.minimum}
+    return [combine[op](a, b) for op, a, b in zip(ops, old, new, strict=True)]

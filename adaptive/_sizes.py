@@ -1,0 +1,91 @@
+"""Splitting a global batch over the workers by shares."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from ._decision import Limits
+from ._errors import BatchSizeError
+
+
+def split(global_batch: int, shares: Sequence[float], limits: Limits) -> tuple[int, ...]:
+    """Whole batch sizes in proportion to `shares`, that sum to `global_batch` and keep the limits.
+
+    Shares that are such sizes already are returned as they are. Otherwise sizes are rounded to multiples of
+    `limits.quantum` by largest remainder; what of the global batch is no multiple goes to the largest share.
+
+    Args:
+      global_batch: examples over all workers.
+      shares: relative weights, one per worker, not negative, not all zero.
+      limits: bounds per worker, and the quantum.
+
+    Raises:
+      BatchSizeError: the shares are no shares, or no split keeps the limits.
+    """
+    weight = check_shares(shares, len(limits.lower))
+    lower, upper = np.asarray(limits.lower), np.asarray(limits.upper)
+    if not lower.sum() <= global_batch <= upper.sum():
+        raise BatchSizeError(
+            f"a global batch of {global_batch} cannot be split over {len(lower)} workers that take at least "
+            f"{lower.sum()} and at most {upper.sum()} examples together."
+        )
+    exact = np.rint(weight).astype(int)
+    if (exact == weight).all() and exact.sum() == global_batch and (exact >= lower).all() and (exact <= upper).all():
+        return tuple(int(n) for n in exact)
+    ideal = _proportional(global_batch, weight / weight.sum(), lower, upper)
+    return _round(global_batch, ideal, lower, upper, limits.quantum)
+
+
+def check_shares(shares: Sequence[float], n_workers: int) -> np.ndarray:
+    """Shares as an array of floats, or a `BatchSizeError` that says what is wrong with them."""
+    weight = np.asarray(shares, float)
+    if weight.shape != (n_workers,):
+        raise BatchSizeError(f"shares must be one number per worker, {n_workers} of them; got shape {weight.shape}.")
+    if not np.isfinite(weight).all() or (weight < 0).any():
+        raise BatchSizeError(f"shares must be finite and not negative; got {[float(w) for w in weight]}.")
+    if weight.sum() == 0:
+        raise BatchSizeError("shares are all zero; at least one worker has to take examples.")
+    return weight
+
+
+def _proportional(total: int, share: np.ndarray, lower: np.ndarray, upper: np.ndarray) -> np.ndarray:
+    """Real sizes `clip(lambda * share, lower, upper)` that sum to `total`: bisection on lambda, which they rise
+    with.
+    """
+    low, high = 0.0, float(total)
+    while np.clip(high * share, lower, upper).sum() < total and high < 1e18:
+        high *= 2
+    for _ in range(100):
+        middle = (low + high) / 2
+        if np.clip(middle * share, lower, upper).sum() < total:
+            low = middle
+        else:
+            high = middle
+    sizes = np.clip(high * share, lower, upper)
+    missing = total - sizes.sum()
+    if missing > 0.5:  # the others have reached their upper bounds: workers with no share have to take the rest
+        room = upper - sizes
+        sizes = sizes + room * (missing / room.sum())
+    return sizes
+
+
+def _round(total: int, ideal: np.ndarray, lower: np.ndarray, upper: np.ndarray, quantum: int) -> tuple[int, ...]:
+    sizes = np.clip((ideal + 1e-6) // quantum * quantum, lower, upper).astype(int)
+    while (left := total - int(sizes.sum())) != 0:
+        step = min(quantum, abs(left)) * (1 if left > 0 else -1)
+        fits = (sizes + step >= lower) & (sizes + step <= upper)
+        if not fits.any():  # a whole quantum fits nowhere any more, so finish by ones
+            step = 1 if left > 0 else -1
+            fits = (sizes + step >= lower) & (sizes + step <= upper)
+        need = np.where(fits, (ideal - sizes) * np.sign(step), -np.inf)
+        # A remainder smaller than a quantum goes where it is relatively least: to the largest.
+        best = int(np.argmax(need if abs(step) == quantum else np.where(fits, ideal, -np.inf)))
+        sizes[best] += step
+    return tuple(int(n) for n in sizes)
+
+
+def equal(global_batch: int, limits: Limits) -> tuple[int, ...]:
+    """As equal as whole numbers can be."""
+    return split(global_batch, np.ones(len(limits.lower)), limits._replace(quantum=1))

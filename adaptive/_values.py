@@ -1,0 +1,73 @@
+"""What a driver may ask of the program that runs it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from ._eager import current_world
+from ._errors import CollectiveError
+from ._where import at, current_line
+from .operators import BATCH_SIZE, GLOBAL_BATCH, OFFSET, SEED, STEP, WORKER, read, tracing
+
+
+def batch_size() -> jax.Array:
+    """This worker's examples in this step, an int32 scalar. Local. No recompile when it changes; 1 outside a
+    program.
+    """
+    return read(BATCH_SIZE)
+
+
+def global_batch() -> jax.Array:
+    """All workers' examples in this step, an int32 scalar. Replicated. No recompile when it changes; 1 outside a
+    program.
+    """
+    return read(GLOBAL_BATCH)
+
+
+def step() -> jax.Array:
+    """Steps done before this one, an int32 scalar. Replicated. 0 outside a program."""
+    return read(STEP)
+
+
+def worker() -> jax.Array:
+    """This worker's number, an int32 scalar. Local. 0 outside a program."""
+    return read(WORKER)
+
+
+def workers() -> int:
+    """How many workers there are: a Python number, so shapes may depend on it. Replicated."""
+    trace = tracing()
+    if trace is not None:
+        return trace.workers
+    world = current_world.get()
+    return 1 if world is None else world.size
+
+
+def step_key() -> jax.Array:
+    """A PRNG key for this step, from the program's seed. Replicated."""
+    return jax.random.fold_in(jax.random.key(read(SEED)), read(STEP))
+
+
+def example_keys(batch: Any = None) -> jax.Array:
+    """A PRNG key for each example of the local batch, shape (examples,). Local, but it belongs to the example:
+    whichever worker computes it, in whichever call, its key in this step is the same. So dropout does not depend on
+    the split.
+
+    Args:
+      batch: the driver's batch; needed outside a program only, where the number of examples is not known.
+
+    Raises:
+      CollectiveError: outside a program, without `batch`.
+    """
+    trace = tracing()
+    leaves = jax.tree.leaves(batch)
+    if not leaves and trace is None:
+        raise CollectiveError(
+            f"example_keys(){at(current_line())} outside a program: how many examples there are is not known. "
+            "Say it:  ad.example_keys(batch)"
+        )
+    examples = leaves[0].shape[0] if leaves else trace.examples
+    return jax.vmap(jax.random.fold_in, (None, 0))(step_key(), read(OFFSET) + jnp.arange(examples, dtype=jnp.int32))
