@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ._errors import CollectiveError
+from ._errors import CollectiveError, DisagreementError
 from ._where import at, current_line
 from ._world import World
 
@@ -35,6 +35,8 @@ def exchange_eagerly(kind: str, values: Sequence, *, op: str, weight, root: int)
             f"has is known only inside one. Say what to weigh by, or reduce by another op:\n"
             f"    comm.all_reduce(x, weight=n_examples)        comm.all_reduce(x, op='sum')"
         )
+    if world.processes > 1:
+        _check_agreement(world, f"{kind} {op if kind == 'reduce' else root} of {[str(jax.typeof(v)) for v in values]}")
     values = [v.astype(_wire_dtype(v.dtype)) for v in values]
     parts, ops = [], []
     for worker, device in zip(world.workers, world.devices, strict=True):
@@ -55,6 +57,20 @@ def exchange_eagerly(kind: str, values: Sequence, *, op: str, weight, root: int)
     if weight is not None:
         out = [s / out[0].astype(s.dtype) for s in out[1:]]
     return jax.block_until_ready([v.astype(dtype) for v, dtype in zip(out, dtypes, strict=True)])
+
+
+def _check_agreement(world: World, call: str) -> None:
+    """Raise unless all processes make the same call: no planner has seen to it, and reductions would mix what they get."""
+    line = current_line()
+    calls = [text.decode().split("@") for text in world.share(f"{call}@{line}".encode())]
+    for rank, (theirs, their_line) in enumerate(calls):
+        if theirs != call:
+            raise DisagreementError(
+                f"ranks {rank} and {world.rank} meet in different collectives, outside a program:\n"
+                f"    rank {rank}: {theirs}{at(their_line)}\n"
+                f"    rank {world.rank}: {call}{at(line)}\n"
+                "All ranks must call the same collectives in the same order, on values of the same shapes."
+            )
 
 
 def _wire_dtype(dtype) -> np.dtype:

@@ -63,7 +63,7 @@ def check_agreement(processes: int, library: str, environ: Mapping[str, str] = o
         f"{started.name} started {started.processes} processes, but MPI finds each of them alone: mpi4py uses\n"
         f"    {library.strip().splitlines()[0]}\n"
         "which is another MPI than the launcher's, or was built without support for it. Start the job with the\n"
-        "launcher of that MPI (one from pip lies beside `python`: $(dirname $(which python))/mpirun), under Slurm with\n"
+        "launcher of that MPI (one from pip lies beside python: $(dirname $(which python))/mpirun), under Slurm with\n"
         "    srun --mpi=pmix …        or        srun --mpi=pmi2 …\n"
         "or install the MPI that the launcher belongs to. `python -m mpi4py --mpi-lib-version` says which one is used."
     )

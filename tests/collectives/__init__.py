@@ -1,0 +1,1 @@
+"""One suite over all worlds, and what belongs to one of them."""

@@ -1,0 +1,37 @@
+"""Which worlds the suite runs over: two in this process, or the one that the ranks of an mpirun were told to make."""
+
+from __future__ import annotations
+
+import os
+
+import jax
+import pytest
+
+import collectives as comm
+
+WORLDS = {
+    "solo": comm.SoloWorld,
+    "devices": comm.DeviceWorld,
+    "mpi": comm.MPIWorld,
+    "mpi-two-devices": lambda: comm.MPIWorld(devices=jax.local_devices()[:2]),
+    "mpi-uneven": lambda: comm.MPIWorld(devices=jax.local_devices()[: 1 + _rank()]),
+}
+KINDS = os.environ.get("TESTS_WORLD", "solo devices").split()
+
+
+def _rank() -> int:
+    with comm.MPIWorld() as world:
+        return world.rank
+
+
+@pytest.fixture(params=KINDS, scope="session")
+def make_world(request):
+    """Makes a new world of the kind under test."""
+    return WORLDS[request.param]
+
+
+@pytest.fixture(scope="module")
+def world(make_world):
+    """A world of the kind under test, entered."""
+    with make_world() as world:
+        yield world

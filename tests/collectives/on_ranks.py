@@ -1,0 +1,120 @@
+"""Tests of MPIWorld alone; test_mpi.py runs them on the ranks of an mpirun."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import collectives as comm
+from adaptive._errors import CollectiveError, DisagreementError, WorkerError
+from collectives._mpi import KEPT_LAYOUTS, PIECE_BYTES
+
+
+def send(world, *values, tail=0):
+    head = np.zeros(1 + tail, np.float32)
+    parts = [[jax.device_put(x, device) for x in (head, *values)] for device in world.devices]
+    return world.exchange(parts, ["sum"] * (1 + len(values)), np.zeros(tail, np.float32))
+
+
+def test_it_keeps_to_the_communicator_it_was_given(world):
+    from mpi4py import MPI
+
+    half = MPI.COMM_WORLD.Split(color=world.rank % 2, key=-world.rank)  # in reverse order
+    errors = half.Get_errhandler()
+    with comm.MPIWorld(half) as part:
+        assert part.processes == half.size
+        assert part.rank == half.rank
+        ranks = [int(rank) for rank in part.share(b"%d" % world.rank)]
+        assert ranks == sorted(ranks, reverse=True)
+        assert {rank % 2 for rank in ranks} == {world.rank % 2}
+        total = float(comm.all_reduce(1.0, op="sum"))
+        assert total == part.size
+    assert half.Get_errhandler() == errors
+    assert half.allreduce(1) == half.size  # only the duplicate was freed
+    half.Free()
+
+
+def test_on_the_first_cpu_results_are_the_buffers_that_mpi_wrote(world):
+    x = np.ones((400, 500), np.float32)  # several pieces
+    assert x.nbytes > PIECE_BYTES
+    addresses = []
+    for _ in range(4):
+        results, _ = send(world, x)
+        addresses.append([part.unsafe_buffer_pointer() for part in results[0]])
+    assert addresses[0] == addresses[2]
+    assert addresses[1] == addresses[3]
+    assert not set(addresses[0]) & set(addresses[1])
+    assert all(address % 64 == 0 for pair in addresses for address in pair)
+
+
+def test_few_layouts_are_kept(world):
+    for n in range(1, KEPT_LAYOUTS + 4):
+        send(world, np.zeros(n, np.float32))
+    assert len(world._inboxes) == KEPT_LAYOUTS
+
+
+def test_ranks_that_send_different_messages_are_told(world):
+    n = 500 + world.rank
+    if world.processes == 1:
+        send(world, np.zeros(n, np.float32))
+        return
+    with pytest.raises(DisagreementError) as e:
+        send(world, np.zeros(n, np.float32))
+    assert f"on rank {world.rank}: ((((1,), 'float32', 'sum'), (({n},), 'float32', 'sum')), 0)" in str(e.value)
+    with pytest.raises(DisagreementError, match="exchange different messages"):
+        send(world, np.zeros(499, np.float32), tail=world.rank)
+    assert float(comm.all_reduce(1.0, op="sum")) == world.size  # and the world is as good as before
+
+
+def test_ranks_that_meet_in_different_eager_collectives_are_told(world):
+    if world.processes == 1:
+        return
+    with pytest.raises(
+        DisagreementError, match=r"(?s)different collectives.*rank 0: gather 0 of.*float32.*on_ranks.py"
+    ):
+        comm.all_gather(1.0) if world.rank == 0 else comm.all_reduce(1.0, op="max")
+    for n in (2, 3):
+        comm.all_reduce(jnp.zeros(n), op="sum")
+    with pytest.raises(DisagreementError, match="different collectives"):
+        comm.all_reduce(jnp.zeros(2 + world.rank % 2), op="sum")  # all ranks know both, one by one
+    assert float(comm.all_reduce(1.0, op="sum")) == world.size
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16", "bool"])
+def test_what_mpi_cannot_sum_is_refused_by_name(world, dtype):
+    with pytest.raises(CollectiveError, match=f"part 1 of a message is {dtype}, which MPI cannot reduce"):
+        send(world, jnp.zeros(3, dtype)) if len(world.devices) == 1 else world._check_layout(
+            ((((1,), "float32", "sum"), ((3,), dtype, "sum")), 0)
+        )
+
+
+def test_an_error_of_mpi_names_the_rank(world):
+    class Broken:
+        def __getattr__(self, name):
+            raise world._mpi.Exception(world._mpi.ERR_OTHER)
+
+    whole = world.comm
+    world.comm = Broken()
+    try:
+        for use in (world.barrier, lambda: world.share(b""), lambda: send(world, np.zeros(3, np.float32))):
+            with pytest.raises(WorkerError, match=f"rank {world.rank} of {world.processes}: MPI gave up"):
+                use()
+    finally:
+        world.comm = whole
+
+
+def test_it_says_who_and_where_it_is(world):
+    text = repr(world)
+    assert text.startswith(f"MPIWorld({world.size} worker")
+    assert f"rank {world.rank} of {world.processes}: worker" in text
+    assert "on cpu:0" in text
+
+
+def test_picking_a_world_under_mpirun_gives_one_worker_per_rank(world):
+    with comm.world() as picked:
+        assert isinstance(picked, comm.MPIWorld)
+        assert picked.size == picked.processes == world.processes
+    with comm.world(devices=jax.local_devices()[:2]) as picked:
+        assert picked.size == 2 * world.processes

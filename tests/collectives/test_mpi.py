@@ -1,0 +1,34 @@
+"""The suite on the ranks of an mpirun, and what only MPI can get wrong."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from tests.mpirun import run
+
+HERE = Path(__file__).parent
+
+
+SUITE, ALONE = HERE / "test_worlds.py", HERE / "on_ranks.py"
+
+
+@pytest.mark.parametrize(
+    ("ranks", "kind", "files"),
+    [
+        (2, "mpi", [SUITE, ALONE]),
+        (3, "mpi", [SUITE, ALONE]),
+        (2, "mpi-two-devices", [SUITE]),
+        (2, "mpi-uneven", [SUITE]),
+        (1, "mpi", [SUITE, ALONE]),
+    ],
+)
+def test_the_suite_on_ranks(ranks, kind, files):
+    pytest = ["-m", "pytest", "-x", "-q", "--color=no", "-p", "no:cacheprovider", *files]
+    result = run(pytest, n=ranks, env={"TESTS_WORLD": kind}, timeout=100)
+    passed = re.search(r"(\d+) passed in", result.stdout)
+    assert passed, result
+    assert int(passed[1]) >= 35, result
+    assert "skipped" not in result.stdout, result

@@ -1,0 +1,297 @@
+"""What every world promises. Run over worlds of this process, and by test_mpi.py on the ranks of an mpirun."""
+
+from __future__ import annotations
+
+import time
+from contextlib import nullcontext
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import collectives as comm
+from adaptive._errors import CollectiveError
+from adaptive._world import World
+
+SHAPES = [(), (1,), (5,), (3, 4), (2, 1, 3, 5), (200_003,), (3, 100, 701)]  # the last two are more than one piece
+NUMPY = {"sum": np.add, "max": np.maximum, "min": np.minimum}
+NO_TAIL = np.zeros(0, np.float32)
+
+
+def exchange(world, values, ops, tail=NO_TAIL):
+    """Exchange `values(worker)`, a list of arrays, as parts 1…; returns, by worker, what arrived for them."""
+    parts = [
+        [jax.device_put(x, device) for x in (np.zeros(1 + len(tail), tail.dtype), *values(worker))]
+        for worker, device in zip(world.workers, world.devices, strict=True)
+    ]
+    results, tail = world.exchange(parts, ["sum", *ops], tail)
+    return [row[1:] for row in results], tail
+
+
+def reduced(world, values, ops):
+    """What numpy makes of all the workers' values."""
+    columns = zip(*(values(worker) for worker in range(world.size)), strict=True)
+    return [NUMPY[op].reduce(np.stack(column), axis=0) for op, column in zip(ops, columns, strict=True)]
+
+
+def on_all_workers(world, row):
+    """The bytes of every worker's results, worker by worker."""
+    own = [b"".join(np.asarray(x).tobytes() for x in results) for results in row]
+    lengths = {len(b) for b in own}
+    assert len(lengths) == 1
+    together = world.share(b"".join(own))
+    return [chunk[i : i + len(own[0])] for chunk in together for i in range(0, len(chunk), len(own[0]))]
+
+
+def test_it_is_a_world_that_numbers_its_workers_in_rank_order(world):
+    assert isinstance(world, World)
+    assert len(world.devices) == len(world.workers)
+    assert len(set(world.devices)) == len(world.devices)
+    assert 0 <= world.rank < world.processes <= world.size
+    ranges = [tuple(map(int, r.split())) for r in world.share(f"{world.workers.start} {world.workers.stop}".encode())]
+    assert [w for start, stop in ranges for w in range(start, stop)] == list(range(world.size))
+    assert ranges[world.rank] == (world.workers.start, world.workers.stop)
+
+
+@pytest.mark.parametrize(
+    "dtype", ["float32", "int32", "uint32", "int8", "uint8", "int16", "uint16", "float64", "int64"]
+)
+def test_sums_and_extremes_of_any_shape(world, dtype):
+    def values(worker):
+        rng = np.random.default_rng(worker)
+        return [rng.integers(0, 20, shape).astype(dtype) for shape in SHAPES for _ in NUMPY]
+
+    ops = list(NUMPY) * len(SHAPES)
+    wide = np.dtype(dtype).itemsize == 8
+    with jax.enable_x64(True) if wide else nullcontext():
+        rows, _ = exchange(world, values, ops)
+        for device, row in zip(world.devices, rows, strict=True):
+            for found, expected in zip(row, reduced(world, values, ops), strict=True):
+                assert found.devices() == {device}
+                assert (found.dtype, found.shape) == (dtype, expected.shape)
+                np.testing.assert_array_equal(found, expected)
+
+
+def test_sums_of_complex_numbers(world):
+    def values(worker):
+        return [np.full((2, 3), 1 + 2j * worker, np.complex64)]
+
+    for row in exchange(world, values, ["sum"])[0]:
+        np.testing.assert_array_equal(row[0], reduced(world, values, ["sum"])[0])
+
+
+def test_results_are_bitwise_equal_on_all_workers_and_in_every_run(world):
+    def values(worker):
+        rng = np.random.default_rng(worker)
+        return [rng.normal(size=shape).astype(np.float32) * 10.0 ** rng.integers(-9, 9) for shape in SHAPES]
+
+    ops = ["sum"] * len(SHAPES)
+    first, _ = exchange(world, values, ops)
+    before = on_all_workers(world, first)
+    assert len(before) == world.size
+    assert len(set(before)) == 1
+    assert on_all_workers(world, exchange(world, values, ops)[0]) == before
+    for found, expected in zip(first[0], reduced(world, values, ops), strict=True):
+        np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5 * np.abs(expected).max())
+
+
+def test_extremes_keep_nans_and_infinities_of_any_worker(world):
+    last = world.size - 1
+    first_has, last_has = np.array([0, 0], np.float32), np.array([0, 0], np.float32)
+    first_has[0], last_has[1] = np.nan, np.nan
+
+    def values(worker):
+        nans = first_has * (worker == 0) + last_has * (worker == last)
+        some = np.array([-np.inf, np.inf, -1.0, 0.0, 2.5], np.float32) if worker == last else np.zeros(5, np.float32)
+        return [nans, nans, some, some, np.float32(-worker)]
+
+    ops = ["max", "min", "max", "min", "max"]
+    rows, _ = exchange(world, values, ops)
+    for found, expected in zip(rows[0], reduced(world, values, ops), strict=True):
+        np.testing.assert_array_equal(found, expected)
+    assert len(set(on_all_workers(world, rows))) == 1
+
+
+def test_part_0_carries_the_tail_of_every_process(world):
+    tail = np.array([1.0, world.rank, 0.5], np.float32)
+    parts = [
+        [jax.device_put(np.array([worker, 10, 777, 777, 777], np.float32), device)]  # the last three are free
+        for worker, device in zip(world.workers, world.devices, strict=True)
+    ]
+    results, total = world.exchange(parts, ["sum"], tail)
+    p, n = world.processes, world.size
+    np.testing.assert_array_equal(total, [p, p * (p - 1) / 2, p / 2])
+    assert total.dtype == tail.dtype
+    for row in results:
+        np.testing.assert_array_equal(row[0][:2], [n * (n - 1) / 2, 10 * n])
+
+
+def test_part_0_needs_no_tail(world):
+    parts = [[jax.device_put(np.full(3, 2.0, np.float32), device)] for device in world.devices]
+    results, tail = world.exchange(parts, ["sum"], NO_TAIL)
+    assert len(tail) == 0
+    np.testing.assert_array_equal(results[0][0], np.full(3, 2.0 * world.size))
+
+
+def test_results_are_valid_until_the_second_next_call_of_their_shapes(world):
+    def values(step):
+        return lambda worker: [np.full(7, step + worker, np.float32), np.full((300, 700), step, np.float32)]
+
+    def expect(rows, step):
+        for row in rows:
+            for found, expected in zip(row, reduced(world, values(step), ["sum", "sum"]), strict=True):
+                np.testing.assert_array_equal(found, expected)
+
+    earlier, _ = exchange(world, values(0), ["sum", "sum"])
+    for step in range(1, 6):
+        later, _ = exchange(world, values(step), ["sum", "sum"])
+        expect(earlier, step - 1)
+        expect(later, step)
+        earlier = later
+
+
+def test_tails_and_results_of_one_call_are_not_those_of_the_next(world):
+    _, first = exchange(world, lambda worker: [], [], np.ones(2, np.float32))
+    exchange(world, lambda worker: [], [], np.full(2, 5, np.float32))
+    exchange(world, lambda worker: [], [], np.full(2, 6, np.float32))
+    np.testing.assert_array_equal(first, np.full(2, world.processes))
+
+
+def test_messages_of_many_layouts_do_not_disturb_each_other(world):
+    def values(n):
+        return lambda worker: [np.arange(n, dtype=np.float32) + worker]
+
+    results = {n: exchange(world, values(n), ["sum"])[0] for n in range(1, 20)}  # more than MPIWorld keeps
+    for n, rows in results.items():
+        for row in rows:
+            np.testing.assert_array_equal(row[0], reduced(world, values(n), ["sum"])[0])
+
+
+def test_results_can_be_sent_again(world):
+    zero = [jax.device_put(np.zeros(1, np.float32), d) for d in world.devices]
+    big = [jax.device_put(np.ones((3, 100, 701), np.float32), d) for d in world.devices]
+    for power in range(1, 5):
+        results, _ = world.exchange([[z, b] for z, b in zip(zero, big, strict=True)], ["sum", "sum"], NO_TAIL)
+        big = [row[1] for row in results]
+        np.testing.assert_array_equal(big[0], np.full((3, 100, 701), world.size**power))
+
+
+def test_donating_a_result_does_no_harm_to_the_next_call(world):
+    double = jax.jit(lambda x: 2 * x, donate_argnums=0)
+    for step in range(5):
+        rows, _ = exchange(world, lambda worker, step=step: [np.full((30, 7), step, np.float32)], ["sum"])
+        for row in rows:
+            np.testing.assert_array_equal(double(row[0]), np.full((30, 7), 2 * step * world.size))
+
+
+def test_share_lists_every_process_by_rank(world):
+    assert world.share(b"%d" % world.rank) == [b"%d" % rank for rank in range(world.processes)]
+    lengths = [len(value) for value in world.share(b"x" * (world.rank * 100_000))]
+    assert lengths == [rank * 100_000 for rank in range(world.processes)]
+
+
+def test_nobody_leaves_a_barrier_before_all_have_come(world):
+    came = time.monotonic()  # of the machine, not of the process
+    world.barrier()
+    left = time.monotonic()
+    times = [tuple(map(float, t.split())) for t in world.share(f"{came!r} {left!r}".encode())]
+    assert max(came for came, _ in times) <= min(left for _, left in times)
+
+
+# --- as the world of eager collectives --------------------------------------------------------------------------------
+
+
+def of_workers(world, value):
+    """`value(rank)` of the process that carries each worker: eagerly, all workers of a process hold what it holds."""
+    counts = [int(count) for count in world.share(b"%d" % len(world.workers))]
+    return [value(rank) for rank, count in enumerate(counts) for _ in range(count)]
+
+
+def test_an_eager_mean_weighs_its_workers(world):
+    def value(rank):
+        return {"loss": jnp.float32(rank), "grads": [jnp.arange(4.0) * rank, np.full((2, 2), 1.0 + rank, np.float32)]}
+
+    mean = comm.all_reduce(value(world.rank), weight=3 * world.rank + 1)
+    weights = np.array(of_workers(world, lambda rank: 3 * rank + 1))
+    leaves = [jax.tree.leaves(v) for v in of_workers(world, value)]
+    assert jax.tree.structure(mean) == jax.tree.structure(value(0))
+    for found, column in zip(jax.tree.leaves(mean), zip(*leaves, strict=True), strict=True):
+        np.testing.assert_allclose(found, np.average(np.stack(column), axis=0, weights=weights), rtol=1e-6)
+
+
+@pytest.mark.parametrize("op", ["sum", "max", "min"])
+def test_eager_sums_and_extremes(world, op):
+    def value(rank):
+        return jnp.array([1.5, -2.0, 0.0]) * (rank + 1), jnp.int32(7 - rank)
+
+    floats, integer = comm.all_reduce(value(world.rank), op=op)
+    np.testing.assert_array_equal(floats, NUMPY[op].reduce(of_workers(world, lambda rank: np.asarray(value(rank)[0]))))
+    assert integer == NUMPY[op].reduce(of_workers(world, lambda rank: 7 - rank))
+    assert integer.dtype == jnp.int32
+
+
+def test_an_eager_gather_has_a_row_per_worker(world):
+    rows = comm.all_gather({"rank": jnp.int32(world.rank), "odd": np.array([world.rank % 2 == 1])})
+    np.testing.assert_array_equal(rows["rank"], of_workers(world, lambda rank: rank))
+    np.testing.assert_array_equal(rows["odd"][:, 0], of_workers(world, lambda rank: rank % 2 == 1))
+    assert rows["odd"].dtype == jnp.bool_
+
+
+def test_an_eager_broadcast_takes_the_roots_value(world):
+    for root, value in enumerate(of_workers(world, lambda rank: rank)):
+        found = comm.broadcast({"x": jnp.full((2, 2), world.rank), "nan": jnp.nan if root else 1.0}, root=root)
+        np.testing.assert_array_equal(found["x"], np.full((2, 2), value))
+        np.testing.assert_array_equal(found["nan"], np.nan if root else 1.0)
+    with pytest.raises(CollectiveError, match=f"no worker root={world.size}"):
+        comm.broadcast(1.0, root=world.size)
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32"])
+def test_half_precisions_are_weighed_without_rounding(world, dtype):
+    x = jnp.asarray([1.0, 3.0], dtype)
+    mean = comm.all_reduce(x, weight=257)  # 256 in bfloat16
+    assert mean.dtype == dtype
+    np.testing.assert_array_equal(mean, x)
+
+
+def test_an_eager_mean_needs_a_weight_where_there_are_several_workers(world):
+    if world.size == 1:
+        assert comm.all_reduce(2.5) == 2.5
+        return
+    with pytest.raises(CollectiveError, match=r"(?s)all_reduce outside a program \(test_worlds.py:\d+\).*weight=") as e:
+        comm.all_reduce(2.5)
+    assert "NaN" not in str(e.value)
+
+
+def test_a_world_is_the_current_one_inside_its_block(world, make_world):
+    n = len(comm.all_gather(0))
+    assert n == world.size
+    with comm.SoloWorld() as solo:
+        assert len(comm.all_gather(0)) == 1
+        with make_world() as inner:
+            assert len(comm.all_gather(0)) == inner.size == n
+        with solo:  # entered twice, left twice, closed once
+            assert len(comm.all_gather(0)) == 1
+        solo.barrier()
+    assert len(comm.all_gather(0)) == n
+
+
+def test_an_error_leaves_the_block_and_the_outer_world_is_back(world, make_world):
+    with pytest.raises(ZeroDivisionError), make_world():
+        raise ZeroDivisionError
+    assert len(comm.all_gather(0)) == world.size
+
+
+def test_a_closed_world_says_so(make_world):
+    with make_world() as closed:
+        pass
+    closed.close()
+    for use in (
+        closed.barrier,
+        lambda: closed.share(b""),
+        lambda: exchange(closed, lambda worker: [], []),
+        closed.__enter__,
+    ):
+        with pytest.raises(CollectiveError, match=r"is closed, and is used again \(test_worlds.py:\d+\)"):
+            use()
