@@ -10,7 +10,12 @@ from adaptive._decision import Observation as Observation
 from ._allocate import allocate as allocate
 from ._allocate import allocate_curves as allocate_curves
 from ._allocate import tabulated as tabulated
+from ._balance import balance as balance
+from ._balance import min_max as min_max
 from ._batch_time import BatchTime as BatchTime
 from ._control import Control as Control
 from ._hook import hook as hook
 from ._policy import Policy as Policy
+from ._simulate import Simulation as Simulation
+from ._simulate import simulate as simulate
+from ._time_model import TimeModel as TimeModel

@@ -19,8 +19,9 @@ class Policy(NamedTuple):
     checkpoint it, and a test, a simulation or a replay can run it without a cluster:
 
     >>> import controllers as ctrl
-    >>> grow = ctrl.schedule(lambda step: 32 * 2 ** (step // 100))
-    >>> state = grow.init(4)
+    >>> def update(observation, state):
+    ...     return ctrl.Decision(global_batch=64 * 2 ** (observation.step // 100)), state
+    >>> doubling = ctrl.Policy(init=lambda n_workers: (), update=update, name="doubling")
 
     Attributes:
       init: `init(n_workers) -> state`.
