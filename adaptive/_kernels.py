@@ -245,7 +245,13 @@ class Kernels:
     @property
     def warm(self) -> bool:
         """Whether all that was asked for is compiled."""
-        return all(size in self._workers[local].ready for local, size in self._asked)
+        return all(size in self._workers[local].ready for local, size in tuple(self._asked))
+
+    def finish(self) -> None:
+        """Wait until all that was asked for is compiled."""
+        while not self.warm:
+            self.check()
+            time.sleep(0.005)
 
     def check(self) -> None:
         """Raise what the background compiler met."""

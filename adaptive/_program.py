@@ -399,6 +399,11 @@ class Program:
         self._ask(decision)
         self._ledger.enter(self._step, (), decision)
 
+    def warm_up(self) -> None:
+        """Compile now, and wait for it, what would be compiled behind the first steps. For measurements."""
+        self._compile_first()
+        self._engine.kernels.finish()
+
     # --- beside training ----------------------------------------------------------------------------------------------
 
     def evaluate(self, fn: Callable[[Any, Any], Any], data: Any, *, batch: int = 256) -> Any:

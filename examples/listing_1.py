@@ -1,0 +1,86 @@
+"""Listing 1 of KungFu's workshop paper, as a program: grow the batch with the gradient noise scale, give slow workers less.
+
+    mpirun -n 2 python -m mpi4py examples/listing_1.py                        scikit-learn's digits
+    mpirun -n 4 python -m mpi4py examples/listing_1.py --data fashion-mnist   where that data set is installed
+    python examples/listing_1.py                                              one worker, the same file
+"""
+
+import argparse
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from _data import load
+from _models import ConvNet
+from flax.training.train_state import TrainState
+
+import adaptive as ad
+import collectives as comm
+import controllers as ctrl
+import monitors as mon
+
+parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+parser.add_argument("--data", choices=["digits", "fashion-mnist"], default="digits")
+parser.add_argument("--epochs", type=int, default=30)
+parser.add_argument("--global-batch", type=int, default=64, help="examples per step over all workers, to begin with")
+args = parser.parse_args()
+
+train, test, classes, name = load(args.data)
+net = ConvNet(classes)
+params = net.init(jax.random.key(0), train["image"][:1])
+state = TrainState.create(apply_fn=net.apply, params=params, tx=optax.adam(1e-3))
+
+
+def loss_fn(params, batch):
+    logits = net.apply(params, batch["image"])
+    return optax.softmax_cross_entropy_with_integer_labels(logits, batch["label"]).mean()
+
+
+def accuracy(state, batch):
+    return jnp.mean(net.apply(state.params, batch["image"]).argmax(-1) == batch["label"])
+
+
+def adapt_batch_size(control, noise):  # plain Python, runs on every worker, at the barrier after a step
+    control.barrier()
+    control.rescale(global_batch=min(noise.scale, 1024))
+    control.barrier()
+
+
+def driver(state, batch):  # plain JAX
+    loss, grads = jax.value_and_grad(loss_fn)(state.params, batch)
+    avg_grads = comm.all_reduce(grads)  # mean over examples, not mean of means
+    noise = mon.noise_scale(grads, avg_grads)  # rides on the gradient's message
+    seconds = comm.all_gather(mon.compute_seconds())
+    ctrl.hook(adapt_batch_size, noise, every=20)
+    ctrl.hook(ctrl.balance(), seconds, every=10)
+    state = state.apply_gradients(grads=avg_grads)
+    return state, {"loss": comm.all_reduce(loss), "noise": noise.scale}
+
+
+with comm.world() as world:
+    show = print if world.rank == 0 else lambda *_: None
+    program = ad.Program(driver, state, train, global_batch=args.global_batch, world=world)
+    show(program.explain())
+    show(f"\n{name}: {len(train['label'])} examples to train on, {len(test['label'])} to test\n")
+
+    show(f"{'epoch':>5} {'step':>6} {'loss':>8} {'noise scale':>12} {'ms/step':>8}   batch sizes")
+    milliseconds, went_through = [], [program.batch_sizes]
+    for report in program.run(epochs=args.epochs):
+        milliseconds.append(report.seconds * 1e3)
+        if report.batch_sizes != went_through[-1]:
+            went_through.append(report.batch_sizes)
+        if program.epoch > (report.examples - report.global_batch) // len(train["label"]):  # this step ended an epoch
+            loss, noise = float(report.metrics["loss"]), float(report.metrics["noise"])
+            sizes = " + ".join(map(str, report.batch_sizes)) + f" = {report.global_batch}"
+            row = f"{report.epoch:>5} {report.step:>6} {loss:>8.4f} {noise:>12.1f} {np.median(milliseconds):>8.1f}   {sizes}"
+            show(row)
+            milliseconds = []
+
+    correct = program.evaluate(accuracy, test)
+    show(f"\ntest accuracy  {correct:.2%}")
+    show(f"batch sizes    {' → '.join('+'.join(map(str, sizes)) for sizes in went_through)}")
+    show(f"noise scale    {float(report.metrics['noise']):.0f} examples")
+    show(f"messages       {report.messages} a step, {report.message_bytes / 1e3:.0f} kB")
+    show(f"kernels        {report.kernels} compiled in {report.compile_seconds:.1f} s; "
+         f"steps waited {report.waited_seconds:.1f} s for a compiler, all of it at the start")
