@@ -69,7 +69,7 @@ def allocate(
 
     def solve(units: int, lo: np.ndarray, hi: np.ndarray, q: int) -> np.ndarray:
         in_units = times if q == 1 else BatchTime(slope * q, intercept, floor)
-        sizes = _fill(units, in_units, lo, hi)
+        sizes = fill(units, in_units, lo, hi)
         if near is None:
             return sizes
         return _towards(np.broadcast_to(np.asarray(near, np.float64), n), units, in_units, sizes, lo, hi)
@@ -169,8 +169,8 @@ def _in_units(
 # --- lines with a floor -----------------------------------------------------------------------------------------------
 
 
-def _fill(total: int, times: BatchTime, lo: np.ndarray, hi: np.ndarray) -> np.ndarray:
-    """The exact split: water-filling, then the few units that rounding down left over."""
+def fill(total: int, times: BatchTime, lo: np.ndarray, hi: np.ndarray) -> np.ndarray:
+    """The exact split of what is known to be feasible: water-filling, then the few units that rounding down left."""
     level = _water_level(total, times, lo, hi)
     sizes = _within(level, times, lo, hi)
     missing = total - int(sizes.sum())
@@ -256,7 +256,7 @@ def _towards(
     """
     tops = _within(float(times(sizes).max()), times, lo, hi)
     slope = 1.0 / np.maximum(near, 1e-3)
-    return _fill(total, BatchTime(slope, np.zeros_like(slope), np.zeros_like(slope)), lo, tops)
+    return fill(total, BatchTime(slope, np.zeros_like(slope), np.zeros_like(slope)), lo, tops)
 
 
 # --- any curves -------------------------------------------------------------------------------------------------------

@@ -9,7 +9,7 @@ import numpy as np
 from adaptive._decision import Decision, Observation
 from adaptive._errors import DriverError
 
-from ._allocate import allocate
+from ._allocate import allocate, fill
 from ._batch_time import BatchTime
 from ._policy import Policy
 from ._time_model import WINDOW, TimeModel
@@ -89,7 +89,7 @@ def min_max(
         if trusted.sum() < total:
             trusted = upper
         times = model.fit()
-        now, ideal = times(stay).max(), times(allocate(total, times, lower, trusted)).max()
+        now, ideal = times(stay).max(), times(fill(total, times, lower, trusted)).max()
         band = max(dead_band, _feigned_by_noise(model, times(stay)))
         if not worth_it(now, ideal, band):
             return None

@@ -40,9 +40,9 @@ class TimeModel(NamedTuple):
     steps: np.ndarray  # shape=(n,), how many steps' worth the level is known to
     noise: np.ndarray  # shape=(n,), relative standard deviation of one step's time
     largest: np.ndarray  # shape=(n,), int64: the largest size ever measured
-    point_sizes: np.ndarray  # shape=(n, POINTS)
-    point_times: np.ndarray  # shape=(n, POINTS), relative to the level
-    point_weights: np.ndarray  # shape=(n, POINTS), how many steps' worth each is known to; 0 for a free place
+    point_sizes: np.ndarray  # shape=(POINTS, n)
+    point_times: np.ndarray  # shape=(POINTS, n), relative to the level
+    point_weights: np.ndarray  # shape=(POINTS, n), how many steps' worth each is known to; 0 for a free place
 
     @classmethod
     def init(cls, n_workers: int) -> TimeModel:
@@ -55,9 +55,9 @@ class TimeModel(NamedTuple):
             steps=np.zeros(n),
             noise=np.full(n, 0.05),
             largest=np.zeros(n, np.int64),
-            point_sizes=np.ones((n, POINTS)),
-            point_times=np.ones((n, POINTS)),
-            point_weights=np.zeros((n, POINTS)),
+            point_sizes=np.ones((POINTS, n)),
+            point_times=np.ones((POINTS, n)),
+            point_weights=np.zeros((POINTS, n)),
         )
 
     @property
@@ -96,16 +96,16 @@ class TimeModel(NamedTuple):
         every = np.arange(len(count))
         first = seen & ~self.measured
         known = self.point_weights > 0
-        distance = np.where(known, np.abs(self.point_sizes / np.maximum(self.sizes, 1)[:, None] - 1), np.inf)
-        nearest = np.argmin(distance, axis=1)
-        off = np.where(known[:, 0], distance[every, nearest], 0.0)  # the first place is taken first
+        distance = np.where(known, np.abs(self.point_sizes / np.maximum(self.sizes, 1) - 1), np.inf)
+        nearest = np.argmin(distance, axis=0)
+        off = np.where(known[0], distance[nearest, every], 0.0)  # the first place is taken first
         same = ~first & (off <= SAME)
 
         # How surprising is the mean, and by what may the surprise be explained? Variances are relative.
-        expected, elasticity_sd = self._expect(nearest)
+        expected, elasticity_sd = self._expect(nearest, known_size=bool((same | ~seen | first).all()))
         surprise = np.where(seen & ~first, mean / expected - 1, 0.0)
         of_level = noise**2 / np.maximum(self.steps, 1)
-        of_point = noise**2 / np.maximum(self.point_weights[every, nearest], 1)
+        of_point = noise**2 / np.maximum(self.point_weights[nearest, every], 1)
         of_shape = np.where(same, of_point, (off * (elasticity_sd + CURVATURE * np.minimum(off, 1))) ** 2)
         variance = noise**2 / np.maximum(count, 1) + np.where(first, 0.0, of_level + of_shape)
         jump = surprise**2 > SURE**2 * variance
@@ -114,12 +114,12 @@ class TimeModel(NamedTuple):
         share = np.where(jump, 1.0, np.where(first, 0.0, of_level / variance))
         level = np.where(first, mean, self.level * (1 + share * surprise))
         steps = np.where(first | jump, count, np.minimum(self.steps + count, MEMORY))
-        refined = self.point_times[every, nearest] * (1 + np.where(jump, 0.0, of_shape / variance) * surprise)
-        place = np.where(same, nearest, np.argmax(distance, axis=1))  # a free place, or else the farthest point's
+        refined = self.point_times[nearest, every] * (1 + np.where(jump, 0.0, of_shape / variance) * surprise)
+        place = np.where(same, nearest, np.argmax(distance, axis=0))  # a free place, or else the farthest point's
         sizes, times, weights = self.point_sizes.copy(), self.point_times.copy(), self.point_weights.copy()
-        at = every[seen], place[seen]
-        old = weights[every, place]
-        sizes[at] = np.where(same, sizes[every, place], self.sizes)[seen]
+        at = place[seen], every[seen]
+        old = weights[place, every]
+        sizes[at] = np.where(same, sizes[place, every], self.sizes)[seen]
         times[at] = np.where(same, refined, mean / level)[seen]
         # A jump at a new size says nothing about the shape there.
         weights[at] = np.where(same, np.minimum(old + count, 4 * MEMORY), np.where(jump, 1.0, count))[seen]
@@ -144,39 +144,44 @@ class TimeModel(NamedTuple):
             floor=self.level * floor,
         )
 
-    def _expect(self, nearest: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    def _expect(self, nearest: np.ndarray, known_size: bool) -> tuple[np.ndarray, np.ndarray | float]:
         """Seconds at the window's sizes, from the nearest point on as the line goes; and how sure the elasticity is."""
+        every = np.arange(len(nearest))
+        there = self.level * self.point_times[nearest, every]
+        if known_size:
+            return there, 0.0
         floor, center, middle, elasticity, elasticity_sd = self._line()
         line = BatchTime(elasticity * middle / center, (1 - elasticity) * middle, floor)
-        every = np.arange(len(nearest))
-        ratio = line(self.sizes) / line(self.point_sizes[every, nearest])
-        return self.level * self.point_times[every, nearest] * ratio, elasticity_sd
+        return there * line(self.sizes) / line(self.point_sizes[nearest, every]), elasticity_sd
 
     def _line(self) -> tuple[np.ndarray, ...]:
         """Floor, centre (size, relative time), elasticity at the centre and its standard deviation; each shape=(n,)."""
         sizes, times, weights = self.point_sizes, self.point_times, self.point_weights
         known = weights > 0
-        low = known & (times <= FLAT_RISE * np.where(known, times, np.inf).min(axis=1, keepdims=True))
-        largest_low = np.where(low, sizes, 0.0).max(axis=1)
-        flat = largest_low >= FLAT_SPAN * np.where(low, sizes, np.inf).min(axis=1)
-        floor = np.where(flat, _mean(times, np.where(low, weights, 0.0)), 0.0)
-        # On a floor, the line goes through what is above it, or else starts where the floor was last seen.
-        above = known & ~low
-        above = np.where(above.any(axis=1, keepdims=True), above, low & (sizes >= largest_low[:, None]))
-        weights = np.where(flat[:, None] & ~above, 0.0, weights)
+        low = known & (times <= FLAT_RISE * np.where(known, times, np.inf).min(axis=0))
+        largest_low = np.where(low, sizes, 0.0).max(axis=0)
+        flat = largest_low >= FLAT_SPAN * np.where(low, sizes, np.inf).min(axis=0)
+        floor = np.zeros_like(largest_low)
+        if flat.any():
+            floor = np.where(flat, _mean(times, np.where(low, weights, 0.0)), 0.0)
+            # On a floor, the line goes through what is above it, or else starts where the floor was last seen.
+            above = known & ~low
+            above = np.where(above.any(axis=0), above, low & (sizes >= largest_low))
+            weights = np.where(flat & ~above, 0.0, weights)
 
         center, middle = _mean(sizes, weights), _mean(times, weights)
-        x, y = sizes / center[:, None] - 1, times / middle[:, None] - 1
+        x, y = sizes / center - 1, times / middle - 1
         precision = 1 / np.maximum(self.noise, LEAST_NOISE) ** 2
         prior = 1 / PRIOR_ELASTICITY_SD**2
-        information = precision * (weights * x * x).sum(axis=1) + prior
-        elasticity = np.clip((precision * (weights * x * y).sum(axis=1) + prior) / information, 0.0, 1.0)
+        wx = weights * x
+        information = precision * (wx * x).sum(axis=0) + prior
+        elasticity = ((precision * (wx * y).sum(axis=0) + prior) / information).clip(0.0, 1.0)
         return floor, center, middle, elasticity, 1 / np.sqrt(information)
 
 
 def _mean(values: np.ndarray, weights: np.ndarray) -> np.ndarray:
-    total = weights.sum(axis=1)
-    return np.where(total > 0, (values * weights).sum(axis=1) / np.where(total > 0, total, 1.0), 1.0)
+    total = weights.sum(axis=0)
+    return np.where(total > 0, (values * weights).sum(axis=0) / np.where(total > 0, total, 1.0), 1.0)
 
 
 def _summarise(window: np.ndarray, noise: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -193,25 +198,29 @@ def _summarise(window: np.ndarray, noise: np.ndarray) -> tuple[np.ndarray, np.nd
         half = len(window) // 2
         early, late = _median(window[:half]), _median(window[half:])
         noise = _update_noise(window, noise)
-        moved = np.abs(late / early - 1) > SURE * 1.25 * 2 * np.maximum(noise, LEAST_NOISE) / np.sqrt(len(window))
-        window = np.concatenate([np.where(moved, np.nan, window[:half]), window[half:]])
-    typical = np.abs(window / _median(window) - 1) <= SURE * np.maximum(noise, LEAST_NOISE)
-    count = typical.sum(axis=0)
-    return np.where(typical, window, 0.0).sum(axis=0) / np.maximum(count, 1), count.astype(np.float64), noise
+        tolerance = SURE * 1.25 * 2 / np.sqrt(len(window)) * np.maximum(noise, LEAST_NOISE)
+        moved = np.abs(late / early - 1) > tolerance
+        if moved.any():
+            window = np.concatenate([np.where(moved, np.nan, window[:half]), window[half:]])
+    typical = np.abs(window / _median(window) - 1) <= 3.5 * np.maximum(noise, LEAST_NOISE)
+    count = typical.sum(axis=0, dtype=np.float64)
+    return np.where(typical, window, 0.0).sum(axis=0) / np.maximum(count, 1), count, noise
 
 
 def _update_noise(window: np.ndarray, noise: np.ndarray) -> np.ndarray:
     """From differences of neighbouring steps: a change of speed is in one of them, and their median does not see it."""
-    steps = np.abs(np.diff(window, axis=0))
-    count = np.isfinite(steps).sum(axis=0)
-    found = _median(steps) / _median(window) / 0.954  # for a normal distribution: sqrt(2) * 0.6745
+    relative = np.abs(window[1:] / window[:-1] - 1)
+    count = np.isfinite(relative).sum(axis=0)
+    found = np.minimum(_median(relative) / 0.954, 1.0)  # for a normal distribution: sqrt(2) * 0.6745
     trust = np.where(count >= 3, count / (count + 20.0), 0.0)
-    return np.where(trust > 0, np.sqrt((1 - trust) * noise**2 + trust * np.minimum(found, 1.0) ** 2), noise)
+    return np.where(trust > 0, np.sqrt(noise**2 + trust * (found**2 - noise**2)), noise)
 
 
 def _median(values: np.ndarray) -> np.ndarray:
     """Per column, NaN left out; NaN where there is nothing. (np.nanmedian takes twenty times as long, and warns.)"""
     ordered = np.sort(values, axis=0)  # NaN last
+    if not np.isnan(ordered[-1]).any():
+        return 0.5 * (ordered[(len(values) - 1) // 2] + ordered[len(values) // 2])
     count = np.isfinite(values).sum(axis=0)
     every = np.arange(values.shape[1])
     return 0.5 * (ordered[np.maximum(count - 1, 0) // 2, every] + ordered[count // 2, every])

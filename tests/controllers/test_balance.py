@@ -22,7 +22,7 @@ def scaled(times: ctrl.BatchTime, factor: np.ndarray) -> ctrl.BatchTime:
 
 
 def after_two_adjustments(seed: int, intercept: float) -> tuple[int, float]:
-    """How often the split changed after a worker's speed did; how long steps are with what the first two changes made."""
+    """How often the split changed after a worker's speed did; how long steps are with what two changes made."""
     rng = np.random.default_rng(seed)
     n = int(rng.integers(2, 9))
     before = ctrl.BatchTime(1 / rng.uniform(1e3, 3e3, n), rng.uniform(0, intercept, n))
