@@ -19,14 +19,13 @@ import pytest
 ROOT = Path(__file__).resolve().parents[1]
 WITHOUT_MPI = "TESTS_WITHOUT_MPI"  # set to 1, tests that need mpirun are skipped; else they fail where there is none
 
-_ENVIRONMENT = {
+_DEFAULTS = {
     "OMPI_ALLOW_RUN_AS_ROOT": "1",
     "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
     # As `mpirun --oversubscribe --bind-to none`, which other MPIs than Open MPI do not know.
     "PRTE_MCA_rmaps_default_mapping_policy": ":oversubscribe",
     "PRTE_MCA_hwloc_default_binding_policy": "none",
     "PJRT_NPROC": "1",  # one thread in each rank's XLA pool: the ranks share few cores
-    "JAX_PLATFORMS": "cpu",
     "PYTHONFAULTHANDLER": "1",
 }
 # What mpirun leaves in its ranks' environment: another, started inside, would take itself for a part of the first.
@@ -51,7 +50,7 @@ def run(
     script: str | Path | Sequence[str | Path],
     n: int = 2,
     *,
-    timeout: float = 60.0,
+    timeout: float = 100.0,
     env: Mapping[str, str] | None = None,
     expect_failure: bool = False,
 ) -> Result:
@@ -109,7 +108,7 @@ def _environment(extra: Mapping[str, str], timeout: float) -> dict[str, str]:
     paths = [str(ROOT), *filter(None, [inherited.get("PYTHONPATH")])]
     # mpirun keeps a time limit of its own, a little later than ours: should pytest be killed, the job still ends.
     limit = {"MPIEXEC_TIMEOUT": str(int(timeout) + 15), "PYTHONPATH": os.pathsep.join(paths)}
-    return {**inherited, **_ENVIRONMENT, **limit, **extra}
+    return {**_DEFAULTS, **inherited, **limit, **extra}
 
 
 def _run(command: list[str], env: dict[str, str], timeout: float) -> Result:

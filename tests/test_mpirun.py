@@ -26,7 +26,7 @@ def script(tmp_path):
 
 
 def test_all_ranks_run_and_are_heard(script):
-    assert run(script, n=3).stdout.splitlines() == ["3 of 3"] * 3
+    assert run(script, n=3).stdout.count("3 of 3") == 3  # lines of several ranks may run into one another
 
 
 def test_a_failure_of_one_rank_fails_the_test_unless_expected(script):
