@@ -14,8 +14,14 @@ from ._balance import balance as balance
 from ._balance import min_max as min_max
 from ._batch_time import BatchTime as BatchTime
 from ._control import Control as Control
+from ._goodput import best_goodput as best_goodput
+from ._goodput import goodput_batch as goodput_batch
 from ._hook import hook as hook
+from ._noise import efficiency as efficiency
+from ._noise import efficiency_cap as efficiency_cap
+from ._noise_batch import noise_batch as noise_batch
 from ._policy import Policy as Policy
+from ._schedule import schedule as schedule
 from ._simulate import Simulation as Simulation
 from ._simulate import simulate as simulate
 from ._time_model import TimeModel as TimeModel
