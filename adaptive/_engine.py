@@ -21,8 +21,8 @@ from ._data import Share
 from ._kernels import Kernels, Traced, compile_segment
 from ._message import Layout, accumulate, lay_out
 from ._pieces import Pieces
-from ._plan import Origin, Plan, Segment, check_same
-from ._segment import Feed, message_levels, segment_function
+from ._plan import Plan, Segment, check_same
+from ._segment import Feed, segment_function
 from ._world import World
 from .operators import CALLS, Reading
 
@@ -80,6 +80,13 @@ class Engine:
         ]
         self._waiters = ThreadPoolExecutor(len(world.devices)) if len(world.devices) > 1 else None
         self._compiled: dict[tuple[str, int, int], Callable] = {}
+        # What the driver closed over, on each device, for the segments that are compiled once.
+        values = list(plan.graph.consts.values())
+        self.consts = {
+            (s.kind, s.level, local): [jax.device_put(values[i], device) for i in s.reads("const")]
+            for s in (*plan.onces.values(), plan.final)
+            for local, device in enumerate(world.devices)
+        }
 
     @property
     def message_bytes(self) -> int:
@@ -159,7 +166,7 @@ class Engine:
         shapes["ints"] = jax.ShapeDtypeStruct((len(self.feed.ints),), np.int32)
         shapes["message"] = [
             [jax.ShapeDtypeStruct(p.shape, p.dtype) for p in self.layouts[level].parts]
-            for level in message_levels(segment)
+            for level in segment.message_levels
         ]
         return shapes
 
@@ -233,33 +240,22 @@ class _Step:
         self._started = 0.0
         self._one_by_one: list[dict[int, list[float]]] = [{} for _ in readings]
 
-    def _given(self, local: int, segment: Segment, call: int | None = None) -> dict[str, Any]:
+    def _given(self, local: int, segment: Segment, call: int = 0) -> dict[str, Any]:
         """A segment's inputs, but for the two vectors, the constants and the batch."""
-        state, slots = self.engine.states[local], self.engine.slots[local]
-        given: dict[str, Any] = {"state": [], "slot": [], "once": [], "call": []}
-        for _, origin in segment.inputs:
-            match origin:
-                case Origin("state", i):
-                    given["state"].append(state[i])
-                case Origin("slot", k, leaf):
-                    given["slot"].append(slots[k][leaf])
-                case Origin("once", level, i):
-                    given["once"].append(self.kept_once[level][local][i])
-                case Origin("call", level, i):
-                    given["call"].append(self.kept_calls[level][local][call or 0][i])
-        given["message"] = [self.messages[level][local] for level in message_levels(segment)]
-        return given
-
-    def _with_scalars(self, local: int, given: dict[str, Any], segment: Segment) -> dict[str, Any]:
-        floats, ints = self.vectors[local]
-        values = list(self.plan.graph.consts.values())
+        state, slots, wiring = self.engine.states[local], self.engine.slots[local], segment.wiring
         return {
-            **given,
-            "floats": floats,
-            "ints": ints,
-            "batch": [],
-            "const": [values[i] for i in segment.reads("const")],
+            "state": [state[i] for i, _ in wiring["state"]],
+            "slot": [slots[k][leaf] for k, leaf in wiring["slot"]],
+            "once": [self.kept_once[level][local][i] for level, i in wiring["once"]],
+            "call": [self.kept_calls[level][local][call][i] for level, i in wiring["call"]],
+            "message": [self.messages[level][local] for level in segment.message_levels],
         }
+
+    def _whole(self, local: int, segment: Segment) -> dict[str, Any]:
+        """All inputs of a segment that does not touch the batch."""
+        floats, ints = self.vectors[local]
+        consts = self.engine.consts[segment.kind, segment.level, local]
+        return {**self._given(local, segment), "floats": floats, "ints": ints, "batch": [], "const": consts}
 
     def once(self, level: int) -> None:
         segment = self.plan.onces.get(level)
@@ -268,7 +264,7 @@ class _Step:
         self._started = time.perf_counter()
         self.kept_once[level] = []
         for local in self.locals:
-            given = self._with_scalars(local, self._given(local, segment), segment)
+            given = self._whole(local, segment)
             out = self.engine._compiled["once", level, local](given)
             self.kept_once[level].append(out["outputs"])
             if "parts" in out:
@@ -340,7 +336,7 @@ class _Step:
         engine, plan = self.engine, self.plan
         results = []
         for local in self.locals:
-            given = self._with_scalars(local, self._given(local, plan.final), plan.final)
+            given = self._whole(local, plan.final)
             results.append(engine._compiled["final", 0, local](*engine._split_final(given)))
         for local, outputs in enumerate(results):
             take = iter(outputs)

@@ -19,12 +19,15 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import jax
+import numpy as np
 
-from ._pieces import Pieces, cheapest, predict
+from ._cache import in_turn
+from ._pieces import GAIN, Pieces, cheapest, predict
 
 CallSet = dict[int, "Kernel"]  # a kernel per level of the plan
 Traced = dict[int, tuple[Callable, Any, tuple[Any, ...]]]  # level -> function, shapes of its inputs, constants
-_SAMPLES = 3  # timings of a kernel before it counts as measured; the very first one is dropped
+_SAMPLES = 3  # timings of a kernel before it counts as measured
+_MORE_CALLS = 3
 _RETIME = 64  # steps between two timings of a mixed batch
 
 
@@ -54,6 +57,8 @@ class _Worker:
     samples: dict[int, deque] = field(default_factory=dict)
     size: int = 0
     steps_at_size: int = 0
+    timings: int = 0  # how many sizes are measured, or were so since the last choice
+    chosen: tuple[tuple, Pieces] | None = None
 
     def measured(self) -> dict[int, float]:
         """Seconds by size. The least of the last timings: what else runs on the machine slows all sizes alike, and a
@@ -79,7 +84,7 @@ class Kernels:
       splittable: whether a local batch may run as several calls; if not, every size needs a kernel of its own.
       timed: whether pieces are chosen by measured time, and exact kernels compiled; else by size alone, so that
         results do not depend, in their last bits, on how fast the machine was.
-      turn: where in the ladder to begin: ranks of one host that share a compilation cache begin at different places.
+      turn: which of how many ranks this is: those that share a compilation cache compile different kernels first.
     """
 
     def __init__(
@@ -90,7 +95,7 @@ class Kernels:
         largest_call: int | None,
         splittable: bool,
         timed: bool,
-        turn: int = 0,
+        turn: tuple[int, int] = (0, 1),
     ):
         self.counters = Counters()
         self.largest_call, self.splittable, self.timed = largest_call, splittable, timed
@@ -98,7 +103,7 @@ class Kernels:
         self._workers = [_Worker(device) for device in devices]
         self._turn, self._lock = turn, threading.Lock()
         self._asked: set[tuple[int, int]] = set()
-        self._ladder_top = 0
+        self._ladder: set[int] = set()
         self._compiler = _BackgroundCompiler(self)
 
     # --- what a size is made of ---------------------------------------------------------------------------------------
@@ -106,13 +111,15 @@ class Kernels:
     def can_make(self, local: int, size: int) -> bool:
         """Whether worker `local` of this process can compute `size` examples with no compile."""
         worker = self._workers[local]
-        if not self.splittable:
+        if not self.splittable or size in worker.ready:
             return size in worker.ready
-        return cheapest(size, list(worker.ready), lambda _: 1.0) is not None
+        # A few calls more than the whole ladder would need are a price for going on at once; hundreds are not.
+        now, then = (cheapest(size, rungs, lambda _: 1.0) for rungs in (list(worker.ready), self._ladder))
+        return now is not None and then is not None and len(now) <= len(then) + _MORE_CALLS
 
     def can_make_all(self) -> bool:
         """Whether every size can be made, now and from now on."""
-        return self.splittable and all(1 in w.ready for w in self._workers)
+        return self.splittable and 1 in self._ladder and all(self._ladder <= w.ready.keys() for w in self._workers)
 
     def pieces(self, local: int, size: int, at_least: int = 1) -> Pieces:
         """The calls that worker `local` makes for `size` examples in this step, at least so many of them."""
@@ -121,28 +128,32 @@ class Kernels:
         worker.size = size
         if not self.splittable:
             return (size,)
+        known = (size, at_least, len(worker.ready), worker.timings, worker.steps_at_size // _RETIME)
+        if worker.chosen is None or worker.chosen[0] != known:
+            worker.chosen = (known, self._choose(local, size, at_least))
+        return worker.chosen[1]
+
+    def _choose(self, local: int, size: int, at_least: int) -> Pieces:
+        worker = self._workers[local]
         ready = [k for k in list(worker.ready) if k <= size // at_least or at_least > size]
-        seconds = self._seconds(worker)
-        untried = [k for k in ready if len(worker.samples.get(k, ())) < _SAMPLES] if self.timed else []
+        measured = worker.measured() if self.timed else {}
+        untried = [k for k in ready if k not in measured and k <= size] if self.timed else []
         if untried and worker.steps_at_size > 1:
+            # A new kernel is tried on a part of the batch, which has to be computed anyway.
             trial = max(untried)
-            rest = cheapest(size - trial, ready, seconds) if size > trial else ()
+            rest = cheapest(size - trial, ready, lambda k: predict(k, measured)) if size > trial else ()
             if rest is not None:
                 return (trial, *rest)
-        best = cheapest(size, ready, seconds)
+        best = cheapest(size, ready, lambda k: predict(k, measured))
         if best is None:
-            best = cheapest(size, list(worker.ready), seconds)
+            best = cheapest(size, list(worker.ready), lambda k: predict(k, measured))
         assert best is not None, f"no kernels for {size} examples: {sorted(worker.ready)}"
-        if self.timed and len(best) > 1 and worker.steps_at_size % _RETIME == _RETIME - 1:
+        if self.timed and len(best) > 1:
             self._consider_exact(local, size, best)
         return best
 
     def kernel(self, local: int, size: int, level: int) -> Kernel:
         return self._workers[local].ready[size][level]
-
-    def _seconds(self, worker: _Worker) -> Callable[[int], float]:
-        measured = worker.measured() if self.timed else {}
-        return lambda size: predict(size, measured)
 
     # --- timing -------------------------------------------------------------------------------------------------------
 
@@ -155,11 +166,10 @@ class Kernels:
 
     def record(self, local: int, size: int, seconds: float) -> None:
         """One timing of one call."""
-        samples = self._workers[local].samples
-        if size not in samples:  # the first run of a kernel touches its memory for the first time
-            samples[size] = deque(maxlen=2 * _SAMPLES + 1)
-        else:
-            samples[size].append(seconds)
+        worker = self._workers[local]
+        samples = worker.samples.setdefault(size, deque(maxlen=2 * _SAMPLES + 1))
+        samples.append(seconds)
+        worker.timings += len(samples) <= _SAMPLES
 
     def _consider_exact(self, local: int, size: int, pieces: Pieces) -> None:
         """Compile a kernel for this very size if, were it to last as long again, that would have paid."""
@@ -187,7 +197,7 @@ class Kernels:
                 for needed in self._first_kernels(size):
                     self._compile(local, needed)
         self.counters.waited_seconds += time.perf_counter() - start
-        self.extend(max(sizes, default=1))
+        self.extend(max(sizes))
 
     def require_calls(self, pieces: Sequence[Pieces]) -> None:
         """Have kernels for these very calls (per worker of this process), waiting for them."""
@@ -203,17 +213,24 @@ class Kernels:
 
     def extend(self, largest: int) -> None:
         """Ask for the ladder that a local batch of `largest` uses. Cheap where it is there already."""
-        if not self.splittable or largest <= self._ladder_top:
+        if not self.splittable:
             return
-        top = 1 << (min(largest, self.largest_call or largest).bit_length() - 1)
-        known = self._ladder_top
-        rungs = [1 << i for i in range(top.bit_length())]
-        self._ladder_top = max(known, largest)
-        rungs = [r for r in reversed(rungs) if known < r or known == 0]
-        turn = self._turn % len(rungs) if rungs else 0
-        for rung in rungs[turn:] + rungs[:turn]:
+        top = min(largest, self.largest_call or largest).bit_length()
+        missing = [1 << i for i in reversed(range(top)) if 1 << i not in self._ladder]
+        if not missing or self._is_long_enough():
+            return
+        self._ladder.update(missing)
+        for rung in in_turn(missing, *self._turn):
             for local in range(len(self._workers)):
                 self._ask(local, rung)
+
+    def _is_long_enough(self) -> bool:
+        """Whether the longest rung is no faster, by example, than the one before it: then nor is a longer one."""
+        if len(self._ladder) < 2 or not self.timed:
+            return False
+        last, longest = sorted(self._ladder)[-2:]
+        measured = [w.measured() for w in self._workers]
+        return all(longest in m and last in m and m[longest] > 2 * GAIN * m[last] for m in measured)
 
     def ask(self, local: int, size: int) -> None:
         """Have a kernel compiled behind the steps, where `size` cannot be made without."""
@@ -237,6 +254,8 @@ class Kernels:
         kernels = {}
         for level, (function, shapes, consts) in self._traced[size].items():
             run = compile_segment(function, (shapes,), worker.device)
+            if worker.device.platform == "cpu":
+                _run_once(run, shapes)
             kernels[level] = Kernel(run, tuple(jax.device_put(c, worker.device) for c in consts))
         worker.ready[size] = kernels
         self.counters.kernels += len(kernels)
@@ -260,6 +279,12 @@ class Kernels:
 
     def close(self) -> None:
         self._compiler.close()
+
+
+def _run_once(run: Callable, shapes: Any) -> None:
+    """A kernel's first run touches its memory for the first time, which no step should wait for."""
+    if not any(jax.dtypes.issubdtype(s.dtype, jax.dtypes.extended) for s in jax.tree.leaves(shapes)):
+        jax.block_until_ready(run(jax.tree.map(lambda s: np.zeros(s.shape, s.dtype), shapes)))
 
 
 class _BackgroundCompiler:

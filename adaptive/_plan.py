@@ -90,9 +90,24 @@ class Segment:
     inputs: tuple[tuple[Var, Origin], ...]
     outputs: tuple[Atom, ...]  # kept values; for the final segment, see Plan.final_outputs
 
+    @cached_property
+    def wiring(self) -> dict[str, list[tuple[Any, int]]]:
+        """Where the inputs of each kind come from, in order."""
+        kinds: dict[str, list[tuple[Any, int]]] = {
+            kind: [] for kind in ("state", "slot", "const", "batch", "once", "call", "source", "message")
+        }
+        for _, origin in self.inputs:
+            kinds[origin.kind].append((origin.index, origin.item))
+        return kinds
+
     def reads(self, kind: str) -> list[int]:
         """Indices of the inputs of one kind, in order."""
-        return [origin.index for _, origin in self.inputs if origin.kind == kind]
+        return [index for index, _ in self.wiring[kind]]
+
+    @cached_property
+    def message_levels(self) -> list[int]:
+        """The messages that are read, in order."""
+        return sorted(set(self.reads("message")))
 
 
 @dataclass(frozen=True)
@@ -305,7 +320,8 @@ def _check_hook(flow: _Flow, eqn: JaxprEqn) -> None:
         _, local = _trail(flow, atom)
         raise ReplicationError(
             f"hook {hook.name!r}{at(line_of(eqn.source_info))} reads a value that can differ between "
-            f"workers: its {path}, which comes from {local}.\nOne worker could then rescale while another does not. Reduce it first:\n"
+            f"workers: its {path}, which comes from {local}.\n"
+            "One worker could then rescale while another does not. Reduce it first:\n"
             f"    comm.all_reduce(x)      one value for all      or      comm.all_gather(x)      one row per worker"
         )
 

@@ -13,6 +13,7 @@ import numpy as np
 
 from . import _agreement as agreement
 from ._barrier import Barrier, Sizes
+from ._cache import share_compilations
 from ._check import Invariance, check_invariance
 from ._data import Examples, Stream
 from ._decision import Decision, Limits
@@ -105,13 +106,19 @@ class Program:
         self._plan = self._plan_for(min(max(first), microbatch or max(first)))
         _check_microbatch_can_be(self._plan, microbatch)
         self._check_alike(state)
+        if self.world.processes > 1:
+            share_compilations()
         self._engine = Engine(
             self._plan_for,
             self._plan,
             jax.tree.leaves(state),
             self.world,
             tail=agreement.tail_length(self.world.size),
-            kernels={"largest_call": microbatch, "timed": not deterministic, "turn": self.world.rank},
+            kernels={
+                "largest_call": microbatch,
+                "timed": not deterministic,
+                "turn": (self.world.rank, self.world.processes),
+            },
         )
         self._barrier = Barrier(self._plan.hooks, self.world.size)
         self._ledger = agreement.Ledger()
@@ -185,6 +192,11 @@ class Program:
     def epoch(self) -> int:
         """Whole epochs of data consumed. Replicated."""
         return self._stream.cursor // len(self._data)
+
+    @property
+    def warm(self) -> bool:
+        """Whether nothing is being compiled behind the steps. Local."""
+        return self._compiled and self._engine.kernels.warm
 
     @property
     def plan(self) -> Plan:

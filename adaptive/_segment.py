@@ -63,7 +63,7 @@ def segment_function(
 ) -> Callable[[dict[str, Any]], dict[str, Any]]:
     """The segment as a function of `{"state": […], "slot": […], "floats": …, "ints": …, "const": […], "batch": […],
     "message": […], "once": […], "call": […]}` in the order of its inputs, "message" holding the parts of those messages
-    that it reads (`message_levels`).
+    that it reads (`Segment.message_levels`).
 
     It returns `{"outputs": […]}` and, if it writes a message, `"parts"` and `"finite"`: whether all that the calls
     contribute to reductions is finite.
@@ -78,7 +78,7 @@ def segment_function(
             level: iter(
                 unpack(layouts[level], parts, [o.item for _, o in segment.inputs if o[:2] == ("message", level)])
             )
-            for level, parts in zip(message_levels(segment), given["message"], strict=True)
+            for level, parts in zip(segment.message_levels, given["message"], strict=True)
         }
         for var, origin in segment.inputs:
             if origin.kind == "source":
@@ -103,11 +103,6 @@ def segment_function(
         return out
 
     return run
-
-
-def message_levels(segment: Segment) -> list[int]:
-    """The messages that a segment reads, in order."""
-    return sorted({o.index for _, o in segment.inputs if o.kind == "message"})
 
 
 def _evaluate(eqn: JaxprEqn, operands: list[Any]) -> list[Any]:
