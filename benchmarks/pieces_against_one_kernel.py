@@ -1,0 +1,89 @@
+"""A large batch runs as the pieces that measure fastest, and never slower than 3 % behind the best way.
+
+    PJRT_NPROC=1 python benchmarks/pieces_against_one_kernel.py
+
+A local batch of 1024 of the digits' conv net on one core: as the program chooses its kernel calls after it has timed them,
+against one kernel of 1024, and against every fixed piece size.
+"""
+
+import os
+import sys
+from pathlib import Path
+
+import jax
+import numpy as np
+import optax
+from _measure import alternate, pin, report, summary
+
+import adaptive as ad
+import collectives as comm
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "examples"))
+from _models import ConvNet
+
+BATCH, ROUNDS = 1024, 30
+NET = ConvNet(10)
+OPTIMIZER = optax.sgd(1e-2)
+RNG = np.random.default_rng(0)
+
+
+def driver(state, batch):
+    """One step of training."""
+    params, opt_state = state
+
+    def loss_fn(params):
+        logits = NET.apply(params, batch["image"])
+        return optax.softmax_cross_entropy_with_integer_labels(logits, batch["label"]).mean()
+
+    grads = comm.all_reduce(jax.grad(loss_fn)(params))
+    updates, opt_state = OPTIMIZER.update(grads, opt_state, params)
+    return (optax.apply_updates(params, updates), opt_state), {}
+
+
+def measure(side):
+    """Steps of one batch in the chosen pieces and in each fixed one."""
+    data = {"image": RNG.random((4096, side, side, 1), np.float32), "label": RNG.integers(0, 10, 4096).astype(np.int32)}
+    params = NET.init(jax.random.key(0), data["image"][:1])
+    state = (params, OPTIMIZER.init(params))
+    chosen = ad.Program(driver, state, data, global_batch=BATCH)
+    chosen.warm_up()
+    list(chosen.run(steps=60))  # the kernels are timed on real steps
+    fixed = {
+        f"{BATCH // piece} x {piece}": ad.Program(
+            driver, state, data, global_batch=BATCH, microbatch=piece, deterministic=True
+        )
+        for piece in (1024, 512, 256, 128, 64, 32)
+    }
+    calls = {"chosen": lambda: step(chosen)} | {name: (lambda p=p: step(p)) for name, p in fixed.items()}
+    seconds = alternate(calls, ROUNDS, warmup=3)
+    best = min(fixed, key=lambda name: np.median(seconds[name]))
+    rows = [{"images": f"{side}x{side}", **row.cells()} for row in summary(seconds, baseline="1 x 1024")]
+    ratio = float(np.median(seconds["chosen"] / seconds[best]))
+    calls_made = chosen.step().pieces[0]
+    note = (
+        (
+            f"{side}x{side}: the program chose {len(calls_made)} calls, {dict(zip(*np.unique(calls_made, return_counts=True), strict=True))}; "
+            f"the best fixed way is {best}, and chosen / best is {ratio:.3f} (median of paired ratios)."
+        )
+        .replace("np.int64", "")
+        .replace("(", "(")
+        .replace(")", ")")
+    )
+    return rows, note
+
+
+def step(program):
+    """One step, waited for."""
+    program.step()
+    return program.state
+
+
+if __name__ == "__main__":
+    pin(sorted(os.sched_getaffinity(0))[0])
+    rows, notes = [], []
+    for side in (8, 28):
+        more, note = measure(side)
+        rows += more
+        notes.append(note)
+    notes.append(f"A local batch of {BATCH} on one core and one thread; ratios are to one kernel of {BATCH}.")
+    report("A large batch runs as the pieces that measure fastest", rows, "pieces_against_one_kernel.md", notes)

@@ -1,0 +1,139 @@
+"""A batch takes on a size never seen, and no step waits for a compiler.
+
+    python benchmarks/resize_without_stall.py
+
+Twenty changes to sizes never seen, with a warm ladder of kernels, against compiling on demand (`jax.jit`). Also: how long the
+ladder takes to get warm behind the steps, and what that costs them meanwhile.
+"""
+
+import os
+import sys
+import time
+from pathlib import Path
+
+import jax
+import numpy as np
+import optax
+from _measure import Spread, pin, readable, report
+
+import adaptive as ad
+import collectives as comm
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "examples"))
+from _models import ConvNet
+
+CHANGES, STEPS, FIRST = 20, 12, 128
+NET = ConvNet(10)
+OPTIMIZER = optax.adam(1e-3)
+RNG = np.random.default_rng(0)
+DATA = {"image": RNG.random((8192, 8, 8, 1), np.float32), "label": RNG.integers(0, 10, 8192).astype(np.int32)}
+SIZES = [int(n) for n in RNG.choice(np.setdiff1d(np.arange(33, 250), 2 ** np.arange(9)), CHANGES, replace=False)]
+
+
+def loss_fn(params, batch):
+    """Mean cross entropy."""
+    logits = NET.apply(params, batch["image"])
+    return optax.softmax_cross_entropy_with_integer_labels(logits, batch["label"]).mean()
+
+
+def driver(state, batch):
+    """One step of training."""
+    params, opt_state = state
+    grads = comm.all_reduce(jax.grad(loss_fn)(params, batch))
+    updates, opt_state = OPTIMIZER.update(grads, opt_state, params)
+    return (optax.apply_updates(params, updates), opt_state), {}
+
+
+@jax.jit
+def on_demand(params, opt_state, batch):
+    """The same step, compiled when its batch has a new shape."""
+    updates, opt_state = OPTIMIZER.update(jax.grad(loss_fn)(params, batch), opt_state, params)
+    return optax.apply_updates(params, updates), opt_state
+
+
+def warming(program):
+    """Steps while the ladder is compiled, and steps after that."""
+    behind, start = [], time.perf_counter()
+    program.step()
+    while not program.warm:
+        behind.append(timed(program.step))
+    until_warm = time.perf_counter() - start
+    return until_warm, behind, [timed(program.step) for _ in range(50)]
+
+
+def timed(call, *args):
+    """Seconds of one call, its result waited for."""
+    start = time.perf_counter()
+    out = call(*args)
+    jax.block_until_ready(out if not isinstance(out, ad.Report) else out.metrics)
+    return time.perf_counter() - start
+
+
+def steps_on_demand(state, size):
+    """Steps of the plain loop at one size; the first of them compiles."""
+    seconds, params, opt_state = [], *state
+    for step in range(STEPS):
+        rows = np.arange(step * size, (step + 1) * size) % 8192
+        batch = jax.tree.map(lambda a, r=rows: a[r], DATA)
+        start = time.perf_counter()
+        params, opt_state = jax.block_until_ready(on_demand(params, opt_state, batch))
+        seconds.append(time.perf_counter() - start)
+    return (params, opt_state), seconds
+
+
+def worst_to_median(blocks):
+    """Per size: its slowest step over the median of its steps."""
+    return Spread.of([max(b) / np.median(b) for b in blocks]), max(max(b) / np.median(b) for b in blocks)
+
+
+def main():
+    """Measure and report."""
+    pin(*sorted(os.sched_getaffinity(0))[:2])
+    params = NET.init(jax.random.key(0), DATA["image"][:1])
+    state = (params, OPTIMIZER.init(params))
+    program = ad.Program(driver, state, DATA, global_batch=FIRST)
+    until_warm, behind, after = warming(program)
+    program.rescale(global_batch=256)  # the ladder reaches as far as the largest size, so let it
+    program.step()
+    program.warm_up()
+    list(program.run(steps=80))
+    kernels, waited = program.step().kernels, program.step().waited_seconds
+    ours, plain = [], []
+    for size in SIZES:
+        program.rescale(global_batch=size)
+        ours.append([])
+        for _ in range(STEPS):
+            start = time.perf_counter()
+            last = program.step()
+            jax.block_until_ready(program.state)
+            ours[-1].append(time.perf_counter() - start)
+        assert last.global_batch == size
+        state, seconds = steps_on_demand(state, size)
+        plain.append(seconds)
+    rows = []
+    for name, blocks in (("ours, ladder warm", ours), ("jax.jit, on demand", plain)):
+        spread, worst = worst_to_median(blocks)
+        rows.append(
+            {
+                "": name,
+                "median step": readable(float(np.median(np.concatenate(blocks)))),
+                "first step at a new size": readable(float(np.median([b[0] for b in blocks]))),
+                "worst step / median of its size: median": f"{spread.median:.2f}",
+                "p90": f"{spread.p90:.2f}",
+                "worst": f"{worst:.2f}",
+            }
+        )
+    notes = [
+        f"{CHANGES} sizes from 33 to 249 that are no powers of two, {STEPS} steps each, in turn with the plain loop. "
+        f"Kernels compiled during the changes: {last.kernels - kernels}; seconds that steps waited for a compiler: "
+        f"{last.waited_seconds - waited:.3f}.",
+        f"From the first step to a warm ladder: {until_warm:.1f} s. Steps meanwhile took {readable(float(np.median(behind)))} in "
+        f"the median (worst {readable(max(behind))}), and {readable(float(np.median(after)))} after it (worst "
+        f"{readable(max(after))}).",
+        "One process on two cores, so the compiler runs on the core beside the steps.",
+    ]
+    report("A new batch size costs no compile and no stall", rows, "resize_without_stall.md", notes)
+
+
+if __name__ == "__main__":
+    main()
