@@ -21,6 +21,7 @@ from .operators import Source, collective_p, hook_p, n_values, slot_read_p, slot
 
 Atom = Var | Literal
 OPERATORS = {collective_p: "collective", source_p: "source", slot_read_p: "slot", slot_write_p: "slot", hook_p: "hook"}
+_RESULTLESS = (hook_p, slot_write_p)
 _INLINED = {"jit": "jaxpr", "pjit": "jaxpr", "closed_call": "call_jaxpr", "core_call": "call_jaxpr"}
 _INLINED_FOR_OPERATORS = {"custom_jvp_call": "call_jaxpr", "custom_vjp_call": "call_jaxpr"}
 
@@ -78,7 +79,7 @@ def trace(driver: Callable, state: Any, batch: Any, *, workers: int) -> Graph:
     """
     examples = jax.tree.leaves(batch)[0].shape[0]
     name = getattr(driver, "__name__", type(driver).__name__)
-    with trace_as(workers, examples):
+    with trace_as(workers, examples) as tracing:
         closed, shapes = jax.make_jaxpr(driver, return_shape=True)(state, batch)
     if not (isinstance(shapes, tuple) and len(shapes) == 2):
         raise DriverError(f"driver {name!r} must return (state, metrics), a pair; it returned {_kind(shapes)}.")
@@ -87,6 +88,7 @@ def trace(driver: Callable, state: Any, batch: Any, *, workers: int) -> Graph:
     flat = _Flattener()
     invars = [Var(v.aval) for v in closed.jaxpr.invars]
     outvars = flat.inline(closed, invars)
+    _check_none_left_out(tracing.must_stay, flat.eqns)
     return Graph(
         name=name,
         examples=examples,
@@ -130,6 +132,18 @@ def _check_state(name: str, old: Any, new: Any) -> None:
                 f"driver {name!r} changes {leaf_name} from {before.dtype}{list(before.shape)} to "
                 f"{after.dtype}{list(after.shape)}. A state keeps its shapes and dtypes from step to step"
                 + (f": return it with .astype({before.dtype})." if before.shape == after.shape else ".")
+            )
+
+
+def _check_none_left_out(must_stay: Sequence[tuple[Any, str]], eqns: Sequence[JaxprEqn]) -> None:
+    """JAX differentiates a nested jit or checkpoint by taking its jaxpr apart, and leaves out what has no result."""
+    there = {id(e.params["hook" if e.primitive is hook_p else "written"]) for e in eqns if e.primitive in _RESULTLESS}
+    for mark, what in must_stay:
+        if id(mark) not in there:
+            raise CollectiveError(
+                f"{what} is lost: it stands inside a jax.jit or jax.checkpoint that is differentiated, and JAX leaves "
+                "out there what has no result. Return the value from the differentiated function (has_aux=True), and "
+                "apply the operator to it behind."
             )
 
 

@@ -1,9 +1,10 @@
 """The four things that an operator may add to a traced driver: source, collective, slot, hook.
 
 Each is a JAX primitive, so a driver that uses them is an ordinary JAX dataflow graph. That they stand in the graph as
-equations, and not in some list beside it, is what makes nested `jax.jit`s, their trace caches, `jax.grad` and
-re-tracing for another batch size work with no care taken: whatever JAX does with a function, the graph that comes out
-says the same.
+equations, and not in some list beside it, is what makes nested `jax.jit`s, `jax.grad` and re-tracing for another batch
+size work with no care taken: whatever JAX does with a function, the graph that comes out says the same. Two things need
+some: JAX's caches of traces, which do not know what a driver is traced for (see `trace_as`), and dead code elimination,
+which takes operators without a result for dead (see `Tracing.must_stay`).
 
 * a **source** is a scalar that the runtime measures and feeds in: a step number, seconds, batch sizes, free CPU;
 * a **collective** combines a value over all workers;
@@ -17,6 +18,7 @@ hook is passed by. So `print` and `pdb` work in a driver.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -27,7 +29,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.extend.core import Primitive
-from jax.interpreters import ad, batching
+from jax.interpreters import ad, batching, mlir
 
 from ._decision import Handler
 from ._eager import current_world, exchange_eagerly
@@ -81,7 +83,7 @@ EXAMPLES = Source("examples", lambda r: r.examples, scope="call", stand_in=1.0)
 CALLS = Source("calls", lambda r: r.calls, scope="call", stand_in=1.0)
 OFFSET = Source("offset", lambda r: r.offset, np.int32, scope="call")
 STEP = Source("step", lambda r: r.step, np.int32, scope="all")
-SEED = Source("seed", lambda r: r.seed, np.int32, scope="all")
+SEED = Source("seed", lambda r: r.seed & 0x7FFFFFFF, np.int32, scope="all")  # any Python integer will do
 GLOBAL_BATCH = Source("global_batch", lambda r: r.global_batch, np.int32, scope="all", stand_in=1)
 BATCH_SIZE = Source("batch_size", lambda r: r.batch_size, np.int32, stand_in=1)
 WORKER = Source("worker", lambda r: r.worker, np.int32)
@@ -235,8 +237,8 @@ slot_read_p.def_abstract_eval(
     lambda *, label, init: [_HANDLE, *(jax.core.ShapedArray(a.shape, a.dtype) for a in init.leaves)]
 )
 slot_read_p.def_impl(lambda *, label, init: [np.int32(0), *map(jnp.asarray, init.leaves)])
-slot_write_p.def_abstract_eval(lambda *operands: [])
-slot_write_p.def_impl(lambda *operands: [])
+slot_write_p.def_abstract_eval(lambda *operands, written: [])
+slot_write_p.def_impl(lambda *operands, written: [])
 hook_p.def_abstract_eval(lambda *operands, hook: [])
 hook_p.def_impl(lambda *operands, hook: [])
 
@@ -267,7 +269,7 @@ def slot(label: str, init: Any, update: Callable[[Any], tuple[Any, Any]]) -> Any
             f"got {jax.tree.map(jnp.shape, new)} for {jax.tree.map(jnp.shape, init)}."
         )
     cast = [jnp.asarray(n).astype(o.dtype) for n, o in zip(new_leaves, old, strict=True)]
-    slot_write_p.bind(handle, *cast)
+    slot_write_p.bind(handle, *cast, written=_stays(f"slot {label!r}"))
     return result
 
 
@@ -308,17 +310,36 @@ class Hook:
 def hook(name: str, handler: Handler, values: tuple[Any, ...], *, every: int = 1) -> None:
     """Hand `values` (replicated) to `handler` at the barrier behind every `every`-th step."""
     leaves, tree = jax.tree.flatten(values)
-    hook_p.bind(*map(jnp.asarray, leaves), hook=Hook(name, handler, every, tree))
+    hook = Hook(name, handler, every, tree)
+    _stays(f"hook {name!r}", hook)
+    hook_p.bind(*map(jnp.asarray, leaves), hook=hook)
 
 
 # --- the trace in progress --------------------------------------------------------------------------------------------
 
 
 class Tracing(NamedTuple):
-    """What is fixed while a driver is traced: numbers that shapes may be made of."""
+    """What is fixed while a driver is traced: numbers that shapes may be made of.
+
+    `must_stay` lists the operators without a result that the driver has called: what marks each one's equation, and
+    what to call it in an error if there is none in the graph.
+    """
 
     workers: int
     examples: int
+    must_stay: list[tuple[Any, str]]
+
+
+class Mark:
+    """Tells one write to a slot from others."""
+
+
+def _stays(what: str, mark: Any = None) -> Any:
+    """Note that an equation has to be in the graph, by a parameter of it; a new `Mark` if there is none."""
+    mark, trace = mark or Mark(), tracing()
+    if trace is not None:
+        trace.must_stay.append((mark, what + at(current_line())))
+    return mark
 
 
 _tracing: ContextVar[Tracing | None] = ContextVar("adaptive_tracing", default=None)
@@ -329,11 +350,36 @@ def tracing() -> Tracing | None:
     return _tracing.get()
 
 
+# JAX keeps the trace of a nested jax.jit by the shapes that it is called with. What a driver is traced for is no
+# argument, so a helper that makes shapes of it would be given those of another trace; a context makes JAX tell them
+# apart. One per trace, and not per numbers: an operator that JAX leaves out would be missed in the first trace alone.
+_trace_cache_key = jax.make_user_context(default_value=0)
+_traces = itertools.count(1)
+
+
 @contextmanager
-def trace_as(workers: int, examples: int) -> Iterator[None]:
+def trace_as(workers: int, examples: int) -> Iterator[Tracing]:
     """Trace a driver for that many workers, and examples in a call."""
-    token = _tracing.set(Tracing(workers, examples))
+    trace = Tracing(workers, examples, [])
+    token = _tracing.set(trace)
     try:
-        yield
+        with _trace_cache_key(next(_traces)):
+            yield trace
     finally:
         _tracing.reset(token)
+
+
+# --- not in a program -------------------------------------------------------------------------------------------------
+
+
+def _refuse_to_compile(context, *operands, **params):
+    raise CollectiveError(
+        "an operator (a collective, monitor, hook, or a value such as ad.step()) is compiled by jax.jit outside a "
+        "program. Run the driver in an ad.Program, or eagerly:\n"
+        "    with jax.disable_jit():\n"
+        "        driver(state, batch)"
+    )
+
+
+for _p in (source_p, collective_p, slot_read_p, slot_write_p, hook_p):
+    mlir.register_lowering(_p, _refuse_to_compile)
