@@ -1,0 +1,46 @@
+"""Squared norms of pytrees, to the precision that differences of them need."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from adaptive._errors import CollectiveError
+from adaptive._where import at, current_line
+
+
+def squared_norm(tree: Any) -> jax.Array:
+    """`|tree|^2`, the sum of squared magnitudes over all leaves: a scalar, float32 or better.
+
+    The noise scale takes differences of squared norms that can be close to one another. So half precisions are cast up
+    before they are squared, and each leaf is summed by itself before the leaves are: XLA adds the elements of one
+    reduction in a tree (relative error on 25 million equal squares: 1e-7), and the sum over leaves is short.
+    """
+    leaves = [jnp.asarray(leaf) for leaf in jax.tree.leaves(tree)]
+    dtype = jnp.result_type(jnp.float32, *(leaf.real.dtype for leaf in leaves))
+    squares = [jnp.sum(jnp.square(_magnitude(leaf).astype(dtype))) for leaf in leaves]
+    return sum(squares, jnp.zeros((), dtype))
+
+
+def _magnitude(leaf: jax.Array) -> jax.Array:
+    return jnp.abs(leaf) if jnp.iscomplexobj(leaf) else leaf
+
+
+def check_alike(what: str, grads: Any, avg_grads: Any) -> None:
+    """Refuse two gradients that are not of one model.
+
+    Raises:
+      CollectiveError: they differ in structure or in a leaf's shape.
+    """
+    own, averaged = (dict(jax.tree_util.tree_leaves_with_path(tree)) for tree in (grads, avg_grads))
+    shapes = [{jax.tree_util.keystr(p): jnp.shape(leaf) for p, leaf in tree.items()} for tree in (own, averaged)]
+    for name in [*shapes[0], *shapes[1]]:
+        first, second = (s.get(name, "missing") for s in shapes)
+        if first != second:
+            raise CollectiveError(
+                f"{what}{at(current_line())}: the two gradients differ: grads{name} is {first}, avg_grads{name} is "
+                f"{second}. Give this worker's gradient and its mean over all workers:\n"
+                f"    avg_grads = comm.all_reduce(grads)\n    mon.{what}(grads, avg_grads)"
+            )
