@@ -1,0 +1,104 @@
+"""Moving averages of a pair of numbers that know how well they are known, and bounds on their ratio.
+
+A noise scale is a ratio of two noisy averages, of which the lower one may be below zero by chance. Fieller (1954) asks
+which ratios the averages do not contradict. With m for the averages of S and Q, V for the estimated covariance of these
+averages and t for a quantile of Student's distribution, these are the R = E S / E Q that satisfy
+
+    (m_S - R m_Q)^2 <= t^2 (V_SS - 2 R V_SQ + R^2 V_QQ)
+
+Where Q is not significantly above zero every large R is among them: the ratio is at least the lower bound, and no more
+can be said. Pure functions on arrays. Samples are assumed to be alike and independent: a stationary stream.
+"""
+
+from __future__ import annotations
+
+from statistics import NormalDist
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+Array = jax.Array | np.ndarray
+
+
+class Averages(NamedTuple):
+    """Exponentially weighted moments of pairs; sample s of t has weight `decay^(t - s)`, so no bias to correct."""
+
+    weight: Array  # (): sum of weights; 0 before the first sample
+    weight_squares: Array  # (): sum of squared weights
+    mean: Array  # (2,)
+    spread: Array  # (2,): root of the weighted sum of (x - mean)^2; squares of small norms would leave float32's range
+    correlation: Array  # (): weighted sum of (x_0 - mean_0)(x_1 - mean_1), over both spreads; 0 where one is 0
+
+
+def no_samples(dtype: Any) -> Averages:
+    """The averages before the first sample."""
+    return Averages(*(np.zeros(shape, dtype) for shape in ((), (), (2,), (2,), ())))
+
+
+def add_sample(averages: Averages, sample: jax.Array, decay: float) -> Averages:
+    """Let older samples fade by `decay`, and take in one pair, shape (2,); one that is not finite changes nothing.
+
+    West's update (1979): exact, and with `decay` = 1 the ordinary mean and covariance.
+    """
+    old = decay * averages.weight
+    weight = old + 1
+    error = sample - averages.mean
+    kept, added = decay**0.5 * averages.spread, jnp.sqrt(old / weight) * error
+    spread = jnp.hypot(kept, added)
+    unit = jnp.where(spread > 0, spread, 1)
+    new = Averages(
+        weight,
+        decay**2 * averages.weight_squares + 1,
+        averages.mean + error / weight,
+        spread,
+        averages.correlation * (kept / unit).prod() + (added / unit).prod(),
+    )
+    known = jnp.isfinite(sample).all()
+    return jax.tree.map(lambda n, o: jnp.where(known, n, o), new, averages)
+
+
+def ratio_bounds(averages: Averages, confidence: float) -> tuple[jax.Array, jax.Array]:
+    """Fieller's bounds on `E x_0 / E x_1`, both of which are known not to be negative.
+
+    A weighted mean counts as one of `n = (sum w)^2 / sum w^2` samples, (1 + decay) / (1 - decay) in the long run: then
+    `V = sum w (x - m)(x - m)' / (sum w (n - 1))` is unbiased, and t has n - 1 degrees of freedom. At a nominal 95 % the
+    bounds hold the ratio in 95 to 98 % of cases, from the second sample on. With the normal quantile instead of t, it
+    would be 70 % there, and 81 % after three.
+
+    A negative `m_1` says no more than one of zero, and is taken for it: else the lower bound would run away as the
+    signal's average falls further below what is possible.
+
+    Returns:
+      `(lower, upper)`: `lower` is finite, and 0 where nothing is known; `upper` is infinite where no bound is known.
+    """
+    n = averages.weight**2 / averages.weight_squares
+    known = n > 1
+    dof = jnp.where(known, n - 1, 1)
+    # In units of m + t sqrt(V) both are between 0 and 1, so that no square leaves float32's range.
+    mean = jnp.maximum(averages.mean, 0)
+    margin = student_t(confidence, dof) * averages.spread / jnp.sqrt(averages.weight * dof)
+    unit = jnp.where(mean + margin > 0, mean + margin, 1)
+    (s, q), (ds, dq) = mean / unit, margin / unit
+    # With r = 1/R the condition is a r^2 - 2 b r + c <= 0. Its roots are (b + root) / a and c / (b + root), in which
+    # nothing cancels. If a <= 0, r may be as large as you like; if c <= 0, it may be zero.
+    a, b, c = (s - ds) * (s + ds), s * q - averages.correlation * ds * dq, (q - dq) * (q + dq)
+    b_root = b + jnp.sqrt(jnp.maximum(b * b - a * c, 0))
+    scale = unit[0] / unit[1]
+    lower = jnp.minimum(jnp.where(known & (a > 0), scale * a / b_root, 0), jnp.finfo(mean.dtype).max)
+    return lower, jnp.where(known & (c > 0), scale * b_root / c, jnp.inf)
+
+
+def student_t(confidence: float, dof: jax.Array) -> jax.Array:
+    """The two-sided quantile of Student's distribution with any positive degrees of freedom, real ones too.
+
+    Wallace's approximation (1959), inverted: with z for the normal quantile,
+
+        t = sqrt(dof (exp(u^2 / dof) - 1)),  u = z (8 dof + 3) / (8 dof + 1)
+
+    At 95 % it is 1 % too large for 3 degrees of freedom, 4 % for 2, 39 % for 1: bounds only get wider.
+    """
+    z = NormalDist().inv_cdf((1 + confidence) / 2)
+    exponent = (z * (8 * dof + 3) / (8 * dof + 1)) ** 2 / dof
+    return jnp.sqrt(dof * jnp.expm1(jnp.minimum(exponent, 60)))  # beyond, t is 1e13 and more
