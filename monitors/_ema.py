@@ -1,0 +1,70 @@
+"""A moving average of anything, carried from step to step."""
+
+from __future__ import annotations
+
+from typing import Any, TypeVar
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from adaptive._errors import CollectiveError
+from adaptive._where import at, current_line
+from adaptive.operators import slot
+
+T = TypeVar("T")
+State = tuple[jax.Array, jax.Array]  # mean and weight of each element
+
+
+def ema(x: T, decay: float = 0.9) -> T:
+    """Exponential moving average over steps, without the bias of a start at zero.
+
+    After t steps, with weights over all that has been seen,
+
+        sum_s decay^(t - s) x_s / sum_s decay^(t - s)
+
+    so the first step's average is its value, and a constant's average is the constant. Elements that are not finite
+    are passed over, each by itself: seconds are NaN in the first step, and one infinite value would stay for ever.
+
+    Costs two numbers of state for each of `x`, and no communication.
+
+    Args:
+      x: pytree of real or complex numbers. Local or replicated.
+      decay: weight of the past, from one step to the next; the average spans about 1 / (1 - decay) steps.
+
+    Returns:
+      A pytree like `x`; integers are averaged in float32, half precisions too, and returned as they were. NaN where
+      nothing finite has been seen. Replicated if `x` is; averages of local values stay this worker's own.
+
+    Raises:
+      CollectiveError: `decay` is out of range.
+
+    Example:
+      >>> smooth = mon.ema(comm.all_reduce(loss), decay=0.99)            # doctest: +SKIP
+
+    References:
+      The correction for bias is that of Kingma and Ba 2015, "Adam", section 3, taken step by step.
+    """
+    if not 0 <= decay < 1:
+        raise CollectiveError(f"ema{at(current_line())}: decay={decay!r} must be at least 0 and below 1.")
+    leaves, tree = jax.tree.flatten(jax.tree.map(jnp.asarray, x))
+    zeros = [np.zeros(leaf.shape, jnp.result_type(jnp.float32, leaf.dtype)) for leaf in leaves]
+    init = [(zero, np.zeros(zero.shape, zero.real.dtype)) for zero in zeros]
+
+    def update(state: list[State]) -> tuple[list[State], list[jax.Array]]:
+        new = [average(leaf, *old, decay=decay) for leaf, old in zip(leaves, state, strict=True)]
+        return new, [_seen(mean, weight, leaf.dtype) for (mean, weight), leaf in zip(new, leaves, strict=True)]
+
+    return jax.tree.unflatten(tree, slot("ema", init, update))
+
+
+def average(x: jax.Array, mean: jax.Array, weight: jax.Array, *, decay: float) -> State:
+    """`(mean, weight)` with one more value, elementwise. A step towards the value keeps constants exact."""
+    new = decay * weight + 1
+    finite = jnp.isfinite(x)
+    return jnp.where(finite, mean + (x - mean) / new, mean), jnp.where(finite, new, weight)
+
+
+def _seen(mean: jax.Array, weight: jax.Array, dtype: Any) -> jax.Array:
+    result = jnp.where(weight > 0, mean, jnp.nan)
+    return result.astype(dtype) if jnp.issubdtype(dtype, jnp.inexact) else result

@@ -1,0 +1,58 @@
+"""Norm and variance of one step's gradients."""
+
+from __future__ import annotations
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import adaptive as ad
+import collectives as comm
+import monitors as mon
+
+from .lockstep import Lockstep, graph, operators, reading
+
+
+def test_the_norm_is_of_all_leaves_and_costs_nothing():
+    grads = {"w": jnp.array([[3.0, 0.0]]), "b": jnp.array(4.0, jnp.bfloat16)}
+    assert float(mon.gradient_norm(grads)) == 5.0
+    assert operators(graph(mon.gradient_norm, grads)) == []
+
+
+def test_the_norm_of_float16_does_not_overflow():
+    norm = mon.gradient_norm(jnp.full(4, 60000.0, jnp.float16))
+    assert norm.dtype == jnp.float32
+    assert float(norm) == pytest.approx(120000, rel=1e-3)
+
+
+def variance(grads):
+    return mon.gradient_variance(grads, comm.all_reduce(grads))
+
+
+def test_the_variance_is_that_of_examples_whatever_the_batches():
+    rng, sizes, dimensions = np.random.default_rng(0), (1, 3, 12), 2000
+    sd = 0.7
+    rows = [((0.2 + sd * rng.standard_normal(dimensions) / np.sqrt(b)).astype(np.float32),) for b in sizes]
+    found = Lockstep(variance).step(rows, [reading(examples=b) for b in sizes])
+    assert len(set(map(float, found))) == 1  # replicated
+    assert float(found[0]) == pytest.approx(dimensions * sd**2, rel=5 * np.sqrt(2 / (2 * dimensions)))
+
+
+def test_the_variance_by_hand():
+    rows = [(jnp.array([1.0, 2.0]),), (jnp.array([3.0, -1.0]),), (jnp.array([0.0, 1.0]),)]
+    found = Lockstep(variance).step(rows, [reading(examples=b) for b in (1, 2, 3)])
+    assert float(found[0]) == pytest.approx(55 / 6, rel=1e-6)
+
+
+def test_the_variance_keeps_no_state_and_sends_three_numbers():
+    sent = operators(graph(lambda g: mon.gradient_variance(g, g), jnp.ones(5)))
+    assert sent == ["source examples", "source calls", "reduce sum () () ()"]
+
+
+def test_one_worker_has_no_variance():
+    assert np.isnan(Lockstep(variance).step([(jnp.ones(3),)], [reading(examples=8)])[0])
+
+
+def test_gradients_that_do_not_belong_together_are_refused():
+    with pytest.raises(ad.CollectiveError, match=r"gradient_variance.*the two gradients differ"):
+        mon.gradient_variance(jnp.ones(3), jnp.ones(4))

@@ -1,0 +1,186 @@
+"""What the machine has left, against counters and control groups of our own making."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import psutil
+import pytest
+
+import monitors as mon
+from monitors import _machine
+from monitors._machine import CpuShare, CpuTimes, MemoryLeft, Paced
+
+from .lockstep import Lockstep, graph, operators, reading
+
+TWO = frozenset({0, 1})
+
+
+def share(*readings):
+    """The share read behind each counter but the first."""
+    counters = iter(readings)
+    meter = CpuShare(lambda: next(counters))
+    return [meter() for _ in readings[1:]]
+
+
+# --- processor --------------------------------------------------------------------------------------------------------
+
+
+def test_what_others_take_is_not_available():
+    start = CpuTimes(TWO, total=100, idle=50, own=10)
+    assert share(start, CpuTimes(TWO, 102, 52, 10)) == [1.0]  # idle
+    assert share(start, CpuTimes(TWO, 102, 50, 12)) == [1.0]  # all ours
+    assert share(start, CpuTimes(TWO, 102, 51, 10)) == [0.5]  # one of two cores is another's
+    assert share(start, CpuTimes(TWO, 102, 50, 10.5)) == [0.25]
+    assert share(start, CpuTimes(TWO, 102, 50, 12.1)) == [1.0]  # ticks are coarser than our own clock
+
+
+def test_each_reading_is_of_the_time_since_the_last():
+    found = share(CpuTimes(TWO, 100, 50, 10), CpuTimes(TWO, 102, 50, 11), CpuTimes(TWO, 104, 50, 13))
+    assert found == [0.5, 1.0]
+
+
+def test_counters_that_cannot_be_compared_are_not():
+    start, later = CpuTimes(TWO, 100, 50, 10), CpuTimes(TWO, 102, 51, 10)
+    assert math.isnan(share(start, start)[0])  # no time has passed
+    assert share(start, later, later) == [0.5, 0.5]
+    moved = CpuTimes(frozenset({0}), 60, 20, 10)
+    assert share(start, later, moved, moved._replace(total=61, idle=21)) == [0.5, 0.5, 1.0]
+
+
+def test_counters_are_of_the_cores_that_may_be_used(monkeypatch):
+    class Row(tuple):
+        user, idle, iowait, guest = 10.0, 5.0, 1.0, 4.0
+
+    rows = [Row((10.0, 5.0, 1.0, 4.0))] * 4  # a guest's time is in the user's as well
+    monkeypatch.setattr(psutil, "cpu_times", lambda percpu: rows)
+    monkeypatch.setattr(_machine.os, "sched_getaffinity", lambda pid: {1, 3}, raising=False)
+    found = _machine.cpu_times()
+    assert (found.cores, found.total, found.idle) == (frozenset({1, 3}), 32.0, 12.0)
+    monkeypatch.setattr(_machine.os, "sched_getaffinity", lambda pid: {1, 9}, raising=False)  # some are offline
+    assert _machine.cpu_times().cores == frozenset(range(4))
+    monkeypatch.delattr(_machine.os, "sched_getaffinity")  # not on this system
+    assert _machine.cpu_times().cores == frozenset(range(4))
+
+
+def test_the_counters_of_this_machine_go_forward():
+    first, second = _machine.cpu_times(), _machine.cpu_times()
+    assert second.total >= first.total > 0
+    assert second.own > first.own
+    assert second.idle <= second.total
+    assert first.cores == second.cores
+    assert first.cores
+
+
+def test_measurements_are_paced(monkeypatch):
+    now = [100.0]
+    monkeypatch.setattr(_machine.time, "monotonic", lambda: now[0])
+    values = iter([1.0, 2.0, 3.0])
+    paced = Paced(lambda: next(values), first=math.nan, due=100.05)
+    assert math.isnan(paced())
+    found = []
+    for now[0] in (100.06, 100.10, 100.17, 100.17, 200.0):
+        found.append(paced())
+    assert found == [1.0, 1.0, 2.0, 2.0, 3.0]
+
+
+# --- memory -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def machine(monkeypatch):
+    """A machine of 1000 bytes, of which 600 are available."""
+    memory = type("Memory", (), {"total": 1000, "available": 600})
+    monkeypatch.setattr(psutil, "virtual_memory", lambda: memory)
+    return memory
+
+
+def group(folder, limit, usage, inactive, version=2):
+    names = {2: ("memory.max", "memory.current", "inactive_file")}
+    names[1] = ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / names[version][0]).write_text(f"{limit}\n")
+    (folder / names[version][1]).write_text(f"{usage}\n")
+    (folder / "memory.stat").write_text(f"anon 7\n{names[version][2]} {inactive}\n")
+
+
+def left(tmp_path, membership):
+    (tmp_path / "cgroup").write_text(membership)
+    return MemoryLeft(tmp_path / "cgroup", tmp_path / "fs")()
+
+
+@pytest.mark.usefixtures("machine")
+def test_the_system_s_word_counts_where_no_limit_is_lower(tmp_path):
+    assert MemoryLeft(tmp_path / "none", tmp_path)() == 600
+    group(tmp_path / "fs/job", "max", 100, 0)
+    group(tmp_path / "fs", 5000, 100, 0)
+    assert left(tmp_path, "0::/job\n") == 600
+    group(tmp_path / "fs/memory", 2**63 - 4096, 100, 0, version=1)  # how version 1 says that there is none
+    assert left(tmp_path, "4:memory:/\n") == 600
+
+
+@pytest.mark.usefixtures("machine")
+def test_the_tightest_limit_around_the_process_counts(tmp_path):
+    group(tmp_path / "fs/slurm/job/step", "max", 90, 0)
+    group(tmp_path / "fs/slurm/job", 300, 120, 20)
+    group(tmp_path / "fs/slurm", 900, 150, 0)
+    assert left(tmp_path, "1:cpu:/elsewhere\n0::/slurm/job/step\n") == 200
+    group(tmp_path / "fs/slurm", 250, 240, 0)
+    assert left(tmp_path, "0::/slurm/job/step\n") == 10
+    group(tmp_path / "fs/slurm", 250, 260, 0)  # over it, for the moment
+    assert left(tmp_path, "0::/slurm/job/step\n") == 0
+
+
+@pytest.mark.usefixtures("machine")
+def test_version_1_and_a_container_whose_path_is_the_host_s(tmp_path):
+    group(tmp_path / "fs/memory", 400, 150, 50, version=1)
+    assert left(tmp_path, "9:name=systemd:/docker/ab\n4:cpu,memory:/docker/ab\n") == 300
+
+
+def test_usage_is_read_anew_and_the_limit_is_not_looked_for_again(tmp_path, machine):
+    group(tmp_path / "fs/job", 300, 100, 0)
+    (tmp_path / "cgroup").write_text("0::/job\n")
+    meter = MemoryLeft(tmp_path / "cgroup", tmp_path / "fs")
+    assert meter() == 200
+    (tmp_path / "fs/job/memory.current").write_text("250")
+    assert meter() == 50
+    machine.available = 20
+    assert meter() == 20
+
+
+def test_this_machine_has_some_memory_left():
+    assert 0 < MemoryLeft()() <= psutil.virtual_memory().total
+
+
+# --- operators --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["cpu_available", "memory_available"])
+def test_they_are_sources_and_not_measured_outside_a_program(name):
+    monitor = getattr(mon, name)
+    assert operators(graph(monitor)) == [f"source {name}"]
+    assert np.isnan(monitor())
+    assert monitor().dtype == np.float32
+
+
+def test_they_are_measured_where_the_step_starts(monkeypatch):
+    monkeypatch.setattr(_machine, "_cpu_share", lambda: lambda: 0.75)
+    monkeypatch.setattr(_machine, "_memory", lambda: lambda: 3e9)
+    both = Lockstep(lambda: (mon.cpu_available(), mon.memory_available()))
+    (found,) = both.step([()], [reading()])
+    assert [float(x) for x in found] == [0.75, 3e9]
+
+
+def test_the_processor_is_watched_from_when_the_driver_is_traced(monkeypatch):
+    now = [0.0]
+    monkeypatch.setattr(_machine.time, "monotonic", lambda: now[0])
+    counters = iter([CpuTimes(TWO, 100, 50, 10), CpuTimes(TWO, 102, 51, 10)])
+    monkeypatch.setattr(_machine, "CpuShare", lambda: CpuShare(lambda: next(counters)))
+    _machine._cpu_share.cache_clear()
+    try:
+        graph(mon.cpu_available)
+        now[0] = 0.2
+        assert _machine.CPU_AVAILABLE.read(reading()) == 0.5
+    finally:
+        _machine._cpu_share.cache_clear()

@@ -1,0 +1,229 @@
+"""The noise scale as an operator: what it adds to a graph, and what it makes of steps."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.extend.core import Var
+
+import adaptive as ad
+import collectives as comm
+import monitors as mon
+from monitors._averages import add_sample, no_samples
+from monitors._noise import summary
+
+from .lockstep import Lockstep, graph, operators, reading
+
+
+def both(grads, **options):
+    """As a driver would write it."""
+    return mon.noise_scale(grads, comm.all_reduce(grads), **options)
+
+
+def readings(sizes):
+    return [reading(worker=i, examples=b, batch_size=b, global_batch=sum(sizes)) for i, b in enumerate(sizes)]
+
+
+def random_steps(sizes, steps=6, seed=0, dtype=np.float32):
+    """Per step and worker, the gradient of a model of two leaves."""
+    rng = np.random.default_rng(seed)
+    return [
+        [
+            ({"w": (1 + rng.standard_normal((3, 2)) / b).astype(dtype), "b": dtype(rng.standard_normal())},)
+            for b in sizes
+        ]
+        for _ in range(steps)
+    ]
+
+
+def expected(steps, sizes, decay=0.95, confidence=0.95):
+    """The noise scale behind steps, from its parts."""
+    averages = no_samples(np.float32)
+    for rows in steps:
+        flat = np.array([np.append(g["w"].ravel(), g["b"]).astype(np.float64) for (g,) in rows])
+        mean = np.average(flat, axis=0, weights=sizes)
+        sample = mon.noise_estimate(np.float32(sizes), np.float32((flat**2).sum(1)), np.float32(mean @ mean))
+        averages = add_sample(averages, jnp.stack(sample), decay)
+    return summary(averages, confidence)
+
+
+# --- the graph --------------------------------------------------------------------------------------------------------
+
+
+def test_it_adds_three_numbers_to_the_message_and_one_slot():
+    grads = {"w": jnp.ones((3, 2)), "b": jnp.ones(2)}
+    reduced = "source examples", "reduce mean (2,) (3, 2)"
+    assert operators(graph(comm.all_reduce, grads)) == [*reduced]
+    assert operators(graph(both, grads)) == [
+        *reduced,
+        "source examples",
+        "source calls",
+        "reduce sum () () ()",
+        "slot noise_scale",
+    ]
+
+
+def test_what_it_sends_is_known_before_the_gradients_leave():
+    grads = {"w": jnp.ones((3, 2)), "b": jnp.ones(2)}
+    closed = graph(lambda g, a: mon.noise_scale(g, a), grads, grads)
+    (message,) = [e for e in closed.jaxpr.eqns if e.primitive.name == "collective"]
+    producers = {v: e for e in closed.jaxpr.eqns for v in e.outvars}
+    needed, todo = set(), list(message.invars)
+    while todo:
+        var = todo.pop()
+        needed.add(var)
+        todo += [v for v in producers[var].invars if isinstance(v, Var)] if var in producers else []
+    assert needed & set(closed.jaxpr.invars) == set(closed.jaxpr.invars[:2])  # grads, and nothing of avg_grads
+
+
+@pytest.mark.parametrize("dtype", [jnp.float16, jnp.bfloat16, jnp.float32])
+def test_its_numbers_are_float32(dtype):
+    closed = graph(both, {"w": jnp.ones(3, dtype)})
+    assert [v.aval.dtype for v in closed.jaxpr.outvars] == [np.float32] * 5
+    with jax.enable_x64(True):
+        double = graph(both, {"w": jnp.ones(3, dtype), "b": jnp.ones(2, jnp.float64)})
+        assert [v.aval.dtype for v in double.jaxpr.outvars] == [np.float64] * 5
+
+
+# --- steps ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("sizes", [(8, 8), (1, 2, 5, 40)])
+def test_uneven_workers_get_the_estimate_of_all_their_steps(sizes):
+    program, steps = Lockstep(both), random_steps(sizes)
+    for t, rows in enumerate(steps):
+        results = program.step(rows, readings(sizes))
+        for noise in results:  # replicated
+            np.testing.assert_array_equal(noise, results[0])
+        np.testing.assert_allclose(results[0], expected(steps[: t + 1], sizes), rtol=2e-4)
+    assert results[0].lower < results[0].scale < results[0].upper
+
+
+def test_options_reach_the_estimate():
+    sizes, program = (2, 6), Lockstep(lambda g: both(g, decay=0.5, confidence=0.6))
+    steps = random_steps(sizes)
+    noise = [program.step(rows, readings(sizes))[0] for rows in steps][-1]
+    np.testing.assert_allclose(noise, expected(steps, sizes, 0.5, 0.6), rtol=2e-4)
+
+    finite = Lockstep(lambda g: both(g, dataset_size=16)).step(steps[0], readings(sizes))[0]
+    plain = Lockstep(both).step(steps[0], readings(sizes))[0]
+    assert finite.trace == plain.trace
+    assert float(finite.signal - plain.signal) == pytest.approx(float(plain.trace) / 16, rel=1e-4)
+
+
+def test_averages_outlive_a_change_of_sizes_and_of_the_number_of_groups():
+    program = Lockstep(both)
+    first, second = random_steps((4, 4)), random_steps((4, 30), seed=1)
+    for rows in first:
+        before = program.step(rows, readings((4, 4)))[0]
+    for rows in second:
+        after = program.step(rows, readings((4, 30)))[0]
+    assert 0.2 < after.trace / before.trace < 5
+    assert after.trace != before.trace
+
+
+def test_half_precision_gradients_lose_nothing_of_their_own():
+    sizes = (3, 5)
+    (rows,) = random_steps(sizes, steps=1, dtype=np.float16)
+    exact = [({k: v.astype(np.float64) for k, v in g.items()},) for (g,) in rows]
+    avg = {k: jnp.asarray((3 * exact[0][0][k] + 5 * exact[1][0][k]) / 8) for k in exact[0][0]}
+    program = Lockstep(lambda g: mon.noise_scale(g, avg))
+    noise = program.step(rows, readings(sizes))[0]
+    np.testing.assert_allclose(noise.trace, expected([exact], sizes).trace, rtol=1e-5)
+
+
+def test_undefined_steps_leave_what_was_known():
+    sizes = (4, 4)
+    steps = random_steps(sizes)
+    program = Lockstep(both)
+    alone = [r._replace(calls=1 - i) for i, r in enumerate(readings((8, 0)))]  # one worker, and one with nothing to do
+    before = program.step(steps[0], alone)[0]
+    assert np.isnan(before).all()
+    known = program.step(steps[1], readings(sizes))[0]
+    assert not np.isnan(known).any()
+    np.testing.assert_array_equal(program.step(steps[2], alone)[0], known)
+    broken = [({"w": g["w"] * np.float32(np.nan), "b": g["b"]},) for (g,) in steps[3]]
+    np.testing.assert_array_equal(program.step(broken, readings(sizes))[0], known)
+    assert program.step(steps[4], readings(sizes))[0].trace != known.trace
+
+
+def test_scale_is_finite_where_no_signal_is_seen():
+    sizes = (4, 4)
+    opposite = [[(np.float32([x, 1]),), (np.float32([-x, -1]),)] for x in (3.0, 3.2, 2.9, 3.1)]  # they cancel: Q < 0
+    program = Lockstep(both)
+    for rows in opposite:
+        noise = program.step(rows, readings(sizes))[0]
+        assert noise.signal < 0
+        assert np.isfinite(noise.scale)
+        assert noise.scale == noise.lower
+        assert noise.upper == np.inf
+    assert noise.lower > 8  # the batch, and more: by now it is known that there is no signal in it
+
+
+def test_a_signal_too_small_to_divide_by_counts_as_none():
+    for signal in (1e-38, 0.0, -1.0):
+        averages = no_samples(np.float32)
+        for trace in (10.0, 11.0, 12.0):
+            averages = add_sample(averages, jnp.float32([trace, signal]), 0.9)
+        noise = summary(averages, 0.95)
+        assert np.isfinite(noise.scale)
+
+
+def test_outside_a_program_it_is_undefined():
+    grads = {"w": jnp.ones(3)}
+    assert np.isnan(mon.noise_scale(grads, comm.all_reduce(grads))).all()
+
+
+# --- errors -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "options", [{"decay": 1.0}, {"decay": -0.1}, {"confidence": 0}, {"confidence": 1.0}, {"dataset_size": 0}]
+)
+def test_options_out_of_range_are_refused(options):
+    (name,) = options
+    with pytest.raises(ad.CollectiveError, match=rf"noise_scale \(test_noise.py:\d+\): {name}="):
+        mon.noise_scale(jnp.ones(3), jnp.ones(3), **options)
+
+
+def test_gradients_that_do_not_belong_together_are_refused():
+    with pytest.raises(ad.CollectiveError, match="the two gradients differ"):
+        mon.noise_scale({"w": jnp.ones(3)}, {"v": jnp.ones(3)})
+
+
+# --- a program --------------------------------------------------------------------------------------------------------
+
+
+def regression(seed=0, examples=128):
+    rng = np.random.default_rng(seed)
+    x = rng.standard_normal((examples, 5)).astype(np.float32)
+    return {"x": x, "y": (x.sum(1) + 0.5 * rng.standard_normal(examples)).astype(np.float32)}
+
+
+def train(world, **options):
+    """Eight steps of a linear regression; the noise scale behind each."""
+
+    def loss(w, batch):
+        return jnp.mean((batch["x"] @ w - batch["y"]) ** 2)
+
+    def driver(w, batch):
+        value, grads = jax.value_and_grad(loss)(w, batch)
+        avg_grads = comm.all_reduce(grads)
+        noise = mon.noise_scale(grads, avg_grads)
+        return w - 0.01 * avg_grads, {"loss": comm.all_reduce(value), "noise": noise}
+
+    with world:
+        data = regression()
+        program = ad.Program(driver, jnp.zeros(5), data, global_batch=32, world=world, deterministic=True, **options)
+        reports = [program.step() for _ in range(8)]
+    return [r.metrics["noise"] for r in reports], reports[-1].messages
+
+
+def test_micro_batches_are_workers():
+    alone, _ = train(comm.SoloWorld(), microbatch=8)
+    together, messages = train(comm.DeviceWorld())
+    np.testing.assert_allclose(alone, together, rtol=1e-3)
+    assert 0 < together[-1].lower < together[-1].scale < together[-1].upper < np.inf
+    assert messages == 1
