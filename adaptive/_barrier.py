@@ -43,7 +43,7 @@ class Sizes:
     def check_global(self, global_batch: Any) -> int:
         """A valid global batch, or an error that says why it is none."""
         n = len(self.limits.lower)
-        if isinstance(global_batch, bool) or not np.ndim(global_batch) == 0 or int(global_batch) != global_batch:
+        if not _is_whole(global_batch):
             raise BatchSizeError(f"global_batch must be a whole number of examples; got {global_batch!r}.")
         if global_batch < sum(self.limits.lower):
             raise BatchSizeError(
@@ -70,6 +70,8 @@ class Sizes:
                 notes.append(f"global batch {decision.global_batch} clipped to {wanted}")
         if decision.shares is not None:
             self.shares = tuple(float(s) for s in check_shares(decision.shares, len(self.limits.lower)))
+        elif wanted == sum(self.target):
+            return notes  # nothing new, so the split stays as it is, to the last example
         sizes = split(wanted, self.shares, self.limits)
         self.pending = None if sizes == self.current else sizes
         return notes
@@ -77,9 +79,22 @@ class Sizes:
     def step_done(self) -> None:
         self.previous = self.current
 
+    def restart(self, global_batch: int, shares: Sequence[float]) -> None:
+        """Take up a split that was in force before."""
+        self.shares = tuple(float(s) for s in check_shares(shares, len(self.limits.lower)))
+        self.current = self.previous = split(self.check_global(global_batch), self.shares, self.limits)
+        self.pending = None
+
     def apply(self) -> None:
         if self.pending is not None:
             self.current, self.pending = self.pending, None
+
+
+def _is_whole(number: Any) -> bool:
+    try:
+        return np.ndim(number) == 0 and not isinstance(number, bool | np.bool_) and int(number) == number
+    except (TypeError, ValueError, OverflowError):  # no number, NaN, infinite
+        return False
 
 
 class _Seen(NamedTuple):
@@ -98,6 +113,7 @@ class Barrier:
     def __init__(self, hooks: Sequence[HookPlan], n_workers: int):
         self.hooks = [h.hook for h in hooks]
         self.states = [h.handler.init(n_workers) for h in self.hooks]
+        self.names = [f"{i}/{hook.name}" for i, hook in enumerate(self.hooks)]
         self._seen: list[list[_Seen]] = [[] for _ in hooks]
 
     def run(
@@ -115,15 +131,20 @@ class Barrier:
                 self._seen[i].append(_Seen(step, epoch, values[i], sizes.current, sizes.previous))
             if not due:
                 continue
-            decision = self._show(i, sizes, merged)
+            decision = self._show(i, sizes, merged.global_batch)
             if decision is not None:
                 merged = merge(merged, decision)
                 names += [hook.name] if decision else []
         return (merged, names) if merged or merged.notes else (None, [])
 
-    def _show(self, i: int, sizes: Sizes, merged: Decision) -> Decision | None:
+    def catch_up(self, sizes: Sizes) -> None:
+        """Show the hooks all steps that were kept for their next turn, so that their states hold what is known."""
+        for i in range(len(self.hooks)):
+            self._show(i, sizes, None, due=False)
+
+    def _show(self, i: int, sizes: Sizes, global_batch: int | None, *, due: bool = True) -> Decision | None:
         hook, decision = self.hooks[i], None
-        wanted = sum(sizes.target) if merged.global_batch is None else merged.global_batch
+        wanted = sum(sizes.target) if global_batch is None else global_batch
         wanted = min(max(wanted, sum(sizes.limits.lower)), sizes.most)
         seen, self._seen[i] = self._seen[i], []
         for number, step in enumerate(seen, 1):
@@ -136,7 +157,7 @@ class Barrier:
                 step.previous,
                 wanted,
                 sizes.limits,
-                due=number == len(seen),
+                due=due and number == len(seen),
             )
             decision, self.states[i] = hook.handler(observation, self.states[i])
         return decision

@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from . import _agreement as agreement
+from . import _checkpoint
 from ._barrier import Barrier, Sizes
 from ._cache import share_compilations
 from ._check import Invariance, check_invariance
@@ -56,6 +57,9 @@ class Program:
         power of two of about a sixteenth of a worker's batch.
       nonfinite: what to do in a step in which a worker's contributions to `all_reduce` are not finite: "raise", or
         "skip" the step (its examples are consumed, the state stays), or "allow".
+      local: picks the part of the state that may differ between workers on purpose, such as a local optimizer's:
+        `lambda state: state["momentum"]`. The rest must be replicated. A driver with local state runs each local
+        batch as one kernel call.
       deterministic: choose kernel calls by size alone and not by measured time, so that two runs with the same
         decisions are equal to the last bit.
 
@@ -88,6 +92,7 @@ class Program:
         max_local_batch: int | Sequence[int] | None = None,
         quantum: int | None = None,
         nonfinite: Literal["raise", "skip", "allow"] = "raise",
+        local: Callable[[Any], Any] | None = None,
         deterministic: bool = False,
     ):
         self.world = world or current_world.get() or LocalWorld()
@@ -100,6 +105,7 @@ class Program:
         _check_microbatch(microbatch)
         state = jax.tree.map(_as_array, state)
         self._state_tree = jax.tree.structure(state)
+        self._local_state = _picked(local, self._state_tree)
         self._state_shapes = jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype), state)
         self._stream = Stream(self._data, seed=self._seed, workers=self.world.workers)
         first = self._local(self._sizes.current)
@@ -148,7 +154,8 @@ class Program:
 
     def _plan_for(self, examples: int) -> Plan:
         batch = self._data.shapes(examples)
-        return plan(trace(self._driver, self._state_shapes, batch, workers=self.world.size))
+        graph = trace(self._driver, self._state_shapes, batch, workers=self.world.size)
+        return plan(graph, local_state=self._local_state)
 
     def _check_alike(self, state: Any) -> None:
         if self.world.processes == 1:
@@ -170,7 +177,10 @@ class Program:
 
     @property
     def state(self) -> Any:
-        """The user's state, as of the last step. A copy: it stays valid when the program goes on. Replicated."""
+        """The user's state, as of the last step. A copy: it stays valid when the program goes on.
+
+        Replicated, but for what is marked as local: of that, the first worker of this process's.
+        """
         return jax.tree.unflatten(self._state_tree, [jnp.copy(leaf) for leaf in self._engine.states[0]])
 
     @property
@@ -416,6 +426,37 @@ class Program:
         self._compile_first()
         self._engine.kernels.finish()
 
+    # --- stopping and going on ----------------------------------------------------------------------------------------
+
+    def checkpoint(self) -> dict[str, Any]:
+        """All that this program is, between two steps: state, slots, what hooks have learned, data cursor, sizes.
+
+        Returns:
+          A pytree of numpy arrays and numbers, to be stored by any library that stores pytrees. Replicated; where
+          state is marked as local, every process has to call this.
+        """
+        return _checkpoint.save(
+            self._engine,
+            self._barrier,
+            self._sizes,
+            step=self._step,
+            cursor=self._stream.cursor,
+            tree=self._state_tree,
+        )
+
+    def restore(self, checkpoint: dict[str, Any]) -> None:
+        """Go on from a checkpoint of a program with this driver and data, of as many workers or of another number.
+
+        Raises:
+          DriverError: it is of another driver.
+          DataError: it holds local state of another number of workers.
+        """
+        _checkpoint.load(checkpoint, self._engine, self._barrier, self._sizes)
+        self._step, self._stream.cursor = int(checkpoint["step"]), int(checkpoint["cursor"])
+        self._compute_seconds = [float("nan")] * len(self._compute_seconds)
+        self._compile_first()
+        self._engine.kernels.require(self._local(self._sizes.current))
+
     # --- beside training ----------------------------------------------------------------------------------------------
 
     def evaluate(self, fn: Callable[[Any, Any], Any], data: Any, *, batch: int = 256) -> Any:
@@ -485,6 +526,16 @@ def _as_array(leaf: Any) -> Any:
     if array.dtype == object or array.dtype.kind in "US":
         raise DriverError(f"the state holds {leaf!r}, which is no array. Keep only arrays and numbers in the state.")
     return array.astype(jax.dtypes.canonicalize_dtype(array.dtype))
+
+
+def _picked(pick: Callable[[Any], Any] | None, tree: jax.tree_util.PyTreeDef) -> frozenset[int]:
+    """The numbers of the leaves that `local=` picks."""
+    if pick is None:
+        return frozenset()
+    numbers = jax.tree.leaves(pick(jax.tree.unflatten(tree, range(tree.num_leaves))))
+    if not all(isinstance(n, int) for n in numbers):
+        raise DriverError("local= must pick parts of the state as they are:  local=lambda state: state['momentum']")
+    return frozenset(numbers)
 
 
 def _check_microbatch(microbatch: int | None) -> None:
