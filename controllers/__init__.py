@@ -17,6 +17,8 @@ from ._control import Control as Control
 from ._goodput import best_goodput as best_goodput
 from ._goodput import goodput_batch as goodput_batch
 from ._hook import hook as hook
+from ._learning_rate import ScaleByBatchState as ScaleByBatchState
+from ._learning_rate import scale_by_batch as scale_by_batch
 from ._noise import efficiency as efficiency
 from ._noise import efficiency_cap as efficiency_cap
 from ._noise_batch import noise_batch as noise_batch

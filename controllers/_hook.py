@@ -8,9 +8,6 @@ import operator
 from collections.abc import Callable
 from typing import Any
 
-import jax
-import numpy as np
-
 from adaptive import operators
 from adaptive._decision import Decision, Observation
 from adaptive._errors import CollectiveError
@@ -80,9 +77,8 @@ class _FunctionHandler:
 
     def __call__(self, observation: Observation, state: tuple[()]) -> tuple[Decision | None, tuple[()]]:
         control = Control(observation, self._name, self._where)
-        values = jax.tree.map(lambda leaf: np.asarray(leaf)[()], observation.values)  # [()]: 0-d arrays to scalars
         try:
-            self._fn(control, *values)
+            self._fn(control, *observation.values)
         except Exception as error:
             _add_note(error, self._name, self._where, observation)
             raise

@@ -8,9 +8,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from adaptive._decision import Decision, Limits, Observation
+from adaptive._sizes import split
 
-from ._allocate import allocate
-from ._batch_time import BatchTime
 from ._policy import Policy
 
 
@@ -97,7 +96,5 @@ def simulate(
 
 def _apply(decision: Decision, total: int, sizes: np.ndarray, limits: Limits) -> np.ndarray:
     total = total if decision.global_batch is None else decision.global_batch
-    shares = sizes.astype(np.float64) if decision.shares is None else np.array(decision.shares)
-    if (shares == np.round(shares)).all() and shares.sum() == total:
-        return shares.astype(np.int64)
-    return allocate(total, BatchTime(1 / np.maximum(shares, 1e-9)), limits.lower, limits.upper)
+    shares = sizes.tolist() if decision.shares is None else decision.shares
+    return np.array(split(total, shares, limits), np.int64)

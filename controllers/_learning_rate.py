@@ -1,0 +1,106 @@
+"""Learning rates that follow the global batch, as a gradient transformation."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any, Literal, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from adaptive.operators import GLOBAL_BATCH, read
+
+Rule = Literal["fixed", "linear", "sqrt", "adascale"]
+
+# Outside a program the global batch is not known, and updates are left as they are: 0 stands for that.
+_GLOBAL_BATCH = dataclasses.replace(GLOBAL_BATCH, stand_in=0)
+
+
+class ScaleByBatchState(NamedTuple):
+    """State of `scale_by_batch`."""
+
+    factor: jax.Array  # shape=(), float32: what updates were last multiplied by
+    progress: jax.Array  # shape=(), float32: the sum of the factors, steps of the base batch that were made
+
+
+def scale_by_batch(
+    rule: Rule, base: int, *, power: float = 1.0, warmup: int = 0
+) -> optax.GradientTransformationExtraArgs:
+    """Multiply updates by what a change of the global batch calls for.
+
+        tx = optax.chain(optax.sgd(0.1, momentum=0.9), ctrl.scale_by_batch("adascale", base=128))
+        updates, opt_state = tx.update(avg_grads, opt_state, params, noise=noise)
+
+    With `s = batch / base`:
+
+    ===========  ==================================  =================================================================
+    rule         factor                              for
+    ===========  ==================================  =================================================================
+    "fixed"      1                                   no change: the batch alone reduces the noise (Mai et al. 2019)
+    "linear"     s                                   SGD far below the noise scale (Goyal et al. 2017), with `warmup`
+    "sqrt"       sqrt(s)                             Adam and its like (Hoffer et al. 2017; Malladi et al. 2022)
+    "adascale"   (noise/base + 1)/(noise/batch + 1)  SGD at any batch: s far below the noise scale, bounded far above it
+                                                     (Johnson et al. 2020); with `power=0.5` for Adam (Pollux)
+    ===========  ==================================  =================================================================
+
+    The batch is read in the driver while it runs, so a change of it compiles nothing. Outside a program updates are
+    left as they are.
+
+    Args:
+      rule: one of the above.
+      base: the global batch that the learning rate was chosen for.
+      power: the factor is taken to this power.
+      warmup: steps over which the factor goes to a new value, exponentially; it starts at 1.
+
+    Returns:
+      A gradient transformation, replicated where its arguments are. "adascale" needs `noise=`, a noise scale in
+      examples or what `monitors.noise_scale` returns; while it is NaN the factor is 1. Its state tells the last
+      `factor`, and the `progress` in steps of the base batch, by which schedules can go:
+      `optax.tree.get(opt_state, "progress")`.
+    """
+    rules: dict[str, Callable[[jax.Array, jax.Array], jax.Array]] = {
+        "fixed": lambda s, noise: jnp.ones(()),
+        "linear": lambda s, noise: s,
+        "sqrt": lambda s, noise: jnp.sqrt(s),
+        "adascale": _adascale,
+    }
+    if rule not in rules:
+        raise ValueError(f"scale_by_batch: rule must be one of {', '.join(map(repr, rules))}; got {rule!r}.")
+    if base <= 0 or warmup < 0:
+        raise ValueError(f"scale_by_batch: base must be positive and warmup not negative; got {base} and {warmup}.")
+
+    def init_fn(params: optax.Params) -> ScaleByBatchState:
+        del params
+        return ScaleByBatchState(factor=jnp.ones(()), progress=jnp.zeros(()))
+
+    def update_fn(
+        updates: optax.Updates, state: ScaleByBatchState, params: optax.Params | None = None, **extra: Any
+    ) -> tuple[optax.Updates, ScaleByBatchState]:
+        del params
+        batch = read(_GLOBAL_BATCH).astype(jnp.float32)
+        relative_noise = jnp.asarray(_noise(extra, rule), jnp.float32) / base
+        target = jnp.where(batch > 0, rules[rule](jnp.maximum(batch, 1.0) / base, relative_noise) ** power, 1.0)
+        factor = target if warmup == 0 else target + (state.factor - target) * (1 - 1 / warmup)
+        scaled = jax.tree.map(lambda u: u * factor.astype(u.dtype), updates)
+        return scaled, ScaleByBatchState(factor=factor, progress=state.progress + factor)
+
+    return optax.GradientTransformationExtraArgs(init_fn, update_fn)
+
+
+def _adascale(s: jax.Array, noise: jax.Array) -> jax.Array:
+    """`(noise + 1) / (noise/s + 1)`, of the noise relative to the base batch; s where it is infinite."""
+    return jnp.where(jnp.isnan(noise), 1.0, jnp.where(jnp.isinf(noise), s, (noise + 1) / (noise / s + 1)))
+
+
+def _noise(extra: dict[str, Any], rule: str) -> Any:
+    if rule != "adascale":
+        return 0.0
+    if "noise" not in extra:
+        raise TypeError(
+            "scale_by_batch('adascale') goes by the noise scale. Pass it on:\n"
+            "    updates, opt_state = tx.update(grads, opt_state, params, noise=noise)"
+        )
+    noise = extra["noise"]
+    return getattr(noise, "scale", noise)

@@ -1,0 +1,102 @@
+"""Learning-rate rules: their factors, and that they follow the batch while a program runs."""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import adaptive as ad
+import controllers as ctrl
+from adaptive._trace import trace
+from adaptive.operators import source_p
+
+
+class Noise(NamedTuple):
+    scale: jax.Array
+
+
+def factors(rule, batches, *, noise=None, **settings):
+    """What updates are multiplied by in a program whose hook sets these global batches, one after the other."""
+    tx = optax.chain(optax.sgd(1.0), ctrl.scale_by_batch(rule, base=4, **settings))
+    params = {"w": jnp.zeros(3)}
+
+    def driver(state, batch):
+        params, opt_state = state
+        extra = {} if noise is None else {"noise": Noise(jnp.float32(noise))}
+        updates, opt_state = tx.update({"w": -jnp.ones(3)}, opt_state, params, **extra)
+        ctrl.hook(lambda control: control.rescale(global_batch=[*batches, batches[-1]][control.step]))
+        return (params, opt_state), {"factor": updates["w"][0], "progress": optax.tree.get(opt_state, "progress")}
+
+    program = ad.Program(
+        driver, (params, tx.init(params)), {"x": np.zeros((64, 1), np.float32)}, global_batch=batches[0]
+    )
+    reports = [program.step() for _ in batches]
+    assert [r.global_batch for r in reports] == list(batches)
+    found = [float(r.metrics["factor"]) for r in reports]
+    np.testing.assert_allclose([float(r.metrics["progress"]) for r in reports], np.cumsum(found), rtol=1e-6)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("rule", "expected"),
+    [("fixed", [1, 1, 1]), ("linear", [1, 2, 16]), ("sqrt", [1, math.sqrt(2), 4])],
+)
+def test_the_factor_follows_the_global_batch_of_the_step(rule, expected):
+    np.testing.assert_allclose(factors(rule, [4, 8, 64]), expected, rtol=1e-6)
+
+
+def test_adascale():
+    # r = (noise/base + 1) / (noise/batch + 1)
+    np.testing.assert_allclose(factors("adascale", [4, 8, 64], noise=8.0), [1, 3 / 2, 3 / (1 + 1 / 8)], rtol=1e-6)
+    np.testing.assert_allclose(factors("adascale", [4, 64], noise=1e9), [1, 16], rtol=1e-5)  # noise alone: linear
+    np.testing.assert_allclose(factors("adascale", [4, 64], noise=math.inf), [1, 16], rtol=1e-6)
+    np.testing.assert_allclose(factors("adascale", [4, 64], noise=0.0), [1, 1], rtol=1e-6)  # no noise: nothing gained
+    np.testing.assert_allclose(factors("adascale", [4, 64], noise=math.nan), [1, 1], rtol=1e-6)  # not known yet
+    np.testing.assert_allclose(factors("adascale", [4, 64], noise=1e9, power=0.5), [1, 4], rtol=1e-5)
+
+
+def test_a_warm_up_goes_to_the_new_factor_over_some_steps():
+    found = factors("linear", [8] * 12, warmup=3)
+    assert found[0] == pytest.approx(2 - 2 / 3)
+    assert np.all(np.diff(found) > 0)
+    assert found[-1] == pytest.approx(2, rel=0.01)
+
+
+def test_the_batch_is_read_in_the_graph():
+    tx = ctrl.scale_by_batch("linear", base=4)
+
+    def driver(state, batch):
+        return state, {"u": jax.jit(lambda u: tx.update(u, tx.init(u))[0])(jnp.ones(2))}
+
+    graph = trace(driver, np.zeros((), np.float32), np.zeros((2, 1), np.float32), workers=2)
+    assert [e.primitive for e in graph.eqns].count(source_p) == 1
+
+
+def test_outside_a_program_updates_are_left_as_they_are():
+    for rule in ("fixed", "linear", "sqrt", "adascale"):
+        tx = ctrl.scale_by_batch(rule, base=256)
+        updates, _ = tx.update({"w": jnp.ones(2)}, tx.init(None), noise=10.0)
+        np.testing.assert_array_equal(updates["w"], 1.0)
+
+
+def test_dtypes_of_updates_are_kept():
+    tx = ctrl.scale_by_batch("sqrt", base=256)
+    updates, _ = tx.update({"a": jnp.ones(2, jnp.bfloat16), "b": jnp.ones(2)}, tx.init(None))
+    assert updates["a"].dtype == jnp.bfloat16
+    assert updates["b"].dtype == jnp.float32
+
+
+def test_what_cannot_be_is_refused():
+    with pytest.raises(ValueError, match="'sqrt'"):
+        ctrl.scale_by_batch("cubic", base=256)
+    with pytest.raises(ValueError, match="base"):
+        ctrl.scale_by_batch("sqrt", base=0)
+    tx = ctrl.scale_by_batch("adascale", base=256)
+    with pytest.raises(TypeError, match="noise=noise"):
+        tx.update({"w": jnp.ones(2)}, tx.init(None))
