@@ -31,9 +31,9 @@ def split(global_batch: int, shares: Sequence[float], limits: Limits) -> tuple[i
             f"a global batch of {global_batch} cannot be split over {len(lower)} workers that take at least "
             f"{lower.sum()} and at most {upper.sum()} examples together."
         )
-    exact = np.rint(weight).astype(int)
-    if (exact == weight).all() and exact.sum() == global_batch and (exact >= lower).all() and (exact <= upper).all():
-        return tuple(int(n) for n in exact)
+    weight = weight / weight.max() * global_batch if weight.max() > global_batch else weight  # keeps sums in range
+    if weight.sum() == global_batch and ((weight % 1 == 0) & (weight >= lower) & (weight <= upper)).all():
+        return tuple(int(n) for n in weight)
     ideal = _proportional(global_batch, weight / weight.sum(), lower, upper)
     return _round(global_batch, ideal, lower, upper, limits.quantum)
 
@@ -45,7 +45,7 @@ def check_shares(shares: Sequence[float], n_workers: int) -> np.ndarray:
         raise BatchSizeError(f"shares must be one number per worker, {n_workers} of them; got shape {weight.shape}.")
     if not np.isfinite(weight).all() or (weight < 0).any():
         raise BatchSizeError(f"shares must be finite and not negative; got {[float(w) for w in weight]}.")
-    if weight.sum() == 0:
+    if not weight.any():
         raise BatchSizeError("shares are all zero; at least one worker has to take examples.")
     return weight
 
