@@ -97,10 +97,8 @@ def lay_out(contributions: Sequence[Contribution], *, workers: int, tail: int) -
     size = [int(np.prod(s, dtype=int)) for s in shapes]
     large = [op == "sum" and n * d.itemsize >= LARGE_BYTES for op, n, d in zip(ops, size, wire, strict=True)]
     # One floating buffer for everything small that is summed: what is single precision travels in double where
-    # anything is double, which costs a few bytes and saves a buffer.
-    floating = [
-        d for d, op, is_large in zip(wire, ops, large, strict=True) if op == "sum" and not is_large and d.kind == "f"
-    ]
+    # anything is double, which costs a few bytes and saves a buffer. Weights are in it, so large leaves count too.
+    floating = [d for d, op in zip(wire, ops, strict=True) if op == "sum" and d.kind == "f"]
     main = max(floating, key=lambda d: d.itemsize, default=np.dtype(np.float32))
 
     groups: dict[tuple[str, np.dtype], int] = {("sum", main): 0}
