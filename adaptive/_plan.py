@@ -267,6 +267,8 @@ class _Flow:
                 if self.scope_of(eqn.invars[:n]) > Scope.ALL:
                     self.communicates.add(number)
                     level += 1
+                else:
+                    level = self.level_of(eqn.invars[:n])  # whatever its weight has to wait for
                 scope = Scope.ALL
             for var in eqn.outvars:
                 self.scope[var], self.level[var] = scope, level
