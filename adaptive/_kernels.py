@@ -295,7 +295,7 @@ class _BackgroundCompiler:
     def __init__(self, owner: Kernels):
         self.error: BaseException | None = None
         self._queue: queue.SimpleQueue = queue.SimpleQueue()
-        self._owner = weakref.ref(owner)
+        self._owner = weakref.ref(owner, lambda _, end=self._queue.put: end(None))
         self._thread: threading.Thread | None = None
 
     def put(self, local: int, size: int) -> None:
