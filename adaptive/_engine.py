@@ -80,6 +80,7 @@ class Engine:
         ]
         self._waiters = ThreadPoolExecutor(len(world.devices)) if len(world.devices) > 1 else None
         self._compiled: dict[tuple[str, int, int], Callable] = {}
+        self.next_message = 0  # that the other processes wait for
         # What the driver closed over, on each device, for the segments that are compiled once.
         values = list(plan.graph.consts.values())
         self.consts = {
@@ -193,6 +194,7 @@ class Engine:
         """
         if pieces is None:
             pieces = [self.kernels.pieces(i, r.batch_size, self.least_calls) for i, r in enumerate(readings)]
+        self.next_message = 0
         run = _Step(self, share, readings, pieces)
         may_commit, last = True, len(self.layouts)
         for level in range(last + 1):
@@ -204,6 +206,7 @@ class Engine:
                 break
             parts, finite = run.wait(level)
             results, tail = self.world.exchange(parts, self.layouts[level].ops, speak(finite).astype(parts[0][0].dtype))
+            self.next_message = (level + 1) % last
             may_commit = listen(tail) and may_commit
             run.messages[level] = results
         hooks, metrics = run.commit() if may_commit else ([], [])

@@ -20,7 +20,7 @@ from ._data import Examples, Stream
 from ._decision import Decision, Limits
 from ._eager import current_world
 from ._engine import Engine, Outcome
-from ._errors import AdaptiveError, BatchSizeError, DataError, DriverError
+from ._errors import BatchSizeError, DataError, DisagreementError, DriverError, NonFiniteError, WorkerError
 from ._evaluate import evaluate
 from ._explain import explain
 from ._local import LocalWorld
@@ -134,6 +134,7 @@ class Program:
         self._any_size = False  # whether every worker can make every size: once true, it stays
         self._stopped = False
         self._compiled = False
+        self._notes: list[str] = []  # of the step in progress
 
     # --- building -----------------------------------------------------------------------------------------------------
 
@@ -256,12 +257,11 @@ class Program:
         """
         began = time.perf_counter()
         self._compile_first()
-        self._engine.kernels.check()
-        sizes = self._sizes.current
         try:
-            share = self._stream.take(sizes)
+            self._engine.kernels.check()
+            share = self._stream.take(self._sizes.current)
             outcome = self._run_engine(share, began)
-        except AdaptiveError:
+        except (NonFiniteError, WorkerError, DisagreementError):  # read off a message, so all processes raise it
             raise
         except Exception as error:
             error.add_note(f"in step {self._step + 1}, on {self._who()}")
@@ -276,6 +276,7 @@ class Program:
 
     def _run_engine(self, share, began: float) -> Outcome:
         since = began - self._started_at
+        self._notes = []
         self._started_at, sizes = began, self._sizes.current
         readings = [
             Reading(
@@ -353,13 +354,13 @@ class Program:
         bad = agreement.judge(tail[:-2], self._ledger, step=self._step + 1, own=self.world.workers)
         self._ready = tail[-2] == self.world.processes
         self._any_size = self._any_size or tail[-1] == self.world.processes
-        self._notes = [f"skipped: worker {w}'s contributions are not finite" for w in bad]
+        skipped = [f"skipped: worker {w}'s contributions are not finite" for w in bad]
+        self._notes += [note for note in skipped if note not in self._notes]
         if bad and self._nonfinite == "raise":
             raise agreement.non_finite(bad, self._step + 1)
         return not bad
 
     _ready = False
-    _notes: Sequence[str] = ()
 
     def _agreed_to_apply(self) -> bool:
         return self._sizes.pending is not None and (self._ready or self._any_size)
@@ -368,7 +369,7 @@ class Program:
         """The others wait for this process's message, so it sends one that says no more than that it has failed."""
         if self.world.processes > 1 and self._engine.layouts:
             with suppress(Exception):
-                self._engine.signal(0, np.zeros(agreement.tail_length(self.world.size)))
+                self._engine.signal(self._engine.next_message, np.zeros(agreement.tail_length(self.world.size)))
 
     def _close_step(self) -> None:
         """The last decision has had no message to be compared in: compare it in one that carries nothing else."""
