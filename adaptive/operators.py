@@ -135,7 +135,8 @@ def collective(
       One replicated array per leaf.
     """
     operands = list(leaves) + ([weight] if op == "mean" and kind == "reduce" else [])
-    n_workers = tracing().workers if tracing() else None
+    trace, world = tracing(), current_world.get()
+    n_workers = trace.workers if trace else world.size if world else 1
     return collective_p.bind(
         *operands, kind=kind, op=op if kind == "reduce" else "sum", root=root, names=tuple(names), workers=n_workers
     )
@@ -151,11 +152,6 @@ def _collective_abstract(*operands, **params):
     values = operands[: n_values(params, len(operands))]
     if params["kind"] != "gather":
         return [jax.core.ShapedArray(v.shape, v.dtype) for v in values]
-    if params["workers"] is None:
-        raise CollectiveError(
-            "an all_gather was traced by jax.jit outside a program, where the number of workers is not known. "
-            "Run the driver in an ad.Program, or without jax.jit."
-        )
     return [jax.core.ShapedArray((params["workers"], *v.shape), v.dtype) for v in values]
 
 
@@ -192,12 +188,12 @@ def _collective_transpose(cotangents, *operands, **params):
 
 def _collective_batch(operands, dims, *, kind, **params):
     n = n_values({"kind": kind, **params}, len(operands))
-    if n < len(operands) and dims[-1] is not batching.not_mapped:
+    if n < len(operands) and dims[-1] is not None:
         raise CollectiveError(
             f"all_reduce: weight= must be one scalar per worker, not mapped by vmap{at(current_line())}."
         )
     results = collective_p.bind(*operands, kind=kind, **params)
-    moved = [d if d is batching.not_mapped or kind != "gather" else d + 1 for d in dims[:n]]
+    moved = [d if d is None or kind != "gather" else d + 1 for d in dims[:n]]  # None: not mapped
     return results, moved
 
 
