@@ -114,7 +114,8 @@ class _Result:
 
 def _random_split(rng: np.random.Generator, examples: int, workers: int, splittable: bool) -> tuple[Pieces, ...]:
     sizes = _random_parts(rng, examples, workers)
-    return tuple(_random_parts(rng, s, int(rng.integers(1, min(3, s) + 1))) if splittable else (s,) for s in sizes)
+    least = 2 if workers == 1 else 1  # one call of one worker would be compared with itself
+    return tuple(_random_parts(rng, s, int(rng.integers(least, min(3, s) + 1))) if splittable else (s,) for s in sizes)
 
 
 def _random_parts(rng: np.random.Generator, total: int, count: int) -> Pieces:

@@ -103,6 +103,11 @@ class Engine:
         """
         start = time.perf_counter()
         for local, device in enumerate(self.world.devices):
+            twin = self.world.devices.index(device)
+            if twin < local:  # stand-ins on one device share their programs
+                of_twin = {key: run for key, run in self._compiled.items() if key[2] == twin}
+                self._compiled.update({(kind, level, local): run for (kind, level, _), run in of_twin.items()})
+                continue
             for level, segment in self.plan.onces.items():
                 writes = self.layouts[level] if level < len(self.layouts) and level not in self.plan.calls else None
                 function = segment_function(self.plan, segment, segment.outputs, self.feed, self.layouts, writes)

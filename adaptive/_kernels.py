@@ -247,6 +247,10 @@ class Kernels:
         worker = self._workers[local]
         if size in worker.ready:
             return
+        twins = [w for w in self._workers if w.device == worker.device and size in w.ready]
+        if twins:  # stand-ins on one device share their kernels
+            worker.ready[size] = twins[0].ready[size]
+            return
         start = time.perf_counter()
         with self._lock:
             if size not in self._traced:
