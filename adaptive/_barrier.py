@@ -76,8 +76,11 @@ class Sizes:
         self.pending = None if sizes == self.current else sizes
         return notes
 
-    def step_done(self) -> None:
+    def step_done(self, *, apply: bool) -> None:
+        """A step has run with the current sizes; the next one may have the pending ones."""
         self.previous = self.current
+        if apply:
+            self.apply()
 
     def restart(self, global_batch: int, shares: Sequence[float]) -> None:
         """Take up a split that was in force before."""
@@ -117,9 +120,19 @@ class Barrier:
         self._seen: list[list[_Seen]] = [[] for _ in hooks]
 
     def run(
-        self, step: int, epoch: float, values: Sequence[list[jax.Array]], sizes: Sizes
+        self,
+        step: int,
+        epoch: float,
+        values: Sequence[list[jax.Array]],
+        ran: tuple[tuple[int, ...], tuple[int, ...]],
+        sizes: Sizes,
     ) -> tuple[Decision | None, list[str]]:
         """Show this step to the hooks; at due steps, merge what they ask for.
+
+        Args:
+          values: the leaves that each hook is given.
+          ran: the batch sizes of this step and of the one before it.
+          sizes: what holds for the next.
 
         Returns:
           The decision of all, or `None`, and the names of those that took part in it.
@@ -128,7 +141,7 @@ class Barrier:
         for i, hook in enumerate(self.hooks):
             due = step % hook.every == 0
             if due or hook.handler.every_step:
-                self._seen[i].append(_Seen(step, epoch, values[i], sizes.current, sizes.previous))
+                self._seen[i].append(_Seen(step, epoch, values[i], *ran))
             if not due:
                 continue
             decision = self._show(i, sizes, merged.global_batch)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
+from pathlib import Path
 from typing import Any, Literal
 
 import jax
@@ -25,6 +26,7 @@ from ._evaluate import evaluate
 from ._explain import explain
 from ._local import LocalWorld
 from ._plan import Plan, plan
+from ._record import Recorder
 from ._report import Report
 from ._sizes import equal
 from ._trace import leaf_names, trace
@@ -134,6 +136,7 @@ class Program:
         self._any_size = False  # whether every worker can make every size: once true, it stays
         self._stopped = False
         self._compiled = False
+        self._recorder: Recorder | None = None
         self._notes: list[str] = []  # of the step in progress
 
     # --- building -----------------------------------------------------------------------------------------------------
@@ -220,13 +223,17 @@ class Program:
 
     # --- running ------------------------------------------------------------------------------------------------------
 
-    def run(self, *, epochs: int | None = None, steps: int | None = None) -> Iterator[Report]:
+    def run(
+        self, *, epochs: int | None = None, steps: int | None = None, record: str | Path | None = None
+    ) -> Iterator[Report]:
         """Run steps, and report each.
 
         Args:
           epochs: until so many more epoch ends have been passed. A batch may span an epoch's end, so the last step may
             reach into the epoch behind.
           steps: at most so many more steps.
+          record: a file to which rank 0 adds a line of JSON per step: what hooks were shown and what they decided,
+            to be replayed by `python -m controllers.simulate`.
 
         Yields:
           A `Report` per step; ends early when a hook calls `control.stop()`. With neither argument, only then.
@@ -234,12 +241,20 @@ class Program:
         last_epoch = None if epochs is None else self.epoch + epochs
         last_step = None if steps is None else self._step + steps
         self._stopped = False
-        while not self._stopped:
-            if last_epoch is not None and self.epoch >= last_epoch:
-                break
-            if last_step is not None and self._step >= last_step:
-                break
-            yield self.step()
+        if record is not None:
+            self._recorder = Recorder(record, writes=self.world.rank == 0)
+            self._recorder.header(self._barrier, self._sizes, seed=self._seed)
+        try:
+            while not self._stopped:
+                if last_epoch is not None and self.epoch >= last_epoch:
+                    break
+                if last_step is not None and self._step >= last_step:
+                    break
+                yield self.step()
+        finally:
+            if record is not None:
+                self._recorder.close()
+                self._recorder = None
         self._close_step()
 
     def step(self) -> Report:
@@ -301,14 +316,12 @@ class Program:
         self._stream.advance(sum(sizes))
         self._compute_seconds = outcome.compute_seconds
         notes = list(self._notes)
-        if self._agreed_to_apply():
-            self._sizes.step_done()
-            self._sizes.apply()
-        else:
-            self._sizes.step_done()
-        decision = self._run_hooks(outcome, sizes, notes) if outcome.committed else None
+        previous = self._sizes.previous
+        self._sizes.step_done(apply=self._agreed_to_apply())
+        epoch = self._stream.cursor / len(self._data)
+        decision = self._run_hooks(outcome, epoch, (sizes, previous), notes) if outcome.committed else None
         counters = self._engine.kernels.counters
-        return Report(
+        report = Report(
             step=self._step,
             epoch=self.epoch,
             examples=self._stream.cursor,
@@ -327,6 +340,9 @@ class Program:
             skipped=not outcome.committed,
             notes=tuple(notes),
         )
+        if self._recorder is not None:
+            self._recorder.step(report, previous, epoch, self._barrier, outcome.hooks)
+        return report
 
     def _metrics(self, outcome: Outcome) -> Any:
         tree = self._plan.graph.metrics_tree
@@ -379,9 +395,11 @@ class Program:
 
     # --- deciding -----------------------------------------------------------------------------------------------------
 
-    def _run_hooks(self, outcome: Outcome, sizes: tuple[int, ...], notes: list[str]) -> Decision | None:
-        epoch = self._stream.cursor / len(self._data)
-        decision, names = self._barrier.run(self._step, epoch, outcome.hooks, self._sizes)
+    def _run_hooks(
+        self, outcome: Outcome, epoch: float, ran: tuple[tuple[int, ...], tuple[int, ...]], notes: list[str]
+    ) -> Decision | None:
+        """`ran` are the sizes of this step and of the one before."""
+        decision, names = self._barrier.run(self._step, epoch, outcome.hooks, ran, self._sizes)
         if decision is not None:
             notes += decision.notes
             self._ledger.enter(self._step, names, decision)
