@@ -174,8 +174,9 @@ class _Flattener:
                 results = self.inline(nested, operands)
                 env.update(zip(eqn.outvars, results, strict=True))
                 continue
-            for inner in _operators_within(eqn):
-                raise _refusal(inner, eqn)
+            within = sorted(_operators_within(eqn), key=lambda e: e.primitive is not collective_p)
+            if within:  # a mean reads a source too, which the user has not written
+                raise _refusal(within[0], eqn)
             fresh = [v if isinstance(v, DropVar) else Var(v.aval) for v in eqn.outvars]
             env.update(zip(eqn.outvars, fresh, strict=True))
             self.eqns.append(eqn.replace(invars=operands, outvars=fresh))
@@ -246,11 +247,19 @@ def describe(eqn: JaxprEqn) -> str:
 
 def _refusal(inner: JaxprEqn, outer: JaxprEqn) -> CollectiveError:
     where = line_of(inner.source_info)
-    control_flow = {"scan": "jax.lax.scan (or fori_loop)", "while": "jax.lax.while_loop", "cond": "jax.lax.cond"}
-    holder = control_flow.get(outer.primitive.name, f"{outer.primitive.name}")
+    holders = {
+        "scan": "jax.lax.scan (or fori_loop)",
+        "while": "jax.lax.while_loop",
+        "cond": "jax.lax.cond",
+        "checkpoint": "jax.checkpoint",
+        "remat2": "jax.checkpoint",
+    }
+    holder = holders.get(outer.primitive.name, f"{outer.primitive.name}")
     advice = {
-        "collective": "Then values would decide whether and how often a message is sent. Collect the values in the "
-        "loop (as its carry or its stacked outputs) and reduce them behind it.",
+        "collective": "It would then be sent again in the backward pass. Reduce the function's result, behind it."
+        if holder == "jax.checkpoint"
+        else "Then values would decide whether and how often a message is sent. Collect the values in the loop (as its "
+        "carry or its stacked outputs) and reduce them behind it.",
         "source": "Read it before, and pass the value in.",
         "slot": "Apply the operator to the loop's result, behind it.",
         "hook": "Hand over the loop's result, behind it.",
