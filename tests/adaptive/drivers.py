@@ -1,0 +1,79 @@
+"""What these tests are made with: traces and plans of small drivers, handlers for hooks, and who an error points at."""
+
+from __future__ import annotations
+
+import linecache
+import re
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+import adaptive as ad
+from adaptive._decision import Decision, Observation
+from adaptive._plan import Plan, plan
+from adaptive._trace import Graph, trace
+
+FEATURES = 3
+HERE = Path(__file__).parent
+
+
+def shapes(tree: Any) -> Any:
+    return jax.tree.map(lambda a: jax.ShapeDtypeStruct(jnp.shape(a), jnp.asarray(a).dtype), tree)
+
+
+def batch_of(examples: int) -> dict[str, jax.ShapeDtypeStruct]:
+    x = jax.ShapeDtypeStruct((examples, FEATURES), jnp.float32)
+    return {"x": x, "y": jax.ShapeDtypeStruct((examples,), jnp.float32)}
+
+
+def traced(driver: Callable, state: Any, examples: int = 4, *, workers: int = 2) -> Graph:
+    return trace(driver, shapes(state), batch_of(examples), workers=workers)
+
+
+def planned(
+    driver: Callable, state: Any, examples: int = 4, *, workers: int = 2, local_state: Sequence[int] = ()
+) -> Plan:
+    return plan(traced(driver, state, examples, workers=workers), local_state=local_state)
+
+
+def make_data(examples: int = 24, seed: int = 0) -> dict[str, np.ndarray]:
+    """Rows for a linear model: `y = x @ (1, -2, 0.5)`, and noise."""
+    rng = np.random.default_rng(seed)
+    x = rng.normal(size=(examples, FEATURES)).astype(np.float32)
+    y = x @ np.array([1, -2, 0.5], np.float32) + rng.normal(scale=0.1, size=examples)
+    return {"x": x, "y": y.astype(np.float32)}
+
+
+def mean_loss(w: jax.Array, batch: Any) -> jax.Array:
+    return jnp.mean((batch["x"] @ w - batch["y"]) ** 2)
+
+
+class Recorder:
+    """A hook's handler that keeps what it is shown, and asks for what the test says."""
+
+    def __init__(self, decide: Callable[[Observation], Decision | None] = lambda o: None, *, every_step: bool = False):
+        self.every_step = every_step
+        self.seen: list[Observation] = []
+        self._decide = decide
+
+    def init(self, n_workers: int) -> int:
+        del n_workers
+        return 0
+
+    def __call__(self, observation: Observation, state: int) -> tuple[Decision | None, int]:
+        self.seen.append(observation)
+        return self._decide(observation), state + 1
+
+
+def pointed_at(error: BaseException) -> list[str]:
+    """The source lines of these tests that an error's text names, as `(test_x.py:15)`."""
+    found = re.findall(r"\((test_\w+\.py):(\d+)\)", str(error))
+    return [linecache.getline(str(HERE / file), int(line)).strip() for file, line in found]
+
+
+def sizes_of(reports: Sequence[ad.Report]) -> list[tuple[int, ...]]:
+    return [r.batch_sizes for r in reports]
