@@ -14,17 +14,20 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Sequence
+import re
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 from zlib import crc32
 
 import jax
 import numpy as np
+from jax.extend.core import Literal
 
 from ._data import Examples
 from ._decision import Decision
 from ._errors import DisagreementError, NonFiniteError, WorkerError
 from ._plan import Plan
+from ._where import line_of
 from ._world import World
 
 _DIGEST_BITS = 24  # what a float32 holds exactly
@@ -34,35 +37,43 @@ def tail_length(n_workers: int) -> int:
     return n_workers + 2
 
 
-def check_built_alike(world: World, built: dict[str, str]) -> None:
+def check_built_alike(world: World, built: dict[str, str], plan: Plan) -> None:
     """Compare what every process built the program from.
 
     Args:
       built: digests by name, equal on all processes if all is well.
+      plan: of the same number of examples on all processes.
 
     Raises:
       DisagreementError: naming what differs, and where. On every process.
     """
     if world.processes == 1:
         return
-    everyone = [json.loads(other) for other in world.share(json.dumps(built).encode())]
-    for name in everyone[0]:
-        values = [other.get(name) for other in everyone]
-        if len(set(values)) > 1:
-            common = max(set(values), key=values.count)
-            odd = [rank for rank, v in enumerate(values) if v != common]
-            shown = (
-                "; ".join(f"rank {r}: {v}" for r, v in enumerate(values)) if len(values) <= 8 else f"ranks {odd} differ"
-            )
-            raise DisagreementError(
-                f"{name} is not the same on all ranks: {shown}.\n{_ADVICE.get(name.split(' ')[0], '')}"
-            )
+    _check_equal(world, {**built, "driver": digest_of_plan(plan)}, closer=lambda: digests_of_lines(plan))
+
+
+def _check_equal(world: World, digests: dict[str, str], closer: Callable[[], dict[str, str]] | None = None) -> None:
+    everyone = [json.loads(theirs) for theirs in world.share(json.dumps(digests).encode())]
+    names = dict.fromkeys(name for theirs in everyone for name in theirs)
+    name = next((n for n in names if len({theirs.get(n) for theirs in everyone}) > 1), None)
+    if name is None:
+        return
+    if name == "driver" and closer is not None:  # all processes come here, so they can look closer together
+        _check_equal(world, closer())
+    values = [theirs.get(name, "none") for theirs in everyone]
+    common = max(values, key=values.count)
+    odd = [rank for rank, value in enumerate(values) if value != common]
+    shown = "; ".join(f"rank {r}: {v}" for r, v in enumerate(values)) if len(values) <= 8 else f"ranks {odd} differ"
+    advice = next((text for start, text in _ADVICE.items() if name.startswith(start)), _ADVICE[""])
+    raise DisagreementError(f"{name} is not the same on all ranks: {shown}.\n{advice}")
 
 
 _ADVICE = {
-    "driver": "Every rank must build the same program: no Python branch on the rank in the driver.",
+    "driver": "Every rank must build the same program: no Python branch on the rank in the driver, and no number that "
+    "differs between ranks (time, random values). A worker's number is ad.worker().",
     "data": "Every rank needs the whole data set, in the same order; the program gives each worker its share.",
     "state": "Start from one seed on every rank, or from rank 0's:  state = comm.broadcast(state)",
+    "": "Every rank must give Program the same arguments.",
 }
 
 
@@ -87,9 +98,39 @@ def digest_of_data(examples: Examples, n_rows: int = 64) -> str:
 
 
 def digest_of_plan(plan: Plan) -> str:
-    equations = [(str(e.primitive), [str(v.aval) for v in e.outvars]) for e in plan.graph.eqns]
-    text = repr((plan.signature, equations))
-    return f"{plan.graph.name}, {len(equations)} equations, {hashlib.blake2b(text.encode(), digest_size=8).hexdigest()}"
+    """Of all that a driver computes: operations, what they are done on, and the numbers in it."""
+    consts = digest_of_tree(list(plan.graph.consts.values()))
+    text = repr((plan.signature, [e for _, e in _equations(plan)], consts))
+    return f"{plan.graph.name}, {len(plan.graph.eqns)} equations, {_hash(text)}"
+
+
+def digests_of_lines(plan: Plan) -> dict[str, str]:
+    """Of the equations that stem from each line of the driver."""
+    lines: dict[str, list[str]] = {}
+    for line, equation in _equations(plan):
+        lines.setdefault(f"driver, at {line}," if line else "driver", []).append(equation)
+    return {line: f"{len(found)} equations, {_hash(repr(found))}" for line, found in lines.items()}
+
+
+def _equations(plan: Plan) -> Iterator[tuple[str, str]]:
+    """Line and text of every equation, its variables numbered in the order of the graph."""
+    graph = plan.graph
+    numbers = {var: i for i, var in enumerate([*graph.invars, *graph.consts])}
+    for eqn in graph.eqns:
+        numbers.update((var, len(numbers) + i) for i, var in enumerate(eqn.outvars))
+        operands = [f"{a.val!r}" if isinstance(a, Literal) else numbers[a] for a in eqn.invars]
+        # Where in memory a function lies, and on which device, are no part of what is computed.
+        params = [(k, _ADDRESS.sub("", repr(v))) for k, v in sorted(eqn.params.items()) if not _PLACE.search(k)]
+        text = repr((str(eqn.primitive), operands, params, [str(v.aval) for v in eqn.outvars]))
+        yield line_of(eqn.source_info), text
+
+
+_ADDRESS = re.compile(r" at 0x[0-9a-f]+")
+_PLACE = re.compile(r"sharding|device|mesh")
+
+
+def _hash(text: str) -> str:
+    return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
 
 
 class Ledger:

@@ -110,10 +110,20 @@ class Program:
         self._local_state = _picked(local, self._state_tree)
         self._state_shapes = jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype), state)
         self._stream = Stream(self._data, seed=self._seed, workers=self.world.workers)
-        first = self._local(self._sizes.current)
-        self._plan = self._plan_for(min(max(first), microbatch or max(first)))
+        largest = max(self._sizes.current)  # of all workers, so that all processes have the same plan
+        self._plan = self._plan_for(min(largest, microbatch or largest))
         _check_microbatch_can_be(self._plan, microbatch)
-        self._check_alike(state)
+        self._check_alike(
+            state,
+            {
+                "batch sizes": self._sizes.current,
+                "max_local_batch": max_local_batch,
+                "quantum": self._sizes.limits.quantum,
+                "microbatch": microbatch,
+                "seed": self._seed,
+                "nonfinite": nonfinite,
+            },
+        )
         if self.world.processes > 1:
             share_compilations()
         self._engine = Engine(
@@ -132,7 +142,7 @@ class Program:
         self._ledger = agreement.Ledger()
         self._step = 0
         self._started_at = float("nan")
-        self._compute_seconds = [float("nan")] * len(first)
+        self._compute_seconds = [float("nan")] * len(self.world.workers)
         self._any_size = False  # whether every worker can make every size: once true, it stays
         self._stopped = False
         self._compiled = False
@@ -161,18 +171,18 @@ class Program:
         graph = trace(self._driver, self._state_shapes, batch, workers=self.world.size)
         return plan(graph, local_state=self._local_state)
 
-    def _check_alike(self, state: Any) -> None:
+    def _check_alike(self, state: Any, settings: dict[str, Any]) -> None:
         if self.world.processes == 1:
             return
-        built = {
-            "driver": agreement.digest_of_plan(self._plan),
-            "data": agreement.digest_of_data(self._data),
-            "settings": repr((self._sizes.current, self._sizes.limits, self._seed, self._nonfinite)),
-        }
-        names = leaf_names(state, "state")
-        leaves = jax.tree.leaves(state)
-        built.update({f"{n}": agreement.digest_of_tree(leaf) for n, leaf in zip(names, leaves, strict=True)})
-        agreement.check_built_alike(self.world, built)
+        built = {name: repr(value) for name, value in settings.items()}
+        built["data"] = agreement.digest_of_data(self._data)
+        leaves = zip(leaf_names(state, "state"), jax.tree.leaves(state), strict=True)
+        built.update(
+            (name, agreement.digest_of_tree(leaf))
+            for i, (name, leaf) in enumerate(leaves)
+            if i not in self._local_state
+        )
+        agreement.check_built_alike(self.world, built, self._plan)
 
     def _local(self, sizes: Sequence[int]) -> list[int]:
         return [sizes[w] for w in self.world.workers]
