@@ -1,0 +1,206 @@
+"""Claim: our exchange of ResNet-50's gradients takes at most 1.15 times the best of raw mpi4py.
+
+    PJRT_NPROC=1 mpirun -n 2 python -m mpi4py benchmarks/exchange_resnet50.py
+
+214 tensors, 97.6 MiB in float32. Ours is what a program does: the message layer packs small tensors in an XLA program,
+`MPIWorld.exchange` reduces, another XLA program unpacks. Against it, on the same JAX arrays: an Allreduce per tensor,
+all of them in flight as Iallreduce, and one fused buffer that numpy fills and empties. All take turns in one run, each
+rank on a core of its own; a time is that of the slower rank. Two more tables say why the message layer's LARGE_BYTES
+and the world's PIECE_BYTES are what they are.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from types import ModuleType
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from _measure import alternate, pin, report, summary
+from mpi4py import MPI
+
+import collectives as comm
+from adaptive import _message as message
+from adaptive._plan import plan
+from adaptive._trace import trace
+from collectives import _mpi
+
+Shape = tuple[int, ...]
+TAIL = np.zeros(4, np.float32)
+
+
+def resnet50() -> list[Shape]:
+    """Kernels, biases and normalisation parameters of ResNet-50 (He et al. 2016, table 1), convolutions with biases."""
+
+    def convolution(size: int, channels: int, features: int) -> list[Shape]:
+        return [(size, size, channels, features), (features,), (features,), (features,)]  # kernel, bias; scale, offset
+
+    shapes, channels = convolution(7, 3, 64), 64
+    for width, blocks in ((64, 3), (128, 4), (256, 6), (512, 3)):
+        for block in range(blocks):
+            shapes += convolution(1, channels, width) + convolution(3, width, width) + convolution(1, width, 4 * width)
+            shapes += convolution(1, channels, 4 * width) if block == 0 else []
+            channels = 4 * width
+    return [*shapes, (channels, 1000), (1000,)]
+
+
+def our_way(world: comm.MPIWorld, grads: Sequence[jax.Array]) -> Callable[[], list[jax.Array]]:
+    """Pack, exchange, unpack, as a program does; returns the reduced gradients as JAX arrays.
+
+    Large tensors are no business of the packing programs: in a program they are computed where they are sent from, and
+    read where they arrive.
+    """
+
+    def driver(state: list[jax.Array], batch: jax.Array) -> tuple[list[jax.Array], dict]:
+        return comm.all_reduce([x * batch.sum() for x in state], op="sum"), {}
+
+    graph = trace(driver, list(grads), jax.ShapeDtypeStruct((1,), np.float32), workers=world.size)
+    layout = message.lay_out(plan(graph).messages[0], workers=world.size, tail=len(TAIL))
+    parts_of = [entry.part for entry in layout.entries]
+    small = [i for i, part in enumerate(parts_of) if part == 0]
+    large = {part: i for i, part in enumerate(parts_of) if part > 0}  # each is a part of its own
+    assert sorted(large) == list(range(1, len(layout.parts)))
+
+    @jax.jit
+    def pack(values: Sequence[jax.Array]) -> jax.Array:
+        return message.pack(layout, values, [None] * len(values), worker=0, first=1.0)[0]
+
+    @jax.jit
+    def unpack(packed: jax.Array) -> list[jax.Array]:
+        return message.unpack(layout, [packed], small)
+
+    def exchange() -> list[jax.Array]:
+        parts = [pack(grads), *(grads[large[part]] for part in range(1, len(layout.parts)))]
+        (results,), _ = world.exchange([parts], layout.ops, TAIL)
+        reduced = dict(zip(small, unpack(results[0]), strict=True)) | {large[p]: results[p] for p in large}
+        return jax.block_until_ready([reduced[i] for i in range(len(grads))])
+
+    return exchange
+
+
+def raw_ways(grads: Sequence[jax.Array]) -> dict[str, Callable[[], list[np.ndarray]]]:
+    """What one would write with mpi4py alone: JAX arrays are read in place, results arrive in buffers made before."""
+    world = MPI.COMM_WORLD.Dup()
+    received = [np.zeros(g.shape, np.float32) for g in grads]
+    ends = np.cumsum([0, *(g.size for g in grads)])
+    fused, fused_sum = np.zeros(ends[-1], np.float32), np.zeros(ends[-1], np.float32)
+
+    def each() -> list[np.ndarray]:
+        for g, r in zip(grads, received, strict=True):
+            world.Allreduce(np.asarray(g), r)
+        return received
+
+    def in_flight() -> list[np.ndarray]:
+        MPI.Request.Waitall([world.Iallreduce(np.asarray(g), r) for g, r in zip(grads, received, strict=True)])
+        return received
+
+    def one_buffer() -> list[np.ndarray]:
+        for g, start, end in zip(grads, ends, ends[1:], strict=False):
+            fused[start:end] = np.asarray(g).ravel()
+        world.Allreduce(fused, fused_sum)
+        for r, start, end in zip(received, ends, ends[1:], strict=False):
+            r.ravel()[:] = fused_sum[start:end]
+        return received
+
+    return {"Allreduce per tensor": each, "Iallreduce, all in flight": in_flight, "fused buffer": one_buffer}
+
+
+@contextmanager
+def setting(module: ModuleType | object, name: str, value: int) -> Iterator[None]:
+    """Another value for one of the library's constants."""
+    own = getattr(module, name)
+    setattr(module, name, value)
+    try:
+        yield
+    finally:
+        setattr(module, name, own)
+
+
+def measure(ways: dict[str, Callable[[], Sequence]], rounds: int) -> dict[str, np.ndarray]:
+    """Seconds of the slower rank, round by round."""
+
+    def in_step(way: Callable[[], Sequence]) -> Callable[[], None]:
+        def run() -> None:
+            way()
+            MPI.COMM_WORLD.Barrier()  # so the next starts on all ranks at once
+
+        return run
+
+    own = alternate({name: in_step(way) for name, way in ways.items()}, rounds)
+    return {name: np.max(MPI.COMM_WORLD.allgather(seconds), axis=0) for name, seconds in own.items()}
+
+
+def by_threshold(world: comm.MPIWorld, grads: Sequence[jax.Array], rounds: int) -> list:
+    """Ours, by the size from which on a tensor travels from its own memory; relative to the library's choice."""
+    ways = {}
+    for size in sorted({16 << 10, 64 << 10, 128 << 10, 256 << 10, 1 << 20, message.LARGE_BYTES}):
+        with setting(message, "LARGE_BYTES", size):
+            ways[f"LARGE_BYTES = {size >> 10} kB"] = our_way(world, grads)
+    return summary(measure(ways, rounds), f"LARGE_BYTES = {message.LARGE_BYTES >> 10} kB")
+
+
+def by_piece(world: comm.MPIWorld, grads: Sequence[jax.Array], rounds: int) -> list:
+    """Ours, by how much one Allreduce takes at a time; relative to the library's choice."""
+
+    def in_pieces(size: int) -> Callable[[], list[jax.Array]]:
+        exchange = our_way(world, grads)
+
+        def run() -> list[jax.Array]:
+            with setting(world, "_piece_bytes", size):
+                return exchange()
+
+        return run
+
+    names = {
+        size: f"PIECE_BYTES = {size >> 10} kB" for size in (64 << 10, 128 << 10, 256 << 10, 512 << 10, 1 << 20, 4 << 20)
+    }
+    ways = {name: in_pieces(size) for size, name in names.items()} | {"whole tensors": in_pieces(1 << 30)}
+    return summary(measure(ways, rounds), names[_mpi.PIECE_BYTES])
+
+
+def main() -> None:
+    arguments = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    arguments.add_argument("--rounds", type=int, default=40)
+    rounds = arguments.parse_args().rounds
+
+    rank, cores = MPI.COMM_WORLD.rank, sorted(os.sched_getaffinity(0))
+    pin(cores[rank % len(cores)])
+
+    @jax.jit
+    def gradients(x: jax.Array) -> list[jax.Array]:
+        return [jnp.full(s, x) + jnp.arange(s[-1]).reshape((1,) * (len(s) - 1) + (-1,)) for s in resnet50()]
+
+    grads = jax.block_until_ready(gradients(1.0 + rank))
+    raw = raw_ways(grads)
+    with comm.MPIWorld() as world:
+        ways = {"ours": our_way(world, grads), **raw}
+        total = sum(range(1, world.size + 1))
+        for way in ways.values():
+            for result in way():
+                assert np.array_equal(
+                    result, np.broadcast_to(total + world.size * np.arange(result.shape[-1]), result.shape)
+                )
+        seconds = measure(ways, rounds)
+        tables = [by_threshold(world, grads, rounds), by_piece(world, grads, rounds)]
+    best = min(raw, key=lambda name: float(np.median(seconds[name])))
+    ours = summary(seconds, best)[0]
+    if rank == 0:
+        n, mib = len(grads), sum(g.nbytes for g in grads) / 2**20
+        report(
+            f"Exchanging ResNet-50's gradients takes {ours.ratio_of_medians:.2f} times the best of raw mpi4py",
+            [*summary(seconds, best), *(row for table in tables for row in table)],
+            "exchange_resnet50.txt",
+            [
+                f"{n} tensors, {mib:.1f} MiB; {world.processes} ranks on one host, one thread each, bound to a core "
+                f"each; {MPI.Get_library_version().split(',')[0]}; {rounds} rounds.",
+                f"Ratios: in the first rows to the best raw way ({best}), then to the library's constants.",
+            ],
+        )
+
+
+if __name__ == "__main__":
+    main()
