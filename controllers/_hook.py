@@ -46,10 +46,10 @@ def hook(fn_or_policy: Callable[..., Any] | Policy, *values: Any, every: int = 1
       Mai et al. 2019, "Taming hyper-parameters in deep learning systems", Listing 1.
     """
     where = at(current_line())
-    handler: _PolicyHandler | _FunctionHandler
+    handler: PolicyHandler | _FunctionHandler
     if isinstance(fn_or_policy, Policy):
         name = name or fn_or_policy.name
-        handler = _PolicyHandler(fn_or_policy, name, where)
+        handler = PolicyHandler(fn_or_policy, name, where)
     elif callable(fn_or_policy):
         name = name or _name_of(fn_or_policy)
         _check_signature(fn_or_policy, values, name, where)
@@ -85,7 +85,7 @@ class _FunctionHandler:
         return control.close(), state
 
 
-class _PolicyHandler:
+class PolicyHandler:
     """A policy behind a hook. Its decisions pass the same checks as those of a function."""
 
     every_step = True

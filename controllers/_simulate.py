@@ -1,40 +1,135 @@
-"""A cluster on paper: run a policy against step times that are known."""
+"""A cluster under a virtual clock: run policies against step times that are known."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, NamedTuple
 
+import jax
 import numpy as np
 
+from adaptive._barrier import Barrier, Sizes
 from adaptive._decision import Decision, Limits, Observation
-from adaptive._sizes import split
+from adaptive._plan import HookPlan
+from adaptive.operators import Hook
 
+from ._allocate import fill
+from ._batch_time import BatchTime
+from ._cluster import Cluster
+from ._hook import PolicyHandler
+from ._noise import Bounds
 from ._policy import Policy
 
+EXAMPLES = 1_000_000
+SIGNALS = ("seconds", "iteration_seconds", "cpu_available", "memory_available", "noise_scale", "capacities")
 
-class Simulation(NamedTuple):
-    """What happened, step by step."""
+
+Reader = Callable[[int, np.ndarray], tuple[Any, ...]]
+"""`reader(step, seconds) -> values`: what a policy is given behind a step, from the seconds of the step before."""
+
+
+class Hooked(NamedTuple):
+    """A policy and what it is given, as `ctrl.hook(policy, *values, every=…)` says in a driver."""
+
+    policy: Policy
+    reads: tuple[str, ...] | Reader = ("seconds",)  # names from SIGNALS, or a function
+    every: int = 1
+
+
+@dataclass(frozen=True)
+class Simulation:
+    """What happened, step by step. A worker that was absent had size 0 and took no time."""
 
     sizes: np.ndarray  # shape=(steps, n), examples per worker
     seconds: np.ndarray  # shape=(steps, n), compute seconds per worker
     decisions: list[tuple[int, Decision]]  # (step, what was asked for behind it)
+    starts: np.ndarray  # shape=(steps,), seconds on the virtual clock when each step began
+    cluster: Cluster | None  # None if the times were a function
+    slowdown: np.ndarray  # shape=(steps, n), as it was in each step
+    noise: np.ndarray  # shape=(steps, n)
+    limits: Limits
 
     @property
     def step_seconds(self) -> np.ndarray:
-        """Seconds per step: those of the slowest worker; shape=(steps,)."""
-        return self.seconds.max(axis=1)
+        """Seconds per step: the slowest worker's, and the cluster's overhead; shape=(steps,)."""
+        return self.seconds.max(axis=1) + self._overhead
+
+    @property
+    def global_batch(self) -> np.ndarray:
+        """Examples per step over all workers; shape=(steps,)."""
+        return self.sizes.sum(axis=1)
 
     @property
     def changes(self) -> np.ndarray:
-        """The steps before which the split changed."""
+        """The steps before which sizes changed, for whatever reason."""
         return 1 + np.flatnonzero((np.diff(self.sizes, axis=0) != 0).any(axis=1))
+
+    @property
+    def adjustments(self) -> np.ndarray:
+        """The steps before which the split was changed by a decision about it."""
+        asked = {step for step, decision in self.decisions if decision.shares is not None}
+        return np.array([step for step in self.changes.tolist() if step in asked], np.int64)
+
+    @property
+    def total_seconds(self) -> float:
+        """On the virtual clock, at the end."""
+        return float(self.step_seconds.sum())
+
+    def seconds_to(self, examples: float) -> float:
+        """When so many examples had been processed; within a step as if at a steady rate. NaN if never."""
+        done = np.concatenate([[0], np.cumsum(self.global_batch)])
+        if examples > done[-1]:
+            return float("nan")
+        ends = np.concatenate([self.starts, [self.starts[-1] + self.step_seconds[-1]]])
+        return float(np.interp(examples, done, ends))
+
+    @cached_property
+    def ideal_sizes(self) -> np.ndarray:
+        """The best split of each step's batch, for the true curves at their speed in that step; shape=(steps, n)."""
+        times, rows = self._true_times, np.zeros_like(self.sizes)
+        known: dict[bytes, np.ndarray] = {}
+        for k, (sizes, slow) in enumerate(zip(self.sizes, self.slowdown, strict=True)):
+            here, total = sizes > 0, int(sizes.sum())
+            key = slow.tobytes() + here.tobytes() + total.to_bytes(8, "little")
+            if key not in known:
+                known[key] = _best(total, times, slow, here, self.limits)
+            rows[k] = known[key]
+        return rows
+
+    @cached_property
+    def ideal_seconds(self) -> np.ndarray:
+        """What steps would have taken with `ideal_sizes`, under the same noise; shape=(steps,).
+
+        Whoever knows all speeds beforehand, and noise not, does no better on average.
+        """
+        return self._seconds_of(self.ideal_sizes, self.noise)
+
+    @cached_property
+    def over_ideal(self) -> np.ndarray:
+        """How much longer than with the best split steps take, noise apart; shape=(steps,), 1 is best."""
+        return self._seconds_of(self.sizes, 1.0) / self._seconds_of(self.ideal_sizes, 1.0)
+
+    def _seconds_of(self, sizes: np.ndarray, noise: np.ndarray | float) -> np.ndarray:
+        seconds = np.where(sizes > 0, self._true_times(sizes) * self.slowdown * noise, 0.0)
+        return seconds.max(axis=1) + self._overhead
+
+    @property
+    def _true_times(self) -> BatchTime:
+        if self.cluster is None:
+            raise ValueError("the best split is known only of a Cluster: simulate() was given a function of times.")
+        return self.cluster.times
+
+    @property
+    def _overhead(self) -> float:
+        return 0.0 if self.cluster is None else self.cluster.overhead
 
 
 def simulate(
-    policy: Policy,
-    times: Callable[[int, np.ndarray], np.ndarray],
-    sizes: Sequence[int],
+    policy: Policy | Sequence[Hooked],
+    times: Cluster | Callable[[int, np.ndarray], np.ndarray],
+    sizes: Sequence[int] | int,
     steps: int,
     *,
     every: int = 1,
@@ -43,58 +138,170 @@ def simulate(
     limits: Limits | None = None,
     global_batch: Callable[[int], int] | None = None,
     values: Callable[[int, np.ndarray], tuple[Any, ...]] | None = None,
+    examples: int = EXAMPLES,
 ) -> Simulation:
-    """Run a policy as a program would, on workers whose step times are given.
+    """Run policies as a program would, on workers whose step times are given.
+
+    Decisions are taken, merged, clipped and rounded by the program's own code (`adaptive/_barrier.py`); only steps are
+    made up. As in a program, the seconds that a policy is given are those of the step before the one it stands behind.
 
     Args:
-      policy: decides from the workers' seconds.
-      times: `times(step, sizes) -> seconds`, shape=(n,).
-      sizes: examples per worker in the first step.
+      policy: decides from the workers' seconds; or several, each with what it reads, in their order in the driver.
+      times: the cluster; or a function `times(step, sizes) -> seconds`, shape=(n,).
+      sizes: examples per worker in the first step; or over all workers, to be split equally.
       steps: how many.
       every: as for `hook`.
-      jitter: relative standard deviation of the times.
-      seed: for the jitter.
-      limits: by default at least one example and any number of them.
-      global_batch: another hook's rule, `global_batch(step) -> examples` in the step behind it.
-      values: `values(step, seconds)`: what the hook is given. By default the seconds, which like a program's are
-        those of the step before.
+      jitter: relative standard deviation of the times, beside what noise the cluster has.
+      seed: for all that is random. What is drawn does not depend on the policy.
+      limits: by default the cluster's; of a function, at least one example and any number of them.
+      global_batch: another hook's rule, which comes first: `global_batch(step) -> examples` in the step behind it.
+      values: `values(step, seconds)`: what the policy is given instead of the seconds.
+      examples: in the data set, by which epochs are counted.
 
     Returns:
-      Sizes and times of all steps, and the decisions.
+      What happened: sizes, seconds, decisions, and what would have been best.
     """
-    rng = np.random.default_rng(seed)
-    n = len(sizes)
-    limits = limits or Limits((1,) * n, (10**9,) * n)
-    current = previous = np.asarray(sizes, np.int64)
-    state = policy.init(n)
-    measured = np.full(n, np.nan)
-    all_sizes, all_seconds, decisions = [], [], []
-    for step in range(1, steps + 1):
-        seconds = times(step, current) * (1 + jitter * np.clip(rng.standard_normal(n), -3, 3))
-        all_sizes.append(current)
-        all_seconds.append(seconds)
-        total = int(current.sum()) if global_batch is None else global_batch(step)
-        observation = Observation(
-            step=step,
-            epoch=0.0,
-            values=values(step, measured) if values else (measured,),
-            batch_sizes=tuple(current.tolist()),
-            previous_batch_sizes=tuple(previous.tolist()),
-            global_batch=total,
-            limits=limits,
-            due=step % every == 0,
-        )
-        decision, state = policy.update(observation, state)
-        previous, measured = current, seconds
-        if not observation.due or decision is None:
-            decision = Decision()
-        elif decision:
-            decisions.append((step, decision))
-        current = _apply(decision, total, current, limits)
-    return Simulation(np.array(all_sizes), np.array(all_seconds), decisions)
+    cluster = times if isinstance(times, Cluster) else None
+    if cluster is None and not isinstance(sizes, Sequence):
+        raise ValueError("simulate: say how many workers there are: give each one's first size, or a Cluster.")
+    n = cluster.workers if cluster else len(sizes)
+    hooks = [Hooked(policy, values or ("seconds",), every)] if isinstance(policy, Policy) else list(policy)
+    if global_batch is not None:
+        hooks.insert(0, Hooked(_rule(global_batch), ()))
+    draw = np.random.default_rng(seed)
+    noise = 1 + jitter * np.clip(draw.standard_normal((steps, n)), -3, 3)
+    if cluster and cluster.noise:
+        noise = noise * cluster.noise(draw, steps, n)
+    run = _Run(hooks, times, limits or _limits(cluster, n), noise, examples, seed)
+    return run.run(sizes, steps)
 
 
-def _apply(decision: Decision, total: int, sizes: np.ndarray, limits: Limits) -> np.ndarray:
-    total = total if decision.global_batch is None else decision.global_batch
-    shares = sizes.tolist() if decision.shares is None else decision.shares
-    return np.array(split(total, shares, limits), np.int64)
+class _Run:
+    """One simulation in progress."""
+
+    def __init__(
+        self,
+        hooks: Sequence[Hooked],
+        times: Cluster | Callable[[int, np.ndarray], np.ndarray],
+        limits: Limits,
+        noise: np.ndarray,
+        examples: int,
+        seed: int,
+    ):
+        n = noise.shape[1]
+        self._hooks, self._limits, self._noise, self._examples = hooks, limits, noise, examples
+        self._function = None if isinstance(times, Cluster) else times
+        self._cluster = times if isinstance(times, Cluster) else Cluster(BatchTime(np.ones(n)))
+        self._sensors = np.random.default_rng([seed, 1])
+        self._clock, self._consumed, self._slowdown = 0.0, 0, np.ones(n)
+        self._here = np.zeros(n, bool)
+
+    def run(self, first: Sequence[int] | int, steps: int) -> Simulation:
+        n, cluster = len(self._here), self._cluster
+        sizes, seconds = np.zeros((steps, n), np.int64), np.zeros((steps, n))
+        slowdown, starts = np.ones((steps, n)), np.empty(steps)
+        decisions: list[tuple[int, Decision]] = []
+        for k in range(steps):
+            present = cluster.present(k + 1) if cluster.present else np.ones(n, bool)
+            if not np.array_equal(present, self._here):
+                self._start(present, first if k == 0 else int(sizes[k - 1].sum()))
+            here, starts[k] = self._here, self._clock
+            sizes[k, here] = self._sizes.current
+            if cluster.slowdown:
+                slowdown[k] = self._slowdown = cluster.slowdown(k + 1, self._clock)
+            took = self._function(k + 1, sizes[k]) if self._function else cluster.times(sizes[k]) * slowdown[k]
+            seconds[k] = np.where(here, took * self._noise[k], 0.0)
+            decision = self._behind(k + 1)
+            if decision:
+                decisions.append((k + 1, decision))
+            self._measured, self._iteration = seconds[k, here], seconds[k].max() + cluster.overhead
+            self._clock += self._iteration
+        known = None if self._function else cluster
+        return Simulation(sizes, seconds, decisions, starts, known, slowdown, self._noise, self._limits)
+
+    def _start(self, present: np.ndarray, sizes: Sequence[int] | int) -> None:
+        """A program starts, or goes on with other workers than before: policies know nothing, shares are equal."""
+        self._here, n = present, int(present.sum())
+        lower, upper = (tuple(np.asarray(bound)[present].tolist()) for bound in self._limits[:2])
+        total = sizes if isinstance(sizes, int) else sum(sizes)
+        shares = [1.0] * n if isinstance(sizes, int) else [float(size) for size in sizes]
+        # Equal means equal, not equal multiples of the quantum.
+        self._sizes = Sizes(total, shares, Limits(lower, upper), max(self._examples, total))
+        self._sizes.limits = Limits(lower, upper, self._limits.quantum)
+        self._measured, self._iteration = np.full(n, np.nan), float("nan")
+        self._barrier: Barrier | None = None
+
+    def _behind(self, step: int) -> Decision | None:
+        """What happens behind a step: hooks are shown what was measured, and their decision is made the next sizes."""
+        sizes = self._sizes
+        ran = sizes.current, sizes.previous
+        self._consumed += sum(sizes.current)
+        values = [self._read(hook.reads, step) for hook in self._hooks]
+        if self._barrier is None:
+            self._barrier = Barrier([_plan(*pair) for pair in zip(self._hooks, values, strict=True)], len(ran[0]))
+        sizes.step_done(apply=False)
+        epoch = self._consumed / self._examples
+        decision, _ = self._barrier.run(step, epoch, [jax.tree.leaves(v) for v in values], ran, sizes)
+        if decision is not None:
+            sizes.ask(decision)
+            sizes.apply()
+        return decision
+
+    def _read(self, reads: tuple[str, ...] | Reader, step: int) -> tuple[Any, ...]:
+        if callable(reads):
+            return reads(step, self._measured)
+        return tuple(self._signal(name, step) for name in reads)
+
+    def _signal(self, name: str, step: int) -> Any:
+        """What a driver could read in this step: times of the step before, the machine's state now."""
+        cluster, here = self._cluster, self._here
+        match name:
+            case "seconds":
+                return self._measured
+            case "iteration_seconds":
+                return np.asarray(self._iteration)
+            case "cpu_available":
+                share = cluster.cpu(step, self._clock) if cluster.cpu else np.minimum(1 / self._slowdown, 1.0)
+                return self._sensed(share[here])
+            case "memory_available":
+                memory = cluster.memory(step, self._clock) if cluster.memory else np.full(len(here), 1e9)
+                return self._sensed(memory[here])
+            case "noise_scale":
+                scale = cluster.noise_scale(self._consumed) if cluster.noise_scale else float("nan")
+                return Bounds(scale, 0.9 * scale, 1.1 * scale)
+            case "capacities":
+                return cluster.capacities[here]
+        raise ValueError(f"simulate: no value is called {name!r}; there are {', '.join(SIGNALS)}.")
+
+    def _sensed(self, values: np.ndarray) -> np.ndarray:
+        if not self._cluster.sensor_noise:
+            return values
+        return values * (1 + self._cluster.sensor_noise * self._sensors.standard_normal(len(values)))
+
+
+def _plan(hook: Hooked, values: tuple[Any, ...]) -> HookPlan:
+    name = hook.policy.name
+    return HookPlan(Hook(name, PolicyHandler(hook.policy, name, ""), hook.every, jax.tree.structure(values)), (), "")
+
+
+def _rule(global_batch: Callable[[int], int]) -> Policy:
+    def update(observation: Observation, state: tuple[()]) -> tuple[Decision, tuple[()]]:
+        return Decision(global_batch=global_batch(observation.step)), state
+
+    return Policy(lambda n_workers: (), update, "global_batch")
+
+
+def _limits(cluster: Cluster | None, n: int) -> Limits:
+    if cluster is None:
+        return Limits((1,) * n, (10**9,) * n)
+    lower, upper = (np.broadcast_to(np.asarray(b, np.int64), n) for b in (cluster.lower, cluster.upper))
+    return Limits(tuple(lower.tolist()), tuple(upper.tolist()), cluster.quantum)
+
+
+def _best(total: int, times: BatchTime, slowdown: np.ndarray, here: np.ndarray, limits: Limits) -> np.ndarray:
+    """The exact split over the workers that are there; 0 for the others."""
+    n = len(here)
+    now = BatchTime(*(np.broadcast_to(np.asarray(part, np.float64), n)[here] * slowdown[here] for part in times))
+    sizes = np.zeros(n, np.int64)
+    sizes[here] = fill(total, now, np.asarray(limits.lower)[here], np.asarray(limits.upper)[here])
+    return sizes
