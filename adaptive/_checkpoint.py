@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from ._barrier import Barrier, Sizes
@@ -92,7 +93,7 @@ def _host(leaf: jax.Array) -> np.ndarray:
 
 def _placed(value: Any, device: jax.Device, like: jax.Array) -> jax.Array:
     if jax.dtypes.issubdtype(like.dtype, jax.dtypes.prng_key):
-        value = jax.random.wrap_key_data(np.asarray(value), impl=jax.random.key_impl(like))
+        value = jax.random.wrap_key_data(jnp.asarray(value), impl=jax.random.key_impl(like))
     elif np.shape(value) != like.shape:
         raise DriverError(f"the checkpoint holds an array of shape {np.shape(value)} for one of shape {like.shape}.")
     else:

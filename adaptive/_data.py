@@ -82,10 +82,11 @@ class Examples:
         """The examples numbered `indices`, stacked."""
         if self._source is None:
             return jax.tree.map(lambda a: a[indices], self._arrays)
-        return jax.tree.map(lambda *leaves: np.stack(leaves), *(self._row(int(i)) for i in indices))
+        rows = (self._row(self._source, int(i)) for i in indices)
+        return jax.tree.map(lambda *leaves: np.stack(leaves), *rows)
 
-    def _row(self, index: int) -> Any:
-        row = jax.tree.map(_host, self._source[index])
+    def _row(self, source: RandomAccess, index: int) -> Any:
+        row = jax.tree.map(_host, source[index])
         if jax.tree.structure(row) != jax.tree.structure(self.example):
             raise DataError(
                 f"example {index} is built as {jax.tree.structure(row)}, "

@@ -16,6 +16,7 @@ import weakref
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import jax
@@ -99,7 +100,8 @@ class Kernels:
     ):
         self.counters = Counters()
         self.largest_call, self.splittable, self.timed = largest_call, splittable, timed
-        self._trace, self._traced = trace, {}
+        self._trace = trace
+        self._traced: dict[int, Traced] = {}
         self._workers = [_Worker(device) for device in devices]
         self._turn, self._lock = turn, threading.Lock()
         self._asked: set[tuple[int, int]] = set()
@@ -291,6 +293,10 @@ def _run_once(run: Callable, shapes: Any) -> None:
         jax.block_until_ready(run(jax.tree.map(lambda s: np.zeros(s.shape, s.dtype), shapes)))
 
 
+def _end(items: queue.SimpleQueue, _owner: object) -> None:
+    items.put(None)
+
+
 class _BackgroundCompiler:
     """One thread, so that the steps lose one core at most. Holds its owner weakly; ends with it, or with the
     process.
@@ -299,7 +305,7 @@ class _BackgroundCompiler:
     def __init__(self, owner: Kernels):
         self.error: BaseException | None = None
         self._queue: queue.SimpleQueue = queue.SimpleQueue()
-        self._owner = weakref.ref(owner, lambda _, end=self._queue.put: end(None))
+        self._owner = weakref.ref(owner, partial(_end, self._queue))
         self._thread: threading.Thread | None = None
 
     def put(self, local: int, size: int) -> None:

@@ -60,7 +60,8 @@ def _powers(size: int, kernels: set[int], seconds: Callable[[int], float]) -> di
 
 
 def _from_powers(size: int, ways: Mapping[int, Way]) -> Way:
-    cost, pieces = 0.0, ()
+    cost = 0.0
+    pieces: Pieces = ()
     for power in sorted(ways, reverse=True):
         times, size = divmod(size, power)
         if times:

@@ -231,7 +231,7 @@ class _Flow:
 
     def _find_slots(self) -> list[tuple[JaxprEqn, tuple[Var, ...], tuple[Atom, ...]]]:
         writes = {e.invars[0]: tuple(e.invars[1:]) for e in self.graph.eqns if e.primitive is slot_write_p}
-        slots = []
+        slots: list[tuple[JaxprEqn, tuple[Var, ...], tuple[Atom, ...]]] = []
         for eqn in self.graph.eqns:
             if eqn.primitive is slot_read_p and eqn.outvars[0] in writes:
                 values = tuple(eqn.outvars[1:])
@@ -403,7 +403,8 @@ class _Cutter:
             for e in flow.graph.eqns
             if e.primitive is hook_p
         ]
-        slots, count = [], {}
+        slots: list[Slot] = []
+        count: dict[str, int] = {}
         for k, (eqn, values, new) in enumerate(flow.slots):
             label = eqn.params["label"]
             count[label] = count.get(label, -1) + 1

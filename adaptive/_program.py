@@ -262,7 +262,7 @@ class Program:
                     break
                 yield self.step()
         finally:
-            if record is not None:
+            if self._recorder is not None:
                 self._recorder.close()
                 self._recorder = None
         self._close_step()

@@ -88,4 +88,4 @@ def _round(total: int, ideal: np.ndarray, lower: np.ndarray, upper: np.ndarray, 
 
 def equal(global_batch: int, limits: Limits) -> tuple[int, ...]:
     """As equal as whole numbers can be."""
-    return split(global_batch, np.ones(len(limits.lower)), limits._replace(quantum=1))
+    return split(global_batch, [1.0] * len(limits.lower), limits._replace(quantum=1))

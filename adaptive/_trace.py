@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 import jax
 from jax.extend.core import ClosedJaxpr, DropVar, Jaxpr, JaxprEqn, Literal, Var
@@ -19,7 +19,7 @@ from ._errors import CollectiveError, DriverError
 from ._where import at, line_of
 from .operators import Source, collective_p, hook_p, n_values, slot_read_p, slot_write_p, source_p, trace_as
 
-Atom = Var | Literal
+Atom: TypeAlias = Var | Literal
 OPERATORS = {collective_p: "collective", source_p: "source", slot_read_p: "slot", slot_write_p: "slot", hook_p: "hook"}
 _RESULTLESS = (hook_p, slot_write_p)
 _INLINED = {"jit": "jaxpr", "pjit": "jaxpr", "closed_call": "call_jaxpr", "core_call": "call_jaxpr"}

@@ -64,10 +64,13 @@ def example_keys(batch: Any = None) -> jax.Array:
     """
     trace = tracing()
     leaves = jax.tree.leaves(batch)
-    if not leaves and trace is None:
+    if leaves:
+        examples = leaves[0].shape[0]
+    elif trace is not None:
+        examples = trace.examples
+    else:
         raise CollectiveError(
             f"example_keys(){at(current_line())} outside a program: how many examples there are is not known. "
             "Say it:  ad.example_keys(batch)"
         )
-    examples = leaves[0].shape[0] if leaves else trace.examples
     return jax.vmap(jax.random.fold_in, (None, 0))(step_key(), read(OFFSET) + jnp.arange(examples, dtype=jnp.int32))
