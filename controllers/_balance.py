@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 
 from adaptive._decision import Decision, Observation
-from adaptive._errors import DriverError
 
 from ._allocate import allocate, fill
 from ._batch_time import BatchTime
 from ._policy import Policy
+from ._seconds import seconds_of
 from ._time_model import WINDOW, TimeModel
 
 
@@ -104,20 +102,6 @@ def min_max(
         return now - then > band * now and (now - then) * horizon > switch_seconds
 
     return Policy(TimeModel.init, update, "min_max")
-
-
-def seconds_of(observation: Observation, name: str) -> np.ndarray:
-    """The hook's one value, checked to be a number per worker."""
-    n = len(observation.batch_sizes)
-    values: tuple[Any, ...] = observation.values
-    if len(values) != 1 or np.shape(values[0]) != (n,):
-        got = ", ".join(f"shape {np.shape(v)}" for v in values) or "nothing"
-        raise DriverError(
-            f"{name} reads one time per worker, shape ({n},); it was given {got}. Gather them:\n"
-            f"    seconds = comm.all_gather(mon.compute_seconds())\n"
-            f"    ctrl.hook(ctrl.{name}(), seconds)"
-        )
-    return np.asarray(values[0], np.float64)
 
 
 def _split(

@@ -164,7 +164,7 @@ def test_it_waits_for_as_many_steps_as_it_averages():
 
 def test_values_of_the_wrong_shape_are_refused():
     policy = ctrl.balance()
-    for values in ((), (0.1,), (np.ones(3),), (np.ones(2), np.ones(2))):
+    for values in ((), (0.1,), (np.ones(3),)):
         with pytest.raises(DriverError, match="all_gather"):
             policy.update(observe(*values), policy.init(2))
 

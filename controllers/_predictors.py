@@ -1,0 +1,94 @@
+"""How fast will each worker be in the next step? Predictors of speed, for `lb_bsp`.
+
+A predictor is a pair of pure functions over arrays with one row per worker. `update(state, speed, inputs)` is told the
+speed of the latest step that is known, and what is measured of the machine now: its free processor share, its memory.
+Inputs lead: what has changed on the machine shows in them one step before it shows in a speed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import numpy as np
+
+PredictorState = Any  # a pytree of numpy arrays; its structure and shapes never change
+
+
+class Predictor(NamedTuple):
+    """A rule that predicts speeds.
+
+    Attributes:
+      init: `init(n_workers, n_inputs) -> state`.
+      update: `update(state, speed, inputs) -> (prediction, state)`, with `speed` the examples per second of the step
+        before, shape=(n,), and `inputs` what is measured now, shape=(n, n_inputs); NaN where not known. Predicts the
+        examples per second of this step, shape=(n,); NaN for workers that were never measured.
+      name: what errors call it.
+    """
+
+    init: Callable[[int, int], PredictorState]
+    update: Callable[[PredictorState, np.ndarray, np.ndarray], tuple[np.ndarray, PredictorState]]
+    name: str = "predictor"
+
+
+def memoryless() -> Predictor:
+    """As fast as in the last step that is known."""
+    return moving_average(1.0)._replace(name="memoryless")
+
+
+def moving_average(weight: float = 0.5) -> Predictor:
+    """As fast as lately: `mean <- mean + weight * (speed - mean)`. The first speed is the first mean."""
+    if not 0 < weight <= 1:
+        raise ValueError(f"moving_average: weight must be above 0 and at most 1, got {weight}.")
+
+    def init(n_workers: int, n_inputs: int) -> np.ndarray:
+        del n_inputs
+        return np.full(n_workers, np.nan)
+
+    def update(state: np.ndarray, speed: np.ndarray, inputs: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        del inputs
+        moved = np.where(np.isnan(state), speed, state + weight * (speed - state))
+        mean = np.where(known(speed), moved, state)
+        return mean, mean
+
+    return Predictor(init, update, "moving_average")
+
+
+class BestOfState(NamedTuple):
+    """State of `best_of`."""
+
+    states: tuple[PredictorState, ...]
+    predictions: np.ndarray  # shape=(predictors, n): the last ones, to be judged when the speed is known
+    errors: np.ndarray  # shape=(predictors, n): running means of the squared relative error; NaN before there is one
+
+
+def best_of(*predictors: Predictor, memory: float = 50.0) -> Predictor:
+    """Of several predictors, for each worker the one that has been right lately; the first one until there is a record.
+
+    Args:
+      *predictors: run side by side.
+      memory: over how many steps errors are averaged.
+    """
+    if not predictors or memory < 1:
+        raise ValueError("best_of: give at least one predictor, and a memory of at least 1 step.")
+
+    def init(n_workers: int, n_inputs: int) -> BestOfState:
+        nothing = np.full((len(predictors), n_workers), np.nan)
+        return BestOfState(tuple(p.init(n_workers, n_inputs) for p in predictors), nothing, nothing)
+
+    def update(state: BestOfState, speed: np.ndarray, inputs: np.ndarray) -> tuple[np.ndarray, BestOfState]:
+        error = (state.predictions / np.where(known(speed), speed, np.nan) - 1) ** 2
+        moved = np.where(np.isnan(state.errors), error, state.errors + (error - state.errors) / memory)
+        errors = np.where(np.isnan(error), state.errors, moved)
+        pairs = [p.update(s, speed, inputs) for p, s in zip(predictors, state.states, strict=True)]
+        predictions = np.stack([prediction for prediction, _ in pairs])
+        best = np.argmin(np.where(np.isnan(errors), np.inf, errors), axis=0)
+        chosen = predictions[best, np.arange(len(speed))]
+        return chosen, BestOfState(tuple(s for _, s in pairs), predictions, errors)
+
+    return Predictor(init, update, f"best_of({', '.join(p.name for p in predictors)})")
+
+
+def known(speed: np.ndarray) -> np.ndarray:
+    """Where a speed is a positive number."""
+    return (speed > 0) & (speed < np.inf)

@@ -1,0 +1,153 @@
+"""Speed predictors on a synthetic machine that others use too."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import controllers as ctrl
+from controllers._narx import Network, _gradient
+
+MACHINES, STEPS, LEARNT = 3, 1000, 500
+
+
+def synthetic(seed: int) -> tuple[np.ndarray, np.ndarray]:
+    """Speeds and inputs: processor share and memory jump, and are measured with 2 % noise; speed has 3 % of its own."""
+    rng = np.random.default_rng(seed)
+    cpu, memory = np.empty(STEPS), np.empty(STEPS)
+    level, room = 1.0, 1.0
+    for k in range(STEPS):
+        level = rng.uniform(0.2, 1) if rng.random() < 0.04 else level
+        room = rng.uniform(0.1, 1) if rng.random() < 0.02 else room
+        cpu[k], memory[k] = level, room
+    speed = 100 * cpu**0.8 * (1 - 0.5 * np.exp(-memory / 0.2)) * (1 + 0.03 * rng.standard_normal(STEPS))
+    return speed, np.stack([cpu, memory], axis=1) * (1 + 0.02 * rng.standard_normal((STEPS, 2)))
+
+
+MADE = [synthetic(seed) for seed in range(MACHINES)]
+SPEEDS, INPUTS = np.stack([s for s, _ in MADE]), np.stack([u for _, u in MADE])
+
+
+def predictions(predictor: ctrl.Predictor, speeds=SPEEDS, inputs=INPUTS) -> np.ndarray:
+    """What is predicted for each step before it; shape=(machines, steps)."""
+    state = predictor.init(len(speeds), inputs.shape[2])
+    said = np.empty(speeds.shape)
+    latest = np.full(len(speeds), np.nan)
+    for k in range(speeds.shape[1]):
+        said[:, k], state = predictor.update(state, latest, inputs[:, k])
+        latest = speeds[:, k]
+    return said
+
+
+def error(said: np.ndarray) -> float:
+    """Root mean square over mean."""
+    off = said[:, LEARNT:] - SPEEDS[:, LEARNT:]
+    return float(np.mean(np.sqrt((off**2).mean(axis=1)) / SPEEDS[:, LEARNT:].mean(axis=1)))
+
+
+@pytest.mark.parametrize("predictor", [ctrl.arx(), ctrl.narx()], ids=["arx", "narx"])
+def test_knowing_the_machine_beats_knowing_its_past(predictor):
+    assert error(predictions(predictor)) < 0.7 * error(predictions(ctrl.moving_average(0.5)))
+
+
+def test_narx_learns_what_is_not_a_line():
+    """Were the network never chosen, or no better than a line, this would fail."""
+    rng = np.random.default_rng(0)
+    inputs = rng.uniform(-1, 1, (1, STEPS, 1))
+    speeds = 100 * (1 + 0.8 * inputs[:, :, 0] ** 2)
+    off = {p.name: predictions(p, speeds, inputs)[:, LEARNT:] - speeds[:, LEARNT:] for p in (ctrl.arx(), ctrl.narx())}
+    assert np.std(off["narx"]) < 0.3 * np.std(off["arx"])
+
+
+def test_memoryless_and_moving_average():
+    speeds = np.array([[10.0, 20.0, np.nan, 40.0, 40.0]])
+    none = np.zeros((1, 5, 0))
+    np.testing.assert_array_equal(predictions(ctrl.memoryless(), speeds, none), [[np.nan, 10, 20, 20, 40]])
+    np.testing.assert_array_equal(predictions(ctrl.moving_average(0.5), speeds, none), [[np.nan, 10, 15, 15, 27.5]])
+
+
+def test_best_of_follows_the_one_that_has_been_right():
+    def constant(value):
+        return ctrl.Predictor(lambda n, m: np.zeros(0), lambda s, v, u: (np.full(len(v), value), s), f"{value}")
+
+    speeds = np.repeat([[10.0, 20.0]], 50, axis=1)
+    said = predictions(ctrl.best_of(constant(10.0), constant(20.0), memory=5), speeds, np.zeros((1, 100, 0)))
+    assert said[0, 0] == 10  # the first, until there is a record
+    speeds = np.concatenate([np.full((1, 50), 10.0), np.full((1, 50), 20.0)], axis=1)
+    said = predictions(ctrl.best_of(constant(10.0), constant(20.0), memory=5), speeds, np.zeros((1, 100, 0)))
+    assert (said[0, 5:50] == 10).all()
+    assert (said[0, 60:] == 20).all()
+
+
+ALL = {
+    "memoryless": ctrl.memoryless(),
+    "moving_average": ctrl.moving_average(),
+    "arx": ctrl.arx(),
+    "narx": ctrl.narx(),
+    "best_of": ctrl.best_of(ctrl.arx(), ctrl.memoryless()),
+}
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_holes_are_bridged(name):
+    rng = np.random.default_rng(1)
+    speeds = np.where(rng.random(SPEEDS.shape) < 0.2, rng.choice([np.nan, np.inf, 0.0, -1.0], SPEEDS.shape), SPEEDS)
+    inputs = np.where(rng.random(INPUTS.shape) < 0.2, np.nan, INPUTS)
+    speeds[0] = np.nan  # never measured
+    with np.errstate(all="raise", under="ignore"):
+        said = predictions(ALL[name], speeds[:, :300], inputs[:, :300])
+    assert np.isnan(said[0]).all()
+    assert (said[1:, 10:] > 0).all()
+    assert (said[1:, 10:] < 1000).all()
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_a_constant_speed_is_predicted_to_stay(name):
+    said = predictions(ALL[name], np.full((2, 200), 50.0), np.ones((2, 200, 1)))
+    np.testing.assert_allclose(said[:, 1:], 50, rtol=1e-3)
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_workers_are_predicted_each_for_itself(name):
+    together = predictions(ALL[name], SPEEDS[:, :150], INPUTS[:, :150])
+    alone = predictions(ALL[name], SPEEDS[1:2, :150], INPUTS[1:2, :150])
+    np.testing.assert_allclose(together[1:2], alone, rtol=1e-6)
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_states_are_pytrees_whose_shapes_never_change(name):
+    predictor = ALL[name]
+    state = before = predictor.init(2, 1)
+    for k in range(60):
+        _, state = predictor.update(state, np.array([10.0, 20.0 + k % 3]), np.ones((2, 1)))
+    assert jax.tree.structure(before) == jax.tree.structure(state)
+    assert jax.tree.map(np.shape, before) == jax.tree.map(np.shape, state)
+
+
+def test_the_gradient_of_the_networks_is_their_gradient():
+    rng = np.random.default_rng(0)
+    network = Network(rng.standard_normal((2, 4, 5)), rng.standard_normal((2, 6)))
+    x, wanted = rng.standard_normal((7, 2, 3)), rng.standard_normal((7, 2))
+    usable = rng.random((7, 2)) < 0.7
+
+    def loss(network, worker):
+        hidden = jnp.tanh(x[:, worker] @ network.hidden[worker, :-1] + network.hidden[worker, -1][None])
+        output = hidden @ network.out[worker, :-1] + network.out[worker, -1]
+        return 0.5 * jnp.sum(usable[:, worker] * (output - wanted[:, worker]) ** 2) / usable[:, worker].sum()
+
+    expected = jax.grad(lambda network: loss(network, 0) + loss(network, 1))(jax.tree.map(jnp.asarray, network))
+    found = _gradient(network, x, wanted, usable)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5), found, expected)
+
+
+def test_impossible_settings_are_refused():
+    for wrong in (
+        lambda: ctrl.moving_average(0),
+        lambda: ctrl.arx(lags=0),
+        lambda: ctrl.narx(steps=0),
+        ctrl.best_of,
+    ):
+        with pytest.raises(ValueError, match=r"must|at least"):
+            wrong()
