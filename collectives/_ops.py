@@ -45,9 +45,14 @@ def all_reduce(tree: T, *, op: Op = "mean", weight: ArrayLike | None = None) -> 
         workers, for a mean with no `weight`.
 
     Example:
-      >>> loss, grads = jax.value_and_grad(loss_fn)(params, batch)       # doctest: +SKIP
-      >>> loss, grads = comm.all_reduce((loss, grads))                   # doctest: +SKIP
-      >>> per_token = comm.all_reduce(grads, weight=n_tokens)            # doctest: +SKIP
+      >>> import jax, jax.numpy as jnp, collectives as comm
+      >>> def driver(w, batch):
+      ...     loss, grad = jax.value_and_grad(lambda w: ((batch["x"] * w - batch["y"]) ** 2).mean())(w)
+      ...     loss, grad = comm.all_reduce((loss, grad))
+      ...     return w - 0.1 * grad, {"loss": loss}
+      >>> w, metrics = driver(1.0, {"x": jnp.ones(4), "y": jnp.zeros(4)})  # outside a program: one worker
+      >>> print(w, metrics["loss"])
+      0.8 1.0
     """
     if op not in get_args(Op):
         raise _error("all_reduce", f"op={op!r} is none of 'mean', 'sum', 'max', 'min'.")
@@ -80,7 +85,9 @@ def all_gather(tree: T) -> T:
       CollectiveError: for leaves that cannot be sent.
 
     Example:
-      >>> seconds = comm.all_gather(mon.compute_seconds())               # doctest: +SKIP
+      >>> import collectives as comm
+      >>> print(comm.all_gather(2.5))  # outside a program: one worker
+      [2.5]
     """
     return _combine(tree, _leaves("all_gather", tree), "gather")
 
@@ -101,7 +108,10 @@ def broadcast(tree: T, root: int = 0) -> T:
       CollectiveError: for leaves that cannot be sent, and where there is no worker `root`.
 
     Example:
-      >>> order = comm.broadcast(jax.random.permutation(key, n))         # doctest: +SKIP
+      >>> import jax, collectives as comm
+      >>> order = comm.broadcast(jax.random.permutation(jax.random.key(0), 4))
+      >>> sorted(order.tolist())
+      [0, 1, 2, 3]
     """
     try:
         root = operator.index(root)

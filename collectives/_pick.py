@@ -28,6 +28,12 @@ def world(devices: Sequence[jax.Device] | None = None) -> MPIWorld | DeviceWorld
 
     Raises:
       LaunchError: started by a launcher of MPI programs, but MPI cannot be loaded, or is not the launcher's.
+
+    Example:
+      >>> import jax, collectives as comm
+      >>> with comm.world(devices=jax.local_devices()[:1]) as world:
+      ...     print(world)
+      SoloWorld(1 worker on cpu:0)
     """
     if launcher() is not None:
         return MPIWorld(devices=devices)
