@@ -17,7 +17,7 @@ import numpy as np
 from ._barrier import Barrier, Sizes
 from ._engine import Engine
 from ._errors import DataError, DriverError
-from ._plan import Scope
+from ._flow import Scope
 from ._world import World
 
 Checkpoint = dict[str, Any]

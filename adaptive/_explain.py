@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+from ._flow import Scope
 from ._message import Layout
-from ._plan import Contribution, Plan, Scope, Segment
+from ._plan import Contribution, Plan, Segment
 from ._where import at
 
 

@@ -24,7 +24,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax.extend.core import Var
 
-from ._plan import Contribution, Scope
+from ._flow import Scope
+from ._plan import Contribution
 
 LARGE_BYTES = 256 << 10  # from here on a leaf travels from its own memory; benchmarks/exchange_resnet50.py
 

@@ -17,6 +17,7 @@ from . import _checkpoint
 from ._barrier import Barrier, Sizes
 from ._cache import share_compilations
 from ._check import Invariance, check_invariance
+from ._cut import plan
 from ._data import Examples, Stream
 from ._decision import Decision, Limits
 from ._eager import current_world
@@ -25,7 +26,7 @@ from ._errors import BatchSizeError, DataError, DisagreementError, DriverError, 
 from ._evaluate import evaluate
 from ._explain import explain
 from ._local import LocalWorld
-from ._plan import Plan, plan
+from ._plan import Plan
 from ._record import Recorder
 from ._report import Report
 from ._sizes import equal

@@ -16,8 +16,9 @@ import numpy as np
 from jax.extend import source_info_util
 from jax.extend.core import JaxprEqn, Literal, Var
 
+from ._flow import Scope
 from ._message import Layout, pack, unpack
-from ._plan import Plan, Scope, Segment
+from ._plan import Plan, Segment
 from ._trace import Atom, operands_of
 from .operators import WORKER, Reading, Source, collective_p
 

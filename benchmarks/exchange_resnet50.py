@@ -25,7 +25,7 @@ from mpi4py import MPI
 
 import collectives as comm
 from adaptive import _message as message
-from adaptive._plan import plan
+from adaptive._cut import plan
 from adaptive._trace import trace
 from collectives import _mpi
 

@@ -13,8 +13,9 @@ import jax.numpy as jnp
 import numpy as np
 
 import adaptive as ad
+from adaptive._cut import plan
 from adaptive._decision import Decision, Observation
-from adaptive._plan import Plan, plan
+from adaptive._plan import Plan
 from adaptive._trace import Graph, trace
 
 FEATURES = 3
@@ -71,7 +72,7 @@ class Recorder:
 
 def pointed_at(error: BaseException) -> list[str]:
     """The source lines of these tests that an error's text names, as `(test_x.py:15)`."""
-    found = re.findall(r"\((test_\w+\.py):(\d+)\)", str(error))
+    found = re.findall(r"\(((?:test_\w+|drivers)\.py):(\d+)\)", str(error))
     return [linecache.getline(str(HERE / file), int(line)).strip() for file, line in found]
 
 

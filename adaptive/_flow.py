@@ -1,0 +1,120 @@
+"""What is known of every value in a driver's graph: how widely it is the same, and how many messages it waits for.
+
+*Scope*: how widely a value is the same. `ALL` workers (it is replicated), all kernel calls of one `WORKER`, or one
+`CALL` only. State starts as `ALL`, the batch as `CALL`, a source where it says; an equation's result is as narrow as
+its narrowest operand; what comes out of a collective is `ALL`. Rule 2 (replication is checked, not hoped for) and rule
+4 (a micro-batch is a worker that runs after another) are both read off this one lattice.
+
+*Level*: how many messages a value has to wait for. All collectives of one level travel in one message.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from enum import IntEnum
+from typing import Any, NamedTuple
+
+from jax.extend.core import DropVar, JaxprEqn, Var
+
+from ._trace import Atom, Graph, operands_of
+from .operators import collective_p, n_values, slot_read_p, slot_write_p, source_p
+
+
+class Scope(IntEnum):
+    """How widely a value is the same."""
+
+    ALL = 0
+    WORKER = 1
+    CALL = 2
+
+
+_SOURCE_SCOPE = {"all": Scope.ALL, "worker": Scope.WORKER, "call": Scope.CALL}
+
+
+class Origin(NamedTuple):
+    """Where a segment's input comes from: `kind` and its indices.
+
+    ("state", i), ("batch", i), ("source", name), ("slot", k, leaf), ("const", i), ("message", level, contribution),
+    ("once", level, i) and ("call", level, i): the i-th kept value of that segment.
+    """
+
+    kind: str
+    index: Any
+    item: int = 0
+
+
+class Flow:
+    """Scope and level of every variable of a graph, and who makes and takes it."""
+
+    def __init__(self, graph: Graph, local_state: frozenset[int]):
+        self.graph = graph
+        self.local_state = local_state
+        self.producer: dict[Var, int] = {}
+        for number, eqn in enumerate(graph.eqns):
+            self.producer.update((v, number) for v in eqn.outvars if not isinstance(v, DropVar))
+        self.origin = self._origins()
+        self.slots = self._find_slots()
+        self.local_slots: set[int] = set()
+        while True:  # a slot is as narrow as what is written to it, which may be computed from the slot
+            self._propagate()
+            narrowed = {k for k, (_, _, new) in enumerate(self.slots) if self.scope_of(new) > Scope.ALL}
+            if narrowed <= self.local_slots:
+                break
+            self.local_slots |= narrowed
+
+    def _origins(self) -> dict[Var, Origin]:
+        graph = self.graph
+        origin = {v: Origin("state", i) for i, v in enumerate(graph.state_vars)}
+        origin.update((v, Origin("batch", i)) for i, v in enumerate(graph.batch_vars))
+        origin.update((v, Origin("const", i)) for i, v in enumerate(graph.consts))
+        for eqn in graph.eqns:
+            if eqn.primitive is source_p:
+                origin[eqn.outvars[0]] = Origin("source", eqn.params["source"].name)
+        return origin
+
+    def _find_slots(self) -> list[tuple[JaxprEqn, tuple[Var, ...], tuple[Atom, ...]]]:
+        writes = {e.invars[0]: tuple(e.invars[1:]) for e in self.graph.eqns if e.primitive is slot_write_p}
+        slots: list[tuple[JaxprEqn, tuple[Var, ...], tuple[Atom, ...]]] = []
+        for eqn in self.graph.eqns:
+            if eqn.primitive is slot_read_p and eqn.outvars[0] in writes:
+                values = tuple(eqn.outvars[1:])
+                for leaf, var in enumerate(values):
+                    self.origin[var] = Origin("slot", len(slots), leaf)
+                slots.append((eqn, values, writes[eqn.outvars[0]]))
+        return slots
+
+    def scope_of(self, atoms: Sequence[Atom]) -> Scope:
+        return max((self.scope.get(a, Scope.ALL) for a in atoms if isinstance(a, Var)), default=Scope.ALL)
+
+    def level_of(self, atoms: Sequence[Atom]) -> int:
+        return max((self.level.get(a, 0) for a in atoms if isinstance(a, Var)), default=0)
+
+    def _propagate(self) -> None:
+        graph = self.graph
+        self.scope: dict[Var, Scope] = {}
+        self.level: dict[Var, int] = {}
+        self.communicates: set[int] = set()
+        self.scope.update((graph.state_vars[i], Scope.WORKER) for i in self.local_state)
+        self.scope.update((v, Scope.CALL) for v in graph.batch_vars)
+        for k in self.local_slots:
+            self.scope.update((v, Scope.WORKER) for v in self.slots[k][1])
+        for number, eqn in enumerate(graph.eqns):
+            if eqn.primitive is slot_read_p:
+                continue
+            if eqn.primitive is source_p:
+                self.scope[eqn.outvars[0]] = _SOURCE_SCOPE[eqn.params["source"].scope]
+                continue
+            scope, level = self.scope_of(eqn.invars), self.level_of(eqn.invars)
+            if eqn.primitive is collective_p:
+                n = n_values(eqn.params, len(eqn.invars))
+                if self.scope_of(eqn.invars[:n]) > Scope.ALL:
+                    self.communicates.add(number)
+                    level += 1
+                else:
+                    level = self.level_of(eqn.invars[:n])  # whatever its weight has to wait for
+                scope = Scope.ALL
+            for var in eqn.outvars:
+                self.scope[var], self.level[var] = scope, level
+
+    def operands(self, number: int) -> Sequence[Atom]:
+        return operands_of(self.graph.eqns[number])
