@@ -2,10 +2,11 @@
 
     PJRT_NPROC=1 mpirun --oversubscribe -n 2 python -m mpi4py benchmarks/balance_under_contention.py
 
-Two ranks pinned to two cores, a busy process on the second. Three ways to train one conv net take turns: balanced; equal
-batches; and a BSP loop as PyTorch's DDP runs it (equal batches, mean of means), written by hand. The ideal is computed from
-measured speeds: with equal batches, how long each rank computes gives its seconds per example, and the ideal split lets both
-finish together.
+Two ranks pinned to two cores, a busy process on the second. Three ways to train one conv net take turns: balanced;
+equal batches; and a BSP loop as PyTorch's DDP runs it (equal batches, mean of means), written by hand. The ideal is
+computed from
+measured speeds: with equal batches, how long each rank computes gives its seconds per example, and the ideal split
+lets both finish together.
 """
 
 import os
@@ -100,7 +101,7 @@ def measure(world):
         neighbour.__enter__()
     world.barrier()
     seconds: dict[str, list[float]] = {"balanced": [], "equal": [], "by hand, as DDP": []}
-    sizes, computed, reports = [programs["balanced"].batch_sizes], [], []
+    sizes, computed = [programs["balanced"].batch_sizes], []
     for _ in range(ROUNDS):
         for name, program in programs.items():
             blocks = list(program.run(steps=BLOCK))
@@ -108,7 +109,6 @@ def measure(world):
             if name == "equal":
                 computed += [np.asarray(r.metrics["seconds"]) for r in blocks[1:]]
             else:
-                reports += blocks
                 sizes += [r.batch_sizes for r in blocks if r.batch_sizes != sizes[-1]]
         start = MPI.Wtime()
         for _ in range(BLOCK):
@@ -116,13 +116,13 @@ def measure(world):
         seconds["by hand, as DDP"].append((MPI.Wtime() - start) / BLOCK)
     if neighbour is not None:
         neighbour.__exit__(None, None, None)
-    return seconds, sizes, np.array(computed), reports
+    return seconds, sizes, np.array(computed)
 
 
 def main():
     """Measure and report."""
     with comm.world() as world:
-        seconds, sizes, computed, reports = measure(world)
+        seconds, sizes, computed = measure(world)
         if world.rank:
             return
         per_example = computed.mean(0) / (BATCH / world.size)
@@ -147,11 +147,11 @@ def main():
             )
         shown = " → ".join("+".join(map(str, s)) for s in sizes)
         notes = [
-            f"Ideal step from measured speeds: {readable(ideal)} ({readable(compute_ideal)} of computing: the ranks take "
-            f"{per_example[0] * 1e6:.1f} and {per_example[1] * 1e6:.1f} µs an example).",
+            f"Ideal step from measured speeds: {readable(ideal)} ({readable(compute_ideal)} of computing: the ranks "
+            f"take {per_example[0] * 1e6:.1f} and {per_example[1] * 1e6:.1f} µs an example).",
             f"Batch sizes of the balanced program: {shown}. Adjustments: {len(sizes) - 1} in {ROUNDS * BLOCK} steps.",
-            f"Means, because a neighbour's time slices make a step either fast or slow; the last three quarters of {ROUNDS} "
-            f"blocks of {BLOCK} steps, the three ways in turn.",
+            f"Means, because a neighbour's time slices make a step either fast or slow; the last three quarters of "
+            f"{ROUNDS} blocks of {BLOCK} steps, the three ways in turn.",
         ]
         report("Balancing against a busy neighbour", rows, "balance_under_contention.md", notes)
 

@@ -2,10 +2,11 @@
 
     PJRT_NPROC=1 mpirun --oversubscribe -n 2 python -m mpi4py benchmarks/kungfu_figure_2.py
 
-Fashion-MNIST, a small conv net, SGD with momentum at a fixed learning rate (as in the workshop paper, which trains ResNet-32 on
-CIFAR-10): a small static batch, a large one, and one that grows from the small to the large with the noise scale. Reported are
-time and examples to an accuracy that all of them reach, and how steady the accuracy is after that. Seconds are those of training
-steps; evaluation and compilation at the start are not counted. The runs of one seed take turns, epoch part by epoch part.
+Fashion-MNIST, a small conv net, SGD with momentum at a fixed learning rate (as in the workshop paper, which trains
+ResNet-32 on CIFAR-10): a small static batch, a large one, and one that grows from the small to the large with the
+noise scale. Reported are time and examples to an accuracy that all of them reach, and how steady the accuracy is
+after that. Seconds are those of training steps; evaluation and compilation at the start are not counted. The runs of
+one seed take turns, epoch part by epoch part.
 """
 
 import argparse
@@ -122,12 +123,8 @@ def table(seeds):
     best = min(names[:2], key=lambda n: np.median([reached(c[n], t)[0] for c, t in zip(seeds, targets, strict=True)]))
     for name in names:
         hits = np.array([reached(c[name], t) for c, t in zip(seeds, targets, strict=True)])
-        ratio = [
-            reached(c[name], t)[0] / reached(c[best], t)[0] for c, t in zip(seeds, targets, strict=True)
-        ]
-        after = [
-            np.std([a for s, _, a, _ in c[name] if s >= h[0]]) for c, h in zip(seeds, hits, strict=True)
-        ]
+        ratio = [reached(c[name], t)[0] / reached(c[best], t)[0] for c, t in zip(seeds, targets, strict=True)]
+        after = [np.std([a for s, _, a, _ in c[name] if s >= h[0]]) for c, h in zip(seeds, hits, strict=True)]
         rows.append(
             {
                 "": name,
@@ -149,7 +146,8 @@ def draw(seeds, path):
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
 
-    figure, axes = plt.subplots(2, len(seeds), figsize=(4 * len(seeds), 6), sharex="col", squeeze=False, height_ratios=(2, 1))
+    size = (4 * len(seeds), 6)
+    figure, axes = plt.subplots(2, len(seeds), figsize=size, sharex="col", squeeze=False, height_ratios=(2, 1))
     for column, curves in enumerate(seeds):
         for name, curve in curves.items():
             seconds, _, accuracies, batches = np.array(curve).T

@@ -2,9 +2,9 @@
 
     PJRT_NPROC=1 mpirun --oversubscribe -n 2 python -m mpi4py benchmarks/overhead_of_a_step.py
 
-By hand: a jitted gradient into one flat buffer, one Allreduce in place, a jitted update. Ours has on top of that the noise
-scale, the balancing hook, weighting by examples, the non-finite check and the compared decisions. Both take their batches
-from the same arrays by fancy indexing; blocks of steps are timed in turn.
+By hand: a jitted gradient into one flat buffer, one Allreduce in place, a jitted update. Ours has on top of that the
+noise scale, the balancing hook, weighting by examples, the non-finite check and the compared decisions. Both take
+their batches from the same arrays by fancy indexing; blocks of steps are timed in turn.
 """
 
 import os

@@ -2,8 +2,8 @@
 
     python benchmarks/resize_without_stall.py
 
-Twenty changes to sizes never seen, with a warm ladder of kernels, against compiling on demand (`jax.jit`). Also: how long the
-ladder takes to get warm behind the steps, and what that costs them meanwhile.
+Twenty changes to sizes never seen, with a warm ladder of kernels, against compiling on demand (`jax.jit`). Also: how
+long the ladder takes to get warm behind the steps, and what that costs them meanwhile.
 """
 
 import os
@@ -127,9 +127,9 @@ def main():
         f"{CHANGES} sizes from 33 to 249 that are no powers of two, {STEPS} steps each, in turn with the plain loop. "
         f"Kernels compiled during the changes: {last.kernels - kernels}; seconds that steps waited for a compiler: "
         f"{last.waited_seconds - waited:.3f}.",
-        f"From the first step to a warm ladder: {until_warm:.1f} s. Steps meanwhile took {readable(float(np.median(behind)))} in "
-        f"the median (worst {readable(max(behind))}), and {readable(float(np.median(after)))} after it (worst "
-        f"{readable(max(after))}).",
+        f"From the first step to a warm ladder: {until_warm:.1f} s. Steps meanwhile took "
+        f"{readable(float(np.median(behind)))} in the median (worst {readable(max(behind))}), and "
+        f"{readable(float(np.median(after)))} after it (worst {readable(max(after))}).",
         "One process on two cores, so the compiler runs on the core beside the steps.",
     ]
     report("A new batch size costs no compile and no stall", rows, "resize_without_stall.md", notes)

@@ -1,4 +1,5 @@
-"""Listing 1 of KungFu's workshop paper, as a program: grow the batch with the gradient noise scale, give slow workers less.
+"""Listing 1 of KungFu's workshop paper, as a program: grow the batch with the gradient noise scale, give slow workers
+less.
 
     mpirun -n 2 python -m mpi4py examples/listing_1.py                        scikit-learn's digits
     mpirun -n 4 python -m mpi4py examples/listing_1.py --data fashion-mnist   where that data set is installed
@@ -73,8 +74,8 @@ with comm.world() as world:
         if program.epoch > (report.examples - report.global_batch) // len(train["label"]):  # this step ended an epoch
             loss, noise = float(report.metrics["loss"]), float(report.metrics["noise"])
             sizes = " + ".join(map(str, report.batch_sizes)) + f" = {report.global_batch}"
-            row = f"{report.epoch:>5} {report.step:>6} {loss:>8.4f} {noise:>12.1f} {np.median(milliseconds):>8.1f}   {sizes}"
-            show(row)
+            figures = f"{loss:>8.4f} {noise:>12.1f} {np.median(milliseconds):>8.1f}"
+            show(f"{report.epoch:>5} {report.step:>6} {figures}   {sizes}")
             milliseconds = []
 
     correct = program.evaluate(accuracy, test)
@@ -82,5 +83,7 @@ with comm.world() as world:
     show(f"batch sizes    {' → '.join('+'.join(map(str, sizes)) for sizes in went_through)}")
     show(f"noise scale    {float(report.metrics['noise']):.0f} examples")
     show(f"messages       {report.messages} a step, {report.message_bytes / 1e3:.0f} kB")
-    show(f"kernels        {report.kernels} compiled in {report.compile_seconds:.1f} s; "
-         f"steps waited {report.waited_seconds:.1f} s for a compiler, all of it at the start")
+    show(
+        f"kernels        {report.kernels} compiled in {report.compile_seconds:.1f} s; "
+        f"steps waited {report.waited_seconds:.1f} s for a compiler, all of it at the start"
+    )

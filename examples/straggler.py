@@ -2,8 +2,8 @@
 
     mpirun -n 2 --oversubscribe python -m mpi4py examples/straggler.py
 
-Every rank is pinned to a core of its own. Two programs with the same driver take turns: one keeps equal batches, the other
-balances. After a while the last rank starts a busy process on its core, and later ends it.
+Every rank is pinned to a core of its own. Two programs with the same driver take turns: one keeps equal batches, the
+other balances. After a while the last rank starts a busy process on its core, and later ends it.
 """
 
 import argparse
@@ -91,7 +91,7 @@ with comm.world() as world:
     phase(programs, "alone")
     if world.rank == world.processes - 1:
         with neighbour(CORE):
-            phase(programs, f"with a busy neighbour")
+            phase(programs, "with a busy neighbour")
     else:
-        phase(programs, f"with a busy neighbour")
+        phase(programs, "with a busy neighbour")
     phase(programs, "alone again")
