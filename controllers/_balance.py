@@ -10,7 +10,7 @@ from ._allocate import allocate, fill
 from ._batch_time import BatchTime
 from ._policy import Policy
 from ._seconds import seconds_of
-from ._time_model import WINDOW, TimeModel
+from ._time_model import LEAST_NOISE, WINDOW, TimeModel
 
 
 def balance() -> Policy:
@@ -126,7 +126,7 @@ def _feigned_by_noise(model: TimeModel, seconds: np.ndarray) -> float:
     """How far the slowest of n equal workers may seem to lag behind, relatively: two standard deviations more than
     the largest of n is off by on average."""
     slowest = np.argmax(seconds)
-    deviation = model.noise[slowest] / np.sqrt(model.steps[slowest])
+    deviation = max(model.noise[slowest], LEAST_NOISE) / np.sqrt(model.steps[slowest])
     return float(deviation * (2 + np.sqrt(2 * np.log(len(seconds)))))
 
 

@@ -88,7 +88,7 @@ def goodput_batch(
     def update(observation: Observation, state: GoodputState) -> tuple[Decision | None, GoodputState]:
         noise, seconds, iteration = _read(observation)
         times = state.times.observe(np.asarray(observation.previous_batch_sizes), seconds)
-        state = GoodputState(times, _average(state.overhead, iteration - np.max(seconds)))
+        state = GoodputState(times, _average(state.overhead, _idle(seconds, iteration)))
         if not observation.due:
             return None, state
         state = state._replace(times=times.digest())
@@ -129,6 +129,12 @@ def _read(observation: Observation) -> tuple[Bounds, np.ndarray, float]:
             f"    ctrl.hook(ctrl.goodput_batch(), noise, seconds, iteration)"
         )
     return read_noise(values[0], "goodput_batch"), np.asarray(values[1], np.float64), float(np.max(values[2]))
+
+
+def _idle(seconds: np.ndarray, iteration: float) -> float:
+    """Seconds of an iteration in which nobody computes; NaN where a worker's time is not known."""
+    known = np.isfinite(iteration) and (seconds > 0).all() and (seconds < np.inf).all()
+    return iteration - float(seconds.max()) if known else math.nan
 
 
 def _average(mean: np.ndarray, new: float) -> np.ndarray:

@@ -1,0 +1,206 @@
+"""What holds for every policy, whatever it is good for."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+import pytest
+
+import controllers as ctrl
+
+from .observations import observe
+
+
+class Noise(NamedTuple):
+    scale: float
+    lower: float
+    upper: float
+
+
+def nothing(step: int, seconds: np.ndarray) -> tuple[Any, ...]:
+    return ()
+
+
+def only_seconds(step: int, seconds: np.ndarray) -> tuple[Any, ...]:
+    return (seconds,)
+
+
+def with_inputs(step: int, seconds: np.ndarray) -> tuple[Any, ...]:
+    n = len(seconds)
+    return seconds, np.linspace(0.5, 1.0, n), np.full(n, 2e9)
+
+
+def only_noise(step: int, seconds: np.ndarray) -> tuple[Any, ...]:
+    return (Noise(300.0, 250.0, 400.0),)
+
+
+def all_for_goodput(step: int, seconds: np.ndarray) -> tuple[Any, ...]:
+    return Noise(300.0, 250.0, 400.0), seconds, np.max(seconds) + 0.05
+
+
+POLICIES: dict[str, tuple[Callable[[], ctrl.Policy], Callable[..., tuple[Any, ...]]]] = {
+    "balance": (ctrl.balance, only_seconds),
+    "min_max": (lambda: ctrl.min_max(window=3, dead_band=0.0), only_seconds),
+    "static_proportional": (lambda: ctrl.static_proportional((1, 2, 3, 4)), nothing),
+    "proportional": (ctrl.proportional, only_seconds),
+    "published proportional": (lambda: ctrl.proportional(renormalise=False, drop=0.0), only_seconds),
+    "leader_straggler": (lambda: ctrl.leader_straggler(window=2), only_seconds),
+    "lb_bsp": (ctrl.lb_bsp, only_seconds),
+    "lb_bsp without dead-band": (lambda: ctrl.lb_bsp(n_inputs=2, dead_band=0.0), with_inputs),
+    "lb_bsp with narx": (lambda: ctrl.lb_bsp(ctrl.narx(), n_inputs=2), with_inputs),
+    "lb_bsp with memoryless": (lambda: ctrl.lb_bsp(ctrl.memoryless()), only_seconds),
+    "lb_bsp with best_of": (lambda: ctrl.lb_bsp(ctrl.best_of(ctrl.moving_average(), ctrl.arx())), only_seconds),
+    "noise_batch": (ctrl.noise_batch, only_noise),
+    "goodput_batch": (ctrl.goodput_batch, all_for_goodput),
+    "schedule": (lambda: ctrl.schedule({0: 128, 60: 256}), nothing),
+}
+TRUE = ctrl.BatchTime(1 / np.array([1e3, 1e3, 2e3, 4e3]), np.array([0.0, 0.02, 0.0, 0.01]))
+every_policy = pytest.mark.parametrize("name", POLICIES)
+
+
+def run(
+    name: str, times=TRUE, steps: int = 150, make: Callable[[], ctrl.Policy] | None = None, **kwargs
+) -> ctrl.Simulation:
+    factory, values = POLICIES[name]
+    policy = (make or factory)()
+    kwargs = {"every": 5, "values": values, "jitter": 0.05} | kwargs
+    return ctrl.simulate(policy, lambda _, b: times(b), [32] * 4, steps, **kwargs)
+
+
+@every_policy
+@pytest.mark.parametrize("seed", range(2))
+def test_sizes_keep_the_limits_and_sum_to_the_global_batch(name, seed):
+    limits = ctrl.Limits((4, 4, 4, 4), (40, 64, 64, 64), quantum=2)
+    keeps = not any(of_batch in name for of_batch in ("batch", "schedule", "published"))
+    sim = run(name, limits=limits, seed=seed)
+    assert (sim.sizes >= limits.lower).all()
+    assert (sim.sizes <= limits.upper).all()
+    if keeps:
+        assert (sim.sizes.sum(axis=1) == 128).all()
+
+
+@every_policy
+def test_it_lives_with_another_hook_that_sets_the_global_batch(name):
+    rule = [96, 96, 128, 200, 512, 64]
+    sim = run(name, global_batch=lambda step: rule[step // 30 % 6])
+    assert (sim.sizes >= 1).all()
+    if not any(of_batch in name for of_batch in ("batch", "schedule", "published")):
+        asked = [rule[step // 30 % 6] for step in range(1, 150)]
+        np.testing.assert_array_equal(sim.sizes[1:].sum(axis=1), asked)
+
+
+@every_policy
+def test_workers_that_see_the_same_decide_the_same(name):
+    once, again = run(name, seed=3), run(name, seed=3)
+    assert once.decisions == again.decisions
+    np.testing.assert_array_equal(once.sizes, again.sizes)
+
+
+@every_policy
+def test_steady_input_leaves_things_as_they_are(name):
+    sim = run(name, steps=300, jitter=0.0)
+    assert (sim.changes < 200).all()
+
+
+@every_policy
+def test_something_is_decided_at_all(name):
+    """These workers differ, and their batch is small: none of the policies is content with it."""
+    sim = run(name)
+    assert len(sim.changes) >= 1
+    if name not in ("noise_batch", "goodput_batch", "schedule"):
+        assert TRUE(sim.sizes[-1]).max() / sim.sizes[-1].sum() < 0.9 * TRUE(np.full(4, 32)).max() / 128
+
+
+@every_policy
+def test_states_survive_a_checkpoint_behind_every_step(name):
+    factory, _ = POLICIES[name]
+
+    def thawed() -> ctrl.Policy:
+        policy = factory()
+
+        def update(observation, state):
+            leaves, tree = jax.tree.flatten(pickle.loads(pickle.dumps(state)))
+            arrays = [np.array(leaf) for leaf in leaves]  # what a file of arrays gives back
+            return policy.update(observation, jax.tree.unflatten(tree, arrays))
+
+        return policy._replace(update=update)
+
+    plain, frozen = run(name, seed=1), run(name, seed=1, make=thawed)
+    np.testing.assert_array_equal(plain.sizes, frozen.sizes)
+    assert plain.decisions == frozen.decisions
+
+
+@every_policy
+def test_states_keep_their_shapes_and_are_not_written_into(name):
+    factory, _ = POLICIES[name]
+
+    def watched() -> ctrl.Policy:
+        policy = factory()
+        first = policy.init(4)
+
+        def update(observation, state):
+            before = pickle.dumps(state)
+            decision, new = policy.update(observation, state)
+            assert pickle.dumps(state) == before
+            assert jax.tree.structure(new) == jax.tree.structure(first)
+            assert jax.tree.map(np.shape, new) == jax.tree.map(np.shape, first)
+            return decision, new
+
+        return policy._replace(update=update)
+
+    assert len(run(name, make=watched).sizes) == 150
+
+
+@every_policy
+def test_missing_and_impossible_measurements_do_no_harm(name):
+    _, values = POLICIES[name]
+    rng = np.random.default_rng(0)
+
+    def holes(step: int, seconds: np.ndarray) -> tuple[Any, ...]:
+        if 50 <= step < 70:
+            seconds = np.full_like(seconds, np.nan)
+        wrong = np.array([np.nan, np.inf, 0.0, -1.0])
+        seconds = np.where(rng.random(4) < 0.2, rng.choice(wrong, 4), seconds)
+        return tuple(
+            np.where(rng.random(4) < 0.2, np.nan, v) if k and np.shape(v) == (4,) else v
+            for k, v in enumerate(values(step, seconds))
+        )
+
+    sim = run(name, values=holes)
+    assert (sim.sizes >= 1).all()
+    assert (sim.sizes.sum(axis=1) <= 1500).all()
+
+
+@every_policy
+def test_one_worker_alone_is_no_special_case(name):
+    factory, values = POLICIES[name]
+    if name == "static_proportional":
+        return
+    policy = factory()
+    sim = ctrl.simulate(policy, lambda _, b: b / 1e3, [32], 60, every=5, values=values, jitter=0.05)
+    assert (sim.sizes >= 1).all()
+    if not any(of_batch in name for of_batch in ("batch", "schedule", "published")):
+        assert (sim.sizes == 32).all()
+
+
+@every_policy
+def test_decisions_are_data(name):
+    for _, decision in run(name).decisions:
+        assert decision.global_batch is None or type(decision.global_batch) is int
+        assert decision.shares is None or all(type(share) is float for share in decision.shares)
+        assert all(type(note) is str for note in decision.notes)
+
+
+@every_policy
+def test_a_step_that_is_not_due_is_only_looked_at(name):
+    factory, values = POLICIES[name]
+    policy, state = factory(), factory().init(4)
+    for step in range(1, 30):
+        seconds = TRUE(np.full(4, 32))
+        observation = observe(*values(step, seconds), step=step, batch_sizes=(32,) * 4, due=False)
+        decision, state = policy.update(observation, state)
+        assert decision is None
