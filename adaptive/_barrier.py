@@ -67,7 +67,12 @@ class Sizes:
         if decision.global_batch is not None:
             wanted = min(max(int(decision.global_batch), sum(self.limits.lower)), self.most)
             if wanted != decision.global_batch:
-                notes.append(f"global batch {decision.global_batch} clipped to {wanted}")
+                bound = {
+                    self.examples: "the size of the data set",
+                    sum(self.limits.upper): "the most that workers may hold",
+                }
+                why = bound.get(wanted, f"the least for {len(self.limits.lower)} workers")
+                notes.append(f"global batch {decision.global_batch} clipped to {wanted}, {why}.")
         if decision.shares is not None:
             self.shares = tuple(float(s) for s in check_shares(decision.shares, len(self.limits.lower)))
         elif wanted == sum(self.target):
