@@ -2,10 +2,19 @@
 
 from __future__ import annotations
 
+import atexit
 import os
+import shutil
+import tempfile
 from importlib.metadata import PackageNotFoundError, version
 
-os.environ.setdefault("JAX_PLATFORMS", "cpu")  # for this process, and for those that tests start
+# Environment, so that it holds for the processes that tests start too.
+os.environ.setdefault("JAX_PLATFORMS", "cpu")
+if "JAX_COMPILATION_CACHE_DIR" not in os.environ:  # most time goes into compiling the same few programs
+    os.environ["JAX_COMPILATION_CACHE_DIR"] = _cache = tempfile.mkdtemp(prefix="adaptive-tests-")
+    os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
+    os.environ["JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES"] = "-1"
+    atexit.register(shutil.rmtree, _cache, ignore_errors=True)
 
 import hypothesis
 import jax

@@ -1,0 +1,41 @@
+"""Which worlds the suite runs over: those of one process here, and MPI's on the ranks of an mpirun (tests/mpi)."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+
+import jax
+import pytest
+
+import collectives as comm
+
+WORLDS = {
+    "solo": comm.SoloWorld,
+    "devices": comm.DeviceWorld,  # the four of tests/conftest.py
+    "mpi": comm.MPIWorld,
+    "mpi-two-devices": lambda: comm.MPIWorld(devices=jax.local_devices()[:2]),
+}
+KINDS = os.environ.get("TESTS_WORLD", "solo devices").split()
+
+
+@pytest.fixture(params=KINDS, scope="module")
+def world(request) -> Iterator[comm.SoloWorld | comm.DeviceWorld | comm.MPIWorld]:
+    """A world of each kind under test, entered."""
+    with WORLDS[request.param]() as world:
+        yield world
+
+
+@pytest.fixture(params=[kind for kind in KINDS if kind != "solo"], scope="module")
+def workers(request) -> Iterator[comm.DeviceWorld | comm.MPIWorld]:
+    """As `world`, of several workers."""
+    with WORLDS[request.param]() as world:
+        yield world
+
+
+@pytest.fixture(params=["float32", "float64"])
+def precision(request) -> Iterator[str]:
+    """JAX in single and in double precision; for all threads, as a user sets it."""
+    jax.config.update("jax_enable_x64", request.param == "float64")
+    yield request.param
+    jax.config.update("jax_enable_x64", False)

@@ -1,0 +1,130 @@
+"""A small problem, the loop that solves it without the library, and what the tests do with programs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+import adaptive as ad
+import collectives as comm
+
+FEATURES, HIDDEN, CLASSES = 6, 8, 3
+Params = dict[str, Any]
+
+
+def make_data(examples: int = 160, seed: int = 0) -> dict[str, np.ndarray]:
+    """Points in `CLASSES` overlapping clouds, in the precision in force."""
+    rng = np.random.default_rng(seed)
+    label = rng.integers(0, CLASSES, examples)
+    x = rng.normal(size=(examples, FEATURES)) + rng.normal(size=(CLASSES, FEATURES))[label]
+    return {"x": np.asarray(jnp.asarray(x)), "label": label.astype(np.int32)}
+
+
+def make_params(seed: int = 1) -> Params:
+    rng = np.random.default_rng(seed)
+    return {
+        "inner": {"w": jnp.asarray(rng.normal(size=(FEATURES, HIDDEN)) / 2), "b": jnp.zeros(HIDDEN)},
+        "outer": {"w": jnp.asarray(rng.normal(size=(HIDDEN, CLASSES)) / 2), "b": jnp.zeros(CLASSES)},
+    }
+
+
+def losses(params: Params, batch: dict[str, jax.Array]) -> jax.Array:
+    """Cross entropy of each example."""
+    inner, outer = params["inner"], params["outer"]
+    hidden = jnp.tanh(batch["x"] @ inner["w"] + inner["b"][None])
+    logits = hidden @ outer["w"] + outer["b"][None]
+    return optax.softmax_cross_entropy_with_integer_labels(logits, batch["label"])
+
+
+def mean_loss(params: Params, batch: dict[str, jax.Array]) -> jax.Array:
+    return losses(params, batch).mean()
+
+
+ADAM = optax.adam(0.02)
+
+
+def adam_state() -> dict[str, Any]:
+    params = make_params()
+    return {"params": params, "opt": ADAM.init(params)}
+
+
+def adam_driver(state, batch):
+    """A step of Adam on the mean gradient of the workers' examples."""
+    loss, grads = jax.value_and_grad(mean_loss)(state["params"], batch)
+    loss, grads = comm.all_reduce((loss, grads))
+    updates, opt = ADAM.update(grads, state["opt"], state["params"])
+    return {"params": optax.apply_updates(state["params"], updates), "opt": opt}, {"loss": loss}
+
+
+def stream(examples: int, seed: int, count: int) -> np.ndarray:
+    """The first `count` positions of the documented stream: a permutation per epoch, laid end to end."""
+    epochs = -(-count // examples)
+    orders = [np.random.Generator(np.random.Philox(key=[seed, e])).permutation(examples) for e in range(epochs)]
+    return np.concatenate(orders)[:count]
+
+
+@jax.jit
+def plain_step(params, opt, batch):
+    """A step of Adam, without the library."""
+    updates, opt = ADAM.update(jax.grad(mean_loss)(params, batch), opt, params)
+    return optax.apply_updates(params, updates), opt
+
+
+def plain_adam(data: dict[str, np.ndarray], batches: Sequence[int], seed: int, shuffle: int | None = None) -> Params:
+    """Adam in plain optax on consecutive batches of the stream; with the examples of each reordered, if `shuffle`."""
+    params, cursor, order = make_params(), 0, stream(len(data["x"]), seed, sum(batches))
+    opt = ADAM.init(params)
+    rng = np.random.default_rng(shuffle)
+    for size in batches:
+        rows = order[cursor : cursor + size]
+        if shuffle is not None:
+            rows = rng.permutation(rows)
+        params, opt = plain_step(params, opt, jax.tree.map(lambda a, rows=rows: a[rows], data))
+        cursor += size
+    return params
+
+
+def difference(a: Any, b: Any) -> float:
+    """The largest difference in any leaf, relative to the leaf's largest element."""
+    pairs = zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True)
+    host = [(np.asarray(x, np.float64), np.asarray(y, np.float64)) for x, y in pairs]
+    return max(float(np.abs(x - y).max() / (np.abs(y).max() or 1.0)) for x, y in host)
+
+
+def warm(program: ad.Program) -> None:
+    """Compile the ladder, and take a step, whose message tells every worker that all have."""
+    program.warm_up()
+    program.step()
+
+
+def force_pieces(program: ad.Program, seed: int, largest: int) -> None:
+    """Make every worker compute its batch in random pieces of up to `largest`, drawn anew for each step."""
+    rng = np.random.default_rng([seed, program.world.rank])
+    powers = [1 << i for i in range(largest.bit_length())]
+
+    def pieces(local: int, size: int, at_least: int = 1) -> tuple[int, ...]:
+        found = []
+        while size:
+            found.append(int(rng.choice([p for p in powers if p <= size])))
+            size -= found[-1]
+        return tuple(found)
+
+    program._engine.kernels.pieces = pieces
+
+
+def leaves_of(world: Any, value: Any) -> list[bytes]:
+    """Every process's `value`, as bytes; for comparing what must be equal on all of them."""
+    return world.share(repr(jax.tree.map(lambda a: np.asarray(a).tolist(), value)).encode())
+
+
+def same_everywhere(world: Any, value: Any) -> bool:
+    return len(set(leaves_of(world, value))) == 1
+
+
+def build(driver: Callable, state: Any, data: Any, global_batch: int, **options: Any) -> ad.Program:
+    return ad.Program(driver, state, data, global_batch=global_batch, **{"seed": 3, **options})

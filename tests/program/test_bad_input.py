@@ -1,0 +1,549 @@
+"""What a user can get wrong: each mistake ends in an error that says so, on every worker."""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import adaptive as ad
+import collectives as comm
+import controllers as ctrl
+import monitors as mon
+
+from .problems import build, same_everywhere
+
+X = {"x": np.arange(24.0, dtype=np.float32)}
+
+
+def total(state, batch):
+    """A driver with nothing wrong."""
+    mean = comm.all_reduce(batch["x"].mean())
+    return state + mean, {"mean": mean}
+
+
+def refused(kind, *texts, driver=total, state=0.0, data=X, global_batch=12, **options):
+    """Building the program fails, with all of these texts in the message."""
+    with pytest.raises(kind) as caught:
+        build(driver, state, data, global_batch, **options)
+    for text in texts:
+        assert text in str(caught.value)
+    assert isinstance(caught.value, ad.AdaptiveError)
+    assert isinstance(caught.value, ValueError)
+
+
+# --- drivers ----------------------------------------------------------------------------------------------------------
+
+
+def test_a_driver_that_forgets_to_reduce(world):
+    def driver(params, batch):
+        loss, grads = jax.value_and_grad(lambda p: jnp.mean((batch["x"] - p["w"]) ** 2))(params)
+        params = jax.tree.map(lambda p, g: p - 0.1 * g, params, grads)
+        return params, {"loss": comm.all_reduce(loss)}
+
+    refused(
+        ad.ReplicationError,
+        "the new state can differ between workers: state['w'] (test_bad_input.py:",
+        "comes from this worker's examples (test_bad_input.py:",
+        "grads = comm.all_reduce(grads)",
+        driver=driver,
+        state={"w": 0.0},
+    )
+
+
+def test_a_metric_that_is_not_reduced(world):
+    def driver(state, batch):
+        return state, {"loss": batch["x"].mean()}
+
+    refused(ad.ReplicationError, "metric ['loss'] can differ between workers", "comm.all_reduce(", driver=driver)
+
+
+def test_a_hook_that_reads_a_local_value(world):
+    def adapt(control, value):
+        raise AssertionError("never called")
+
+    def of_the_batch(state, batch):
+        ctrl.hook(adapt, batch["x"].max())
+        return total(state, batch)
+
+    def of_a_measurement(state, batch):
+        ctrl.hook(adapt, {"seconds": mon.compute_seconds()})
+        return total(state, batch)
+
+    advice = ("One worker could then rescale while another does not", "comm.all_reduce(x)", "comm.all_gather(x)")
+    where = "hook 'adapt' (test_bad_input.py:"
+    refused(
+        ad.ReplicationError,
+        where,
+        "its 1st value, which comes from this worker's examples",
+        *advice,
+        driver=of_the_batch,
+    )
+    refused(
+        ad.ReplicationError,
+        where,
+        "1st value (['seconds'])",
+        "'compute_seconds', which each worker measures",
+        *advice,
+        driver=of_a_measurement,
+    )
+
+
+@pytest.mark.parametrize(
+    ("returned", "says"),
+    [
+        (lambda s, m: s, "must return (state, metrics), a pair; it returned a "),
+        (lambda s, m: (s, m, m), "must return (state, metrics), a pair; it returned a tuple of 3"),
+        (lambda s, m: ({"a": s["a"]}, m), "another structure than it was given: without state['b']"),
+        (lambda s, m: ({**s, "c": m}, m), "another structure than it was given: with state['c']"),
+        (lambda s, m: ({**s, "a": s["a"].astype(jnp.int32)}, m), "state['a'] from float32[] to int32[]"),
+        (lambda s, m: ({**s, "b": s["b"][:1]}, m), "state['b'] from float32[2] to float32[1]"),
+    ],
+)
+def test_a_state_that_changes_in_a_step(world, returned, says):
+    def driver(state, batch):
+        return returned(state, comm.all_reduce(batch["x"].mean()))
+
+    refused(ad.DriverError, "driver 'driver'", says, driver=driver, state={"a": jnp.zeros(()), "b": jnp.zeros(2)})
+
+
+def test_a_state_that_holds_no_array(world):
+    refused(ad.DriverError, "the state holds 'adam', which is no array", state={"name": "adam"})
+
+
+@pytest.mark.parametrize(
+    ("reduce", "says"),
+    [
+        (lambda x: comm.all_reduce({"n": jnp.int32(2)}), "all_reduce (test_bad_input.py:"),
+        (lambda x: comm.all_reduce({"n": jnp.int32(2)}), "['n'] is int32, of which a mean would be rounded"),
+        (lambda x: comm.all_reduce((x > 0).any()), "boolean, of which there is no mean"),
+        (lambda x: comm.all_reduce((x > 0).any(), op="sum"), "boolean, of which there is no sum"),
+        (lambda x: comm.all_reduce(jax.random.key(0), op="sum"), "a PRNG key"),
+        (lambda x: comm.broadcast([ad.step_key()]), "[0] is a PRNG key. Send what it is made of"),
+        (lambda x: comm.all_reduce({"e": x[:0]}), "['e'] is empty, of shape (0,)"),
+        (lambda x: comm.all_gather(x[:0]), "is empty, of shape (0,)"),
+        (lambda x: comm.all_reduce("loss"), "'loss': neither an array nor a number"),
+        (lambda x: comm.all_reduce(x.mean(), weight=x), "weight= must be one real number per worker"),
+        (lambda x: comm.all_reduce(x.mean(), op="avg"), "op='avg' is none of"),
+    ],
+)
+def test_leaves_that_have_no_reduction(world, reduce, says):
+    def driver(state, batch):
+        reduce(batch["x"])
+        return total(state, batch)
+
+    refused(ad.CollectiveError, says, driver=driver)
+
+
+def test_integers_sum_and_empty_trees_are_no_leaves(world):
+    def driver(state, batch):
+        counted = comm.all_reduce({"n": jnp.int32(2) + 0 * ad.worker(), "none": None, "nothing": ()}, op="sum")
+        return total(state, batch)[0], counted
+
+    with build(driver, 0.0, X, 12, world=world, microbatch=1) as program:
+        metrics = program.step().metrics
+    assert metrics == {"n": 2 * world.size, "none": None, "nothing": ()}
+    assert metrics["n"].dtype == jnp.int32
+
+
+def test_a_collective_in_a_loop(world):
+    def driver(state, batch):
+        def body(carry, x):
+            return carry + comm.all_reduce(x), None
+
+        return jax.lax.scan(body, state, batch["x"])[0], {}
+
+    refused(
+        ad.CollectiveError, "all_reduce(op='mean') (test_bad_input.py:", "stands inside jax.lax.scan", driver=driver
+    )
+
+
+def test_a_gradient_through_a_collective(world):
+    def driver(state, batch):
+        grads = jax.grad(lambda s: comm.all_reduce((s - batch["x"]).mean()))(state)
+        return state - grads, {}
+
+    refused(ad.CollectiveError, "reverse-mode differentiation through a collective", "then reduce", driver=driver)
+
+
+def test_a_driver_that_is_another_program_for_another_size(world):
+    def driver(state, batch):
+        if len(batch["x"]) > 2:
+            return total(state, batch)
+        return state + comm.all_reduce(batch["x"].max(), op="max"), {"mean": 0.0}
+
+    with build(driver, 0.0, X, 4 * world.size, world=world) as program:
+        with pytest.raises(ad.DriverError, match=r"is another program for \d examples than for 4") as caught:
+            program.warm_up()
+        assert "ad.batch_size()" in str(caught.value)
+
+
+# --- data -------------------------------------------------------------------------------------------------------------
+
+
+class Source:
+    """A grain-like source with one odd row."""
+
+    def __init__(self, rows: int, **odd):
+        self.rows, self.odd = rows, odd
+
+    def __len__(self):
+        return self.rows
+
+    def __getitem__(self, index):
+        return self.odd.get(f"row{index}", {"x": np.float32(index)})
+
+
+@pytest.mark.parametrize(
+    ("data", "says"),
+    [
+        ({"x": np.zeros(24), "y": np.zeros(23)}, "different numbers of examples: data['x']: 24, data['y']: 23"),
+        ({"x": np.zeros((0, 3))}, "the data set is empty: data['x'] has shape (0, 3)"),
+        ({}, "the data set has no arrays"),
+        ({"x": np.zeros(24), "y": 3.0}, "data['y'] is a single number"),
+        ({"x": np.array([[1], [1, 2]], dtype=object)}, "data['x'] holds Python objects"),
+        ({"x": ["a", "b"]}, "data['x']"),
+        (Source(0), "the data set is empty: len(data) is 0"),
+    ],
+)
+def test_data_that_cannot_be_used(world, data, says):
+    refused(ad.DataError, says, data=data, global_batch=1)
+
+
+@pytest.mark.parametrize(
+    ("row", "says"),
+    [
+        ({"x": np.zeros(2, np.float32)}, "example['x'] of example 5 has shape (2,), of example 0 ()"),
+        ({"y": np.float32(0)}, "example 5 is built as"),
+    ],
+)
+def test_a_source_with_an_odd_row(world, row, says):
+    with (
+        build(total, 0.0, Source(200, row5=row), 200) as program,  # not one of those that are compared at first
+        pytest.raises((ad.DataError, ad.WorkerError)) as caught,
+    ):
+        program.step()
+    errors = [e.decode() for e in world.share(f"{type(caught.value).__name__}: {caught.value}".encode())]
+    assert any(says in e for e in errors)
+    assert [e[:9] for e in errors].count("DataError") == 1  # of the one who met it; the others are told
+    assert all("failed in step 1" in e for e in errors if not e.startswith("DataError"))
+
+
+# --- sizes ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("global_batch", "says"),
+    [
+        (0, "global_batch must be positive; got 0"),
+        (-4, "global_batch must be positive; got -4"),
+        (12.5, "global_batch must be a whole number of examples; got 12.5"),
+        (math.nan, "global_batch must be a whole number of examples; got nan"),
+        (math.inf, "global_batch must be a whole number of examples; got inf"),
+        (True, "global_batch must be a whole number of examples; got True"),
+        ("12", "global_batch must be a whole number of examples; got '12'"),
+        (None, "global_batch must be a whole number of examples; got None"),
+        ((6, 6), "global_batch must be a whole number of examples; got (6, 6)"),
+        (25, "global_batch=25 is larger than the data set, which has 24 examples"),
+    ],
+)
+def test_a_global_batch_that_cannot_be(world, global_batch, says):
+    refused(ad.BatchSizeError, says, global_batch=global_batch)
+    with build(total, 0.0, X, 12) as program:
+        if global_batch is not None:  # which leaves it as it is
+            with pytest.raises(ad.BatchSizeError) as caught:
+                program.rescale(global_batch=global_batch)
+            assert says in str(caught.value)
+        program.step()
+        assert program.global_batch == 12
+
+
+def test_fewer_examples_than_workers(workers):
+    n = workers.size
+    refused(ad.BatchSizeError, f"global_batch={n - 1} is too small for {n} workers", global_batch=n - 1)
+    refused(
+        ad.BatchSizeError, "is larger than the data set, which has 1 examples", data={"x": np.zeros(1)}, global_batch=n
+    )
+
+
+def test_more_examples_than_the_workers_may_take(world):
+    n = world.size
+    refused(
+        ad.BatchSizeError,
+        f"global_batch={2 * n + 1} is more than the {n} workers may take together: {2 * n}",
+        global_batch=2 * n + 1,
+        max_local_batch=2,
+    )
+
+
+def bad_shares(n: int) -> dict[str, tuple[list[float], str]]:
+    return {
+        "too many": ([1.0] * (n + 1), f"{n} of them"),
+        "too few": ([1.0] * (n - 1), f"{n} of them"),
+        "negative": ([-1.0] + [2.0] * (n - 1), "negative"),
+        "nan": ([math.nan] * n, "nan"),
+        "infinite": ([math.inf] * n, "inf"),
+        "zero": ([0.0] * n, "zero"),
+    }
+
+
+@pytest.mark.parametrize("which", list(bad_shares(1)))
+def test_shares_that_are_none(world, which):
+    shares, says = bad_shares(world.size)[which]
+    refused(ad.BatchSizeError, "shares", says, shares=shares)
+    with build(total, 0.0, X, 12) as program:
+        with pytest.raises(ad.BatchSizeError, match="shares"):
+            program.rescale(shares=shares)
+        assert program.batch_sizes == program.step().batch_sizes
+
+    def adapt(control):
+        control.rescale(shares=shares)
+
+    def driver(state, batch):
+        ctrl.hook(adapt, every=2)
+        return total(state, batch)
+
+    with build(driver, 0.0, X, 12) as program:
+        program.step()
+        with pytest.raises(ad.BatchSizeError) as caught:
+            program.step()
+    assert "hook 'adapt' (test_bad_input.py:" in str(caught.value)
+    assert "step 2: rescale(shares=" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"microbatch": 0}, "microbatch must be positive; got 0"),
+        ({"max_local_batch": 0}, "max_local_batch must be positive; got 0"),
+        ({"quantum": 0}, "quantum must be positive; got 0"),
+        ({"nonfinite": "ignore"}, "nonfinite must be"),
+    ],
+)
+def test_options_out_of_range(world, options, says):
+    refused(ad.AdaptiveError, says, **options)
+
+
+# --- what hooks ask for -----------------------------------------------------------------------------------------------
+
+
+class Noise(NamedTuple):
+    scale: float
+    lower: float
+
+
+@pytest.mark.parametrize(
+    ("scale", "says"),
+    [
+        (math.nan, "not a number. A noise scale is NaN until enough steps have been seen"),
+        (math.inf, "infinite. A noise scale is infinite where"),
+        (-5.0, "rescale(global_batch=-5): a global batch cannot be negative"),
+    ],
+)
+def test_a_noise_scale_that_is_no_batch_size(world, scale, says):
+    """Listing 1's hook, with a noise scale that cannot be one, computed from replicated values."""
+
+    def adapt_batch_size(control, noise):
+        control.barrier()
+        control.rescale(global_batch=noise.scale)
+
+    def driver(state, batch):
+        state, metrics = total(state, batch)
+        ctrl.hook(adapt_batch_size, Noise(jnp.float32(scale) + 0 * state, jnp.zeros(())), every=2)
+        return state, metrics
+
+    with build(driver, 0.0, X, 12, world=world) as program:
+        program.step()
+        with pytest.raises(ad.BatchSizeError) as caught:
+            program.step()
+        assert says in str(caught.value)
+        assert "hook 'adapt_batch_size' (test_bad_input.py:" in str(caught.value)
+        assert program.steps == 2
+
+
+def test_a_noise_scale_not_yet_defined(world):
+    """Two groups of examples make a noise scale; one worker with one example has one."""
+
+    def adapt(control, noise):
+        control.rescale(global_batch=noise.scale)
+
+    def driver(state, batch):
+        grad = state - batch["x"].mean()
+        average = comm.all_reduce(grad)
+        ctrl.hook(adapt, mon.noise_scale(grad * jnp.nan, average))
+        return state - average, {}
+
+    with build(driver, 0.0, X, 12, world=world, nonfinite="allow") as program, pytest.raises(ad.BatchSizeError) as e:
+        program.step()
+    assert "A noise scale is NaN until" in str(e.value)
+
+
+def test_the_whole_noise_scale_for_a_number(world):
+    def adapt(control, noise):
+        control.rescale(global_batch=noise)
+
+    def driver(state, batch):
+        state, metrics = total(state, batch)
+        ctrl.hook(adapt, Noise(state, state))
+        return state, metrics
+
+    with build(driver, 0.0, X, 12, world=world) as program, pytest.raises(ad.BatchSizeError) as e:
+        program.step()
+    assert "Give one of its fields: scale, lower" in str(e.value)
+
+
+@pytest.mark.parametrize(("asked", "got"), [(1e9, 24), (0, None)])
+def test_requests_out_of_range_are_clipped_with_a_note(world, asked, got):
+    got = got or world.size
+
+    def adapt(control):
+        control.rescale(global_batch=asked)
+
+    def driver(state, batch):
+        ctrl.hook(adapt)
+        return total(state, batch)
+
+    with build(driver, 0.0, X, 12, world=world) as program:
+        program.warm_up()
+        report = program.step()
+        assert "hook 'adapt': global batch" in report.notes[0]
+        assert f" clipped to {got}, the " in report.notes[-1]
+        assert program.global_batch == program.step().global_batch == got
+
+
+def test_a_hook_that_raises(world):
+    def adapt(control, mean):
+        if control.step == 2:
+            raise RuntimeError(f"out of ideas at {float(mean):.0f}")
+
+    def driver(state, batch):
+        state, metrics = total(state, batch)
+        ctrl.hook(adapt, metrics["mean"])
+        return state, metrics
+
+    with build(driver, 0.0, X, 24, world=world) as program:
+        with pytest.raises(RuntimeError, match="out of ideas at") as caught:
+            list(program.run(steps=5))
+        assert program.steps == 2
+    assert any("hook 'adapt' (test_bad_input.py:" in note and "step 2" in note for note in caught.value.__notes__)
+
+
+def test_hooks_that_cannot_be_called(world):
+    def adapt(control):
+        pass
+
+    def too_many(state, batch):
+        ctrl.hook(adapt, jnp.zeros(()), jnp.ones(()))
+        return total(state, batch)
+
+    def never(state, batch):
+        ctrl.hook(adapt, every=0)
+        return total(state, batch)
+
+    def maker(state, batch):
+        ctrl.hook(ctrl.balance, jnp.zeros(()))
+        return total(state, batch)
+
+    def nothing(state, batch):
+        ctrl.hook(None)
+        return total(state, batch)
+
+    refused(ad.CollectiveError, "called as adapt(control, *values) with 2 values", driver=too_many)
+    refused(ad.CollectiveError, "hook 'adapt' (test_bad_input.py:", "every=", "got 0", driver=never)
+    refused(ad.CollectiveError, "ctrl.hook(ctrl.balance(), ", driver=maker)
+    refused(ad.CollectiveError, "expected a function or a policy, got None", driver=nothing)
+
+
+# --- contributions that are not finite --------------------------------------------------------------------------------
+
+
+def poisoned(world) -> tuple[dict, int]:
+    """Data with one NaN, and the step of 12 examples in which the last worker meets it, if batches are equal."""
+    x = np.arange(24.0, dtype=np.float32)
+    order = np.random.Generator(np.random.Philox(key=[3, 0])).permutation(24)
+    x[order[23]] = np.nan
+    return {"x": x}, 2
+
+
+def test_contributions_that_are_not_finite_raise(world):
+    data, step = poisoned(world)
+    with build(total, 0.0, data, 12, world=world) as program:
+        before = float(program.step().metrics["mean"])
+        with pytest.raises(ad.NonFiniteError) as caught:
+            program.step()
+        assert f"step {step}: the contributions of worker {world.size - 1} to all_reduce hold" in str(caught.value)
+        assert 'nonfinite="skip"' in str(caught.value)
+        assert program.steps == 1
+        assert float(program.state) == before  # the state of the step before
+
+
+def test_contributions_that_are_not_finite_are_skipped(world):
+    data, _ = poisoned(world)
+    called = []
+
+    def watch(control, mean):
+        called.append((control.step, float(mean)))
+
+    def driver(state, batch):
+        state, metrics = total(state, batch)
+        ctrl.hook(watch, metrics["mean"])
+        return state, metrics
+
+    with build(driver, 0.0, data, 12, world=world, nonfinite="skip") as program:
+        reports = list(program.run(epochs=2))
+        assert program.epoch == 2
+        final = float(program.state)
+    assert [r.skipped for r in reports] == [False, True, *[np.isnan(float(r.metrics["mean"])) for r in reports[2:]]]
+    assert sum(r.skipped for r in reports) == 2  # once per epoch
+    assert reports[1].notes == (f"skipped: worker {world.size - 1}'s contributions are not finite",)
+    assert np.isnan(reports[1].metrics["mean"])
+    kept = [float(r.metrics["mean"]) for r in reports if not r.skipped]
+    assert final == pytest.approx(sum(kept))
+    assert [m for _, m in called] == kept
+    assert same_everywhere(world, final)
+
+
+def test_of_two_messages_either_may_be_not_finite(world):
+    data, _ = poisoned(world)
+
+    def driver(state, batch):
+        mean = comm.all_reduce(jnp.nan_to_num(batch["x"]).mean())
+        spread = comm.all_reduce(jnp.where(ad.step() == 0, 0.0, 1.0) * jnp.square(batch["x"] - mean).mean())
+        first = comm.all_reduce(jnp.where(ad.step() == 2, jnp.inf, 0.0) * (1 + batch["x"].mean()))
+        return state + mean + spread * 0, {"first": first}
+
+    with build(driver, 0.0, data, 12, world=world, nonfinite="skip") as program:
+        reports = [program.step() for _ in range(3)]
+    assert reports[0].messages == 2
+    assert [r.skipped for r in reports] == [False, True, True]
+    assert all("not finite" in r.notes[0] for r in reports[1:])
+
+
+def test_contributions_that_are_not_finite_are_allowed(world):
+    data, _ = poisoned(world)
+    with build(total, 0.0, data, 12, world=world, nonfinite="allow") as program:
+        reports = [program.step() for _ in range(2)]
+        assert np.isnan(program.state)
+    assert [r.skipped for r in reports] == [False, False]
+
+
+def test_a_program_goes_on_after_an_error_between_steps(world):
+    """Errors of requests leave the program as it was."""
+    with build(total, 0.0, X, 12, world=world) as program, build(total, 0.0, X, 12, world=world) as other:
+        for step in range(3):
+            with pytest.raises(ad.BatchSizeError):
+                program.rescale(global_batch=24, shares=[0.0] * world.size)
+            assert program.step().metrics == other.step().metrics, step
+        assert program.state == other.state
+
+
+def test_data_and_program_are_fine(world):
+    """What all of the above vary."""
+    with build(total, 0.0, X, 12) as program:
+        assert [r.global_batch for r in program.run(epochs=1)] == [12, 12]
+    with build(total, 0.0, Source(12), 12) as program:
+        assert float(program.step().metrics["mean"]) == 5.5

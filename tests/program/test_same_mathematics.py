@@ -1,0 +1,116 @@
+"""Training is the same whatever a batch is split into: against plain optax, and against one worker."""
+
+from __future__ import annotations
+
+import jax
+import numpy as np
+import pytest
+
+import adaptive as ad
+import collectives as comm
+import controllers as ctrl
+
+from . import problems
+from .problems import adam_driver, adam_state, build, difference, force_pieces, make_data, plain_adam
+
+STEPS, SEED = 50, 3
+GLOBAL_BATCHES = (12, 20, 28)
+
+
+def train_with_random_sizes(world, data, seed: int, *, random_pieces: bool) -> tuple[list[int], problems.Params]:
+    """50 steps; every few of them another global batch and another split. Returns the global batches and params."""
+    rng = np.random.default_rng(seed)
+    batches, splits, pieces = [], set(), set()
+    with build(adam_driver, adam_state(), data, 20, world=world, microbatch=8 if random_pieces else None) as program:
+        program.warm_up()
+        if random_pieces:
+            force_pieces(program, seed, largest=min(8, 20 // world.size))
+        while len(batches) < STEPS:
+            for _ in range(min(int(rng.integers(2, 5)), STEPS - len(batches))):
+                report = program.step()
+                batches.append(report.global_batch)
+                splits.add(report.batch_sizes)
+                pieces.update(report.pieces)
+            program.rescale(global_batch=int(rng.choice(GLOBAL_BATCHES)), shares=random_shares(rng, world.size))
+        assert problems.same_everywhere(world, program.state)
+        assert len(set(batches)) == len(GLOBAL_BATCHES)
+        assert world.size == 1 or len(splits) > 8
+        assert not random_pieces or (len(pieces) > 20 and max(map(max, pieces)) <= 8)
+        return batches, program.state["params"]
+
+
+def random_shares(rng: np.random.Generator, workers: int) -> list[float]:
+    """Far from equal; now and then a worker has next to nothing."""
+    shares = rng.dirichlet(np.full(workers, 1.5))
+    shares[rng.integers(workers)] *= rng.random() > 0.3 or workers == 1
+    return shares.tolist()
+
+
+@pytest.mark.parametrize("random_pieces", [False, True], ids=["cheapest pieces", "random pieces"])
+def test_50_adam_steps_on_random_splits_are_those_of_plain_optax(world, precision, random_pieces, capsys):
+    data = make_data()
+    batches, ours = train_with_random_sizes(world, data, 7, random_pieces=random_pieces)
+    plain = plain_adam(data, batches, SEED)
+    error = difference(ours, plain)
+    reordered = [difference(plain_adam(data, batches, SEED, shuffle=i), plain) for i in range(5)]
+    if world.rank == 0:
+        with capsys.disabled():
+            print(
+                f"\n{world!r}, {precision}: off plain optax by {error:.1e}; plain optax off itself, the examples "
+                f"of its batches reordered, by {min(reordered):.1e} … {max(reordered):.1e}"
+            )
+    if precision == "float64":
+        assert error < 1e-10
+    assert error <= 3 * max(reordered)
+    assert min(reordered) > 0  # so it measures something
+
+
+@pytest.mark.parametrize("precision", ["float32"], indirect=True)
+def test_an_uneven_split_has_the_gradient_of_the_union(workers, precision):
+    """88 and 8 examples: a mean of the workers' means would be off by the size of the gradient itself."""
+    data = make_data(96)
+    params = problems.make_params()
+    shares = [88, 8] if workers.size == 2 else [88] + [8 / (workers.size - 1)] * (workers.size - 1)
+
+    def driver(state, batch):
+        grads = jax.grad(problems.mean_loss)(params, batch)
+        return comm.all_reduce(grads), {"mean of means": comm.all_reduce(grads, weight=1.0)}
+
+    with build(driver, params, data, 96, world=workers, shares=shares, quantum=1) as program:
+        report = program.step()
+        ours = program.state
+    assert max(report.batch_sizes) == 88
+    union = jax.grad(problems.mean_loss)(params, data)
+    assert difference(ours, union) <= 1e-6
+    assert difference(report.metrics["mean of means"], union) > 0.1
+
+
+RESIZES = {3: (40, (1, 2, 3, 4)), 6: (64, (5, 1, 1, 1)), 9: (24, (1, 0, 0, 1)), 12: (25, (1, 1, 1, 1))}
+
+
+def trajectory(world) -> tuple[list[float], list[int], dict]:
+    """Losses, global batches and the last state, with hooks that resize at fixed steps."""
+
+    def resize(control, step):
+        if step in RESIZES:
+            global_batch, shares = RESIZES[step]
+            control.rescale(global_batch=global_batch, shares=shares[: control.workers])
+
+    def driver(state, batch):
+        ctrl.hook(resize, ad.step() + 1)
+        return adam_driver(state, batch)
+
+    with build(driver, adam_state(), make_data(), 32, world=world) as program:
+        program.warm_up()
+        reports = list(program.run(steps=15))
+        return [float(r.metrics["loss"]) for r in reports], [r.global_batch for r in reports], program.state
+
+
+@pytest.mark.parametrize("precision", ["float64"], indirect=True)
+def test_a_driver_takes_the_same_course_over_every_world(world, precision):
+    losses, batches, state = trajectory(world)
+    with comm.SoloWorld() as alone:
+        expected, expected_batches, expected_state = trajectory(alone)
+    assert batches == expected_batches == [32] * 3 + [40] * 3 + [64] * 3 + [24] * 3 + [25] * 3
+    np.testing.assert_allclose(losses, expected, rtol=1e-12)
+    assert difference(state, expected_state) < 1e-11
