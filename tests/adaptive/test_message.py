@@ -1,0 +1,325 @@
+"""What goes into a message comes out as the weighted mean, sum or extreme over all workers and all of their calls."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import jax
+import jax.numpy as jnp
+import ml_dtypes
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from jax.extend.core import Literal, Var
+
+from adaptive import _message
+from adaptive._message import accumulate, lay_out, pack, unpack
+from adaptive._plan import Contribution, Scope
+
+LARGE = 40  # bytes from which on a leaf is large, in these tests
+TAIL = 5
+SHAPES = [(), (3,), (3, 4)]  # few, since each is compiled for
+FLOATS = ["float16", "bfloat16", "float32"]
+DTYPES = [*FLOATS, "int32", "uint8", "int16", "float64", "int64"]  # the last two under x64 only
+
+
+@pytest.fixture(autouse=True)
+def _small_is_large(monkeypatch):
+    monkeypatch.setattr(_message, "LARGE_BYTES", LARGE)
+
+
+@dataclass(frozen=True)
+class Leaf:
+    """What a test puts into a message, before it is known how many workers there are."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    kind: str = "reduce"
+    op: str = "mean"
+    root: int = 0
+    scope: Scope = Scope.CALL
+    weight: str = "examples"  # which of the weights, for a mean
+
+
+def variable(shape, dtype):
+    return Var(jax.core.ShapedArray(shape, np.dtype(dtype)))
+
+
+def contributions(leaves, workers):
+    weights = {name: variable((), np.float32) for name in ("examples", "tokens")}
+    found = []
+    for number, leaf in enumerate(leaves):
+        shape = (workers, *leaf.shape) if leaf.kind == "gather" else leaf.shape
+        has_weight = leaf.kind == "reduce" and leaf.op == "mean"
+        found.append(
+            Contribution(
+                name=f"leaf {number}",
+                kind=leaf.kind,
+                op=leaf.op if leaf.kind == "reduce" else "sum",
+                root=leaf.root % workers,
+                value=variable(leaf.shape, leaf.dtype),
+                weight=weights[leaf.weight] if has_weight else None,
+                result=variable(shape, leaf.dtype),
+                scope=leaf.scope,
+                line="",
+            )
+        )
+    return found
+
+
+def draw_value(rng, leaf):
+    if np.dtype(leaf.dtype).kind in "iu":
+        return rng.integers(0, 8, leaf.shape).astype(leaf.dtype)
+    return rng.normal(size=leaf.shape).astype(leaf.dtype)
+
+
+def send(layout, values, weights):
+    """`values[worker][call]` by contribution, `weights[worker][call]` by name: what arrives."""
+    arrived = None
+    for worker, calls in enumerate(values):
+        for call, contributed in enumerate(calls):
+            used = [
+                None if c.weight is None else jnp.float32(weights[worker][call][name])
+                for c, name in zip(layout.contributions, layout.names, strict=True)
+            ]
+            parts = pack(layout.layout, contributed, used, worker=jnp.int32(worker), first=jnp.float32(call == 0))
+            assert [(p.shape, p.dtype) for p in parts] == [(p.shape, p.dtype) for p in layout.layout.parts]
+            arrived = parts if arrived is None else accumulate(layout.layout.ops, arrived, parts)
+    return unpack(layout.layout, arrived, range(len(layout.contributions)))
+
+
+@dataclass
+class _Named:
+    layout: _message.Layout
+    names: list[str]
+
+    @property
+    def contributions(self):
+        return self.layout.contributions
+
+
+def named(leaves, workers, tail=TAIL):
+    return _Named(lay_out(contributions(leaves, workers), workers=workers, tail=tail), [x.weight for x in leaves])
+
+
+def expected(number, leaf, values, weights):
+    """The same in numpy, in double precision."""
+    rows = [
+        [(np.asarray(v[number], np.float64), weights[w][c][leaf.weight]) for c, v in enumerate(calls)]
+        for w, calls in enumerate(values)
+    ]
+    if leaf.scope < Scope.CALL:  # belongs to the worker, so it counts once
+        rows = [calls[:1] for calls in rows]
+    flat = [pair for calls in rows for pair in calls]
+    stacked = np.stack([x for x, _ in flat])
+    if leaf.kind == "gather":
+        return np.stack([calls[0][0] for calls in rows])
+    if leaf.kind == "broadcast":
+        return rows[leaf.root % len(rows)][0][0]
+    if leaf.op == "mean":
+        return np.tensordot([w for _, w in flat], stacked, 1) / sum(w for _, w in flat)
+    return {"sum": np.sum, "max": np.max, "min": np.min}[leaf.op](stacked, axis=0)
+
+
+TOLERANCE = {"float16": 2e-3, "bfloat16": 2e-2, "float32": 2e-6, "float64": 1e-13}
+
+
+@st.composite
+def leaf_of(draw, dtypes):
+    dtype = draw(st.sampled_from(dtypes))
+    shape = draw(st.sampled_from(SHAPES))
+    kind = draw(st.sampled_from(["reduce", "reduce", "gather", "broadcast"]))
+    if kind != "reduce":  # a value per worker: those of calls cannot be split, and are sent in a single one
+        return Leaf(dtype, shape, kind, root=draw(st.integers(0, 3)), scope=Scope.WORKER)
+    ops = ["sum", "max", "min"] + ["mean"] * (3 * (np.dtype(dtype).kind not in "iu"))
+    scope = draw(st.sampled_from([Scope.CALL, Scope.CALL, Scope.WORKER]))
+    return Leaf(dtype, shape, kind, draw(st.sampled_from(ops)), scope=scope, weight=draw(weight_names))
+
+
+weight_names = st.sampled_from(["examples", "tokens"])
+
+
+def check_round_trip(leaves, calls, seed):
+    rng = np.random.default_rng(seed)
+    layout = named(leaves, len(calls))
+    values, weights = [], []
+    for n in calls:
+        of_worker = [draw_value(rng, leaf) for leaf in leaves]
+        fresh = [
+            [x if leaf.scope < Scope.CALL else draw_value(rng, leaf) for leaf, x in zip(leaves, of_worker, strict=True)]
+            for _ in range(n)
+        ]
+        values.append(fresh)
+        tokens = float(rng.uniform(0.1, 3))
+        weights.append([{"examples": float(rng.integers(1, 9)), "tokens": tokens} for _ in range(n)])
+        for w in weights[-1]:  # a weight beside a worker's value is the worker's too
+            w["examples"] = weights[-1][0]["examples"] if any(x.scope < Scope.CALL for x in leaves) else w["examples"]
+    arrived = send(layout, values, weights)
+    for number, (leaf, got) in enumerate(zip(leaves, arrived, strict=True)):
+        want = expected(number, leaf, values, weights)
+        assert (got.shape, got.dtype) == (want.shape, np.dtype(leaf.dtype))
+        scale = max(1.0, float(np.abs(want).max(initial=0)))
+        error = np.abs(np.asarray(got, np.float64) - want).max(initial=0) / scale
+        assert error <= TOLERANCE.get(leaf.dtype, 0), leaf
+    check_layout(layout.layout, leaves, len(calls))
+
+
+def check_layout(layout, leaves, workers):
+    """Nothing overlaps, nothing is left over, and large leaves have parts of their own."""
+    used = [np.zeros(int(np.prod(p.shape)), int) for p in layout.parts]
+    places = {(e.part, e.offset): e for e in [*layout.entries, *filter(None, layout.weights)]}
+    for entry in places.values():
+        used[entry.part][entry.offset : entry.offset + entry.size] += 1
+    if layout.tail:
+        used[0][-layout.tail :] += 1
+    assert all((u == 1).all() for u in used)
+    for leaf, entry in zip(leaves, layout.entries, strict=True):
+        rows = workers if leaf.kind == "gather" else 1
+        bytes_sent = int(np.prod(leaf.shape)) * rows * max(4, np.dtype(leaf.dtype).itemsize)
+        is_float = np.dtype(leaf.dtype).kind not in "iu"
+        if is_float and bytes_sent >= LARGE and leaf.op not in ("max", "min"):
+            assert layout.parts[entry.part].shape == entry.shape
+    assert layout.nbytes == sum(u.size * p.dtype.itemsize for u, p in zip(used, layout.parts, strict=True))
+    assert layout.ops[0] == "sum"
+    assert layout.parts[0].dtype.kind == "f"
+    assert len(layout.parts[0].shape) == 1
+
+
+calls_of_workers = st.lists(st.integers(1, 2), min_size=1, max_size=3)
+
+
+@settings(max_examples=30)
+@given(st.lists(leaf_of(DTYPES[:6]), min_size=1, max_size=6), calls_of_workers, st.integers(0, 99))
+def test_what_arrives_is_what_numpy_computes(leaves, calls, seed):
+    check_round_trip(leaves, calls, seed)
+
+
+@settings(max_examples=10)
+@given(st.lists(leaf_of(DTYPES), min_size=1, max_size=5), calls_of_workers, st.integers(0, 99))
+def test_what_arrives_is_what_numpy_computes_in_double_precision(leaves, calls, seed):
+    with jax.enable_x64(True):
+        check_round_trip(leaves, calls, seed)
+
+
+# --- who counts how often ---------------------------------------------------------------------------------------------
+
+
+def test_uneven_batches_average_to_the_mean_over_their_union():
+    rows = [np.arange(5.0), np.arange(5.0, 7), np.arange(7.0, 16)]
+    layout = named([Leaf("float32", ())], 3)
+    values = [[[np.float32(r.mean())]] for r in rows]
+    (mean,) = send(layout, values, [[{"examples": len(r)}] for r in rows])
+    assert float(mean) == np.concatenate(rows).mean()
+
+
+def test_a_worker_that_splits_its_batch_counts_as_much_as_one_that_does_not():
+    layout = named([Leaf("float32", ()), Leaf("float32", (), op="sum", scope=Scope.WORKER)], 2)
+    whole = [[[3.0, 1.0]], [[5.0, 2.0]]]
+    split = [[[2.0, 1.0], [4.0, 1.0]], [[5.0, 2.0]]]
+    a = send(layout, whole, [[{"examples": 4}], [{"examples": 2}]])
+    b = send(layout, split, [[{"examples": 2}] * 2, [{"examples": 2}]])
+    assert [float(x) for x in a] == [float(x) for x in b] == [np.float32(22 / 6), 3.0]
+
+
+def test_a_value_of_the_worker_is_weighed_once_beside_values_of_calls():
+    leaves = [Leaf("float32", (), scope=Scope.CALL), Leaf("float32", (), scope=Scope.WORKER)]
+    layout = named(leaves, 2)
+    assert layout.layout.weights[0] != layout.layout.weights[1]  # one weight, summed in two ways
+    values = [[[1.0, 10.0], [3.0, 10.0]], [[5.0, 40.0]]]
+    arrived = send(layout, values, [[{"examples": 1.0}, {"examples": 1.0}], [{"examples": 2.0}]])
+    assert [float(x) for x in arrived] == [(1 + 3 + 2 * 5) / 4, (10 + 2 * 40) / 3]
+
+
+def test_the_largest_of_negative_numbers_is_not_a_zero_of_another_worker():
+    leaves = [Leaf("float32", (2,), op="max", scope=s) for s in (Scope.CALL, Scope.WORKER)]
+    leaves += [Leaf("int32", (), op="min", scope=Scope.WORKER)]
+    values = [[[[-3, -2], [-3, -2], 7]] * 2, [[[-1, -5], [-1, -5], 9]]]
+    arrived = send(named(leaves, 2), values, [[{"examples": 1}] * 2, [{"examples": 1}]])
+    assert [np.asarray(x).tolist() for x in arrived] == [[-1, -2], [-1, -2], 7]
+
+
+def test_half_precisions_are_summed_in_single():
+    layout = named([Leaf("float16", (), op="sum"), Leaf("bfloat16", (), op="sum")], 2)
+    values = [[[np.float16(2048), ml_dtypes.bfloat16(256)]] + [[np.float16(1), ml_dtypes.bfloat16(1)]] * 4, [[0, 0]]]
+    arrived = send(layout, values, [[{"examples": 1}] * 5, [{"examples": 1}]])
+    assert [float(x) for x in arrived] == [2052.0, 260.0]  # 2048 + 1 is 2048 in float16, and 256 + 1 in bfloat16 256
+    assert [p.dtype for p in layout.layout.parts] == [np.float32]
+
+
+# --- layout -----------------------------------------------------------------------------------------------------------
+
+
+def test_bytes_are_those_of_leaves_weights_and_tail():
+    leaves = [Leaf("float32", (3,)), Leaf("bfloat16", (2,)), Leaf("float32", (), "gather", scope=Scope.WORKER)]
+    layout = named(leaves, 4).layout
+    assert layout.nbytes == 4 * (3 + 2 + 4 + 1 + TAIL)  # one weight for both means
+    assert len(layout.parts) == 1
+
+
+def test_means_of_one_weight_share_it():
+    weights = named([Leaf("float32", ())] * 3 + [Leaf("float32", (), weight="tokens")], 2).layout.weights
+    assert weights[0] == weights[1] == weights[2] != weights[3]
+
+
+def test_literal_weights_are_shared_by_value():
+    def weighted(value):
+        aval = jax.core.ShapedArray((), np.dtype(np.float32))
+        x = Var(aval)
+        return Contribution("", "reduce", "mean", 0, x, Literal(np.float32(value), aval), Var(aval), Scope.CALL, "")
+
+    weights = lay_out([weighted(1.0), weighted(1.0), weighted(2.0)], workers=2, tail=0).weights
+    assert weights[0] == weights[1] != weights[2]
+
+
+def test_every_operation_and_dtype_has_a_buffer_of_its_own():
+    leaves = [Leaf("float32", ()), Leaf("int32", (), op="sum"), Leaf("int32", (3,), op="sum")]
+    leaves += [Leaf("float32", (), op="max"), Leaf("bfloat16", (), op="max"), Leaf("int32", (), op="min")]
+    parts = named(leaves, 2).layout.parts
+    assert [(p.op, str(p.dtype), p.shape) for p in parts] == [
+        ("sum", "float32", (1 + 1 + TAIL,)),
+        ("sum", "int32", (4,)),
+        ("max", "float32", (2,)),
+        ("min", "int32", (1,)),
+    ]
+
+
+def test_a_message_of_integers_still_opens_with_floats_for_the_tail():
+    parts = named([Leaf("int32", (), op="sum")], 2).layout.parts
+    assert [(str(p.dtype), p.shape) for p in parts] == [("float32", (TAIL,)), ("int32", (1,))]
+
+
+def test_large_leaves_travel_from_their_own_memory():
+    leaves = [Leaf("float32", (3, 4)), Leaf("float32", (3,)), Leaf("float32", (3, 4), op="max")]
+    layout = named(leaves, 2).layout
+    assert [p.shape for p in layout.parts] == [(3 + 1 + TAIL,), (12,), (3, 4)]
+    x = jnp.arange(12.0).reshape(3, 4)
+    parts = pack(layout, [x, x[0, :3], x], [jnp.float32(1)] * 3, worker=jnp.int32(0), first=jnp.float32(1))
+    assert parts[2].shape == (3, 4)
+
+
+def test_weights_of_large_double_leaves_are_double():
+    with jax.enable_x64(True):
+        layout = lay_out(
+            [
+                Contribution(
+                    "", "reduce", "mean", 0, variable((8,), "float64"), variable((), "float64"),
+                    variable((8,), "float64"), Scope.CALL, "",
+                )
+            ],
+            workers=2,
+            tail=2,
+        )  # fmt: skip
+        parts = [
+            pack(layout, [jnp.full(8, x)], [jnp.float64(w)], worker=jnp.int32(i), first=jnp.float32(1))
+            for i, (x, w) in enumerate([(1.0, 1 / 3), (2.0, 1 / 7)])
+        ]
+        (mean,) = unpack(layout, accumulate(layout.ops, *parts), [0])
+    assert np.allclose(mean, (1 / 3 + 2 / 7) / (1 / 3 + 1 / 7), rtol=1e-15, atol=0)
+
+
+def test_only_what_is_wanted_is_unpacked():
+    layout = named([Leaf("float32", (2,), op="sum"), Leaf("float32", ()), Leaf("int32", (), op="sum")], 1)
+    values = [jnp.array([1.0, 2.0]), jnp.float32(3), jnp.int32(4)]
+    parts = pack(layout.layout, values, [None, jnp.float32(2), None], worker=jnp.int32(0), first=jnp.float32(1))
+    assert [float(x) for x in unpack(layout.layout, parts, [2, 1])] == [4.0, 3.0]

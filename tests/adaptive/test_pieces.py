@@ -1,0 +1,108 @@
+"""The pieces of a batch are the cheapest there are, and as few as that allows."""
+
+from __future__ import annotations
+
+from functools import cache
+
+import pytest
+from hypothesis import assume, given
+from hypothesis import strategies as st
+
+from adaptive._pieces import GAIN, cheapest, predict
+
+POWERS = [1, 2, 4, 8, 16]
+
+
+def all_ways(size, kernels):
+    """Every multiset of kernels that sums to `size`."""
+    kernels = tuple(sorted(kernels))
+
+    @cache
+    def ways(left, top):
+        if left == 0:
+            return ((),)
+        return tuple((k, *rest) for k in kernels[:top] if k <= left for rest in ways(left - k, kernels.index(k) + 1))
+
+    return ways(size, len(kernels))
+
+
+costs = st.fixed_dictionaries({k: st.floats(0.1, 10) for k in POWERS})
+ladders = st.sets(st.sampled_from(POWERS), min_size=1)
+
+
+@given(st.integers(1, 24), ladders, costs)
+def test_powers_of_two_are_put_together_at_the_least_cost(size, kernels, seconds):
+    found = cheapest(size, kernels, seconds.__getitem__)
+    ways = all_ways(size, kernels)
+    if not ways:
+        assert found is None
+        return
+    assert sum(found) == size
+    assert set(found) <= kernels
+    assert list(found) == sorted(found, reverse=True)
+    price = {way: sum(map(seconds.__getitem__, way)) for way in ways}
+    best, fewest = min(price.values()), min(map(len, ways))
+    cheapest_of_fewest = min(price[way] for way in ways if len(way) == fewest)
+    if len(found) == fewest:  # not worth more calls
+        assert best >= GAIN * cheapest_of_fewest * (1 - 1e-9)
+    else:
+        assert price[found] == pytest.approx(best)
+        assert best < GAIN * cheapest_of_fewest
+
+
+@given(st.integers(1, 40), st.sets(st.integers(1, 24), min_size=1, max_size=5), st.integers(0, 9))
+def test_any_kernels_sum_up_if_they_are_found(size, kernels, seed):
+    seconds = {k: 1 + (k * (seed + 3)) % 7 for k in kernels}
+    found = cheapest(size, kernels, seconds.__getitem__)
+    ways = all_ways(size, kernels)
+    if found is None:
+        assert not [w for w in ways if all(k & (k - 1) == 0 for k in w)]
+    else:
+        assert tuple(sorted(found, reverse=True)) == found
+        assert tuple(sorted(found)) in {tuple(sorted(w)) for w in ways}
+
+
+@given(st.integers(1, 100), costs)
+def test_a_whole_ladder_makes_every_size(size, seconds):
+    assert sum(cheapest(size, POWERS, seconds.__getitem__)) == size
+
+
+def test_a_size_with_a_kernel_of_its_own_is_one_call():
+    assert cheapest(77, {77, *POWERS, 64}, lambda s: 1e-4 + 1e-6 * s) == (77,)
+
+
+def test_an_odd_kernel_leaves_a_rest_to_the_powers():
+    assert cheapest(25, {11, 1, 2, 4}, lambda s: 1.0) == (11, 11, 2, 1)
+    assert cheapest(25, {11, 4}, lambda s: 1.0) is None
+
+
+def test_bigger_is_not_always_faster():
+    measured = {1024: 0.088, 128: 0.0056}  # a small conv net on one core
+    assert cheapest(1024, measured, measured.__getitem__) == (128,) * 8
+
+
+def test_a_small_gain_is_not_worth_more_calls():
+    assert cheapest(8, {8, 4}, {8: 1.0, 4: 0.49}.__getitem__) == (8,)
+    assert cheapest(8, {8, 4}, {8: 1.0, 4: 0.48}.__getitem__) == (4, 4)
+
+
+@pytest.mark.parametrize(("size", "kernels"), [(3, {2}), (5, {4, 2}), (1, {8, 2}), (7, {5})])
+def test_what_cannot_be_made_is_none(size, kernels):
+    assert cheapest(size, kernels, lambda s: 1.0) is None
+
+
+def test_a_measured_size_is_predicted_by_its_measurement():
+    assert predict(8, {8: 0.25, 16: 0.1}) == 0.25
+
+
+@given(st.dictionaries(st.sampled_from(POWERS), st.floats(1e-5, 1), max_size=4), st.integers(1, 64))
+def test_what_is_not_measured_scales_from_its_nearest_and_costs_a_call_more(measured, size):
+    assume(size not in measured)
+    larger = [m for m in measured if m > size]
+    nearest = min(larger) if larger else max(measured, default=None)
+    per_example = measured[nearest] / nearest if measured else 1e-6
+    assert predict(size, measured, call_seconds=1e-3) == pytest.approx(1e-3 + size * per_example)
+
+
+def test_where_nothing_is_measured_fewer_calls_win():
+    assert cheapest(40, [*POWERS, 32], lambda s: predict(s, {})) == (32, 8)

@@ -1,0 +1,434 @@
+"""Where a driver is cut, what is refused because it can differ between workers, and when a batch cannot be split."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import adaptive as ad
+import collectives as comm
+from adaptive import operators
+from adaptive._flow import Scope
+from adaptive._plan import check_same
+from adaptive.operators import Source, read
+
+from .drivers import FEATURES, Recorder, mean_loss, planned, pointed_at
+
+W = jnp.zeros(FEATURES)
+SECONDS = Source("seconds", lambda r: r.compute_seconds)
+grad = jax.grad(mean_loss)
+
+
+def slot(label, value, update=lambda old, new: 0.9 * old + 0.1 * new):
+    return operators.slot(label, np.zeros(()), lambda old: (update(old, value), update(old, value)))
+
+
+def levels(plan):
+    return {"calls": sorted(plan.calls), "onces": sorted(plan.onces), "messages": len(plan.messages)}
+
+
+def origins(segment, kind):
+    return [o for _, o in segment.inputs if o.kind == kind]
+
+
+def sgd(state, batch):
+    loss, grads = jax.value_and_grad(mean_loss)(state, batch)
+    return state - 0.1 * comm.all_reduce(grads), {"loss": comm.all_reduce(loss)}
+
+
+# --- segments and messages --------------------------------------------------------------------------------------------
+
+
+def test_a_gradient_step_is_one_call_one_message_and_what_follows():
+    plan = planned(sgd, W)
+    assert levels(plan) == {"calls": [0], "onces": [], "messages": 1}
+    assert [c.op for c in plan.messages[0]] == ["mean", "mean"]
+    assert plan.packs(0) is plan.calls[0]
+    assert plan.calls[0].outputs == ()  # nothing is kept in memory for later
+    assert origins(plan.final, "batch") == origins(plan.final, "call") == []
+    assert origins(plan.calls[0], "message") == []
+    assert plan.splittable
+
+
+def test_everything_of_one_level_travels_in_one_message():
+    def driver(state, batch):
+        loss, grads = jax.value_and_grad(mean_loss)(state, batch)
+        sent = comm.all_reduce(grads)
+        seconds = comm.all_gather(read(SECONDS))
+        worst = comm.all_reduce(loss, op="max")
+        count = comm.all_reduce(batch["y"].sum(), op="sum")
+        weighted = comm.all_reduce(loss, weight=jnp.abs(batch["y"]).sum())
+        first = comm.broadcast(read(SECONDS), 1)
+        return state - sent, {"s": seconds, "m": worst, "c": count, "w": weighted, "f": first}
+
+    plan = planned(driver, W)
+    assert len(plan.messages) == 1
+    found = [(c.kind, c.op if c.kind == "reduce" else c.root, c.scope) for c in plan.messages[0]]
+    assert found == [
+        ("reduce", "mean", Scope.CALL),
+        ("gather", 0, Scope.WORKER),
+        ("reduce", "max", Scope.CALL),
+        ("reduce", "sum", Scope.CALL),
+        ("reduce", "mean", Scope.CALL),
+        ("broadcast", 1, Scope.WORKER),
+    ]
+    assert [s.name for s in plan.sources] == ["examples", "seconds"]
+
+
+@pytest.mark.parametrize(
+    "again",
+    [
+        comm.all_reduce,
+        lambda x: comm.all_reduce(x, op="sum"),
+        lambda x: comm.all_reduce(x, op="max"),
+        lambda x: comm.all_gather(x)[0],
+        comm.broadcast,
+        lambda x: comm.all_reduce(x, weight=read(SECONDS)),
+    ],
+)
+def test_a_collective_of_what_is_replicated_already_sends_nothing(again):
+    def driver(state, batch):
+        return state - again(again(comm.all_reduce(grad(state, batch)))), {"w": again(state), "one": again(1.0)}
+
+    plan = planned(driver, W)
+    assert len(plan.messages) == 1
+    assert [c.kind for c in plan.messages[0]] == ["reduce"]
+    assert "seconds" not in [s.name for s in plan.sources]
+
+
+def test_a_free_collective_waits_for_its_values_and_not_for_its_weight():
+    def driver(state, batch):
+        unused = comm.all_reduce(batch["y"].mean())
+        same = comm.all_reduce(state, weight=unused)
+        return state + comm.all_reduce(same * batch["y"].mean()), {}
+
+    plan = planned(driver, 0.0)
+    assert levels(plan) == {"calls": [0], "onces": [], "messages": 1}
+    assert len(plan.messages[0]) == 1
+
+
+def test_what_nobody_asks_for_is_not_sent():
+    def driver(state, batch):
+        comm.all_reduce(batch["x"])
+        mon = comm.all_reduce(batch["y"].mean())
+        del mon
+        return state - comm.all_reduce(grad(state, batch)), {}
+
+    assert [c.value.aval.shape for m in planned(driver, W).messages for c in m] == [(FEATURES,)]
+
+
+def test_a_driver_without_collectives_has_one_segment():
+    plan = planned(lambda s, b: (s + ad.step(), {"n": ad.global_batch()}), 0)
+    assert levels(plan) == {"calls": [], "onces": [], "messages": 0}
+    assert plan.splittable
+
+
+def test_what_a_step_does_not_change_is_passed_through():
+    def driver(state, batch):
+        return {"table": state["table"], "w": state["w"] - comm.all_reduce(grad(state["w"], batch))}, {}
+
+    plan = planned(driver, {"table": jnp.arange(5.0), "w": W})
+    assert plan.changed_state == (1,)
+    assert len(plan.final_outputs) == 1
+
+
+def test_a_learning_rate_is_computed_again_behind_the_message_rather_than_kept():
+    def driver(state, batch):
+        rate = 0.1 / (1 + state["step"])
+        step = rate * comm.all_reduce(rate * grad(state["w"], batch))
+        return {"w": state["w"] - step, "step": state["step"] + 1}, {}
+
+    plan = planned(driver, {"w": W, "step": 0})
+    assert plan.calls[0].outputs == ()
+    assert {o.index for o in origins(plan.final, "state")} == {0, 1}
+
+
+# --- two messages -----------------------------------------------------------------------------------------------------
+
+
+def sharpness_aware(state, batch):
+    """Foret et al. 2021: a gradient at the parameters moved along the mean gradient."""
+    first = comm.all_reduce(grad(state, batch))
+    moved = state + 0.05 * first / jnp.linalg.norm(first)
+    return state - 0.1 * comm.all_reduce(grad(moved, batch)), {}
+
+
+def two_updates(state, batch):
+    """Two steps on one batch."""
+    for _ in range(2):
+        state = state - 0.1 * comm.all_reduce(grad(state, batch))
+    return state, {}
+
+
+def test_a_second_gradient_at_moved_parameters_is_a_second_call():
+    plan = planned(sharpness_aware, W)
+    assert levels(plan) == {"calls": [0, 1], "onces": [1], "messages": 2}
+    (moved,) = plan.onces[1].outputs
+    assert moved.aval.shape == (FEATURES,)
+    assert origins(plan.calls[1], "once") == [("once", 1, 0)]
+    assert origins(plan.calls[1], "message") == []  # moved once per worker, and not once per call
+    assert origins(plan.final, "batch") == []
+    assert plan.packs(1) is plan.calls[1]
+    assert plan.splittable
+
+
+def test_an_update_between_two_gradients_is_kept_for_the_end():
+    plan = planned(two_updates, W)
+    assert levels(plan) == {"calls": [0, 1], "onces": [1], "messages": 2}
+    assert origins(plan.final, "once") == [("once", 1, 0)]  # the state after the first update is not computed twice
+    assert origins(plan.final, "message") == [("message", 1, 0)]
+
+
+def test_what_a_later_call_needs_of_an_earlier_one_is_kept():
+    def driver(state, batch):
+        residuals = batch["x"] @ state - batch["y"]
+        mean = comm.all_reduce(residuals.mean())
+        spread = comm.all_reduce(((residuals - mean) ** 2).mean())
+        return state * spread, {}
+
+    plan = planned(driver, W)
+    (kept,) = plan.calls[0].outputs
+    assert kept.aval.shape == (4,)
+    assert origins(plan.calls[1], "call") == [("call", 0, 0)]
+    assert origins(plan.calls[1], "batch") == []
+    assert plan.splittable
+
+
+def test_each_call_has_its_own_distance_from_the_mean_loss():
+    def driver(state, batch):
+        loss, grads = jax.value_and_grad(mean_loss)(state, batch)
+        excess = loss - comm.all_reduce(loss)
+        return state - comm.all_reduce(grads), {"worst": comm.all_reduce(excess, op="max")}
+
+    plan = planned(driver, W)
+    assert [v.aval.shape for v in plan.calls[0].outputs] == [()]
+    assert origins(plan.calls[1], "call") == [("call", 0, 0)]
+    assert [c.op for c in plan.messages[1]] == ["max"]
+
+
+def test_a_second_message_that_no_batch_goes_into_is_written_once():
+    def driver(state, batch):
+        loss = comm.all_reduce(batch["y"].mean())
+        return state + comm.all_reduce(loss * read(SECONDS), op="sum"), {}
+
+    plan = planned(driver, 0.0)
+    assert levels(plan) == {"calls": [0], "onces": [1], "messages": 2}
+    assert plan.packs(1) is plan.onces[1]
+
+
+def test_a_first_message_that_no_batch_goes_into_is_written_once():
+    def driver(state, batch):
+        return state + comm.all_gather(read(SECONDS)).max(), {}
+
+    plan = planned(driver, 0.0)
+    assert levels(plan) == {"calls": [], "onces": [0], "messages": 1}
+
+
+def test_three_levels_wait_for_one_another():
+    def driver(state, batch):
+        a = comm.all_reduce(batch["y"].mean())
+        b = comm.all_reduce((batch["y"] * a).mean())
+        c = comm.all_reduce((batch["y"] * a * b).mean())
+        return state + a + b + c, {}
+
+    plan = planned(driver, 0.0)
+    assert [len(m) for m in plan.messages] == [1, 1, 1]
+    assert sorted(plan.calls) == [0, 1, 2]
+
+
+# --- slots ------------------------------------------------------------------------------------------------------------
+
+
+def test_an_average_of_replicated_values_is_replicated():
+    def driver(state, batch):
+        smooth = slot("ema", comm.all_reduce(batch["y"].mean()))
+        return state + smooth, {"again": slot("ema", smooth)}
+
+    plan = planned(driver, 0.0)
+    assert [(s.name, s.scope) for s in plan.slots] == [("ema/0", Scope.ALL), ("ema/1", Scope.ALL)]
+    assert len(plan.messages) == 1
+    assert [a.shape for a in plan.slots[0].init] == [()]
+
+
+def test_an_average_of_a_local_measurement_belongs_to_its_worker():
+    def driver(state, batch):
+        smooth = slot("ema", read(SECONDS))
+        return state, {"all": comm.all_gather(smooth)}
+
+    plan = planned(driver, 0.0)
+    assert [s.scope for s in plan.slots] == [Scope.WORKER]
+    assert [c.scope for c in plan.messages[0]] == [Scope.WORKER]
+    with pytest.raises(ad.ReplicationError, match=r"\['smooth'\] .*('seconds'|a moving average)"):
+        planned(lambda s, b: (s, {"smooth": slot("ema", read(SECONDS))}), 0.0)
+
+
+def test_a_slot_that_reads_a_local_slot_is_local_however_long_the_chain():
+    def driver(state, batch):
+        old = [None] * 3
+
+        def take(i):
+            def update(value):
+                old[i] = value
+                return (value if i else read(SECONDS)) + (old[i - 1] if i else 0), value
+
+            return update
+
+        for i in range(3):  # what the first one holds reaches the third two steps later
+            operators.slot("chain", np.zeros(()), take(i))
+        return state, {}
+
+    assert [s.scope for s in planned(driver, 0.0).slots] == [Scope.WORKER] * 3
+
+
+def test_a_slot_of_what_belongs_to_one_call_is_refused():
+    def driver(state, batch):
+        slot("ema", batch["y"].mean())
+        return state, {}
+
+    with pytest.raises(ad.ReplicationError, match=r"slot 'ema' .*Reduce it first") as error:
+        planned(driver, 0.0)
+    assert "this worker's examples" in str(error.value)
+    assert pointed_at(error.value)
+
+
+# --- what must be replicated ------------------------------------------------------------------------------------------
+
+
+def test_a_gradient_that_was_not_reduced_is_found_in_the_state():
+    def driver(state, batch):
+        grads = grad(state["w"], batch)
+        w = state["w"] - 0.1 * grads
+        return {"step": state["step"] + 1, "w": w}, {}
+
+    with pytest.raises(ad.ReplicationError) as error:
+        planned(driver, {"step": 0, "w": W})
+    text = str(error.value)
+    assert "state['w']" in text
+    assert "state['step']" not in text
+    assert "grads = comm.all_reduce(grads)" in text
+    made, local = pointed_at(error.value)
+    assert made == 'w = state["w"] - 0.1 * grads'
+    assert "batch[" in local  # in mean_loss, where the gradient comes from
+
+
+def test_many_wrong_leaves_are_counted():
+    with pytest.raises(ad.ReplicationError, match=r"state\[0\], state\[1\], state\[2\] and 2 more"):
+        planned(lambda s, b: ([w + b["y"].mean() for w in s], {}), [0.0] * 5)
+
+
+def test_a_local_measurement_in_the_state_is_named():
+    with pytest.raises(ad.ReplicationError, match="'seconds', which each worker measures for itself"):
+        planned(lambda s, b: (s + read(SECONDS), {}), 0.0)
+
+
+class Noise(NamedTuple):
+    scale: jax.Array
+    trace: jax.Array
+
+
+def test_a_hook_that_reads_a_local_value_is_refused_by_name_place_and_line():
+    def driver(state, batch):
+        noise = Noise(batch["y"].mean(), comm.all_reduce(batch["y"].mean()))
+        operators.hook("adapt", Recorder(), (ad.step(), noise))
+        return state, {}
+
+    with pytest.raises(ad.ReplicationError, match=r"hook 'adapt' .*its 2nd value \(\.scale\)") as error:
+        planned(driver, 0.0)
+    assert "comm.all_reduce(x)" in str(error.value)
+    assert "comm.all_gather(x)" in str(error.value)
+    hook_line, made_line = pointed_at(error.value)
+    assert hook_line.startswith("operators.hook")
+    assert "batch[" in made_line
+
+
+def test_a_hook_may_read_all_that_is_replicated():
+    recorder = Recorder()
+
+    def driver(state, batch):
+        operators.hook("adapt", recorder, (comm.all_gather(read(SECONDS)), state, ad.global_batch(), 1.0), every=3)
+        return state, {}
+
+    (hook,) = planned(driver, 0.0).hooks
+    assert (hook.hook.name, hook.hook.every, hook.hook.handler) == ("adapt", 3, recorder)
+    assert [a.aval.shape for a in hook.values] == [(2,), (), (), ()]
+    assert "test_plan.py:" in hook.line
+
+
+def test_a_local_metric_is_refused_by_name():
+    with pytest.raises(ad.ReplicationError, match=r"metric \['loss'\]\['train'\] can differ .*this worker's examples"):
+        planned(lambda s, b: (s, {"loss": {"train": b["y"].mean()}}), 0.0)
+
+
+def test_state_may_be_local_where_it_is_said_to_be():
+    def driver(state, batch):
+        shared, own = state
+        own = own - 0.1 * grad(own, batch)
+        return (shared + comm.all_reduce(own, weight=1.0), own), {}
+
+    with pytest.raises(ad.ReplicationError, match=r"state\[1\]"):
+        planned(driver, (W, W))
+    plan = planned(driver, (W, W), local_state=[1])
+    assert plan.local_state == {1}
+    assert [c.scope for c in plan.messages[0]] == [Scope.CALL]
+    assert not plan.splittable
+
+
+# --- what cannot be split ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("collective", "name"), [(comm.all_gather, "all_gather"), (comm.broadcast, "broadcast")])
+def test_rows_of_a_whole_local_batch_keep_it_in_one_call(collective, name):
+    def driver(state, batch):
+        rows = collective({"mean": batch["y"].mean()})
+        return state + rows["mean"].sum(), {}
+
+    (reason,) = planned(driver, 0.0).unsplittable
+    assert reason.startswith(name)
+    assert "['mean']" in reason
+    assert "test_plan.py:" in reason
+
+
+def test_rows_of_measurements_leave_a_batch_splittable():
+    assert planned(lambda s, b: (s, {"all": comm.all_gather(read(SECONDS) + ad.batch_size())}), 0.0).splittable
+
+
+# --- another size -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("driver", [sgd, sharpness_aware, two_updates])
+def test_plans_of_two_sizes_are_alike(driver):
+    one, other = planned(driver, W, 4), planned(driver, W, 7)
+    assert one.signature == other.signature
+    check_same(one, other)
+
+
+def if_large(state, batch):
+    grads = grad(state, batch)
+    extra = {"big": comm.all_reduce(grads.sum())} if batch["y"].shape[0] > 5 else {}
+    return state - comm.all_reduce(grads), extra
+
+
+def other_shapes(state, batch):
+    return state, {"losses": comm.all_reduce(batch["y"])}
+
+
+def other_weight(state, batch):
+    n = batch["y"].shape[0]
+    return state + comm.all_reduce(grad(state, batch), op="sum" if n > 5 else "mean"), {}
+
+
+def other_slot(state, batch):
+    operators.slot("last", np.zeros(batch["y"].shape), lambda old: (old, None))
+    return state, {}
+
+
+@pytest.mark.parametrize("driver", [if_large, other_shapes, other_weight, other_slot])
+def test_a_driver_that_communicates_otherwise_for_another_size_is_refused(driver):
+    with pytest.raises(
+        ad.DriverError, match=rf"driver '{driver.__name__}' is another program for 8 examples than for 4"
+    ):
+        check_same(planned(driver, W, 4), planned(driver, W, 8))
