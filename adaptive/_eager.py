@@ -37,7 +37,7 @@ def exchange_eagerly(kind: str, values: Sequence, *, op: str, weight, root: int)
         )
     if world.processes > 1:
         _check_agreement(world, f"{kind} {op if kind == 'reduce' else root} of {[str(jax.typeof(v)) for v in values]}")
-    values = [v.astype(_wire_dtype(v.dtype)) for v in values]
+    values = [v.astype(wire_dtype(v.dtype)) for v in values]
     parts, ops = [], []
     for worker, device in zip(world.workers, world.devices, strict=True):
         row = [jnp.zeros(1)]
@@ -60,7 +60,7 @@ def exchange_eagerly(kind: str, values: Sequence, *, op: str, weight, root: int)
 
 
 def _check_agreement(world: World, call: str) -> None:
-    """Raise unless all processes make the same call: no planner has seen to it, and reductions would mix what they get."""
+    """Raise unless all processes make the same call: here no plan has been compared before."""
     line = current_line()
     calls = [text.decode().split("@") for text in world.share(f"{call}@{line}".encode())]
     for rank, (theirs, their_line) in enumerate(calls):
@@ -73,7 +73,7 @@ def _check_agreement(world: World, call: str) -> None:
             )
 
 
-def _wire_dtype(dtype) -> np.dtype:
+def wire_dtype(dtype) -> np.dtype:
     """Half precisions travel as float32, booleans as integers: no MPI sums them, and weights would be rounded."""
     if dtype == jnp.bool_:
         return np.dtype(np.uint8)

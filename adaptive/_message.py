@@ -24,6 +24,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.extend.core import Var
 
+from ._eager import wire_dtype
 from ._flow import Scope
 from ._plan import Contribution
 
@@ -90,7 +91,7 @@ class Layout:
 
 def lay_out(contributions: Sequence[Contribution], *, workers: int, tail: int) -> Layout:
     """Find a place for everything in one message."""
-    wire = [_wire_dtype(c.value.aval.dtype) for c in contributions]
+    wire = [wire_dtype(c.value.aval.dtype) for c in contributions]
     shapes = [
         ((workers, *c.value.aval.shape) if c.kind == "gather" else tuple(c.value.aval.shape)) for c in contributions
     ]
@@ -136,11 +137,6 @@ def lay_out(contributions: Sequence[Contribution], *, workers: int, tail: int) -
             entries[i] = Entry(len(parts), 0, shapes[i], wire[i])
             parts.append(Part("sum", wire[i], shapes[i]))
     return Layout(tuple(contributions), tuple(e for e in entries if e), tuple(weights), tuple(parts), tail, workers)
-
-
-def _wire_dtype(dtype: np.dtype) -> np.dtype:
-    """Half precisions travel as float32: no MPI sums them, and weighting by examples would round them."""
-    return np.dtype(np.float32) if jnp.issubdtype(dtype, jnp.floating) and dtype.itemsize < 4 else np.dtype(dtype)
 
 
 def pack(layout: Layout, values: Sequence[jax.Array], weights: Sequence[jax.Array | None], *, worker, first) -> list:

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+import adaptive as ad
 import collectives as comm
 from adaptive._errors import CollectiveError
 from adaptive._world import World
@@ -295,3 +296,34 @@ def test_a_closed_world_says_so(make_world):
     ):
         with pytest.raises(CollectiveError, match=r"is closed, and is used again \(test_worlds.py:\d+\)"):
             use()
+
+
+# --- as the world of a program ----------------------------------------------------------------------------------------
+
+
+def test_a_program_sends_any_dtype(world):
+    def driver(state, batch):
+        me, x = ad.worker(), batch["x"]
+        metrics = {
+            "odd": comm.all_gather(me % 2 == 1),
+            "first": comm.broadcast(me == 0),
+            "half": comm.all_reduce(x.mean().astype(jnp.bfloat16)),
+            "ranks": comm.all_reduce(me, op="sum"),
+            "most": comm.all_reduce(x.max(), op="max"),
+            "complex": comm.all_reduce(1 + 1j * me, op="sum"),
+        }
+        return state + comm.all_reduce(x.mean()), metrics
+
+    n = world.size
+    data = {"x": np.arange(8.0 * n, dtype=np.float32)}
+    with ad.Program(driver, jnp.zeros(()), data, global_batch=8 * n, world=world) as program:
+        metrics = program.step().metrics
+        np.testing.assert_array_equal(metrics["odd"], np.arange(n) % 2 == 1)
+        assert metrics["odd"].dtype == metrics["first"].dtype == jnp.bool_
+        assert metrics["first"]
+        assert metrics["half"].dtype == jnp.bfloat16
+        np.testing.assert_allclose(metrics["half"].astype(jnp.float32), data["x"].mean(), rtol=1e-2)
+        assert metrics["ranks"] == n * (n - 1) / 2
+        assert metrics["most"] == 8 * n - 1
+        assert metrics["complex"] == n + 1j * n * (n - 1) / 2
+        np.testing.assert_allclose(program.state, data["x"].mean(), rtol=1e-6)
