@@ -1,0 +1,269 @@
+"""Every example once per epoch, in an order that neither resizing nor the number of workers changes."""
+
+from __future__ import annotations
+
+import threading
+
+import jax
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import adaptive as ad
+from adaptive._data import Examples, RandomAccess, Stream
+
+
+def numbered(n):
+    return {"number": np.arange(n), "row": np.arange(2.0 * n).reshape(n, 2)}
+
+
+class Source:
+    """Grain-like: `source[i]` is one example."""
+
+    def __init__(self, examples, broken=()):
+        self.examples, self.broken, self.threads = examples, set(broken), set()
+
+    def __len__(self):
+        return self.examples
+
+    def __getitem__(self, index):
+        self.threads.add(threading.get_ident())
+        if index in self.broken:
+            raise OSError(f"example {index} cannot be read")
+        return {"number": index, "row": np.array([2.0 * index, 2.0 * index + 1])}
+
+
+@pytest.fixture
+def stream_of():
+    streams = []
+
+    def make(data, seed=0, workers=1):
+        streams.append(Stream(Examples(data), seed=seed, workers=range(workers)))
+        return streams[-1]
+
+    yield make
+    for stream in streams:
+        stream.close()
+
+
+def walk(stream, plan, ahead=False):
+    """The numbers of the examples of each step, worker by worker, as the steps of `plan` take them."""
+    for sizes in plan:
+        share = stream.take(sizes)
+        if ahead:
+            stream.prefetch(sizes)
+        stream.advance(sum(sizes))
+        yield share, [batch["number"] for batch in share.batches]
+
+
+def everything(stream, plan, ahead=False):
+    return np.concatenate([np.concatenate(numbers) for _, numbers in walk(stream, plan, ahead)])
+
+
+# --- the stream -------------------------------------------------------------------------------------------------------
+
+
+@st.composite
+def courses(draw):
+    """A data set, and the sizes of all workers in each step, resized as anybody likes."""
+    n, workers = draw(st.integers(3, 40)), draw(st.integers(1, 4))
+    step = st.lists(st.integers(1, max(1, n // workers)), min_size=workers, max_size=workers).map(tuple)
+    return n, draw(st.lists(step, min_size=1, max_size=12)), draw(st.integers(-5, 5)), draw(st.booleans())
+
+
+@given(courses())
+def test_every_example_comes_once_per_epoch_whatever_is_resized(course):
+    n, plan, seed, ahead = course
+    stream = Stream(Examples(numbered(n)), seed=seed, workers=range(len(plan[0])))
+    seen = everything(stream, plan, ahead)
+    stream.close()
+    assert stream.cursor == len(seen) == sum(map(sum, plan))
+    for epoch in range(0, len(seen), n):
+        part = seen[epoch : epoch + n]
+        assert len(set(part.tolist())) == len(part)
+    for k in range(1, len(seen) // n):
+        assert sorted(seen[:n].tolist()) == sorted(seen[k * n : (k + 1) * n].tolist()) == list(range(n))
+
+
+@given(courses(), st.integers(1, 4), st.randoms(use_true_random=False))
+def test_neither_the_split_nor_the_number_of_workers_changes_the_order(course, workers, random):
+    n, plan, seed, ahead = course
+    totals = [sum(sizes) for sizes in plan]
+    workers = min(workers, *totals)
+    other = []
+    for total in totals:  # the same global batches, split at random over another number of workers
+        cuts = sorted(random.sample(range(1, total), workers - 1))
+        other.append(tuple(b - a for a, b in zip([0, *cuts], [*cuts, total], strict=True)))
+    streams = [
+        Stream(Examples(data), seed=seed, workers=range(w))
+        for data, w in ((numbered(n), len(plan[0])), (Source(n), workers))
+    ]
+    one, two = everything(streams[0], plan, ahead), everything(streams[1], other)
+    for stream in streams:
+        stream.close()
+    assert one.tolist() == two.tolist()
+
+
+def test_workers_take_their_shares_in_rank_order(stream_of):
+    stream = stream_of(numbered(20), workers=3)
+    share, numbers = next(walk(stream, [(5, 2, 9)]))
+    assert [len(x) for x in numbers] == [5, 2, 9]
+    assert (share.cursor, share.sizes, share.offsets) == (0, (5, 2, 9), (0, 5, 7))
+    assert np.concatenate(numbers).tolist() == stream.indices(0, 16).tolist()
+
+
+def test_a_process_fetches_the_batches_of_its_own_workers_only():
+    data = Source(20)
+    everyone, later = Stream(Examples(data), seed=0, workers=range(4)), None
+    try:
+        whole = everyone.take((3, 4, 5, 6))
+        later = Stream(Examples(data), seed=0, workers=range(2, 4))
+        share = later.take((3, 4, 5, 6))
+    finally:
+        for stream in filter(None, (everyone, later)):
+            stream.close()
+    assert share.offsets == (7, 12)
+    assert [b["number"].tolist() for b in share.batches] == [b["number"].tolist() for b in whole.batches[2:]]
+
+
+def test_a_batch_may_span_the_end_of_an_epoch(stream_of):
+    stream = stream_of(numbered(5))
+    seen = everything(stream, [(4,), (4,), (2,)])
+    assert sorted(seen[:5]) == sorted(seen[5:]) == list(range(5))
+
+
+def test_a_batch_may_be_longer_than_an_epoch(stream_of):
+    assert np.bincount(everything(stream_of(numbered(3)), [(7,)])).max() == 3
+
+
+def test_each_epoch_and_each_seed_has_an_order_of_its_own(stream_of):
+    first, second = np.split(everything(stream_of(numbered(40)), [(80,)]), 2)
+    assert first.tolist() != second.tolist()
+    assert first.tolist() != everything(stream_of(numbered(40), seed=1), [(40,)]).tolist()
+    assert first.tolist() == everything(stream_of(numbered(40)), [(40,)]).tolist()
+    assert first.tolist() != list(range(40))
+
+
+def test_seeds_may_be_any_integers(stream_of):
+    for seed in (-1, 2**40, 2**63 + 5):
+        assert sorted(everything(stream_of(numbered(6), seed=seed), [(6,)])) == list(range(6))
+
+
+def test_leaves_stay_together(stream_of):
+    for data in (numbered(9), Source(9)):
+        (batch,) = stream_of(data).take((9,)).batches
+        assert np.array_equal(batch["row"], np.stack([2.0 * batch["number"], 2.0 * batch["number"] + 1], 1))
+
+
+# --- fetching ahead ---------------------------------------------------------------------------------------------------
+
+
+def test_what_was_fetched_ahead_is_taken(stream_of):
+    data = Source(12)
+    stream = stream_of(data)
+    stream.take((4,))
+    stream.prefetch((4,))
+    ahead = stream._ahead[2].result(timeout=30)
+    stream.advance(4)
+    assert stream.take((4,)) is ahead
+
+
+@pytest.mark.parametrize(("sizes", "moved"), [((3,), 4), ((4,), 0), ((4,), 3)])
+def test_what_was_fetched_ahead_in_vain_is_dropped(stream_of, sizes, moved):
+    stream = stream_of(numbered(12))
+    stream.take((4,))
+    stream.prefetch((4,))
+    stream.advance(moved)
+    (batch,) = stream.take(sizes).batches
+    assert batch["number"].tolist() == stream.indices(moved, sizes[0]).tolist()
+    assert stream._ahead is None
+
+
+def test_a_source_is_read_in_one_thread(stream_of):
+    data = Source(30)
+    everything(stream_of(data), [(4,)] * 6, ahead=True)
+    assert len(data.threads - {threading.get_ident()}) == 1  # example 0 was looked at when the stream was made
+
+
+def test_an_error_of_the_source_is_raised_by_the_step_that_needs_the_example(stream_of):
+    data = Source(12)
+    stream = stream_of(data)
+    data.broken = set(stream.indices(4, 4).tolist())
+    for _ in walk(stream, [(4,)], ahead=True):
+        pass
+    for _ in range(2):  # nothing has moved, so it is tried again
+        with pytest.raises(OSError, match="cannot be read"):
+            stream.take((4,))
+    assert stream.cursor == 4
+    data.broken = set()
+    assert stream.take((4,)).batches[0]["number"].tolist() == stream.indices(4, 4).tolist()
+
+
+# --- data sets --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("data", "wrong"),
+    [
+        ({}, "has no arrays"),
+        ({"x": np.zeros((3, 2)), "y": np.zeros(4)}, r"data\['x'\]: 3, data\['y'\]: 4"),
+        ({"x": np.zeros((0, 2))}, r"empty: data\['x'\] has shape \(0, 2\)"),
+        (Source(0), "empty"),
+        ({"x": np.zeros(3), "n": 5}, r"data\['n'\] is a single number"),
+        ({"x": np.array([None, "a"], object)}, r"data\['x'\] holds Python objects"),
+    ],
+)
+def test_a_data_set_that_cannot_be_used_is_refused_by_the_leaf(data, wrong):
+    with pytest.raises(ad.DataError, match=wrong):
+        Examples(data)
+
+
+class Ragged:
+    def __init__(self, odd):
+        self.odd = odd
+
+    def __len__(self):
+        return 6
+
+    def __getitem__(self, index):
+        return self.odd if index == 3 else {"x": np.zeros(2)}
+
+
+@pytest.mark.parametrize(
+    ("odd", "wrong"),
+    [
+        ({"x": np.zeros(3)}, r"example\['x'\] of example 3 has shape \(3,\), of example 0 \(2,\)"),
+        ({"y": np.zeros(2)}, "example 3 is built as"),
+        ({"x": np.zeros(2), "y": 1}, "example 3 is built as"),
+    ],
+)
+def test_rows_that_do_not_fit_are_refused_by_their_number(stream_of, odd, wrong):
+    with pytest.raises(ad.DataError, match=wrong):
+        stream_of(Ragged(odd)).take((6,))
+
+
+def test_arrays_are_no_source_and_sources_are():
+    assert Examples(np.zeros((3, 2))).in_memory
+    assert Examples([np.zeros(3), (np.zeros((3, 1)),)]).in_memory
+    assert not Examples(Source(3)).in_memory
+    assert isinstance(Source(3), RandomAccess)
+
+
+def test_data_are_as_wide_as_jax_computes():
+    examples = Examples({"x": np.zeros((3, 2), np.float64), "n": np.arange(3), "b": np.zeros(3, np.uint8)})
+    assert jax.tree.map(lambda a: str(a.dtype), examples.rows(np.array([0]))) == {
+        "x": "float32",
+        "n": "int32",
+        "b": "uint8",
+    }
+    assert jax.tree.map(lambda s: s.shape, examples.shapes(7)) == {"x": (7, 2), "n": (7,), "b": (7,)}
+    assert {str(s.dtype) for s in jax.tree.leaves(examples.shapes(7))} == {"float32", "int32", "uint8"}
+
+
+def test_rows_of_arrays_and_of_sources_are_alike():
+    arrays, source = Examples(numbered(8)), Examples(Source(8))
+    order = np.array([3, 0, 7, 3])
+    assert jax.tree.all(jax.tree.map(np.array_equal, arrays.rows(order), source.rows(order)))
+    same = jax.tree.map(lambda a, b: (a.shape, a.dtype) == (b.shape, b.dtype), arrays.shapes(4), source.shapes(4))
+    assert jax.tree.all(same)
