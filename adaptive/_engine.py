@@ -79,6 +79,7 @@ class Engine:
             [[jax.device_put(a, d, may_alias=False) for a in s.init] for s in plan.slots] for d in world.devices
         ]
         self._waiters = ThreadPoolExecutor(len(world.devices)) if len(world.devices) > 1 else None
+        self._committed: list[jax.Array] = []  # one result of the last step's final segment, per worker of this process
         self._compiled: dict[tuple[str, int, int], Callable] = {}
         self.next_message = 0  # that the other processes wait for
         # What the driver closed over, on each device, for the segments that are compiled once.
@@ -210,7 +211,10 @@ class Engine:
             if level == last:
                 break
             parts, finite = run.wait(level)
-            results, tail = self.world.exchange(parts, self.layouts[level].ops, speak(finite).astype(parts[0][0].dtype))
+            # What the step before has read must be done with before it is written again.
+            jax.block_until_ready(self._committed)
+            own = speak(finite).astype(parts[0][0].dtype)
+            results, tail = self.world.exchange(parts, self.layouts[level].ops, own, level)
             self.next_message = (level + 1) % last
             may_commit = listen(tail) and may_commit
             run.messages[level] = results
@@ -221,7 +225,7 @@ class Engine:
         """Take part in message `level` with nothing but a tail."""
         layout = self.layouts[level]
         parts = [[jax.device_put(np.zeros(p.shape, p.dtype), d) for p in layout.parts] for d in self.world.devices]
-        return self.world.exchange(parts, layout.ops, tail.astype(layout.parts[0].dtype))[1]
+        return self.world.exchange(parts, layout.ops, tail.astype(layout.parts[0].dtype), level)[1]
 
     def close(self) -> None:
         self.kernels.close()
@@ -346,6 +350,7 @@ class _Step:
         for local in self.locals:
             given = self._whole(local, plan.final)
             results.append(engine._compiled["final", 0, local](*engine._split_final(given)))
+        engine._committed = [outputs[0] for outputs in results if outputs]
         for local, outputs in enumerate(results):
             take = iter(outputs)
             for i in plan.changed_state:

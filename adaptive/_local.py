@@ -31,7 +31,7 @@ class LocalWorld:
         self.devices = (device or jax.local_devices()[0],) * workers
 
     def exchange(
-        self, parts: Sequence[Parts], ops: Sequence[str], tail: np.ndarray
+        self, parts: Sequence[Parts], ops: Sequence[str], tail: np.ndarray, channel: int = 0
     ) -> tuple[list[list[jax.Array]], np.ndarray]:
         reduced = reduce(partial(accumulate, ops), parts)
         return [list(reduced) for _ in parts], tail

@@ -46,7 +46,7 @@ class World(Protocol):
         ...
 
     def exchange(
-        self, parts: Sequence[Parts], ops: Sequence[str], tail: np.ndarray
+        self, parts: Sequence[Parts], ops: Sequence[str], tail: np.ndarray, channel: int = 0
     ) -> tuple[list[list[jax.Array]], np.ndarray]:
         """Reduce a message over all workers; blocks until it has arrived.
 
@@ -56,10 +56,11 @@ class World(Protocol):
             elements are free: whatever the workers put there is replaced by `tail`.
           ops: for each part, "sum", "max" or "min"; `ops[0]` is "sum".
           tail: what this *process* adds to the message itself, of part 0's dtype; summed over processes.
+          channel: which of a step's messages this is; results of other channels stay as they are.
 
         Returns:
           `(results, tail)`. `results[i][j]` is part j, reduced, on the device of this process's i-th worker, bitwise
-          equal on all workers. It stays valid until the second-next call of `exchange` with the same shapes, provided
+          equal on all workers. It stays valid until the second-next call of `exchange` on the same channel, provided
           that whatever reads it has finished by then. `tail` is the reduced tail on the host. What `results[i][0]`
           holds in its tail is unspecified.
         """

@@ -41,7 +41,7 @@ class DeviceWorld(Scope):
         self._reduce = jax.jit(partial(_reduce, mesh), static_argnames=("ops", "scalar"))
 
     def exchange(
-        self, parts: Sequence[Parts], ops: Sequence[str], tail: np.ndarray
+        self, parts: Sequence[Parts], ops: Sequence[str], tail: np.ndarray, channel: int = 0
     ) -> tuple[list[list[jax.Array]], np.ndarray]:
         """Reduce in one sharded XLA program: the protocol of `World`. There is one process, so the tail is its sum."""
         self._check_open()

@@ -33,7 +33,7 @@ PIECE_BYTES = 512 << 10
 PIECE_BYTES_ACROSS_HOSTS = 1 << 30
 
 ALIGNMENT = 64  # bytes; XLA on CPU takes buffers so aligned as they are, and copies others
-KEPT_LAYOUTS = 16  # a program has one or a few; eager calls may have any number
+KEPT_LAYOUTS = 64  # a program has one or a few; eager calls may have any number
 
 Layout = tuple[tuple[tuple[int, ...], np.dtype, str], ...]  # shape, dtype and op of each part
 
@@ -75,15 +75,15 @@ class MPIWorld(Scope):
         self.workers = range(first, first + len(self.devices))
         self._local = DeviceWorld(self.devices)
         self._ops = {"sum": mpi.SUM, "max": mpi.MAX, "min": mpi.MIN}
-        self._inboxes: dict[tuple[Layout, int], Iterator[_Inbox]] = {}
+        self._inboxes: dict[tuple[Layout, int, int], Iterator[_Inbox]] = {}
 
     def exchange(
-        self, parts: Sequence[Parts], ops: Sequence[str], tail: np.ndarray
+        self, parts: Sequence[Parts], ops: Sequence[str], tail: np.ndarray, channel: int = 0
     ) -> tuple[list[list[jax.Array]], np.ndarray]:
         """Reduce over this process's workers first, then over ranks: the protocol of `World`."""
         self._check_open()
         row = parts[0] if len(self.devices) == 1 else self._local.exchange(parts, ops, tail)[0][0]
-        inbox = self._inbox(tuple((x.shape, x.dtype, op) for x, op in zip(row, ops, strict=True)), len(tail))
+        inbox = self._inbox(tuple((x.shape, x.dtype, op) for x, op in zip(row, ops, strict=True)), len(tail), channel)
         for x in row if self.devices[0].platform != "cpu" else ():
             x.copy_to_host_async()
         first = inbox.buffers[0]
@@ -138,12 +138,14 @@ class MPIWorld(Scope):
             piece = slice(start, start + step)
             self.comm.Allreduce(self._mpi.IN_PLACE if source is None else source[piece], flat[piece], mpi_op)
 
-    def _inbox(self, layout: Layout, tail: int) -> _Inbox:
-        """The buffers for this call: of two sets per layout, in turn, so results stay valid until the second-next."""
-        key = (layout, tail)
+    def _inbox(self, layout: Layout, tail: int, channel: int) -> _Inbox:
+        """The buffers for this call: of two sets per layout and channel, in turn, so results stay valid until the
+        second-next.
+        """
+        key = (layout, tail, channel)
         turns = self._inboxes.pop(key, None)
         if turns is None:
-            self._check_layout(key)
+            self._check_layout(layout, tail)
             turns = itertools.cycle((_Inbox(layout), _Inbox(layout)))
             if len(self._inboxes) == KEPT_LAYOUTS:
                 del self._inboxes[
@@ -152,9 +154,8 @@ class MPIWorld(Scope):
         self._inboxes[key] = turns
         return next(turns)
 
-    def _check_layout(self, key: tuple[Layout, int]) -> None:
+    def _check_layout(self, layout: Layout, tail: int) -> None:
         """A new layout is new to all ranks: the time to see that they mean the same, at no cost to later calls."""
-        layout, tail = key
         for j, (_, dtype, _) in enumerate(layout):
             if dtype.kind not in "iufc" or dtype == np.float16:
                 raise CollectiveError(

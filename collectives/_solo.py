@@ -29,7 +29,7 @@ class SoloWorld(Scope):
         self.devices: Sequence[jax.Device] = (jax.local_devices()[0] if device is None else device,)
 
     def exchange(
-        self, parts: Sequence[Parts], ops: Sequence[str], tail: np.ndarray
+        self, parts: Sequence[Parts], ops: Sequence[str], tail: np.ndarray, channel: int = 0
     ) -> tuple[list[list[jax.Array]], np.ndarray]:
         """The parts and the tail, as given: the protocol of `World`."""
         self._check_open()
