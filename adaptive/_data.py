@@ -45,6 +45,7 @@ class Examples:
             if self.length == 0:
                 raise DataError("the data set is empty: len(data) is 0.")
             self.example = jax.tree.map(_host, self._source[0])
+            _check_numbers(self.example, "data[0]")
         else:
             self._arrays = jax.tree.map(_host, data)
             self.length = self._check_arrays()
@@ -57,11 +58,10 @@ class Examples:
             raise DataError(
                 f"the data set has no arrays: {self._arrays!r}. Give a pytree of arrays with one leading axis."
             )
+        _check_numbers(self._arrays, "data")
         for name, leaf in zip(names, leaves, strict=True):
             if leaf.ndim == 0:
                 raise DataError(f"{name} is a single number; every leaf needs a leading axis, one row per example.")
-            if leaf.dtype == object:
-                raise DataError(f"{name} holds Python objects; every leaf needs to be an array of numbers.")
         lengths = {leaf.shape[0] for leaf in leaves}
         if len(lengths) > 1:
             listed = ", ".join(f"{name}: {leaf.shape[0]}" for name, leaf in zip(names, leaves, strict=True))
@@ -106,10 +106,23 @@ class Examples:
         )
 
 
+_NO_NUMBERS = {"O": "Python objects", "U": "text", "S": "bytes", "M": "times", "m": "times"}  # by numpy's kinds
+
+
+def _check_numbers(tree: Any, root: str) -> None:
+    for name, leaf in zip(leaf_names(tree, root), jax.tree.leaves(tree), strict=True):
+        if leaf.dtype.kind in _NO_NUMBERS:
+            raise DataError(f"{name} holds {_NO_NUMBERS[leaf.dtype.kind]}; every leaf needs to be an array of numbers.")
+
+
 def _host(leaf: Any) -> np.ndarray:
     """On the host, in the width that JAX computes with: the cast is made once and not in every step."""
     array = np.asarray(leaf)
-    return array if array.dtype == object else array.astype(jax.dtypes.canonicalize_dtype(array.dtype), copy=False)
+    return (
+        array
+        if array.dtype.kind in _NO_NUMBERS
+        else array.astype(jax.dtypes.canonicalize_dtype(array.dtype), copy=False)
+    )
 
 
 class Share(NamedTuple):

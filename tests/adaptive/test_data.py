@@ -212,6 +212,9 @@ def test_an_error_of_the_source_is_raised_by_the_step_that_needs_the_example(str
         (Source(0), "empty"),
         ({"x": np.zeros(3), "n": 5}, r"data\['n'\] is a single number"),
         ({"x": np.array([None, "a"], object)}, r"data\['x'\] holds Python objects"),
+        ({"x": np.array(["a", "b"])}, r"data\['x'\] holds text"),
+        ({"x": np.array([1, 2], "M8[s]")}, r"data\['x'\] holds times"),
+        ("words", r"data\[0\] holds text"),
     ],
 )
 def test_a_data_set_that_cannot_be_used_is_refused_by_the_leaf(data, wrong):
