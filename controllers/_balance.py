@@ -10,7 +10,7 @@ from ._allocate import allocate, fill
 from ._batch_time import BatchTime
 from ._policy import Policy
 from ._seconds import seconds_of
-from ._time_model import LEAST_NOISE, WINDOW, TimeModel
+from ._time_model import WINDOW, TimeModel
 
 
 def balance() -> Policy:
@@ -45,7 +45,7 @@ def min_max(
     Args:
       window: how many steps a decision looks at, at least. Between decisions all steps are averaged.
       dead_band: the split changes when the slowest worker's step is expected to shorten by more than this fraction,
-        and by more than noise can feign.
+        and by more than noise, and not knowing how times go beyond the sizes seen, can feign.
       horizon: steps until sizes are likely to change for another reason …
       switch_seconds: … in which the gain must exceed what a change costs. By default nothing: programs make every size
         out of kernels that are compiled. (Tyagi & Sharma's 5 % dead-band pays for restarting TensorFlow.)
@@ -83,12 +83,14 @@ def min_max(
             return None
         sizes = np.asarray(observation.batch_sizes)
         stay = sizes * (total / sizes.sum())  # what the split would be if it stays as it is
-        trusted = np.minimum(upper, np.ceil(growth * np.maximum(model.largest, stay)).astype(np.int64))
+        trusted = np.minimum(
+            upper, np.ceil(np.maximum(growth * model.largest, np.sqrt(growth) * stay)).astype(np.int64)
+        )
         if trusted.sum() < total:
             trusted = upper
         times = model.fit()
         now, ideal = times(stay).max(), times(fill(total, times, lower, trusted)).max()
-        band = max(dead_band, _feigned_by_noise(model, times(stay)))
+        band = max(dead_band, _feigned(model, stay, times(stay)))
         if not worth_it(now, ideal, band):
             return None
         split = _split(total, times, lower, trusted, limits.quantum, stay, ideal * (1 + quantum_loss))
@@ -122,12 +124,11 @@ def _split(
     return allocate(total, times, lower, upper, near=stay)
 
 
-def _feigned_by_noise(model: TimeModel, seconds: np.ndarray) -> float:
-    """How far the slowest of n equal workers may seem to lag behind, relatively: two standard deviations more than
+def _feigned(model: TimeModel, sizes: np.ndarray, seconds: np.ndarray) -> float:
+    """How far the slowest of n equal workers may seem to lag behind, relatively: three standard deviations more than
     the largest of n is off by on average."""
-    slowest = np.argmax(seconds)
-    deviation = max(model.noise[slowest], LEAST_NOISE) / np.sqrt(model.steps[slowest])
-    return float(deviation * (2 + np.sqrt(2 * np.log(len(seconds)))))
+    deviation = model.deviation(sizes)[np.argmax(seconds)]
+    return float(deviation * (3 + np.sqrt(2 * np.log(len(seconds)))))
 
 
 def _ms(seconds: float) -> str:

@@ -89,7 +89,7 @@ class TimeModel(NamedTuple):
 
     def digest(self) -> TimeModel:
         """Turn the window into what is known, and empty it."""
-        mean, count, noise = _summarise(self.window, self.noise)
+        mean, count, noise = _summarise(self.window, self.noise, self.steps)
         seen = count > 0
         if not seen.any():
             return self
@@ -106,7 +106,7 @@ class TimeModel(NamedTuple):
         surprise = np.where(seen & ~first, mean / expected - 1, 0.0)
         of_level = noise**2 / np.maximum(self.steps, 1)
         of_point = noise**2 / np.maximum(self.point_weights[nearest, every], 1)
-        of_shape = np.where(same, of_point, (off * (elasticity_sd + CURVATURE * np.minimum(off, 1))) ** 2)
+        of_shape = np.where(same, of_point, _of_shape(off, elasticity_sd))
         variance = noise**2 / np.maximum(count, 1) + np.where(first, 0.0, of_level + of_shape)
         jump = surprise**2 > SURE**2 * variance
 
@@ -144,6 +144,19 @@ class TimeModel(NamedTuple):
             floor=self.level * floor,
         )
 
+    def deviation(self, sizes: np.ndarray) -> np.ndarray:
+        """The relative standard deviation of what `fit` says for sizes; shape=(n,).
+
+        How fast the worker is just now is known to its noise over the steps it was seen in. Away from sizes that it
+        was seen with, not knowing its shape adds to that.
+        """
+        noise = np.maximum(self.noise, LEAST_NOISE)
+        variance = noise**2 / np.maximum(self.steps, 1)
+        off = np.where(self.point_weights > 0, np.abs(self.point_sizes / np.maximum(sizes, 1) - 1), np.inf).min(axis=0)
+        if (off > SAME).any():
+            variance = variance + np.where(off > SAME, _of_shape(off, self._line()[-1]), 0.0)
+        return np.sqrt(variance)
+
     def _expect(self, nearest: np.ndarray, known_size: bool) -> tuple[np.ndarray, np.ndarray | float]:
         """Seconds at the window's sizes, from the nearest point on as the line goes; and how sure the elasticity is."""
         every = np.arange(len(nearest))
@@ -179,12 +192,17 @@ class TimeModel(NamedTuple):
         return floor, center, middle, elasticity, 1 / np.sqrt(information)
 
 
+def _of_shape(off: np.ndarray, elasticity_sd: np.ndarray | float) -> np.ndarray:
+    """The relative variance of a time at a size that is relatively so far `off` the nearest one known."""
+    return (off * (elasticity_sd + CURVATURE * np.minimum(off, 1))) ** 2
+
+
 def _mean(values: np.ndarray, weights: np.ndarray) -> np.ndarray:
     total = weights.sum(axis=0)
     return np.where(total > 0, (values * weights).sum(axis=0) / np.where(total > 0, total, 1.0), 1.0)
 
 
-def _summarise(window: np.ndarray, noise: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def _summarise(window: np.ndarray, noise: np.ndarray, steps: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """The mean of each worker's latest steps, of how many, and their relative noise; each shape=(n,).
 
     Steps far from the median are left out: a pause of the machine is not its speed. And where the later half differs
@@ -197,7 +215,7 @@ def _summarise(window: np.ndarray, noise: np.ndarray) -> tuple[np.ndarray, np.nd
     if len(window) >= 4:
         half = len(window) // 2
         early, late = _median(window[:half]), _median(window[half:])
-        noise = _update_noise(window, noise)
+        noise = _update_noise(window, noise, steps)
         tolerance = SURE * 1.25 * 2 / np.sqrt(len(window)) * np.maximum(noise, LEAST_NOISE)
         moved = np.abs(late / early - 1) > tolerance
         if moved.any():
@@ -207,12 +225,12 @@ def _summarise(window: np.ndarray, noise: np.ndarray) -> tuple[np.ndarray, np.nd
     return np.where(typical, window, 0.0).sum(axis=0) / np.maximum(count, 1), count, noise
 
 
-def _update_noise(window: np.ndarray, noise: np.ndarray) -> np.ndarray:
+def _update_noise(window: np.ndarray, noise: np.ndarray, steps: np.ndarray) -> np.ndarray:
     """From differences of neighbouring steps: a change of speed is in one of them, and their median does not see it."""
     relative = np.abs(window[1:] / window[:-1] - 1)
     count = np.isfinite(relative).sum(axis=0)
     found = np.minimum(_median(relative) / 0.954, 1.0)  # for a normal distribution: sqrt(2) * 0.6745
-    trust = np.where(count >= 3, count / (count + 20.0), 0.0)
+    trust = np.where(count >= 3, count / (count + 3 + np.minimum(steps, 20)), 0.0)
     return np.where(trust > 0, np.sqrt(noise**2 + trust * (found**2 - noise**2)), noise)
 
 

@@ -173,3 +173,21 @@ def test_values_of_the_wrong_shape_are_refused():
 def test_impossible_settings_are_refused(wrong):
     with pytest.raises(ValueError, match=next(iter(wrong))):
         ctrl.min_max(**wrong)
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_a_sudden_growth_of_the_batch_is_not_split_by_what_noise_says_of_far_sizes(seed):
+    """Equal workers, 40 % jitter, a few sizes seen: lines through such points fan out at eight times the size."""
+    sizes = {1: 32, 21: 64, 41: 128, 61: 1024}
+    sim = ctrl.simulate(
+        ctrl.balance(),
+        lambda _, b: 1e-3 + b * 1e-4,
+        [32, 32],
+        75,
+        every=5,
+        jitter=0.4,
+        seed=seed,
+        global_batch=lambda step: 2 * sizes[max(start for start in sizes if start <= step)],
+    )
+    assert (sim.sizes[:, 0] / sim.sizes[:, 1]).max() < 1.5
+    assert (sim.sizes[:, 1] / sim.sizes[:, 0]).max() < 1.5
