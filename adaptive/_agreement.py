@@ -49,7 +49,8 @@ def check_built_alike(world: World, built: dict[str, str], plan: Plan) -> None:
     """
     if world.processes == 1:
         return
-    _check_equal(world, {**built, "driver": digest_of_plan(plan)}, closer=lambda: digests_of_lines(plan))
+    _check_equal(world, built)
+    _check_equal(world, {"driver": digest_of_plan(plan)}, closer=lambda: digests_of_lines(plan))
 
 
 def _check_equal(world: World, digests: dict[str, str], closer: Callable[[], dict[str, str]] | None = None) -> None:
@@ -58,7 +59,7 @@ def _check_equal(world: World, digests: dict[str, str], closer: Callable[[], dic
     name = next((n for n in names if len({theirs.get(n) for theirs in everyone}) > 1), None)
     if name is None:
         return
-    if name == "driver" and closer is not None:  # all processes come here, so they can look closer together
+    if closer is not None:  # all processes come here, so they can look closer together
         _check_equal(world, closer())
     values = [theirs.get(name, "none") for theirs in everyone]
     common = max(values, key=values.count)
@@ -139,18 +140,31 @@ class Ledger:
     def __init__(self) -> None:
         self.digest = 1
         self.step = 0
-        self.last = "nothing yet"
-        self.asked: Decision | None = None
+        self.last = "nothing was decided yet"
 
-    def enter(self, step: int, names: Sequence[str], decision: Decision) -> None:
-        text = repr((self.digest, step, decision.global_batch, decision.shares, decision.stop))
-        self.digest = crc32(text.encode()) % (2**_DIGEST_BITS - 1) + 1
-        self.step = step
-        self.last = f"hook {', '.join(map(repr, names))}" if names else "program.rescale"
-        self.asked = decision
+    def enter(self, step: int, names: Sequence[str], decision: Decision | None) -> None:
+        """Take down what was asked for at the barrier behind `step`, even if that is nothing.
+
+        Args:
+          names: of the hooks that were asked; none for a call of `Program.rescale`.
+        """
+        who = ("hook " + ", ".join(map(repr, names))) if names else "program.rescale"
+        self.step, self.last = step, f"{who} asked for {_wish(decision)}"
+        if decision:
+            text = repr((self.digest, step, decision.global_batch, decision.shares, decision.stop))
+            self.digest = crc32(text.encode()) % (2**_DIGEST_BITS - 1) + 1
 
     def status(self, finite: bool) -> float:
         return float(self.digest if finite else -self.digest)
+
+
+def _wish(decision: Decision | None) -> str:
+    if not decision:
+        return "nothing"
+    sizes = [
+        f"{k}={v}" for k, v in (("global_batch", decision.global_batch), ("shares", decision.shares)) if v is not None
+    ]
+    return " and ".join([f"rescale({', '.join(sizes)})"] * bool(sizes) + ["stop()"] * decision.stop)
 
 
 def judge(statuses: np.ndarray, ledger: Ledger, *, step: int, own: range) -> list[int]:
@@ -166,15 +180,15 @@ def judge(statuses: np.ndarray, ledger: Ledger, *, step: int, own: range) -> lis
     failed = [w for w, s in enumerate(statuses) if s == 0]
     if failed:
         raise WorkerError(
-            f"{_workers(failed)} failed in step {step}, with an error of its own, printed by it. This process "
-            f"({_workers(list(own))}) stops with it; its state is that of step {step - 1}."
+            f"{_workers(failed)} failed in step {step}, or at the barrier before it, with an error of its own, printed "
+            f"by it. This process ({_workers(list(own))}) stops with it; its state is that of step {step - 1}."
         )
     others = [w for w, s in enumerate(statuses) if abs(s) != ledger.digest]
     if others:
         raise DisagreementError(
             f"workers decided differently at the barrier behind step {ledger.step}: {_workers(others)} did not do what "
             f"this process ({_workers(list(own))}) did.\n"
-            f"Here it was {ledger.last}: {ledger.asked}.\n"
+            f"Here {ledger.last}.\n"
             "A hook must decide from its arguments alone: no rank, clock, random number or file."
         )
     return [w for w, s in enumerate(statuses) if s < 0]

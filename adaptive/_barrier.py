@@ -140,9 +140,12 @@ class Barrier:
           sizes: what holds for the next.
 
         Returns:
-          The decision of all, or `None`, and the names of those that took part in it.
+          The decision of all, or `None`; and the names of the hooks behind it, or, where none asked for anything, of
+          those that were due.
         """
-        merged, names = Decision(), []
+        merged = Decision()
+        asked: list[str] = []
+        silent: list[str] = []
         for i, hook in enumerate(self.hooks):
             due = step % hook.every == 0
             if due or hook.handler.every_step:
@@ -152,8 +155,8 @@ class Barrier:
             decision = self._show(i, sizes, merged.global_batch)
             if decision is not None:
                 merged = merge(merged, decision)
-                names += [hook.name] if decision else []
-        return (merged, names) if merged or merged.notes else (None, [])
+            (asked if decision else silent).append(hook.name)
+        return (merged if merged or merged.notes else None), asked or silent
 
     def catch_up(self, sizes: Sizes) -> None:
         """Show the hooks all steps that were kept for their next turn, so that their states hold what is known."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
@@ -33,6 +34,8 @@ from ._sizes import equal
 from ._trace import leaf_names, trace
 from ._world import World
 from .operators import Reading
+
+_PATIENCE_SECONDS = 30.0  # how long a process that fails waits for the others to hear of it
 
 Driver = Callable[[Any, Any], tuple[Any, Any]]
 
@@ -393,10 +396,21 @@ class Program:
         return self._sizes.pending is not None and (self._ready or self._any_size)
 
     def _tell_failure(self) -> None:
-        """The others wait for this process's message, so it sends one that says no more than that it has failed."""
-        if self.world.processes > 1 and self._engine.layouts:
+        """The others wait for this process's message, so it sends one that says no more than that it has failed.
+
+        They may also have left the loop, so it does not wait for ever: an error that nobody sees is worse than one that
+        only its process reports.
+        """
+        if self.world.processes == 1 or not self._engine.layouts:
+            return
+
+        def send() -> None:
             with suppress(Exception):
                 self._engine.signal(self._engine.next_message, np.zeros(agreement.tail_length(self.world.size)))
+
+        sender = threading.Thread(target=send, name="adaptive-failure", daemon=True)
+        sender.start()
+        sender.join(_PATIENCE_SECONDS)
 
     def _close_step(self) -> None:
         """The last decision has had no message to be compared in: compare it in one that carries nothing else."""
@@ -410,12 +424,17 @@ class Program:
         self, outcome: Outcome, epoch: float, ran: tuple[tuple[int, ...], tuple[int, ...]], notes: list[str]
     ) -> Decision | None:
         """`ran` are the sizes of this step and of the one before."""
-        decision, names = self._barrier.run(self._step, epoch, outcome.hooks, ran, self._sizes)
-        if decision is not None:
-            notes += decision.notes
-            self._ledger.enter(self._step, names, decision)
-            self._stopped = decision.stop
-            notes += self._ask(decision)
+        try:
+            decision, names = self._barrier.run(self._step, epoch, outcome.hooks, ran, self._sizes)
+            if names:
+                self._ledger.enter(self._step, names, decision)
+            if decision is not None:
+                self._stopped = decision.stop
+                notes += [*decision.notes, *self._ask(decision)]
+        except Exception as error:
+            error.add_note(f"behind step {self._step}, on {self._who()}")
+            self._tell_failure()
+            raise
         return decision
 
     def _ask(self, decision: Decision) -> list[str]:
