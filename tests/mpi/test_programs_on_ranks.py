@@ -27,3 +27,7 @@ def test_the_same_mathematics(ranks, kind, capsys):
     printed = run_suite(kind, ranks, PROGRAM / "test_same_mathematics.py")
     with capsys.disabled():
         print("\n" + "\n".join(line for line in printed.splitlines() if "off plain optax" in line))
+
+
+def test_bad_input():
+    run_suite("mpi", 2, PROGRAM / "test_bad_input.py", Path(__file__).parent / "on_ranks.py")

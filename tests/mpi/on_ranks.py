@@ -1,0 +1,324 @@
+"""What only several ranks can get wrong; test_programs_on_ranks.py runs this under mpirun.
+
+Every rank raises, so that the next test finds them all at its start.
+"""
+
+from __future__ import annotations
+
+import time
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import adaptive as ad
+import collectives as comm
+import controllers as ctrl
+from tests.program.problems import adam_driver, adam_state, build, make_data, make_params
+
+N = 16
+
+
+@pytest.fixture(scope="module", autouse=True)
+def world():
+    with comm.MPIWorld() as world:
+        assert world.processes > 1
+        yield world
+
+
+def odd(world) -> bool:
+    """Whether this is the rank that is not like the others."""
+    return world.rank == world.processes - 1
+
+
+def all_refuse(*texts, driver=adam_driver, state=None, data=None, global_batch=N, **options):
+    """Every rank is told why the program cannot be built."""
+    with pytest.raises(ad.DisagreementError) as caught:
+        build(
+            driver,
+            adam_state() if state is None else state,
+            make_data() if data is None else data,
+            global_batch,
+            **options,
+        )
+    for text in texts:
+        assert text in str(caught.value)
+
+
+# --- when the program is built ----------------------------------------------------------------------------------------
+
+
+def sgd(rate: float, flipped: bool = False, extra: bool = False):
+    def driver(params, batch):
+        grads = comm.all_reduce(jax.grad(lambda p: jnp.square(batch["x"] @ p["inner"]["w"]).mean())(params))
+        if extra:
+            grads = jax.tree.map(jnp.sin, grads)
+        return jax.tree.map(lambda p, g: rate * g - p if flipped else p - rate * g, params, grads), {}
+
+    return driver
+
+
+@pytest.mark.parametrize("difference", ["branch", "number", "order", "constant"])
+def test_drivers_that_differ(world, difference):
+    mine = {
+        "branch": sgd(0.1, extra=odd(world)),
+        "number": sgd(0.1 + 0.1 * odd(world)),
+        "order": sgd(0.1, flipped=odd(world)),
+        "constant": sgd(jnp.full((6, 8), 0.1 + 0.1 * odd(world)) if difference == "constant" else 0.1),
+    }[difference]
+    state = {"inner": {"w": make_params()["inner"]["w"]}}
+    where = "" if difference == "constant" else ", at on_ranks.py:"
+    all_refuse(
+        f"driver{where}", "is not the same on all ranks: rank 0: ", "no number that differs", driver=mine, state=state
+    )
+
+
+def test_drivers_with_the_same_closures_do_not_differ(world):
+    state = {"inner": {"w": make_params()["inner"]["w"]}}
+    rate = jnp.full((6, 8), 0.1)
+    with build(sgd(rate), state, make_data(), N, world=world) as program:
+        program.step()
+
+
+@pytest.mark.parametrize("difference", ["order", "length", "dtype"])
+def test_data_that_differ(world, difference):
+    mine = {
+        "order": lambda a: a[::-1],
+        "length": lambda a: a[:100],
+        "dtype": lambda a: a.astype(np.float16) if a.dtype == np.float32 else a,
+    }[difference]
+    data = jax.tree.map(mine, make_data()) if odd(world) else make_data()
+    all_refuse(
+        "data is not the same on all ranks: rank 0: 160 examples", "the whole data set, in the same order", data=data
+    )
+
+
+def test_states_that_differ(world):
+    state = adam_state()
+    state["params"] = make_params(seed=1 + odd(world))
+    all_refuse("state['params']['inner']['w'] is not the same on all ranks", "comm.broadcast(state)", state=state)
+
+
+def test_states_with_other_leaves(world):
+    state = {**adam_state(), **({"more": jnp.zeros(())} if odd(world) else {})}
+
+    def driver(state, batch):
+        new, metrics = adam_driver(state, batch)
+        return {**state, **new}, metrics
+
+    all_refuse("state['more'] is not the same on all ranks: rank 0: none", driver=driver, state=state)
+
+
+def test_one_broadcast_makes_states_alike(world):
+    state = comm.broadcast({"params": make_params(seed=1 + odd(world)), "opt": adam_state()["opt"]})
+    with build(adam_driver, state, make_data(), N, world=world) as program:
+        program.step()
+
+
+@pytest.mark.parametrize(
+    ("name", "mine"),
+    [
+        ("seed", lambda odd: {"seed": 1 + odd}),
+        ("batch sizes", lambda odd: {"global_batch": N + odd}),
+        ("microbatch", lambda odd: {"microbatch": 4 if odd else None}),
+        ("nonfinite", lambda odd: {"nonfinite": "skip" if odd else "raise"}),
+        ("quantum", lambda odd: {"quantum": 1 + odd}),
+    ],
+)
+def test_settings_that_differ(world, name, mine):
+    all_refuse(f"{name} is not the same on all ranks: rank 0: ", "the same arguments", **mine(odd(world)))
+
+
+def descend(state, batch):
+    """The smallest driver that trains."""
+    loss, grad = comm.all_reduce(jax.value_and_grad(lambda s: jnp.square(batch["x"].sum(1) - s).mean())(state))
+    return state - 0.1 * grad, {"loss": loss}
+
+
+# --- decisions --------------------------------------------------------------------------------------------------------
+
+
+def decide(world, ask):
+    """A program whose hook asks for what `ask(control, odd)` says, at the barrier behind step 2."""
+
+    def adapt(control, loss):
+        if control.step == 2:
+            ask(control, odd(world))
+
+    def driver(state, batch):
+        state, metrics = descend(state, batch)
+        ctrl.hook(adapt, metrics["loss"])
+        return state, metrics
+
+    return build(driver, 0.0, make_data(), N, world=world)
+
+
+ASKS = {
+    "another batch": lambda control, odd: control.rescale(global_batch=20 + 4 * odd),
+    "another split": lambda control, odd: control.rescale(shares=[1.0 + odd, *[1.0] * (control.workers - 1)]),
+    "nothing": lambda control, odd: odd and control.rescale(global_batch=20),
+    "to stop": lambda control, odd: odd and control.stop(),
+}
+
+
+@pytest.mark.parametrize("steps", [2, 5])
+@pytest.mark.parametrize("ask", list(ASKS))
+def test_hooks_that_decide_differently(world, ask, steps):
+    """Found in the next message; and where there is none, at the end of the run."""
+    with decide(world, ASKS[ask]) as program, pytest.raises(ad.DisagreementError) as caught:
+        list(program.run(steps=steps))
+    last = world.size - 1
+    assert program.steps == 2
+    text = str(caught.value)
+    others = ", ".join(str(w) for w in range(last)) if odd(world) else f"{last}"
+    assert "workers decided differently at the barrier behind step 2: worker" in text
+    assert f" {others} did not do what this process (worker {world.rank}) did" in text
+    assert "hook 'adapt' asked for " in text
+    if ask == "another batch":
+        assert f"rescale(global_batch={24 if odd(world) else 20})" in text
+    if ask in ("nothing", "to stop") and not odd(world):
+        assert "asked for nothing" in text
+
+
+def test_a_rescale_between_steps_that_differs(world):
+    with build(descend, 0.0, make_data(), N, world=world) as program:
+        program.step()
+        program.rescale(global_batch=20 + odd(world))
+        with pytest.raises(ad.DisagreementError, match=r"program.rescale asked for rescale\(global_batch=2[01]\)"):
+            program.step()
+
+
+def test_hooks_that_decide_alike_at_different_speeds(world):
+    """Kernels are ready earlier on one rank than on another; all take up the new sizes at the same step."""
+
+    def adapt(control, loss):
+        control.rescale(global_batch=20 + control.step, shares=range(1, control.workers + 1))
+
+    def driver(state, batch):
+        state, metrics = descend(state, batch)
+        ctrl.hook(adapt, metrics["loss"], every=3)
+        return state, metrics
+
+    with build(driver, 0.0, make_data(), N, world=world) as program:
+        reports = []
+        for report in program.run(steps=12):
+            time.sleep(0.02 * odd(world))
+            reports.append((report.batch_sizes, report.metrics["loss"].item(), report.notes))
+    everyone = world.share(repr(reports).encode())
+    assert len(set(everyone)) == 1
+    assert len({sizes for sizes, *_ in reports}) > 1
+
+
+# --- one rank fails ---------------------------------------------------------------------------------------------------
+
+
+def fails(world, program, error, step: int, run=lambda program: list(program.run(steps=6))):
+    """The odd rank raises its own error, all others hear of it, and all have the state of the step before."""
+    with program, pytest.raises(error if odd(world) else ad.WorkerError) as caught:
+        run(program)
+    worker = world.size - 1
+    if odd(world):
+        assert any(f"on worker {worker}" in note for note in caught.value.__notes__)
+    else:
+        assert f"worker {worker} failed in step {step}, or at the barrier before it" in str(caught.value)
+        assert f"its state is that of step {step - 1}" in str(caught.value)
+    assert program.steps == step - 1
+    assert len(set(world.share(repr(jax.tree.map(lambda a: np.asarray(a).tolist(), program.state)).encode()))) == 1
+    return caught.value
+
+
+class Failing:
+    """A source whose disk fails on one rank."""
+
+    def __init__(self, world, at: int):
+        self.data, self.world, self.left = make_data(), world, at
+
+    def __len__(self):
+        return len(self.data["x"])
+
+    def __getitem__(self, index):
+        self.left -= 1
+        if odd(self.world) and self.left < 0:
+            raise OSError(f"disk read error at {index}")
+        return jax.tree.map(lambda a: a[index], self.data)
+
+
+def test_a_source_that_raises_on_one_rank(world):
+    local = N // world.size + (N % world.size > world.rank)
+    source = Failing(world, at=10**6)
+    program = build(descend, 0.0, source, N, world=world)
+    source.left = 3 * local  # enough for three steps
+    error = fails(world, program, OSError, step=4)
+    if odd(world):
+        assert "disk read error" in str(error)
+        assert any("in step 4" in note for note in error.__notes__)
+
+
+def test_a_computation_that_raises_on_one_rank(world):
+    def check(loss, step):
+        if odd(world) and step == 2:
+            raise FloatingPointError("that is no loss")
+        return loss
+
+    def driver(state, batch):
+        scale = jax.pure_callback(check, jax.ShapeDtypeStruct((), jnp.float32), batch["x"].mean(), ad.step())
+        state, metrics = descend(state, {**batch, "x": batch["x"] + 0 * scale})
+        return state, metrics
+
+    error = fails(world, build(driver, 0.0, make_data(), N, world=world), Exception, step=3)
+    if odd(world):
+        assert "that is no loss" in str(error)
+
+
+def test_a_rank_that_fails_between_two_messages(world):
+    def check(loss, step):
+        if odd(world) and step == 2:
+            raise FloatingPointError("that is no loss")
+        return loss
+
+    def driver(state, batch):
+        mean = comm.all_reduce(batch["x"].mean())
+        checked = jax.pure_callback(
+            check, jax.ShapeDtypeStruct((), jnp.float32), mean + 0 * batch["x"].mean(), ad.step()
+        )
+        return state + comm.all_reduce(checked), {}
+
+    program = build(driver, 0.0, make_data(), N, world=world)
+    assert len(program.plan.messages) == 2
+    fails(world, program, Exception, step=3)
+
+
+@pytest.mark.parametrize("steps", [3, 6])
+def test_a_hook_that_raises_on_one_rank(world, steps):
+    def adapt(control, loss):
+        if control.step == 3 and odd(world):
+            raise RuntimeError("out of ideas")
+
+    def driver(state, batch):
+        state, metrics = descend(state, batch)
+        ctrl.hook(adapt, metrics["loss"])
+        return state, metrics
+
+    program = build(driver, 0.0, make_data(), N, world=world)
+    error = fails(world, program, RuntimeError, step=4, run=lambda program: list(program.run(steps=steps)))
+    if odd(world):
+        assert any("hook 'adapt' (on_ranks.py:" in note and "step 3" in note for note in error.__notes__)
+
+
+def test_a_batch_that_does_not_fit_one_rank(world):
+    """An error found while compiling behind the steps, on the ranks that need that size."""
+
+    def driver(state, batch):
+        if odd(world) and len(batch["x"]) == 4:
+            raise MemoryError("no room for 4")
+        return descend(state, batch)
+
+    program = build(driver, 0.0, make_data(), 5 * world.size, world=world)
+    program.step()
+    if odd(world):
+        with program, pytest.raises(MemoryError):
+            program.warm_up()
+    world.barrier()
+    with program, pytest.raises(MemoryError if odd(world) else ad.WorkerError):
+        program.step()
