@@ -1,0 +1,453 @@
+"""The first size is the only compile that anyone waits for; what comes behind it, and what a batch is then made of."""
+
+from __future__ import annotations
+
+import gc
+import threading
+import time
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from adaptive import _kernels
+from adaptive._cache import in_turn
+from adaptive._kernels import Kernels, compile_segment
+
+DEADLINE = 60.0  # seconds, for what happens in a moment
+
+
+class Compiler:
+    """In the place of the thread: keeps what is asked for until the test has it compiled."""
+
+    def __init__(self, kernels):
+        self.kernels, self.asked, self.error = kernels, [], None
+
+    def put(self, local, size):
+        self.asked.append((local, size))
+
+    def close(self):
+        pass
+
+    def compile(self, *sizes):
+        """Those sizes, or all that is asked for."""
+        for local, size in [a for a in self.asked if not sizes or a[1] in sizes]:
+            self.asked.remove((local, size))
+            self.kernels._compile(local, size)
+
+
+def trace(size):
+    """A segment that sums a batch, on level 0."""
+    shapes = {"batch": [jax.ShapeDtypeStruct((size,), jnp.float32)]}
+    return {0: (lambda given: {"outputs": [given["batch"][0].sum()]}, shapes, ())}
+
+
+@pytest.fixture
+def make(monkeypatch):
+    """Makes kernels that take no time to compile."""
+    monkeypatch.setattr(_kernels, "compile_segment", lambda function, shapes, device, donate=False: function)
+
+    def make(*, workers=1, largest_call=None, splittable=True, timed=True, turn=(0, 1), trace=trace):
+        kernels = Kernels(
+            trace,
+            jax.local_devices()[:workers],
+            largest_call=largest_call,
+            splittable=splittable,
+            timed=timed,
+            turn=turn,
+        )
+        kernels._compiler = Compiler(kernels)
+        return kernels
+
+    return make
+
+
+def ready(kernels, local=0):
+    return sorted(kernels._workers[local].ready)
+
+
+def warmed(kernels, *sizes):
+    kernels.require(sizes)
+    kernels._compiler.compile()
+    return kernels
+
+
+def measure(kernels, seconds, local=0):
+    """Give kernels as many timings as they need to count as measured."""
+    for size, time_of_call in seconds.items():
+        for _ in range(_kernels._SAMPLES):
+            kernels.record(local, size, time_of_call)
+
+
+# --- what is compiled, and when ---------------------------------------------------------------------------------------
+
+
+def test_only_the_first_size_is_waited_for(make):
+    kernels = make()
+    kernels.require([40])
+    assert ready(kernels) == [40]
+    assert kernels._compiler.asked == [(0, 32), (0, 16), (0, 8), (0, 4), (0, 2), (0, 1)]
+    assert not kernels.warm
+    kernels._compiler.compile()
+    assert kernels.warm
+    assert kernels.counters.kernels == 7
+    assert kernels.counters.waited_seconds > 0
+
+
+def test_every_worker_has_its_first_size(make):
+    kernels = make(workers=3)
+    kernels.require([5, 2, 9])
+    assert [ready(kernels, i) for i in range(3)] == [[5], [2], [9]]
+    assert {a for a in kernels._compiler.asked if a[0] == 1} == {(1, 8), (1, 4), (1, 2), (1, 1)}
+
+
+def test_a_size_is_traced_once_for_all_workers(make):
+    traced = []
+
+    def counting(size):
+        traced.append(size)
+        return trace(size)
+
+    warmed(make(workers=3, trace=counting), 4, 4, 4)
+    assert sorted(traced) == [1, 2, 4]
+
+
+def test_stand_ins_on_one_device_share_their_kernels(make):
+    kernels = make()
+    kernels._workers.append(_kernels._Worker(kernels._workers[0].device))
+    kernels.require([3, 3])
+    assert kernels.kernel(0, 3, 0) is kernels.kernel(1, 3, 0)
+    assert kernels.counters.kernels == 1
+
+
+@pytest.mark.parametrize("first", [1, 2, 7, 8, 40])
+def test_the_ladder_makes_every_size(make, first):
+    kernels = make()
+    kernels.require([first])
+    assert not kernels.can_make_all() or first == 1
+    kernels._compiler.compile()
+    assert kernels.can_make_all()
+    for size in range(1, 2 * first + 1):
+        assert kernels.can_make(0, size)
+        assert sum(kernels.pieces(0, size)) == size
+
+
+def test_all_workers_have_to_be_able_to_make_a_size(make):
+    kernels = make(workers=2)
+    kernels.require([4, 4])
+    for local, size in kernels._compiler.asked:
+        assert not kernels.can_make_all()
+        kernels._compile(local, size)
+    assert kernels.can_make_all()
+
+
+def test_a_size_can_be_made_of_what_is_there_if_the_calls_are_few(make):
+    kernels = make()
+    kernels.require([6])
+    assert kernels.can_make(0, 6)
+    assert kernels.can_make(0, 12)
+    assert not kernels.can_make(0, 7)
+    kernels.extend(1000)
+    kernels._compiler.compile(1)
+    assert kernels.can_make(0, 7)
+    assert not kernels.can_make(0, 1000)  # 166 calls of 6 and 4 of 1, where ladder kernels will make it of 6
+    kernels._compiler.compile()
+    assert kernels.can_make(0, 1000)
+
+
+def test_a_larger_size_extends_the_ladder_by_what_is_missing(make):
+    kernels = warmed(make(), 5)
+    kernels.extend(5)
+    kernels.extend(7)
+    assert kernels._compiler.asked == []
+    kernels.extend(20)
+    assert kernels._compiler.asked == [(0, 16), (0, 8)]
+    kernels.extend(20)
+    assert len(kernels._compiler.asked) == 2
+
+
+def test_a_ladder_whose_longest_rung_gains_nothing_grows_no_longer(make):
+    kernels = warmed(make(), 8)
+    measure(kernels, {8: 8.0, 4: 4.0})
+    kernels.extend(64)
+    assert kernels._compiler.asked == []
+    measure(kernels, {8: 5.0, 4: 4.0})  # timed again, on a quieter machine
+    kernels.extend(64)
+    assert [size for _, size in kernels._compiler.asked] == [64, 32, 16]
+
+
+def test_a_size_that_cannot_be_made_is_asked_for_once(make):
+    kernels = warmed(make(), 4)
+    kernels.ask(0, 3)
+    assert kernels._compiler.asked == []
+    other = make()
+    other.require([4])
+    other._compiler.asked.clear()
+    other.ask(0, 6)
+    other.ask(0, 6)
+    assert other._compiler.asked == [(0, 6)]
+
+
+def test_calls_that_are_asked_for_by_name_are_all_there_is(make):
+    kernels = make(workers=2)
+    kernels.require_calls([(3, 2, 2), (5,)])
+    assert [ready(kernels, i) for i in range(2)] == [[2, 3], [5]]
+    assert kernels._compiler.asked == []
+
+
+def test_ranks_that_share_a_cache_begin_at_different_rungs():
+    rungs = [32, 16, 8, 4, 2, 1]
+    orders = [in_turn(rungs, rank, 3) for rank in range(3)]
+    assert all(sorted(order) == sorted(rungs) for order in orders)
+    assert sorted(r for order in orders for r in order[:2]) == sorted(rungs)
+    assert in_turn(rungs, 0, 1) == rungs
+    assert sorted(in_turn([2, 1], 5, 8)) == [1, 2]
+    assert in_turn([], 1, 4) == []
+
+
+# --- bounds -----------------------------------------------------------------------------------------------------------
+
+
+def test_no_call_is_larger_than_the_micro_batch(make):
+    kernels = make(largest_call=6)
+    kernels.require([20])
+    assert ready(kernels) == [2, 6]
+    assert [size for _, size in kernels._compiler.asked] == [4, 2, 1]
+    kernels._compiler.compile()
+    for size in range(1, 50):
+        assert max(kernels.pieces(0, size)) <= 6
+    kernels.extend(1000)
+    assert kernels._compiler.asked == []
+
+
+def test_a_batch_that_cannot_be_split_has_a_kernel_of_its_own(make):
+    kernels = make(splittable=False)
+    kernels.require([6])
+    assert ready(kernels) == [6]
+    assert kernels._compiler.asked == []
+    assert kernels.pieces(0, 6) == (6,)
+    assert not kernels.can_make(0, 12)
+    assert not kernels.can_make_all()
+    kernels.ask(0, 12)
+    assert kernels._compiler.asked == [(0, 12)]
+    kernels._compiler.compile()
+    assert kernels.can_make(0, 12)
+    assert kernels.pieces(0, 12) == (12,)
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 8, 13])
+def test_a_batch_comes_in_at_least_as_many_calls_as_are_needed(make, size):
+    kernels = warmed(make(), 13)
+    for _ in range(6):
+        pieces = kernels.pieces(0, size, at_least=2)
+        assert sum(pieces) == size
+        assert len(pieces) >= min(size, 2)
+
+
+def test_until_there_are_smaller_kernels_one_call_must_do(make):
+    kernels = make()
+    kernels.require([6])
+    assert kernels.pieces(0, 6, at_least=2) == (6,)
+
+
+# --- choosing by time -------------------------------------------------------------------------------------------------
+
+
+def test_without_timings_a_batch_is_as_few_calls_as_can_be(make):
+    kernels = warmed(make(), 40)
+    assert kernels.pieces(0, 40) == (40,)
+    assert kernels.pieces(0, 41) == (40, 1)
+    assert kernels.pieces(0, 56) == (40, 16)
+
+
+def test_new_kernels_are_tried_on_a_part_of_the_batch_until_all_are_measured(make):
+    kernels = warmed(make(), 12)
+    for _ in range(200):
+        pieces = kernels.pieces(0, 12)
+        assert sum(pieces) == 12
+        for size in set(pieces):
+            kernels.record(0, size, 1.0 + 0.1 * size)
+    assert set(kernels._workers[0].measured()) == {12, 8, 4, 2, 1}
+    assert kernels.pieces(0, 12) == (12,)
+
+
+def test_measured_time_decides_over_size(make):
+    kernels = warmed(make(), 8)
+    measure(kernels, {8: 8.0, 4: 2.0, 2: 1.9, 1: 1.8})
+    assert kernels.pieces(0, 8) == (4, 4)
+    measure(kernels, {8: 3.0})
+    steps_at(kernels, 8, _kernels._RETIME)
+    assert kernels.pieces(0, 8) == (8,)
+
+
+def test_workers_choose_by_their_own_timings(make):
+    kernels = warmed(make(workers=2), 8, 8)
+    for local, seconds in enumerate(({8: 8.0, 4: 2.0, 2: 2.0, 1: 2.0}, {8: 3.0, 4: 2.0, 2: 2.0, 1: 2.0})):
+        measure(kernels, seconds, local)
+    assert (kernels.pieces(0, 8), kernels.pieces(1, 8)) == ((4, 4), (8,))
+
+
+def test_a_disturbance_does_not_count(make):
+    kernels = warmed(make(), 8)
+    measure(kernels, {8: 2.0, 4: 1.5, 2: 1.5, 1: 1.5})
+    kernels.record(0, 8, 50.0)
+    assert kernels._workers[0].measured()[8] == 2.0
+
+
+def test_mixed_calls_are_timed_one_by_one_while_some_are_unknown(make):
+    kernels = warmed(make(), 12)
+    kernels.pieces(0, 12)
+    kernels.pieces(0, 12)
+    assert kernels.wants_each_timed(0, (8, 4))
+    assert not kernels.wants_each_timed(0, (4, 4, 4))  # their mean says as much, and nobody has to wait
+    measure(kernels, {8: 1.0, 4: 1.0})
+    assert not kernels.wants_each_timed(0, (8, 4))
+
+
+def test_deterministic_calls_depend_on_the_size_alone(make):
+    kernels = warmed(make(timed=False), 40)
+    before = [kernels.pieces(0, size) for size in (40, 24, 7)]
+    measure(kernels, {40: 99.0, 32: 1.0, 16: 99.0, 8: 1e-3, 4: 99.0, 2: 99.0, 1: 1e-6})
+    for _ in range(300):
+        assert kernels.pieces(0, 40) == (40,)
+    assert before == [kernels.pieces(0, size) for size in (40, 24, 7)] == [(40,), (16, 8), (4, 2, 1)]
+    assert not kernels.wants_each_timed(0, (16, 8))
+    assert kernels._compiler.asked == []
+
+
+# --- an exact kernel --------------------------------------------------------------------------------------------------
+
+
+def steps_at(kernels, size, steps):
+    for _ in range(steps):
+        kernels.pieces(0, size)
+
+
+@pytest.fixture
+def pays(make):
+    """Kernels that cost 10 s each, for calls that cost 1 s whatever their size."""
+    kernels = warmed(make(), 8)
+    measure(kernels, dict.fromkeys((8, 4, 2, 1), 1.0))
+    kernels.counters.compile_seconds = 10.0 * kernels.counters.kernels
+    return kernels
+
+
+def test_a_kernel_for_an_exact_size_is_compiled_when_it_pays(pays):
+    steps_at(pays, 7, 3)  # 3 calls, where one would do: 3 s, of which 1.25 s are saved
+    assert pays._compiler.asked == []
+    steps_at(pays, 7, 3 * _kernels._RETIME)
+    assert pays._compiler.asked == [(0, 7)]
+    pays._compiler.compile()
+    measure(pays, {7: 1.0})
+    assert pays.pieces(0, 7) == (7,)
+
+
+def test_a_kernel_that_does_not_pay_is_not_compiled(make):
+    kernels = warmed(make(), 8)
+    measure(kernels, {8: 0.8, 4: 0.4, 2: 0.2, 1: 0.1})  # calls cost what their examples do
+    kernels.counters.compile_seconds = 1e-6 * kernels.counters.kernels
+    steps_at(kernels, 7, 3 * _kernels._RETIME)
+    assert kernels._compiler.asked == []
+
+
+def test_no_exact_kernel_is_larger_than_the_micro_batch(make):
+    kernels = warmed(make(largest_call=4), 8)
+    measure(kernels, dict.fromkeys((4, 2, 1), 1.0))
+    kernels.counters.compile_seconds = 1e-6
+    steps_at(kernels, 7, 3 * _kernels._RETIME)
+    assert kernels._compiler.asked == []
+
+
+@given(st.lists(st.tuples(st.integers(1, 30), st.integers(1, 2), st.floats(1e-4, 1)), min_size=1, max_size=60))
+def test_whatever_is_timed_the_pieces_sum_up(steps):
+    kernels = Kernels(trace, jax.local_devices()[:1], largest_call=None, splittable=True, timed=True)
+    kernels._compiler = Compiler(kernels)
+    for rung in (16, 8, 4, 2, 1):
+        kernels._workers[0].ready[rung] = {}
+    for size, at_least, seconds in steps:
+        for _ in range(3):
+            pieces = kernels.pieces(0, size, at_least)
+            assert sum(pieces) == size
+            assert len(pieces) >= min(size, at_least)
+            assert set(pieces) <= set(ready(kernels))
+            for piece in set(pieces):
+                kernels.record(0, piece, seconds)
+
+
+# --- the thread behind the steps --------------------------------------------------------------------------------------
+
+
+def compilers():
+    return [t for t in threading.enumerate() if t.name == "adaptive-compiler"]
+
+
+def until(condition):
+    end = time.monotonic() + DEADLINE
+    while not condition():
+        assert time.monotonic() < end, "not in time"
+        time.sleep(0.002)
+
+
+def with_a_thread(trace=trace):
+    return Kernels(trace, jax.local_devices()[:1], largest_call=None, splittable=True, timed=True)
+
+
+def test_the_ladder_is_compiled_behind_the_steps():
+    kernels = with_a_thread()
+    try:
+        kernels.require([4])
+        kernels.finish()
+        assert ready(kernels) == [1, 2, 4]
+        assert kernels.warm
+        assert kernels.counters.compile_seconds > 0
+        run = kernels.kernel(0, 2, 0).run
+        assert float(run({"batch": [np.array([3.0, 4.0], np.float32)]})["outputs"][0]) == 7.0
+    finally:
+        kernels.close()
+
+
+def test_an_error_behind_the_steps_is_raised_in_the_next_one():
+    def trace_large(size):
+        if size < 4:
+            raise ValueError(f"no such driver for {size}")
+        return trace(size)
+
+    kernels = with_a_thread(trace_large)
+    kernels.check()
+    kernels.require([4])
+    with pytest.raises(ValueError, match="no such driver for 2"):
+        kernels.finish()
+    for _ in range(2):
+        with pytest.raises(ValueError, match="no such driver for 2"):
+            kernels.check()
+    kernels.close()
+
+
+def test_closing_ends_the_thread():
+    before = compilers()
+    kernels = with_a_thread()
+    kernels.require([64])
+    (mine,) = set(compilers()) - set(before)
+    kernels.close()
+    assert not mine.is_alive()
+    kernels.close()
+
+
+def test_the_thread_ends_with_its_owner():
+    before = compilers()
+    kernels = with_a_thread()
+    kernels.require([2])
+    kernels.finish()
+    (mine,) = set(compilers()) - set(before)
+    del kernels
+    gc.collect()
+    until(lambda: not mine.is_alive())
+
+
+def test_a_segment_is_compiled_for_its_device():
+    device = jax.local_devices()[2]
+    run = compile_segment(lambda x: x + 1, (jax.ShapeDtypeStruct((2,), jnp.float32),), device)
+    assert run(np.zeros(2, np.float32)).devices() == {device}
