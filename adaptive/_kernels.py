@@ -9,14 +9,16 @@ that has to be computed anyway. A kernel for an exact size is compiled only when
 from __future__ import annotations
 
 import atexit
+import itertools
 import queue
 import threading
 import time
 import weakref
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from math import inf
 from typing import Any
 
 import jax
@@ -28,7 +30,7 @@ from ._pieces import GAIN, Pieces, cheapest, predict
 CallSet = dict[int, "Kernel"]  # a kernel per level of the plan
 Traced = dict[int, tuple[Callable, Any, tuple[Any, ...]]]  # level -> function, shapes of its inputs, constants
 _SAMPLES = 3  # timings of a kernel before it counts as measured
-_MORE_CALLS = 3
+_PRICE_OF_GOING_ON = 1.5  # how much slower a step may be with the kernels there are than with those to come
 _RETIME = 64  # steps between two timings of a mixed batch
 
 
@@ -105,6 +107,7 @@ class Kernels:
         self._workers = [_Worker(device) for device in devices]
         self._turn, self._lock = turn, threading.Lock()
         self._asked: set[tuple[int, int]] = set()
+        self._urgent: set[tuple[int, int]] = set()
         self._ladder: set[int] = set()
         self._compiler = _BackgroundCompiler(self)
 
@@ -116,8 +119,14 @@ class Kernels:
         if not self.splittable or size in worker.ready:
             return size in worker.ready
         # A few calls more than the whole ladder would need are a price for going on at once; hundreds are not.
-        now, then = (cheapest(size, rungs, lambda _: 1.0) for rungs in (list(worker.ready), self._ladder))
-        return now is not None and then is not None and len(now) <= len(then) + _MORE_CALLS
+        measured = worker.measured() if self.timed else {}
+        now, then = (self._cost(size, rungs, measured) for rungs in (list(worker.ready), self._ladder))
+        return now <= _PRICE_OF_GOING_ON * then < inf
+
+    @staticmethod
+    def _cost(size: int, kernels: Iterable[int], measured: Mapping[int, float]) -> float:
+        calls = cheapest(size, kernels, lambda k: predict(k, measured))
+        return inf if calls is None else sum(predict(k, measured) for k in calls)
 
     def can_make_all(self) -> bool:
         """Whether every size can be made, now and from now on."""
@@ -235,15 +244,20 @@ class Kernels:
         return all(longest in m and last in m and m[longest] > 2 * GAIN * m[last] for m in measured)
 
     def ask(self, local: int, size: int) -> None:
-        """Have a kernel compiled behind the steps, where `size` cannot be made without."""
-        if not self.can_make(local, size):
-            for needed in self._first_kernels(size):
-                self._ask(local, needed)
+        """Have compiled next, behind the steps, what `size` cannot be made without."""
+        if self.can_make(local, size):
+            return
+        pieces = cheapest(size, self._ladder, lambda k: predict(k, {})) if self.splittable else (size,)
+        for needed in sorted(set(pieces or ())):
+            self._ask(local, needed, urgent=True)
 
-    def _ask(self, local: int, size: int) -> None:
-        if (local, size) not in self._asked:
-            self._asked.add((local, size))
-            self._compiler.put(local, size)
+    def _ask(self, local: int, size: int, *, urgent: bool = False) -> None:
+        known = self._urgent if urgent else self._asked
+        if size in self._workers[local].ready or (local, size) in known:
+            return
+        self._asked.add((local, size))
+        known.add((local, size))
+        self._compiler.put(local, size, urgent=urgent)
 
     def _compile(self, local: int, size: int) -> None:
         worker = self._workers[local]
@@ -293,8 +307,11 @@ def _run_once(run: Callable, shapes: Any) -> None:
         jax.block_until_ready(run(jax.tree.map(lambda s: np.zeros(s.shape, s.dtype), shapes)))
 
 
-def _end(items: queue.SimpleQueue, _owner: object) -> None:
-    items.put(None)
+_END = (-1, -1, None)  # comes before all that is asked for
+
+
+def _end(items: queue.PriorityQueue, _owner: object) -> None:
+    items.put(_END)
 
 
 class _BackgroundCompiler:
@@ -304,19 +321,20 @@ class _BackgroundCompiler:
 
     def __init__(self, owner: Kernels):
         self.error: BaseException | None = None
-        self._queue: queue.SimpleQueue = queue.SimpleQueue()
+        self._queue: queue.PriorityQueue = queue.PriorityQueue()
+        self._count = itertools.count()
         self._owner = weakref.ref(owner, partial(_end, self._queue))
         self._thread: threading.Thread | None = None
 
-    def put(self, local: int, size: int) -> None:
-        self._queue.put((local, size))
+    def put(self, local: int, size: int, *, urgent: bool = False) -> None:
+        self._queue.put((0 if urgent else 1, next(self._count), (local, size)))
         if self._thread is None:
             self._thread = threading.Thread(target=self._run, name="adaptive-compiler", daemon=True)
             self._thread.start()
             atexit.register(self.close)  # a thread inside XLA when the interpreter goes would crash it
 
     def _run(self) -> None:
-        while (item := self._queue.get()) is not None:
+        while (item := self._queue.get()[-1]) is not None:
             owner = self._owner()
             if owner is None:
                 return
@@ -332,6 +350,6 @@ class _BackgroundCompiler:
         if thread is None:
             return
         self._owner = lambda: None  # type: ignore[assignment]
-        self._queue.put(None)
+        self._queue.put(_END)
         thread.join()
         atexit.unregister(self.close)

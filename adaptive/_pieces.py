@@ -80,5 +80,5 @@ def predict(size: int, measured: Mapping[int, float], call_seconds: float = 50e-
         return measured[size]
     larger = min((m for m in measured if m > size), default=None)
     nearest = larger if larger is not None else max(measured, default=None)
-    per_example = measured[nearest] / nearest if nearest is not None else 1e-6
+    per_example = measured[nearest] / nearest if nearest is not None else 10e-6
     return call_seconds + per_example * size
