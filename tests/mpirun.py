@@ -25,6 +25,7 @@ _DEFAULTS = {
     # As `mpirun --oversubscribe --bind-to none`, which other MPIs than Open MPI do not know.
     "PRTE_MCA_rmaps_default_mapping_policy": ":oversubscribe",
     "PRTE_MCA_hwloc_default_binding_policy": "none",
+    "OMPI_MCA_mpi_yield_when_idle": "1",  # ranks that wait leave their core to those that compute
     "PJRT_NPROC": "1",  # one thread in each rank's XLA pool: the ranks share few cores
     "PYTHONFAULTHANDLER": "1",
 }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import time
 from contextlib import nullcontext
 
@@ -61,9 +62,9 @@ def test_it_is_a_world_that_numbers_its_workers_in_rank_order(world):
 def test_sums_and_extremes_of_any_shape(world, dtype):
     def values(worker):
         rng = np.random.default_rng(worker)
-        return [rng.integers(0, 20, shape).astype(dtype) for shape in SHAPES for _ in NUMPY]
+        return [rng.integers(0, 20, shape).astype(dtype) for shape in SHAPES for _ in range(2)]
 
-    ops = list(NUMPY) * len(SHAPES)
+    ops = list(itertools.islice(itertools.cycle(NUMPY), 2 * len(SHAPES)))  # each shape by two of the three
     wide = np.dtype(dtype).itemsize == 8
     with jax.enable_x64(True) if wide else nullcontext():
         rows, _ = exchange(world, values, ops)
@@ -159,14 +160,29 @@ def test_tails_and_results_of_one_call_are_not_those_of_the_next(world):
     np.testing.assert_array_equal(first, np.full(2, world.processes))
 
 
-def test_messages_of_many_layouts_do_not_disturb_each_other(world):
+def test_messages_of_many_layouts_do_not_disturb_each_other(make_world, monkeypatch):
+    monkeypatch.setattr("collectives._mpi.KEPT_LAYOUTS", 3)
+
     def values(n):
         return lambda worker: [np.arange(n, dtype=np.float32) + worker]
 
-    results = {n: exchange(world, values(n), ["sum"])[0] for n in range(1, 20)}  # more than MPIWorld keeps
-    for n, rows in results.items():
-        for row in rows:
-            np.testing.assert_array_equal(row[0], reduced(world, values(n), ["sum"])[0])
+    with make_world() as world:
+        results = {n: exchange(world, values(n), ["sum"])[0] for n in range(1, 7)}
+        for n, rows in results.items():
+            for row in rows:
+                np.testing.assert_array_equal(row[0], reduced(world, values(n), ["sum"])[0])
+
+
+def test_messages_of_one_shape_on_several_channels_do_not_disturb_each_other(world):
+    def send(number, channel):
+        parts = [[jax.device_put(np.full(9, number, np.float32), device)] for device in world.devices]
+        return world.exchange(parts, ["sum"], NO_TAIL, channel)[0]
+
+    for step in range(3):
+        results = [send(10 * step + channel, channel) for channel in range(4)]
+        for channel, rows in enumerate(results):
+            for row in rows:
+                np.testing.assert_array_equal(row[0], np.full(9, world.size * (10 * step + channel)))
 
 
 def test_results_can_be_sent_again(world):
