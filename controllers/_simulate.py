@@ -164,7 +164,9 @@ def simulate(
     cluster = times if isinstance(times, Cluster) else None
     if cluster is None and not isinstance(sizes, Sequence):
         raise ValueError("simulate: say how many workers there are: give each one's first size, or a Cluster.")
-    n = cluster.workers if cluster else len(sizes)
+    n = cluster.workers if cluster else np.size(sizes)
+    if isinstance(sizes, Sequence) and len(sizes) != n and not (cluster and cluster.present):
+        raise ValueError(f"simulate: {len(sizes)} first sizes for {n} workers.")
     hooks = [Hooked(policy, values or ("seconds",), every)] if isinstance(policy, Policy) else list(policy)
     if global_batch is not None:
         hooks.insert(0, Hooked(_rule(global_batch), ()))

@@ -1,0 +1,120 @@
+"""The policies that are compared: by name, with what they read and how often they decide."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+from adaptive._decision import Observation
+
+from ._balance import balance
+from ._goodput import goodput_batch
+from ._lb_bsp import lb_bsp
+from ._leader_straggler import leader_straggler
+from ._narx import narx
+from ._noise_batch import noise_batch
+from ._policy import Policy
+from ._predictors import memoryless, moving_average
+from ._proportional import proportional
+from ._simulate import SIGNALS, Hooked
+from ._static import static_proportional
+
+SECONDS = ("seconds",)
+MACHINE = ("seconds", "cpu_available", "memory_available")
+
+
+class Contender(NamedTuple):
+    """A policy to be tried."""
+
+    make: Callable[[], Policy]
+    reads: tuple[str, ...]
+    every: int
+    about: str
+    published: bool = True  # elsewhere, and run here as it was
+
+
+def equal() -> Policy:
+    """Leave everything as it is."""
+
+    def update(observation: Observation, state: tuple[()]) -> tuple[None, tuple[()]]:
+        del observation
+        return None, state
+
+    return Policy(lambda n_workers: (), update, "equal")
+
+
+LINE_UP = {
+    "equal": Contender(equal, (), 1, "the split it starts with: all workers alike", False),
+    "balance": Contender(balance, SECONDS, 1, "ours: min_max, piecewise-linear times and an exact allocator", False),
+    "static": Contender(static_proportional, ("capacities",), 1, "Tyagi & Sharma, open loop: by data-sheet speeds"),
+    "proportional": Contender(
+        proportional, SECONDS, 1, "Tyagi & Sharma, closed loop, global batch kept; DBS and DLB are alike"
+    ),
+    "proportional-published": Contender(
+        lambda: proportional(renormalise=False, drop=0.0), SECONDS, 1, "the same as printed: the global batch inflates"
+    ),
+    "leader_straggler": Contender(leader_straggler, SECONDS, 1, "LB-BSP on accelerators: a few examples at a time"),
+    "lb_bsp": Contender(
+        lambda: lb_bsp(narx(), n_inputs=2, dead_band=0.0),
+        MACHINE,
+        1,
+        "LB-BSP on processors: by speeds that NARX predicts",
+    ),
+    "lb_bsp-arx": Contender(lambda: lb_bsp(n_inputs=2), MACHINE, 1, "the same with our ARX and dead-band", False),
+    "lb_bsp-average": Contender(
+        lambda: lb_bsp(moving_average(0.2), dead_band=0.0), SECONDS, 1, "the same with a moving average (0.2)"
+    ),
+    "lb_bsp-memoryless": Contender(
+        lambda: lb_bsp(memoryless(), dead_band=0.0), SECONDS, 1, "the same with the last speed measured"
+    ),
+    "noise_batch": Contender(
+        noise_batch, ("noise_scale",), 20, "global batch by the noise scale (KungFu's rule)", False
+    ),
+    "goodput_batch": Contender(
+        goodput_batch, ("noise_scale", "seconds", "iteration_seconds"), 20, "global batch by goodput (Pollux)", False
+    ),
+}
+SPLITS = tuple(name for name in LINE_UP if not name.endswith("_batch"))
+
+
+def hooked(name: str, reads: Sequence[str] | None = None) -> Hooked:
+    """A policy by name, `name@every` or `module:factory@every`, as a hook.
+
+    Args:
+      name: from `LINE_UP`; or where to find a function without arguments that makes a `Policy`.
+      reads: what it is given; by default what the line-up says, and the seconds for others.
+
+    Raises:
+      ValueError: there is no such policy, or what was found makes none.
+    """
+    plain, _, number = name.partition("@")
+    if number and not (number.isdigit() and int(number) > 0):
+        raise ValueError(f"{name!r}: behind @ comes at which steps it decides: a number of 1 or more.")
+    if plain in LINE_UP:
+        contender = LINE_UP[plain]
+        policy, default_reads, every = contender.make(), contender.reads, contender.every
+    elif ":" in plain:
+        policy, default_reads, every = _import(plain), SECONDS, 1
+    else:
+        raise ValueError(f"no policy is called {plain!r}; there are {', '.join(LINE_UP)}. Your own is module:factory.")
+    for signal in reads or ():
+        if signal not in SIGNALS:
+            raise ValueError(f"no value is called {signal!r}; there are {', '.join(SIGNALS)}.")
+    return Hooked(policy, default_reads if reads is None else tuple(reads), int(number) if number else every)
+
+
+def _import(path: str) -> Policy:
+    module, _, attribute = path.partition(":")
+    try:
+        factory: Any = importlib.import_module(module)
+    except ImportError as error:
+        raise ValueError(f"{path}: cannot import {module!r}: {error}. Is it on the path? (PYTHONPATH=.)") from error
+    for part in attribute.split("."):
+        if not hasattr(factory, part):
+            raise ValueError(f"{path}: {module!r} has no {attribute!r}.")
+        factory = getattr(factory, part)
+    policy = factory() if callable(factory) else factory
+    if not isinstance(policy, Policy):
+        raise ValueError(f"{path}: expected a controllers.Policy, or a function that makes one; got {policy!r}.")
+    return policy

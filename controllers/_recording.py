@@ -1,0 +1,181 @@
+"""A recorded run, read back from the lines of JSON that `Program.run(record="trace.jsonl")` wrote."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from adaptive._decision import Decision, Limits
+from adaptive._record import VERSION
+
+from ._noise import Bounds
+
+NOISE_LEAVES = 5  # scale, trace, signal, lower, upper: the fields of a NoiseScale
+READS = {  # what policies read, by their names: how a hook's leaves are told apart
+    "noise_batch": ("noise_scale",),
+    "goodput_batch": ("noise_scale", "seconds", "iteration_seconds"),
+    "lb_bsp": ("seconds", "cpu_available", "memory_available"),
+    "leader_straggler": ("seconds", "memory_available"),
+    "static_proportional": ("capacities",),
+}
+
+
+class TraceError(ValueError):
+    """A file that is no trace, or a trace that does not hold what is asked of it."""
+
+
+class RecordedStep(NamedTuple):
+    """One line of a trace."""
+
+    step: int
+    epoch: float
+    batch_sizes: tuple[int, ...]
+    previous_batch_sizes: tuple[int, ...]
+    seconds: float  # of the whole step, as rank 0 saw it
+    hooks: dict[str, list[Any]]  # the leaves that each was given; empty for a step that was skipped
+    decision: Decision | None
+
+
+@dataclass(frozen=True)
+class Recording:
+    """A run, as rank 0 wrote it down."""
+
+    workers: int
+    examples: int
+    limits: Limits
+    hooks: dict[str, int]  # name: every
+    steps: tuple[RecordedStep, ...]
+
+    @cached_property
+    def sizes(self) -> np.ndarray:
+        """Examples per worker; shape=(steps, n)."""
+        return np.array([step.batch_sizes for step in self.steps], np.int64)
+
+    @cached_property
+    def seconds(self) -> np.ndarray:
+        """Compute seconds, each in the row of the step that took them; shape=(steps, n), NaN where not known."""
+        told = self.series("seconds")
+        if told is None:
+            raise TraceError(
+                "no hook of this run was given the workers' compute seconds, so nothing is known of their speed. "
+                "Record one with  ctrl.hook(ctrl.balance(), comm.all_gather(mon.compute_seconds()))"
+            )
+        rows = np.concatenate([told[1:], np.full((1, self.workers), np.nan)])  # told behind the next step
+        return np.where(rows > 0, rows, np.nan)
+
+    def series(self, signal: str) -> np.ndarray | None:
+        """One number per worker and step that some hook was given; shape=(steps, n), NaN where not known."""
+        name = next((name for name in self.hooks if signal in self._layout(name)), None)
+        if name is None:
+            return None
+        rows = np.full((len(self.steps), self.workers), np.nan)
+        for k, step in enumerate(self.steps):
+            if step.hooks.get(name):
+                rows[k] = self.signals(name, step)[signal]
+        return rows
+
+    def signals(self, name: str, step: RecordedStep) -> dict[str, Any]:
+        """What a hook was given in a step, by what it is; nothing where that cannot be told."""
+        leaves, found = [array_of(leaf) for leaf in step.hooks[name]], dict[str, Any]()
+        for signal, count in self._layout(name).items():
+            if signal == "noise_scale":
+                scale, lower, upper = (float(leaves[k % count]) for k in (0, NOISE_LEAVES - 2, NOISE_LEAVES - 1))
+                found[signal] = Bounds(scale, lower, upper)
+            else:
+                found[signal] = leaves[0]
+            leaves = leaves[count:]
+        return found
+
+    def _layout(self, name: str) -> dict[str, int]:
+        """How many leaves each thing that a hook was given has: by the policy's name, if the shapes agree."""
+        first = next((step.hooks[name] for step in self.steps if step.hooks.get(name)), [])
+        sizes = [np.size(array_of(leaf)) for leaf in first]
+        layout, at = {}, 0
+        for signal in READS.get(name.partition("/")[2], ("seconds",)):
+            if at == len(sizes):
+                break
+            count = NOISE_LEAVES if signal == "noise_scale" and len(sizes) >= NOISE_LEAVES else 1
+            expected = 1 if signal in ("noise_scale", "iteration_seconds") else self.workers
+            if sizes[at : at + count] != [expected] * count:
+                return {}
+            layout[signal], at = count, at + count
+        return layout if at == len(sizes) else {}
+
+
+def read_trace(path: str | Path, run: int = -1) -> Recording:
+    """Read a trace.
+
+    Args:
+      path: what `Program.run(record=…)` was given.
+      run: which one, if several were added to the file; by default the last.
+
+    Raises:
+      TraceError: it is no trace, or one of another version.
+    """
+    runs: list[tuple[dict[str, Any], list[RecordedStep]]] = []
+    for number, line in _lines(Path(path)):
+        if line.get("kind") == "header":
+            if line.get("version") != VERSION:
+                raise TraceError(f"{path}:{number}: a trace of version {line.get('version')}; this reads {VERSION}.")
+            runs.append((line, []))
+        elif line.get("kind") == "step" and runs:
+            runs[-1][1].append(_step(line, f"{path}:{number}"))
+        else:
+            raise TraceError(f"{path}:{number}: neither a header nor a step behind one. Is this a recorded run?")
+    if not -len(runs) <= run < len(runs):
+        raise TraceError(f"{path}: holds {len(runs)} runs; there is no run {run}.")
+    header, steps = runs[run]
+    if not steps:
+        raise TraceError(f"{path}: the run has no steps.")
+    limits = Limits(tuple(header["lower"]), tuple(header["upper"]), header["quantum"])
+    hooks = {hook["name"]: hook["every"] for hook in header["hooks"]}
+    return Recording(header["workers"], header["examples"], limits, hooks, tuple(steps))
+
+
+def _lines(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
+    with path.open() as file:
+        for number, text in enumerate(file, 1):
+            try:
+                line = json.loads(text)
+            except json.JSONDecodeError:
+                if not text.endswith("\n"):  # the run was killed while it wrote this
+                    return
+                raise TraceError(f"{path}:{number}: not a line of JSON. Is this a recorded run?") from None
+            if not isinstance(line, dict):
+                raise TraceError(f"{path}:{number}: not an object. Is this a recorded run?")
+            yield number, line
+
+
+def _step(line: dict[str, Any], where: str) -> RecordedStep:
+    try:
+        asked = line["decision"]
+        shares = asked and asked["shares"] and tuple(map(float, asked["shares"]))
+        return RecordedStep(
+            line["step"],
+            line["epoch"],
+            tuple(line["batch_sizes"]),
+            tuple(line["previous_batch_sizes"]),
+            line["seconds"],
+            line["hooks"],
+            asked and Decision(asked["global_batch"], shares, asked["stop"], tuple(line["notes"])),
+        )
+    except (KeyError, TypeError) as error:
+        raise TraceError(f"{where}: a step without {error}.") from error
+
+
+def array_of(leaf: Any) -> np.ndarray:
+    """A leaf as it was: NaN was written as null, infinities as words."""
+
+    def number(value: Any) -> Any:
+        if isinstance(value, list):
+            return [number(v) for v in value]
+        return math.nan if value is None else float(value)
+
+    return np.asarray(number(leaf))

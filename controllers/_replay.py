@@ -1,0 +1,166 @@
+"""Other policies on a recorded run: shown the very observations, or tried on a cluster that would have behaved so."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from adaptive._decision import Decision, Observation
+
+from ._batch_time import BatchTime
+from ._cluster import Cluster, Trace, by_step
+from ._policy import Policy
+from ._recording import RecordedStep, Recording, TraceError, array_of
+
+WINDOW = 10  # steps over which a worker's speed is taken to be constant
+FLOOR_GAIN = 0.15  # a floor must explain this fraction more than the line alone
+
+
+# --- the very observations --------------------------------------------------------------------------------------------
+
+
+def replay(
+    policy: Policy, recording: Recording, hook: str, reads: Sequence[str] | None = None, every: int | None = None
+) -> list[tuple[int, Decision]]:
+    """Show a policy what a hook of the run was shown, and list what it asks for; nothing of it is carried out.
+
+    Args:
+      policy: the policy.
+      recording: the run.
+      hook: the hook's name in the trace.
+      reads: which of the hook's values it is given; by default all, as they are.
+      every: when it decides; by default as often as that hook did.
+
+    Returns:
+      (step, decision) where it asked for anything.
+    """
+    if hook not in recording.hooks:
+        raise TraceError(f"no hook of this run is called {hook!r}; there are {', '.join(recording.hooks) or 'none'}.")
+    every = every or recording.hooks[hook]
+    state, asked = policy.init(recording.workers), []
+    following = [*recording.steps[1:], recording.steps[-1]]
+    for step, then in zip(recording.steps, following, strict=True):
+        if not step.hooks.get(hook):
+            continue
+        observation = Observation(
+            step=step.step,
+            epoch=step.epoch,
+            values=_values(recording, hook, step, reads),
+            batch_sizes=step.batch_sizes,
+            previous_batch_sizes=step.previous_batch_sizes,
+            global_batch=sum(then.batch_sizes),
+            limits=recording.limits,
+            due=step.step % every == 0,
+        )
+        decision, state = policy.update(observation, state)
+        if observation.due and decision:
+            asked.append((step.step, decision))
+    return asked
+
+
+def _values(recording: Recording, hook: str, step: RecordedStep, reads: Sequence[str] | None) -> tuple[Any, ...]:
+    signals = recording.signals(hook, step)
+    if reads is None:
+        return tuple(signals.values()) or tuple(array_of(leaf) for leaf in step.hooks[hook])
+    missing = [name for name in reads if name not in signals]
+    if missing:
+        known = ", ".join(signals) or "nothing that is known by name"
+        raise TraceError(f"the policy reads {', '.join(missing)}, and hook {hook!r} was given {known}.")
+    return tuple(signals[name] for name in reads)
+
+
+# --- a cluster that would have behaved so -----------------------------------------------------------------------------
+
+
+class Fit(NamedTuple):
+    """What a run tells of its workers."""
+
+    cluster: Cluster
+    certain: np.ndarray  # shape=(n,), bool: whose sizes have changed enough to tell how time goes with them
+    global_batch: np.ndarray  # shape=(steps,)
+
+
+def fit(recording: Recording) -> Fit:
+    """The cluster of a run: each worker's time curve, its speed from window to window, and what noise is left.
+
+    With the sizes of the run it takes exactly the seconds that were measured; with others, those of the curves at the
+    speed and with the noise of that step. Curves are those under which speeds changed least when sizes did.
+    """
+    seconds, sizes = recording.seconds, recording.sizes
+    if np.isnan(seconds).all(axis=0).any():
+        missing = ", ".join(map(str, np.flatnonzero(np.isnan(seconds).all(axis=0))))
+        raise TraceError(f"the run holds no compute seconds of worker {missing}.")
+    seconds = np.stack([_filled(column) for column in seconds.T], axis=1)
+    curves = [_shape(b, t) for b, t in zip(sizes.T, seconds.T, strict=True)]
+    times = BatchTime(*(np.array(part) for part in zip(*curves, strict=True)))
+    relative = seconds / times(sizes)
+    level = np.stack([_running_median(column, WINDOW) for column in relative.T], axis=1)
+    residue = relative / level
+    overhead = np.array([step.seconds for step in recording.steps]) - seconds.max(axis=1)
+    cluster = Cluster(
+        times,
+        slowdown=by_step(level),
+        noise=lambda rng, steps, workers: np.resize(residue, (steps, workers)),
+        lower=np.array(recording.limits.lower),
+        upper=np.array(recording.limits.upper),
+        quantum=recording.limits.quantum,
+        overhead=max(0.0, float(np.median(overhead))),
+        cpu=_trace(recording.series("cpu_available")),
+        memory=_trace(recording.series("memory_available")),
+    )
+    certain = sizes.max(axis=0) >= 1.1 * sizes.min(axis=0)
+    return Fit(cluster, certain, sizes.sum(axis=1))
+
+
+def _trace(rows: np.ndarray | None) -> Trace | None:
+    """What others took of the machine does not depend on the batches, so it is as it was."""
+    return None if rows is None else by_step(np.stack([_filled(column) for column in rows.T], axis=1))
+
+
+def _filled(column: np.ndarray) -> np.ndarray:
+    """Steps whose time is not known take as long as the one before; the first ones as the first known."""
+    known = np.isfinite(column)
+    last = np.maximum.accumulate(np.where(known, np.arange(len(column)), -1))
+    return column[np.where(last < 0, np.argmax(known), last)]
+
+
+def _shape(sizes: np.ndarray, seconds: np.ndarray) -> tuple[float, float, float]:
+    """Slope, intercept and floor of a worker's relative time, by trying many.
+
+    Each is judged by what it leaves unexplained, where the size changes, of the ratio of the times behind and before.
+    The sum of absolute values lets speed change by much at a few of these places. Without any, time is proportional.
+    """
+    small, large, ratio, weight = _steps_in_size(sizes, np.log(seconds))
+    middle = float(np.median(sizes))
+    knees = np.unique(np.quantile(sizes, [0.0, 0.1, 0.25, 0.5, 0.75, 0.9, 1.0]))
+    e, knee = (grid.ravel()[:, None] for grid in np.meshgrid(np.linspace(0.0, 1.0, 41), knees, indexing="ij"))
+    lines = BatchTime(e / middle, 1 - e)
+    floor = np.where(knee == knees[0], 0.0, lines(knee))
+    curves = lines._replace(floor=floor)
+    expected = np.log(curves(np.concatenate([small, large])))
+    left = (weight * np.abs(ratio - np.diff(expected.reshape(len(e), 2, -1), axis=1)[:, 0])).sum(axis=1)
+    judged = left * np.where(floor > 0, 1 + FLOOR_GAIN, 1.0)[:, 0] + 1e-3 * (1 - e)[:, 0]
+    best = int(np.argmin(judged))
+    return float(e[best, 0] / middle), float(1 - e[best, 0]), float(floor[best, 0])
+
+
+def _steps_in_size(sizes: np.ndarray, times: np.ndarray) -> tuple[np.ndarray, ...]:
+    """Where sizes change: from what, to what, by how much the median time changes with it, and how sure that is.
+
+    Medians are over up to `WINDOW` steps at the one size and at the other.
+    """
+    starts = np.concatenate([[0], 1 + np.flatnonzero(np.diff(sizes)), [len(sizes)]])
+    rows = []
+    for start, change, end in zip(starts[:-2], starts[1:-1], starts[2:], strict=True):
+        before, after = times[max(start, change - WINDOW) : change], times[change : min(end, change + WINDOW)]
+        weight = (1 / len(before) + 1 / len(after)) ** -0.5
+        rows.append((sizes[change - 1], sizes[change], np.median(after) - np.median(before), weight))
+    return tuple(np.array(rows, np.float64).reshape(-1, 4).T)
+
+
+def _running_median(values: np.ndarray, window: int) -> np.ndarray:
+    half = window // 2
+    padded = np.pad(values, (half, half), mode="edge")
+    return np.median(np.lib.stride_tricks.sliding_window_view(padded, 2 * half + 1), axis=1)

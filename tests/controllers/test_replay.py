@@ -1,0 +1,216 @@
+"""Recorded runs: read back, shown to policies again, and turned into clusters."""
+
+from __future__ import annotations
+
+import json
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import adaptive as ad
+import collectives as comm
+import controllers as ctrl
+import monitors as mon
+from adaptive._local import LocalWorld
+from controllers._cluster import Cluster, jitter, stages
+from controllers._recording import TraceError, read_trace
+from controllers._replay import fit, replay
+from controllers._scenarios import scenario
+from controllers._simulate import Hooked, simulate
+
+
+def write(path, simulation, hooks=(("0/balance", 1),), leaves=None, wall=0.0):
+    """A trace as `Program.run` would have written it."""
+    n = simulation.sizes.shape[1]
+    header = {"kind": "header", "version": 1, "workers": n, "examples": 1000, "seed": 0, "global_batch": 1,
+              "lower": [1] * n, "upper": [10**6] * n, "quantum": 1,
+              "hooks": [{"name": name, "every": every} for name, every in hooks]}  # fmt: skip
+    asked, before, lines = dict(simulation.decisions), [None] * n, [header]
+    for k, (sizes, seconds) in enumerate(zip(simulation.sizes.tolist(), simulation.seconds.tolist(), strict=True)):
+        decision = asked.get(k + 1)
+        given = leaves(k, before) if leaves else {name: [before] for name, _ in hooks}
+        lines.append(
+            {"kind": "step", "step": k + 1, "epoch": 0.0, "batch_sizes": sizes, "message_bytes": 0, "notes": [],
+             "previous_batch_sizes": simulation.sizes[max(k - 1, 0)].tolist(), "seconds": max(seconds) + wall,
+             "hooks": given,
+             "decision": decision and {"global_batch": decision.global_batch, "shares": decision.shares, "stop": False}}
+        )  # fmt: skip
+        before = seconds
+    with path.open("a") as file:
+        file.writelines(json.dumps(line) + "\n" for line in lines)
+
+
+@pytest.fixture
+def trace(tmp_path):
+    return tmp_path / "trace.jsonl"
+
+
+def test_a_recorded_run_replays_to_the_same_decisions(trace):
+    def update(observation, mean):
+        seconds = np.asarray(observation.values[0], np.float64)
+        mean = np.where(np.isfinite(seconds), 0.5 * (mean + seconds), mean)
+        return ctrl.Decision(shares=tuple(mean)), mean  # no sense in it, but it depends on every digit
+
+    policy = ctrl.Policy(np.ones, update, "averages")
+
+    def driver(w, batch):
+        grad = comm.all_reduce(jax.grad(lambda w: jnp.mean((batch["x"] @ w) ** 2))(w))
+        ctrl.hook(policy, comm.all_gather(mon.compute_seconds()), every=2)
+        return w - 0.1 * grad, {}
+
+    data = {"x": np.random.default_rng(0).normal(size=(64, 3)).astype(np.float32)}
+    program = ad.Program(driver, jnp.ones(3), data, global_batch=24, world=LocalWorld(3))
+    reports = list(program.run(steps=12, record=trace))
+    asked = [(r.step, r.decision.shares) for r in reports if r.decision]
+    assert len(asked) == 6
+    recording = read_trace(trace)
+    assert recording.workers == 3
+    assert recording.sizes.tolist() == [list(r.batch_sizes) for r in reports]
+    np.testing.assert_allclose(recording.seconds[:-1], [r.compute_seconds for r in reports[:-1]], rtol=1e-6)
+    assert [(step, d.shares) for step, d in replay(policy, recording, "0/averages")] == asked
+    assert [step for step, _ in replay(policy, recording, "0/averages", every=4)] == [4, 8, 12]
+
+
+def test_a_simulated_run_replays_to_the_same_decisions(trace):
+    case = scenario("step_change", 4, 120)
+    simulation = simulate([Hooked(ctrl.balance(), every=5)], case.cluster, case.global_batch, 120)
+    write(trace, simulation, [("0/balance", 5)])
+    recording = read_trace(trace)
+    assert replay(ctrl.balance(), recording, "0/balance") == simulation.decisions
+    assert [s.decision.shares for s in recording.steps if s.decision] == [d.shares for _, d in simulation.decisions]
+    assert len(replay(ctrl.proportional(), recording, "0/balance", reads=("seconds",))) > 0
+
+
+def test_a_hooks_values_are_known_by_the_policys_name(trace):
+    simulation = simulate(ctrl.balance(), Cluster(ctrl.BatchTime(np.ones(2))), 8, 3)
+    hooks = [("0/noise_batch", 20), ("1/lb_bsp", 1), ("2/mine", 1), ("3/noise_batch", 1)]
+
+    def leaves(k, seconds):
+        noise = [float(k), 1.0, 1.0, None if k == 0 else 5.0, "inf"]
+        return {"0/noise_batch": noise, "1/lb_bsp": [seconds, [0.5, 0.25]], "2/mine": [1.5], "3/noise_batch": [7.0]}
+
+    write(trace, simulation, hooks, leaves)
+    recording = read_trace(trace)
+    step = recording.steps[2]
+    assert recording.signals("0/noise_batch", step)["noise_scale"] == (2.0, 5.0, np.inf)
+    assert np.isnan(recording.signals("0/noise_batch", recording.steps[0])["noise_scale"].lower)
+    assert recording.signals("3/noise_batch", step)["noise_scale"] == (7.0, 7.0, 7.0)
+    assert recording.signals("2/mine", step) == {}
+    np.testing.assert_array_equal(recording.signals("1/lb_bsp", step)["cpu_available"], [0.5, 0.25])
+    np.testing.assert_array_equal(recording.series("cpu_available"), [[0.5, 0.25]] * 3)
+    assert recording.series("memory_available") is None
+
+    seen = []
+    policy = ctrl.Policy(lambda n: (), lambda o, s: (seen.append(o.values), (None, s))[1], "mine")
+    replay(policy, recording, "2/mine")
+    assert seen == [(1.5,)] * 3
+    with pytest.raises(TraceError, match=r"reads memory_available, and hook '1/lb_bsp' was given seconds, cpu_avail"):
+        replay(policy, recording, "1/lb_bsp", reads=("seconds", "memory_available"))
+    with pytest.raises(TraceError, match=r"no hook of this run is called 'balance'; there are 0/noise_batch"):
+        replay(policy, recording, "balance")
+
+
+def test_a_skipped_step_shows_policies_nothing(trace):
+    simulation = simulate(ctrl.balance(), Cluster(ctrl.BatchTime(np.ones(2))), 8, 4)
+    write(trace, simulation, leaves=lambda k, seconds: {} if k == 2 else {"0/balance": [seconds]})
+    seen = []
+    policy = ctrl.Policy(lambda n: (), lambda o, s: (seen.append(o.step), (None, s))[1])
+    replay(policy, read_trace(trace), "0/balance")
+    assert seen == [1, 2, 4]
+    assert np.isnan(read_trace(trace).seconds[[1, 3]]).all()
+
+
+# --- clusters that would have behaved so ------------------------------------------------------------------------------
+
+
+def recorded(trace, times, slowdown=None, noise=None, steps=200, wall=0.0):
+    """A run in which sizes change now and then."""
+    rng = np.random.default_rng(3)
+    asked = {k: ctrl.Decision(shares=tuple(rng.uniform(0.5, 1.5, 3))) for k in range(9, steps, 23)}
+    policy = ctrl.Policy(lambda n: (), lambda o, s: (asked.get(o.step), s))
+    simulation = simulate(policy, Cluster(times, slowdown, noise), 300, steps)
+    write(trace, simulation, wall=wall)
+    return simulation, fit(read_trace(trace))
+
+
+def test_a_fitted_cluster_takes_the_recorded_time_for_the_recorded_sizes(trace):
+    times = ctrl.BatchTime(np.array([1e-3, 2e-3, 3e-3]), np.array([0.1, 0.0, 0.05]))
+    simulation, fitted = recorded(trace, times, stages({0: 1.0, 90: (1, 3, 1)}, 3), jitter(0.05), wall=0.25)
+    again = fitted.cluster
+    noise = again.noise(np.random.default_rng(), 200, 3)
+    for k in (0, 50, 89, 90, 150):
+        seconds = again.times(simulation.sizes[k]) * again.slowdown(k + 1, 0.0) * noise[k]
+        np.testing.assert_allclose(seconds, simulation.seconds[k])
+    assert again.overhead == pytest.approx(0.25)
+    assert fitted.certain.all()
+    assert fitted.global_batch.tolist() == [300] * 200
+
+
+@pytest.mark.parametrize("noise", [None, jitter(0.05)])
+def test_curves_are_told_from_changes_of_speed(trace, noise):
+    times = ctrl.BatchTime(np.array([1e-3, 2e-3, 2e-3]), np.array([0.1, 0.0, 0.0]), np.array([0.0, 0.0, 0.25]))
+    _, fitted = recorded(trace, times, stages({0: 1.0, 90: (1, 3, 1)}, 3), noise)
+    sizes = np.array([[60, 100, 160]] * 3).T
+    found = fitted.cluster.times(sizes) * fitted.cluster.slowdown(20, 0.0)
+    np.testing.assert_allclose(found, times(sizes), rtol=0.03 if noise is None else 0.12)
+    then = fitted.cluster.slowdown(150, 0.0) / fitted.cluster.slowdown(20, 0.0)
+    np.testing.assert_allclose(then, [1, 3, 1], rtol=0.03 if noise is None else 0.12)
+
+
+def test_without_a_change_of_size_time_is_taken_to_be_proportional(trace):
+    simulation = simulate(
+        ctrl.Policy(lambda n: (), lambda o, s: (None, s)), Cluster(ctrl.BatchTime(np.full(2, 0.01), 1.0)), [8, 4], 40
+    )
+    write(trace, simulation)
+    fitted = fit(read_trace(trace))
+    assert not fitted.certain.any()
+    np.testing.assert_allclose(fitted.cluster.times((16, 8)), 2 * fitted.cluster.times((8, 4)))
+
+
+def test_a_run_without_seconds_cannot_be_fitted(trace):
+    simulation = simulate(ctrl.balance(), Cluster(ctrl.BatchTime(np.ones(2))), 8, 3)
+    write(trace, simulation, [("0/mine", 1)], lambda k, seconds: {"0/mine": [1.0]})
+    with pytest.raises(TraceError, match=r"mon\.compute_seconds"):
+        fit(read_trace(trace))
+    trace.unlink()
+    write(trace, simulation, leaves=lambda k, seconds: {"0/balance": [[seconds[0], None]]})
+    with pytest.raises(TraceError, match="of worker 1"):
+        fit(read_trace(trace))
+
+
+# --- files ------------------------------------------------------------------------------------------------------------
+
+
+def test_the_last_of_several_runs_is_read_unless_another_is_named(trace):
+    for steps in (3, 5):
+        write(trace, simulate(ctrl.balance(), Cluster(ctrl.BatchTime(np.ones(2))), 8, steps))
+    assert len(read_trace(trace).steps) == 5
+    assert len(read_trace(trace, 0).steps) == 3
+    with pytest.raises(TraceError, match="holds 2 runs"):
+        read_trace(trace, 2)
+
+
+def test_a_run_that_was_killed_leaves_its_steps(trace):
+    write(trace, simulate(ctrl.balance(), Cluster(ctrl.BatchTime(np.ones(2))), 8, 3))
+    trace.write_text(trace.read_text()[:-40])
+    assert len(read_trace(trace).steps) == 2
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("not a trace\n", ":1: not a line of JSON"),
+        ("[1]\n", ":1: not an object"),
+        ('{"kind": "step"}\n', ":1: neither a header nor"),
+        ('{"kind": "header", "version": 9}\n', ":1: a trace of version 9"),
+        ("", "holds 0 runs"),
+        ('{"kind": "header", "version": 1}\n', "no steps"),
+        ('{"kind": "header", "version": 1}\n{"kind": "step", "step": 1}\n', ":2: a step without 'decision'"),
+    ],
+)
+def test_what_is_no_trace_is_refused_with_its_line(trace, text, why):
+    trace.write_text(text)
+    with pytest.raises(TraceError, match=why):
+        read_trace(trace)

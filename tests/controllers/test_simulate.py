@@ -1,0 +1,256 @@
+"""The simulated cluster: what policies are told in it, its clock, its noise, and what is best in it."""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+import pytest
+
+import controllers as ctrl
+from adaptive._errors import BatchSizeError
+from controllers import _scenarios
+from controllers._cluster import Cluster, by_step, jitter, neighbours, noises, stages, stragglers, together, waves
+from controllers._line_up import LINE_UP, SPLITS, hooked
+from controllers._scenarios import scenario
+from controllers._simulate import Hooked, simulate
+
+AFFINE = ctrl.BatchTime(np.array([1e-3, 2e-3, 4e-3]), np.array([0.01, 0.02, 0.0]))
+
+
+def scripted(decisions=None, seen=None):
+    """A policy that asks for what is listed by step, and keeps what it is shown."""
+
+    def update(observation, state):
+        if seen is not None:
+            seen.append(observation)
+        return (decisions or {}).get(observation.step), state
+
+    return ctrl.Policy(lambda n: (), update, "scripted")
+
+
+# --- what policies are told -------------------------------------------------------------------------------------------
+
+
+def test_seconds_are_those_of_the_step_before_and_so_are_the_sizes_they_belong_to():
+    seen = []
+    policy = scripted({2: ctrl.Decision(shares=(5.0, 3.0, 4.0))}, seen)
+    simulation = simulate(policy, Cluster(AFFINE), [4, 4, 4], 5)
+    assert simulation.sizes.tolist() == [[4, 4, 4]] * 2 + [[5, 3, 4]] * 3
+    assert np.isnan(seen[0].values[0]).all()
+    for step, observation in enumerate(seen[1:], 2):
+        assert observation.step == step
+        assert observation.batch_sizes == tuple(simulation.sizes[step - 1])
+        assert observation.previous_batch_sizes == tuple(simulation.sizes[step - 2])
+        np.testing.assert_array_equal(observation.values[0], AFFINE(simulation.sizes[step - 2]))
+
+
+def test_a_policy_sees_the_steps_between_due_ones_and_decides_at_those():
+    seen = []
+    always = {step: ctrl.Decision(shares=(3.0 * step, 4.0, 4.0)) for step in range(1, 10)}
+    simulation = simulate(scripted(always, seen), Cluster(AFFINE), 12, 9, every=4)
+    assert [o.step for o in seen] == list(range(1, 9))
+    assert [o.step for o in seen if o.due] == [4, 8]
+    assert simulation.adjustments.tolist() == [4, 8]
+
+
+def test_a_split_is_decided_for_the_global_batch_that_an_earlier_hook_asks_for():
+    seen = []
+    hooks = [Hooked(ctrl.schedule({0: 12, 3: 24}), ()), Hooked(scripted({3: ctrl.Decision(shares=(8, 8, 8))}, seen))]
+    simulation = simulate(hooks, Cluster(AFFINE), [6, 3, 3], 5)
+    assert [o.global_batch for o in seen] == [12, 12, 24, 24, 24]
+    assert simulation.sizes.tolist() == [[6, 3, 3]] * 3 + [[8, 8, 8]] * 2
+    assert simulation.global_batch.tolist() == [12, 12, 12, 24, 24]
+
+
+def test_the_machine_is_measured_now():
+    free = np.array([[1.0, 1.0], [0.5, 1.0], [0.25, 1.0]])
+    seen = []
+    cluster = Cluster(
+        ctrl.BatchTime(np.ones(2)), by_step(1 / free), memory=by_step(1e6 * free), noise_scale=lambda e: e
+    )
+    reads = ("cpu_available", "memory_available", "noise_scale", "iteration_seconds", "capacities")
+    simulate([Hooked(scripted(seen=seen), reads)], cluster, 8, 3)
+    for k, observation in enumerate(seen):
+        cpu, memory, noise, iteration, capacities = observation.values
+        np.testing.assert_allclose(cpu, free[k])
+        np.testing.assert_allclose(memory, 1e6 * free[k])
+        assert noise.scale == 8 * (k + 1)
+        assert noise.lower < noise.scale < noise.upper
+        np.testing.assert_allclose(capacities, [1, 1])
+        np.testing.assert_allclose(iteration, [np.nan, 4, 8][k])
+
+
+def test_sensors_are_as_noisy_as_they_are_said_to_be():
+    seen = []
+    cluster = Cluster(ctrl.BatchTime(np.ones(64)), sensor_noise=0.02)
+    simulate([Hooked(scripted(seen=seen), ("cpu_available",))], cluster, 64, 50)
+    values = np.array([o.values[0] for o in seen])
+    assert 0.019 < values.std() < 0.021
+
+
+def test_a_value_that_there_is_not_is_refused():
+    with pytest.raises(ValueError, match=r"'speed'; there are seconds, .*noise_scale"):
+        simulate([Hooked(scripted(), ("speed",))], Cluster(AFFINE), 12, 1)
+
+
+def test_how_many_workers_must_be_said():
+    with pytest.raises(ValueError, match="how many workers"):
+        simulate(scripted(), lambda step, sizes: sizes, 12, 1)
+    with pytest.raises(ValueError, match="2 first sizes for 3 workers"):
+        simulate(scripted(), Cluster(AFFINE), [4, 4], 1)
+
+
+# --- limits, requests -------------------------------------------------------------------------------------------------
+
+
+def test_what_workers_can_hold_is_kept():
+    cluster = Cluster(AFFINE, lower=2, upper=np.array([4, 6, 99]))
+    simulation = simulate(scripted({1: ctrl.Decision(shares=(50.0, 50.0, 1.0))}), cluster, 12, 3)
+    assert simulation.sizes[-1].tolist() == [4, 6, 2]
+    with pytest.raises(BatchSizeError):
+        simulate(scripted({1: ctrl.Decision(shares=(np.nan, 1.0, 1.0))}), cluster, 12, 2)
+
+
+def test_sizes_are_multiples_of_the_quantum_once_they_are_asked_for():
+    simulation = simulate(scripted({1: ctrl.Decision(shares=(3.0, 2.0, 1.0))}), Cluster(AFFINE, quantum=4), 24, 2)
+    assert simulation.sizes.tolist() == [[8, 8, 8], [12, 8, 4]]
+
+
+def test_workers_come_and_go_and_policies_start_anew():
+    started = []
+
+    def init(n):
+        started.append(n)
+        return ()
+
+    policy = scripted({2: ctrl.Decision(shares=(6.0, 3.0))})._replace(init=init)
+    present = {1: (1, 1, 0), 4: (0, 1, 1), 6: (1, 1, 1)}
+    here = [np.array(present[max(k for k in present if k <= step)], bool) for step in range(1, 8)]
+    simulation = simulate(policy, Cluster(AFFINE, present=lambda step: here[step - 1]), 9, 7)
+    assert started == [2, 2, 3]
+    assert simulation.sizes.tolist() == [[5, 4, 0]] * 2 + [[6, 3, 0], *[[0, 5, 4]] * 2, *[[3, 3, 3]] * 2]
+    assert ((simulation.seconds > 0) == (simulation.sizes > 0)).all()
+    assert simulation.ideal_sizes.sum(axis=1).tolist() == [9] * 7
+    assert ((simulation.ideal_sizes == 0) | (simulation.sizes > 0)).all()
+    assert simulation.adjustments.tolist() == [2]
+
+
+# --- clock, noise, ideal ----------------------------------------------------------------------------------------------
+
+
+def test_the_clock_counts_the_slowest_worker_and_the_overhead():
+    simulation = simulate(scripted(), Cluster(AFFINE, overhead=0.5), 12, 4)
+    assert simulation.step_seconds.tolist() == pytest.approx([0.528] * 4)
+    assert simulation.starts.tolist() == pytest.approx([0.0, 0.528, 1.056, 1.584])
+    assert simulation.total_seconds == pytest.approx(2.112)
+    assert simulation.seconds_to(18) == pytest.approx(0.792)
+    assert np.isnan(simulation.seconds_to(49))
+
+
+def test_neighbours_come_by_the_clock_and_not_by_the_step():
+    trace = neighbours(3.0, 10.0, 0.5, np.array([0.0, 0.5]))
+    slow = simulate(scripted(), Cluster(ctrl.BatchTime(np.full(2, 1.0)), trace), 2, 20)
+    fast = simulate(scripted(), Cluster(ctrl.BatchTime(np.full(2, 0.5)), trace), 2, 20)
+    assert slow.slowdown[:5].tolist() == [[3, 1], [3, 1], [1, 3], [1, 3], [3, 1]]  # at 0, 3, 6, 9, 12 seconds
+    assert fast.slowdown[:5].tolist() == [[3, 1]] * 4 + [[1, 3]]  # at 0, 1.5, 3, 4.5, 6
+
+
+def test_traces():
+    two = stages({0: 1.0, 3: (1, 5)}, 2)
+    assert [two(step, 0.0).tolist() for step in (1, 2, 3, 9)] == [[1, 1], [1, 1], [1, 5], [1, 5]]
+    assert together(two, two)(3, 0.0).tolist() == [1, 25]
+    np.testing.assert_allclose(waves(0.4, 8, np.array([0.0, 0.5]))(2, 0.0), np.exp([0.4, -0.4]))
+    with pytest.raises(ValueError, match="from step 0"):
+        stages({5: 1.0}, 2)
+
+
+@pytest.mark.parametrize("noise", [jitter(0.2), stragglers(0.1, 8.0), noises([jitter(0.05), stragglers(0.5, 2.0)])])
+def test_noise_is_the_same_whatever_the_policy(noise):
+    cluster = Cluster(AFFINE, noise=noise)
+    one = simulate(scripted(), cluster, 12, 30, jitter=0.1, seed=4)
+    other = simulate(scripted({3: ctrl.Decision(shares=(1.0, 2.0, 3.0))}), cluster, 12, 30, jitter=0.1, seed=4)
+    np.testing.assert_array_equal(one.noise, other.noise)
+    assert (one.sizes != other.sizes).any()
+    assert (simulate(scripted(), cluster, 12, 30, jitter=0.1, seed=5).noise != one.noise).any()
+
+
+def test_noise_is_what_it_is_called():
+    rng = np.random.default_rng(0)
+    drawn = jitter(0.2)(rng, 2000, 50)
+    assert drawn.mean() == pytest.approx(1, abs=0.003)
+    assert drawn.std() == pytest.approx(0.2, abs=0.005)
+    hit = stragglers(0.02, 8.0)(rng, 2000, 50)
+    assert (hit > 1).mean() == pytest.approx(0.02, abs=0.002)
+    assert hit.max() <= 8
+
+
+def test_the_ideal_is_the_best_of_all_splits_at_the_speed_of_each_step():
+    cluster = Cluster(AFFINE, stages({0: 1.0, 3: (1, 1, 3)}, 3), overhead=0.001, upper=np.array([7, 99, 99]))
+    simulation = simulate(scripted(), cluster, 12, 4, jitter=0.0)
+    for k in range(4):
+        slow = cluster.slowdown(k + 1, 0.0)
+        splits = (np.array(s) for s in itertools.product(range(1, 8), range(1, 11), range(1, 11)) if sum(s) == 12)
+        best = min((AFFINE(split) * slow).max() for split in splits)
+        assert simulation.ideal_seconds[k] == pytest.approx(best + 0.001)
+        assert simulation.over_ideal[k] == pytest.approx(simulation.step_seconds[k] / (best + 0.001))
+
+
+def test_the_ideal_of_a_function_is_not_known():
+    simulation = simulate(scripted(), lambda step, sizes: sizes * 1.0, [4, 4], 2)
+    with pytest.raises(ValueError, match="Cluster"):
+        simulation.ideal_seconds  # noqa: B018
+
+
+def test_many_workers():
+    rng = np.random.default_rng(0)
+    times = ctrl.BatchTime(1 / rng.uniform(1e3, 4e3, 4096), np.full(4096, 0.01))
+    simulation = simulate(ctrl.balance(), Cluster(times, noise=jitter(0.05)), 4096 * 32, 40, every=10)
+    assert (simulation.sizes.sum(axis=1) == 4096 * 32).all()
+    assert simulation.over_ideal[-1] < 0.7 * simulation.over_ideal[0]
+
+
+# --- scenarios and policies -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("workers", [2, 5, 64])
+@pytest.mark.parametrize("name", _scenarios.names())
+def test_every_scenario_runs_and_is_the_same_again(name, workers):
+    case = scenario(name, workers, 40, seed=1)
+    assert case.about
+    runs = [
+        simulate([*c.before, hooked("balance@5")], c.cluster, c.global_batch, 40, seed=2)
+        for c in (case, scenario(name, workers, 40, seed=1))
+    ]
+    np.testing.assert_array_equal(runs[0].sizes, runs[1].sizes)
+    np.testing.assert_array_equal(runs[0].seconds, runs[1].seconds)
+    assert np.isfinite(runs[0].step_seconds).all()
+    assert (runs[0].step_seconds > 0).all()
+    assert (runs[0].over_ideal >= 1 - 1e-9).all()
+    assert (runs[0].sizes <= np.asarray(case.cluster.upper)).all()
+
+
+@pytest.mark.parametrize("name", LINE_UP)
+def test_every_policy_runs(name):
+    case = scenario("noise_scale" if name.endswith("_batch") else "contention", 4, 60)
+    hooks = [hooked(name)] if name.endswith("_batch") else [*case.before, hooked(name)]
+    simulation = simulate(hooks, case.cluster, case.global_batch, 60)
+    if name.endswith("_batch"):
+        assert simulation.global_batch[-1] > simulation.global_batch[0]
+    elif name != "equal":
+        assert len(simulation.adjustments)
+    if name in SPLITS and name != "proportional-published":
+        assert (simulation.global_batch == case.global_batch).all()
+
+
+def test_what_there_is_not_is_refused_with_what_there_is():
+    with pytest.raises(ValueError, match="no scenario is called 'nothing'; there are equal, "):
+        scenario("nothing")
+    with pytest.raises(ValueError, match="at least 2 workers"):
+        scenario("equal", 1)
+    with pytest.raises(ValueError, match="no policy is called 'best'; there are equal, balance"):
+        hooked("best")
+    with pytest.raises(ValueError, match="behind @"):
+        hooked("balance@often")
+    with pytest.raises(ValueError, match="no value is called 'heat'"):
+        hooked("balance", ["heat"])

@@ -1,0 +1,168 @@
+"""`python -m controllers.simulate`: tables, pictures, the user's own policies, and errors that help."""
+
+from __future__ import annotations
+
+import importlib
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import controllers as ctrl
+from controllers._cluster import Cluster
+from controllers._draw import draw
+from controllers._scenarios import names
+from controllers._simulate import simulate
+
+from .test_replay import write
+
+ROOT = Path(__file__).resolve().parents[2]
+command = importlib.import_module("controllers.simulate")
+
+
+def run(capsys, *arguments):
+    """Standard output of a command that succeeds."""
+    assert command.main(list(arguments)) == 0
+    return capsys.readouterr().out
+
+
+def refused(capsys, *arguments):
+    """The complaint of one that does not."""
+    try:
+        status = command.main(list(arguments))
+    except SystemExit as error:
+        status = error.code
+    assert status == 2
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    return captured.err
+
+
+def rows(text):
+    """The cells of a table, by their first column."""
+    lines = [line.strip("| ").split("|") for line in text.splitlines() if line.startswith("|")]
+    return {line[0].strip(): [cell.strip() for cell in line[1:]] for line in lines}
+
+
+def test_the_table_says_how_far_from_the_best_policies_are(capsys):
+    out = run(capsys, "affine", "--steps", "60", "--workers", "4", "--policy", "equal", "--policy", "balance")
+    table = rows(out)
+    assert out.startswith("affine, 4 workers, 60 steps: ")
+    assert table["policy"][2] == "over best"
+    assert float(table["balance"][2]) < float(table["equal"][2])
+    assert float(table["equal"][4]) == 1.0
+    assert float(table["balance"][4]) > 1.2
+    assert out == run(capsys, "affine", "--steps", "60", "--workers", "4", "--policy", "equal", "--policy", "balance")
+    other = ("--seed", "1", "--policy", "equal", "--policy", "balance")
+    assert out != run(capsys, "affine", "--steps", "60", "--workers", "4", *other)
+
+
+def test_all_scenarios_at_once(capsys):
+    out = run(capsys, "all", "--steps", "8", "--workers", "2", "--policy", "equal")
+    assert [line.partition(",")[0] for line in out.splitlines() if ", 8 steps: " in line] == names()
+
+
+def test_the_list_names_all(capsys):
+    out = run(capsys, "--list")
+    for name in (*names(), "balance", "lb_bsp", "goodput_batch"):
+        assert f"\n  {name} " in out
+
+
+def test_policies_of_the_user(capsys, tmp_path, monkeypatch):
+    (tmp_path / "mine.py").write_text(
+        "import controllers as ctrl\n"
+        "def make():\n"
+        "    return ctrl.static_proportional()\n"
+        "ready = ctrl.balance()\n"
+        "nothing = 5\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    small = ("affine", "--steps", "20", "--workers", "4", "--policy")
+    table = rows(run(capsys, *small, "mine:make@5", "--policy", "mine:ready", "--reads", "capacities"))
+    assert table["mine:make@5"][3] == "1"
+    assert "mine:ready" in table
+    assert "cannot import 'yours'" in refused(capsys, *small, "yours:make")
+    assert "has no 'other'" in refused(capsys, *small, "mine:other")
+    assert "makes one; got 5" in refused(capsys, *small, "mine:nothing")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "complaint"),
+    [
+        ([], "name a scenario"),
+        (["nowhere"], "no scenario is called 'nowhere'; there are equal, "),
+        (["equal", "--policy", "best"], "no policy is called 'best'"),
+        (["equal", "--workers", "1"], "at least 2"),
+        (["equal", "--replay", "x"], "not both"),
+        (["equal", "--exact", "0/balance"], "goes with --replay"),
+        (["--replay", "there-is-no-such-file"], "No such file"),
+        (["all", "--png", "x.png"], "draws one scenario"),
+    ],
+)
+def test_mistakes_are_named(capsys, arguments, complaint):
+    assert complaint in refused(capsys, *arguments)
+
+
+def test_a_picture(capsys, tmp_path):
+    pytest.importorskip("matplotlib")
+    path = tmp_path / "picture.png"
+    run(capsys, "elastic", "--steps", "30", "--png", str(path), "--policy", "equal", "--policy", "balance@5")
+    assert path.read_bytes().startswith(b"\x89PNG")
+    assert len(path.read_bytes()) > 10_000
+
+
+def test_without_matplotlib_it_says_what_to_install(monkeypatch, tmp_path):
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    simulation = simulate(ctrl.balance(), Cluster(ctrl.BatchTime(np.ones(2))), 8, 3)
+    with pytest.raises(RuntimeError, match=r"pip install 'adaptive-dataflow\[examples\]'"):
+        draw({"balance": simulation}, tmp_path / "picture.png")
+
+
+@pytest.fixture
+def trace(tmp_path):
+    path = tmp_path / "trace.jsonl"
+    times = ctrl.BatchTime(np.array([1e-3, 3e-3]), np.array([0.01, 0.0]))
+    policy = ctrl.Policy(lambda n: (), lambda o, s: (ctrl.Decision(shares=(9.0, 7.0)) if o.step == 20 else None, s))
+    write(path, simulate(policy, Cluster(times), 64, 60), [("0/balance", 10)])
+    return path
+
+
+def test_a_recorded_run_is_compared_with_what_others_would_have_made_of_it(capsys, trace):
+    out = run(capsys, "--replay", str(trace))
+    table = rows(out)
+    assert float(table["as recorded"][4]) == 1.0
+    assert float(table["balance"][4]) > 1.2
+    assert "guessed" not in out
+    assert "reads capac" not in run(capsys, "--replay", str(trace), "--policy", "static")
+    assert "lb_bsp reads cpu_available" in refused(capsys, "--replay", str(trace), "--policy", "lb_bsp")
+
+
+def test_the_very_observations_can_be_shown_to_another_policy(capsys, trace):
+    out = run(capsys, "--replay", str(trace), "--exact", "0/balance", "--policy", "balance")
+    lines = [[cell.strip() for cell in line.strip("|").split("|")] for line in out.splitlines()[2:]]
+    assert ["20", "as recorded", "", "9 7"] in lines
+    assert any(line[1] == "balance" and int(line[0]) % 10 == 0 for line in lines)
+    assert "there are 0/balance" in refused(capsys, "--replay", str(trace), "--exact", "balance")
+
+
+def test_importing_the_command_leaves_the_function_callable():
+    program = (
+        "import controllers, controllers.simulate; "
+        "s = controllers.simulate(controllers.balance(), lambda step, sizes: sizes * 1.0, [4, 4], 3); "
+        "assert s.sizes.shape == (3, 2); assert controllers.simulate.main"
+    )
+    done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, timeout=100)
+    assert done.returncode == 0, done.stderr
+
+
+def test_it_runs_as_a_module_without_a_word_on_stderr():
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-m", "controllers.simulate", "equal", "--steps", "5", "--policy", "equal"],
+        cwd=ROOT, capture_output=True, text=True, timeout=100,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert done.stderr == ""
+    assert "| equal" in done.stdout
