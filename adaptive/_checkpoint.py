@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from ._barrier import Barrier, Sizes
-from ._engine import Engine
+from ._engine import Engine, copied
 from ._errors import DataError, DriverError
 from ._flow import Scope
 from ._world import World
@@ -98,7 +98,7 @@ def _placed(value: Any, device: jax.Device, like: jax.Array) -> jax.Array:
         raise DriverError(f"the checkpoint holds an array of shape {np.shape(value)} for one of shape {like.shape}.")
     else:
         value = np.asarray(value, like.dtype)
-    return jax.device_put(value, device, may_alias=False)
+    return copied(value, device)
 
 
 def _of_all(world: World, own: Sequence[jax.Array]) -> np.ndarray:

@@ -74,9 +74,9 @@ class Engine:
         self.kernels = Kernels(self._trace_calls, world.devices, splittable=plan.splittable, **kernels)
         # A noise scale needs two groups of examples at least; a lone worker makes them by splitting its batch.
         self.least_calls = 2 if world.size == 1 and any(s.name == CALLS.name for s in plan.sources) else 1
-        self.states: PerWorker = [[jax.device_put(leaf, d, may_alias=False) for leaf in state] for d in world.devices]
+        self.states: PerWorker = [[copied(leaf, d) for leaf in state] for d in world.devices]
         self.slots: PerWorker = [
-            [[jax.device_put(a, d, may_alias=False) for a in s.init] for s in plan.slots] for d in world.devices
+            [[copied(a, d) for a in s.init] for s in plan.slots] for d in world.devices
         ]
         self._waiters = ThreadPoolExecutor(len(world.devices)) if len(world.devices) > 1 else None
         self._committed: list[jax.Array] = []  # one result of the last step's final segment, per worker of this process
@@ -231,6 +231,11 @@ class Engine:
         self.kernels.close()
         if self._waiters:
             self._waiters.shutdown()
+
+
+def copied(value: Any, device: jax.Device) -> jax.Array:
+    """On the device, in memory of its own. Of numpy arrays `device_put` may take the memory, even if told not to."""
+    return jax.device_put(np.array(value) if isinstance(value, np.ndarray) else value, device, may_alias=False)
 
 
 class _Step:
