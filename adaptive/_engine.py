@@ -71,9 +71,11 @@ class Engine:
         self.plan, self.world, self._plan_for = plan, world, plan_for
         self.feed = Feed.of(plan)
         self.layouts: list[Layout] = [lay_out(m, workers=workers or world.size, tail=tail) for m in plan.messages]
-        self.kernels = Kernels(self._trace_calls, world.devices, splittable=plan.splittable, **kernels)
         # A noise scale needs two groups of examples at least; a lone worker makes them by splitting its batch.
         self.least_calls = 2 if world.size == 1 and any(s.name == CALLS.name for s in plan.sources) else 1
+        self.kernels = Kernels(
+            self._trace_calls, world.devices, splittable=plan.splittable, least_calls=self.least_calls, **kernels
+        )
         self.states: PerWorker = [[copied(leaf, d) for leaf in state] for d in world.devices]
         self.slots: PerWorker = [
             [[copied(a, d) for a in s.init] for s in plan.slots] for d in world.devices

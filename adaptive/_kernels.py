@@ -87,6 +87,7 @@ class Kernels:
       splittable: whether a local batch may run as several calls; if not, every size needs a kernel of its own.
       timed: whether pieces are chosen by measured time, and exact kernels compiled; else by size alone, so that
         results do not depend, in their last bits, on how fast the machine was.
+      least_calls: calls that every step needs at least, from the first one on.
       turn: which of how many ranks this is: those that share a compilation cache compile different kernels first.
     """
 
@@ -98,10 +99,12 @@ class Kernels:
         largest_call: int | None,
         splittable: bool,
         timed: bool,
+        least_calls: int = 1,
         turn: tuple[int, int] = (0, 1),
     ):
         self.counters = Counters()
         self.largest_call, self.splittable, self.timed = largest_call, splittable, timed
+        self.least_calls = least_calls
         self._trace = trace
         self._traced: dict[int, Traced] = {}
         self._workers = [_Worker(device) for device in devices]
@@ -146,7 +149,7 @@ class Kernels:
 
     def _choose(self, local: int, size: int, at_least: int) -> Pieces:
         worker = self._workers[local]
-        ready = [k for k in list(worker.ready) if k <= size // at_least or at_least > size]
+        ready = [k for k in list(worker.ready) if k <= -(-size // at_least)]
         measured = worker.measured() if self.timed else {}
         untried = [k for k in ready if k not in measured and k <= size] if self.timed else []
         if untried and worker.steps_at_size > 1:
@@ -217,8 +220,8 @@ class Kernels:
                 self._compile(local, size)
 
     def _first_kernels(self, size: int) -> list[int]:
-        top = self.largest_call
-        if not self.splittable or not top or size <= top:
+        top = min(self.largest_call or size, -(-size // self.least_calls))
+        if not self.splittable or size <= top:
             return [size]
         return [top, size % top] if size % top else [top]
 
