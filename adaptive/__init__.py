@@ -17,8 +17,10 @@ from ._errors import DriverError as DriverError
 from ._errors import NonFiniteError as NonFiniteError
 from ._errors import ReplicationError as ReplicationError
 from ._errors import WorkerError as WorkerError
+from ._minibatches import minibatches as minibatches
 from ._program import Program as Program
 from ._report import Report as Report
+from ._shards import Shards as Shards
 from ._values import batch_size as batch_size
 from ._values import example_keys as example_keys
 from ._values import global_batch as global_batch

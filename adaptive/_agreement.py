@@ -23,7 +23,7 @@ import jax
 import numpy as np
 from jax.extend.core import Literal
 
-from ._data import Examples
+from ._data import Rows
 from ._decision import Decision
 from ._errors import DisagreementError, NonFiniteError, WorkerError
 from ._plan import Plan
@@ -92,10 +92,11 @@ def _is_key(leaf: Any) -> bool:
     return isinstance(leaf, jax.Array) and jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key)
 
 
-def digest_of_data(examples: Examples, n_rows: int = 64) -> str:
-    """Of the number of examples, and of some of them, spread evenly."""
+def digest_of_data(examples: Rows, n_rows: int = 64) -> str:
+    """Of the number of examples (in each shard), and of some of them, spread evenly."""
     numbers = np.unique(np.linspace(0, len(examples) - 1, n_rows).astype(int))
-    return f"{len(examples)} examples, {digest_of_tree(examples.rows(numbers))}"
+    counts = " + ".join(str(lane.length) for lane in examples.lanes)
+    return f"{counts} examples, {digest_of_tree(examples.rows(numbers))}"
 
 
 def digest_of_plan(plan: Plan) -> str:

@@ -38,7 +38,14 @@ class Sizes:
     @property
     def most(self) -> int:
         """The largest global batch."""
-        return min(self.examples, sum(self.limits.upper))
+        most = min(self.examples, sum(self.limits.upper))
+        return most - most % self.limits.multiple
+
+    def nearest(self, global_batch: float) -> int:
+        """The global batch that can be, nearest to one that is asked for."""
+        unit = self.limits.multiple
+        rounded = (int(global_batch) + unit // 2) // unit * unit
+        return min(max(rounded, sum(self.limits.lower)), self.most)
 
     def check_global(self, global_batch: Any) -> int:
         """A valid global batch, or an error that says why it is none."""
@@ -47,9 +54,17 @@ class Sizes:
             raise BatchSizeError(f"global_batch must be a whole number of examples; got {global_batch!r}.")
         if global_batch < sum(self.limits.lower):
             raise BatchSizeError(
-                f"global_batch={global_batch} is too small for {n} workers: each takes at least one example in a step."
+                f"global_batch={global_batch} is too small for {n} workers: each takes at least "
+                f"{_examples(self.limits.multiple)} in a step."
                 if global_batch > 0
                 else f"global_batch must be positive; got {global_batch}."
+            )
+        unit = self.limits.multiple
+        if global_batch % unit:
+            below = int(global_batch) // unit * unit
+            raise BatchSizeError(
+                f"global_batch={global_batch} is no multiple of {unit}, the minibatches that the driver cuts every "
+                f"local batch into. The nearest are {below} and {below + unit}."
             )
         if global_batch > self.examples:
             raise BatchSizeError(
@@ -65,14 +80,9 @@ class Sizes:
         """Make a decision's sizes pending. Returns notes on what was clipped."""
         notes, wanted = [], sum(self.target)
         if decision.global_batch is not None:
-            wanted = min(max(int(decision.global_batch), sum(self.limits.lower)), self.most)
+            wanted = self.nearest(decision.global_batch)
             if wanted != decision.global_batch:
-                bound = {
-                    self.examples: "the size of the data set",
-                    sum(self.limits.upper): "the most that workers may hold",
-                }
-                why = bound.get(wanted, f"the least for {len(self.limits.lower)} workers")
-                notes.append(f"global batch {decision.global_batch} clipped to {wanted}, {why}.")
+                notes.append(f"global batch {decision.global_batch} {self._changed_to(wanted)}.")
         if decision.shares is not None:
             self.shares = tuple(float(s) for s in check_shares(decision.shares, len(self.limits.lower)))
         elif wanted == sum(self.target):
@@ -80,6 +90,14 @@ class Sizes:
         sizes = split(wanted, self.shares, self.limits)
         self.pending = None if sizes == self.current else sizes
         return notes
+
+    def _changed_to(self, wanted: int) -> str:
+        if wanted == self.most:
+            by_data = self.examples < sum(self.limits.upper)
+            return f"clipped to {wanted}, {'the size of the data set' if by_data else 'the most that workers may hold'}"
+        if wanted == sum(self.limits.lower):
+            return f"clipped to {wanted}, the least for {len(self.limits.lower)} workers"
+        return f"rounded to {wanted}, a multiple of {self.limits.multiple}"
 
     def step_done(self, *, apply: bool) -> None:
         """A step has run with the current sizes; the next one may have the pending ones."""
@@ -96,6 +114,10 @@ class Sizes:
     def apply(self) -> None:
         if self.pending is not None:
             self.current, self.pending = self.pending, None
+
+
+def _examples(number: int) -> str:
+    return "one example" if number == 1 else f"{number} examples"
 
 
 def _is_whole(number: Any) -> bool:
@@ -165,8 +187,7 @@ class Barrier:
 
     def _show(self, i: int, sizes: Sizes, global_batch: int | None, *, due: bool = True) -> Decision | None:
         hook, decision = self.hooks[i], None
-        wanted = sum(sizes.target) if global_batch is None else global_batch
-        wanted = min(max(wanted, sum(sizes.limits.lower)), sizes.most)
+        wanted = sizes.nearest(sum(sizes.target) if global_batch is None else global_batch)
         seen, self._seen[i] = self._seen[i], []
         for number, step in enumerate(seen, 1):
             values = jax.tree.unflatten(hook.tree, [np.asarray(leaf)[()] for leaf in step.leaves])

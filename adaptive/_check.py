@@ -21,6 +21,7 @@ from jax.extend.core import Var
 from ._agreement import tail_length
 from ._data import Share
 from ._engine import Engine
+from ._errors import BatchSizeError
 from ._local import LocalWorld
 from ._message import unpack
 from ._pieces import Pieces
@@ -66,7 +67,7 @@ class Invariance:
         lines += [
             "Usual causes: batch normalisation, a loss that is summed and not averaged over examples, losses that"
         ]
-        lines += ["couple examples of a batch. See docs/sharp_bits.md."]
+        lines += ["couple examples of a batch, several steps on a local batch. See docs/sharp_bits.md."]
         return "\n".join(lines)
 
 
@@ -80,15 +81,17 @@ def check_invariance(
     """
     examples, n = len(jax.tree.leaves(batch)[0]), engine.world.size
     plan = engine.plan
+    if examples % plan.multiple:
+        raise BatchSizeError(f"check: {examples} examples are no multiple of the driver's {plan.multiple} minibatches.")
     if not plan.splittable and n == 1:
         return Invariance({}, {}, (), note=f"nothing to compare on one worker: {plan.unsplittable[0]}.")
-    if examples < max(2, n):
+    if examples // plan.multiple < max(2, n):
         return Invariance({}, {}, (), note=f"nothing to compare: a batch of {examples} cannot be split.")
     if tolerance is None:
         double = all(c.value.aval.dtype == np.float64 for m in plan.messages for c in m if c.kind == "reduce")
         tolerance = 1e-9 if double else 1e-3
     rng = np.random.default_rng(seed)
-    splits = tuple(_random_split(rng, examples, n, plan.splittable) for _ in range(_SPLITS))
+    splits = tuple(_random_split(rng, examples, n, plan) for _ in range(_SPLITS))
     whole = _step(plan_for, engine, batch, ((examples,),))
     state_differs: dict[str, float] = {}
     reductions: dict[str, float] = {}
@@ -112,10 +115,12 @@ class _Result:
     state: list[np.ndarray]
 
 
-def _random_split(rng: np.random.Generator, examples: int, workers: int, splittable: bool) -> tuple[Pieces, ...]:
-    sizes = _random_parts(rng, examples, workers)
+def _random_split(rng: np.random.Generator, examples: int, workers: int, plan: Plan) -> tuple[Pieces, ...]:
+    sizes = [plan.multiple * part for part in _random_parts(rng, examples // plan.multiple, workers)]
+    if not plan.splittable:
+        return tuple((size,) for size in sizes)
     least = 2 if workers == 1 else 1  # one call of one worker would be compared with itself
-    return tuple(_random_parts(rng, s, int(rng.integers(least, min(3, s) + 1))) if splittable else (s,) for s in sizes)
+    return tuple(_random_parts(rng, s, int(rng.integers(least, min(3, s) + 1))) for s in sizes)
 
 
 def _random_parts(rng: np.random.Generator, total: int, count: int) -> Pieces:
@@ -151,7 +156,7 @@ def _run(trial: Engine, engine: Engine, batch: Any, split: Sequence[Pieces]) -> 
         Reading(0, 0, w, sum(sizes), size, size, 1, int(start), 1.0, 1.0)
         for w, (size, start) in enumerate(zip(sizes, starts, strict=False))
     ]
-    share = Share(0, tuple(sizes), tuple(int(s) for s in starts[:-1]), batches)
+    share = Share(tuple(sizes), tuple(int(s) for s in starts[:-1]), batches)
     tail = trial.layouts[0].tail if trial.layouts else 0
     outcome = trial.step(share, readings, lambda finite: np.zeros(tail), lambda tail: True, pieces=split)
     reduced = {}

@@ -23,7 +23,7 @@ from ._world import World
 Checkpoint = dict[str, Any]
 
 
-def save(engine: Engine, barrier: Barrier, sizes: Sizes, *, step: int, cursor: int, tree: Any) -> Checkpoint:
+def save(engine: Engine, barrier: Barrier, sizes: Sizes, *, step: int, cursor: Any, tree: Any) -> Checkpoint:
     """A checkpoint. Communicates if anything is local, so all processes have to call it. Replicated."""
     plan, world = engine.plan, engine.world
     barrier.catch_up(sizes)

@@ -194,6 +194,8 @@ class _Cutter:
 
     def _reasons(self, segments: dict[tuple[str, int], Segment]) -> Iterable[str]:
         """Why a local batch cannot run as several calls."""
+        for steps, where in self.flow.graph.minibatches:
+            yield f"minibatches{where} takes {steps} steps on the whole local batch, and each call would take as many"
         for message in self.messages:
             for c in message:
                 if c.kind != "reduce" and c.scope == Scope.CALL:

@@ -3,6 +3,8 @@
 Epoch after epoch, each in an order of its own, lie end to end. A step takes the next `global_batch` positions, and each
 worker its share of them, in the order of workers. So the set and order of examples depend on the seed and the global
 batches alone, and not on the split nor on the number of workers. The cursor is one integer.
+
+Where workers have data of their own (`Shards`), there is such a *lane* for each of them, with a cursor of its own.
 """
 
 from __future__ import annotations
@@ -25,6 +27,36 @@ class RandomAccess(Protocol):
     def __len__(self) -> int: ...
 
     def __getitem__(self, index: int) -> Any: ...
+
+
+class Lane(NamedTuple):
+    """Rows of a data set that are gone through once per epoch: `length` of them from number `start` on."""
+
+    start: int
+    length: int
+
+
+class Rows(Protocol):
+    """A data set, as the program reads it: rows by their numbers. `Examples`, or the `Shards` made of several."""
+
+    length: int
+    example: Any  # one row, on the host
+    lanes: tuple[Lane, ...]  # one that all workers share, or one for each worker
+
+    @property
+    def in_memory(self) -> bool:
+        """Whether rows are read without a source's code."""
+        ...
+
+    def __len__(self) -> int: ...
+
+    def rows(self, indices: np.ndarray) -> Any:
+        """The examples numbered `indices`, stacked."""
+        ...
+
+    def shapes(self, examples: int) -> Any:
+        """A batch of that many examples, as shapes."""
+        ...
 
 
 class Examples:
@@ -50,6 +82,7 @@ class Examples:
             self._arrays = jax.tree.map(_host, data)
             self.length = self._check_arrays()
             self.example = jax.tree.map(lambda a: a[0], self._arrays)
+        self.lanes: tuple[Lane, ...] = (Lane(0, self.length),)
 
     def _check_arrays(self) -> int:
         names = leaf_names(self._arrays, "data")
@@ -101,9 +134,14 @@ class Examples:
 
     def shapes(self, examples: int) -> Any:
         """A batch of that many examples, as shapes."""
-        return jax.tree.map(
-            lambda a: jax.ShapeDtypeStruct((examples, *a.shape), jax.dtypes.canonicalize_dtype(a.dtype)), self.example
-        )
+        return shapes_of(self.example, examples)
+
+
+def shapes_of(example: Any, examples: int) -> Any:
+    """A batch of examples like this one, as shapes."""
+    return jax.tree.map(
+        lambda a: jax.ShapeDtypeStruct((examples, *a.shape), jax.dtypes.canonicalize_dtype(a.dtype)), example
+    )
 
 
 _NO_NUMBERS = {"O": "Python objects", "U": "text", "S": "bytes", "M": "times", "m": "times"}  # by numpy's kinds
@@ -128,10 +166,12 @@ def _host(leaf: Any) -> np.ndarray:
 class Share(NamedTuple):
     """What this process computes in a step: one batch per worker that it carries."""
 
-    cursor: int
     sizes: tuple[int, ...]  # of all workers
     offsets: tuple[int, ...]  # of this process's workers: where in the step's global batch their examples start
     batches: tuple[Any, ...]
+
+
+Cursors = tuple[int, ...]  # examples taken so far from each lane
 
 
 class Stream:
@@ -143,16 +183,22 @@ class Stream:
       workers: the workers of this process.
     """
 
-    def __init__(self, examples: Examples, *, seed: int, workers: range):
+    def __init__(self, examples: Rows, *, seed: int, workers: range):
         self.examples, self.seed, self.workers = examples, seed, workers
-        self.cursor = 0
-        self._orders: dict[int, np.ndarray] = {}
+        self.lanes = examples.lanes
+        self.cursors: Cursors = (0,) * len(self.lanes)
+        self._orders: dict[tuple[int, int], np.ndarray] = {}
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="adaptive-input")
-        self._ahead: tuple[int, tuple[int, ...], Future[Share]] | None = None
+        self._ahead: tuple[Cursors, tuple[int, ...], Future[Share]] | None = None
+
+    @property
+    def consumed(self) -> int:
+        """Examples taken so far, over all workers."""
+        return sum(self.cursors)
 
     def take(self, sizes: Sequence[int]) -> Share:
         """The step's share. Moves nothing: call `advance` when the step is committed."""
-        key = (self.cursor, tuple(sizes))
+        key = (self.cursors, tuple(sizes))
         ahead, self._ahead = self._ahead, None
         if ahead is not None:
             if ahead[:2] == key:
@@ -162,37 +208,79 @@ class Stream:
 
     def prefetch(self, sizes: Sequence[int]) -> None:
         """Start to fetch what the step after this one takes if nothing is resized."""
-        key = (self.cursor + sum(sizes), tuple(sizes))
+        key = (self._deal(self.cursors, sizes)[1], tuple(sizes))
         self._ahead = (*key, self._pool.submit(self._fetch, *key))
 
-    def advance(self, global_batch: int) -> None:
-        self.cursor += global_batch
+    def advance(self, sizes: Sequence[int]) -> None:
+        """A step of these sizes is done."""
+        self.cursors = self._deal(self.cursors, sizes)[1]
 
-    def _fetch(self, cursor: int, sizes: tuple[int, ...]) -> Share:
-        starts = np.concatenate([[0], np.cumsum(sizes)])
-        offsets = tuple(int(starts[w]) for w in self.workers)
-        batches = tuple(
-            self.examples.rows(self.indices(cursor + start, sizes[w]))
-            for w, start in zip(self.workers, offsets, strict=True)
-        )
-        return Share(cursor, sizes, offsets, batches)
+    def peek(self, sizes: Sequence[int]) -> Any:
+        """All workers' examples in a step of these sizes, as one batch, in the order of workers. Moves nothing."""
+        indices = np.concatenate(self._indices(self.cursors, sizes, range(len(sizes))))
+        return self._pool.submit(self.examples.rows, indices).result()
 
-    def indices(self, position: int, count: int) -> np.ndarray:
-        """Which examples stand at `count` positions of the stream."""
-        n, found = len(self.examples), []
+    def _fetch(self, cursors: Cursors, sizes: tuple[int, ...]) -> Share:
+        offsets = np.concatenate([[0], np.cumsum(sizes)])
+        batches = tuple(self.examples.rows(i) for i in self._indices(cursors, sizes, self.workers))
+        return Share(sizes, tuple(int(offsets[w]) for w in self.workers), batches)
+
+    def _indices(self, cursors: Cursors, sizes: Sequence[int], workers: range) -> list[np.ndarray]:
+        """Which examples each of these workers takes."""
+        starts, _ = self._deal(cursors, sizes)
+        return [self.indices(starts[w], sizes[w], self._lane_of(w)) for w in workers]
+
+    def _deal(self, cursors: Cursors, sizes: Sequence[int]) -> tuple[list[int], Cursors]:
+        """Each worker's first position in its lane, and where the cursors are behind the step."""
+        starts, moved = [], list(cursors)
+        for worker, size in enumerate(sizes):
+            lane = self._lane_of(worker)
+            starts.append(moved[lane])
+            moved[lane] += size
+        return starts, tuple(moved)
+
+    def _lane_of(self, worker: int) -> int:
+        return worker if len(self.lanes) > 1 else 0
+
+    def indices(self, position: int, count: int, lane: int = 0) -> np.ndarray:
+        """Which examples stand at `count` positions of a lane."""
+        start, length = self.lanes[lane]
+        found = []
         while count > 0:
-            epoch, start = divmod(position, n)
-            found.append(self._order(epoch)[start : start + count])
+            epoch, first = divmod(position, length)
+            found.append(self._order(lane, epoch)[first : first + count] + start)
             position, count = position + len(found[-1]), count - len(found[-1])
         return found[0] if len(found) == 1 else np.concatenate(found)
 
-    def _order(self, epoch: int) -> np.ndarray:
-        if epoch not in self._orders:
-            for old in [e for e in self._orders if e < epoch - 1]:
-                del self._orders[old]
-            generator = np.random.Generator(np.random.Philox(key=[self.seed & (2**63 - 1), epoch]))
-            self._orders[epoch] = generator.permutation(len(self.examples))
-        return self._orders[epoch]
+    def _order(self, lane: int, epoch: int) -> np.ndarray:
+        order = self._orders.get((lane, epoch))
+        if order is None:
+            # Philox numbers 2**256 blocks from a counter on: lanes start where no other gets to.
+            philox = np.random.Philox(key=[self.seed & (2**63 - 1), epoch], counter=[0, 0, 0, lane])
+            order = self._orders[lane, epoch] = np.random.Generator(philox).permutation(self.lanes[lane].length)
+            self._orders.pop((lane, epoch - 2), None)
+        return order
+
+    def checkpoint(self) -> int | np.ndarray:
+        """The cursor, or one for each lane."""
+        return self.cursors[0] if len(self.lanes) == 1 else np.array(self.cursors)
+
+    def restore(self, cursors: int | np.ndarray) -> None:
+        """Go on from a checkpoint.
+
+        Raises:
+          DataError: it is of another number of shards.
+        """
+        found = tuple(int(c) for c in np.atleast_1d(cursors))
+        if len(found) != len(self.lanes):
+            raise DataError(
+                f"the checkpoint was made on {_data_of(len(found))}; this program has {_data_of(len(self.lanes))}."
+            )
+        self.cursors = found
 
     def close(self) -> None:
         self._pool.shutdown(wait=False, cancel_futures=True)
+
+
+def _data_of(lanes: int) -> str:
+    return "one data set for all workers" if lanes == 1 else f"{lanes} shards, one for each worker"

@@ -16,6 +16,7 @@ class Limits(NamedTuple):
     lower: tuple[int, ...]  # the least examples each worker may get
     upper: tuple[int, ...]  # the most examples each worker may get
     quantum: int = 1  # sizes are best multiples of this, so that each is made of few kernels
+    multiple: int = 1  # sizes are always multiples of this: the minibatches that a driver cuts its batches into
 
 
 class Observation(NamedTuple):

@@ -10,7 +10,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from ._data import Examples
+from ._data import Rows
 from ._errors import DriverError
 from ._world import World
 
@@ -18,7 +18,7 @@ from ._world import World
 Sums = tuple[int, Any]
 
 
-def evaluate(fn: Callable, states: Sequence[Any], data: Examples, world: World, batch: int) -> Any:
+def evaluate(fn: Callable, states: Sequence[Any], data: Rows, world: World, batch: int) -> Any:
     """Means of `fn(state, batch)` over `data`, weighted by examples.
 
     Args:

@@ -10,14 +10,20 @@ from ._plan import Contribution, Plan, Segment
 from ._where import at
 
 
-def explain(plan: Plan, layouts: Sequence[Layout], batch_sizes: Sequence[int]) -> str:
-    """Segments, messages with their bytes, hooks and slots, in the order in which a step goes through them."""
+def explain(plan: Plan, layouts: Sequence[Layout], batch_sizes: Sequence[int], shards: Sequence[int] = ()) -> str:
+    """Segments, messages with their bytes, hooks and slots, in the order in which a step goes through them.
+
+    Args:
+      shards: examples in each worker's own data; empty where all share one data set.
+    """
     graph = plan.graph
     lines = [
         f"driver {graph.name!r}: {len(graph.eqns)} equations, {len(graph.state_names)} state leaves",
         f"{_count(len(batch_sizes), 'worker')}, global batch {sum(batch_sizes)} = {_sizes(batch_sizes)}",
-        "",
     ]
+    if shards:
+        lines.append(f"each worker's data is its own: {sum(shards)} examples = {_sizes(shards)}")
+    lines.append("")
     for level in range(len(layouts) + 1):
         if level in plan.onces:
             lines.append(f"segment  once per step          {_work(plan.onces[level])}")
@@ -43,6 +49,8 @@ def explain(plan: Plan, layouts: Sequence[Layout], batch_sizes: Sequence[int]) -
         lines.append(
             f"a local batch runs as one kernel call, and every new size is compiled: {'; '.join(plan.unsplittable)}"
         )
+    if plan.multiple > 1:
+        lines.append(f"a local batch is a multiple of {plan.multiple} examples")
     return "\n".join(lines)
 
 

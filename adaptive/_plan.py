@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from functools import cached_property
+from math import lcm
 from typing import Any
 
 from jax.extend.core import JaxprEqn, Var
@@ -100,6 +101,11 @@ class Plan:
     @property
     def splittable(self) -> bool:
         return not self.unsplittable
+
+    @property
+    def multiple(self) -> int:
+        """What sizes of local batches have to be multiples of."""
+        return lcm(*(steps for steps, _ in self.graph.minibatches))
 
     def packs(self, level: int) -> Segment:
         """The segment that writes message `level`."""

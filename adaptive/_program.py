@@ -6,6 +6,8 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
+from functools import partial
+from math import lcm
 from pathlib import Path
 from typing import Any, Literal
 
@@ -19,7 +21,7 @@ from ._barrier import Barrier, Sizes
 from ._cache import share_compilations
 from ._check import Invariance, check_invariance
 from ._cut import plan
-from ._data import Examples, Stream
+from ._data import Stream
 from ._decision import Decision, Limits
 from ._eager import current_world
 from ._engine import Engine, Outcome
@@ -27,9 +29,11 @@ from ._errors import BatchSizeError, DataError, DisagreementError, DriverError, 
 from ._evaluate import evaluate
 from ._explain import explain
 from ._local import LocalWorld
+from ._minibatches import NotEqualPartsError
 from ._plan import Plan
 from ._record import Recorder
 from ._report import Report
+from ._shards import Shards, rows_of
 from ._sizes import equal
 from ._trace import leaf_names, trace
 from ._world import World
@@ -52,7 +56,7 @@ class Program:
         number of examples. May be wrapped in `jax.jit`.
       state: the initial state: any pytree of arrays and numbers, equal on all processes. Copied.
       data: a pytree of arrays with one leading axis, or anything with `__len__` and `__getitem__` whose items are
-        pytrees. The same whole data set on every process.
+        pytrees. The same whole data set on every process. Or `Shards`: data of each worker's own.
       global_batch: examples per step, over all workers.
       world: where to run. By default the world that was entered last, or else this process as one worker.
       seed: of the order of examples and of `step_key()`.
@@ -105,8 +109,7 @@ class Program:
         if nonfinite not in ("raise", "skip", "allow"):
             raise DriverError(f'nonfinite must be "raise", "skip" or "allow"; got {nonfinite!r}.')
         self._nonfinite, self._driver, self._seed = nonfinite, driver, int(seed)
-        self._data = Examples(data)
-        self._sizes = self._first_sizes(global_batch, shares, max_local_batch, quantum)
+        self._data = rows_of(data, self.world.size)
         self._auto_quantum = quantum is None
         _check_microbatch(microbatch)
         state = jax.tree.map(_as_array, state)
@@ -114,9 +117,8 @@ class Program:
         self._local_state = _picked(local, self._state_tree)
         self._state_shapes = jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype), state)
         self._stream = Stream(self._data, seed=self._seed, workers=self.world.workers)
-        largest = max(self._sizes.current)  # of all workers, so that all processes have the same plan
-        self._plan = self._plan_for(min(largest, microbatch or largest))
-        _check_microbatch_can_be(self._plan, microbatch)
+        first_sizes = partial(self._first_sizes, global_batch, shares, max_local_batch, quantum)
+        self._sizes, self._plan = self._first_plan(first_sizes, microbatch)
         self._check_alike(
             state,
             {
@@ -155,17 +157,49 @@ class Program:
 
     # --- building -----------------------------------------------------------------------------------------------------
 
-    def _first_sizes(self, global_batch, shares, max_local_batch, quantum) -> Sizes:
+    def _first_plan(self, first_sizes: Callable[[int], Sizes], microbatch: int | None) -> tuple[Sizes, Plan]:
+        """Sizes of the first step and a plan for the largest of them.
+
+        What sizes have to be multiples of is told by the driver's trace, which is made for a size: if that was none,
+        both are made again.
+        """
+        multiple = 1
+        while True:
+            sizes = first_sizes(multiple)
+            largest = max(sizes.current)  # of all workers, so that all processes have the same plan
+            try:
+                plan = self._plan_for(min(largest, microbatch or largest))
+                found = plan.multiple
+                _check_microbatch_can_be(plan, microbatch)
+                if multiple % found == 0:
+                    return sizes, plan
+            except NotEqualPartsError as error:
+                if microbatch is not None:
+                    raise _no_microbatches(microbatch, str(error)) from None
+                found = error.steps
+            multiple = lcm(multiple, found)
+
+    def _first_sizes(self, global_batch, shares, max_local_batch, quantum, multiple: int) -> Sizes:
         n, examples = self.world.size, len(self._data)
         upper = np.broadcast_to(examples if max_local_batch is None else max_local_batch, (n,))
         if (upper < 1).any():
             raise BatchSizeError(f"max_local_batch must be positive; got {max_local_batch}.")
         if quantum is not None and quantum < 1:
             raise BatchSizeError(f"quantum must be positive; got {quantum}.")
-        limits = Limits((1,) * n, tuple(int(min(u, examples)) for u in upper), quantum or 1)
+        if quantum is not None and quantum % multiple:
+            raise BatchSizeError(f"quantum={quantum} is no multiple of {multiple}, the driver's minibatches.")
+        there = np.minimum(upper, [lane.length for lane in self._data.lanes])
+        for worker, most in enumerate(there):
+            if most < multiple:
+                raise BatchSizeError(
+                    f"worker {worker} can take {most} examples at most, by max_local_batch or for want of data: fewer "
+                    f"than the {multiple} minibatches that the driver cuts every local batch into."
+                )
+        upper = there // multiple * multiple
+        limits = Limits((multiple,) * n, tuple(upper.tolist()), quantum or multiple, multiple)
         sizes = Sizes(global_batch, [1] * n if shares is None else shares, limits, examples)
         if quantum is None:
-            sizes.limits = limits._replace(quantum=auto_quantum(sum(sizes.current), n))
+            sizes.limits = limits._replace(quantum=auto_quantum(sum(sizes.current), n, multiple))
         if shares is None:
             sizes.current = sizes.previous = equal(sum(sizes.current), limits)
         return sizes
@@ -219,7 +253,7 @@ class Program:
     @property
     def epoch(self) -> int:
         """Whole epochs of data consumed. Replicated."""
-        return self._stream.cursor // len(self._data)
+        return self._stream.consumed // len(self._data)
 
     @property
     def warm(self) -> bool:
@@ -233,7 +267,8 @@ class Program:
 
     def explain(self) -> str:
         """The plan in words: segments, messages with their bytes, hooks, slots; with the driver's lines."""
-        return explain(self._plan, self._engine.layouts, self._sizes.current)
+        shards = [lane.length for lane in self._data.lanes] if isinstance(self._data, Shards) else []
+        return explain(self._plan, self._engine.layouts, self._sizes.current, shards)
 
     # --- running ------------------------------------------------------------------------------------------------------
 
@@ -327,18 +362,18 @@ class Program:
     def _finish(self, outcome: Outcome, began: float) -> Report:
         sizes = self._sizes.current
         self._step += 1
-        self._stream.advance(sum(sizes))
+        self._stream.advance(sizes)
         self._compute_seconds = outcome.compute_seconds
         notes = list(self._notes)
         previous = self._sizes.previous
         self._sizes.step_done(apply=self._agreed_to_apply())
-        epoch = self._stream.cursor / len(self._data)
+        epoch = self._stream.consumed / len(self._data)
         decision = self._run_hooks(outcome, epoch, (sizes, previous), notes) if outcome.committed else None
         counters = self._engine.kernels.counters
         report = Report(
             step=self._step,
             epoch=self.epoch,
-            examples=self._stream.cursor,
+            examples=self._stream.consumed,
             metrics=self._metrics(outcome),
             batch_sizes=sizes,
             global_batch=sum(sizes),
@@ -440,7 +475,7 @@ class Program:
     def _ask(self, decision: Decision) -> list[str]:
         notes = self._sizes.ask(decision)
         if self._auto_quantum:
-            quantum = auto_quantum(sum(self._sizes.target), self.world.size)
+            quantum = auto_quantum(sum(self._sizes.target), self.world.size, self._sizes.limits.multiple)
             self._sizes.limits = self._sizes.limits._replace(quantum=quantum)
         if self._sizes.pending is None:
             return notes
@@ -489,7 +524,7 @@ class Program:
             self._barrier,
             self._sizes,
             step=self._step,
-            cursor=self._stream.cursor,
+            cursor=self._stream.checkpoint(),
             tree=self._state_tree,
         )
 
@@ -498,10 +533,11 @@ class Program:
 
         Raises:
           DriverError: it is of another driver.
-          DataError: it holds local state of another number of workers.
+          DataError: it holds local state, or is on shards, of another number of workers.
         """
+        self._stream.restore(checkpoint["cursor"])
         _checkpoint.load(checkpoint, self._engine, self._barrier, self._sizes)
-        self._step, self._stream.cursor = int(checkpoint["step"]), int(checkpoint["cursor"])
+        self._step = int(checkpoint["step"])
         self._compute_seconds = [float("nan")] * len(self._compute_seconds)
         self._compile_first()
         self._engine.kernels.require(self._local(self._sizes.current))
@@ -519,7 +555,7 @@ class Program:
         Returns:
           The means as a pytree of numpy arrays. Replicated.
         """
-        examples = Examples(data)
+        examples = rows_of(data)
         if batch < 1:
             raise BatchSizeError(f"batch must be positive; got {batch}.")
         states = [jax.tree.unflatten(self._state_tree, leaves) for leaves in self._engine.states]
@@ -541,7 +577,7 @@ class Program:
           An `Invariance`: true if the step is; prints as what differs.
         """
         if batch is None:
-            batch = self._data.rows(self._stream.indices(self._stream.cursor, self.global_batch))
+            batch = self._stream.peek(self._sizes.current)
         elif jax.tree.structure(batch) != jax.tree.structure(self._data.example):
             raise DataError(
                 f"check: batch is built as {jax.tree.structure(batch)}, "
@@ -561,11 +597,11 @@ class Program:
         self.close()
 
 
-def auto_quantum(global_batch: int, n_workers: int) -> int:
-    """A power of two of about a sixteenth of a worker's batch: rounding costs 3 % at most, and a size is a few
-    pieces.
+def auto_quantum(global_batch: int, n_workers: int, multiple: int = 1) -> int:
+    """A power of two of about a sixteenth of a worker's batch: rounding costs 3 % at most, and a size is a few pieces.
+    Times `multiple`, of which batches are made.
     """
-    return 1 << max(0, (global_batch // n_workers // 16).bit_length() - 1)
+    return multiple << max(0, (global_batch // multiple // n_workers // 16).bit_length() - 1)
 
 
 def _as_array(leaf: Any) -> Any:
@@ -594,6 +630,8 @@ def _check_microbatch(microbatch: int | None) -> None:
 
 def _check_microbatch_can_be(plan: Plan, microbatch: int | None) -> None:
     if microbatch is not None and not plan.splittable:
-        raise DriverError(
-            f"microbatch={microbatch}: this driver's batches cannot be split into calls: {plan.unsplittable[0]}."
-        )
+        raise _no_microbatches(microbatch, f"{plan.unsplittable[0]}.")
+
+
+def _no_microbatches(microbatch: int, why: str) -> DriverError:
+    return DriverError(f"microbatch={microbatch}: this driver's batches cannot be split into calls: {why}")

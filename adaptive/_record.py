@@ -43,6 +43,7 @@ class Recorder:
             lower=list(sizes.limits.lower),
             upper=list(sizes.limits.upper),
             quantum=sizes.limits.quantum,
+            multiple=sizes.limits.multiple,
             hooks=[{"name": name, "every": h.every} for name, h in zip(barrier.names, barrier.hooks, strict=True)],
         )
 

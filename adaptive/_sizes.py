@@ -14,10 +14,11 @@ def split(global_batch: int, shares: Sequence[float], limits: Limits) -> tuple[i
     """Whole batch sizes in proportion to `shares`, that sum to `global_batch` and keep the limits.
 
     Shares that are such sizes already are returned as they are. Otherwise sizes are rounded to multiples of
-    `limits.quantum` by largest remainder; what of the global batch is no multiple goes to the largest share.
+    `limits.quantum` by largest remainder; what of the global batch is no multiple goes to the largest share. They are
+    multiples of `limits.multiple` in any case.
 
     Args:
-      global_batch: examples over all workers.
+      global_batch: examples over all workers; a multiple of `limits.multiple`.
       shares: relative weights, one per worker, not negative, not all zero.
       limits: bounds per worker, and the quantum.
 
@@ -31,11 +32,20 @@ def split(global_batch: int, shares: Sequence[float], limits: Limits) -> tuple[i
             f"a global batch of {global_batch} cannot be split over {len(lower)} workers that take at least "
             f"{lower.sum()} and at most {upper.sum()} examples together."
         )
+    unit = limits.multiple
+    if global_batch % unit:
+        raise BatchSizeError(f"a global batch of {global_batch} is no multiple of {unit}, as all batches have to be.")
     weight = weight / weight.max() * global_batch if weight.max() > global_batch else weight  # keeps sums in range
-    if weight.sum() == global_batch and ((weight % 1 == 0) & (weight >= lower) & (weight <= upper)).all():
+    if weight.sum() == global_batch and ((weight % unit == 0) & (weight >= lower) & (weight <= upper)).all():
         return tuple(int(n) for n in weight)
-    ideal = _proportional(global_batch, weight / weight.sum(), lower, upper)
-    return _round(global_batch, ideal, lower, upper, limits.quantum)
+    lower, upper, units = (
+        -(-lower // unit),
+        upper // unit,
+        global_batch // unit,
+    )  # from here on, `unit` examples are one
+    ideal = _proportional(units, weight / weight.sum(), lower, upper)
+    sizes = _round(units, ideal, lower, upper, max(1, limits.quantum // unit))
+    return tuple(unit * size for size in sizes)
 
 
 def check_shares(shares: Sequence[float], n_workers: int) -> np.ndarray:

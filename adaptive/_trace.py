@@ -34,6 +34,7 @@ class Graph:
       invars: state leaves, then batch leaves.
       outvars: new state leaves, then metric leaves.
       consts: values of arrays that the driver closes over, by variable.
+      minibatches: into how many of them the driver cuts its batch, and where (" (driver.py:15)").
     """
 
     name: str
@@ -47,6 +48,7 @@ class Graph:
     batch_names: tuple[str, ...]
     metric_names: tuple[str, ...]
     metrics_tree: jax.tree_util.PyTreeDef
+    minibatches: tuple[tuple[int, str], ...] = ()
 
     @property
     def state_vars(self) -> tuple[Var, ...]:
@@ -101,6 +103,7 @@ def trace(driver: Callable, state: Any, batch: Any, *, workers: int) -> Graph:
         batch_names=leaf_names(batch, "batch"),
         metric_names=leaf_names(metrics, ""),
         metrics_tree=jax.tree.structure(metrics),
+        minibatches=tuple(dict.fromkeys(tracing.minibatches)),
     )
 
 

@@ -318,12 +318,14 @@ class Tracing(NamedTuple):
     """What is fixed while a driver is traced: numbers that shapes may be made of.
 
     `must_stay` lists the operators without a result that the driver has called: what marks each one's equation, and
-    what to call it in an error if there is none in the graph.
+    what to call it in an error if there is none in the graph. `minibatches` lists what the driver cuts its batch into,
+    and where.
     """
 
     workers: int
     examples: int
     must_stay: list[tuple[Any, str]]
+    minibatches: list[tuple[int, str]]
 
 
 class Mark:
@@ -356,7 +358,7 @@ _traces = itertools.count(1)
 @contextmanager
 def trace_as(workers: int, examples: int) -> Iterator[Tracing]:
     """Trace a driver for that many workers, and examples in a call."""
-    trace = Tracing(workers, examples, [])
+    trace = Tracing(workers, examples, [], [])
     token = _tracing.set(trace)
     try:
         with _trace_cache_key(next(_traces)):

@@ -53,7 +53,7 @@ def walk(stream, plan, ahead=False):
         share = stream.take(sizes)
         if ahead:
             stream.prefetch(sizes)
-        stream.advance(sum(sizes))
+        stream.advance(sizes)
         yield share, [batch["number"] for batch in share.batches]
 
 
@@ -78,7 +78,7 @@ def test_every_example_comes_once_per_epoch_whatever_is_resized(course):
     stream = Stream(Examples(numbered(n)), seed=seed, workers=range(len(plan[0])))
     seen = everything(stream, plan, ahead)
     stream.close()
-    assert stream.cursor == len(seen) == sum(map(sum, plan))
+    assert stream.consumed == len(seen) == sum(map(sum, plan))
     for epoch in range(0, len(seen), n):
         part = seen[epoch : epoch + n]
         assert len(set(part.tolist())) == len(part)
@@ -109,7 +109,7 @@ def test_workers_take_their_shares_in_rank_order(stream_of):
     stream = stream_of(numbered(20), workers=3)
     share, numbers = next(walk(stream, [(5, 2, 9)]))
     assert [len(x) for x in numbers] == [5, 2, 9]
-    assert (share.cursor, share.sizes, share.offsets) == (0, (5, 2, 9), (0, 5, 7))
+    assert (share.sizes, share.offsets) == ((5, 2, 9), (0, 5, 7))
     assert np.concatenate(numbers).tolist() == stream.indices(0, 16).tolist()
 
 
@@ -165,7 +165,7 @@ def test_what_was_fetched_ahead_is_taken(stream_of):
     stream.take((4,))
     stream.prefetch((4,))
     ahead = stream._ahead[2].result(timeout=30)
-    stream.advance(4)
+    stream.advance((4,))
     assert stream.take((4,)) is ahead
 
 
@@ -174,7 +174,7 @@ def test_what_was_fetched_ahead_in_vain_is_dropped(stream_of, sizes, moved):
     stream = stream_of(numbered(12))
     stream.take((4,))
     stream.prefetch((4,))
-    stream.advance(moved)
+    stream.advance((moved,))
     (batch,) = stream.take(sizes).batches
     assert batch["number"].tolist() == stream.indices(moved, sizes[0]).tolist()
     assert stream._ahead is None
@@ -195,7 +195,7 @@ def test_an_error_of_the_source_is_raised_by_the_step_that_needs_the_example(str
     for _ in range(2):  # nothing has moved, so it is tried again
         with pytest.raises(OSError, match="cannot be read"):
             stream.take((4,))
-    assert stream.cursor == 4
+    assert stream.consumed == 4
     data.broken = set()
     assert stream.take((4,)).batches[0]["number"].tolist() == stream.indices(4, 4).tolist()
 

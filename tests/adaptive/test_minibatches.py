@@ -1,0 +1,288 @@
+"""Drivers that take several steps on a local batch: batches stay whole, and their sizes are multiples."""
+
+from __future__ import annotations
+
+import threading
+from itertools import pairwise
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import adaptive as ad
+import collectives as comm
+import controllers as ctrl
+from adaptive._barrier import Sizes
+from adaptive._decision import Decision, Limits
+from adaptive._local import LocalWorld
+from adaptive._sizes import equal, split
+
+from .drivers import make_data, mean_loss, planned, pointed_at
+
+STEPS = 4
+
+
+def local_step(w, minibatch):
+    loss, grad = jax.value_and_grad(mean_loss)(w, minibatch)
+    return w - 0.1 * grad, loss
+
+
+def federated(w, batch):
+    w, losses = jax.lax.scan(local_step, w, ad.minibatches(batch, STEPS))
+    return comm.all_reduce(w), {"loss": comm.all_reduce(losses.mean())}
+
+
+def program_of(driver=federated, global_batch=24, workers=3, examples=96, **options) -> ad.Program:
+    world = LocalWorld(workers)
+    return ad.Program(driver, jnp.zeros(3), make_data(examples), global_batch=global_batch, world=world, **options)
+
+
+# --- the cut ----------------------------------------------------------------------------------------------------------
+
+
+def test_minibatches_are_consecutive_and_of_equal_size():
+    batch = {"x": jnp.arange(24.0).reshape(12, 2), "y": jnp.arange(12)}
+    cut = ad.minibatches(batch, 3)
+    assert cut["x"].shape == (3, 4, 2)
+    assert cut["y"].tolist() == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9, 10, 11]]
+    np.testing.assert_array_equal(cut["x"].reshape(12, 2), batch["x"])
+
+
+@pytest.mark.parametrize("steps", [0, -2, 1.5, True, None])
+def test_a_number_of_steps_that_is_none_is_refused(steps):
+    with pytest.raises(ad.DriverError, match="steps= is a number known while tracing, 1 or more; got ") as e:
+        ad.minibatches({"x": jnp.zeros(4)}, steps)
+    assert pointed_at(e.value) == ['ad.minibatches({"x": jnp.zeros(4)}, steps)']
+
+
+def test_outside_a_program_the_batch_has_to_fit():
+    with pytest.raises(ad.BatchSizeError, match="10 examples cannot be cut into 4 minibatches of equal size"):
+        ad.minibatches(jnp.zeros((10, 2)), 4)
+    with pytest.raises(ad.DriverError, match="one row for each example"):
+        ad.minibatches({"x": jnp.zeros(())}, 4)
+
+
+def test_what_is_cut_must_be_the_batch():
+    def driver(w, batch):
+        return w, {"sum": comm.all_reduce(ad.minibatches({"half": batch["x"][:4]}, 4)["half"].sum())}
+
+    with pytest.raises(ad.DriverError, match=r"batch\['half'\] has shape \(4, 3\); it must have 8 rows, one for each"):
+        planned(driver, jnp.zeros(3), 8)
+
+
+# --- what a plan makes of it ------------------------------------------------------------------------------------------
+
+
+def test_a_batch_that_is_cut_stays_whole():
+    plan = planned(federated, jnp.zeros(3), 8)
+    assert (plan.splittable, plan.multiple) == (False, STEPS)
+    (why,) = plan.unsplittable
+    assert "takes 4 steps on the whole local batch, and each call would take as many" in why
+
+
+def test_wherever_it_is_cut():
+    """In a nested jit, whose trace JAX keeps, and in a loop that is traced as one."""
+
+    @jax.jit
+    def train(w, batch):
+        return jax.lax.scan(local_step, w, ad.minibatches(batch, STEPS))[0]
+
+    def nested(w, batch):
+        return comm.all_reduce(train(w, batch)), {}
+
+    def in_a_loop(w, batch):
+        w = jax.lax.fori_loop(0, 2, lambda _, w: train(w, batch), w)
+        return comm.all_reduce(w), {}
+
+    for driver in (nested, in_a_loop, nested):
+        plan = planned(driver, jnp.zeros(3), 8)
+        assert (plan.splittable, plan.multiple) == (False, STEPS)
+
+
+def test_batches_cut_twice_fit_both():
+    def driver(w, batch):
+        return comm.all_reduce(
+            ad.minibatches(batch, 4)["x"].mean((0, 1)) + ad.minibatches(batch, 6)["x"].mean((0, 1))
+        ), {}
+
+    with program_of(driver, 48) as program:
+        assert program.plan.multiple == 12
+        assert program.batch_sizes == (24, 12, 12)
+
+
+def test_the_plan_says_so_in_words():
+    with program_of() as program:
+        text = program.explain()
+    assert "a local batch runs as one kernel call, and every new size is compiled: minibatches (test_minib" in text
+    assert "a local batch is a multiple of 4 examples" in text
+
+
+# --- sizes ------------------------------------------------------------------------------------------------------------
+
+
+@st.composite
+def problems(draw):
+    n, unit = draw(st.integers(1, 5)), draw(st.sampled_from([2, 3, 8]))
+    upper = draw(st.lists(st.integers(1, 30), min_size=n, max_size=n))
+    total = draw(st.integers(n, sum(upper)))
+    shares = draw(st.lists(st.floats(0, 100), min_size=n, max_size=n).filter(any))
+    quantum = unit * draw(st.sampled_from([1, 2, 4]))
+    return unit * total, shares, Limits((unit,) * n, tuple(unit * u for u in upper), quantum, unit)
+
+
+@given(problems())
+def test_splits_are_of_multiples(problem):
+    total, shares, limits = problem
+    for sizes in (split(total, shares, limits), equal(total, limits)):
+        assert sum(sizes) == total
+        assert all(s % limits.multiple == 0 for s in sizes)
+        assert all(a <= s <= b for a, s, b in zip(limits.lower, sizes, limits.upper, strict=True))
+        assert split(total, sizes, limits) == sizes
+    spread = max(equal(total, limits)) - min(equal(total, limits))
+    assert spread <= limits.multiple or max(equal(total, limits)) > min(limits.upper)
+
+
+@given(problems(), st.integers(-10, 1000))
+def test_global_batches_asked_for_are_rounded_to_multiples(problem, asked):
+    total, shares, limits = problem
+    examples = sum(limits.upper) + 1
+    sizes = Sizes(total, shares, limits, examples)
+    notes = sizes.ask(Decision(global_batch=asked, shares=tuple(shares)))
+    got = sum(sizes.target)
+    assert got % limits.multiple == 0
+    assert len(notes) == (got != asked)
+    if sum(limits.lower) <= asked <= sum(limits.upper):
+        assert abs(got - asked) <= limits.multiple / 2
+    assert all(s % limits.multiple == 0 for s in sizes.target)
+
+
+def test_a_global_batch_that_is_no_multiple_is_refused_with_those_that_are():
+    with pytest.raises(ad.BatchSizeError, match=r"no multiple of 4, .* The nearest are 24 and 28\."):
+        program_of(global_batch=26)
+    with program_of() as program, pytest.raises(ad.BatchSizeError, match="no multiple of 4"):
+        program.rescale(global_batch=30)
+
+
+def test_first_sizes_are_equal_as_far_as_multiples_can_be():
+    for global_batch, sizes in ((24, (8, 8, 8)), (28, (12, 8, 8)), (44, (16, 16, 12))):
+        with program_of(global_batch=global_batch) as program:
+            assert sorted(program.batch_sizes, reverse=True) == list(sizes)
+    with program_of(global_batch=48, shares=(1, 2, 9)) as program:
+        assert program.batch_sizes == (4, 8, 36)
+
+
+def test_a_quantum_is_a_multiple():
+    with program_of(global_batch=1536, examples=2000) as program:
+        assert program._sizes.limits.quantum == 32  # a sixteenth of 512
+    with program_of(global_batch=24) as program:
+        assert program._sizes.limits.quantum == 4
+    with pytest.raises(ad.BatchSizeError, match="quantum=6 is no multiple of 4"):
+        program_of(quantum=6)
+
+
+def test_every_worker_must_be_able_to_take_as_many_as_there_are_minibatches():
+    with pytest.raises(
+        ad.BatchSizeError, match="global_batch=8 is too small for 3 workers: each takes at least 4 exam"
+    ):
+        program_of(global_batch=8)
+    with pytest.raises(
+        ad.BatchSizeError, match=r"worker 1 can take 3 examples at most, .* fewer than the 4 minibatches"
+    ):
+        program_of(max_local_batch=(8, 3, 20))
+    with program_of(max_local_batch=(9, 11, 20)) as program:
+        assert program._sizes.limits.upper == (8, 8, 20)
+
+
+@pytest.mark.parametrize("microbatch", [3, 8])
+def test_calls_cannot_be_limited(microbatch):
+    with pytest.raises(ad.DriverError, match=f"microbatch={microbatch}: this driver's batches cannot be split"):
+        program_of(microbatch=microbatch)
+
+
+def test_hooks_that_know_nothing_of_multiples_get_them():
+    def adapt(control):
+        control.rescale(global_batch=50, shares=(10, 13, 27))
+
+    def driver(w, batch):
+        ctrl.hook(adapt)
+        return federated(w, batch)
+
+    with program_of(driver) as program:
+        note = program.step().notes[-1]
+        assert note == "global batch 50 rounded to 52, a multiple of 4."
+        assert program._sizes.target == (12, 12, 28)
+
+
+# --- running ----------------------------------------------------------------------------------------------------------
+
+
+def reference(w, batches):
+    """Federated averaging in plain JAX: rounds of batches, one for each client."""
+    for of_clients in batches:
+        models, weights = [], []
+        for batch in of_clients:
+            model, n = w, len(batch["y"])
+            for k in range(STEPS):
+                part = slice(k * n // STEPS, (k + 1) * n // STEPS)
+                model = local_step(model, jax.tree.map(lambda a, part=part: a[part], batch))[0]
+            models.append(model)
+            weights.append(n)
+        w = sum(n * m for n, m in zip(weights, models, strict=True)) / sum(weights)
+    return w
+
+
+def test_a_round_is_federated_averaging_whatever_the_sizes():
+    rounds, sizes = [], []
+    with program_of(global_batch=48, shares=(1, 4, 7), seed=2) as program:
+        for step in range(6):
+            if step in (2, 4):
+                program.rescale(shares=[(2, 5, 5), (9, 2, 1)][step // 4])
+                program.warm_up()
+            whole, starts = program._stream.peek(program.batch_sizes), np.cumsum([0, *program.batch_sizes])
+            rounds.append([jax.tree.map(lambda a, s=s, e=e: a[s:e], whole) for s, e in pairwise(starts)])
+            sizes.append(program.step().batch_sizes)
+        got = program.state
+    assert sizes == [(4, 16, 28)] * 3 + [(8, 20, 20)] * 2 + [(36, 8, 4)]
+    np.testing.assert_allclose(got, reference(jnp.zeros(3), rounds), rtol=2e-6)
+
+
+def test_a_new_size_is_compiled_while_the_old_one_goes_on(monkeypatch):
+    with program_of(global_batch=48) as program:
+        kernels = program._engine.kernels
+        program.step()
+        waited, gate, compile_kernel = kernels.counters.waited_seconds, threading.Event(), kernels._compile
+
+        def behind_a_gate(local, size):
+            assert threading.current_thread().name == "adaptive-compiler"
+            assert gate.wait(60)
+            compile_kernel(local, size)
+
+        monkeypatch.setattr(kernels, "_compile", behind_a_gate)
+        program.rescale(shares=(1, 2, 3))
+        for _ in range(5):  # it goes on, and is not held up
+            assert program.step().batch_sizes == (16, 16, 16)
+        gate.set()
+        kernels.finish()
+        program.step()  # whose message tells that all are ready
+        report = program.step()
+        assert report.batch_sizes == (8, 16, 24)
+        assert report.pieces == ((8,), (16,), (24,))
+        assert report.waited_seconds == waited
+
+
+def test_check_splits_into_multiples_and_finds_that_clients_differ():
+    with program_of() as program:
+        result = program.check()
+        assert not result
+        assert all(
+            part % STEPS == 0 and len(pieces) == 1 for split in result.splits for pieces in split for part in pieces
+        )
+        assert "several steps on a local batch" in str(result)
+        with pytest.raises(ad.BatchSizeError, match="10 examples are no multiple of the driver's 4 minibatches"):
+            program.check(make_data(10))
+        assert "nothing to compare" in str(program.check(make_data(8)))
+    with program_of(workers=1) as program:
+        assert "nothing to compare on one worker: minibatches" in str(program.check())

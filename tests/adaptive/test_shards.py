@@ -1,0 +1,294 @@
+"""Data of each worker's own: each shard once per epoch of the shard, whatever is resized."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import adaptive as ad
+import collectives as comm
+from adaptive._agreement import digest_of_data
+from adaptive._data import Examples, Stream
+from adaptive._local import LocalWorld
+
+LENGTHS = (7, 12, 5)
+
+
+def numbered(first: int, count: int) -> dict[str, np.ndarray]:
+    numbers = np.arange(first, first + count)
+    return {"number": numbers, "row": np.stack([numbers, -numbers], axis=1).astype(np.float32)}
+
+
+def shards_of(lengths=LENGTHS) -> ad.Shards:
+    """Shards whose examples are numbered end to end."""
+    starts = np.cumsum([0, *lengths])
+    return ad.Shards([numbered(int(s), n) for s, n in zip(starts, lengths, strict=False)])
+
+
+class Source:
+    def __init__(self, first, count):
+        self.first, self.count = first, count
+
+    def __len__(self):
+        return self.count
+
+    def __getitem__(self, index):
+        assert 0 <= index < self.count
+        return {"number": self.first + index, "row": np.float32([self.first + index, -self.first - index])}
+
+
+def taken(stream: Stream, plan, ahead=False) -> list[np.ndarray]:
+    """The numbers of all examples that each worker of the stream takes in the steps of `plan`."""
+    steps = []
+    for sizes in plan:
+        share = stream.take(sizes)
+        if ahead:
+            stream.prefetch(sizes)
+        stream.advance(sizes)
+        steps.append([batch["number"] for batch in share.batches])
+    return [np.concatenate(of_worker) for of_worker in zip(*steps, strict=True)]
+
+
+# --- the streams ------------------------------------------------------------------------------------------------------
+
+
+@st.composite
+def courses(draw):
+    """Lengths of shards, and sizes of every step, each at most as large as its shard."""
+    lengths = draw(st.lists(st.integers(1, 20), min_size=1, max_size=4))
+    step = st.tuples(*(st.integers(1, n) for n in lengths))
+    return tuple(lengths), draw(st.lists(step, min_size=1, max_size=15)), draw(st.integers(-5, 5)), draw(st.booleans())
+
+
+@given(courses())
+def test_every_example_comes_once_per_epoch_of_its_shard_whatever_is_resized(course):
+    lengths, plan, seed, ahead = course
+    stream = Stream(shards_of(lengths), seed=seed, workers=range(len(lengths)))
+    seen = taken(stream, plan, ahead)
+    stream.close()
+    assert stream.cursors == tuple(map(sum, zip(*plan, strict=True)))
+    assert stream.consumed == sum(map(sum, plan))
+    starts = np.cumsum([0, *lengths])
+    for worker, numbers in enumerate(seen):
+        n, own = lengths[worker], set(range(starts[worker], starts[worker + 1]))
+        epochs = [numbers[k : k + n].tolist() for k in range(0, len(numbers), n)]
+        for epoch in epochs[:-1]:
+            assert set(epoch) == own
+        assert set(epochs[-1]) <= own
+        assert len(set(epochs[-1])) == len(epochs[-1])
+
+
+@given(courses(), st.data())
+def test_the_order_of_a_shard_does_not_depend_on_what_anybody_takes_at_once(course, data):
+    lengths, plan, seed, ahead = course
+    one = Stream(shards_of(lengths), seed=seed, workers=range(len(lengths)))
+    two = Stream(shards_of(lengths), seed=seed, workers=range(len(lengths)))
+    other_plan = [tuple(data.draw(st.integers(1, n)) for n in lengths) for _ in range(8)]
+    for a, b in zip(taken(one, plan, ahead), taken(two, other_plan), strict=True):
+        common = min(len(a), len(b))
+        assert a[:common].tolist() == b[:common].tolist()
+    one.close()
+    two.close()
+
+
+def test_each_shard_each_epoch_and_each_seed_has_an_order_of_its_own():
+    lengths = (40, 40, 40)
+    orders = []
+    for seed in (0, 1):
+        stream = Stream(shards_of(lengths), seed=seed, workers=range(3))
+        orders += [numbers % 40 for epoch in range(2) for numbers in taken(stream, [lengths])]
+        stream.close()
+    assert len({tuple(order) for order in orders}) == 12
+    assert all(sorted(order) == list(range(40)) for order in orders)
+
+
+def test_one_shard_for_one_worker_is_plain_data():
+    alone, shared = (Stream(d, seed=3, workers=range(1)) for d in (shards_of((9,)), Examples(numbered(0, 9))))
+    plan = [(4,), (9,), (2,), (7,)]
+    assert taken(alone, plan)[0].tolist() == taken(shared, plan)[0].tolist()
+    alone.close()
+    shared.close()
+
+
+def test_a_process_reads_the_shards_of_its_own_workers_only():
+    read = []
+
+    class Noting(Source):
+        def __getitem__(self, index):
+            read.append(self.first)
+            return super().__getitem__(index)
+
+    shards = ad.Shards([Noting(0, 4), Noting(4, 4), Noting(8, 4)])
+    read.clear()  # the first example of each was looked at
+    stream = Stream(shards, seed=0, workers=range(1, 3))
+    share = stream.take((2, 3, 4))
+    stream.close()
+    assert share.offsets == (2, 5)
+    assert sorted(read) == [4] * 3 + [8] * 4
+    assert [len(batch["number"]) for batch in share.batches] == [3, 4]
+
+
+def test_a_look_ahead_at_a_step_is_what_the_step_takes():
+    stream = Stream(shards_of(), seed=0, workers=range(3))
+    for sizes in [(3, 4, 5), (7, 1, 2), (1, 12, 3)]:
+        seen = stream.peek(sizes)
+        share = stream.take(sizes)
+        assert seen["number"].tolist() == np.concatenate([b["number"] for b in share.batches]).tolist()
+        stream.advance(sizes)
+    stream.close()
+
+
+# --- as one data set --------------------------------------------------------------------------------------------------
+
+
+@given(st.lists(st.integers(0, sum(LENGTHS) - 1), min_size=1, max_size=30))
+def test_shards_are_numbered_end_to_end(numbers):
+    for shards in (shards_of(), ad.Shards([Source(0, 7), Source(7, 12), Source(19, 5)])):
+        rows = shards.rows(np.array(numbers))
+        assert rows["number"].tolist() == numbers
+        assert rows["row"][:, 1].tolist() == [-n for n in numbers]
+
+
+def test_arrays_and_sources_may_stand_side_by_side():
+    shards = ad.Shards([numbered(0, 4), Source(4, 3)])
+    assert len(shards) == 7
+    assert repr(shards) == "Shards of 4 + 3 examples"
+
+
+def test_a_digest_tells_where_one_shard_ends():
+    assert digest_of_data(shards_of((5, 7))) == digest_of_data(shards_of((5, 7)))
+    assert digest_of_data(shards_of((5, 7))) != digest_of_data(shards_of((7, 5)))
+    assert digest_of_data(shards_of((5, 7))) != digest_of_data(Examples(numbered(0, 12)))
+
+
+@pytest.mark.parametrize(
+    ("data_sets", "complaint"),
+    [
+        ([], "one data set per worker; got none"),
+        (numbered(0, 4), "a list of data sets, one per worker; got a dict"),
+        (np.zeros((3, 4)), "a list of data sets, one per worker; got a ndarray"),
+        ([numbered(0, 4), numbered(0, 0)], r"shard 1: the data set is empty: data\['number'\] has shape \(0,\)"),
+        ([numbered(0, 4), Source(0, 0)], r"shard 1: the data set is empty: len\(data\) is 0"),
+        ([np.zeros(3), {"x": np.zeros(3)}], "shard 1 is built as .* shard 0 as "),
+        ([np.zeros((3, 2)), np.zeros((3, 5))], r"example is float32\[5\] in shard 1, but float32\[2\] in shard 0"),
+        ([np.zeros(3, int), np.zeros(3)], r"example is float32\[\] in shard 1, but int32\[\] in shard 0"),
+    ],
+)
+def test_what_cannot_be_shards_is_refused(data_sets, complaint):
+    with pytest.raises(ad.DataError, match=complaint):
+        ad.Shards(data_sets)
+
+
+# --- in a program -----------------------------------------------------------------------------------------------------
+
+
+def rows_of_each(state, batch):
+    """The largest number that each worker has seen, and the mean over all examples."""
+    extremes = comm.all_gather(jnp.stack([batch["number"].min(), batch["number"].max()]))
+    mean = comm.all_reduce(batch["row"][:, 0].mean())
+    return state + 1, {"extremes": extremes, "mean": mean}
+
+
+def program_on(data, global_batch=12, workers=3, **options) -> ad.Program:
+    world = LocalWorld(workers)
+    return ad.Program(rows_of_each, jnp.zeros(()), data, global_batch=global_batch, world=world, **options)
+
+
+def test_each_worker_sees_its_own_shard():
+    ends = np.cumsum([0, *LENGTHS])
+    with program_on(shards_of(), shares=(2, 6, 4)) as program:
+        for _ in range(6):
+            expected = program._stream.peek(program.batch_sizes)["number"].mean()
+            report = program.step()
+            for worker, (low, high) in enumerate(report.metrics["extremes"]):
+                assert ends[worker] <= low <= high < ends[worker + 1]
+            assert float(report.metrics["mean"]) == pytest.approx(expected)
+
+
+def test_epochs_of_a_program_count_examples_whoever_takes_them():
+    with program_on(shards_of(), shares=(1, 9, 2)) as program:
+        reports = list(program.run(epochs=2))
+    assert [r.examples for r in reports] == [12, 24, 36, 48]
+    assert [r.epoch for r in reports] == [0, 1, 1, 2]
+
+
+def test_no_worker_gets_a_batch_larger_than_its_shard():
+    with program_on(shards_of(), 20) as program:
+        assert program.batch_sizes == (7, 8, 5)
+        program.rescale(shares=(1, 1, 20))
+        program.warm_up()
+        program.step()
+        assert program.batch_sizes == (7, 8, 5)
+    with program_on(shards_of(), 12, max_local_batch=6) as program:
+        program.rescale(global_batch=17)
+        assert program._sizes.target == (6, 6, 5)
+    with pytest.raises(ad.BatchSizeError, match="larger than the data set, which has 24 examples"):
+        program_on(shards_of(), 25)
+
+
+def test_there_must_be_a_shard_for_each_worker():
+    with pytest.raises(ad.DataError, match="Shards of 3 data sets for 2 workers"):
+        program_on(shards_of(), workers=2)
+
+
+def test_the_plan_says_that_data_is_of_each_worker_its_own():
+    with program_on(shards_of()) as program:
+        assert "each worker's data is its own: 24 examples = 7 + 12 + 5" in program.explain()
+    with program_on(numbered(0, 24)) as program:
+        assert "its own" not in program.explain()
+
+
+def numbers_of(reports) -> list[list[list[int]]]:
+    return [np.asarray(r.metrics["extremes"]).tolist() for r in reports]
+
+
+def test_a_checkpoint_keeps_every_cursor():
+    with program_on(shards_of(), shares=(2, 6, 4)) as program:
+        list(program.run(steps=4))
+        checkpoint = jax.tree.map(np.asarray, program.checkpoint())
+        expected = numbers_of(program.run(steps=4))
+    assert checkpoint["cursor"].tolist() == [8, 24, 16]
+    with program_on(shards_of()) as program:
+        program.restore(checkpoint)
+        assert program.batch_sizes == (2, 6, 4)
+        assert program.epoch == 2
+        assert numbers_of(program.run(steps=4)) == expected
+
+
+def test_a_checkpoint_of_other_shards_is_refused():
+    with program_on(shards_of()) as program:
+        of_three = program.checkpoint()
+    with program_on(shards_of((9, 9)), workers=2) as program:
+        program.step()
+        with pytest.raises(ad.DataError, match="made on 3 shards, one for each worker; this program has 2 shards"):
+            program.restore(of_three)
+        assert program.steps == 1
+        of_two = program.checkpoint()
+    with (
+        program_on(numbered(0, 18), workers=2) as program,
+        pytest.raises(ad.DataError, match=r"2 shards, .*; this program has one data set for all workers"),
+    ):
+        program.restore(of_two)
+
+
+def test_shards_are_evaluated_as_one_data_set():
+    def mean(state, batch):
+        return batch["row"][:, 0].mean()
+
+    with program_on(shards_of()) as program:
+        assert float(program.evaluate(mean, shards_of(), batch=5)) == pytest.approx(np.arange(24).mean())
+        assert float(program.evaluate(mean, shards_of((3, 9)), batch=5)) == pytest.approx(np.arange(12).mean())
+
+
+def test_check_compares_splits_of_all_workers_examples():
+    def driver(state, batch):
+        return state - 0.1 * comm.all_reduce(batch["row"].mean(0)), {}
+
+    with ad.Program(driver, jnp.zeros(2), shards_of(), global_batch=12, world=LocalWorld(3)) as program:
+        program.step()
+        assert program.check()
+        assert program.steps == 1
