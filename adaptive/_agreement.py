@@ -178,6 +178,8 @@ def judge(statuses: np.ndarray, ledger: Ledger, *, step: int, own: range) -> lis
       WorkerError: some worker failed.
       DisagreementError: some worker has decided otherwise.
     """
+    if (statuses == ledger.digest).all():
+        return []
     failed = [w for w, s in enumerate(statuses) if s == 0]
     if failed:
         raise WorkerError(

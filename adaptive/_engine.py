@@ -19,7 +19,7 @@ import numpy as np
 
 from ._data import Share
 from ._kernels import Kernels, Traced, compile_segment
-from ._message import Layout, accumulate, lay_out
+from ._message import Layout, accumulate, is_finite, lay_out
 from ._pieces import Pieces
 from ._plan import Plan, Segment, check_same
 from ._segment import Feed, segment_function
@@ -77,9 +77,7 @@ class Engine:
             self._trace_calls, world.devices, splittable=plan.splittable, least_calls=self.least_calls, **kernels
         )
         self.states: PerWorker = [[copied(leaf, d) for leaf in state] for d in world.devices]
-        self.slots: PerWorker = [
-            [[copied(a, d) for a in s.init] for s in plan.slots] for d in world.devices
-        ]
+        self.slots: PerWorker = [[[copied(a, d) for a in s.init] for s in plan.slots] for d in world.devices]
         self._waiters = ThreadPoolExecutor(len(world.devices)) if len(world.devices) > 1 else None
         self._committed: list[jax.Array] = []  # one result of the last step's final segment, per worker of this process
         self._compiled: dict[tuple[str, int, int], Callable] = {}
@@ -214,7 +212,8 @@ class Engine:
                 break
             parts, finite = run.wait(level)
             # What the step before has read must be done with before it is written again.
-            jax.block_until_ready(self._committed)
+            for result in self._committed:
+                result.block_until_ready()
             own = speak(finite).astype(parts[0][0].dtype)
             results, tail = self.world.exchange(parts, self.layouts[level].ops, own, level)
             self.next_message = (level + 1) % last
@@ -254,7 +253,7 @@ class _Step:
         self.messages: dict[int, list[list[jax.Array]]] = {}
         self.kept_once: dict[int, PerWorker] = {}
         self.kept_calls: dict[int, PerWorker] = {}  # per worker, per call
-        self.packed: PerWorker = [([], []) for _ in readings]  # parts, and a flag per call: is it finite?
+        self.packed: PerWorker = [[] for _ in readings]  # the parts of the message in the making
         self.seconds = [0.0 for _ in readings]
         self._started = 0.0
         self._one_by_one: list[dict[int, list[float]]] = [{} for _ in readings]
@@ -287,7 +286,7 @@ class _Step:
             out = self.engine._compiled["once", level, local](given)
             self.kept_once[level].append(out["outputs"])
             if "parts" in out:
-                self.packed[local] = (out["parts"], [out["finite"]])
+                self.packed[local] = out["parts"]
 
     def calls(self, level: int) -> None:
         segment = self.plan.calls.get(level)
@@ -298,32 +297,37 @@ class _Step:
         self.kept_calls[level] = [self._calls_of(local, level, segment) for local in self.locals]
 
     def _calls_of(self, local: int, level: int, segment: Segment) -> list[list[jax.Array]]:
-        engine, start, kept = self.engine, 0, []
+        engine, start, kept, parts = self.engine, 0, [], None
         leaves = jax.tree.leaves(self.share.batches[local])
         wanted = [leaves[i] for i in segment.reads("batch")]
-        parts: list[jax.Array] = []
-        flags = []
         fixed = None if self.kept_calls else self._given(local, segment)
         for number, size in enumerate(self.pieces[local]):
-            kernel = engine.kernels.kernel(local, size, level)
-            reading = self.readings[local]
-            reading = reading._replace(examples=size, calls=1, offset=reading.offset + start)
-            floats, ints = engine.feed.for_call(self.vectors[local], reading, first=number == 0)
-            given = dict(fixed) if fixed is not None else self._given(local, segment, number)
-            given["batch"] = wanted if size == len(leaves[0]) else [leaf[start : start + size] for leaf in wanted]
-            given.update(floats=floats, ints=ints, const=list(kernel.consts))
             began = time.perf_counter()
+            given = dict(fixed) if fixed is not None else self._given(local, segment, number)
+            alone = len(self.pieces[local]) == 1
+            given["batch"] = wanted if alone else [leaf[start : start + size] for leaf in wanted]
+            given["floats"], given["ints"] = (
+                self.vectors[local] if alone else self._for_call(local, number, start, size)
+            )
+            kernel = engine.kernels.kernel(local, size, level)
+            given["const"] = list(kernel.consts)
             out = kernel.run(given)
             kept.append(out["outputs"])
             if "parts" in out:
-                parts = out["parts"] if number == 0 else engine._compiled["add", level, local](parts, out["parts"])
-                flags.append(out["finite"])
+                new = out["parts"]
+                parts = new if parts is None else engine._compiled["add", level, local](parts, new)
             if self.timed[local]:
-                jax.block_until_ready((parts, out))
+                jax.block_until_ready((parts, out["outputs"]))
                 self._one_by_one[local].setdefault(size, []).append(time.perf_counter() - began)
             start += size
-        self.packed[local] = (parts, flags)
+        self.packed[local] = parts
         return kept
+
+    def _for_call(self, local: int, number: int, start: int, size: int) -> tuple[np.ndarray, np.ndarray]:
+        """The two vectors, as one of several calls sees them."""
+        reading = self.readings[local]
+        reading = reading._replace(examples=size, calls=1, offset=reading.offset + start)
+        return self.engine.feed.for_call(self.vectors[local], reading, first=number == 0)
 
     def wait(self, level: int) -> tuple[list[list[jax.Array]], list[bool]]:
         """Until every worker's parts are computed: the parts, and whether each worker's are finite."""
@@ -335,11 +339,10 @@ class _Step:
             self.seconds[local] += done[local] - self._started
         if level == max(self.plan.calls, default=-1):
             self._record()
-        finite = [all(bool(flag) for flag in flags) for _, flags in self.packed]
-        return [parts for parts, _ in self.packed], finite
+        return list(self.packed), [is_finite(self.engine.layouts[level], p) for p in self.packed]
 
     def _wait_for(self, local: int) -> float:
-        self.packed[local][0][0].block_until_ready()
+        self.packed[local][0].block_until_ready()
         return time.perf_counter()
 
     def _record(self) -> None:

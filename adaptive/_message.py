@@ -142,6 +142,9 @@ def lay_out(contributions: Sequence[Contribution], *, workers: int, tail: int) -
 def pack(layout: Layout, values: Sequence[jax.Array], weights: Sequence[jax.Array | None], *, worker, first) -> list:
     """One call's contributions as parts. Traced into the segment that computes them.
 
+    The last element of part 0, which the runtime's tail will replace, counts the calls that contribute to a reduction
+    what is not finite: so it comes to the host with the parts, and is added up with them.
+
     Args:
       values, weights: one per contribution.
       worker: this worker's number, for gathered values' rows.
@@ -168,8 +171,26 @@ def pack(layout: Layout, values: Sequence[jax.Array], weights: Sequence[jax.Arra
         if weight is not None and weight.offset not in weights_written:
             weights_written.add(weight.offset)
             write(weight, jnp.asarray(weights[i]).astype(weight.dtype), once)
-    pieces[0].append((layout.parts[0].shape[0] - layout.tail, jnp.zeros(layout.tail, layout.parts[0].dtype)))
+    tail = jnp.zeros(layout.tail, layout.parts[0].dtype)
+    if layout.tail:
+        tail = tail.at[-1].set(_is_bad(layout, values))
+    pieces[0].append((layout.parts[0].shape[0] - layout.tail, tail))
     return [_join(part, found) for part, found in zip(layout.parts, pieces, strict=True)]
+
+
+def _is_bad(layout: Layout, values: Sequence[jax.Array]) -> jax.Array:
+    """1 where anything that this very call contributes to a reduction is infinite or NaN, else 0."""
+    checked = [
+        jnp.all(jnp.isfinite(v))
+        for c, v in zip(layout.contributions, values, strict=True)
+        if c.kind == "reduce" and c.scope == Scope.CALL and jnp.issubdtype(c.value.aval.dtype, jnp.floating)
+    ]
+    return ~jnp.stack(checked).all() if checked else jnp.zeros((), bool)
+
+
+def is_finite(layout: Layout, parts: Sequence[jax.Array]) -> bool:
+    """Whether all that a worker's calls contribute to reductions is finite, by its parts before the exchange."""
+    return not layout.tail or bool(np.asarray(parts[0])[-1] == 0)
 
 
 def _join(part: Part, pieces: list[tuple[int, jax.Array]]) -> jax.Array:

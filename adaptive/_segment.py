@@ -16,7 +16,6 @@ import numpy as np
 from jax.extend import source_info_util
 from jax.extend.core import JaxprEqn, Literal, Var
 
-from ._flow import Scope
 from ._message import Layout, pack, unpack
 from ._plan import Plan, Segment
 from ._trace import Atom, operands_of
@@ -43,7 +42,9 @@ class Feed:
         floats = np.array([1.0, *(s.read(reading) for s in self.floats)], np.float32)
         return floats, np.array([s.read(reading) for s in self.ints], np.int32)
 
-    def for_call(self, vectors: tuple[np.ndarray, np.ndarray], reading: Reading, first: bool) -> tuple:
+    def for_call(
+        self, vectors: tuple[np.ndarray, np.ndarray], reading: Reading, first: bool
+    ) -> tuple[np.ndarray, np.ndarray]:
         """The vectors for one call: what differs between calls is read again, the rest is kept."""
         floats, ints = vectors[0].copy(), vectors[1].copy()
         floats[0] = first
@@ -66,8 +67,7 @@ def segment_function(
     "message": […], "once": […], "call": […]}` in the order of its inputs, "message" holding the parts of those messages
     that it reads (`Segment.message_levels`).
 
-    It returns `{"outputs": […]}` and, if it writes a message, `"parts"` and `"finite"`: whether all that the calls
-    contribute to reductions is finite.
+    It returns `{"outputs": […]}` and, if it writes a message, `"parts"`.
     """
     eqns = segment.eqns
 
@@ -100,7 +100,6 @@ def segment_function(
             values = [value_of(c.value) for c in writes.contributions]
             weights = [None if c.weight is None else value_of(c.weight) for c in writes.contributions]
             out["parts"] = pack(writes, values, weights, worker=given["ints"][0], first=given["floats"][0])
-            out["finite"] = _all_finite(writes, values)
         return out
 
     return run
@@ -121,12 +120,3 @@ def _of_replicated(eqn: JaxprEqn, operands: list[Any]) -> list[Any]:
     if kind == "gather":
         return [jnp.broadcast_to(v[None], (workers, *v.shape)) for v in values]
     return [v * workers if (kind, op) == ("reduce", "sum") else v for v in values]
-
-
-def _all_finite(layout: Layout, values: Sequence[Any]) -> jax.Array:
-    checked = [
-        jnp.all(jnp.isfinite(v))
-        for c, v in zip(layout.contributions, values, strict=True)
-        if c.kind == "reduce" and c.scope == Scope.CALL and jnp.issubdtype(c.value.aval.dtype, jnp.floating)
-    ]
-    return jnp.stack(checked).all() if checked else jnp.asarray(True)
