@@ -13,8 +13,10 @@ import jax.numpy as jnp
 import numpy as np
 
 import adaptive as ad
+from adaptive import _engine, _kernels
 from adaptive._cut import plan
 from adaptive._decision import Decision, Observation
+from adaptive._kernels import Kernels
 from adaptive._plan import Plan
 from adaptive._trace import Graph, trace
 
@@ -78,3 +80,31 @@ def pointed_at(error: BaseException) -> list[str]:
 
 def sizes_of(reports: Sequence[ad.Report]) -> list[tuple[int, ...]]:
     return [r.batch_sizes for r in reports]
+
+
+class HeldCompiler:
+    """In the place of the thread that compiles behind the steps: keeps what is asked for until the test lets it."""
+
+    def __init__(self, kernels: Kernels):
+        self.kernels, self.asked, self.error = kernels, [], None
+        kernels._compiler = self
+
+    def put(self, local: int, size: int, *, urgent: bool = False) -> None:
+        del urgent
+        self.asked.append((local, size))
+
+    def close(self) -> None:
+        self.asked.clear()
+
+    def compile(self, *sizes: int) -> None:
+        """Those sizes, or all that is asked for."""
+        for local, size in [a for a in self.asked if not sizes or a[1] in sizes]:
+            self.asked.remove((local, size))
+            self.kernels._compile(local, size)
+
+
+def uncompiled(monkeypatch: Any) -> None:
+    """Run segments operation by operation: what is tested is what they do, and compiling takes most of the time."""
+    for module in (_engine, _kernels):
+        monkeypatch.setattr(module, "compile_segment", lambda function, shapes, device, donate=False: function)
+    monkeypatch.setattr(_kernels, "_run_once", lambda run, shapes: None)

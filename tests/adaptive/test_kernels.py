@@ -17,26 +17,9 @@ from adaptive import _kernels
 from adaptive._cache import in_turn
 from adaptive._kernels import Kernels, compile_segment
 
+from .drivers import HeldCompiler
+
 DEADLINE = 60.0  # seconds, for what happens in a moment
-
-
-class Compiler:
-    """In the place of the thread: keeps what is asked for until the test has it compiled."""
-
-    def __init__(self, kernels):
-        self.kernels, self.asked, self.error = kernels, [], None
-
-    def put(self, local, size, *, urgent=False):
-        self.asked.append((local, size))
-
-    def close(self):
-        pass
-
-    def compile(self, *sizes):
-        """Those sizes, or all that is asked for."""
-        for local, size in [a for a in self.asked if not sizes or a[1] in sizes]:
-            self.asked.remove((local, size))
-            self.kernels._compile(local, size)
 
 
 def trace(size):
@@ -59,7 +42,7 @@ def make(monkeypatch):
             timed=timed,
             turn=turn,
         )
-        kernels._compiler = Compiler(kernels)
+        HeldCompiler(kernels)
         return kernels
 
     return make
@@ -364,7 +347,7 @@ def test_no_exact_kernel_is_larger_than_the_micro_batch(make):
 @given(st.lists(st.tuples(st.integers(1, 30), st.integers(1, 2), st.floats(1e-4, 1)), min_size=1, max_size=60))
 def test_whatever_is_timed_the_pieces_sum_up(steps):
     kernels = Kernels(trace, jax.local_devices()[:1], largest_call=None, splittable=True, timed=True)
-    kernels._compiler = Compiler(kernels)
+    HeldCompiler(kernels)
     for rung in (16, 8, 4, 2, 1):
         kernels._workers[0].ready[rung] = {}
     for size, at_least, seconds in steps:

@@ -83,7 +83,13 @@ def send(layout, values, weights):
                 None if c.weight is None else jnp.float32(weights[worker][call][name])
                 for c, name in zip(layout.contributions, layout.names, strict=True)
             ]
-            parts = pack(layout.layout, contributed, used, worker=jnp.int32(worker), first=jnp.float32(call == 0))
+            parts = pack(
+                layout.layout,
+                list(map(jnp.asarray, contributed)),
+                used,
+                worker=jnp.int32(worker),
+                first=jnp.float32(call == 0),
+            )
             assert [(p.shape, p.dtype) for p in parts] == [(p.shape, p.dtype) for p in layout.layout.parts]
             arrived = parts if arrived is None else accumulate(layout.layout.ops, arrived, parts)
     return unpack(layout.layout, arrived, range(len(layout.contributions)))

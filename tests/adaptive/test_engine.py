@@ -1,0 +1,489 @@
+"""A step is what the driver says, however its batch is split over workers and calls; and it commits whole or not."""
+
+# ruff: noqa: B023  # by_hand's functions are called at once, where they stand
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+import adaptive as ad
+import collectives as comm
+from adaptive import _message, operators
+from adaptive._data import Share
+from adaptive._engine import Engine
+from adaptive._flow import Scope
+from adaptive._local import LocalWorld
+from adaptive.operators import CALLS, Reading, Source, read
+
+from .drivers import FEATURES, make_data, mean_loss, planned, uncompiled
+
+W = jnp.array([0.3, -0.2, 0.1])
+KERNELS = {"largest_call": None, "timed": False}
+grad = jax.grad(mean_loss)
+
+
+def engine_of(driver, state, workers, examples=4, *, world=None, tail=0):
+    world = world or LocalWorld(workers)
+
+    def plan_for(size):
+        return planned(driver, state, size, workers=workers)
+
+    return Engine(plan_for, plan_for(examples), jax.tree.leaves(state), world, tail=tail, kernels=KERNELS)
+
+
+def step(engine, batch, split, *, number=0, commit=True, seconds=None):
+    """One step on `batch`, where worker i makes the calls `split[i]`."""
+    sizes = [sum(pieces) for pieces in split]
+    starts = np.concatenate([[0], np.cumsum(sizes)]).tolist()
+    batches = tuple(jax.tree.map(lambda a, s=s, e=e: a[s:e], batch) for s, e in pairwise(starts))
+    seconds = seconds or [0.1 * (w + 1) for w in range(len(split))]
+    readings = [
+        Reading(number, 0, w, sum(sizes), size, size, 1, start, seconds[w], 1.0)
+        for w, (size, start) in enumerate(zip(sizes, starts, strict=False))
+    ]
+    share = Share(tuple(sizes), tuple(starts[:-1]), batches)
+    engine.kernels.require_calls(split)
+    return engine.step(share, readings, lambda finite: np.zeros(0), lambda tail: commit, pieces=split)
+
+
+def run(driver, state, split, data, count=2):
+    """Some steps, each on the next rows of `data`: the states of all workers, and the metrics of the last step."""
+    engine = engine_of(driver, state, len(split))
+    engine.compile([], pieces=split)
+    total = sum(map(sum, split))
+    for number in range(count):
+        outcome = step(
+            engine, jax.tree.map(lambda a, n=number: a[n * total : (n + 1) * total], data), split, number=number
+        )
+    engine.close()
+    return engine.states, [np.asarray(m) for m in outcome.metrics]
+
+
+# --- the split does not matter ----------------------------------------------------------------------------------------
+
+MOMENTUM = optax.sgd(0.1, momentum=0.9)
+
+
+def momentum(state, batch):
+    w, opt = state
+    loss, grads = jax.value_and_grad(mean_loss)(w, batch)
+    updates, opt = MOMENTUM.update(comm.all_reduce(grads), opt, w)
+    return (optax.apply_updates(w, updates), opt), {"loss": comm.all_reduce(loss)}
+
+
+def sharpness_aware(state, batch):
+    first = comm.all_reduce(grad(state, batch))
+    moved = state + 0.05 * first / jnp.linalg.norm(first)
+    return state - 0.1 * comm.all_reduce(grad(moved, batch)), {"norm": jnp.linalg.norm(first)}
+
+
+def two_updates(state, batch):
+    for _ in range(2):
+        state = state - 0.1 * comm.all_reduce(grad(state, batch))
+    return state, {}
+
+
+def standardized(state, batch):
+    """Three messages: a mean, a variance about it, and a gradient of what they standardize; residuals are kept."""
+    mean = comm.all_reduce(batch["y"].mean())
+    apart = batch["y"] - mean
+    variance = comm.all_reduce((apart**2).mean())
+    standard = {"x": batch["x"], "y": apart / jnp.sqrt(variance)}
+    worst = comm.all_reduce(jnp.abs(standard["y"]).max(), op="max")
+    return state - 0.1 * comm.all_reduce(grad(state, standard)), {"variance": variance, "worst": worst}
+
+
+def per_token(state, batch):
+    """A mean over tokens and not over examples: sums of losses, weighed by their number."""
+    tokens = jnp.exp(batch["y"]) + 1
+    loss = lambda w: jnp.sum(tokens * (batch["x"] @ w - batch["y"]) ** 2) / tokens.sum()  # noqa: E731
+    return state - 0.01 * comm.all_reduce(jax.grad(loss)(state), weight=tokens.sum()), {
+        "tokens": comm.all_reduce(tokens.sum(), op="sum"),
+        "most": comm.all_reduce(tokens.max(), op="max"),
+    }
+
+
+DRIVERS = [
+    (momentum, (W, MOMENTUM.init(W))),
+    (sharpness_aware, W),
+    (two_updates, W),
+    (standardized, W),
+    (per_token, W),
+]
+
+
+@pytest.mark.parametrize(("driver", "state"), DRIVERS, ids=[d.__name__ for d, _ in DRIVERS])
+def test_three_workers_of_5_2_and_9_take_the_step_of_one(monkeypatch, driver, state):
+    uncompiled(monkeypatch)
+    data = make_data(32)
+    (alone,), whole = run(driver, state, [(16,)], data)
+    for split in ([(5,), (2,), (9,)], [(2, 3), (1, 1), (4, 4, 1)]):
+        states, metrics = run(driver, state, split, data)
+        for leaves in states:
+            assert all(np.array_equal(a, b) for a, b in zip(leaves, states[0], strict=True))  # to the last bit
+        for a, b in zip([*states[0], *metrics], [*alone, *whole], strict=True):
+            np.testing.assert_allclose(a, b, rtol=2e-6, atol=1e-6)
+
+
+# --- random drivers ---------------------------------------------------------------------------------------------------
+#
+# A driver of random operations on scalars, as a list of (operation, i, j): each adds its result to a pool of values
+# that the later ones draw from. The same list is carried out below in plain numpy, on a table of every worker's every
+# call, with scopes told from the operations alone.
+
+OPERATIONS = ["sine", "cosine", "mean", "weighted", "sum", "max", "min", "gather", "broadcast", "slot", "pair"]
+SECONDS = Source("seconds", lambda r: r.compute_seconds)
+Programs = st.lists(
+    st.tuples(st.sampled_from(OPERATIONS), st.integers(0, 99), st.integers(0, 99)), min_size=2, max_size=9
+)
+
+
+def scopes_of(program):
+    """The scope of every value of the pool, and the operations as they can be carried out."""
+    scopes, done = [Scope.ALL, Scope.ALL, Scope.WORKER, Scope.CALL], []
+    for what, i, j in program:
+        i, j = len(scopes) - 1 - i % len(scopes), j % len(scopes)
+        if what in ("gather", "broadcast", "slot") and scopes[i] == Scope.CALL:
+            what = "mean"  # there is one of these for each worker, not for each of its calls
+        done.append((what, i, j))
+        results = {"sine": [max(scopes[i], scopes[j])], "slot": [scopes[i]], "pair": [Scope.ALL] * 2}
+        results["cosine"] = results["sine"]
+        scopes += results.get(what, [Scope.ALL])
+    return scopes, done
+
+
+def driver_of(program):
+    scopes, done = scopes_of(program)
+
+    def driver(state, batch):
+        pool = [state, 0.1 * ad.step(), read(SECONDS), batch["y"].mean()]
+        for what, i, j in done:
+            a, b = pool[i], pool[j]
+            match what:
+                case "sine":
+                    pool.append(jnp.sin(a + 2 * b))
+                case "cosine":
+                    pool.append(jnp.cos(a * b))
+                case "mean":
+                    pool.append(comm.all_reduce(a))
+                case "weighted":
+                    pool.append(comm.all_reduce(a, weight=0.5 + b * b))
+                case "sum":
+                    pool.append(0.1 * comm.all_reduce(a, op="sum"))
+                case "max" | "min":
+                    pool.append(comm.all_reduce(a, op=what))
+                case "gather":
+                    rows = comm.all_gather(a)
+                    pool.append(jnp.sin(rows @ jnp.arange(1.0, 1 + ad.workers())))
+                case "broadcast":
+                    pool.append(comm.broadcast(a, j % ad.workers()))
+                case "slot":
+                    update = lambda old, a=a: (0.5 * old + 0.3 * a, old - 0.1 * a)  # noqa: E731
+                    pool.append(operators.slot("s", np.full((), 0.25, np.float32), update))
+                case "pair":
+                    pool += comm.all_reduce((a, b))
+        shared = [v for v, scope in zip(pool, scopes, strict=True) if scope == Scope.ALL]
+        return jnp.sin(sum(shared)), shared
+
+    return driver
+
+
+def by_hand(program, state, ys, number, slots):
+    """The new state, the metrics and the slots: `ys[worker][call]` are that call's examples."""
+    scopes, done = scopes_of(program)
+    table = [[(w, c) for c in range(len(calls))] for w, calls in enumerate(ys)]
+    keys = [key for row in table for key in row]
+    everywhere = lambda f: {key: np.float64(f(key)) for key in keys}  # noqa: E731
+    pool = [everywhere(lambda _: state), everywhere(lambda _: 0.1 * number)]
+    pool += [everywhere(lambda k: 0.1 * (k[0] + 1)), everywhere(lambda k: ys[k[0]][k[1]].mean())]
+    examples = everywhere(lambda k: len(ys[k[0]][k[1]]))
+
+    def mean(x, weight, x_scope, w_scope, others=Scope.ALL):
+        if max(x_scope, others) == Scope.ALL:
+            return x
+        counted = keys if max(x_scope, w_scope) == Scope.CALL else [(w, 0) for w in range(len(ys))]
+        value = sum(weight[k] * x[k] for k in counted) / sum(weight[k] for k in counted)
+        return everywhere(lambda _: value)
+
+    taken = iter(slots)
+    kept = []
+    for what, i, j in done:
+        a, b = pool[i], pool[j]
+        once = [a[w, 0] for w in range(len(ys))]
+        match what:
+            case "sine":
+                pool.append(everywhere(lambda k: np.sin(a[k] + 2 * b[k])))
+            case "cosine":
+                pool.append(everywhere(lambda k: np.cos(a[k] * b[k])))
+            case "mean":
+                pool.append(mean(a, examples, scopes[i], Scope.CALL))
+            case "weighted":
+                pool.append(mean(a, everywhere(lambda k: 0.5 + b[k] ** 2), scopes[i], scopes[j]))
+            case "sum":
+                total = sum(a.values()) if scopes[i] == Scope.CALL else sum(once)
+                pool.append(everywhere(lambda _: 0.1 * total))
+            case "max" | "min":
+                extreme = {"max": max, "min": min}[what](a.values())
+                pool.append(everywhere(lambda _: extreme))
+            case "gather":
+                pool.append(everywhere(lambda _: np.sin(sum(x * (w + 1) for w, x in enumerate(once)))))
+            case "broadcast":
+                pool.append(everywhere(lambda _: once[j % len(ys)]))
+            case "slot":
+                old = next(taken, everywhere(lambda _: 0.25))
+                kept.append(everywhere(lambda k: 0.5 * old[k] + 0.3 * a[k]))
+                pool.append(everywhere(lambda k: old[k] - 0.1 * a[k]))
+            case "pair":
+                both = max(scopes[i], scopes[j])
+                pool += [mean(x, examples, scopes[n], Scope.CALL, both) for x, n in ((a, i), (b, j))]
+    shared = [next(iter(v.values())) for v, scope in zip(pool, scopes, strict=True) if scope == Scope.ALL]
+    return np.sin(sum(shared)), shared, kept
+
+
+splits = st.lists(st.lists(st.integers(1, 3), min_size=1, max_size=2).map(tuple), min_size=1, max_size=3)
+
+
+@settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(Programs, splits, st.integers(0, 9))
+def test_random_drivers_do_on_any_split_what_they_say(monkeypatch, program, split, seed):
+    uncompiled(monkeypatch)
+    rng = np.random.default_rng(seed)
+    engine = engine_of(driver_of(program), jnp.float32(0.4), len(split))
+    engine.compile([], pieces=split)
+    state, slots = 0.4, []
+    for number in range(2):
+        ys = [[rng.normal(size=n).astype(np.float32) for n in calls] for calls in split]
+        flat = np.concatenate([y for calls in ys for y in calls])
+        batch = {"x": np.zeros((len(flat), FEATURES), np.float32), "y": flat}
+        outcome = step(engine, batch, split, number=number)
+        state, metrics, slots = by_hand(program, state, ys, number, slots)
+        np.testing.assert_allclose([float(m) for m in outcome.metrics], metrics, rtol=1e-4, atol=1e-4)
+        for (leaf,) in engine.states:
+            np.testing.assert_allclose(leaf, state, rtol=1e-3, atol=1e-3)
+        state = float(engine.states[0][0])  # so that rounding does not add up
+    engine.close()
+
+
+# --- memory -----------------------------------------------------------------------------------------------------------
+
+
+def test_what_is_kept_for_later_survives_the_sum_of_what_is_sent(monkeypatch):
+    monkeypatch.setattr(_message, "LARGE_BYTES", 8)  # so the gradient is sent from the memory that it is kept in
+
+    def driver(state, batch):
+        grads = batch["x"].mean(0) + state
+        total = comm.all_reduce(grads, op="sum")
+        return state + 0.1 * total, {"spread": comm.all_reduce(((grads - total) ** 2).sum(), op="sum")}
+
+    data, split = make_data(7), [(2, 2), (2, 1)]
+    engine = engine_of(driver, W, 2)
+    engine.compile([], pieces=split)
+    outcome = step(engine, data, split)
+    rows = np.split(data["x"].astype(np.float64), [2, 4, 6])
+    grads = [r.mean(0) + np.asarray(W) for r in rows]
+    np.testing.assert_allclose(outcome.metrics[0], sum(((g - sum(grads)) ** 2).sum() for g in grads), rtol=1e-5)
+    np.testing.assert_allclose(engine.states[1][0], np.asarray(W) + 0.1 * sum(grads), rtol=1e-5)
+    engine.close()
+
+
+def test_state_that_is_handed_on_and_returned_twice_has_memory_of_its_own():
+    def driver(state, batch):
+        new = state["new"] + comm.all_reduce(batch["y"].mean())
+        return {"new": new, "old": state["new"], "older": state["old"], "still": state["still"]}, {
+            "new": new,
+            "old": state["new"],
+            "still": state["still"],
+        }
+
+    state = {"new": jnp.zeros(3), "old": jnp.zeros(3), "older": jnp.zeros(3), "still": jnp.ones(3)}
+    engine = engine_of(driver, state, 1)
+    engine.compile([], pieces=[(4,)])
+    data = make_data(4)
+    metrics = [step(engine, data, [(4,)], number=number).metrics for number in range(4)]
+    mean = data["y"].mean()
+    for number, (new, old, still) in enumerate(metrics):  # steps later, none of them was given up to XLA
+        np.testing.assert_allclose(new, np.full(3, (number + 1) * mean), rtol=1e-5)
+        np.testing.assert_allclose(old, np.full(3, number * mean), rtol=1e-5, atol=1e-7)
+        assert np.asarray(still).tolist() == [1, 1, 1]
+    values = [float(leaf[0]) for leaf in engine.states[0]]
+    np.testing.assert_allclose(values, [4 * mean, 3 * mean, 2 * mean, 1.0], rtol=1e-5)
+    engine.close()
+
+
+def test_the_callers_arrays_are_copied_and_workers_do_not_share_theirs():
+    own = np.zeros(3, np.float32)
+    device = jnp.zeros(3)
+
+    def driver(state, batch):
+        return jax.tree.map(lambda w: w + comm.all_reduce(batch["y"].mean()), state), {}
+
+    engine = engine_of(driver, [own, device], 2)
+    engine.compile([], pieces=[(1,), (1,)])
+    own += 5
+    step(engine, make_data(2), [(1,), (1,)])
+    assert not device.is_deleted()
+    assert np.asarray(device).tolist() == [0, 0, 0]
+    np.testing.assert_allclose(engine.states[1][0], np.full(3, make_data(2)["y"].mean()), rtol=1e-6)
+    engine.close()
+
+
+# --- whole or not at all ----------------------------------------------------------------------------------------------
+
+
+class Faulty(LocalWorld):
+    """A world whose messages fail where the test says."""
+
+    broken: int | None = None
+
+    def exchange(self, parts, ops, tail, channel=0):
+        if self.broken == channel:
+            raise OSError("the network is down")
+        return super().exchange(parts, ops, tail, channel)
+
+
+@pytest.mark.parametrize("broken", [0, 1])
+def test_a_message_that_fails_leaves_the_state_as_it_was(broken):
+    world, data = Faulty(2), make_data(6)
+    engine = engine_of(sharpness_aware, W, 2, world=world)
+    split = [(2, 1), (3,)]
+    engine.compile([], pieces=split)
+    step(engine, data, split)
+    before = [np.asarray(leaves[0]) for leaves in engine.states]
+    world.broken = broken
+    with pytest.raises(OSError, match="network"):
+        step(engine, data, split)
+    assert engine.next_message == broken
+    assert all(np.array_equal(leaves[0], old) for leaves, old in zip(engine.states, before, strict=True))
+    world.broken = None
+    step(engine, data, split)
+    other = engine_of(sharpness_aware, W, 2)
+    other.compile([], pieces=split)
+    for _ in range(2):
+        step(other, data, split)
+    assert np.array_equal(engine.states[0][0], other.states[0][0])
+    engine.close()
+    other.close()
+
+
+def test_a_step_that_may_not_commit_changes_nothing():
+    def driver(state, batch):
+        operators.slot("count", np.zeros(()), lambda n: (n + 1, n))
+        return state - comm.all_reduce(grad(state, batch)), {}
+
+    engine = engine_of(driver, W, 1)
+    engine.compile([], pieces=[(4,)])
+    outcome = step(engine, make_data(4), [(4,)], commit=False)
+    assert not outcome.committed
+    assert (outcome.hooks, outcome.metrics) == ([], [])
+    assert np.array_equal(engine.states[0][0], W)
+    assert float(engine.slots[0][0][0]) == 0
+    assert step(engine, make_data(4), [(4,)]).committed
+    assert float(engine.slots[0][0][0]) == 1
+    engine.close()
+
+
+def test_who_is_not_finite_is_told_worker_by_worker():
+    heard = []
+    engine = engine_of(momentum, (W, MOMENTUM.init(W)), 3, tail=1)
+    split = [(2,), (1, 1), (2,)]
+    engine.compile([], pieces=split)
+    data = make_data(6)
+    data["y"][3] = np.inf  # in worker 1's second call
+    sizes = [2, 2, 2]
+    readings = [Reading(0, 0, w, 6, 2, 2, 1, 2 * w, 0.1, 0.1) for w in range(3)]
+    batches = tuple({k: v[2 * w : 2 * w + 2] for k, v in data.items()} for w in range(3))
+
+    def speak(finite):
+        heard.append(list(finite))
+        return np.zeros(1)
+
+    engine.step(Share(tuple(sizes), (0, 2, 4), batches), readings, speak, lambda tail: False, pieces=split)
+    assert heard == [[True, False, True]]
+    engine.close()
+
+
+# --- what sources read ------------------------------------------------------------------------------------------------
+
+
+def test_a_measurement_is_taken_once_per_worker_and_step_whatever_the_calls():
+    taken = []
+    load = Source("load", lambda r: taken.append(r.worker) or 2.0 + r.worker)
+
+    def driver(state, batch):
+        return state + comm.all_reduce(read(load), op="sum"), {"y": comm.all_reduce(batch["y"].mean())}
+
+    engine = engine_of(driver, 0.0, 2)
+    split = [(1, 2, 1), (2,)]
+    engine.compile([], pieces=split)
+    step(engine, make_data(6), split)
+    assert sorted(taken) == [0, 1]
+    assert float(engine.states[0][0]) == 2.0 + 3.0
+    engine.close()
+
+
+def test_calls_know_their_examples_and_where_they_stand():
+    def driver(state, batch):
+        count, place = read(operators.EXAMPLES), read(operators.OFFSET).astype(jnp.float32)
+        return state, {
+            "examples": comm.all_reduce(count, op="sum"),
+            "squares": comm.all_reduce(count**2, op="sum"),
+            "places": comm.all_reduce(place, op="sum"),
+            "calls": comm.all_reduce(read(CALLS), op="sum"),
+            "y": comm.all_reduce(batch["y"].mean()),
+        }
+
+    engine = engine_of(driver, 0.0, 2)
+    split = [(1, 2, 1), (2,)]
+    engine.compile([], pieces=split)
+    outcome = step(engine, make_data(6), split)
+    found = jax.tree.unflatten(engine.plan.graph.metrics_tree, [float(m) for m in outcome.metrics])
+    del found["y"]
+    assert found == {"examples": 6, "squares": 1 + 4 + 1 + 4, "places": 0 + 1 + 3 + 4, "calls": 4}
+    engine.close()
+
+
+def test_one_worker_makes_two_calls_where_groups_of_examples_are_compared():
+    def driver(state, batch):
+        return state + comm.all_reduce(batch["y"].mean() * read(CALLS)), {}
+
+    one, two = engine_of(driver, 0.0, 1), engine_of(driver, 0.0, 2)
+    assert (one.least_calls, two.least_calls) == (2, 1)
+    assert engine_of(momentum, (W, MOMENTUM.init(W)), 1).least_calls == 1
+
+
+# --- devices ----------------------------------------------------------------------------------------------------------
+
+
+def test_what_a_driver_closes_over_is_put_on_every_workers_device():
+    first = jax.device_put(jnp.arange(1.0, 4), jax.local_devices()[0])
+    table = jnp.arange(3.0)
+
+    def driver(state, batch):
+        grads = comm.all_reduce(grad(state, {**batch, "x": batch["x"] * first[None]}))
+        moved = state - 0.1 * grads * table
+        return moved - 0.1 * comm.all_reduce(grad(moved * first, batch)), {}
+
+    data, split = make_data(7), [(2,), (3, 1), (1,)]
+    with comm.DeviceWorld(jax.local_devices()[:3]) as world:
+        engine = engine_of(driver, W, 3, world=world)
+        engine.compile([], pieces=split)
+        for _ in range(2):
+            step(engine, data, split)
+        assert [next(iter(leaves[0].devices())) for leaves in engine.states] == list(world.devices)
+        results = [np.asarray(leaves[0]) for leaves in engine.states]
+        engine.close()
+    alone = engine_of(driver, W, 1)
+    alone.compile([], pieces=[(7,)])
+    for _ in range(2):
+        step(alone, data, [(7,)])
+    alone.close()
+    assert all(np.array_equal(r, results[0]) for r in results)
+    np.testing.assert_allclose(results[0], alone.states[0][0], rtol=1e-5, atol=1e-6)
