@@ -25,8 +25,8 @@ if TYPE_CHECKING:
     from mpi4py import MPI
 
 # An Allreduce takes this much at a time where all ranks are on one host: pieces stay in the caches between the copy
-# from the other rank, the sum and the copy back. ResNet-50's gradients between two ranks (medians, in ms): 28 in pieces
-# of 64 kB, 21 of 128, 17.3 of 256, 15.8 of 512, 16.9 of 1024, 16.6 of 4096, 16.8 as whole tensors; with two to four in
+# from the other rank, the sum and the copy back. ResNet-50's gradients between two ranks (medians, in ms): 23 in pieces
+# of 64 kB, 18 of 128, 16.5 of 256, 15.4 of 512, 16.5 of 1024, 17.7 of 4096, 20 as whole tensors; with two to four in
 # flight as Iallreduce, 1.2 to 1.3 times as long (benchmarks/exchange_resnet50.py). Across hosts whole parts are taken,
 # since there every piece would pay the network's latency; no more than 32-bit counts hold.
 PIECE_BYTES = 512 << 10
