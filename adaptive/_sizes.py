@@ -26,26 +26,21 @@ def split(global_batch: int, shares: Sequence[float], limits: Limits) -> tuple[i
       BatchSizeError: the shares are no shares, or no split keeps the limits.
     """
     weight = check_shares(shares, len(limits.lower))
-    lower, upper = np.asarray(limits.lower), np.asarray(limits.upper)
+    unit = limits.multiple
+    if global_batch % unit:
+        raise BatchSizeError(f"a global batch of {global_batch} is no multiple of {unit}, as all batches have to be.")
+    lower, upper = -(-np.asarray(limits.lower) // unit) * unit, np.asarray(limits.upper) // unit * unit
     if not lower.sum() <= global_batch <= upper.sum():
         raise BatchSizeError(
             f"a global batch of {global_batch} cannot be split over {len(lower)} workers that take at least "
             f"{lower.sum()} and at most {upper.sum()} examples together."
         )
-    unit = limits.multiple
-    if global_batch % unit:
-        raise BatchSizeError(f"a global batch of {global_batch} is no multiple of {unit}, as all batches have to be.")
     weight = weight / weight.max() * global_batch if weight.max() > global_batch else weight  # keeps sums in range
     if weight.sum() == global_batch and ((weight % unit == 0) & (weight >= lower) & (weight <= upper)).all():
         return tuple(int(n) for n in weight)
-    lower, upper, units = (
-        -(-lower // unit),
-        upper // unit,
-        global_batch // unit,
-    )  # from here on, `unit` examples are one
+    units, lower, upper = global_batch // unit, lower // unit, upper // unit
     ideal = _proportional(units, weight / weight.sum(), lower, upper)
-    sizes = _round(units, ideal, lower, upper, max(1, limits.quantum // unit))
-    return tuple(unit * size for size in sizes)
+    return tuple(unit * n for n in _round(units, ideal, lower, upper, max(1, limits.quantum // unit)))
 
 
 def check_shares(shares: Sequence[float], n_workers: int) -> np.ndarray:

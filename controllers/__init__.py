@@ -15,6 +15,7 @@ from ._balance import balance as balance
 from ._balance import min_max as min_max
 from ._batch_time import BatchTime as BatchTime
 from ._control import Control as Control
+from ._federated import federated as federated
 from ._goodput import best_goodput as best_goodput
 from ._goodput import goodput_batch as goodput_batch
 from ._hook import hook as hook

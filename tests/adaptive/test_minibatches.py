@@ -145,6 +145,11 @@ def test_splits_are_of_multiples(problem):
     assert spread <= limits.multiple or max(equal(total, limits)) > min(limits.upper)
 
 
+def test_bounds_that_multiples_cannot_keep_are_refused():
+    with pytest.raises(ad.BatchSizeError, match="24 cannot be split over 2 workers that take at least 16 and at most 16"):
+        split(24, (1, 1), Limits((3, 3), (15, 15), 8, 8))
+
+
 @given(problems(), st.integers(-10, 1000))
 def test_global_batches_asked_for_are_rounded_to_multiples(problem, asked):
     total, shares, limits = problem

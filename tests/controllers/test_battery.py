@@ -34,6 +34,10 @@ def with_inputs(step: int, seconds: np.ndarray) -> tuple[Any, ...]:
     return seconds, np.linspace(0.5, 1.0, n), np.full(n, 2e9)
 
 
+def with_links(step: int, seconds: np.ndarray) -> tuple[Any, ...]:
+    return seconds, np.linspace(0.0, 0.01, len(seconds))
+
+
 def only_noise(step: int, seconds: np.ndarray) -> tuple[Any, ...]:
     return (Noise(300.0, 250.0, 400.0),)
 
@@ -54,6 +58,8 @@ POLICIES: dict[str, tuple[Callable[[], ctrl.Policy], Callable[..., tuple[Any, ..
     "lb_bsp with narx": (lambda: ctrl.lb_bsp(ctrl.narx(), n_inputs=2), with_inputs),
     "lb_bsp with memoryless": (lambda: ctrl.lb_bsp(ctrl.memoryless()), only_seconds),
     "lb_bsp with best_of": (lambda: ctrl.lb_bsp(ctrl.best_of(ctrl.moving_average(), ctrl.arx())), only_seconds),
+    "federated": (ctrl.federated, with_links),
+    "federated over equal links": (lambda: ctrl.federated(dead_band=0.0), only_seconds),
     "noise_batch": (ctrl.noise_batch, only_noise),
     "goodput_batch": (ctrl.goodput_batch, all_for_goodput),
     "schedule": (lambda: ctrl.schedule({0: 128, 60: 256}), nothing),
