@@ -150,12 +150,12 @@ def scopes_of(program):
     """The scope of every value of the pool, and the operations as they can be carried out."""
     scopes, done = [Scope.ALL, Scope.ALL, Scope.WORKER, Scope.CALL], []
     for what, i, j in program:
-        i, j = len(scopes) - 1 - i % len(scopes), j % len(scopes)
+        i, j = len(scopes) - 1 - i % min(3, len(scopes)), j % (len(scopes) if j % 2 else 4)
         if what in ("gather", "broadcast", "slot") and scopes[i] == Scope.CALL:
             what = "mean"  # there is one of these for each worker, not for each of its calls
         done.append((what, i, j))
         results = {"sine": [max(scopes[i], scopes[j])], "slot": [scopes[i]], "pair": [Scope.ALL] * 2}
-        results["cosine"] = results["sine"]
+        results["cosine"] = results["sine"]  # the other operations reduce, so their results are the same everywhere
         scopes += results.get(what, [Scope.ALL])
     return scopes, done
 
@@ -167,19 +167,20 @@ def driver_of(program):
         pool = [state, 0.1 * ad.step(), read(SECONDS), batch["y"].mean()]
         for what, i, j in done:
             a, b = pool[i], pool[j]
+            mixed = a + 0.3 * b
             match what:
                 case "sine":
                     pool.append(jnp.sin(a + 2 * b))
                 case "cosine":
                     pool.append(jnp.cos(a * b))
                 case "mean":
-                    pool.append(comm.all_reduce(a))
+                    pool.append(comm.all_reduce(mixed))
                 case "weighted":
                     pool.append(comm.all_reduce(a, weight=0.5 + b * b))
                 case "sum":
-                    pool.append(0.1 * comm.all_reduce(a, op="sum"))
+                    pool.append(0.1 * comm.all_reduce(mixed, op="sum"))
                 case "max" | "min":
-                    pool.append(comm.all_reduce(a, op=what))
+                    pool.append(comm.all_reduce(mixed, op=what))
                 case "gather":
                     rows = comm.all_gather(a)
                     pool.append(jnp.sin(rows @ jnp.arange(1.0, 1 + ad.workers())))
@@ -218,20 +219,21 @@ def by_hand(program, state, ys, number, slots):
     for what, i, j in done:
         a, b = pool[i], pool[j]
         once = [a[w, 0] for w in range(len(ys))]
+        mixed, mixed_scope = everywhere(lambda k: a[k] + 0.3 * b[k]), max(scopes[i], scopes[j])
         match what:
             case "sine":
                 pool.append(everywhere(lambda k: np.sin(a[k] + 2 * b[k])))
             case "cosine":
                 pool.append(everywhere(lambda k: np.cos(a[k] * b[k])))
             case "mean":
-                pool.append(mean(a, examples, scopes[i], Scope.CALL))
+                pool.append(mean(mixed, examples, mixed_scope, Scope.CALL))
             case "weighted":
                 pool.append(mean(a, everywhere(lambda k: 0.5 + b[k] ** 2), scopes[i], scopes[j]))
             case "sum":
-                total = sum(a.values()) if scopes[i] == Scope.CALL else sum(once)
+                total = sum(x for (_, c), x in mixed.items() if mixed_scope == Scope.CALL or c == 0)
                 pool.append(everywhere(lambda _: 0.1 * total))
             case "max" | "min":
-                extreme = {"max": max, "min": min}[what](a.values())
+                extreme = {"max": max, "min": min}[what](mixed.values())
                 pool.append(everywhere(lambda _: extreme))
             case "gather":
                 pool.append(everywhere(lambda _: np.sin(sum(x * (w + 1) for w, x in enumerate(once)))))
