@@ -14,20 +14,18 @@ from __future__ import annotations
 
 import hashlib
 import json
-import re
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 from zlib import crc32
 
 import jax
 import numpy as np
-from jax.extend.core import Literal
 
 from ._data import Rows
 from ._decision import Decision
 from ._errors import DisagreementError, NonFiniteError, WorkerError
 from ._plan import Plan
-from ._where import line_of
+from ._text import Line, as_text
 from ._world import World
 
 _DIGEST_BITS = 24  # what a float32 holds exactly
@@ -102,33 +100,21 @@ def digest_of_data(examples: Rows, n_rows: int = 64) -> str:
 def digest_of_plan(plan: Plan) -> str:
     """Of all that a driver computes: operations, what they are done on, and the numbers in it."""
     consts = digest_of_tree(list(plan.graph.consts.values()))
-    text = repr((plan.signature, [e for _, e in _equations(plan)], consts))
+    text = repr((plan.signature, [line.text for line in _lines(plan)], consts))
     return f"{plan.graph.name}, {len(plan.graph.eqns)} equations, {_hash(text)}"
 
 
 def digests_of_lines(plan: Plan) -> dict[str, str]:
     """Of the equations that stem from each line of the driver."""
     lines: dict[str, list[str]] = {}
-    for line, equation in _equations(plan):
-        lines.setdefault(f"driver, at {line}," if line else "driver", []).append(equation)
-    return {line: f"{len(found)} equations, {_hash(repr(found))}" for line, found in lines.items()}
+    for line in _lines(plan):
+        lines.setdefault(f"driver, at {line.where}," if line.where else "driver", []).append(line.text)
+    return {where: f"{len(found)} equations, {_hash(repr(found))}" for where, found in lines.items()}
 
 
-def _equations(plan: Plan) -> Iterator[tuple[str, str]]:
-    """Line and text of every equation, its variables numbered in the order of the graph."""
+def _lines(plan: Plan) -> Iterator[Line]:
     graph = plan.graph
-    numbers = {var: i for i, var in enumerate([*graph.invars, *graph.consts])}
-    for eqn in graph.eqns:
-        numbers.update((var, len(numbers) + i) for i, var in enumerate(eqn.outvars))
-        operands = [f"{a.val!r}" if isinstance(a, Literal) else numbers[a] for a in eqn.invars]
-        # Where in memory a function lies, and on which device, are no part of what is computed.
-        params = [(k, _ADDRESS.sub("", repr(v))) for k, v in sorted(eqn.params.items()) if not _PLACE.search(k)]
-        text = repr((str(eqn.primitive), operands, params, [str(v.aval) for v in eqn.outvars]))
-        yield line_of(eqn.source_info), text
-
-
-_ADDRESS = re.compile(r" at 0x[0-9a-f]+")
-_PLACE = re.compile(r"sharding|device|mesh")
+    return as_text([*graph.invars, *graph.consts], graph.eqns, graph.outvars)
 
 
 def _hash(text: str) -> str:

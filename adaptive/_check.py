@@ -116,11 +116,13 @@ class _Result:
 
 
 def _random_split(rng: np.random.Generator, examples: int, workers: int, plan: Plan) -> tuple[Pieces, ...]:
-    sizes = [plan.multiple * part for part in _random_parts(rng, examples // plan.multiple, workers)]
-    if not plan.splittable:
-        return tuple((size,) for size in sizes)
+    """Sizes of all kinds, but of few different ones: each has to be compiled."""
+    unit = plan.multiple * max(1, examples // plan.multiple // max(8, 2 * workers))
+    parts = list(_random_parts(rng, examples // unit, workers))
     least = 2 if workers == 1 else 1  # one call of one worker would be compared with itself
-    return tuple(_random_parts(rng, s, int(rng.integers(least, min(3, s) + 1))) for s in sizes)
+    split = [[unit * p for p in _random_parts(rng, n, int(rng.integers(least, min(3, n) + 1)))] for n in parts]
+    split[-1][-1] += examples % unit
+    return tuple(tuple(calls) if plan.splittable else (sum(calls),) for calls in split)
 
 
 def _random_parts(rng: np.random.Generator, total: int, count: int) -> Pieces:
