@@ -182,6 +182,43 @@ def test_a_driver_that_is_another_program_for_another_size(world):
         assert "ad.batch_size()" in str(caught.value)
 
 
+@pytest.mark.parametrize("what", ["the new state", "a metric", "a reduction", "a hook"])
+def test_a_number_of_the_batchs_shape_for_one_of_the_batch(world, what):
+    """It is of one kernel call of one worker, and would be compiled into what is compiled once."""
+
+    def driver(state, batch):
+        n, total = len(batch["x"]), comm.all_reduce(batch["x"].sum(), op="sum")
+        hooked, metrics = jnp.float32(n) if what == "a hook" else total, {"mean": total}
+        if what == "a metric":
+            metrics["mean"] = total / n
+        if what == "a reduction":
+            metrics["examples"] = comm.all_reduce(jnp.float32(n), op="sum")
+        ctrl.hook(lambda control, value: None, hooked, name="watch")
+        return state + (total / n if what == "the new state" else total), metrics
+
+    with build(driver, 0.0, X, 4 * world.size, world=world) as program:
+        with pytest.raises(ad.DriverError, match=r"is another program for \d examples than for 4") as caught:
+            program.warm_up()
+        assert "ad.global_batch()" in str(caught.value)
+        if what in ("the new state", "a metric"):
+            assert "driver 'driver' (test_bad_input.py:" in str(caught.value)
+
+
+def test_a_number_of_the_batchs_shape_where_it_is_meant(world):
+    """In what touches the batch it is the size of this very call."""
+
+    def driver(state, batch):
+        n = len(batch["x"])
+        mean = comm.all_reduce(batch["x"].sum() / n)
+        also = comm.all_reduce(batch["x"].sum() / n, weight=n)
+        total = comm.all_reduce(batch["x"].sum(), op="sum") / ad.global_batch()
+        return state + mean, {"means": jnp.stack([mean, also, total])}
+
+    with build(driver, 0.0, X, 24, world=world, microbatch=3) as program:
+        program.warm_up()
+        assert program.step().metrics["means"].tolist() == [11.5] * 3
+
+
 # --- data -------------------------------------------------------------------------------------------------------------
 
 

@@ -1,0 +1,180 @@
+"""Policies at work in a program: from what a step measures to the sizes of the next."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import adaptive as ad
+import collectives as comm
+import controllers as ctrl
+import monitors as mon
+from adaptive import operators
+
+from .problems import adam_driver, adam_state, build, difference, make_data, plain_adam, same_everywhere
+
+
+def emulated_seconds(milliseconds: jax.Array) -> jax.Array:
+    """Seconds that the previous step would have taken, on workers of known speed: as `mon.compute_seconds()`."""
+    size, mine = ad.batch_size().astype(jnp.float32), milliseconds[ad.worker()]
+    previous = operators.slot("previous size", np.float32(np.nan), lambda before: (size, before))
+    return 1e-3 * (2.0 + mine * previous)
+
+
+def test_balance_gives_each_worker_what_it_can_do(workers):
+    """Of known speeds, so that the ideal split is known; real ones are measured in the benchmarks."""
+    n = workers.size
+    milliseconds = np.array([0.1, 0.4, 0.2, 0.1, 0.3])[:n]
+
+    def driver(state, batch):
+        seconds = comm.all_gather(emulated_seconds(jnp.asarray(milliseconds, jnp.float32)))
+        ctrl.hook(ctrl.balance(), seconds, every=5)
+        state, metrics = adam_driver(state, batch)
+        return state, {**metrics, "seconds": seconds}
+
+    with build(driver, adam_state(), make_data(320), 96, world=workers) as program:
+        program.warm_up()
+        reports = list(program.run(steps=31))
+        params = program.state["params"]
+    assert same_everywhere(workers, [r.batch_sizes for r in reports])
+    assert {r.global_batch for r in reports} == {96}
+    assert reports[0].batch_sizes == (96 // n,) * n
+    assert np.isnan(reports[0].metrics["seconds"]).all()
+    ideal = 2.0 + 96 / np.sum(1 / milliseconds)
+    slowest = [(2.0 + milliseconds * np.array(r.batch_sizes)).max() for r in reports]
+    assert slowest[0] > 1.2 * ideal
+    assert slowest[-1] < 1.05 * ideal
+    adjustments = [r.step for r in reports if r.decision]
+    assert 1 <= len(adjustments) <= 2
+    assert any("slowest worker expected at" in note for r in reports for note in r.notes)
+    expected = plain_adam(make_data(320), [96] * 31, 3)
+    assert difference(params, expected) < 1e-5  # and training is what it was
+
+
+def test_real_seconds_reach_the_policy(world):
+    """Measured ones, of which no more is known than that they are positive, each the one before's."""
+    seen = []
+
+    def watch(control, seconds, iteration):
+        seen.append((np.array(seconds), float(iteration)))
+
+    def driver(state, batch):
+        seconds = comm.all_gather(mon.compute_seconds())
+        ctrl.hook(watch, seconds, comm.all_reduce(mon.iteration_seconds(), op="max"))
+        return adam_driver(state, batch)
+
+    with build(driver, adam_state(), make_data(), 24, world=world) as program:
+        reports = list(program.run(steps=4))
+    assert np.isnan(seen[0][0]).all()
+    for (seconds, iteration), before in zip(seen[1:], reports[:-1], strict=True):
+        assert seconds.shape == (world.size,)
+        assert (seconds > 0).all()
+        assert (seconds < iteration).all()
+        mine = [seconds[w] for w in world.workers]
+        np.testing.assert_allclose(mine, before.compute_seconds, rtol=1e-6)
+    assert same_everywhere(world, [s for s, _ in seen[1:]])
+
+
+def linear_problem(examples: int, scale: float, dimensions: int = 100) -> tuple[dict, float]:
+    """Gradients that do not depend on the parameters, drawn around (1, 0, 0, …): their noise scale is known."""
+    x = np.random.default_rng(0).normal(size=(examples, dimensions)) * np.sqrt(scale / dimensions)
+    x[:, 0] += 1
+    mean = x.mean(0)
+    return {"x": x.astype(np.float32)}, float(((x - mean) ** 2).sum() / (examples - 1) / (mean @ mean))
+
+
+def test_noise_batch_grows_the_batch_to_the_noise_scale(world):
+    data, truth = linear_problem(4096, scale=200.0)
+
+    def driver(params, batch):
+        grads = jax.grad(lambda p: (batch["x"] @ p).mean())(params)
+        average = comm.all_reduce(grads)
+        noise = mon.noise_scale(grads, average)
+        ctrl.hook(ctrl.noise_batch(max_batch=1024), noise, every=10)
+        return params - 0.01 * average, noise
+
+    with build(driver, jnp.zeros(100), data, 16, world=world) as program:
+        program.warm_up()
+        reports = list(program.run(steps=200))
+    batches = [r.global_batch for r in reports]
+    assert batches[0] == 16
+    assert all(b <= 2 * a for a, b in pairwise(batches))  # at most doubled at a time
+    assert truth / 2 < batches[-1] < truth * 1.5
+    noise = reports[-1].metrics
+    assert float(noise.scale) == pytest.approx(truth, rel=0.3)
+    assert 0 < float(noise.lower) < 1.2 * truth
+    assert 0.8 * truth < float(noise.upper) < np.inf
+    assert all(r.step % 10 == 0 for r in reports if r.decision)
+    assert same_everywhere(world, batches)
+
+
+def test_hooks_share_one_decision(world):
+    """Of two hooks of a barrier, the later sees what the earlier asked for; both are in force in the next step."""
+    saw = []
+
+    def batch(control):
+        control.rescale(global_batch=40)
+
+    def split(control):
+        saw.append(control.global_batch)
+        control.rescale(shares=[2.0] + [1.0] * (control.workers - 1))
+
+    def driver(state, batch_):
+        ctrl.hook(batch, every=2)
+        ctrl.hook(split, every=2)
+        return adam_driver(state, batch_)
+
+    with build(driver, adam_state(), make_data(), 16, world=world, quantum=1) as program:
+        program.warm_up()
+        reports = [program.step() for _ in range(3)]
+    assert saw == [40]
+    assert reports[0].decision is None
+    assert (reports[1].decision.global_batch, len(reports[1].decision.shares)) == (40, world.size)
+    sizes = reports[2].batch_sizes
+    assert sum(sizes) == 40
+    assert world.size == 1 or sizes[0] == pytest.approx(2 * sizes[1], abs=2)
+
+
+def test_stop_ends_the_run_after_this_step(world):
+    def enough(control, loss):
+        if control.step == 3:
+            control.stop()
+
+    def driver(state, batch):
+        state, metrics = adam_driver(state, batch)
+        ctrl.hook(enough, metrics["loss"])
+        return state, metrics
+
+    with build(driver, adam_state(), make_data(), 16, world=world) as program:
+        assert [r.step for r in program.run()] == [1, 2, 3]
+        assert [r.step for r in program.run(steps=2)] == [4, 5]  # one may go on
+
+
+def test_what_a_hook_is_given_is_plain(world):
+    """Pytrees of numpy arrays and scalars, as they left the driver."""
+    given = []
+
+    def look(control, tree, pair):
+        given.append((control.step, control.epoch, control.workers, control.batch_sizes, tree, pair))
+
+    def driver(state, batch):
+        state, metrics = adam_driver(state, batch)
+        noise = mon.NoiseScale(*[metrics["loss"]] * 5)
+        ctrl.hook(look, {"loss": metrics["loss"], "flag": jnp.array(True)}, (noise, jnp.arange(3)), every=2)
+        return state, metrics
+
+    with build(driver, adam_state(), make_data(), 32, world=world) as program:
+        reports = [program.step() for _ in range(4)]
+    assert [step for step, *_ in given] == [2, 4]
+    for (step, epoch, workers, sizes, tree, (noise, numbers)), report in zip(given, reports[1::2], strict=True):
+        assert epoch == step * 32 / 160
+        assert (workers, sizes) == (world.size, report.batch_sizes)
+        assert isinstance(tree["loss"], np.floating)
+        assert tree["loss"] == report.metrics["loss"] == noise.scale
+        assert tree["flag"] is np.True_
+        assert isinstance(noise, mon.NoiseScale)
+        assert numbers.tolist() == [0, 1, 2]

@@ -1,0 +1,357 @@
+"""States of any kind, keys that belong to examples, exact means over a data set, and whether a driver is invariant."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from flax import nnx
+from flax.training.train_state import TrainState
+
+import adaptive as ad
+import collectives as comm
+
+from .problems import (
+    ADAM,
+    CLASSES,
+    FEATURES,
+    HIDDEN,
+    adam_driver,
+    adam_state,
+    build,
+    difference,
+    force_pieces,
+    losses,
+    make_data,
+    make_params,
+    mean_loss,
+    plain_adam,
+    same_everywhere,
+)
+
+# --- states -----------------------------------------------------------------------------------------------------------
+
+
+def cross_entropy(logits, batch):
+    return optax.softmax_cross_entropy_with_integer_labels(logits, batch["label"]).mean()
+
+
+class LinenNet(nn.Module):
+    @nn.compact
+    def __call__(self, x):
+        return nn.Dense(CLASSES)(nn.tanh(nn.Dense(HIDDEN)(x)))
+
+
+class NnxNet(nnx.Module):
+    def __init__(self, rngs: nnx.Rngs):
+        self.inner = nnx.Linear(FEATURES, HIDDEN, rngs=rngs)
+        self.outer = nnx.Linear(HIDDEN, CLASSES, rngs=rngs)
+
+    def __call__(self, x):
+        return self.outer(jnp.tanh(self.inner(x)))
+
+
+def with_train_state():
+    net = LinenNet()
+    params = net.init(jax.random.key(0), jnp.zeros((1, FEATURES)))
+    state = TrainState.create(apply_fn=net.apply, params=params, tx=ADAM)
+
+    def driver(state, batch):
+        loss, grads = jax.value_and_grad(lambda p: cross_entropy(state.apply_fn(p, batch["x"]), batch))(state.params)
+        loss, grads = comm.all_reduce((loss, grads))
+        return state.apply_gradients(grads=grads), {"loss": loss}
+
+    def plain(state, batch):
+        grads = jax.grad(lambda p: cross_entropy(state.apply_fn(p, batch["x"]), batch))(state.params)
+        return state.apply_gradients(grads=grads)
+
+    return state, driver, plain
+
+
+def with_nnx():
+    """Split when the program is built, merged in the driver."""
+    model = NnxNet(nnx.Rngs(0))
+    optimizer = nnx.Optimizer(model, ADAM, wrt=nnx.Param)
+    graph, state = nnx.split((model, optimizer))
+
+    def step(state, batch, reduce):
+        model, optimizer = nnx.merge(graph, state)
+        loss, grads = nnx.value_and_grad(lambda model: cross_entropy(model(batch["x"]), batch))(model)
+        loss, grads = reduce((loss, grads))
+        optimizer.update(model, grads)
+        return nnx.state((model, optimizer)), {"loss": loss}
+
+    def driver(state, batch):
+        return step(state, batch, comm.all_reduce)
+
+    def plain(state, batch):
+        return step(state, batch, lambda x: x)[0]
+
+    return state, driver, plain
+
+
+class Everything(NamedTuple):
+    """Leaves of all kinds that a state may have."""
+
+    params: dict
+    key: jax.Array
+    steps: int
+    done: jax.Array
+    half: jax.Array
+    none: None
+    untouched: np.ndarray
+
+
+def with_leaves_of_all_kinds():
+    state = Everything(
+        make_params(),
+        jax.random.key(7),
+        0,
+        jnp.array(False),
+        jnp.ones(3, jnp.bfloat16),
+        None,
+        np.arange(4.0, dtype="f"),
+    )
+
+    def step(state, batch, reduce):
+        loss, grads = reduce(jax.value_and_grad(mean_loss)(state.params, batch))
+        key, sub = jax.random.split(state.key)
+        noise = 1e-3 * jax.random.normal(sub, ())
+        params = jax.tree.map(lambda p, g: p - 0.1 * g + noise, state.params, grads)
+        half = (state.half * 1.5).astype(jnp.bfloat16)
+        new = Everything(params, key, state.steps + 1, state.steps > 0, half, None, state.untouched)
+        return new, {"loss": loss}
+
+    return state, lambda s, b: step(s, b, comm.all_reduce), lambda s, b: step(s, b, lambda x: x)[0]
+
+
+@pytest.mark.parametrize("kind", [with_train_state, with_nnx, with_leaves_of_all_kinds])
+def test_states_of_many_kinds(world, kind):
+    """Each trains as the plain loop does, keeps its structure, and comes back as what it was."""
+    state, driver, plain = kind()
+    data = make_data(48)
+    with build(driver, state, data, 48, world=world) as program:
+        kept = program.state
+        for _ in range(4):
+            program.step()
+        ours = program.state
+    expected, step = state, jax.jit(plain)
+    for _ in range(4):
+        expected = step(expected, data)
+    assert jax.tree.structure(ours) == jax.tree.structure(state)
+    assert [leaf.dtype for leaf in jax.tree.leaves(ours)] == [jnp.asarray(x).dtype for x in jax.tree.leaves(state)]
+    plain_leaves = jax.tree.map(_as_numbers, (ours, expected, kept, state))
+    assert difference(plain_leaves[0], plain_leaves[1]) < 1e-5
+    assert difference(plain_leaves[2], plain_leaves[3]) == 0  # a copy, though its buffers were given away
+    assert same_everywhere(world, plain_leaves[0])
+
+
+def _as_numbers(leaf):
+    is_key = isinstance(leaf, jax.Array) and jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)
+    return np.asarray(jax.random.key_data(leaf) if is_key else leaf, np.float64)
+
+
+def test_the_users_own_arrays_are_left_alone(world):
+    state = adam_state()
+    before = jax.tree.map(np.array, state)
+    with build(adam_driver, state, make_data(), 16, world=world) as program:
+        list(program.run(steps=3))
+    assert difference(state, before) == 0  # and not given away to XLA
+
+
+# --- keys -------------------------------------------------------------------------------------------------------------
+
+
+def dropout_driver(params, batch):
+    """Each example is dropped out by its own key; noise on the gradient by the step's."""
+    keys = ad.example_keys()
+
+    def loss_fn(params):
+        keep = jax.vmap(lambda key, x: jax.random.bernoulli(key, 0.7, x.shape))(keys, batch["x"])
+        return losses(params, {**batch, "x": jnp.where(keep, batch["x"] / 0.7, 0)}).mean()
+
+    loss, grads = comm.all_reduce(jax.value_and_grad(loss_fn)(params))
+    noise = 1e-3 * jax.random.normal(ad.step_key(), (), loss.dtype)
+    new = jax.tree.map(lambda p, g: p - 0.1 * g + noise, params, grads)
+    first = comm.all_reduce(jax.random.uniform(keys[0], (), jnp.float32), op="min")
+    return new, {"loss": loss, "noise": noise, "first": first, "step": ad.step(), "batch": ad.global_batch()}
+
+
+def test_keys_do_not_depend_on_the_split(world):
+    data, reports = make_data(), {}
+
+    def train(world, shares, pieces):
+        with build(dropout_driver, make_params(), data, 10, world=world, shares=shares, seed=11) as program:
+            program.warm_up()
+            if pieces:
+                force_pieces(program, 5, largest=2)
+            reports[pieces] = [program.step() for _ in range(6)]
+            return program.state
+
+    ours = train(world, [1.0 + w for w in range(world.size)], True)
+    with comm.SoloWorld() as alone:
+        expected = train(alone, None, False)
+    assert difference(ours, expected) < 1e-5
+    noise = [float(r.metrics["noise"]) for r in reports[True]]
+    assert noise == [float(r.metrics["noise"]) for r in reports[False]]
+    assert len(set(noise)) == 6  # another key in each step
+    assert [int(r.metrics["step"]) for r in reports[True]] == list(range(6))
+    assert {int(r.metrics["batch"]) for r in reports[True]} == {10}
+
+
+def test_every_example_of_a_step_has_a_key_of_its_own(world):
+    def driver(state, batch):
+        draws = jax.vmap(lambda key: jax.random.uniform(key))(ad.example_keys())
+        sums = comm.all_reduce(
+            {"n": jnp.ones_like(draws).sum() + 0 * draws[0], "x": draws.sum(), "xx": (draws**2).sum()}, op="sum"
+        )
+        return state + sums["x"], sums
+
+    expected = jax.vmap(lambda i: jax.random.uniform(jax.random.fold_in(_step_key(11, 0), i)))(np.arange(24))
+    with build(driver, 0.0, make_data(), 24, world=world, seed=11, microbatch=3) as program:
+        metrics = program.step().metrics
+    assert metrics["n"] == 24
+    assert metrics["x"] == pytest.approx(float(expected.sum()), rel=1e-5)
+    assert metrics["xx"] == pytest.approx(float((expected**2).sum()), rel=1e-5)
+
+
+def _step_key(seed, step):
+    return jax.random.fold_in(jax.random.key(seed), step)
+
+
+def test_what_a_driver_may_ask(world):
+    """Sizes and numbers reach the graph as values, so that a change of them compiles nothing."""
+
+    def driver(state, batch):
+        mine = {"size": ad.batch_size(), "worker": ad.worker()}
+        rows = comm.all_gather(mine)
+        return state + comm.all_reduce(batch["x"].mean()), {"rows": rows, "n": jnp.asarray(ad.workers())}
+
+    with build(driver, 0.0, make_data(), 24, world=world, microbatch=4) as program:
+        program.warm_up()
+        for total in (24, 30):
+            report = program.step()
+            assert report.metrics["rows"]["size"].tolist() == list(report.batch_sizes)
+            assert report.metrics["rows"]["worker"].tolist() == list(range(world.size))
+            assert report.metrics["n"] == world.size
+            assert report.global_batch == total
+            program.rescale(global_batch=30, shares=range(1, world.size + 1))
+
+
+# --- evaluate ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("examples", "batch"), [(103, 10), (64, 16), (3, 256), (5, 1)])
+def test_means_over_a_data_set_are_exact(world, examples, batch):
+    """Of integers, so that a single example too many or too few would show."""
+    values = np.random.default_rng(0).integers(0, 1000, examples).astype(np.float32)
+
+    def fn(state, rows):
+        return {"mean": rows["x"].mean(), "vector": jnp.stack([rows["x"].mean(), (rows["x"] ** 2).mean()])}
+
+    with build(adam_driver, adam_state(), make_data(), 8, world=world) as program:
+        means = program.evaluate(fn, {"x": values}, batch=batch)
+    wide = values.astype(np.float64)
+    assert means["mean"] == pytest.approx(wide.mean(), rel=1e-7)
+    np.testing.assert_allclose(means["vector"], [wide.mean(), (wide**2).mean()], rtol=1e-7)
+    assert same_everywhere(world, means)
+
+
+@pytest.mark.parametrize("precision", ["float64"], indirect=True)
+def test_evaluation_is_of_the_state_of_the_last_step(world, precision):
+    train, test = make_data(), make_data(77, seed=5)
+    with build(adam_driver, adam_state(), train, 32, world=world) as program:
+        batches = [r.global_batch for r in program.run(steps=5)]
+        loss = program.evaluate(lambda state, rows: mean_loss(state["params"], rows), test, batch=10)
+        accuracy = program.evaluate(lambda state, rows: jnp.ones(()) * (rows["label"] >= 0).mean(), test)
+        program.step()
+    plain = plain_adam(train, batches, 3)
+    assert loss == pytest.approx(float(mean_loss(plain, test)), rel=1e-12)
+    assert accuracy == 1
+
+
+def test_an_evaluation_that_is_no_mean_is_refused(world):
+    with build(adam_driver, adam_state(), make_data(), 16, world=world) as program:
+        with pytest.raises(ad.DriverError, match="must be means over the batch's examples"):
+            program.evaluate(lambda state, rows: losses(state["params"], rows), make_data(50), batch=20)
+        with pytest.raises(ad.BatchSizeError, match="batch must be positive; got 0"):
+            program.evaluate(lambda state, rows: 0.0, make_data(50), batch=0)
+        with pytest.raises(ad.DataError, match="empty"):
+            program.evaluate(lambda state, rows: 0.0, {"x": np.zeros((0, 2))})
+        program.step()
+
+
+# --- check ------------------------------------------------------------------------------------------------------------
+
+
+class BatchNormNet(nn.Module):
+    @nn.compact
+    def __call__(self, x):
+        return nn.Dense(CLASSES)(nn.BatchNorm(use_running_average=False)(nn.Dense(HIDDEN)(x)))
+
+
+def sgd(loss_fn):
+    def driver(state, batch):
+        loss, grads = jax.value_and_grad(loss_fn)(state["params"], batch)
+        return {
+            "params": jax.tree.map(lambda p, g: p - 0.1 * g, state["params"], comm.all_reduce(grads)),
+            "steps": state["steps"] + 1,
+        }, {"loss": comm.all_reduce(loss)}
+
+    return driver
+
+
+def coupled(params, batch):
+    """A contrastive loss: each example's depends on the others of its call."""
+    z = batch["x"] @ params["inner"]["w"]
+    return optax.softmax_cross_entropy_with_integer_labels(z @ z.T, jnp.arange(len(z))).mean()
+
+
+def normalised(params, batch):
+    net = BatchNormNet()
+    logits, _ = net.apply({"params": params}, batch["x"], mutable=["batch_stats"])
+    return cross_entropy(logits, batch)
+
+
+@pytest.mark.parametrize(
+    ("loss_fn", "differs"),
+    [
+        (mean_loss, []),
+        (lambda params, batch: losses(params, batch).sum(), ["inner", "outer"]),
+        (coupled, ["['inner']['w']"]),
+        (normalised, ["BatchNorm_0", "Dense_0", "Dense_1"]),
+    ],
+    ids=["mean", "sum", "coupled", "batch norm"],
+)
+def test_check_tells_which_drivers_depend_on_the_split(world, loss_fn, differs):
+    params = make_params()
+    if loss_fn is normalised:
+        params = BatchNormNet().init(jax.random.key(0), jnp.zeros((2, FEATURES)))["params"]
+    with build(sgd(loss_fn), {"params": params, "steps": 0}, make_data(), 32, world=world) as program:
+        before = program.state
+        found = program.check()
+        assert difference(program.state, before) == 0  # it changes nothing
+        assert program.steps == 0
+        program.step()
+    assert bool(found) == (not differs), found
+    text = str(found)
+    if differs:
+        assert text.startswith("not split-invariant")
+        assert all(any(name in leaf for leaf in found.differences) for name in differs), text
+        assert not any("steps" in leaf for leaf in found.differences)
+        assert "test_states_and_values.py:" in text
+    else:
+        assert text.startswith("split-invariant: ")
+    assert same_everywhere(world, sorted(found.differences))
+
+
+def test_check_takes_a_batch_of_the_users_own(world):
+    with build(adam_driver, adam_state(), make_data(), 32, world=world) as program:
+        assert program.check(jax.tree.map(lambda a: a[:20], make_data(seed=9)))
+        with pytest.raises(ad.DataError, match="check: batch is built as"):
+            program.check({"x": make_data()["x"]})
