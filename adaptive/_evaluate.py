@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import pickle
-from collections.abc import Callable, Sequence
-from functools import reduce
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import jax
 import numpy as np
 
 from ._data import Rows
-from ._errors import DriverError
+from ._errors import DriverError, WorkerError
+from ._trace import leaf_names
 from ._world import World
 
-# What one process found: how many examples, and sums over them in double precision (None where it had none).
-Sums = tuple[int, Any]
+_AHEAD = 2  # batches per worker that are under way at once: one computes while the next is fetched
 
 
 def evaluate(fn: Callable, states: Sequence[Any], data: Rows, world: World, batch: int) -> Any:
@@ -28,38 +28,60 @@ def evaluate(fn: Callable, states: Sequence[Any], data: Rows, world: World, batc
     Returns:
       A pytree of numpy arrays. Replicated, to the last bit.
     """
-    call = jax.jit(fn)
-    pending = []
-    for number, start in enumerate(range(0, len(data), batch)):
-        worker = number % world.size
-        if worker not in world.workers:
-            continue
-        local = worker - world.workers.start
-        stop = min(start + batch, len(data))
-        rows = jax.device_put(data.rows(np.arange(start, stop)), world.devices[local])
-        pending.append((stop - start, call(states[local], rows)))
-    mine = reduce(
-        _add, ((n, jax.tree.map(lambda v, n=n: np.asarray(v, np.float64) * n, m)) for n, m in pending), (0, None)
-    )
-    everyone = [pickle.loads(other) for other in world.share(pickle.dumps(mine))]
-    examples, sums = reduce(_add, everyone, (0, None))
-    assert examples == len(data)
-    return jax.tree.map(lambda s: s / examples, sums)
-
-
-def _add(a: Sums, b: Sums) -> Sums:
-    if a[1] is None or b[1] is None:
-        return (a[0] + b[0], a[1] if b[1] is None else b[1])
+    shapes = _shapes(fn, states[0], data, batch)
     try:
-        return a[0] + b[0], jax.tree.map(_add_leaves, a[1], b[1])
-    except ValueError as error:
-        raise DriverError(f"evaluate: {error}") from None
-
-
-def _add_leaves(a: np.ndarray, b: np.ndarray) -> np.ndarray:
-    if a.shape != b.shape:
-        raise ValueError(
-            f"fn's results have shape {a.shape} for one batch and {b.shape} for another. They must be means over the "
-            "batch's examples:  jnp.mean(correct)"
+        mine = _sums(fn, shapes, states, data, world, batch)
+    except Exception:
+        world.share(pickle.dumps(None))  # the others wait for this process's sums
+        raise
+    everyone = [pickle.loads(other) for other in world.share(pickle.dumps(mine))]
+    failed = [rank for rank, sums in enumerate(everyone) if sums is None]
+    if failed:
+        raise WorkerError(
+            f"rank {', '.join(map(str, failed))} failed in evaluate, with an error of its own, printed by it."
         )
-    return a + b
+    means = [sum(sums) / len(data) for sums in zip(*everyone, strict=True)]
+    return jax.tree.unflatten(jax.tree.structure(shapes), means)
+
+
+def _shapes(fn: Callable, state: Any, data: Rows, batch: int) -> Any:
+    """What `fn` returns, for batches of any size: found on all processes alike, whichever batches they get."""
+    full, last = min(batch, len(data)), len(data) % batch or min(batch, len(data))
+    shapes, others = (jax.eval_shape(fn, state, data.shapes(n)) for n in (full, last))
+    leaves = zip(leaf_names(shapes, ""), jax.tree.leaves(shapes), jax.tree.leaves(others), strict=True)
+    for name, leaf, other in leaves:
+        if leaf.shape != other.shape:
+            raise DriverError(
+                f"evaluate: {name or 'what fn returns'} has shape {leaf.shape} for a batch of {full} examples and "
+                f"{other.shape} for one of {last}. It must be a mean over the batch's examples:  jnp.mean(correct)"
+            )
+    return shapes
+
+
+def _sums(fn: Callable, shapes: Any, states: Sequence[Any], data: Rows, world: World, batch: int) -> list[np.ndarray]:
+    """This process's part of the sums over all examples, in double precision; a list over leaves."""
+    call = jax.jit(fn)
+    sums = [np.zeros(leaf.shape) for leaf in jax.tree.leaves(shapes)]
+    under_way: deque[tuple[int, list[jax.Array]]] = deque()
+
+    def take_in() -> None:
+        count, means = under_way.popleft()
+        for total, mean in zip(sums, means, strict=True):
+            total += count * np.asarray(mean, np.float64)
+
+    for local, start, stop in _parts(len(data), batch, world):
+        rows = jax.device_put(data.rows(np.arange(start, stop)), world.devices[local])
+        under_way.append((stop - start, jax.tree.leaves(call(states[local], rows))))
+        if len(under_way) > _AHEAD * len(states):
+            take_in()
+    while under_way:
+        take_in()
+    return sums
+
+
+def _parts(examples: int, batch: int, world: World) -> Iterator[tuple[int, int, int]]:
+    """The batches of this process's workers: the worker here, and from which example to which."""
+    for number, start in enumerate(range(0, examples, batch)):
+        worker = number % world.size
+        if worker in world.workers:
+            yield worker - world.workers.start, start, min(start + batch, examples)
