@@ -15,7 +15,7 @@ import pytest
 import adaptive as ad
 import collectives as comm
 import controllers as ctrl
-from tests.program.problems import adam_driver, adam_state, build, make_data, make_params
+from tests.program.problems import adam_driver, adam_state, build, descend, make_data, make_params
 
 N = 16
 
@@ -128,12 +128,6 @@ def test_one_broadcast_makes_states_alike(world):
 )
 def test_settings_that_differ(world, name, mine):
     all_refuse(f"{name} is not the same on all ranks: rank 0: ", "the same arguments", **mine(odd(world)))
-
-
-def descend(state, batch):
-    """The smallest driver that trains."""
-    loss, grad = comm.all_reduce(jax.value_and_grad(lambda s: jnp.square(batch["x"].sum(1) - s).mean())(state))
-    return state - 0.1 * grad, {"loss": loss}
 
 
 # --- decisions --------------------------------------------------------------------------------------------------------

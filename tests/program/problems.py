@@ -61,6 +61,12 @@ def adam_driver(state, batch):
     return {"params": optax.apply_updates(state["params"], updates), "opt": opt}, {"loss": loss}
 
 
+def descend(state, batch):
+    """The smallest driver that trains: little to compile, for tests in which it does not matter what is trained."""
+    loss, grad = comm.all_reduce(jax.value_and_grad(lambda s: jnp.square(batch["x"].sum(1) - s).mean())(state))
+    return state - 0.1 * grad, {"loss": loss}
+
+
 def stream(examples: int, seed: int, count: int) -> np.ndarray:
     """The first `count` positions of the documented stream: a permutation per epoch, laid end to end."""
     epochs = -(-count // examples)
@@ -117,13 +123,10 @@ def force_pieces(program: ad.Program, seed: int, largest: int) -> None:
     program._engine.kernels.pieces = pieces
 
 
-def leaves_of(world: Any, value: Any) -> list[bytes]:
-    """Every process's `value`, as bytes; for comparing what must be equal on all of them."""
-    return world.share(repr(jax.tree.map(lambda a: np.asarray(a).tolist(), value)).encode())
-
-
 def same_everywhere(world: Any, value: Any) -> bool:
-    return len(set(leaves_of(world, value))) == 1
+    """Whether all processes have the same, to the last bit."""
+    leaves = [leaf if isinstance(leaf, str) else np.asarray(leaf).tolist() for leaf in jax.tree.leaves(value)]
+    return len(set(world.share(repr(leaves).encode()))) == 1
 
 
 def build(driver: Callable, state: Any, data: Any, global_batch: int, **options: Any) -> ad.Program:

@@ -15,7 +15,7 @@ import controllers as ctrl
 import monitors as mon
 from adaptive import operators
 
-from .problems import adam_driver, adam_state, build, difference, make_data, plain_adam, same_everywhere
+from .problems import build, descend, make_data, same_everywhere
 
 
 def emulated_seconds(milliseconds: jax.Array) -> jax.Array:
@@ -33,13 +33,12 @@ def test_balance_gives_each_worker_what_it_can_do(workers):
     def driver(state, batch):
         seconds = comm.all_gather(emulated_seconds(jnp.asarray(milliseconds, jnp.float32)))
         ctrl.hook(ctrl.balance(), seconds, every=5)
-        state, metrics = adam_driver(state, batch)
+        state, metrics = descend(state, batch)
         return state, {**metrics, "seconds": seconds}
 
-    with build(driver, adam_state(), make_data(320), 96, world=workers) as program:
+    with build(driver, 0.0, make_data(320), 96, world=workers) as program:
         program.warm_up()
         reports = list(program.run(steps=31))
-        params = program.state["params"]
     assert same_everywhere(workers, [r.batch_sizes for r in reports])
     assert {r.global_batch for r in reports} == {96}
     assert reports[0].batch_sizes == (96 // n,) * n
@@ -51,8 +50,6 @@ def test_balance_gives_each_worker_what_it_can_do(workers):
     adjustments = [r.step for r in reports if r.decision]
     assert 1 <= len(adjustments) <= 2
     assert any("slowest worker expected at" in note for r in reports for note in r.notes)
-    expected = plain_adam(make_data(320), [96] * 31, 3)
-    assert difference(params, expected) < 1e-5  # and training is what it was
 
 
 def test_real_seconds_reach_the_policy(world):
@@ -65,9 +62,9 @@ def test_real_seconds_reach_the_policy(world):
     def driver(state, batch):
         seconds = comm.all_gather(mon.compute_seconds())
         ctrl.hook(watch, seconds, comm.all_reduce(mon.iteration_seconds(), op="max"))
-        return adam_driver(state, batch)
+        return descend(state, batch)
 
-    with build(driver, adam_state(), make_data(), 24, world=world) as program:
+    with build(driver, 0.0, make_data(), 24, world=world) as program:
         reports = list(program.run(steps=4))
     assert np.isnan(seen[0][0]).all()
     for (seconds, iteration), before in zip(seen[1:], reports[:-1], strict=True):
@@ -126,9 +123,9 @@ def test_hooks_share_one_decision(world):
     def driver(state, batch_):
         ctrl.hook(batch, every=2)
         ctrl.hook(split, every=2)
-        return adam_driver(state, batch_)
+        return descend(state, batch_)
 
-    with build(driver, adam_state(), make_data(), 16, world=world, quantum=1) as program:
+    with build(driver, 0.0, make_data(), 16, world=world, quantum=1) as program:
         program.warm_up()
         reports = [program.step() for _ in range(3)]
     assert saw == [40]
@@ -145,11 +142,11 @@ def test_stop_ends_the_run_after_this_step(world):
             control.stop()
 
     def driver(state, batch):
-        state, metrics = adam_driver(state, batch)
+        state, metrics = descend(state, batch)
         ctrl.hook(enough, metrics["loss"])
         return state, metrics
 
-    with build(driver, adam_state(), make_data(), 16, world=world) as program:
+    with build(driver, 0.0, make_data(), 16, world=world) as program:
         assert [r.step for r in program.run()] == [1, 2, 3]
         assert [r.step for r in program.run(steps=2)] == [4, 5]  # one may go on
 
@@ -162,12 +159,12 @@ def test_what_a_hook_is_given_is_plain(world):
         given.append((control.step, control.epoch, control.workers, control.batch_sizes, tree, pair))
 
     def driver(state, batch):
-        state, metrics = adam_driver(state, batch)
+        state, metrics = descend(state, batch)
         noise = mon.NoiseScale(*[metrics["loss"]] * 5)
         ctrl.hook(look, {"loss": metrics["loss"], "flag": jnp.array(True)}, (noise, jnp.arange(3)), every=2)
         return state, metrics
 
-    with build(driver, adam_state(), make_data(), 32, world=world) as program:
+    with build(driver, 0.0, make_data(), 32, world=world) as program:
         reports = [program.step() for _ in range(4)]
     assert [step for step, *_ in given] == [2, 4]
     for (step, epoch, workers, sizes, tree, (noise, numbers)), report in zip(given, reports[1::2], strict=True):

@@ -11,7 +11,7 @@ import pytest
 
 import controllers as ctrl
 
-from .problems import adam_driver, adam_state, build, make_data, same_everywhere, warm
+from .problems import build, descend, make_data, same_everywhere, warm
 
 COMPILING = "/jax/core/compile/backend_compile_duration"
 
@@ -32,7 +32,7 @@ def compiles() -> Iterator[list[str]]:
 
 def observed(state, batch):
     """Training, with a hook that reads a value in every step."""
-    state, metrics = adam_driver(state, batch)
+    state, metrics = descend(state, batch)
     ctrl.hook(lambda control, loss: None, metrics["loss"], name="watch")
     return state, metrics
 
@@ -43,7 +43,7 @@ def test_the_listener_hears_a_compiler(compiles):
 
 
 def test_nothing_is_compiled_in_steady_state(world, compiles):
-    with build(observed, adam_state(), make_data(), 24, world=world) as program:
+    with build(observed, 0.0, make_data(), 24, world=world) as program:
         warm(program)
         before = program.step()
         compiles.clear()
@@ -70,9 +70,9 @@ def test_sizes_never_seen_compile_nothing_and_hold_from_the_next_step(world, com
 
     def driver(state, batch):
         ctrl.hook(resize, every=3)
-        return adam_driver(state, batch)
+        return descend(state, batch)
 
-    with build(driver, adam_state(), make_data(), 64, world=world) as program:
+    with build(driver, 0.0, make_data(), 64, world=world) as program:
         warm(program)
         before = program.step()
         compiles.clear()
@@ -91,7 +91,7 @@ def test_sizes_never_seen_compile_nothing_and_hold_from_the_next_step(world, com
 
 def test_a_size_that_is_not_ready_is_waited_for_without_standing_still(world):
     """Before the ladder is there, the old sizes go on until every worker can make its new one."""
-    with build(adam_driver, adam_state(), make_data(), 48, world=world) as program:
+    with build(descend, 0.0, make_data(), 48, world=world) as program:
         first = program.step()
         program.rescale(global_batch=60, shares=range(1, world.size + 1))
         reports, deadline = [], time.monotonic() + 60
@@ -110,11 +110,11 @@ def test_a_driver_that_cannot_be_split_waits_for_its_kernel(world, compiles):
     import collectives as comm
 
     def driver(state, batch):
-        state, metrics = adam_driver(state, batch)
+        state, metrics = descend(state, batch)
         return state, {**metrics, "first": comm.all_gather(batch["x"][0, 0])}
 
     n = world.size
-    with build(driver, adam_state(), make_data(), 8 * n, world=world) as program:
+    with build(driver, 0.0, make_data(), 8 * n, world=world) as program:
         assert not program.plan.splittable
         first = program.step()
         program.rescale(global_batch=12 * n)
