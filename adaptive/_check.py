@@ -9,18 +9,18 @@ where it comes from a reduction that differs.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any
 
 import jax
 import numpy as np
-from jax.extend.core import Var
+from jax.extend.core import JaxprEqn, Var, jaxprs_in_params
 
 from ._agreement import tail_length
 from ._data import Share
-from ._engine import Engine
+from ._engine import Engine, copied
 from ._errors import BatchSizeError
 from ._local import LocalWorld
 from ._message import unpack
@@ -77,7 +77,8 @@ def check_invariance(
     """Compare steps of one batch under different splits. Changes nothing in `engine`.
 
     Args:
-      tolerance: relative; by default 1e-3, or 1e-9 where all that is reduced is in double precision.
+      tolerance: relative; by default 1e-3, or 1e-9 where all that is reduced is in double precision, or 16 units in
+        the last place of a half precision where anything is computed in one.
     """
     examples, n = len(jax.tree.leaves(batch)[0]), engine.world.size
     plan = engine.plan
@@ -87,17 +88,24 @@ def check_invariance(
         return Invariance({}, {}, (), note=f"nothing to compare on one worker: {plan.unsplittable[0]}.")
     if examples // plan.multiple < max(2, n):
         return Invariance({}, {}, (), note=f"nothing to compare: a batch of {examples} cannot be split.")
+    eps = _eps(plan)
     if tolerance is None:
-        double = all(c.value.aval.dtype == np.float64 for m in plan.messages for c in m if c.kind == "reduce")
-        tolerance = 1e-9 if double else 1e-3
+        tolerance = 1e-9 if eps < 1e-12 else max(1e-3, 16 * eps)
     rng = np.random.default_rng(seed)
     splits = tuple(_random_split(rng, examples, n, plan) for _ in range(_SPLITS))
-    whole = _step(plan_for, engine, batch, ((examples,),))
+    alone = _trial(plan_for, engine, 1)
+    split_up = alone if n == 1 else _trial(plan_for, engine, n)
+    try:
+        whole = _run(alone, engine, batch, ((examples,),))
+        others = [_run(split_up, engine, batch, split) for split in splits]
+    finally:
+        alone.close()
+        split_up.close()
     state_differs: dict[str, float] = {}
     reductions: dict[str, float] = {}
-    for split in splits:
-        other = _step(plan_for, engine, batch, split)
-        found = {place: d for place, d in _differences(whole.reduced, other.reduced).items() if not d <= tolerance}
+    for other in others:
+        differences = _differences(plan, whole.reduced, other.reduced, floor=min(1.0, 16 * eps / tolerance))
+        found = {place: d for place, d in differences.items() if not d <= tolerance}
         for leaf, names in _reached(plan, found).items():
             before = np.asarray(_plain(engine.states[0][leaf]), np.float64)
             change = _norm(whole.state[leaf] - before)
@@ -130,28 +138,25 @@ def _random_parts(rng: np.random.Generator, total: int, count: int) -> Pieces:
     return tuple(int(p) for p in np.diff(np.concatenate([[0], cuts, [total]])))
 
 
-def _step(plan_for: Callable[[int], Plan], engine: Engine, batch: Any, split: Sequence[Pieces]) -> _Result:
-    """One step by stand-in workers: one for each entry of `split`."""
-    world = LocalWorld(len(split), engine.world.devices[0])
-    trial = Engine(
+def _trial(plan_for: Callable[[int], Plan], engine: Engine, workers: int) -> Engine:
+    """An engine of stand-in workers, to run the steps that are compared."""
+    return Engine(
         plan_for,
         engine.plan,
         engine.states[0],
-        world,
+        LocalWorld(workers, engine.world.devices[0]),
         tail=tail_length(engine.world.size),
         workers=engine.world.size,
         kernels={"largest_call": None, "timed": False},
     )
-    try:
-        return _run(trial, engine, batch, split)
-    finally:
-        trial.close()
 
 
 def _run(trial: Engine, engine: Engine, batch: Any, split: Sequence[Pieces]) -> _Result:
+    """One step from the engine's state, in the calls of `split`."""
+    trial.states = [[copied(leaf, d) for leaf in engine.states[0]] for d in trial.world.devices]
     trial.slots = [[[jax.numpy.copy(a) for a in slot] for slot in engine.slots[0]] for _ in split]
     sizes = [sum(pieces) for pieces in split]
-    trial.compile(sizes, pieces=split)
+    trial.compile(sizes, pieces=split)  # what is there already is not compiled again
     starts = np.concatenate([[0], np.cumsum(sizes)])
     batches = tuple(jax.tree.map(lambda a, s=s, e=e: np.asarray(a)[s:e], batch) for s, e in pairwise(starts))
     readings = [
@@ -171,8 +176,36 @@ def _run(trial: Engine, engine: Engine, batch: Any, split: Sequence[Pieces]) -> 
     return _Result(reduced, [np.asarray(_plain(leaf), np.float64) for leaf in trial.states[0]])
 
 
-def _differences(a: dict, b: dict) -> dict[tuple[int, int], float]:
-    return {place: _norm(a[place] - b[place]) / (max(_norm(a[place]), _norm(b[place])) or 1.0) for place in a}
+def _differences(plan: Plan, a: dict, b: dict, floor: float) -> dict[tuple[int, int], float]:
+    """How far what was reduced is apart, relative to its norm; to `floor` times the norm of the largest leaf of the
+    driver's line, where it has less. A gradient that is zero but for rounding differs by all it is.
+    """
+    norms = {place: max(_norm(a[place]), _norm(b[place])) for place in a}
+    largest: dict[str, float] = {}
+    for (level, i), norm in norms.items():
+        line = plan.messages[level][i].line
+        largest[line] = max(norm, largest.get(line, 0.0))
+    scales = {(level, i): max(n, floor * largest[plan.messages[level][i].line]) for (level, i), n in norms.items()}
+    return {place: _norm(a[place] - b[place]) / (scales[place] or 1.0) for place in a}
+
+
+def _eps(plan: Plan) -> float:
+    """The distance from 1 to the next number, in the least precision that anything is computed in; in double precision
+    if all that is reduced is double.
+    """
+    if all(c.value.aval.dtype == np.float64 for m in plan.messages for c in m if c.kind == "reduce"):
+        return float(np.finfo(np.float64).eps)
+    dtypes = {v.aval.dtype for eqn in _all(plan.graph.eqns) for v in eqn.outvars if hasattr(v.aval, "dtype")}
+    halves = [float(jax.numpy.finfo(d).eps) for d in dtypes if _is_float(d) and d.itemsize <= 2]
+    return max([float(np.finfo(np.float32).eps), *halves])
+
+
+def _all(eqns: Sequence[JaxprEqn]) -> Iterator[JaxprEqn]:
+    """Equations and those nested in them, however deep."""
+    for eqn in eqns:
+        yield eqn
+        for nested in jaxprs_in_params(eqn.params):
+            yield from _all(nested.eqns)
 
 
 def _reached(plan: Plan, places: dict[tuple[int, int], float]) -> dict[int, dict[str, float]]:
