@@ -5,6 +5,7 @@ from __future__ import annotations
 import pickle
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from typing import Any
 
 import jax
@@ -46,8 +47,15 @@ def evaluate(fn: Callable, states: Sequence[Any], data: Rows, world: World, batc
 
 def _shapes(fn: Callable, state: Any, data: Rows, batch: int) -> Any:
     """What `fn` returns, for batches of any size: found on all processes alike, whichever batches they get."""
-    full, last = min(batch, len(data)), len(data) % batch or min(batch, len(data))
-    shapes, others = (jax.eval_shape(fn, state, data.shapes(n)) for n in (full, last))
+    full = min(batch, len(data))
+    last = len(data) % full
+    shapes = others = jax.eval_shape(fn, state, data.shapes(full))
+    if last:
+        others = jax.eval_shape(fn, state, data.shapes(last))
+    else:  # no other size comes, but of one that did, a mean would be as large; unless fn takes this size alone
+        last = full + 1
+        with suppress(Exception):
+            others = jax.eval_shape(fn, state, data.shapes(last))
     leaves = zip(leaf_names(shapes, ""), jax.tree.leaves(shapes), jax.tree.leaves(others), strict=True)
     for name, leaf, other in leaves:
         if leaf.shape != other.shape:
