@@ -1,0 +1,101 @@
+"""Means over a data set are exact: every example counts once, whatever the batches and the workers."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+import adaptive as ad
+import collectives as comm
+from adaptive._data import Examples
+from adaptive._evaluate import evaluate
+from adaptive._local import LocalWorld
+
+from .drivers import make_data, mean_loss
+
+W = np.array([0.3, -0.2, 0.1], np.float32)
+
+
+def means(w, batch):
+    apart = batch["x"] @ w - batch["y"]
+    return {"loss": jnp.mean(apart**2), "right": jnp.mean(apart > 0), "moments": (batch["x"] ** 2).mean(0)}
+
+
+def by_hand(data):
+    apart = data["x"].astype(np.float64) @ W - data["y"]
+    return {
+        "loss": np.mean(apart**2),
+        "right": np.mean(apart > 0),
+        "moments": (data["x"].astype(np.float64) ** 2).mean(0),
+    }
+
+
+@settings(max_examples=12, suppress_health_check=[HealthCheck.too_slow])
+@given(st.integers(1, 30), st.sampled_from([1, 4, 7, 64]), st.integers(1, 3))
+def test_the_mean_is_exact_for_any_number_of_examples_batches_and_workers(examples, batch, workers):
+    data = make_data(examples)
+    found = evaluate(means, [W] * workers, Examples(data), LocalWorld(workers), batch)
+    for name, value in by_hand(data).items():
+        np.testing.assert_allclose(found[name], value, rtol=1e-5, atol=1e-7)
+        assert found[name].dtype == np.float64
+
+
+def test_no_example_is_taken_twice_and_none_is_left_out():
+    class Counting:
+        taken: list[int] = []  # noqa: RUF012
+
+        def __len__(self):
+            return 11
+
+        def __getitem__(self, index):
+            self.taken.append(index)
+            return {"n": np.float32(index)}
+
+    data = Counting()
+    examples = Examples(data)
+    data.taken.clear()
+    found = evaluate(lambda s, b: b["n"].mean(), [0.0] * 2, examples, LocalWorld(2), 4)
+    assert sorted(data.taken) == list(range(11))
+    assert float(found) == 5.0
+
+
+def test_every_leaf_keeps_its_shape_and_structure():
+    def fn(state, batch):
+        return (batch["y"].mean(), [jnp.outer(batch["x"].mean(0), batch["x"].mean(0)) * 0 + state, jnp.ones(2)])
+
+    mean, (outer, ones) = evaluate(fn, [jnp.float32(3)], Examples(make_data(10)), LocalWorld(), 4)
+    assert (np.shape(mean), outer.shape, ones.shape) == ((), (3, 3), (2,))
+    assert (outer == 3).all()
+    assert (ones == 1).all()
+
+
+@pytest.mark.parametrize("examples", [10, 8])
+def test_what_is_no_mean_is_refused_even_if_all_batches_are_alike(examples):
+    with pytest.raises(ad.DriverError, match=r"\['losses'\] has shape .*mean over the batch's examples"):
+        evaluate(lambda w, b: {"losses": b["y"]}, [W], Examples(make_data(examples)), LocalWorld(), 4)
+
+
+def test_a_single_value_that_is_no_mean_is_refused_too():
+    with pytest.raises(ad.DriverError, match="shape"):
+        evaluate(lambda w, b: b["y"], [W], Examples(make_data(10)), LocalWorld(), 4)
+
+
+def test_a_program_evaluates_its_state_on_other_data():
+    def driver(state, batch):
+        return state - 0.1 * comm.all_reduce(jax.grad(mean_loss)(state, batch)), {}
+
+    train, test = make_data(24), make_data(13, seed=1)
+    for world in (LocalWorld(2), comm.DeviceWorld(jax.local_devices()[:3])):
+        with ad.Program(driver, W, train, global_batch=6, world=world) as program:
+            before = program.evaluate(mean_loss, test, batch=5)
+            np.testing.assert_allclose(before, mean_loss(W, test), rtol=1e-5)
+            program.step()
+            np.testing.assert_allclose(
+                program.evaluate(mean_loss, test, batch=5), mean_loss(program.state, test), rtol=1e-5
+            )
+            with pytest.raises(ad.BatchSizeError, match="batch must be positive"):
+                program.evaluate(mean_loss, test, batch=0)
