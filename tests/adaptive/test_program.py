@@ -1,0 +1,511 @@
+"""A program between its steps: what it owns, what it reports, when decisions hold, and how it ends."""
+
+from __future__ import annotations
+
+import threading
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import adaptive as ad
+import collectives as comm
+from adaptive import _program, operators
+from adaptive._agreement import Ledger
+from adaptive._decision import Decision
+from adaptive._local import LocalWorld
+from adaptive._message import accumulate
+from adaptive.operators import Source, read
+
+from .drivers import FEATURES, HeldCompiler, Recorder, make_data, mean_loss, sizes_of
+
+W = np.array([0.3, -0.2, 0.1], np.float32)
+
+
+def sgd(state, batch):
+    loss, grads = jax.value_and_grad(mean_loss)(state, batch)
+    return state - 0.1 * comm.all_reduce(grads), {"loss": comm.all_reduce(loss)}
+
+
+def mean_of_y(state, batch):
+    """The smallest driver there is."""
+    mean = comm.all_reduce(batch["y"].mean())
+    return state + mean, {"mean": mean}
+
+
+def watched(handler, every=1):
+    def driver(state, batch):
+        mean = comm.all_reduce(batch["y"].mean())
+        operators.hook("watch", handler, (mean,), every=every)
+        return state + mean, {"mean": mean}
+
+    return driver
+
+
+def build(driver=mean_of_y, state=0.0, *, workers=2, global_batch=6, data=None, **options):
+    world = options.pop("world", None) or LocalWorld(workers)
+    data = make_data(24) if data is None else data
+    return ad.Program(driver, state, data, global_batch=global_batch, world=world, **options)
+
+
+# --- what it owns -----------------------------------------------------------------------------------------------------
+
+
+def test_what_was_read_of_a_program_survives_further_steps():
+    def driver(state, batch):
+        new, metrics = sgd(state, batch)
+        return new, {**metrics, "new": new, "old": state}
+
+    with build(driver, jnp.asarray(W)) as program:
+        reports, states = [], []
+        for _ in range(4):
+            states.append(program.state)
+            reports.append(program.step())
+        final = np.asarray(program.state)
+    for number, report in enumerate(reports):
+        assert np.array_equal(report.metrics["old"], states[number])
+        after = states[number + 1] if number < 3 else final
+        assert np.array_equal(report.metrics["new"], after)
+    assert not np.array_equal(states[0], final)
+
+
+def test_the_users_arrays_stay_the_users():
+    on_device, on_host = jnp.asarray(W), W.copy()
+    with build(lambda s, b: ([sgd(w, b)[0] for w in s], {}), [on_device, on_host]) as program:
+        on_host += 1
+        program.step()
+        program.step()
+        first, second = program.state
+    assert np.array_equal(on_device, W)
+    assert np.array_equal(first, second)
+
+
+def test_numbers_become_arrays_that_keep_their_kind():
+    with build(
+        lambda s, b: ({"n": s["n"] + 1, "x": s["x"] * 2, "on": ~s["on"]}, {}), {"n": 1, "x": 0.5, "on": True}
+    ) as p:
+        p.step()
+        state = p.state
+    assert {k: (str(v.dtype), v.item()) for k, v in state.items()} == {
+        "n": ("int32", 2),
+        "x": ("float32", 1.0),
+        "on": ("bool", False),
+    }
+
+
+# --- reports ----------------------------------------------------------------------------------------------------------
+
+
+def test_a_report_says_what_a_step_was():
+    with build(sgd, W, shares=(4, 2)) as program:
+        reports = [program.step() for _ in range(5)]
+        layouts = program._engine.layouts
+        explained = program.explain()
+    assert [r.step for r in reports] == [1, 2, 3, 4, 5]
+    assert [r.examples for r in reports] == [6, 12, 18, 24, 30]
+    assert [r.epoch for r in reports] == [0, 0, 0, 1, 1]
+    for r in reports:
+        assert (r.batch_sizes, r.global_batch) == ((4, 2), 6)
+        assert [sum(pieces) for pieces in r.pieces] == [4, 2]
+        assert r.messages == 1
+        assert r.message_bytes == layouts[0].nbytes == 4 * (FEATURES + 1 + 1 + 2 + 2)
+        assert r.seconds > 0
+        assert len(r.compute_seconds) == 2
+        assert all(0 < s <= r.seconds for s in r.compute_seconds)
+        assert (r.decision, r.skipped, r.notes) == (None, False, ())
+        assert np.isfinite(r.metrics["loss"])
+    assert reports[0].waited_seconds > 0
+    assert reports[-1].waited_seconds == reports[0].waited_seconds
+    assert f"{layouts[0].nbytes} B from each worker" in explained
+
+
+def test_a_run_is_as_long_as_it_is_told():
+    with build() as program:  # 24 examples, 6 a step
+        assert [r.step for r in program.run(steps=3)] == [1, 2, 3]
+        assert [r.step for r in program.run(epochs=1)] == [4]
+        assert [r.step for r in program.run(epochs=2, steps=5)] == [5, 6, 7, 8, 9]
+        assert (program.steps, program.epoch) == (9, 2)
+        assert list(program.run(steps=0)) == []
+
+
+def test_a_hook_may_stop_a_run_and_the_next_run_goes_on():
+    with build(watched(Recorder(lambda o: Decision(stop=o.step == 3)))) as program:
+        reports = list(program.run(steps=10))
+        assert [r.step for r in reports] == [1, 2, 3]
+        assert reports[-1].decision == Decision(stop=True)
+        assert [r.step for r in program.run(steps=2)] == [4, 5]
+
+
+# --- decisions --------------------------------------------------------------------------------------------------------
+
+
+def test_a_decision_holds_from_the_first_step_that_every_worker_has_kernels_for():
+    asked = {2: Decision(global_batch=10, shares=(7, 3))}
+    recorder = Recorder(lambda o: asked.get(o.step))
+    with build(watched(recorder), 0.0) as program:
+        compiler = HeldCompiler(program._engine.kernels)
+        reports = [program.step() for _ in range(5)]
+        assert sizes_of(reports) == [(3, 3)] * 5
+        assert program.batch_sizes == (3, 3)
+        assert [o.global_batch for o in recorder.seen] == [6, 6, 10, 10, 10]  # what was asked for
+        compiler.compile()
+        reports = [program.step() for _ in range(3)]
+    assert sizes_of(reports) == [(3, 3), (7, 3), (7, 3)]  # a message had to say that all are ready
+    assert reports[-1].waited_seconds == reports[0].waited_seconds
+
+
+def test_once_the_ladder_is_there_a_decision_holds_from_the_next_step():
+    asked = {2: (8, 3), 3: (1, 2), 4: (1, 10)}
+    recorder = Recorder(lambda o: Decision(sum(asked[o.step]), asked[o.step]) if o.step in asked else None)
+    with build(watched(recorder)) as program:
+        program.warm_up()
+        reports = [program.step() for _ in range(6)]
+    assert sizes_of(reports) == [(3, 3), (3, 3), (8, 3), (1, 2), (1, 10), (1, 10)]
+    assert [r.decision is not None for r in reports] == [False, True, True, True, False, False]
+    assert [o.batch_sizes for o in recorder.seen] == sizes_of(reports)
+    assert [o.previous_batch_sizes for o in recorder.seen][1:] == sizes_of(reports)[:-1]
+
+
+def test_a_rescale_between_steps_is_a_decision_too():
+    with build() as program:
+        program.warm_up()
+        program.step()
+        program.rescale(global_batch=9, shares=(2, 1))
+        assert (program.batch_sizes, program.global_batch) == ((6, 3), 9)
+        program.rescale(shares=(4, 5))
+        assert program.step().batch_sizes == (4, 5)
+        with pytest.raises(ad.BatchSizeError, match="larger than the data set"):
+            program.rescale(global_batch=25)
+        assert program.batch_sizes == (4, 5)
+
+
+def test_a_batch_that_is_clipped_is_noted():
+    recorder = Recorder(lambda o: Decision(global_batch=1000, notes=("grow",)))
+    with build(watched(recorder, every=2)) as program:
+        program.warm_up()
+        reports = [program.step() for _ in range(3)]
+    assert reports[0].notes == ()
+    assert reports[1].notes[0] == "grow"
+    assert "clipped to 24" in reports[1].notes[1]
+    assert reports[2].global_batch == 24
+
+
+def test_a_driver_with_no_message_waits_for_a_new_size_instead():
+    def alone(state, batch):
+        return state + ad.global_batch(), {}
+
+    with build(alone, 0, workers=1) as program:
+        program.step()
+        program.rescale(global_batch=7)
+        assert program.step().global_batch == 7
+        assert int(program.state) == 13
+
+
+def test_examples_are_once_per_epoch_while_hooks_resize_every_step():
+    seen = []
+    wanted = [6, 9, 4, 17, 2, 11, 5, 23, 7, 3, 9]
+
+    def driver(state, batch):
+        here = jnp.zeros(24).at[batch["n"]].add(1.0)
+        count = comm.all_reduce(here, op="sum")
+        operators.hook("resize", Recorder(resize), (count,))
+        return state + count, {}
+
+    def resize(observation):
+        seen.append(observation.values[0])
+        total = wanted[observation.step % len(wanted)]
+        return Decision(total, (1 + observation.step % 3, 1 + observation.step % 2))
+
+    data = {"n": np.arange(24)}
+    with build(driver, np.zeros(24, np.float32), data=data, global_batch=6) as program:
+        program.warm_up()
+        reports = list(program.run(steps=12))
+    total = np.zeros(24)
+    for report, count in zip(reports, seen, strict=True):
+        total += count
+        epochs, rest = divmod(report.examples, 24)
+        assert report.global_batch == count.sum()
+        assert sorted(set(total.tolist())) == sorted({epochs, epochs + 1} if rest else {epochs})
+    assert len({r.global_batch for r in reports}) > 5
+
+
+# --- steps that fail --------------------------------------------------------------------------------------------------
+
+
+class Broken:
+    """A source of which some examples cannot be read."""
+
+    def __init__(self):
+        self.data, self.bad = make_data(24), set()
+
+    def __len__(self):
+        return 24
+
+    def __getitem__(self, index):
+        if index in self.bad:
+            raise OSError(f"example {index} is gone")
+        return {k: v[index] for k, v in self.data.items()}
+
+
+def test_an_error_of_the_data_leaves_everything_as_it_was_and_the_program_goes_on():
+    data = Broken()
+    with build(sgd, W, data=data) as program:
+        program.step()
+        before, size = program.state, program._stream.consumed
+        data.bad = set(range(24))
+        with pytest.raises(OSError, match="is gone") as error:
+            [program.step() for _ in range(2)]  # the first of them was fetched ahead
+        assert any("in step 3, on workers 0–1" in note for note in error.value.__notes__)
+        assert program.steps == 2
+        middle = program.state
+        data.bad = set()
+        program.step()
+        assert (program.steps, program._stream.consumed) == (3, size + 12)
+        after = program.state
+    assert not np.array_equal(before, middle)
+    with build(sgd, W, data=make_data(24)) as program:
+        for _ in program.run(steps=3):
+            pass
+        assert np.array_equal(program.state, after)
+
+
+def with_infinity(examples, number):
+    data = make_data(examples)
+    data["y"][number] = np.inf
+    return data
+
+
+def test_a_step_that_is_not_finite_raises_and_changes_nothing():
+    data = with_infinity(24, 5)
+    with build(sgd, W, data=data, global_batch=12) as program:
+        with pytest.raises(ad.NonFiniteError, match="worker") as error:
+            [program.step() for _ in range(2)]
+        done, before = program.steps, program.state
+        assert f"step {done + 1}" in str(error.value)
+        with pytest.raises(ad.NonFiniteError, match=f"step {done + 1}"):
+            program.step()
+        assert program.steps == done
+        assert program._stream.consumed == 12 * done
+        assert np.array_equal(program.state, before)
+
+
+def test_a_step_that_is_skipped_uses_up_its_examples_and_leaves_the_state():
+    recorder = Recorder()
+
+    def driver(state, batch):
+        new, metrics = sgd(state["w"], batch)
+        operators.hook("watch", recorder, (metrics["loss"],))
+        return {"w": new, "step": state["step"] + 1}, {**metrics, "step": state["step"]}
+
+    data = with_infinity(24, 5)
+    with build(driver, {"w": W, "step": 0}, data=data, global_batch=8, nonfinite="skip") as program:
+        reports, states = [], [program.state]
+        for report in program.run(epochs=1):
+            reports.append(report)
+            states.append(program.state)
+    (bad,) = [r for r in reports if r.skipped]
+    assert len(reports) == 3
+    assert bad.notes == (f"skipped: worker {bad.notes[0].split()[2][0]}'s contributions are not finite",)
+    assert np.isnan(bad.metrics["loss"])
+    assert np.isnan(bad.metrics["step"])
+    assert jax.tree.all(jax.tree.map(np.array_equal, states[bad.step - 1], states[bad.step]))
+    assert [o.step for o in recorder.seen] == [r.step for r in reports if not r.skipped]
+    assert int(states[-1]["step"]) == 2
+    assert np.isfinite(states[-1]["w"]).all()
+    assert [r.examples for r in reports] == [8, 16, 24]
+
+
+def test_a_step_that_is_allowed_commits_what_it_is():
+    with build(sgd, W, data=with_infinity(24, 5), global_batch=24, nonfinite="allow") as program:
+        report = program.step()
+        assert not report.skipped
+        assert not np.isfinite(program.state).all()
+
+
+def test_of_two_messages_the_first_may_be_the_one_that_is_not_finite():
+    def driver(state, batch):
+        mean = comm.all_reduce(batch["y"].mean())
+        finite = jnp.where(jnp.isfinite(mean), mean, 0.0)
+        return state + comm.all_reduce((batch["x"][:, 0] + finite).mean()), {}
+
+    with build(driver, 0.0, data=with_infinity(24, 5), global_batch=24, nonfinite="skip") as program:
+        report = program.step()
+        assert report.skipped
+        assert len(report.notes) == 1
+        assert float(program.state) == 0.0
+
+
+def test_what_the_thread_behind_the_steps_meets_is_raised_in_the_next_step():
+    def picky(state, batch):
+        if batch["y"].shape[0] == 1:
+            raise ValueError("not of one example")
+        return mean_of_y(state, batch)
+
+    with build(picky) as program:
+        compiler = HeldCompiler(program._engine.kernels)
+        program.step()
+        with pytest.raises(ValueError, match="not of one example") as error:
+            compiler.compile(1)
+        compiler.error = error.value
+        before = program.state
+        with pytest.raises(ValueError, match="not of one example"):
+            program.step()
+        assert program.state == before
+        assert program.steps == 1
+
+
+# --- several processes, of which this is one --------------------------------------------------------------------------
+
+
+class Twin(LocalWorld):
+    """Worker 0 of two processes; the other one does the same, but for what the test has it do."""
+
+    processes = 2
+
+    def __init__(self):
+        super().__init__(1)
+        self.size, self.sent = 2, []
+        self.other = lambda status: status  # what becomes of the other worker's status
+
+    def exchange(self, parts, ops, tail, channel=0):
+        self.sent.append((channel, tail.tolist()))
+        results = accumulate(ops, parts[0], parts[0])
+        tail = tail.copy()
+        tail[1] = self.other(tail[0])
+        tail[2:] *= 2
+        return [results], tail
+
+    def share(self, value):
+        return [value, value]
+
+
+def test_two_processes_that_agree_take_their_steps():
+    world = Twin()
+    with build(sgd, W, world=world) as program:
+        reports = list(program.run(steps=2))
+    assert sizes_of(reports) == [(3, 3)] * 2
+    assert [tail[0] for _, tail in world.sent] == [Ledger().status(True)] * 2
+
+
+def test_another_process_that_fails_ends_the_step():
+    world = Twin()
+    with build(sgd, W, world=world) as program:
+        program.step()
+        before = program.state
+        world.other = lambda status: 0.0
+        with pytest.raises(ad.WorkerError, match="worker 1 failed in step 2"):
+            program.step()
+        assert np.array_equal(program.state, before)
+        assert len(world.sent) == 2  # nobody has to be told
+
+
+def test_another_process_that_is_not_finite_skips_the_step_here_too():
+    world = Twin()
+    with build(sgd, W, world=world, nonfinite="skip") as program:
+        world.other = lambda status: -status
+        report = program.step()
+        assert report.skipped
+        assert report.notes == ("skipped: worker 1's contributions are not finite",)
+
+
+def test_another_process_that_decides_otherwise_is_found_in_the_next_message():
+    world = Twin()
+    with build(watched(Recorder(lambda o: Decision(global_batch=8))), world=world) as program:
+        program.step()
+        world.other = lambda status: Ledger().status(True)
+        with pytest.raises(ad.DisagreementError, match=r"hook 'watch' asked for rescale\(global_batch=8\)"):
+            program.step()
+
+
+def test_the_last_decision_of_a_run_is_compared_too():
+    world = Twin()
+    with build(watched(Recorder(lambda o: Decision(stop=True))), world=world) as program:
+        world.other = lambda status: status if len(world.sent) == 1 else Ledger().status(True)
+        with pytest.raises(ad.DisagreementError, match=r"stop\(\)"):
+            list(program.run(steps=3))
+
+
+def two_messages(state, batch):
+    mean = comm.all_reduce(batch["y"].mean())
+    return state + comm.all_reduce(((batch["y"] - mean) ** 2).mean()), {}
+
+
+FAILED = [0.0] * 4  # a tail whose statuses are zero
+
+
+@pytest.mark.parametrize(("failing", "channel"), [("data", 0), ("ragged", 0), ("first", 0), ("second", 1)])
+def test_a_process_that_fails_tells_the_others_in_the_message_they_wait_for(monkeypatch, failing, channel):
+    world, data = Twin(), Broken()
+    with build(two_messages, 0.0, world=world, data=data) as program:
+        program.step()
+        engine = program._engine
+        world.sent.clear()
+        if failing in ("data", "ragged"):
+            program._stream._ahead = None
+            error = OSError("gone") if failing == "data" else ad.DataError("a row of another shape")
+            monkeypatch.setattr(Broken, "__getitem__", lambda self, index: (_ for _ in ()).throw(error))
+        else:
+            level = 0 if failing == "first" else 1
+            kernel = engine.kernels.kernel
+
+            def broken(local, size, at):
+                if at == level:
+                    raise error
+                return kernel(local, size, at)
+
+            error = MemoryError("no memory left")
+            monkeypatch.setattr(engine.kernels, "kernel", broken)
+        with pytest.raises(type(error)):
+            program.step()
+    assert world.sent[-1] == (channel, FAILED)
+    assert len(world.sent) == 1 + channel
+
+
+def test_a_hook_that_fails_is_told_too():
+    world = Twin()
+    with build(watched(Recorder(lambda o: 1 / 0)), world=world) as program, pytest.raises(ZeroDivisionError) as error:
+        program.step()
+    assert any("behind step 1" in note for note in error.value.__notes__)
+    assert world.sent[-1] == (0, FAILED)
+
+
+def test_a_process_does_not_wait_for_ever_to_be_heard(monkeypatch):
+    monkeypatch.setattr(_program, "_PATIENCE_SECONDS", 0.05)
+    world, data, over = Twin(), Broken(), threading.Event()
+    with build(sgd, W, world=world, data=data) as program:
+        program.step()
+        data.bad = set(range(24))
+        program._stream._ahead = None
+        monkeypatch.setattr(Twin, "exchange", lambda self, *args: over.wait())  # nobody answers
+        with pytest.raises(OSError, match="is gone"):
+            program.step()
+    over.set()
+
+
+def test_processes_built_from_different_things_are_told_before_the_first_step():
+    class Other(Twin):
+        def share(self, value):
+            return [value, value.replace(b'"seed": "0"', b'"seed": "1"')]
+
+    with pytest.raises(ad.DisagreementError, match="seed is not the same on all ranks: rank 0: 0; rank 1: 1"):
+        build(sgd, W, world=Other())
+
+
+# --- local state ------------------------------------------------------------------------------------------------------
+
+
+def test_state_that_is_local_on_purpose_goes_its_own_way():
+    worker = Source("number", lambda r: r.worker)
+
+    def driver(state, batch):
+        own = state["own"] + 1 + read(worker)
+        return {"own": own, "sum": comm.all_reduce(own, op="sum")}, {}
+
+    with pytest.raises(ad.ReplicationError, match=r"state\['own'\]"):
+        build(driver, {"own": 0.0, "sum": 0.0}, workers=3)
+    with build(driver, {"own": 0.0, "sum": 0.0}, workers=3, local=lambda s: s["own"]) as program:
+        program.step()
+        program.step()
+        assert [float(leaves[0]) for leaves in program._engine.states] == [2, 4, 6]
+        assert float(program.state["sum"]) == 12
