@@ -18,6 +18,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import groupby
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -150,55 +152,73 @@ def pack(layout: Layout, values: Sequence[jax.Array], weights: Sequence[jax.Arra
       worker: this worker's number, for gathered values' rows.
       first: 1.0 in the first call of a worker's step: what belongs to the worker and not to the call counts once.
     """
-    pieces: list[list[tuple[int, jax.Array]]] = [[] for _ in layout.parts]
+    pieces: list[list[_Piece]] = [[] for _ in layout.parts]
     weights_written = set()
-
-    def write(entry: Entry, x: jax.Array, once: bool) -> None:
-        pieces[entry.part].append((entry.offset, jnp.where(first > 0, x, jnp.zeros((), x.dtype)) if once else x))
-
     for i, (c, entry, value) in enumerate(zip(layout.contributions, layout.entries, values, strict=True)):
         x = jnp.asarray(value).astype(entry.dtype)
-        once = c.scope < Scope.CALL and c.op not in ("max", "min")
         if c.kind == "gather":
             row = (jnp.arange(layout.workers) == worker).reshape((-1,) + (1,) * x.ndim)
             x = jnp.where(row, x[None], jnp.zeros((), x.dtype))
         elif c.kind == "broadcast":
             x = jnp.where(worker == c.root, x, jnp.zeros((), x.dtype))
-        elif c.op == "mean":
-            x = x * jnp.asarray(weights[i]).astype(x.dtype)
-        write(entry, x, once)
-        weight = layout.weights[i]
+        weight, once = layout.weights[i], c.scope < Scope.CALL and c.op not in ("max", "min")
+        checked = c.kind == "reduce" and c.scope == Scope.CALL and jnp.issubdtype(c.value.aval.dtype, jnp.floating)
+        factor = None if weight is None else weights[i]
+        pieces[entry.part].append(_Piece(entry.offset, x, weight.offset if weight else -1, factor, once, checked))
         if weight is not None and weight.offset not in weights_written:
             weights_written.add(weight.offset)
-            write(weight, jnp.asarray(weights[i]).astype(weight.dtype), once)
+            w = jnp.asarray(weights[i]).astype(weight.dtype)
+            pieces[0].append(_Piece(weight.offset, w, -1, None, once, False))
+    start = layout.parts[0].shape[0] - layout.tail
+    joined = [_join(part, found, first) for part, found in zip(layout.parts, pieces, strict=True)]
     tail = jnp.zeros(layout.tail, layout.parts[0].dtype)
     if layout.tail:
-        tail = tail.at[-1].set(_is_bad(layout, values))
-    pieces[0].append((layout.parts[0].shape[0] - layout.tail, tail))
-    return [_join(part, found) for part, found in zip(layout.parts, pieces, strict=True)]
-
-
-def _is_bad(layout: Layout, values: Sequence[jax.Array]) -> jax.Array:
-    """1 where anything that this very call contributes to a reduction is infinite or NaN, else 0."""
-    checked = [
         # 0 x is NaN where x is not finite, and sums keep NaNs. (Maxima do not, in XLA on CPUs; and a look at every
         # element by isfinite takes twice the time.)
-        jnp.sum(v * 0) == 0
-        for c, v in zip(layout.contributions, values, strict=True)
-        if c.kind == "reduce" and c.scope == Scope.CALL and jnp.issubdtype(c.value.aval.dtype, jnp.floating)
-    ]
-    return ~jnp.stack(checked).all() if checked else jnp.zeros((), bool)
+        checks = [jnp.sum(run * 0) for _, runs in joined for run, is_checked in runs if is_checked]
+        tail = tail.at[-1].set(sum(checks, start=jnp.zeros((), tail.dtype)) != 0)
+    first_part = [run.reshape(-1) for run, _ in joined[0][1]] if start else []
+    return [jnp.concatenate([*first_part, tail]), *(whole for whole, _ in joined[1:])]
+
+
+class _Piece(NamedTuple):
+    """What one contribution, or one weight, puts into a part."""
+
+    offset: int
+    value: jax.Array
+    weight: int  # which weight it is multiplied by: where that lies; -1 for none
+    factor: Any
+    once: bool  # counts in a worker's first call only
+    checked: bool  # must be finite
+
+
+Runs = list[tuple[jax.Array, bool]]
+
+
+def _join(part: Part, pieces: Sequence[_Piece], first: Any) -> tuple[Any, Runs]:
+    """A part, and the runs that it is made of, with whether each must be finite.
+
+    Neighbours that are treated alike are joined before they are weighed and checked: a model has hundreds of leaves,
+    and an operation on each costs more than one on all of them.
+    """
+    runs = []
+    for (_, once, checked), group in groupby(
+        sorted(pieces, key=lambda p: p.offset), key=lambda p: (p.weight, p.once, p.checked)
+    ):
+        members = list(group)
+        alone = len(members) == 1 and members[0].value.shape == part.shape
+        run = members[0].value if alone else jnp.concatenate([p.value.reshape(-1) for p in members])
+        if members[0].factor is not None:
+            run = run * jnp.asarray(members[0].factor).astype(run.dtype)
+        runs.append((jnp.where(first > 0, run, jnp.zeros((), run.dtype)) if once else run, checked))
+    if len(runs) == 1:
+        return runs[0][0], runs
+    return (jnp.concatenate([run.reshape(-1) for run, _ in runs]) if runs else None), runs
 
 
 def is_finite(layout: Layout, parts: Sequence[jax.Array]) -> bool:
     """Whether all that a worker's calls contribute to reductions is finite, by its parts before the exchange."""
     return not layout.tail or bool(np.asarray(parts[0])[-1] == 0)
-
-
-def _join(part: Part, pieces: list[tuple[int, jax.Array]]) -> jax.Array:
-    if len(pieces) == 1 and pieces[0][1].shape == part.shape:
-        return pieces[0][1]
-    return jnp.concatenate([x.reshape(-1) for _, x in sorted(pieces, key=lambda p: p[0])])
 
 
 def unpack(layout: Layout, parts: Sequence[jax.Array], wanted: Sequence[int]) -> list[jax.Array]:
