@@ -105,10 +105,15 @@ class Sizes:
         if apply:
             self.apply()
 
-    def restart(self, global_batch: int, shares: Sequence[float]) -> None:
-        """Take up a split that was in force before."""
-        self.shares = tuple(float(s) for s in check_shares(shares, len(self.limits.lower)))
-        self.current = self.previous = split(self.check_global(global_batch), self.shares, self.limits)
+    def restart(self, sizes: Sequence[int], shares: Sequence[float] | None = None) -> None:
+        """Take up a split that was in force before, and the shares that it was made by; equal ones by default.
+
+        Raises:
+          BatchSizeError: the limits here are others.
+        """
+        current = split(self.check_global(sum(sizes)), sizes, self.limits)
+        self.shares = tuple(float(s) for s in shares or [1] * len(current))
+        self.current = self.previous = current
         self.pending = None
 
     def apply(self) -> None:
@@ -184,6 +189,10 @@ class Barrier:
         """Show the hooks all steps that were kept for their next turn, so that their states hold what is known."""
         for i in range(len(self.hooks)):
             self._show(i, sizes, None, due=False)
+
+    def forget(self) -> None:
+        """Drop the steps that were kept for the hooks' next turn."""
+        self._seen = [[] for _ in self.hooks]
 
     def _show(self, i: int, sizes: Sizes, global_batch: int | None, *, due: bool = True) -> Decision | None:
         hook, decision = self.hooks[i], None

@@ -18,6 +18,7 @@ from ._barrier import Barrier, Sizes
 from ._engine import Engine, copied
 from ._errors import DataError, DriverError
 from ._flow import Scope
+from ._sizes import equal
 from ._world import World
 
 Checkpoint = dict[str, Any]
@@ -47,11 +48,13 @@ def save(engine: Engine, barrier: Barrier, sizes: Sizes, *, step: int, cursor: A
         "step": step,
         "cursor": cursor,
         "batch_sizes": list(sizes.target),
+        "shares": list(sizes.shares),
     }
 
 
 def load(checkpoint: Checkpoint, engine: Engine, barrier: Barrier, sizes: Sizes) -> None:
-    """Put a checkpoint's arrays, sizes and hook states in the place of those there are.
+    """Put a checkpoint's arrays, sizes and hook states in the place of those there are; of all, or, if it does not fit,
+    of none.
 
     The number of workers may be another than it was: then batches begin equal, and hooks begin anew, because what they
     have learned is about workers that may be gone. Local state has no meaning then, and is refused.
@@ -69,16 +72,22 @@ def load(checkpoint: Checkpoint, engine: Engine, barrier: Barrier, sizes: Sizes)
         raise DataError(
             f"the checkpoint holds local state of {len(checkpoint['batch_sizes'])} workers; here are {world.size}."
         )
-    for local, (worker, device) in enumerate(zip(world.workers, world.devices, strict=True)):
-        for i, leaf in enumerate(leaves):
-            value = leaf[worker] if i in plan.local_state else leaf
-            engine.states[local][i] = _placed(value, device, engine.states[local][i])
-        for k, slot in enumerate(plan.slots):
-            for j, leaf in enumerate(checkpoint["slots"][slot.name]):
-                value = leaf if slot.scope == Scope.ALL else leaf[worker]
-                engine.slots[local][k][j] = _placed(value, device, engine.slots[local][k][j])
-    total = sum(checkpoint["batch_sizes"])
-    sizes.restart(total, checkpoint["batch_sizes"] if same_workers else [1] * world.size)
+    states: list[list[jax.Array]] = []
+    slots: list[list[list[jax.Array]]] = []
+    for worker, device, old, old_slots in zip(world.workers, world.devices, engine.states, engine.slots, strict=True):
+        mine = [leaf[worker] if i in plan.local_state else leaf for i, leaf in enumerate(leaves)]
+        states.append([_placed(leaf, device, like) for leaf, like in zip(mine, old, strict=True)])
+        slots.append([])
+        for slot, likes in zip(plan.slots, old_slots, strict=True):
+            kept = checkpoint["slots"][slot.name]
+            mine = kept if slot.scope == Scope.ALL else [leaf[worker] for leaf in kept]
+            slots[-1].append([_placed(leaf, device, like) for leaf, like in zip(mine, likes, strict=True)])
+    if same_workers:
+        sizes.restart(checkpoint["batch_sizes"], checkpoint["shares"])
+    else:
+        sizes.restart(equal(sum(checkpoint["batch_sizes"]), sizes.limits))
+    engine.states, engine.slots = states, slots
+    barrier.forget()
     if same_workers:
         barrier.states = [
             checkpoint["hooks"].get(name, s) for name, s in zip(barrier.names, barrier.states, strict=True)

@@ -474,9 +474,7 @@ class Program:
 
     def _ask(self, decision: Decision) -> list[str]:
         notes = self._sizes.ask(decision)
-        if self._auto_quantum:
-            quantum = auto_quantum(sum(self._sizes.target), self.world.size, self._sizes.limits.multiple)
-            self._sizes.limits = self._sizes.limits._replace(quantum=quantum)
+        self._update_quantum()
         if self._sizes.pending is None:
             return notes
         local = self._local(self._sizes.pending)
@@ -488,6 +486,11 @@ class Program:
             if not self._any_size:
                 self._engine.kernels.require(local)
         return notes
+
+    def _update_quantum(self) -> None:
+        if self._auto_quantum:
+            quantum = auto_quantum(sum(self._sizes.target), self.world.size, self._sizes.limits.multiple)
+            self._sizes.limits = self._sizes.limits._replace(quantum=quantum)
 
     def rescale(self, *, global_batch: int | None = None, shares: Sequence[float] | None = None) -> None:
         """Change the global batch, its split, or both, between two steps. Call it on every process alike.
@@ -535,8 +538,14 @@ class Program:
           DriverError: it is of another driver.
           DataError: it holds local state, or is on shards, of another number of workers.
         """
+        cursors = self._stream.cursors
         self._stream.restore(checkpoint["cursor"])
-        _checkpoint.load(checkpoint, self._engine, self._barrier, self._sizes)
+        try:
+            _checkpoint.load(checkpoint, self._engine, self._barrier, self._sizes)
+        except Exception:
+            self._stream.cursors = cursors
+            raise
+        self._update_quantum()
         self._step = int(checkpoint["step"])
         self._compute_seconds = [float("nan")] * len(self._compute_seconds)
         self._compile_first()

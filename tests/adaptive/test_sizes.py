@@ -200,5 +200,6 @@ def test_whole_numbers_of_any_kind_are_taken(global_batch):
 def test_a_split_that_was_in_force_before_is_taken_up_again():
     sizes = in_force()
     sizes.ask(Decision(global_batch=16))
-    sizes.restart(14, (9, 5))
+    sizes.restart((9, 5), (2, 1))
+    assert sizes.shares == (2, 1)
     assert (sizes.current, sizes.previous, sizes.pending) == ((9, 5), (9, 5), None)
