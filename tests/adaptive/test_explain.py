@@ -1,0 +1,141 @@
+"""The plan in words: what is computed, what is sent, with how many bytes, and by which line of the driver."""
+
+from __future__ import annotations
+
+import re
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+import collectives as comm
+import monitors as mon
+from adaptive import operators
+from adaptive._agreement import tail_length
+from adaptive._explain import explain
+from adaptive._message import lay_out
+
+from .drivers import FEATURES, Recorder, mean_loss, planned, pointed_at
+
+W = {"bias": jnp.zeros(()), "kernel": jnp.zeros(FEATURES)}
+
+
+def loss_of(params, batch):
+    return mean_loss(params["kernel"], batch) + params["bias"] ** 2
+
+
+def driver(state, batch):
+    loss, grads = jax.value_and_grad(loss_of)(state, batch)
+    average = comm.all_reduce(grads)
+    seconds = comm.all_gather(mon.compute_seconds())
+    smooth = mon.ema(comm.all_reduce(loss))
+    operators.hook("adapt", Recorder(), (smooth, seconds), every=20)
+    operators.hook("log", Recorder(), (smooth,))
+    return jax.tree.map(lambda w, g: w - 0.1 * g, state, average), {}
+
+
+def text_of(driver, state=W, batch_sizes=(4, 4), shards=()):
+    workers = len(batch_sizes)
+    plan = planned(driver, state, workers=workers)
+    layouts = [lay_out(m, workers=workers, tail=tail_length(workers)) for m in plan.messages]
+    return explain(plan, layouts, batch_sizes, shards), layouts
+
+
+def row(text, start):
+    (line,) = [line for line in text.splitlines() if re.match(start, line)]
+    return line
+
+
+def test_it_opens_with_the_driver_and_the_split():
+    text, _ = text_of(driver, batch_sizes=(5, 2, 9))
+    first, second = text.splitlines()[:2]
+    assert first.startswith("driver 'driver': ")
+    assert first.endswith("2 state leaves")
+    assert second == "3 workers, global batch 16 = 5 + 2 + 9"
+
+
+@pytest.mark.parametrize(
+    ("sizes", "shown"),
+    [
+        ((8,), "1 worker, global batch 8 = 8"),
+        ((8, 8), "2 workers, global batch 16 = 2 x 8"),
+        (tuple(range(1, 18)), "17 workers, global batch 153 = 1 … 17 each"),
+    ],
+)
+def test_sizes_are_shown_as_shortly_as_can_be(sizes, shown):
+    assert text_of(driver, batch_sizes=sizes)[0].splitlines()[1] == shown
+
+
+def test_segments_say_what_they_read():
+    text, _ = text_of(driver)
+    assert "on state, batch; compiled for each size of a ladder" in row(text, "segment  per kernel call")
+    assert "on state, slots, message 1; compiled once" in row(text, "segment  once, behind the last")
+
+
+def test_a_message_lists_what_is_in_it_with_bytes_that_add_up_and_lines():
+    text, (layout,) = text_of(driver)
+    head = row(text, "message 1")
+    assert head == f"message 1  {layout.nbytes} B from each worker, 1 buffer"
+    assert re.match(r" +mean +2 leaves +16 B +\['bias'\] … \(test_explain.py:\d+\)", row(text, r" +mean +2"))
+    assert re.match(r" +gather +1 leaf +8 B +a value \(test_explain.py:\d+\)", row(text, " +gather"))
+    assert re.match(r" +mean +1 leaf +4 B +a value", row(text, r" +mean +1"))
+    bytes_of_rows = [int(b) for b in re.findall(r"^    \w.* (\d+) B ", text, re.MULTILINE)]
+    assert sum(bytes_of_rows) == layout.nbytes == 4 * (4 + 1 + 2 + 1 + 4)
+    lines = pointed_at(RuntimeError(text))
+    assert "average = comm.all_reduce(grads)" in lines
+    assert "seconds = comm.all_gather(mon.compute_seconds())" in lines
+
+
+def test_hooks_slots_and_sources_are_named():
+    text, _ = text_of(driver)
+    assert re.match(
+        r"hook     'adapt' every 20 steps \(test_explain.py:\d+\), reads 2 values", row(text, "hook +'adapt'")
+    )
+    assert re.match(r"hook     'log' every step \(test_explain.py:\d+\), reads 1 value$", row(text, "hook +'log'"))
+    assert re.match(r"slot     ema/0 \(test_explain.py:\d+\): 2 numbers$", row(text, "slot"))
+    assert row(text, "sources") == "sources  compute_seconds"
+
+
+def test_a_slot_of_local_values_is_told():
+    def local(state, batch):
+        return state, {"all": comm.all_gather(mon.ema(mon.compute_seconds()))}
+
+    assert row(text_of(local)[0], "slot").endswith(": 2 numbers, of each worker its own")
+
+
+def test_it_says_whether_a_batch_can_be_split_and_why_not():
+    assert "may run as several kernel calls" in text_of(driver)[0].splitlines()[-1]
+
+    def gathering(state, batch):
+        return state, {"rows": comm.all_gather(batch["y"].mean())}
+
+    last = text_of(gathering)[0].splitlines()[-1]
+    assert "every new size is compiled: all_gather (test_explain.py:" in last
+
+
+def test_two_messages_are_told_apart():
+    def two(state, batch):
+        mean = comm.all_reduce(batch["y"].mean())
+        apart = comm.all_reduce(jnp.abs(batch["y"] - mean).max(), op="max")
+        return jax.tree.map(lambda w: w + mean + apart, state), {}
+
+    text, _ = text_of(two)
+    assert [line.split()[1] for line in text.splitlines() if line.startswith("message")] == ["1", "2"]
+    assert "on state, message 1, message 2" in row(text, "segment  once, behind the last")
+    assert re.match(r" +max +1 leaf +4 B", row(text, " +max"))
+
+
+@pytest.mark.parametrize(
+    ("numbers", "shown"), [(10, "52 B"), (30_000, "120 kB"), (3_000_000, "12.0 MB")], ids=["bytes", "kB", "MB"]
+)
+def test_bytes_are_shown_in_a_unit_that_can_be_read(numbers, shown):
+    def summed(state, batch):
+        return state + comm.all_reduce(jnp.zeros(numbers) + batch["y"].sum(), op="sum"), {}
+
+    text, _ = text_of(summed, jnp.zeros(numbers), batch_sizes=(4,))
+    assert f"message 1  {shown} from each worker" in text
+
+
+def test_shards_are_told():
+    text, _ = text_of(driver, shards=(30, 20))
+    assert "each worker's data is its own: 50 examples = 30 + 20" in text
