@@ -109,7 +109,9 @@ def measure(world):
             if name == "equal":
                 computed += [np.asarray(r.metrics["seconds"]) for r in blocks[1:]]
             else:
-                sizes += [r.batch_sizes for r in blocks if r.batch_sizes != sizes[-1]]
+                for report_of_step in blocks:
+                    if report_of_step.batch_sizes != sizes[-1]:
+                        sizes.append(report_of_step.batch_sizes)
         start = MPI.Wtime()
         for _ in range(BLOCK):
             by_hand()

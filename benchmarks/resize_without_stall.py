@@ -39,9 +39,10 @@ def loss_fn(params, batch):
 def driver(state, batch):
     """One step of training."""
     params, opt_state = state
-    grads = comm.all_reduce(jax.grad(loss_fn)(params, batch))
+    loss, grads = jax.value_and_grad(loss_fn)(params, batch)
+    grads = comm.all_reduce(grads)
     updates, opt_state = OPTIMIZER.update(grads, opt_state, params)
-    return (optax.apply_updates(params, updates), opt_state), {}
+    return (optax.apply_updates(params, updates), opt_state), {"loss": comm.all_reduce(loss)}
 
 
 @jax.jit
@@ -105,7 +106,7 @@ def main():
         for _ in range(STEPS):
             start = time.perf_counter()
             last = program.step()
-            jax.block_until_ready(program.state)
+            jax.block_until_ready(last.metrics)
             ours[-1].append(time.perf_counter() - start)
         assert last.global_batch == size
         state, seconds = steps_on_demand(state, size)
