@@ -128,7 +128,8 @@ with comm.world() as world:
         notes.append(f"{name}: ours is {difference:+.3f} ms a step (median of paired differences).")
     if world.rank == 0:
         notes.append(
-            f"{RANKS.size} ranks, one core and one thread each; {ROUNDS} rounds of {BLOCK} steps. Balancing is computed, "
-            "but workers may take no more than they have, so that both sides run the same kernels on the same sizes."
+            f"{RANKS.size} ranks, one core and one thread each; {ROUNDS} rounds of {BLOCK} steps. Balancing is "
+            "computed, but workers may take no more than they have, so that both sides run the same kernels on the "
+            "same sizes."
         )
         report("A step costs little more than a hand-written loop's", rows, "overhead_of_a_step.md", notes)

@@ -146,7 +146,9 @@ def test_splits_are_of_multiples(problem):
 
 
 def test_bounds_that_multiples_cannot_keep_are_refused():
-    with pytest.raises(ad.BatchSizeError, match="24 cannot be split over 2 workers that take at least 16 and at most 16"):
+    with pytest.raises(
+        ad.BatchSizeError, match="24 cannot be split over 2 workers that take at least 16 and at most 16"
+    ):
         split(24, (1, 1), Limits((3, 3), (15, 15), 8, 8))
 
 
