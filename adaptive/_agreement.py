@@ -108,7 +108,8 @@ def digests_of_lines(plan: Plan) -> dict[str, str]:
     """Of the equations that stem from each line of the driver."""
     lines: dict[str, list[str]] = {}
     for line in _lines(plan):
-        lines.setdefault(f"driver, at {line.where}," if line.where else "driver", []).append(line.text)
+        where = f"driver, at {line.where}," if line.where else "driver, in what it takes or returns,"
+        lines.setdefault(where, []).append(line.text)
     return {where: f"{len(found)} equations, {_hash(repr(found))}" for where, found in lines.items()}
 
 
