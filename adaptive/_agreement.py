@@ -104,13 +104,19 @@ def digest_of_plan(plan: Plan) -> str:
     return f"{plan.graph.name}, {len(plan.graph.eqns)} equations, {_hash(text)}"
 
 
+_ENDS = "driver, in what it takes or returns,"
+
+
 def digests_of_lines(plan: Plan) -> dict[str, str]:
     """Of the equations that stem from each line of the driver."""
     lines: dict[str, list[str]] = {}
     for line in _lines(plan):
-        where = f"driver, at {line.where}," if line.where else "driver, in what it takes or returns,"
-        lines.setdefault(where, []).append(line.text)
-    return {where: f"{len(found)} equations, {_hash(repr(found))}" for where, found in lines.items()}
+        lines.setdefault(f"driver, at {line.where}," if line.where else _ENDS, []).append(line.text)
+    found = {where: f"{len(texts)} equations, {_hash(repr(texts))}" for where, texts in lines.items()}
+    return {
+        **{w: d for w, d in found.items() if w != _ENDS},
+        _ENDS: found[_ENDS],
+    }  # a line says more, so it comes first
 
 
 def _lines(plan: Plan) -> Iterator[Line]:
