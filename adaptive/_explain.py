@@ -28,9 +28,8 @@ def explain(plan: Plan, layouts: Sequence[Layout], batch_sizes: Sequence[int], s
         if level in plan.onces:
             lines.append(f"segment  once per step          {_work(plan.onces[level])}")
         if level in plan.calls:
-            lines.append(
-                f"segment  per kernel call        {_work(plan.calls[level])}; compiled for each size of a ladder"
-            )
+            sizes = "size of a ladder" if plan.splittable else "batch size"
+            lines.append(f"segment  per kernel call        {_work(plan.calls[level])}; compiled for each {sizes}")
         if level < len(layouts):
             lines += _message(level, layouts[level])
     lines.append(f"segment  once, behind the last  {_work(plan.final)}; compiled once")

@@ -31,3 +31,7 @@ def test_the_same_mathematics(ranks, kind, capsys):
 
 def test_bad_input():
     run_suite("mpi", 2, PROGRAM / "test_bad_input.py", Path(__file__).parent / "on_ranks.py")
+
+
+def test_federated_rounds():
+    run_suite("mpi-two-devices", 2, PROGRAM / "test_federated.py")

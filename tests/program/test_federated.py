@@ -1,0 +1,134 @@
+"""Federated rounds over every world: data and momentum of each client's own, against plain JAX."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import adaptive as ad
+import collectives as comm
+import controllers as ctrl
+
+from . import problems
+from .problems import build, difference, make_data, make_params, mean_loss
+
+STEPS, SEED, RATE, DECAY = 3, 3, 0.1, 0.8
+
+
+def shards_of(workers: int) -> list[dict[str, np.ndarray]]:
+    return [make_data(20 + 5 * w, seed=w) for w in range(workers)]
+
+
+def initial_state():
+    params = make_params()
+    return {"params": params, "momentum": jax.tree.map(jnp.zeros_like, params)}
+
+
+def local_step(carry, minibatch):
+    params, momentum = carry
+    loss, grads = jax.value_and_grad(mean_loss)(params, minibatch)
+    momentum = jax.tree.map(lambda m, g: DECAY * m + g, momentum, grads)
+    return (jax.tree.map(lambda p, m: p - RATE * m, params, momentum), momentum), loss
+
+
+def federated_round(state, batch):
+    carry = state["params"], state["momentum"]
+    (params, momentum), losses = jax.lax.scan(local_step, carry, ad.minibatches(batch, STEPS))
+    return {"params": comm.all_reduce(params), "momentum": momentum}, {"loss": comm.all_reduce(losses.mean())}
+
+
+def program_over(world, **options) -> ad.Program:
+    options = {"world": world, "local": lambda state: state["momentum"], **options}
+    data = ad.Shards(shards_of(world.size))
+    return build(federated_round, initial_state(), data, 6 * world.size, **options)
+
+
+def plain_rounds(workers: int, rounds: Sequence[tuple[int, ...]]):
+    """Federated averaging in plain JAX, on the documented order of each shard. Returns the model and all momenta."""
+    step, shards = jax.jit(local_step), shards_of(workers)
+    orders = [
+        np.concatenate(
+            [
+                np.random.Generator(np.random.Philox(key=[SEED, epoch], counter=[0, 0, 0, w])).permutation(
+                    len(data["x"])
+                )
+                for epoch in range(sum(sizes[w] for sizes in rounds) // len(data["x"]) + 1)
+            ]
+        )
+        for w, data in enumerate(shards)
+    ]
+    params, momenta, taken = make_params(), [initial_state()["momentum"]] * workers, [0] * workers
+    for sizes in rounds:
+        models = []
+        for w, size in enumerate(sizes):
+            rows = orders[w][taken[w] : taken[w] + size]
+            taken[w] += size
+            model = params
+            for part in np.split(rows, STEPS):
+                minibatch = jax.tree.map(lambda a, part=part: a[part], shards[w])
+                (model, momenta[w]), _ = step((model, momenta[w]), minibatch)
+            models.append(model)
+        params = jax.tree.map(lambda *ps, w=sizes: np.average(ps, axis=0, weights=w), *models)
+    return params, jax.tree.map(lambda *ms: np.stack(ms), *momenta)
+
+
+def train(program: ad.Program, steps: range) -> list[tuple[int, ...]]:
+    """Rounds, in some of which another global batch and another split are asked for. Returns their sizes."""
+    n, rounds = program.world.size, []
+    for step in steps:
+        if step in (1, 4):
+            shares = [1 + (worker + step) % 4 for worker in range(n)]
+            program.rescale(global_batch=(8 + step) // STEPS * STEPS * n, shares=shares)
+            program.warm_up()
+        rounds.append(program.step().batch_sizes)
+    return rounds
+
+
+@pytest.mark.parametrize("precision", ["float64"], indirect=True)
+def test_rounds_are_those_of_plain_jax_through_changes_of_size_and_a_checkpoint(world, precision):
+    with program_over(world) as program:
+        rounds = train(program, range(4))
+        middle = program.checkpoint()
+        rounds += train(program, range(4, 7))
+        state, momenta = program.state, program.checkpoint()["state"]["momentum"]
+        assert problems.same_everywhere(world, state["params"])
+    assert all(size % STEPS == 0 for sizes in rounds for size in sizes)
+    assert world.size == 1 or len(set(rounds)) == 3
+    params, expected = plain_rounds(world.size, rounds)
+    assert difference(state["params"], params) < 1e-12
+    assert difference(momenta, expected) < 1e-12
+
+    with program_over(world) as program:
+        program.restore(middle)
+        assert train(program, range(4, 7)) == rounds[4:]
+        assert difference(program.state, state) < 1e-14
+        assert difference(program.checkpoint()["state"]["momentum"], momenta) < 1e-14
+
+
+def test_the_policy_resizes_a_federated_program(workers):
+    """Clients that say they are slow get fewer examples, in whole multiples, and go on meanwhile."""
+
+    def driver(state, batch):
+        slowness = 1.0 + ad.worker()
+        seconds = comm.all_gather(slowness * ad.batch_size() / 100)
+        ctrl.hook(ctrl.federated(ctrl.memoryless()), seconds, jnp.full(ad.workers(), 0.01))
+        return federated_round(state, batch)
+
+    data = ad.Shards([make_data(200, seed=w) for w in range(workers.size)])
+    options = {"world": workers, "local": lambda state: state["momentum"]}
+    with build(driver, initial_state(), data, 24 * workers.size, **options) as program:
+        equal = (24,) * workers.size
+        assert program.batch_sizes == equal
+        for _ in range(200):
+            report = program.step()
+            assert sum(report.batch_sizes) == sum(equal)
+            assert all(size % STEPS == 0 for size in report.batch_sizes)
+            if report.batch_sizes != equal and program._sizes.pending is None:
+                break
+            program.warm_up()
+    assert report.batch_sizes[0] > 24 > report.batch_sizes[-1]
+    assert list(report.batch_sizes) == sorted(report.batch_sizes, reverse=True)
