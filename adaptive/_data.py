@@ -18,6 +18,7 @@ import jax
 import numpy as np
 
 from ._errors import DataError
+from ._settings import settings_here
 from ._trace import leaf_names
 
 QUICK_SECONDS = 300e-6
@@ -192,6 +193,7 @@ class Stream:
         self.cursors: Cursors = (0,) * len(self.lanes)
         self._orders: dict[tuple[int, int], np.ndarray] = {}
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="adaptive-input")
+        self._settings = settings_here()  # of the thread that the data set was looked at in
         self._ahead: tuple[Cursors, tuple[int, ...], Future[Share]] | None = None
         self._quick = False  # whether the last share was fetched faster than a thread is woken up
 
@@ -231,12 +233,16 @@ class Stream:
     def peek(self, sizes: Sequence[int]) -> Any:
         """All workers' examples in a step of these sizes, as one batch, in the order of workers. Moves nothing."""
         indices = np.concatenate(self._indices(self.cursors, sizes, range(len(sizes))))
-        return self._pool.submit(self.examples.rows, indices).result()
+        return self._pool.submit(self._rows, indices).result()
+
+    def _rows(self, indices: np.ndarray) -> Any:
+        with self._settings():
+            return self.examples.rows(indices)
 
     def _fetch(self, cursors: Cursors, sizes: tuple[int, ...]) -> Share:
         began = time.thread_time()  # its own time: kernels may be running on this core meanwhile
         offsets = np.concatenate([[0], np.cumsum(sizes)])
-        batches = tuple(self.examples.rows(i) for i in self._indices(cursors, sizes, self.workers))
+        batches = tuple(self._rows(i) for i in self._indices(cursors, sizes, self.workers))
         self._quick = self.examples.in_memory and time.thread_time() - began < QUICK_SECONDS
         return Share(sizes, tuple(int(offsets[w]) for w in self.workers), batches)
 

@@ -26,6 +26,7 @@ import numpy as np
 
 from ._cache import in_turn
 from ._pieces import GAIN, Pieces, cheapest, predict
+from ._settings import settings_here
 
 CallSet = dict[int, "Kernel"]  # a kernel per level of the plan
 Traced = dict[int, tuple[Callable, Any, tuple[Any, ...]]]  # level -> function, shapes of its inputs, constants
@@ -326,6 +327,7 @@ class _BackgroundCompiler:
         self.error: BaseException | None = None
         self._queue: queue.PriorityQueue = queue.PriorityQueue()
         self._count = itertools.count()
+        self._settings = settings_here()
         self._owner = weakref.ref(owner, partial(_end, self._queue))
         self._thread: threading.Thread | None = None
 
@@ -342,7 +344,8 @@ class _BackgroundCompiler:
             if owner is None:
                 return
             try:
-                owner._compile(*item)
+                with self._settings():
+                    owner._compile(*item)
             except BaseException as error:  # raised in the step that follows, by check()
                 self.error = error
                 return

@@ -94,6 +94,35 @@ def test_numbers_become_arrays_that_keep_their_kind():
     }
 
 
+class Rows:
+    """A source, so that its rows are looked at in the thread that fetches them."""
+
+    def __len__(self):
+        return 24
+
+    def __getitem__(self, index):
+        return {"y": 1.0 + index}
+
+
+def test_what_jax_is_set_to_in_this_thread_holds_behind_the_steps_too():
+    with jax.enable_x64(True), jax.default_matmul_precision("highest"):
+        seen = []
+
+        def driver(state, batch):
+            seen.append((jax.config.jax_default_matmul_precision, batch["y"].dtype))
+            return mean_of_y(state, batch)
+
+        with build(driver, np.zeros(()), data=Rows(), global_batch=24) as program:
+            program.warm_up()
+            program.rescale(shares=(7, 17))
+            program.step()
+            assert program.state.dtype == np.float64
+            assert abs(float(program.state) - 12.5) < 1e-14
+            assert program.check()
+    assert set(seen) == {("highest", np.dtype(np.float64))}
+    assert not jax.config.jax_enable_x64
+
+
 # --- reports ----------------------------------------------------------------------------------------------------------
 
 
