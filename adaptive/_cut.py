@@ -190,7 +190,8 @@ class _Cutter:
 
     def _segment(self, draft: _Draft) -> Segment:
         eqns = tuple(self.flow.graph.eqns[n] for n in sorted(draft.eqns))
-        return Segment(draft.kind, draft.level, eqns, tuple(draft.inputs.items()), tuple(draft.outputs))
+        inputs = tuple(sorted(draft.inputs.items(), key=lambda item: item[1]))
+        return Segment(draft.kind, draft.level, eqns, inputs, tuple(draft.outputs))
 
     def _reasons(self, segments: dict[tuple[str, int], Segment]) -> Iterable[str]:
         """Why a local batch cannot run as several calls."""

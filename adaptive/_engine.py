@@ -136,20 +136,23 @@ class Engine:
         # Only what the step replaces may be overwritten.
         self._given_up = [i in changed for i in final.reads("state")]
 
-        def run(given_up: dict[str, Any], given: dict[str, Any]) -> Any:
-            old, kept = iter(given_up["state"]), iter(given["state"])
+        def run(given_up: tuple[list[Any], list[Any]], given: dict[str, Any]) -> Any:
+            old, kept = iter(given_up[0]), iter(given["state"])
             state = [next(old) if gone else next(kept) for gone in self._given_up]
-            return function({**given, "state": state, "slot": given_up["slot"]})["outputs"]
+            return function({**given, "state": state, "slot": given_up[1]})["outputs"]
 
         return compile_segment(run, self._split_final(shapes), device, donate=True)
 
-    def _split_final(self, given: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    def _split_final(self, given: dict[str, Any]) -> tuple[tuple[list[Any], list[Any]], dict[str, Any]]:
+        """What the final segment may overwrite, in the order of its results, and what it may not.
+
+        JAX pairs results with given-up memory of their shape in turn: in another order a result would take the memory
+        of an operand that is still to be read, and XLA would copy that first.
+        """
         pairs = list(zip(given["state"], self._given_up, strict=True))
         rest = {k: v for k, v in given.items() if k not in ("state", "slot")}
-        return (
-            {"state": [s for s, gone in pairs if gone], "slot": given["slot"]},
-            {**rest, "state": [s for s, gone in pairs if not gone]},
-        )
+        given_up = ([s for s, gone in pairs if gone], given["slot"])
+        return given_up, {**rest, "state": [s for s, gone in pairs if not gone]}
 
     def _trace_calls(self, size: int) -> Traced:
         plan = self._plan_for(size)
