@@ -1,11 +1,11 @@
-"""On LBB's four GPUs an exact split is 3.76 times as fast as an equal one: in 2 adjustments, where stepping takes 10 to 108.
+"""On LBB's four GPUs an exact split is 3.76 times as fast as equal ones: 2 adjustments, where stepping takes 10 to 108.
 
     python benchmarks/simulated_lb_bsp.py
 
-LB-BSP's case for accelerators, simulated on the step times that LBB measured (J. Supercomputing 2024, table 2): the exact
-allocation against the batches LBB arrived at; LB-BSP's leader/straggler stepping by its first step, without noise and
-under jitter; and `balance`, `proportional` and stepping over the first steps of a run.
-"""  # noqa: E501
+LB-BSP's case for accelerators, simulated on the step times that LBB measured (J. Supercomputing 2024, table 2): the
+exact allocation against the batches LBB arrived at; LB-BSP's leader/straggler stepping by its first step, without noise
+and under jitter; and `balance`, `proportional` and stepping over the first steps of a run.
+"""
 
 from __future__ import annotations
 
@@ -213,16 +213,17 @@ def main() -> None:
     steps, rest = epoch_model()
     notes = [
         "Modelled times are lines through LBB's two measured points per GPU. Its two epochs are explained by "
-        f"{steps:.0f} steps an epoch and {rest:.0f} ms of a step beside computing: two numbers from two, so the modelled "
-        "epoch of the exact split is a prediction, the other two are not.",
+        f"{steps:.0f} steps an epoch and {rest:.0f} ms of a step beside computing: two numbers from two, so the "
+        "modelled epoch of the exact split is a prediction, the other two are not.",
         "## LB-BSP's leader/straggler stepping",
         table(first_steps()),
-        f"From {sizes_text(EQUAL)}, {len(SEEDS)} seeds where there is jitter: median (least – largest), over 2000 steps. "
-        "The gap is the true one, noise apart; `expected` was worked out beforehand for the rule as described; the paper prints no such counts.",
+        f"From {sizes_text(EQUAL)}, {len(SEEDS)} seeds where there is jitter: median (least – largest), over 2000 "
+        "steps. The gap is the true one, noise apart. `expected` was worked out beforehand for the rule as described; "
+        "no published counts are known to us, nor LB-BSP's first D and window.",
         "## Policies over the first steps",
         table(policies(0.02) + policies(0.05)),
-        f"{len(SEEDS)} seeds: median (least – largest). `ideal` has the exact split from the first step on, under the same "
-        "noise. Policies decide at every step.",
+        f"{len(SEEDS)} seeds: median (least – largest). `ideal` has the exact split from the first step on, under the "
+        "same noise. Policies decide at every step.",
     ]
     report("LB-BSP on LBB's four GPUs, simulated", splits(), "simulated_lb_bsp.md", notes)
     picture()

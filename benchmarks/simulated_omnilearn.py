@@ -1,4 +1,4 @@
-"""On OmniLearn's schedule its own rule gains 1.3 times over equal batches, of 1.8 that are there; deciding per step, 1.7.
+"""On OmniLearn's schedule its own rule is 1.56 times as fast as equal batches; `balance` 1.78, of 1.80 there are.
 
     python benchmarks/simulated_omnilearn.py
 
@@ -83,10 +83,11 @@ POLICIES: dict[str, tuple[Any, int, str]] = {  # what makes it, every, colour
     ),
     "proportional, every epoch": (lambda: ctrl.proportional(drop=None), EPOCH, "stepping"),
     "proportional": (ctrl.proportional, 1, "proportional"),
+    "proportional, learns no bounds": (lambda: ctrl.proportional(drop=None), 1, "stepping"),
     "balance, every epoch": (ctrl.balance, EPOCH, "stepping"),
     "balance": (ctrl.balance, 1, "balance"),
 }
-DRAWN = ("equal", "OmniLearn's rule", "proportional", "balance")
+DRAWN = ("equal", "OmniLearn's rule", "proportional", "proportional, learns no bounds", "balance")
 
 
 def run(name: str, seed: int = 0, steps: int = STEPS) -> Simulation:
@@ -171,12 +172,12 @@ def picture() -> None:
             axes.axvline(k * STAGE / EPOCH, color="#d7dae0", linewidth=0.8, zorder=0)
         above.text((k + 0.5) * STAGE / EPOCH, 0.86, level, fontsize=8, ha="center")
     above.set_ylim(0.8, 4.3)
-    above.legend(fontsize=7, frameon=False, loc="upper left", ncols=4)
+    above.legend(fontsize=7, frameon=False, loc="upper left", ncols=3)
     below.axhline(
         LEAST, color=COLOURS["published"], linewidth=0.8, linestyle=(0, (1, 2)), label="OmniLearn's least batch"
     )
-    below.set_ylim(0, 125)
-    below.legend(fontsize=7, frameon=False, loc="upper left", ncols=5)
+    below.set_ylim(0, 130)
+    below.legend(fontsize=7, frameon=False, loc="upper left", ncols=3)
     label(
         above,
         "OmniLearn's schedule, 5 % jitter",
@@ -191,12 +192,12 @@ def main() -> None:
     """Write the result and the picture."""
     runs = {name: [run(name, seed) for seed in SEEDS] for name in POLICIES}
     notes = [
-        f"{STEPS} steps of five epochs of {EPOCH} in each of eight stages, 5 % jitter, {len(SEEDS)} seeds: median (least – "
-        "largest). `ideal` has each stage's exact split from its first step on.",
+        f"{STEPS} steps of five epochs of {EPOCH} in each of eight stages, 5 % jitter, {len(SEEDS)} seeds: median "
+        "(least – largest). `ideal` has each stage's exact split from its first step on.",
         "## Gain over equal batches, by stage",
         table(by_stage(runs)),
-        "`exact split` is what can be had of mean(X) / min(X) under jitter, and with 5 % of a step that do not depend on "
-        "the batch. The last two columns are on sizes as they are in a stage's last epoch.",
+        "`exact split` is what can be had of mean(X) / min(X) under jitter, and with 5 % of a step that do not depend "
+        "on the batch. The last two columns are on sizes as they are in a stage's last epoch.",
     ]
     report("OmniLearn's schedule, simulated", overall(runs), "simulated_omnilearn.md", notes)
     picture()
