@@ -10,9 +10,10 @@ Where workers have data of their own (`Shards`), there is such a *lane* for each
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Any, NamedTuple, Protocol, runtime_checkable
+from itertools import accumulate
+from typing import Any, NamedTuple, Protocol, TypeVar, runtime_checkable
 
 import jax
 import numpy as np
@@ -21,6 +22,7 @@ from ._errors import DataError
 from ._settings import settings_here
 from ._trace import leaf_names
 
+T = TypeVar("T")
 QUICK_SECONDS = 300e-6
 
 
@@ -178,6 +180,19 @@ class Share(NamedTuple):
 Cursors = tuple[int, ...]  # examples taken so far from each lane
 
 
+class _There(NamedTuple):
+    """A share that was not worth a thread, in place of a future one."""
+
+    share: Share
+
+    def result(self, timeout: float | None = None) -> Share:
+        del timeout
+        return self.share
+
+    def cancel(self) -> None:
+        """Nothing to stop."""
+
+
 class Stream:
     """Shares of the stream, the next one fetched while the current one is being computed on.
 
@@ -194,7 +209,7 @@ class Stream:
         self._orders: dict[tuple[int, int], np.ndarray] = {}
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="adaptive-input")
         self._settings = settings_here()  # of the thread that the data set was looked at in
-        self._ahead: tuple[Cursors, tuple[int, ...], Future[Share]] | None = None
+        self._ahead: tuple[Cursors, tuple[int, ...], Future[Share] | _There] | None = None
         self._quick = False  # whether the last share was fetched faster than a thread is woken up
 
     @property
@@ -210,21 +225,14 @@ class Stream:
             if ahead[:2] == key:
                 return ahead[2].result()
             ahead[2].cancel()
-        return self._pool.submit(self._fetch, *key).result()  # in one thread always, so sources need no locks
+        return self._in_thread(self._fetch, *key).result()  # in one thread always, so sources need no locks
 
     def prefetch(self, sizes: Sequence[int]) -> None:
         """Start to fetch what the step after this one takes if nothing is resized."""
         key = (self._deal(self.cursors, sizes)[1], tuple(sizes))
-        self._ahead = (*key, self._at_once(*key) if self._quick else self._pool.submit(self._fetch, *key))
-
-    def _at_once(self, cursors: Cursors, sizes: tuple[int, ...]) -> Future[Share]:
-        """A few rows of arrays are there sooner than another thread is."""
-        future: Future[Share] = Future()
-        try:
-            future.set_result(self._fetch(cursors, sizes))
-        except Exception as error:
-            future.set_exception(error)
-        return future
+        # A few rows of arrays are there sooner than another thread is.
+        ahead = _There(self._fetch(*key)) if self._quick else self._in_thread(self._fetch, *key)
+        self._ahead = (*key, ahead)
 
     def advance(self, sizes: Sequence[int]) -> None:
         """A step of these sizes is done."""
@@ -233,18 +241,21 @@ class Stream:
     def peek(self, sizes: Sequence[int]) -> Any:
         """All workers' examples in a step of these sizes, as one batch, in the order of workers. Moves nothing."""
         indices = np.concatenate(self._indices(self.cursors, sizes, range(len(sizes))))
-        return self._pool.submit(self._rows, indices).result()
+        return self._in_thread(self.examples.rows, indices).result()
 
-    def _rows(self, indices: np.ndarray) -> Any:
-        with self._settings():
-            return self.examples.rows(indices)
+    def _in_thread(self, function: Callable[..., T], *args: Any) -> Future[T]:
+        def run() -> T:
+            with self._settings():
+                return function(*args)
+
+        return self._pool.submit(run)
 
     def _fetch(self, cursors: Cursors, sizes: tuple[int, ...]) -> Share:
         began = time.thread_time()  # its own time: kernels may be running on this core meanwhile
-        offsets = np.concatenate([[0], np.cumsum(sizes)])
-        batches = tuple(self._rows(i) for i in self._indices(cursors, sizes, self.workers))
+        offsets = list(accumulate(sizes, initial=0))
+        batches = tuple(self.examples.rows(i) for i in self._indices(cursors, sizes, self.workers))
         self._quick = self.examples.in_memory and time.thread_time() - began < QUICK_SECONDS
-        return Share(sizes, tuple(int(offsets[w]) for w in self.workers), batches)
+        return Share(sizes, tuple(offsets[w] for w in self.workers), batches)
 
     def _indices(self, cursors: Cursors, sizes: Sequence[int], workers: range) -> list[np.ndarray]:
         """Which examples each of these workers takes."""
@@ -253,6 +264,9 @@ class Stream:
 
     def _deal(self, cursors: Cursors, sizes: Sequence[int]) -> tuple[list[int], Cursors]:
         """Each worker's first position in its lane, and where the cursors are behind the step."""
+        if len(self.lanes) == 1:
+            *starts, end = accumulate(sizes, initial=cursors[0])
+            return starts, (end,)
         starts, moved = [], list(cursors)
         for worker, size in enumerate(sizes):
             lane = self._lane_of(worker)
@@ -269,7 +283,8 @@ class Stream:
         found = []
         while count > 0:
             epoch, first = divmod(position, length)
-            found.append(self._order(lane, epoch)[first : first + count] + start)
+            rows = self._order(lane, epoch)[first : first + count]
+            found.append(rows + start if start else rows)
             position, count = position + len(found[-1]), count - len(found[-1])
         return found[0] if len(found) == 1 else np.concatenate(found)
 

@@ -71,6 +71,7 @@ class Engine:
         self.plan, self.world, self._plan_for = plan, world, plan_for
         self.feed = Feed.of(plan)
         self.layouts: list[Layout] = [lay_out(m, workers=workers or world.size, tail=tail) for m in plan.messages]
+        self.message_bytes = sum(layout.nbytes for layout in self.layouts)
         # A noise scale needs two groups of examples at least; a lone worker makes them by splitting its batch.
         self.least_calls = 2 if world.size == 1 and any(s.name == CALLS.name for s in plan.sources) else 1
         self.kernels = Kernels(
@@ -89,10 +90,6 @@ class Engine:
             for s in (*plan.onces.values(), plan.final)
             for local, device in enumerate(world.devices)
         }
-
-    @property
-    def message_bytes(self) -> int:
-        return sum(layout.nbytes for layout in self.layouts)
 
     # --- compiling ----------------------------------------------------------------------------------------------------
 
