@@ -131,7 +131,7 @@ def report(
       The text.
     """
     cells = [row.cells() if isinstance(row, Summary) else row for row in rows]
-    paragraphs = [f"# {title}", _table(cells), *notes, f"{machine()}; {date.today().isoformat()}"]
+    paragraphs = [f"# {title}", table(cells), *notes, f"{machine()}; {date.today().isoformat()}"]
     text = "\n\n".join(paragraphs) + "\n"
     print(text, flush=True)
     if path is not None:
@@ -139,6 +139,19 @@ def report(
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text(text)
     return text
+
+
+def table(rows: Sequence[Mapping[str, object]]) -> str:
+    """Markdown that is also read well as plain text: columns are padded; numbers stand to the right."""
+    columns = list(dict.fromkeys(column for row in rows for column in row))
+    body = [[str(row.get(column, "")) for column in columns] for row in rows]
+    widths = [max(len(cell) for cell in column) for column in zip(columns, *body, strict=True)]
+    rule = ["-" * max(widths[0], 3), *("-" * (max(w, 3) - 1) + ":" for w in widths[1:])]
+    lines = [
+        [cell.ljust(len(rule[0])) if i == 0 else cell.rjust(len(rule[i])) for i, cell in enumerate(line)]
+        for line in (columns, rule, *body)
+    ]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
 def machine() -> str:
@@ -154,19 +167,6 @@ def _version(name: str) -> str | None:
         return version(name)
     except PackageNotFoundError:
         return None
-
-
-def _table(rows: Sequence[Mapping[str, object]]) -> str:
-    """Markdown that is also read well as plain text: columns are padded; numbers stand to the right."""
-    columns = list(dict.fromkeys(column for row in rows for column in row))
-    body = [[str(row.get(column, "")) for column in columns] for row in rows]
-    widths = [max(len(cell) for cell in column) for column in zip(columns, *body, strict=True)]
-    rule = ["-" * max(widths[0], 3), *("-" * (max(w, 3) - 1) + ":" for w in widths[1:])]
-    lines = [
-        [cell.ljust(len(rule[0])) if i == 0 else cell.rjust(len(rule[i])) for i, cell in enumerate(line)]
-        for line in (columns, rule, *body)
-    ]
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
 # --- the machine (Linux) ----------------------------------------------------------------------------------------------

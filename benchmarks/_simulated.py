@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
-from _measure import RESULTS, _table
+from _measure import RESULTS
 
 from controllers._draw import INK, new_figure, tidy
 
@@ -25,11 +25,6 @@ def middle(values: Iterable[float], digits: int = 2, unit: str = "") -> str:
     low, mid, high = np.percentile(list(values), [0, 50, 100])
     texts = [f"{value:.{digits}f}" for value in (low, mid, high)]
     return f"{texts[1]}{unit}" if texts[0] == texts[2] else f"{texts[1]}{unit} ({texts[0]} – {texts[2]})"
-
-
-def table(rows: Sequence[Mapping[str, object]]) -> str:
-    """A further table, for the notes of a report."""
-    return _table(rows)
 
 
 def sizes_text(sizes: Sequence[int] | np.ndarray) -> str:

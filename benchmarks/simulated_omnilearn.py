@@ -12,8 +12,8 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 import numpy as np
-from _measure import report
-from _simulated import COLOURS, label, middle, panels, save, sizes_text, table
+from _measure import report, table
+from _simulated import COLOURS, label, middle, panels, save, sizes_text
 
 import controllers as ctrl
 from adaptive._decision import Decision, Observation
