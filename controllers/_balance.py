@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import numpy as np
 
 from adaptive._decision import Decision, Observation
@@ -9,8 +11,28 @@ from adaptive._decision import Decision, Observation
 from ._allocate import allocate, fill
 from ._batch_time import BatchTime
 from ._policy import Policy
-from ._seconds import seconds_of
-from ._time_model import WINDOW, TimeModel
+from ._predictors import Predictor, PredictorState, known
+from ._seconds import inputs_of, seconds_of
+from ._time_model import LASTED, WINDOW, TimeModel
+
+
+RECORD = 30.0  # steps over which a predictor is compared with the model
+BETTER = 0.8  # a predictor speaks while its mean squared error is below this part of the model's
+
+
+class Foreseen(NamedTuple):
+    """What a predictor says of the workers' speeds, and how right it and the model have been. A pytree."""
+
+    predictor: PredictorState
+    speed: np.ndarray  # shape=(n,), of the level, 1 / seconds: the last prediction; NaN before the first
+    errors: np.ndarray  # shape=(2, n), running mean squared errors: the predictor's, the model's
+
+
+class MinMaxState(NamedTuple):
+    """State of `min_max` with a predictor; without one it is the `TimeModel`."""
+
+    model: TimeModel
+    foreseen: Foreseen
 
 
 def balance() -> Policy:
@@ -27,12 +49,14 @@ def balance() -> Policy:
 
 def min_max(
     *,
-    window: int = 5,
+    window: int = 1,
     dead_band: float = 0.02,
     horizon: int = 100,
     switch_seconds: float = 0.0,
     growth: float = 2.0,
     quantum_loss: float = 0.02,
+    predictor: Predictor | None = None,
+    n_inputs: int = 0,
 ) -> Policy:
     """Split the global batch so that the slowest worker is done as early as can be.
 
@@ -53,9 +77,17 @@ def min_max(
         time is a guess.
       quantum_loss: sizes are multiples of the program's quantum where that costs less than this fraction of the
         step; else of half of it, and so on.
+      predictor: of speeds, such as `arx()` or `narx()`, where they change from step to step with what others take of
+        the machine. It is told speeds at which the batch's size has been allowed for, and speaks for a worker while it
+        has lately been more right than the mean.
+      n_inputs: how many values the predictor is given: what the hook has behind the seconds.
+
+            cpu, memory = comm.all_gather(mon.cpu_available()), comm.all_gather(mon.memory_available())
+            ctrl.hook(ctrl.min_max(predictor=ctrl.arx(), n_inputs=2), seconds, cpu, memory)
 
     Returns:
-      A policy for a hook that is given each worker's compute seconds; shape=(n,). NaN where not known.
+      A policy for a hook that is given each worker's compute seconds and `n_inputs` measurements, each of shape=(n,).
+      NaN where not known.
 
     References:
       Chen et al. 2020, "Semi-Dynamic Load Balancing" (LB-BSP), for the problem and the model of time.
@@ -68,13 +100,55 @@ def min_max(
             f"above 1; got {dead_band}, {switch_seconds}, {quantum_loss}, {horizon} and {growth}."
         )
 
-    def update(observation: Observation, model: TimeModel) -> tuple[Decision | None, TimeModel]:
-        seconds = seconds_of(observation, "min_max")
-        model = model.observe(np.asarray(observation.previous_batch_sizes), seconds)
+    def init(n_workers: int) -> TimeModel | MinMaxState:
+        model, nothing = TimeModel.init(n_workers), np.full(n_workers, np.nan)
+        if predictor is None:
+            return model
+        return MinMaxState(
+            model, Foreseen(predictor.init(n_workers, n_inputs), nothing, np.full((2, n_workers), np.nan))
+        )
+
+    def update(
+        observation: Observation, state: TimeModel | MinMaxState
+    ) -> tuple[Decision | None, TimeModel | MinMaxState]:
+        if isinstance(state, TimeModel):
+            model, scale = observe(observation, state), None
+            decision, model = review(observation, model, scale)
+            return decision, model
+        foreseen = foresee(observation, state)
+        model = observe(observation, state.model)
+        decision, model = review(observation, model, foreseen)
+        return decision, MinMaxState(model, foreseen)
+
+    def observe(observation: Observation, model: TimeModel) -> TimeModel:
+        return model.observe(np.asarray(observation.previous_batch_sizes), seconds_of(observation, "min_max"))
+
+    def foresee(observation: Observation, state: MinMaxState) -> Foreseen:
+        """What the predictor says, once the model has said what this step would take at an earlier one's speed."""
+        assert predictor is not None
+        seconds, inputs = seconds_of(observation, "min_max"), inputs_of(observation, "min_max")
+        model, (memory, said, errors) = state.model, state.foreseen
+        expected = model.fit()(np.asarray(observation.previous_batch_sizes))
+        relative = np.where(model.measured, expected / model.level, np.nan)
+        speed = relative / seconds
+        new = np.stack([said / speed - 1, expected / seconds - 1]) ** 2
+        moved = np.where(np.isnan(errors), new, errors + (np.minimum(new, 1.0) - errors) / RECORD)
+        speeds, memory = predictor.update(memory, np.where(known(speed), speed, np.nan), inputs)
+        return Foreseen(memory, speeds, np.where(np.isfinite(new), moved, errors))
+
+    def review(
+        observation: Observation, model: TimeModel, foreseen: Foreseen | None
+    ) -> tuple[Decision | None, TimeModel]:
         if not observation.due or model.waiting < window:
             return None, model
-        model = model.digest()
-        return decide(observation, model), model
+        digested = model.digest()
+        if digested.doubtful and model.waiting < LASTED:
+            return None, model  # wait whether it lasts
+        told = digested
+        if foreseen is not None:
+            speaks = (foreseen.errors[0] < BETTER * foreseen.errors[1]) & known(foreseen.speed)
+            told = digested._replace(level=np.where(speaks, 1 / foreseen.speed, digested.level))
+        return decide(observation, told), digested
 
     def decide(observation: Observation, model: TimeModel) -> Decision | None:
         total, limits = observation.global_batch, observation.limits
@@ -103,7 +177,7 @@ def min_max(
     def worth_it(now: float, then: float, band: float) -> bool:
         return now - then > band * now and (now - then) * horizon > switch_seconds
 
-    return Policy(TimeModel.init, update, "min_max")
+    return Policy(init, update, "min_max")
 
 
 def _split(

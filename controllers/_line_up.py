@@ -8,7 +8,8 @@ from typing import Any, NamedTuple
 
 from adaptive._decision import Observation
 
-from ._balance import balance
+from ._arx import arx
+from ._balance import balance, min_max
 from ._goodput import goodput_batch
 from ._lb_bsp import lb_bsp
 from ._leader_straggler import leader_straggler
@@ -47,6 +48,9 @@ def equal() -> Policy:
 LINE_UP = {
     "equal": Contender(equal, (), 1, "the split it starts with: all workers alike", False),
     "balance": Contender(balance, SECONDS, 1, "ours: min_max, piecewise-linear times and an exact allocator", False),
+    "balance-machine": Contender(
+        lambda: min_max(predictor=arx(), n_inputs=2), MACHINE, 1, "the same, which reads processors and memory too", False
+    ),
     "static": Contender(static_proportional, ("capacities",), 1, "Tyagi & Sharma, open loop: by data-sheet speeds"),
     "proportional": Contender(
         proportional, SECONDS, 1, "Tyagi & Sharma, closed loop, global batch kept; DBS and DLB are alike"

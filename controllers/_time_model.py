@@ -4,12 +4,14 @@ Two things are learnt of each worker, and kept apart because they change in diff
 with the batch size, hardly ever changes; it is seen only when the size does. Its *level*, how fast the machine is just
 now, may change at any step, for all sizes alike. So a surprise at a size that is known is the level's; one at a new
 size is the shape's, as far as shapes reach (from flat to proportional, less what is known already). What is more than
-noise and shape can explain is a step change of speed: the level follows it at once, and the shape stays.
+noise and shape can explain is a step change of speed: the level follows it at once, and the shape stays. If it was a
+pause and no change, the next step says so: then the level is what it was, and surprises are believed less readily.
 
 The shape is a few points (size, relative time), through which goes `max(floor, slope * b + intercept)`, fitted by
 weighted least squares with a prior towards proportional time, so that one point makes a line through the origin (the
 one-point rule), and two that noise cannot tell apart do not make a wild one. The level is a mean that forgets
-exponentially. All workers are in arrays: no loop over them.
+exponentially: slowly at first, and faster while what it says is off to one side again and again, as it is when speeds
+drift. All workers are in arrays: no loop over them.
 """
 
 from __future__ import annotations
@@ -25,6 +27,13 @@ POINTS = 8  # of each worker's shape
 MEMORY = 100.0  # steps that a level remembers
 SURE = 4.5  # standard deviations that make a surprise a change of speed: a thousand steps have many windows
 SAME = 0.02  # sizes that differ relatively by less are one point
+LEAN_MEMORY = 10  # digests over which errors are looked at for a side that they lean to …
+LEANING = 0.6  # … and by how much, in standard deviations of one
+FADE = 0.7  # of the steps that a level remembers is left at each digest while it leans
+JUMPS_MEMORY = 100  # digests
+RESTLESS = 0.015  # jumps per digest: two in half of that
+LASTED = 3  # steps that make a surprise more than a pause
+NOISE_MEMORY = 32  # steps
 LEAST_NOISE = 0.02  # relative; also covers that time is not quite a line
 PRIOR_ELASTICITY_SD = 0.5  # around 1: time proportional to the batch
 CURVATURE = 0.5  # how much the elasticity may differ at twice the size
@@ -38,7 +47,15 @@ class TimeModel(NamedTuple):
     window: np.ndarray  # shape=(WINDOW, n), seconds of the latest steps, oldest first; NaN where there are none
     level: np.ndarray  # shape=(n,), seconds for a relative time of 1; NaN until measured
     steps: np.ndarray  # shape=(n,), how many steps' worth the level is known to
+    age: np.ndarray  # shape=(n,), for how many steps the level has not jumped, up to MEMORY
+    lean: np.ndarray  # shape=(n,), mean of the level's latest errors, in standard deviations of each
+    restless: np.ndarray  # shape=(n,), jumps of the level per digest, lately
+    level_before: np.ndarray  # shape=(n,), the level before it jumped in the last digest; NaN if it did not
+    steps_before: np.ndarray  # shape=(n,), to which that was known
+    lasting: np.ndarray  # shape=(), from 0 to 1: how readily a jump is believed: whether the latest ones lasted
     noise: np.ndarray  # shape=(n,), relative standard deviation of one step's time
+    differences: np.ndarray  # shape=(n,), of how many neighbouring steps that was learnt
+    latest: np.ndarray  # shape=(n,), seconds of the latest step at these sizes; NaN where there is none
     largest: np.ndarray  # shape=(n,), int64: the largest size ever measured
     point_sizes: np.ndarray  # shape=(POINTS, n)
     point_times: np.ndarray  # shape=(POINTS, n), relative to the level
@@ -53,7 +70,15 @@ class TimeModel(NamedTuple):
             window=np.full((WINDOW, n), np.nan),
             level=np.full(n, np.nan),
             steps=np.zeros(n),
+            age=np.zeros(n),
+            lean=np.zeros(n),
+            restless=np.zeros(n),
+            level_before=np.full(n, np.nan),
+            steps_before=np.zeros(n),
+            lasting=np.asarray(1.0),
             noise=np.full(n, 0.05),
+            differences=np.zeros(n),
+            latest=np.full(n, np.nan),
             largest=np.zeros(n, np.int64),
             point_sizes=np.ones((POINTS, n)),
             point_times=np.ones((POINTS, n)),
@@ -70,30 +95,56 @@ class TimeModel(NamedTuple):
         """Steps in the window: of the worker of which there are most."""
         return int(np.isfinite(self.window).sum(axis=0).max())
 
+    @property
+    def unsettled(self) -> np.ndarray:
+        """Whose speeds drift, or jump again and again; shape=(n,)."""
+        return (self.steps < 0.5 * self.age) | (self.restless > RESTLESS)
+
+    @property
+    def doubtful(self) -> bool:
+        """Whether the last digest took for a change of speed what may be a pause: lately, pauses they were."""
+        return bool(self.lasting < 0.5 and np.isfinite(self.level_before).any())
+
     def observe(self, sizes: np.ndarray, seconds: np.ndarray) -> TimeModel:
         """Take in one step.
 
-        The first time at a new size is left out: it holds what changing cost. What is not a positive number is
-        missing.
+        The first time at a new size is left out if it is surprisingly long: it holds what changing cost. (Not twice in
+        a row: then it is slow.) What is not a positive number is missing.
 
         Args:
           sizes: int, shape=(n,): the sizes that `seconds` were measured at.
           seconds: shape=(n,).
         """
         model = self
+        seconds = np.where((seconds > 0) & (seconds < np.inf), seconds, np.nan)
         changed = sizes != model.sizes
-        seconds = np.where((seconds > 0) & (seconds < np.inf) & ~changed, seconds, np.nan)
         if changed.any():
+            left_out_before = np.isnan(model.latest) & (model.sizes > 0)  # it goes on, so it is its speed
             model = model.digest()._replace(sizes=np.array(sizes, np.int64))
-        return model._replace(window=np.concatenate([model.window[1:], seconds[None]]))
+            most = model.fit()(sizes) * (1 + SURE * np.hypot(model.deviation(sizes), model.noise))
+            seconds = np.where(changed & ~left_out_before & ~(seconds <= most), np.nan, seconds)
+            model = model._replace(latest=np.where(changed, np.nan, model.latest))
+        return model._learn_noise(seconds)._replace(window=np.concatenate([model.window[1:], seconds[None]]))
+
+    def _learn_noise(self, seconds: np.ndarray) -> TimeModel:
+        """From differences of neighbouring steps: a change of speed is in one of them, a drift hardly in any."""
+        found = np.abs(np.log(seconds / self.latest)) / 1.128  # the mean of |a - b| for two normal numbers
+        usable = np.isfinite(found)
+        weight = np.maximum(1 / (self.differences + 3), 1 / NOISE_MEMORY)
+        moved = self.noise + weight * (np.minimum(found, 4 * self.noise) - self.noise)
+        return self._replace(
+            noise=np.where(usable, moved, self.noise),
+            differences=self.differences + usable,
+            latest=np.where(np.isnan(seconds), self.latest, seconds),
+        )
 
     def digest(self) -> TimeModel:
         """Turn the window into what is known, and empty it."""
-        mean, count, noise = _summarise(self.window, self.noise, self.steps)
+        mean, count = _summarise(self.window, self.noise)
         seen = count > 0
         if not seen.any():
             return self
-        every = np.arange(len(count))
+        noise, every = self.noise, np.arange(len(count))
         first = seen & ~self.measured
         known = self.point_weights > 0
         distance = np.where(known, np.abs(self.point_sizes / np.maximum(self.sizes, 1) - 1), np.inf)
@@ -102,37 +153,67 @@ class TimeModel(NamedTuple):
         same = ~first & (off <= SAME)
 
         # How surprising is the mean, and by what may the surprise be explained? Variances are relative.
-        expected, elasticity_sd = self._expect(nearest, known_size=bool((same | ~seen | first).all()))
-        surprise = np.where(seen & ~first, mean / expected - 1, 0.0)
-        of_level = noise**2 / np.maximum(self.steps, 1)
+        relative, elasticity_sd = self._expect(nearest, known_size=bool((same | ~seen | first).all()))
+        level, steps, lasting = self._was_it_a_pause(mean / relative, seen)
+        surprise = np.where(seen & ~first, mean / (level * relative) - 1, 0.0)
+        of_level = noise**2 / np.maximum(steps, 1)
         of_point = noise**2 / np.maximum(self.point_weights[nearest, every], 1)
         of_shape = np.where(same, of_point, _of_shape(off, elasticity_sd))
+        # While speeds drift or jump, a controller makes sizes follow, so that times stay as they are: whoever learnt
+        # shapes from that would find them flat.
+        unsettled = self.unsettled
+        of_shape = np.where(unsettled, 0.0, of_shape)
         variance = noise**2 / np.maximum(count, 1) + np.where(first, 0.0, of_level + of_shape)
         jump = surprise**2 > SURE**2 * variance
 
         # The level's share of it moves the level; the rest is the point's.
         share = np.where(jump, 1.0, np.where(first, 0.0, of_level / variance))
-        level = np.where(first, mean, self.level * (1 + share * surprise))
-        steps = np.where(first | jump, count, np.minimum(self.steps + count, MEMORY))
+        level_before, steps_before = np.where(jump, level, np.nan), steps
+        level = np.where(first, mean, level * (1 + share * surprise))
+        error = np.where(jump | first, 0.0, np.clip(surprise / np.sqrt(variance), -3, 3))
+        lean = np.where(seen, np.where(jump, 0.0, self.lean + (error - self.lean) / LEAN_MEMORY), self.lean)
+        leaning = seen & (np.abs(lean) > LEANING)
+        new_weight = np.where(first, count, 1 / (1 / np.maximum(count, 1) + 1 / np.maximum(steps, 1)))
+        steps = np.where(leaning, np.maximum(FADE * steps, 1), np.minimum(steps + count, MEMORY))
+        steps = np.where(first | jump, count, steps)
         refined = self.point_times[nearest, every] * (1 + np.where(jump, 0.0, of_shape / variance) * surprise)
         place = np.where(same, nearest, np.argmax(distance, axis=0))  # a free place, or else the farthest point's
-        sizes, times, weights = self.point_sizes.copy(), self.point_times.copy(), self.point_weights.copy()
+        # Points that were seen at other times say the less of the shape the more the speed drifts.
+        weights = np.where((leaning | unsettled) & known, np.maximum(FADE * self.point_weights, 1e-3), self.point_weights)
+        sizes, times = self.point_sizes.copy(), self.point_times.copy()
         at = place[seen], every[seen]
         old = weights[place, every]
         sizes[at] = np.where(same, sizes[place, every], self.sizes)[seen]
-        times[at] = np.where(same, refined, mean / level)[seen]
+        times[at] = np.where(same, refined, np.where(unsettled, relative, mean / level))[seen]
         # A jump at a new size says nothing about the shape there.
-        weights[at] = np.where(same, np.minimum(old + count, 4 * MEMORY), np.where(jump, 1.0, count))[seen]
-        return TimeModel(
-            sizes=self.sizes,
+        weights[at] = np.where(same, np.minimum(old + count, 4 * MEMORY), np.where(jump | unsettled, np.minimum(new_weight, 1.0), new_weight))[seen]
+        return self._replace(
             window=np.full_like(self.window, np.nan),
             level=np.where(seen, level, self.level),
             steps=np.where(seen, steps, self.steps),
-            noise=noise,
+            age=np.where(first | jump, count, np.minimum(self.age + count, MEMORY)),
+            lean=lean,
+            restless=self.restless + seen * (jump - self.restless) / JUMPS_MEMORY,
+            level_before=np.where(seen, level_before, self.level_before),
+            steps_before=np.where(seen, steps_before, self.steps_before),
+            lasting=lasting,
             largest=np.where(seen, np.maximum(self.largest, self.sizes), self.largest),
             point_sizes=sizes,
             point_times=times,
             point_weights=weights,
+        )
+
+    def _was_it_a_pause(self, level_now: np.ndarray, seen: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Level and steps, as they were where the last jump has not lasted; and how readily the next is believed."""
+        if not (judged := seen & np.isfinite(self.level_before)).any():
+            return self.level, self.steps, self.lasting
+        over = judged & (np.abs(level_now / self.level_before - 1) < np.abs(level_now / self.level - 1))
+        pauses, changes = int(over.sum()), int((judged & ~over).sum())
+        lasting = 1 - (1 - self.lasting * 0.6**pauses) * 0.6**changes
+        return (
+            np.where(over, self.level_before, self.level),
+            np.where(over, self.steps_before, self.steps),
+            np.asarray(lasting),
         )
 
     def fit(self) -> BatchTime:
@@ -147,20 +228,20 @@ class TimeModel(NamedTuple):
     def deviation(self, sizes: np.ndarray) -> np.ndarray:
         """The relative standard deviation of what `fit` says for sizes; shape=(n,).
 
-        How fast the worker is just now is known to its noise over the steps it was seen in. Away from sizes that it
-        was seen with, not knowing its shape adds to that.
+        How fast the worker is just now is known to its noise over the steps it was seen in (if it drifts, all of them:
+        that it is not what it was, is known). Away from sizes that it was seen with, not knowing its shape adds to that.
         """
         noise = np.maximum(self.noise, LEAST_NOISE)
-        variance = noise**2 / np.maximum(self.steps, 1)
+        variance = noise**2 / np.maximum(self.age, 1)
         off = np.where(self.point_weights > 0, np.abs(self.point_sizes / np.maximum(sizes, 1) - 1), np.inf).min(axis=0)
         if (off > SAME).any():
             variance = variance + np.where(off > SAME, _of_shape(off, self._line()[-1]), 0.0)
         return np.sqrt(variance)
 
     def _expect(self, nearest: np.ndarray, known_size: bool) -> tuple[np.ndarray, np.ndarray | float]:
-        """Seconds at the window's sizes, from the nearest point on as the line goes; and how sure the elasticity is."""
+        """Relative times at the window's sizes, from the nearest point on as the line goes; how sure its elasticity is."""
         every = np.arange(len(nearest))
-        there = self.level * self.point_times[nearest, every]
+        there = self.point_times[nearest, every]
         if known_size:
             return there, 0.0
         floor, center, middle, elasticity, elasticity_sd = self._line()
@@ -170,7 +251,7 @@ class TimeModel(NamedTuple):
     def _line(self) -> tuple[np.ndarray, ...]:
         """Floor, centre (size, relative time), elasticity at the centre and its standard deviation; each shape=(n,)."""
         sizes, times, weights = self.point_sizes, self.point_times, self.point_weights
-        known = weights > 0
+        known = weights > 0.25 * np.minimum(weights.max(axis=0), 1.0)  # and not faded
         low = known & (times <= FLAT_RISE * np.where(known, times, np.inf).min(axis=0))
         largest_low = np.where(low, sizes, 0.0).max(axis=0)
         flat = largest_low >= FLAT_SPAN * np.where(low, sizes, np.inf).min(axis=0)
@@ -184,7 +265,7 @@ class TimeModel(NamedTuple):
 
         center, middle = _mean(sizes, weights), _mean(times, weights)
         x, y = sizes / center - 1, times / middle - 1
-        precision = 1 / np.maximum(self.noise, LEAST_NOISE) ** 2
+        precision = 1 / np.where(self.unsettled, 1.0, np.maximum(self.noise, LEAST_NOISE)) ** 2
         prior = 1 / PRIOR_ELASTICITY_SD**2
         wx = weights * x
         information = precision * (wx * x).sum(axis=0) + prior
@@ -202,36 +283,27 @@ def _mean(values: np.ndarray, weights: np.ndarray) -> np.ndarray:
     return np.where(total > 0, (values * weights).sum(axis=0) / np.where(total > 0, total, 1.0), 1.0)
 
 
-def _summarise(window: np.ndarray, noise: np.ndarray, steps: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """The mean of each worker's latest steps, of how many, and their relative noise; each shape=(n,).
+def _summarise(window: np.ndarray, noise: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """The mean of each worker's latest steps, and of how many; each shape=(n,).
 
     Steps far from the median are left out: a pause of the machine is not its speed. And where the later half differs
     from the earlier by more than noise, the speed has changed on the way, and the earlier half is out of date.
     """
     window = window[np.isfinite(window).any(axis=1)]
-    if not len(window):
-        nothing = np.zeros(window.shape[1])
-        return nothing, nothing, noise
+    if len(window) < LASTED:
+        known = np.isfinite(window)
+        count = known.sum(axis=0, dtype=np.float64)
+        return np.where(known, window, 0.0).sum(axis=0) / np.maximum(count, 1), count
     if len(window) >= 4:
         half = len(window) // 2
         early, late = _median(window[:half]), _median(window[half:])
-        noise = _update_noise(window, noise, steps)
         tolerance = SURE * 1.25 * 2 / np.sqrt(len(window)) * np.maximum(noise, LEAST_NOISE)
         moved = np.abs(late / early - 1) > tolerance
         if moved.any():
             window = np.concatenate([np.where(moved, np.nan, window[:half]), window[half:]])
     typical = np.abs(window / _median(window) - 1) <= 3.5 * np.maximum(noise, LEAST_NOISE)
     count = typical.sum(axis=0, dtype=np.float64)
-    return np.where(typical, window, 0.0).sum(axis=0) / np.maximum(count, 1), count, noise
-
-
-def _update_noise(window: np.ndarray, noise: np.ndarray, steps: np.ndarray) -> np.ndarray:
-    """From differences of neighbouring steps: a change of speed is in one of them, and their median does not see it."""
-    relative = np.abs(window[1:] / window[:-1] - 1)
-    count = np.isfinite(relative).sum(axis=0)
-    found = np.minimum(_median(relative) / 0.954, 1.0)  # for a normal distribution: sqrt(2) * 0.6745
-    trust = np.where(count >= 3, count / (count + 3 + np.minimum(steps, 20)), 0.0)
-    return np.where(trust > 0, np.sqrt(noise**2 + trust * (found**2 - noise**2)), noise)
+    return np.where(typical, window, 0.0).sum(axis=0) / np.maximum(count, 1), count
 
 
 def _median(values: np.ndarray) -> np.ndarray:
