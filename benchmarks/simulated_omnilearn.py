@@ -1,4 +1,4 @@
-"""On OmniLearn's schedule its own rule is 1.56 times as fast as equal batches; `balance` 1.78, of 1.80 there are.
+"""On OmniLearn's schedule its own rule is 1.56 times as fast as equal batches; `balance` 1.80, all there is.
 
     python benchmarks/simulated_omnilearn.py
 
