@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
+from itertools import compress
 from typing import Any
 
 import jax
@@ -132,6 +133,7 @@ class Engine:
         shapes = self._shapes(self.plan, final)
         # Only what the step replaces may be overwritten.
         self._given_up = [i in changed for i in final.reads("state")]
+        self._kept = [not gone for gone in self._given_up]
 
         def run(given_up: tuple[list[Any], list[Any]], given: dict[str, Any]) -> Any:
             old, kept = iter(given_up[0]), iter(given["state"])
@@ -146,10 +148,8 @@ class Engine:
         JAX pairs results with given-up memory of their shape in turn: in another order a result would take the memory
         of an operand that is still to be read, and XLA would copy that first.
         """
-        pairs = list(zip(given["state"], self._given_up, strict=True))
-        rest = {k: v for k, v in given.items() if k not in ("state", "slot")}
-        given_up = ([s for s, gone in pairs if gone], given["slot"])
-        return given_up, {**rest, "state": [s for s, gone in pairs if not gone]}
+        given_up = (list(compress(given["state"], self._given_up)), given["slot"])
+        return given_up, {**given, "state": list(compress(given["state"], self._kept)), "slot": []}
 
     def _trace_calls(self, size: int) -> Traced:
         plan = self._plan_for(size)
@@ -250,7 +250,8 @@ class _Step:
         self.pieces = list(pieces)
         self.timed = [engine.kernels.wants_each_timed(i, p) for i, p in zip(self.locals, self.pieces, strict=True)]
         self.vectors = [
-            engine.feed.measure(r._replace(calls=len(p))) for r, p in zip(readings, self.pieces, strict=True)
+            engine.feed.measure(r if len(p) == 1 else r._replace(calls=len(p)))
+            for r, p in zip(readings, self.pieces, strict=True)
         ]
         self.messages: dict[int, list[list[jax.Array]]] = {}
         self.kept_once: dict[int, PerWorker] = {}
