@@ -44,7 +44,7 @@ def save(engine: Engine, barrier: Barrier, sizes: Sizes, *, step: int, cursor: A
     return {
         "state": jax.tree.unflatten(tree, state),
         "slots": slots,
-        "hooks": dict(zip(barrier.names, barrier.states, strict=True)),
+        "hooks": jax.tree.map(_plain, dict(zip(barrier.names, barrier.states, strict=True))),
         "step": step,
         "cursor": cursor,
         "batch_sizes": list(sizes.target),
@@ -98,6 +98,11 @@ def _host(leaf: jax.Array) -> np.ndarray:
     if jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key):
         leaf = jax.random.key_data(leaf)
     return np.array(leaf)
+
+
+def _plain(leaf: Any) -> Any:
+    """Of a hook's state, which is of whatever its policy is written in."""
+    return _host(leaf) if isinstance(leaf, jax.Array) else np.array(leaf) if isinstance(leaf, np.ndarray) else leaf
 
 
 def _placed(value: Any, device: jax.Device, like: jax.Array) -> jax.Array:

@@ -1,14 +1,20 @@
 """`narx`: speed from a small neural network of past speeds, and of past and present inputs. Learnt as it goes.
 
-The networks of all workers are trained side by side, as batched matrix products of numpy: they are so small that a
-compiled program would not pay for its compilation, which the steps would have to wait for.
+The networks of all workers are trained side by side, as one network with an axis of workers, on the host's processor.
+Training is dispatched behind a prediction and computes while the program's step goes on: the next prediction is the
+first to wait for it, if it still has to.
 """
 
 from __future__ import annotations
 
-from typing import NamedTuple
+import functools
+from typing import Any, NamedTuple
 
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
 import numpy as np
+import optax
 
 from ._lags import Lags
 from ._predictors import Predictor, best_of, known, memoryless, moving_average
@@ -18,25 +24,36 @@ BATCH = 32  # records in one step of training
 FIRST = 50  # records before it says anything
 
 
-class Network(NamedTuple):
-    """`out(tanh(hidden(x)))` for each worker; gradients and moments come in the same shape."""
+class SpeedNetwork(nn.Module):
+    """From a row of lags, shape=(…, p), the change of speed; shape=(…,). At first there is none."""
 
-    hidden: np.ndarray  # shape=(n, p + 1, width): weights, and the bias last
-    out: np.ndarray  # shape=(n, width + 1)
+    width: int
+
+    @nn.compact
+    def __call__(self, rows: jax.Array) -> jax.Array:
+        hidden = nn.tanh(nn.Dense(self.width)(rows))
+        return nn.Dense(1, kernel_init=nn.initializers.zeros)(hidden)[..., 0]
+
+
+class Learner(NamedTuple):
+    """What n networks learn from, and what they have learnt: arrays of the host's device, or still being computed.
+    p = lags + (lags + 1) n_inputs."""
+
+    rows: Any  # shape=(BUFFER, n, p), float32: a ring of records
+    changes: Any  # shape=(BUFFER, n), float32: of speed, in the steps that the rows are about
+    usable: Any  # shape=(BUFFER, n), bool: where there is a record; elsewhere zeros
+    mean: Any  # shape=(n, p), float32: of the rows
+    scale: Any  # shape=(n, p), float32: standard deviation of the rows
+    params: Any  # every leaf of shape=(n, …)
+    opt_state: optax.OptState
 
 
 class NarxState(NamedTuple):
-    """State of `narx`. p = lags + (lags + 1) n_inputs."""
+    """State of `narx`."""
 
     lags: Lags
-    rows: np.ndarray  # shape=(BUFFER, n, p), float32: a ring of records; NaN where there are none
-    targets: np.ndarray  # shape=(BUFFER, n), float32
-    seen: np.ndarray  # shape=(), int64: records put into the ring
-    mean: np.ndarray  # shape=(n, p), of the rows
-    scale: np.ndarray  # shape=(n, p), standard deviation of the rows
-    network: Network
-    first_moment: Network
-    second_moment: Network
+    seen: np.ndarray  # shape=(), int64: records so far
+    learner: Learner
 
 
 def narx(lags: int = 2, width: int = 10, steps: int = 2, learning_rate: float = 3e-3, seed: int = 0) -> Predictor:
@@ -66,90 +83,118 @@ def narx(lags: int = 2, width: int = 10, steps: int = 2, learning_rate: float = 
         )
 
     def init(n_workers: int, n_inputs: int) -> NarxState:
-        n, p = n_workers, lags + (lags + 1) * n_inputs
-        rng = np.random.default_rng(seed)
-        hidden = np.tile(rng.standard_normal((p + 1, width)) / np.sqrt(p + 1), (n, 1, 1))
-        zero = Network(np.zeros((n, p + 1, width)), np.zeros((n, width + 1)))
-        return NarxState(
-            lags=Lags.init(n, n_inputs, lags),
-            rows=np.full((BUFFER, n, p), np.nan, np.float32),
-            targets=np.full((BUFFER, n), np.nan, np.float32),
-            seen=np.asarray(0),
-            mean=np.zeros((n, p)),
-            scale=np.ones((n, p)),
-            network=Network(hidden, zero.out),
-            first_moment=zero,
-            second_moment=zero,
-        )
+        shape = n_workers, lags + (lags + 1) * n_inputs
+        with _on_host():
+            learner = _first(width, *shape, seed)
+            # Compiled here, before the program's first step, and not by the step that would be the first to need it.
+            _predict(width, learner, np.zeros(shape, np.float32))
+            nothing = np.zeros(shape, np.float32), np.zeros(n_workers, np.float32), np.zeros(n_workers, bool)
+            _learn(width, learning_rate, learner, nothing, np.int32(0), np.zeros((steps, BATCH), np.int32))
+        return NarxState(Lags.init(n_workers, n_inputs, lags), np.asarray(0), learner)
 
     def update(state: NarxState, speed: np.ndarray, inputs: np.ndarray) -> tuple[np.ndarray, NarxState]:
-        state = _record(state, speed)
-        history = state.lags.push(speed, inputs)
-        state = state._replace(lags=history)
-        row = history.row()[:, :-1]
-        last = row[:, 0]
-        change, _ = _forward(state.network, ((row - state.mean) / state.scale)[None])
-        ready = np.isfinite(state.targets[:FIRST]).sum(axis=0) >= FIRST
-        prediction = np.where(ready, np.clip(last + change[0], last / 3, last * 3), np.nan) * history.speed_unit
-        if state.seen >= FIRST // 2:
-            state = _train(state, steps, learning_rate, seed)
-        return prediction, state
+        before, history = state.lags, state.lags.push(speed, inputs)
+        row, target = before.row()[:, :-1], speed / before.speed_unit
+        usable = np.isfinite(row).all(axis=1) & known(target)
+        learner, seen = state.learner, int(state.seen)
+        now = history.row()[:, :-1]
+        with _on_host():
+            if usable.any():
+                record = _float32(row, usable[:, None]), _float32(target - row[:, 0], usable), usable
+                draw = np.random.default_rng((seed, seen)).integers(0, min(seen + 1, BUFFER), (steps, BATCH))
+                learner = _learn(width, learning_rate, learner, record, np.int32(seen), draw.astype(np.int32))
+                seen += 1
+            # By what was learnt before this step, so as not to wait for what is being learnt now.
+            change, ready = map(np.asarray, _predict(width, state.learner, _float32(now, np.isfinite(now))))
+        last = now[:, 0]
+        prediction = np.where(ready, np.clip(last + change, last / 3, last * 3), np.nan) * history.speed_unit
+        return prediction, NarxState(history, np.asarray(seen), learner)
 
     return best_of(moving_average(), memoryless(), Predictor(init, update, "network"))._replace(name="narx")
 
 
-def _record(state: NarxState, speed: np.ndarray) -> NarxState:
-    """Put what was known before a step, and how fast the step was, into the ring."""
-    row, target = state.lags.row()[:, :-1], speed / state.lags.speed_unit
-    usable = np.isfinite(row).all(axis=1) & known(target)
-    if not usable.any():
-        return state
-    place = int(state.seen) % BUFFER
-    rows, targets = state.rows.copy(), state.targets.copy()
-    rows[place] = np.where(usable[:, None], row, np.nan)
-    targets[place] = np.where(usable, target, np.nan)
-    seen = state.seen + 1
-    # Training must not see its inputs' units move under it: a mean over all records at first, over BUFFER later on.
-    weight = np.where(usable, 1.0 / np.minimum(seen, BUFFER), 0.0)[:, None]
-    off = np.where(usable[:, None], row - state.mean, 0.0)
-    mean = state.mean + weight * off
-    variance = np.where(seen == 1, 1.0, state.scale**2) * (1 - weight) + weight * off**2
-    scale = np.sqrt(np.maximum(variance, 1e-4))
-    return state._replace(rows=rows, targets=targets, seen=np.asarray(seen), mean=mean, scale=scale)
+# --- the networks -----------------------------------------------------------------------------------------------------
 
 
-def _forward(network: Network, x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Outputs, shape=(batch, n), and hidden activations, shape=(n, batch, width); x of shape=(batch, n, p)."""
-    hidden = np.tanh(x.transpose(1, 0, 2) @ network.hidden[:, :-1] + network.hidden[:, -1:])
-    return (hidden @ network.out[:, :-1, None])[:, :, 0].T + network.out[:, -1], hidden
+def _on_host() -> Any:
+    """Where controllers compute, whatever the program's steps compute on."""
+    return jax.default_device(jax.local_devices(backend="cpu")[0])
 
 
-def _train(state: NarxState, steps: int, learning_rate: float, seed: int) -> NarxState:
-    """Some steps of Adam on the squared error of the change of speed."""
-    rng = np.random.default_rng((seed, int(state.seen)))
-    network, first, second = state.network, state.first_moment, state.second_moment
-    for k in range(steps):
-        draw = rng.integers(0, min(int(state.seen), BUFFER), BATCH)
-        rows, targets = state.rows[draw].astype(np.float64), state.targets[draw].astype(np.float64)
-        usable = np.isfinite(targets)
-        x = np.where(usable[:, :, None], (rows - state.mean) / state.scale, 0.0)
-        wanted = np.where(usable, targets - rows[:, :, 0], 0.0)
-        gradient = _gradient(network, x, wanted, usable)
-        count = (int(state.seen) - FIRST // 2) * steps + k + 1
-        first = Network(*(0.9 * m + 0.1 * g for m, g in zip(first, gradient, strict=True)))
-        second = Network(*(0.999 * v + 0.001 * g**2 for v, g in zip(second, gradient, strict=True)))
-        rate = learning_rate * np.sqrt(1 - 0.999**count) / (1 - 0.9**count)
-        network = Network(*(w - rate * m / (np.sqrt(v) + 1e-8) for w, m, v in zip(network, first, second, strict=True)))
-    return state._replace(network=network, first_moment=first, second_moment=second)
+def _float32(values: np.ndarray, where: np.ndarray) -> np.ndarray:
+    return np.where(where, values, 0.0).astype(np.float32)
 
 
-def _gradient(network: Network, x: np.ndarray, wanted: np.ndarray, usable: np.ndarray) -> Network:
-    """Of the mean squared error over the usable records of each worker."""
-    output, hidden = _forward(network, x)
-    error = np.where(usable, output - wanted, 0.0).T[:, :, None] / np.maximum(usable.sum(axis=0), 1)[:, None, None]
-    of_hidden = error * network.out[:, None, :-1] * (1 - hidden**2)
-    into = x.transpose(1, 2, 0) @ of_hidden
-    return Network(
-        np.concatenate([into, of_hidden.sum(axis=1, keepdims=True)], axis=1),
-        np.concatenate([(hidden.transpose(0, 2, 1) @ error)[:, :, 0], error.sum(axis=1)], axis=1),
+@functools.partial(jax.jit, static_argnums=(0, 1, 2, 3))
+def _first(width: int, n: int, p: int, seed: int) -> Learner:
+    """All networks begin alike."""
+    params = SpeedNetwork(width).init(jax.random.key(seed), jnp.zeros(p, jnp.float32))
+    params = jax.tree.map(lambda leaf: jnp.tile(leaf, (n, *[1] * leaf.ndim)), params)
+    return Learner(
+        rows=jnp.zeros((BUFFER, n, p), jnp.float32),
+        changes=jnp.zeros((BUFFER, n), jnp.float32),
+        usable=jnp.zeros((BUFFER, n), bool),
+        mean=jnp.zeros((n, p), jnp.float32),
+        scale=jnp.ones((n, p), jnp.float32),
+        params=params,
+        opt_state=optax.adam(1.0).init(params),
+    )
+
+
+def _outputs(width: int, learner: Learner, rows: jax.Array) -> jax.Array:
+    """What the networks make of a row each, shape=(n, p), in units in which rows are around 0 and of size 1."""
+    return jax.vmap(SpeedNetwork(width).apply)(learner.params, (rows - learner.mean) / learner.scale)
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def _predict(width: int, learner: Learner, rows: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """The change of speed, and whether there are records enough to say so; each shape=(n,)."""
+    return _outputs(width, learner, rows), learner.usable.sum(axis=0) >= FIRST
+
+
+@functools.partial(jax.jit, static_argnums=(0, 1))
+def _learn(
+    width: int,
+    learning_rate: float,
+    learner: Learner,
+    record: tuple[jax.Array, jax.Array, jax.Array],
+    seen: jax.Array,
+    draw: jax.Array,
+) -> Learner:
+    """Put a record into the ring, and make steps of Adam on records that are drawn from it.
+
+    Args:
+      record: rows, changes, and where they are usable; shape=(n, p), (n,) and (n,).
+      seen: how many records there are already.
+      draw: places in the ring; shape=(steps, BATCH).
+    """
+    learner = _record(learner, *record, seen)
+
+    def loss(params: Any, places: jax.Array) -> jax.Array:
+        usable = learner.usable[places]
+        predicted = jax.vmap(lambda rows: _outputs(width, learner._replace(params=params), rows))(learner.rows[places])
+        squares = jnp.where(usable, predicted - learner.changes[places], 0.0) ** 2
+        return jnp.sum(squares / jnp.maximum(usable.sum(axis=0, keepdims=True), 1)) / 2
+
+    def step(carry: tuple[Any, Any], places: jax.Array) -> tuple[tuple[Any, Any], None]:
+        params, opt_state = carry
+        updates, opt_state = optax.adam(learning_rate).update(jax.grad(loss)(params, places), opt_state)
+        return (optax.apply_updates(params, updates), opt_state), None
+
+    (params, opt_state), _ = jax.lax.scan(step, (learner.params, learner.opt_state), draw)
+    return learner._replace(params=params, opt_state=opt_state)
+
+
+def _record(learner: Learner, rows: jax.Array, changes: jax.Array, usable: jax.Array, seen: jax.Array) -> Learner:
+    """Training must not see its inputs' units move under it: they are of all records at first, later of BUFFER."""
+    place = seen % BUFFER
+    weight = jnp.where(usable, 1.0 / jnp.minimum(seen + 1, BUFFER), 0.0)[:, None]
+    off = jnp.where(usable[:, None], rows - learner.mean, 0.0)
+    variance = jnp.where(seen == 0, 1.0, learner.scale**2) * (1 - weight) + weight * off**2
+    return learner._replace(
+        rows=learner.rows.at[place].set(rows),
+        changes=learner.changes.at[place].set(changes),
+        usable=learner.usable.at[place].set(usable),
+        mean=learner.mean + weight * off,
+        scale=jnp.sqrt(jnp.maximum(variance, 1e-4)),
     )

@@ -30,11 +30,15 @@ class Growing(Recorder):
         super().__init__(every_step=True)
 
     def init(self, n_workers):
-        return {"steps": 0, "losses": np.zeros(n_workers)}
+        return {"steps": 0, "losses": np.zeros(n_workers), "on device": jnp.zeros(())}
 
     def __call__(self, observation, state):
         self.seen.append(observation)
-        new = {"steps": state["steps"] + 1, "losses": state["losses"] + observation.values[0]}
+        new = {
+            "steps": state["steps"] + 1,
+            "losses": state["losses"] + observation.values[0],
+            "on device": state["on device"] + 1,
+        }
         decision = Decision(global_batch=observation.global_batch + new["steps"]) if observation.due else None
         return decision, new
 

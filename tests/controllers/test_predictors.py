@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 
 import controllers as ctrl
-from controllers._narx import Network, _gradient
 
 MACHINES, STEPS, LEARNT = 3, 1000, 500
 
@@ -124,22 +122,6 @@ def test_states_are_pytrees_whose_shapes_never_change(name):
         _, state = predictor.update(state, np.array([10.0, 20.0 + k % 3]), np.ones((2, 1)))
     assert jax.tree.structure(before) == jax.tree.structure(state)
     assert jax.tree.map(np.shape, before) == jax.tree.map(np.shape, state)
-
-
-def test_the_gradient_of_the_networks_is_their_gradient():
-    rng = np.random.default_rng(0)
-    network = Network(rng.standard_normal((2, 4, 5)), rng.standard_normal((2, 6)))
-    x, wanted = rng.standard_normal((7, 2, 3)), rng.standard_normal((7, 2))
-    usable = rng.random((7, 2)) < 0.7
-
-    def loss(network, worker):
-        hidden = jnp.tanh(x[:, worker] @ network.hidden[worker, :-1] + network.hidden[worker, -1][None])
-        output = hidden @ network.out[worker, :-1] + network.out[worker, -1]
-        return 0.5 * jnp.sum(usable[:, worker] * (output - wanted[:, worker]) ** 2) / usable[:, worker].sum()
-
-    expected = jax.grad(lambda network: loss(network, 0) + loss(network, 1))(jax.tree.map(jnp.asarray, network))
-    found = _gradient(network, x, wanted, usable)
-    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5), found, expected)
 
 
 def test_impossible_settings_are_refused():
