@@ -1,8 +1,7 @@
 """`narx`: speed from a small neural network of past speeds, and of past and present inputs. Learnt as it goes.
 
 The networks of all workers are trained side by side, as one network with an axis of workers, on the host's processor.
-Training is dispatched behind a prediction and computes while the program's step goes on: the next prediction is the
-first to wait for it, if it still has to.
+A prediction is made with what was learnt before, so that it never waits for training.
 """
 
 from __future__ import annotations
@@ -143,7 +142,8 @@ def _first(width: int, n: int, p: int, seed: int) -> Learner:
 
 def _outputs(width: int, learner: Learner, rows: jax.Array) -> jax.Array:
     """What the networks make of a row each, shape=(n, p), in units in which rows are around 0 and of size 1."""
-    return jax.vmap(SpeedNetwork(width).apply)(learner.params, (rows - learner.mean) / learner.scale)
+    network: Any = SpeedNetwork(width)  # whose apply is typed as returning more than it does
+    return jax.vmap(network.apply)(learner.params, (rows - learner.mean) / learner.scale)
 
 
 @functools.partial(jax.jit, static_argnums=0)
