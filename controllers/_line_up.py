@@ -49,11 +49,18 @@ LINE_UP = {
     "equal": Contender(equal, (), 1, "the split it starts with: all workers alike", False),
     "balance": Contender(balance, SECONDS, 1, "ours: min_max, piecewise-linear times and an exact allocator", False),
     "balance-machine": Contender(
-        lambda: min_max(predictor=arx(), n_inputs=2), MACHINE, 1, "the same, which reads processors and memory too", False
+        lambda: min_max(predictor=arx(), n_inputs=2),
+        MACHINE,
+        1,
+        "the same, which reads processors and memory too",
+        False,
     ),
     "static": Contender(static_proportional, ("capacities",), 1, "Tyagi & Sharma, open loop: by data-sheet speeds"),
     "proportional": Contender(
         proportional, SECONDS, 1, "Tyagi & Sharma, closed loop, global batch kept; DBS and DLB are alike"
+    ),
+    "proportional-no-drop": Contender(
+        lambda: proportional(drop=None), SECONDS, 1, "the same, but it learns no upper bounds, which other load feigns"
     ),
     "proportional-published": Contender(
         lambda: proportional(renormalise=False, drop=0.0), SECONDS, 1, "the same as printed: the global batch inflates"

@@ -95,15 +95,14 @@ def proportional(
         lower = np.clip(np.full(n, min_size), limits.lower, limits.upper)
         upper = np.clip(np.minimum(state.upper, max_size or state.upper), lower, limits.upper)
         wanted = np.clip(wanted, lower, upper)
-        if np.max(np.abs(wanted - before) / before) <= dead_band:
-            return None
         if not renormalise:
             total = round(wanted.sum())
         if not lower.sum() <= total <= upper.sum():  # the bounds wished for cannot all be kept: the program's can
             lower, upper = np.asarray(limits.lower), np.asarray(limits.upper)
         within = Limits(tuple(lower.tolist()), tuple(upper.tolist()), limits.quantum)
         sizes = split(total, wanted.tolist(), within)
-        if sizes == observation.batch_sizes:
+        # Of the sizes that come out: what bounds cut off is wanted again and again.
+        if np.max(np.abs(np.asarray(sizes) - before) / before) <= dead_band or sizes == observation.batch_sizes:
             return None
         changed = total if total != observation.global_batch else None
         return Decision(global_batch=changed, shares=tuple(map(float, sizes)))
