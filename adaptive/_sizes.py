@@ -37,7 +37,7 @@ def split(global_batch: int, shares: Sequence[float], limits: Limits) -> tuple[i
         )
     weight = weight / weight.max() * global_batch if weight.max() > global_batch else weight  # keeps sums in range
     if weight.sum() == global_batch and ((weight % unit == 0) & (weight >= lower) & (weight <= upper)).all():
-        return tuple(int(n) for n in weight)
+        return tuple(weight.astype(int).tolist())
     units, lower, upper = global_batch // unit, lower // unit, upper // unit
     ideal = _proportional(units, weight / weight.sum(), lower, upper)
     return tuple(unit * n for n in _round(units, ideal, lower, upper, max(1, limits.quantum // unit)))
@@ -56,19 +56,19 @@ def check_shares(shares: Sequence[float], n_workers: int) -> np.ndarray:
 
 
 def _proportional(total: int, share: np.ndarray, lower: np.ndarray, upper: np.ndarray) -> np.ndarray:
-    """Real sizes `clip(lambda * share, lower, upper)` that sum to `total`: bisection on lambda, which they rise
-    with.
-    """
-    low, high = 0.0, float(total)
-    while np.clip(high * share, lower, upper).sum() < total and high < 1e18:
-        high *= 2
-    for _ in range(100):
-        middle = (low + high) / 2
-        if np.clip(middle * share, lower, upper).sum() < total:
-            low = middle
-        else:
-            high = middle
-    sizes = np.clip(high * share, lower, upper)
+    """Real sizes `clip(level * share, lower, upper)` that sum to `total`."""
+    sizes = total * share
+    if (sizes >= lower).all() and (sizes <= upper).all():
+        return sizes
+    # The sum is piecewise linear in the level, with kinks where a worker leaves its lower bound or comes to its upper.
+    some = share > 1e-15  # less is nothing, and nothing is not divided by
+    leaves, comes = lower[some] / share[some], upper[some] / share[some]
+    kinks = np.concatenate([leaves, comes])
+    order = np.argsort(kinks)
+    rates = np.cumsum(np.concatenate([share[some], -share[some]])[order])
+    kinks = kinks[order]
+    sums = lower.sum() + np.concatenate([[0.0], np.cumsum(rates[:-1] * np.diff(kinks))])
+    sizes = np.clip(np.interp(total, sums, kinks) * share, lower, upper)
     missing = total - sizes.sum()
     if missing > 0.5:  # the others have reached their upper bounds: workers with no share have to take the rest
         room = upper - sizes
@@ -84,11 +84,11 @@ def _round(total: int, ideal: np.ndarray, lower: np.ndarray, upper: np.ndarray, 
         if not fits.any():  # a whole quantum fits nowhere any more, so finish by ones
             step = 1 if left > 0 else -1
             fits = (sizes + step >= lower) & (sizes + step <= upper)
-        need = np.where(fits, (ideal - sizes) * np.sign(step), -np.inf)
         # A remainder smaller than a quantum goes where it is relatively least: to the largest.
-        best = int(np.argmax(need if abs(step) == quantum else np.where(fits, ideal, -np.inf)))
-        sizes[best] += step
-    return tuple(int(n) for n in sizes)
+        need = (ideal - sizes) * np.sign(step) if abs(step) == quantum else ideal
+        most = np.argsort(np.where(fits, -need, np.inf), kind="stable")
+        sizes[most[: min(left // step, np.count_nonzero(fits))]] += step
+    return tuple(sizes.tolist())
 
 
 def equal(global_batch: int, limits: Limits) -> tuple[int, ...]:
