@@ -171,7 +171,7 @@ def _in_units(
 
 def fill(total: int, times: BatchTime, lo: np.ndarray, hi: np.ndarray) -> np.ndarray:
     """The exact split of what is known to be feasible: water-filling, then the few units that rounding down left."""
-    level = _water_level(total, times, lo, hi)
+    level = water_level(total, times, lo, hi)
     sizes = _within(level, times, lo, hi)
     missing = total - int(sizes.sum())
     if missing > 0:
@@ -181,7 +181,7 @@ def fill(total: int, times: BatchTime, lo: np.ndarray, hi: np.ndarray) -> np.nda
     return sizes
 
 
-def _water_level(total: int, times: BatchTime, lo: np.ndarray, hi: np.ndarray) -> float:
+def water_level(total: int, times: BatchTime, lo: np.ndarray, hi: np.ndarray) -> float:
     """The time by which the workers, were their sizes real, could have done `total` examples.
 
     How many examples fit into a time is, per worker: `lo` before t(lo), then a jump over the flat stretch, then a line

@@ -8,14 +8,14 @@ import numpy as np
 
 from adaptive._decision import Decision, Observation
 
-from ._allocate import allocate, fill
+from ._allocate import allocate, water_level
 from ._batch_time import BatchTime
 from ._policy import Policy
 from ._predictors import Predictor, PredictorState, known
 from ._seconds import inputs_of, seconds_of
 from ._time_model import LASTED, WINDOW, TimeModel
 
-
+BAND = 3.5  # standard deviations
 RECORD = 30.0  # steps over which a predictor is compared with the model
 BETTER = 0.8  # a predictor speaks while its mean squared error is below this part of the model's
 
@@ -163,7 +163,7 @@ def min_max(
         if trusted.sum() < total:
             trusted = upper
         times = model.fit()
-        now, ideal = times(stay).max(), times(fill(total, times, lower, trusted)).max()
+        now, ideal = times(stay).max(), water_level(total, times, lower, trusted)  # at the least
         band = max(dead_band, _feigned(model, stay, times(stay)))
         if not worth_it(now, ideal, band):
             return None
@@ -202,7 +202,7 @@ def _feigned(model: TimeModel, sizes: np.ndarray, seconds: np.ndarray) -> float:
     """How far the slowest of n equal workers may seem to lag behind, relatively: three standard deviations more than
     the largest of n is off by on average."""
     deviation = model.deviation(sizes)[np.argmax(seconds)]
-    return float(deviation * (3 + np.sqrt(2 * np.log(len(seconds)))))
+    return float(deviation * (BAND + np.sqrt(2 * np.log(len(seconds)))))
 
 
 def _ms(seconds: float) -> str:

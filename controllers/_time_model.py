@@ -28,10 +28,13 @@ MEMORY = 100.0  # steps that a level remembers
 SURE = 4.5  # standard deviations that make a surprise a change of speed: a thousand steps have many windows
 SAME = 0.02  # sizes that differ relatively by less are one point
 LEAN_MEMORY = 10  # digests over which errors are looked at for a side that they lean to …
-LEANING = 0.6  # … and by how much, in standard deviations of one
-FADE = 0.7  # of the steps that a level remembers is left at each digest while it leans
+LEANING = 0.7  # … and by how much, in standard deviations of one
+FADE = 0.6  # of the steps that a level remembers is left at each digest while it leans
 JUMPS_MEMORY = 100  # digests
 RESTLESS = 0.015  # jumps per digest: two in half of that
+GROWTH = 1.1  # … and grows by at each digest, once it does not, until it is on the way to all of them
+UNSETTLED = 0.3  # of the steps since the last jump, or less, is what a level remembers that drifts for long
+SHAPE_FADE = 0.95  # of a point's weight is left at each digest meanwhile
 LASTED = 3  # steps that make a surprise more than a pause
 NOISE_MEMORY = 32  # steps
 LEAST_NOISE = 0.02  # relative; also covers that time is not quite a line
@@ -76,7 +79,7 @@ class TimeModel(NamedTuple):
             level_before=np.full(n, np.nan),
             steps_before=np.zeros(n),
             lasting=np.asarray(1.0),
-            noise=np.full(n, 0.05),
+            noise=np.full(n, 0.08),
             differences=np.zeros(n),
             latest=np.full(n, np.nan),
             largest=np.zeros(n, np.int64),
@@ -98,7 +101,7 @@ class TimeModel(NamedTuple):
     @property
     def unsettled(self) -> np.ndarray:
         """Whose speeds drift, or jump again and again; shape=(n,)."""
-        return (self.steps < 0.5 * self.age) | (self.restless > RESTLESS)
+        return (self.steps < UNSETTLED * self.age) | (self.restless > RESTLESS)
 
     @property
     def doubtful(self) -> bool:
@@ -131,7 +134,7 @@ class TimeModel(NamedTuple):
         found = np.abs(np.log(seconds / self.latest)) / 1.128  # the mean of |a - b| for two normal numbers
         usable = np.isfinite(found)
         weight = np.maximum(1 / (self.differences + 3), 1 / NOISE_MEMORY)
-        moved = self.noise + weight * (np.minimum(found, 4 * self.noise) - self.noise)
+        moved = self.noise + weight * (np.minimum(found, 6 * self.noise) - self.noise)
         return self._replace(
             noise=np.where(usable, moved, self.noise),
             differences=self.differences + usable,
@@ -172,21 +175,26 @@ class TimeModel(NamedTuple):
         level = np.where(first, mean, level * (1 + share * surprise))
         error = np.where(jump | first, 0.0, np.clip(surprise / np.sqrt(variance), -3, 3))
         lean = np.where(seen, np.where(jump, 0.0, self.lean + (error - self.lean) / LEAN_MEMORY), self.lean)
+        grown = np.where(steps < 0.5 * self.age, np.minimum(GROWTH * steps, steps + count), steps + count)
         leaning = seen & (np.abs(lean) > LEANING)
         new_weight = np.where(first, count, 1 / (1 / np.maximum(count, 1) + 1 / np.maximum(steps, 1)))
-        steps = np.where(leaning, np.maximum(FADE * steps, 1), np.minimum(steps + count, MEMORY))
+        steps = np.where(leaning, np.maximum(FADE * steps, 1), np.minimum(grown, MEMORY))
         steps = np.where(first | jump, count, steps)
         refined = self.point_times[nearest, every] * (1 + np.where(jump, 0.0, of_shape / variance) * surprise)
         place = np.where(same, nearest, np.argmax(distance, axis=0))  # a free place, or else the farthest point's
         # Points that were seen at other times say the less of the shape the more the speed drifts.
-        weights = np.where((leaning | unsettled) & known, np.maximum(FADE * self.point_weights, 1e-3), self.point_weights)
+        weights = np.where(unsettled & known, np.maximum(SHAPE_FADE * self.point_weights, 1e-3), self.point_weights)
         sizes, times = self.point_sizes.copy(), self.point_times.copy()
         at = place[seen], every[seen]
         old = weights[place, every]
         sizes[at] = np.where(same, sizes[place, every], self.sizes)[seen]
         times[at] = np.where(same, refined, np.where(unsettled, relative, mean / level))[seen]
         # A jump at a new size says nothing about the shape there.
-        weights[at] = np.where(same, np.minimum(old + count, 4 * MEMORY), np.where(jump | unsettled, np.minimum(new_weight, 1.0), new_weight))[seen]
+        weights[at] = np.where(
+            same,
+            np.minimum(old + count, 4 * MEMORY),
+            np.where(jump | unsettled, np.minimum(new_weight, 1.0), new_weight),
+        )[seen]
         return self._replace(
             window=np.full_like(self.window, np.nan),
             level=np.where(seen, level, self.level),
@@ -228,18 +236,22 @@ class TimeModel(NamedTuple):
     def deviation(self, sizes: np.ndarray) -> np.ndarray:
         """The relative standard deviation of what `fit` says for sizes; shape=(n,).
 
-        How fast the worker is just now is known to its noise over the steps it was seen in (if it drifts, all of them:
-        that it is not what it was, is known). Away from sizes that it was seen with, not knowing its shape adds to that.
+        How fast the worker is just now is known to its noise over the steps that it was seen in: also if it drifts, for
+        then it is known that it is not what it was. Away from sizes that it was seen with, not knowing its shape adds
+        to that.
         """
-        noise = np.maximum(self.noise, LEAST_NOISE)
-        variance = noise**2 / np.maximum(self.age, 1)
-        off = np.where(self.point_weights > 0, np.abs(self.point_sizes / np.maximum(sizes, 1) - 1), np.inf).min(axis=0)
+        noise, every = np.maximum(self.noise, LEAST_NOISE), np.arange(len(self.noise))
+        distance = np.where(self.point_weights > 0, np.abs(self.point_sizes / np.maximum(sizes, 1) - 1), np.inf)
+        nearest = np.argmin(distance, axis=0)
+        off, weight = distance[nearest, every], self.point_weights[nearest, every]
+        watched = np.where(self.unsettled | (off > SAME), self.age, np.minimum(self.age, weight))
+        variance = noise**2 / np.maximum(watched, 1)
         if (off > SAME).any():
             variance = variance + np.where(off > SAME, _of_shape(off, self._line()[-1]), 0.0)
         return np.sqrt(variance)
 
     def _expect(self, nearest: np.ndarray, known_size: bool) -> tuple[np.ndarray, np.ndarray | float]:
-        """Relative times at the window's sizes, from the nearest point on as the line goes; how sure its elasticity is."""
+        """Relative times at the window's sizes, from the nearest point on as the line goes; how sure that is."""
         every = np.arange(len(nearest))
         there = self.point_times[nearest, every]
         if known_size:

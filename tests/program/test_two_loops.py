@@ -1,0 +1,67 @@
+"""A loop for the global batch and one for its split, at one barrier: in this order, and then at rest."""
+
+from __future__ import annotations
+
+import jax.numpy as jnp
+import numpy as np
+
+import collectives as comm
+import controllers as ctrl
+import monitors as mon
+from controllers._cluster import Cluster, jitter
+from controllers._simulate import Hooked, simulate
+
+from .problems import build, descend, make_data, same_everywhere
+from .test_policies import emulated_seconds
+
+MILLISECONDS = np.array([0.1, 0.4, 0.2, 0.1, 0.3])
+SCALE = 140.0  # the noise scale: between two batches that can be
+
+
+def slowest(sizes, milliseconds) -> float:
+    return float((2.0 + milliseconds * np.array(sizes)).max())
+
+
+def test_the_split_is_of_the_new_batch_and_both_loops_come_to_rest(workers):
+    n = workers.size
+    milliseconds = MILLISECONDS[:n]
+
+    def driver(state, batch):
+        noise = mon.NoiseScale(*(jnp.float32(value) for value in (SCALE, 1.0, 1.0, 0.9 * SCALE, 1.1 * SCALE)))
+        seconds = comm.all_gather(emulated_seconds(jnp.asarray(milliseconds, jnp.float32)))
+        ctrl.hook(ctrl.noise_batch(max_batch=256), noise, every=10)
+        ctrl.hook(ctrl.balance(), seconds, every=5)
+        return descend(state, batch)
+
+    with build(driver, 0.0, make_data(320), 32, world=workers, quantum=1) as program:
+        program.warm_up()
+        reports = list(program.run(steps=100))
+    assert same_everywhere(workers, [r.batch_sizes for r in reports])
+    batches = [r.global_batch for r in reports]
+    grown = [k for k in range(1, 100) if batches[k] > batches[k - 1]]
+    assert 0.8 * SCALE < batches[-1] <= 1.1 * SCALE
+    assert len(grown) >= 2
+    for k in grown:  # a growth keeps the split, or betters it: it is decided for the new batch at the same barrier
+        assert reports[k - 1].step % 10 == 0
+        before = np.array(reports[k - 1].batch_sizes) * (batches[k] / batches[k - 1])
+        assert slowest(reports[k].batch_sizes, milliseconds) <= 1.02 * slowest(np.ceil(before), milliseconds)
+    assert not any(r.decision for r in reports[60:])
+    ideal = 2.0 + batches[-1] / np.sum(1 / milliseconds)
+    assert slowest(reports[-1].batch_sizes, milliseconds) < 1.05 * ideal
+
+
+def test_under_noise_too_they_do_not_fight():
+    times = ctrl.BatchTime(np.array([1e-3, 4e-3, 2e-3, 1e-3]), np.full(4, 0.02))
+    cluster = Cluster(times, noise=jitter(0.05), noise_scale=lambda examples: 2000.0)
+    hooks = [
+        Hooked(ctrl.noise_batch(max_batch=8192), ("noise_scale",), 20),
+        Hooked(ctrl.balance(), ("seconds",), 10),
+    ]
+    for seed in range(4):
+        run = simulate(hooks, cluster, 128, 800, seed=seed)
+        settled = int(np.flatnonzero(np.diff(run.global_batch))[-1]) + 1
+        assert settled < 300
+        assert 1600 <= run.global_batch[-1] <= 2200
+        assert run.over_ideal[settled] < 1.1  # the step that the last growth made
+        assert (run.changes > settled + 100).sum() <= 3
+        assert run.over_ideal[-1] < 1.03
