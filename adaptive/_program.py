@@ -36,6 +36,7 @@ from ._report import Report
 from ._shards import Shards, rows_of
 from ._sizes import equal
 from ._trace import leaf_names, trace
+from ._unlike import are_unlike, could_not_decide, decided_by_first
 from ._world import World
 from .operators import Reading
 
@@ -145,6 +146,7 @@ class Program:
             },
         )
         self._barrier = Barrier(self._plan.hooks, self.world.size)
+        self._unlike = bool(self._plan.hooks) and are_unlike(self.world)
         self._ledger = agreement.Ledger()
         self._step = 0
         self._started_at = float("nan")
@@ -430,7 +432,7 @@ class Program:
     def _agreed_to_apply(self) -> bool:
         return self._sizes.pending is not None and (self._ready or self._any_size)
 
-    def _tell_failure(self) -> None:
+    def _tell_failure(self, *, deciding: bool = False) -> None:
         """The others wait for this process's message, so it sends one that says no more than that it has failed.
 
         They may also have left the loop, so it does not wait for ever: an error that nobody sees is worse than one that
@@ -441,7 +443,10 @@ class Program:
 
         def send() -> None:
             with suppress(Exception):
-                self._engine.signal(self._engine.next_message, np.zeros(agreement.tail_length(self.world.size)))
+                if deciding and self._unlike:
+                    could_not_decide(self.world)
+                else:
+                    self._engine.signal(self._engine.next_message, np.zeros(agreement.tail_length(self.world.size)))
 
         sender = threading.Thread(target=send, name="adaptive-failure", daemon=True)
         sender.start()
@@ -459,16 +464,22 @@ class Program:
         self, outcome: Outcome, epoch: float, ran: tuple[tuple[int, ...], tuple[int, ...]], notes: list[str]
     ) -> Decision | None:
         """`ran` are the sizes of this step and of the one before."""
+        deciding = True
         try:
             decision, names = self._barrier.run(self._step, epoch, outcome.hooks, ran, self._sizes)
+            deciding = False
+            if names and self._unlike:
+                decision = decided_by_first(self.world, decision, self._step)
             if names:
                 self._ledger.enter(self._step, names, decision)
             if decision is not None:
                 self._stopped = decision.stop
                 notes += [*decision.notes, *self._ask(decision)]
+        except WorkerError:  # it has told everyone
+            raise
         except Exception as error:
             error.add_note(f"behind step {self._step}, on {self._who()}")
-            self._tell_failure()
+            self._tell_failure(deciding=deciding)
             raise
         return decision
 

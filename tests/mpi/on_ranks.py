@@ -15,6 +15,7 @@ import pytest
 import adaptive as ad
 import collectives as comm
 import controllers as ctrl
+from adaptive._unlike import are_unlike
 from tests.program.problems import adam_driver, adam_state, build, descend, make_data, make_params
 
 N = 16
@@ -202,6 +203,45 @@ def test_hooks_that_decide_alike_at_different_speeds(world):
     everyone = world.share(repr(reports).encode())
     assert len(set(everyone)) == 1
     assert len({sizes for sizes, *_ in reports}) > 1
+
+
+# --- machines of different kinds --------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def unlike(world, monkeypatch):
+    """One rank seems to be a machine of another kind."""
+    kind = "another" if odd(world) else "a kind"
+    monkeypatch.setattr("adaptive._unlike.kind_of_machine", lambda devices: kind)
+
+
+def test_which_worlds_are_of_unlike_machines(world, request):
+    assert not are_unlike(world)  # these ranks share one
+    request.getfixturevalue("unlike")
+    assert are_unlike(world)
+
+
+@pytest.mark.parametrize("ask", list(ASKS))
+def test_on_unlike_machines_one_decides_for_all(world, unlike, ask):
+    """Were each to go by its own last bits, the run would end as soon as they matter."""
+    with decide(world, ASKS[ask]) as program:
+        reports = list(program.run(steps=6))
+    assert len(reports) == 6
+    seen = repr([(r.batch_sizes, r.decision, r.metrics["loss"].item()) for r in reports])
+    assert len(set(world.share(seen.encode()))) == 1
+    if ask == "another batch":
+        assert reports[-1].global_batch == 20
+
+
+def test_a_hook_that_raises_on_one_of_unlike_machines(world, unlike):
+    def fail(control, odd):
+        if odd:
+            raise RuntimeError("out of ideas")
+
+    with decide(world, fail) as program, pytest.raises(RuntimeError if odd(world) else ad.WorkerError) as caught:
+        list(program.run(steps=6))
+    text = "out of ideas" if odd(world) else f"rank {world.processes - 1} failed at the barrier behind step 2"
+    assert text in str(caught.value)
 
 
 # --- one rank fails ---------------------------------------------------------------------------------------------------
