@@ -147,7 +147,8 @@ def min_max(
         told = digested
         if foreseen is not None:
             speaks = (foreseen.errors[0] < BETTER * foreseen.errors[1]) & known(foreseen.speed)
-            told = digested._replace(level=np.where(speaks, 1 / foreseen.speed, digested.level))
+            level = np.where(speaks, 1 / foreseen.speed, digested.level)
+            told = digested._replace(level=level, present=digested.present * level / digested.level)
         return decide(observation, told), digested
 
     def decide(observation: Observation, model: TimeModel) -> Decision | None:
@@ -156,6 +157,11 @@ def min_max(
         if len(lower) == 1 or not model.measured.all() or not lower.sum() <= total <= upper.sum():
             return None
         sizes = np.asarray(observation.batch_sizes)
+        if total == sizes.sum() and np.array_equal(sizes, model.sizes):
+            # Whatever the split, someone has no less than now: no step is shorter than the shortest of now.
+            seconds = model.present
+            if not worth_it(seconds.max(), seconds.min(), max(dead_band, _feigned(model, sizes, seconds))):
+                return None
         stay = sizes * (total / sizes.sum())  # what the split would be if it stays as it is
         trusted = np.minimum(
             upper, np.ceil(np.maximum(growth * model.largest, np.sqrt(growth) * stay)).astype(np.int64)

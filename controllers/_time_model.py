@@ -41,6 +41,7 @@ LEAST_NOISE = 0.02  # relative; also covers that time is not quite a line
 PRIOR_ELASTICITY_SD = 0.5  # around 1: time proportional to the batch
 CURVATURE = 0.5  # how much the elasticity may differ at twice the size
 FLAT_SPAN, FLAT_RISE = 1.5, 1.08  # 1.5 times the examples in less than 1.08 times the time: a floor
+PLACES = np.arange(POINTS)[:, None]
 
 
 class TimeModel(NamedTuple):
@@ -49,6 +50,7 @@ class TimeModel(NamedTuple):
     sizes: np.ndarray  # shape=(n,), int64: the sizes that the window was measured at; 0 before the first step
     window: np.ndarray  # shape=(WINDOW, n), seconds of the latest steps, oldest first; NaN where there are none
     level: np.ndarray  # shape=(n,), seconds for a relative time of 1; NaN until measured
+    present: np.ndarray  # shape=(n,), seconds at the sizes that were digested last
     steps: np.ndarray  # shape=(n,), how many steps' worth the level is known to
     age: np.ndarray  # shape=(n,), for how many steps the level has not jumped, up to MEMORY
     lean: np.ndarray  # shape=(n,), mean of the level's latest errors, in standard deviations of each
@@ -72,6 +74,7 @@ class TimeModel(NamedTuple):
             sizes=np.zeros(n, np.int64),
             window=np.full((WINDOW, n), np.nan),
             level=np.full(n, np.nan),
+            present=np.full(n, np.nan),
             steps=np.zeros(n),
             age=np.zeros(n),
             lean=np.zeros(n),
@@ -161,11 +164,11 @@ class TimeModel(NamedTuple):
         surprise = np.where(seen & ~first, mean / (level * relative) - 1, 0.0)
         of_level = noise**2 / np.maximum(steps, 1)
         of_point = noise**2 / np.maximum(self.point_weights[nearest, every], 1)
-        of_shape = np.where(same, of_point, _of_shape(off, elasticity_sd))
+        of_shape = of_point if same.all() else np.where(same, of_point, _of_shape(off, elasticity_sd))
         # While speeds drift or jump, a controller makes sizes follow, so that times stay as they are: whoever learnt
         # shapes from that would find them flat.
         unsettled = self.unsettled
-        of_shape = np.where(unsettled, 0.0, of_shape)
+        of_shape = of_shape * ~unsettled
         variance = noise**2 / np.maximum(count, 1) + np.where(first, 0.0, of_level + of_shape)
         jump = surprise**2 > SURE**2 * variance
 
@@ -173,8 +176,8 @@ class TimeModel(NamedTuple):
         share = np.where(jump, 1.0, np.where(first, 0.0, of_level / variance))
         level_before, steps_before = np.where(jump, level, np.nan), steps
         level = np.where(first, mean, level * (1 + share * surprise))
-        error = np.where(jump | first, 0.0, np.clip(surprise / np.sqrt(variance), -3, 3))
-        lean = np.where(seen, np.where(jump, 0.0, self.lean + (error - self.lean) / LEAN_MEMORY), self.lean)
+        error = np.minimum(np.maximum(surprise / np.sqrt(variance), -3), 3)
+        lean = np.where(jump, 0.0, self.lean + seen * (error - self.lean) / LEAN_MEMORY)
         grown = np.where(steps < 0.5 * self.age, np.minimum(GROWTH * steps, steps + count), steps + count)
         leaning = seen & (np.abs(lean) > LEANING)
         new_weight = np.where(first, count, 1 / (1 / np.maximum(count, 1) + 1 / np.maximum(steps, 1)))
@@ -182,22 +185,21 @@ class TimeModel(NamedTuple):
         steps = np.where(first | jump, count, steps)
         refined = self.point_times[nearest, every] * (1 + np.where(jump, 0.0, of_shape / variance) * surprise)
         place = np.where(same, nearest, np.argmax(distance, axis=0))  # a free place, or else the farthest point's
-        # Points that were seen at other times say the less of the shape the more the speed drifts.
-        weights = np.where(unsettled & known, np.maximum(SHAPE_FADE * self.point_weights, 1e-3), self.point_weights)
-        sizes, times = self.point_sizes.copy(), self.point_times.copy()
-        at = place[seen], every[seen]
-        old = weights[place, every]
-        sizes[at] = np.where(same, sizes[place, every], self.sizes)[seen]
-        times[at] = np.where(same, refined, np.where(unsettled, relative, mean / level))[seen]
+        weights = self.point_weights
+        if unsettled.any():  # points that were seen at other times say the less of the shape
+            weights = np.where(unsettled & known, np.maximum(SHAPE_FADE * weights, 1e-3), weights)
         # A jump at a new size says nothing about the shape there.
-        weights[at] = np.where(
-            same,
-            np.minimum(old + count, 4 * MEMORY),
-            np.where(jump | unsettled, np.minimum(new_weight, 1.0), new_weight),
-        )[seen]
+        fresh = np.where(jump | unsettled, np.minimum(new_weight, 1.0), new_weight)
+        weight = np.where(same, np.minimum(weights[place, every] + count, 4 * MEMORY), fresh)
+        here = (PLACES == place) & seen
+        sizes = np.where(here & ~same, self.sizes, self.point_sizes)
+        relative = np.where(same, refined, np.where(unsettled, relative, mean / level))
+        times = np.where(here, relative, self.point_times)
+        weights = np.where(here, weight, weights)
         return self._replace(
             window=np.full_like(self.window, np.nan),
             level=np.where(seen, level, self.level),
+            present=np.where(seen, level * relative, self.present),
             steps=np.where(seen, steps, self.steps),
             age=np.where(first | jump, count, np.minimum(self.age + count, MEMORY)),
             lean=lean,
@@ -281,7 +283,8 @@ class TimeModel(NamedTuple):
         prior = 1 / PRIOR_ELASTICITY_SD**2
         wx = weights * x
         information = precision * (wx * x).sum(axis=0) + prior
-        elasticity = ((precision * (wx * y).sum(axis=0) + prior) / information).clip(0.0, 1.0)
+        elasticity = (precision * (wx * y).sum(axis=0) + prior) / information
+        elasticity = np.minimum(np.maximum(elasticity, 0.0), 1.0)
         return floor, center, middle, elasticity, 1 / np.sqrt(information)
 
 
