@@ -191,7 +191,7 @@ class TimeModel(NamedTuple):
         # A jump at a new size says nothing about the shape there.
         fresh = np.where(jump | unsettled, np.minimum(new_weight, 1.0), new_weight)
         weight = np.where(same, np.minimum(weights[place, every] + count, 4 * MEMORY), fresh)
-        here = (PLACES == place) & seen
+        here = (place == PLACES) & seen
         sizes = np.where(here & ~same, self.sizes, self.point_sizes)
         relative = np.where(same, refined, np.where(unsettled, relative, mean / level))
         times = np.where(here, relative, self.point_times)
