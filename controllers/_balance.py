@@ -63,9 +63,9 @@ def min_max(
     Learns of each worker how its step time goes with its batch size, `t_i(b) = max(floor_i, slope_i b + intercept_i)`,
     from the steps it sees, and solves for the integer split of least `max_i t_i(b_i)` exactly. Where times are
     proportional to the batch that is the split by speed; where a worker is slow whatever it gets, its batch is left
-    alone. It follows a change of speed with the first decision that has seen `window` steps of it, if the gain is more than noise
-    can feign in so few; where changes have turned out to be pauses, it waits for three. It splits whatever global batch
-    other hooks ask for.
+    alone. It follows a change of speed with the first decision that has seen `window` steps of it, if the gain is more
+    than noise can feign in so few; where changes have turned out to be pauses, it waits for three. It splits whatever
+    global batch other hooks ask for.
 
     Args:
       window: how many steps a decision looks at, at least. Between decisions all steps are averaged.
