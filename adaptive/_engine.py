@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
-from itertools import compress
+from itertools import compress, islice
 from typing import Any
 
 import jax
@@ -365,11 +365,11 @@ class _Step:
             results.append(engine._compiled["final", 0, local](*engine._split_final(given)))
         engine._committed = [outputs[0] for outputs in results if outputs]
         for local, outputs in enumerate(results):
-            take = iter(outputs)
+            take, state = iter(outputs), engine.states[local]
             for i in plan.changed_state:
-                engine.states[local][i] = next(take)
-            engine.slots[local] = [[next(take) for _ in s.new] for s in plan.slots]
+                state[i] = next(take)
+            engine.slots[local] = [list(islice(take, len(s.new))) for s in plan.slots]
             if local == 0:
-                hooks = [[next(take) for _ in h.values] for h in plan.hooks]
+                hooks = [list(islice(take, len(h.values))) for h in plan.hooks]
                 metrics = list(take)
         return hooks, metrics
