@@ -489,3 +489,23 @@ def test_what_a_driver_closes_over_is_put_on_every_workers_device():
     alone.close()
     assert all(np.array_equal(r, results[0]) for r in results)
     np.testing.assert_allclose(results[0], alone.states[0][0], rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.skipif(jax.default_backend() != "cpu", reason="reads what XLA compiles for CPUs")
+def test_new_state_takes_the_memory_of_the_old_without_a_copy():
+    # Leaves of one shape (a weight and its two moments) must be paired as they are named, or XLA copies them first.
+    optimizer = optax.adam(1e-3)
+
+    def driver(state, batch):
+        params, opt_state = state
+        grads = comm.all_reduce(jax.grad(lambda p: ((batch["x"] @ p["w"] + p["b"]) ** 2).mean())(params))
+        updates, opt_state = optimizer.update(grads, opt_state, params)
+        return (optax.apply_updates(params, updates), opt_state), {}
+
+    params = {"w": jnp.zeros((3, 2)), "b": jnp.zeros(2)}
+    data = {"x": np.ones((8, 3), np.float32)}
+    with ad.Program(driver, (params, optimizer.init(params)), data, global_batch=8) as program:
+        program.step()
+        final = program._engine._compiled["final", 0, 0].as_text()
+    assert "input_output_alias" in final
+    assert " copy(" not in final
