@@ -502,7 +502,7 @@ def test_new_state_takes_the_memory_of_the_old_without_a_copy():
         updates, opt_state = optimizer.update(grads, opt_state, params)
         return (optax.apply_updates(params, updates), opt_state), {}
 
-    params = {"w": jnp.zeros((3, 2)), "b": jnp.zeros(2)}
+    params = {"w": jnp.zeros((3, 2)), "b": jnp.zeros((1, 2))}
     data = {"x": np.ones((8, 3), np.float32)}
     with ad.Program(driver, (params, optimizer.init(params)), data, global_batch=8) as program:
         program.step()
