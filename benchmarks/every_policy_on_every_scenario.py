@@ -25,6 +25,7 @@ from controllers._scenarios import scenario
 from controllers._simulate import Hooked, Simulation, simulate
 
 WORKERS = 8
+FIRST_SEED = 1000  # the model's constants were chosen with lower ones, on these scenarios
 INFLATES = "proportional-published"
 PUBLISHED = [name for name in SPLITS if LINE_UP[name].published and name != INFLATES]
 BLIND = [name for name in PUBLISHED if "cpu_available" not in LINE_UP[name].reads]
@@ -66,7 +67,9 @@ def survey(seeds: int, steps: int) -> dict[str, tuple[dict[str, np.ndarray], dic
     """`over_best` by scenario, with an array over seeds for each policy."""
     found = {}
     for name in _scenarios.names():
-        over, changes = zip(*(over_best(name, seed, steps) for seed in range(seeds)), strict=True)
+        over, changes = zip(
+            *(over_best(name, seed, steps) for seed in range(FIRST_SEED, FIRST_SEED + seeds)), strict=True
+        )
         found[name] = tuple({key: np.array([row[key] for row in rows]) for key in rows[0]} for rows in (over, changes))
     return found
 
@@ -94,7 +97,7 @@ def steady(every: int, seeds: int) -> np.ndarray:
     """Changes in each hundred steps behind the first, at 5 % jitter."""
     counts = []
     for n in (2, 4, 8, 16):
-        for seed in range(seeds):
+        for seed in range(FIRST_SEED, FIRST_SEED + seeds):
             true = _times(np.random.default_rng([seed, n]), n, 0.02)
             run = ctrl.simulate(
                 ctrl.balance(), lambda _, b, t=true: t(b), [128] * n, 1100, every=every, jitter=0.05, seed=seed
@@ -106,7 +109,7 @@ def steady(every: int, seeds: int) -> np.ndarray:
 def after_two(every: int, fixed: float, seeds: int) -> np.ndarray:
     """How much longer than with the best split steps take, two adjustments after one worker's speed has changed."""
     ratios = []
-    for seed in range(seeds):
+    for seed in range(FIRST_SEED, FIRST_SEED + seeds):
         rng = np.random.default_rng(seed)
         n = int(rng.integers(2, 9))
         before = _times(rng, n, fixed)
@@ -227,7 +230,7 @@ def table(found: dict) -> list[dict[str, str]]:
 def main() -> None:
     """Run it all."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--seeds", type=int, default=5)
+    parser.add_argument("--seeds", type=int, default=4)
     parser.add_argument("--steps", type=int, default=600)
     options = parser.parse_args()
     found = survey(options.seeds, options.steps)
@@ -237,7 +240,8 @@ def main() -> None:
     costs = {n: cost(n, 90 if n < 1000 else 30) for n in SIZES}
     lines = [
         "![Every policy on every scenario](every_policy_on_every_scenario.png)",
-        f"{WORKERS} workers, {options.steps} steps, {options.seeds} seeds: medians, and in brackets the worst seed. "
+        f"{WORKERS} workers, {options.steps} steps, {options.seeds} seeds, none of them used while constants were chosen: "
+        f"medians, and in brackets the worst seed. "
         f"All policies decide at every step. `balance` reads the workers' seconds alone; `balance-machine` is "
         f"`min_max(predictor=arx(), n_inputs=2)`, which reads free processor and memory too, as `lb_bsp` does. "
         f"`{INFLATES}` lets the global batch grow, and is below 1 where a larger batch makes up for fixed costs: the "
