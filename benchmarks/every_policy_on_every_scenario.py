@@ -240,8 +240,8 @@ def main() -> None:
     costs = {n: cost(n, 90 if n < 1000 else 30) for n in SIZES}
     lines = [
         "![Every policy on every scenario](every_policy_on_every_scenario.png)",
-        f"{WORKERS} workers, {options.steps} steps, {options.seeds} seeds, none of them used while constants were chosen: "
-        f"medians, and in brackets the worst seed. "
+        f"{WORKERS} workers, {options.steps} steps, {options.seeds} seeds, none of them used while constants were "
+        f"chosen: medians, and in brackets the worst seed. "
         f"All policies decide at every step. `balance` reads the workers' seconds alone; `balance-machine` is "
         f"`min_max(predictor=arx(), n_inputs=2)`, which reads free processor and memory too, as `lb_bsp` does. "
         f"`{INFLATES}` lets the global batch grow, and is below 1 where a larger batch makes up for fixed costs: the "
