@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from zlib import crc32
 
-import jaxlib
+import jax
 import numpy as np
 
 from ._decision import Decision
@@ -37,7 +37,7 @@ def kind_of_machine(devices: Sequence) -> str:
     lines = cpu.read_text().splitlines() if cpu.exists() else []
     features = sorted({line for line in lines if line.startswith(("model name", "flags", "Features"))})
     threads = os.environ.get("PJRT_NPROC"), os.environ.get("XLA_FLAGS")
-    versions = jaxlib.__version__, np.__version__
+    versions = jax.__version__, np.__version__
     kinds = sorted({device.device_kind for device in devices})
     return repr((platform.machine(), crc32("".join(features).encode()), kinds, versions, threads))
 

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from _measure import RESULTS
 
-from controllers._draw import INK, new_figure, tidy
+from controllers.simulate._draw import INK, new_figure, tidy
 
 COLOURS = {
     "equal": "#9aa0a8",

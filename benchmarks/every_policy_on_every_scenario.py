@@ -3,11 +3,11 @@
     python benchmarks/every_policy_on_every_scenario.py            # about 6 minutes of one core
     python benchmarks/every_policy_on_every_scenario.py --seeds 1 --steps 300
 
-Every splitting policy of `controllers/_line_up.py` on every cluster of `controllers/_scenarios.py`: seconds until a
-number of examples is done, over those with the best split in hindsight (each step's speeds known beforehand, its noise
-not). One published policy changes the global batch, too: the more examples a step has, the less its fixed cost matters.
-So `balance` is also tried on the very batches that that one ran. Then: changes in steady state, what two adjustments
-make of a step change of speed, and what a step of each policy costs.
+Every splitting policy and every cluster of `python -m controllers.simulate --list`: seconds until a number of examples
+is done, over those with the best split in hindsight (each step's speeds known beforehand, its noise not). One published
+policy changes the global batch, too: the more examples a step has, the less its fixed cost matters. So `balance` is
+also tried on the very batches that that one ran. Then: changes in steady state, what two adjustments make of a step
+change of speed, and what a step of each policy costs.
 """
 
 import argparse
@@ -18,11 +18,9 @@ import numpy as np
 from _measure import RESULTS, alternate, report
 
 import controllers as ctrl
-from controllers import _scenarios
-from controllers._draw import BLUE, GREY, INK, new_figure
-from controllers._line_up import LINE_UP, SPLITS, hooked
-from controllers._scenarios import scenario
-from controllers._simulate import Hooked, Simulation, simulate
+from controllers.simulate import Hooked, Simulation, names, scenario, simulate
+from controllers.simulate._draw import BLUE, GREY, INK, new_figure
+from controllers.simulate._line_up import LINE_UP, SPLITS, hooked
 
 WORKERS = 8
 FIRST_SEED = 1000  # the model's constants were chosen with lower ones, on these scenarios
@@ -66,7 +64,7 @@ def _from_zero(values: np.ndarray) -> np.ndarray:
 def survey(seeds: int, steps: int) -> dict[str, tuple[dict[str, np.ndarray], dict[str, np.ndarray]]]:
     """`over_best` by scenario, with an array over seeds for each policy."""
     found = {}
-    for name in _scenarios.names():
+    for name in names():
         over, changes = zip(
             *(over_best(name, seed, steps) for seed in range(FIRST_SEED, FIRST_SEED + seeds)), strict=True
         )
@@ -99,7 +97,7 @@ def steady(every: int, seeds: int) -> np.ndarray:
     for n in (2, 4, 8, 16):
         for seed in range(FIRST_SEED, FIRST_SEED + seeds):
             true = _times(np.random.default_rng([seed, n]), n, 0.02)
-            run = ctrl.simulate(
+            run = simulate(
                 ctrl.balance(), lambda _, b, t=true: t(b), [128] * n, 1100, every=every, jitter=0.05, seed=seed
             )
             counts.append(np.histogram(run.changes, np.arange(100, 1101, 100))[0])
@@ -120,7 +118,7 @@ def after_two(every: int, fixed: float, seeds: int) -> np.ndarray:
         def times(step, sizes, before=before, after=after, change=change):
             return (before if step < change else after)(sizes)
 
-        run = ctrl.simulate(ctrl.balance(), times, [128] * n, 320, every=every, jitter=0.05, seed=seed)
+        run = simulate(ctrl.balance(), times, [128] * n, 320, every=every, jitter=0.05, seed=seed)
         adjusted = [step for step in run.changes if step >= change]
         ratios.append(_over_ideal(after, run.sizes[min([*adjusted[2:], 320]) - 1]))
     return np.array(ratios)

@@ -16,11 +16,10 @@ from _measure import report, table
 from _simulated import COLOURS, label, middle, panels, save, sizes_text
 
 import controllers as ctrl
-from controllers._cluster import Cluster, jitter
-from controllers._line_up import equal
 from controllers._policy import Policy
 from controllers._proportional import proportional_step
-from controllers._simulate import Hooked, Simulation, simulate
+from controllers.simulate import Cluster, Hooked, Simulation, jitter, simulate
+from controllers.simulate._line_up import equal
 
 CLUSTERS = {  # capacities of the workers, and the gains in training time over equal batches that were published
     "H2: 9, 12, 18 cores": ((9, 12, 18), "2 x (ResNet-50)"),

@@ -16,9 +16,8 @@ from _measure import report, table
 from _simulated import COLOURS, label, middle, panels, save, sizes_text
 
 import controllers as ctrl
-from controllers._cluster import Cluster, jitter
-from controllers._scenarios import LBB
-from controllers._simulate import Simulation, simulate
+from controllers.simulate import Cluster, Simulation, jitter, simulate
+from controllers.simulate._scenarios import LBB
 
 TIMES = ctrl.BatchTime(LBB.slope / 1e3, LBB.intercept / 1e3)  # seconds
 EQUAL, BATCH = (128,) * 4, 512

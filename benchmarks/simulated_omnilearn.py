@@ -17,10 +17,10 @@ from _simulated import COLOURS, label, middle, panels, save, sizes_text
 
 import controllers as ctrl
 from adaptive._decision import Decision, Observation
-from controllers._line_up import equal
 from controllers._policy import Policy
-from controllers._scenarios import HL_CORES, HL_STAGES, scenario
-from controllers._simulate import Hooked, Simulation, simulate
+from controllers.simulate import Hooked, Simulation, simulate
+from controllers.simulate._line_up import equal
+from controllers.simulate._scenarios import HL_CORES, HL_STAGES, scenario
 
 WORKERS = 4
 EPOCH = 100  # steps

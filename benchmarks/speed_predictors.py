@@ -23,7 +23,7 @@ import numpy as np
 from _measure import RESULTS, Spread, alternate, pin, report
 
 import controllers as ctrl
-from controllers._draw import BLUE, GREY, INK, new_figure, tidy
+from controllers.simulate._draw import BLUE, GREY, INK, new_figure, tidy
 
 RECORD = RESULTS / "speeds_under_load.csv"
 SEEDS, STEPS, LEARNT = 5, 2000, 500

@@ -34,8 +34,6 @@ from ._predictors import memoryless as memoryless
 from ._predictors import moving_average as moving_average
 from ._proportional import proportional as proportional
 from ._schedule import schedule as schedule
-from ._simulate import Simulation as Simulation
-from ._simulate import simulate as simulate
 from ._static import cores as cores
 from ._static import static_proportional as static_proportional
 from ._time_model import TimeModel as TimeModel

@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 import controllers as ctrl
-from controllers._scenarios import HL_CORES
+from controllers.simulate import simulate
+from controllers.simulate._scenarios import HL_CORES
 from tests.mpirun import ROOT
 
 sys.path.insert(0, str(ROOT / "benchmarks"))  # as it is for a script
@@ -80,7 +81,7 @@ def test_within_two_adjustments_from_equal_batches():
 def test_without_the_dead_band_batches_never_rest():
     changes = {
         band: len(
-            ctrl.simulate(
+            simulate(
                 ctrl.proportional(dead_band=band, drop=None), batching.cluster(batching.CORES, 0.02), [64] * 3, 200
             ).changes
         )

@@ -7,8 +7,7 @@ import pytest
 
 import controllers as ctrl
 from adaptive._errors import DriverError
-from controllers._cluster import Cluster, by_step, jitter, waves
-from controllers._simulate import Hooked, simulate
+from controllers.simulate import Cluster, Hooked, by_step, jitter, simulate, waves
 
 from .observations import observe
 
@@ -34,7 +33,7 @@ def after_two_adjustments(seed: int, intercept: float) -> tuple[int, float]:
     def times(step, sizes):
         return (before if step < change else after)(sizes)
 
-    sim = ctrl.simulate(ctrl.balance(), times, [128] * n, 320, every=10, jitter=0.05, seed=seed)
+    sim = simulate(ctrl.balance(), times, [128] * n, 320, every=10, jitter=0.05, seed=seed)
     adjustments = [step for step in sim.changes if step >= change]
     settled = min([*adjustments[2:], 320]) - 1
     return len(adjustments), over_ideal(after, sim.sizes[settled])
@@ -54,7 +53,7 @@ def test_two_adjustments_after_a_change_of_speed_are_enough(intercept):
 def test_steady_workers_are_left_alone(n, seed):
     rng = np.random.default_rng(seed)
     true = ctrl.BatchTime(1 / rng.uniform(1e3, 3e3, n), rng.uniform(0, 0.02, n))
-    sim = ctrl.simulate(ctrl.balance(), lambda _, b: true(b), [128] * n, 1100, every=10, jitter=0.05, seed=seed)
+    sim = simulate(ctrl.balance(), lambda _, b: true(b), [128] * n, 1100, every=10, jitter=0.05, seed=seed)
     assert (sim.changes >= 100).sum() <= 5  # in 1000 steps; at most one in a hundred is asked for
     for start in range(100, 1000, 100):
         assert ((sim.changes >= start) & (sim.changes < start + 100)).sum() <= 1
@@ -65,7 +64,7 @@ def test_steady_workers_are_left_alone(n, seed):
 @pytest.mark.parametrize("seed", range(4))
 def test_equal_workers_keep_equal_batches(every, seed):
     true = ctrl.BatchTime(np.full(4, 1e-3))
-    sim = ctrl.simulate(ctrl.balance(), lambda _, b: true(b), [100] * 4, 500, every=every, jitter=0.05, seed=seed)
+    sim = simulate(ctrl.balance(), lambda _, b: true(b), [100] * 4, 500, every=every, jitter=0.05, seed=seed)
     assert len(sim.changes) == 0
 
 
@@ -73,7 +72,7 @@ def test_equal_workers_keep_equal_batches(every, seed):
 def test_a_slow_worker_with_flat_times_keeps_its_batch(every):
     """Proportional control takes it down to nothing: 100, 60, 39, … 7, with no time gained after the first."""
     true = ctrl.BatchTime(np.array([0.05, 0.1, 0.1, 0.1]), 0.0, np.array([20.0, 0, 0, 0]))
-    sim = ctrl.simulate(ctrl.balance(), lambda _, b: true(b), [100] * 4, 2000, every=every, jitter=0.05)
+    sim = simulate(ctrl.balance(), lambda _, b: true(b), [100] * 4, 2000, every=every, jitter=0.05)
     assert sim.sizes[:, 0].min() > 50
     assert len(sim.changes) <= 2
     assert (true(sim.sizes[-1]).max()) == 20
@@ -83,7 +82,7 @@ def test_a_slow_worker_with_flat_times_keeps_its_batch(every):
 def test_nor_does_it_under_noise_that_looks_like_drift(seed):
     """Errors that lean to one side make a level be forgotten, but not a flat stretch that was seen."""
     true = ctrl.BatchTime(np.array([0.05, 0.1, 0.1, 0.1]), 0.0, np.array([20.0, 0, 0, 0]))
-    sim = ctrl.simulate(ctrl.balance(), lambda _, b: true(b), [100] * 4, 1500, jitter=0.05, seed=seed)
+    sim = simulate(ctrl.balance(), lambda _, b: true(b), [100] * 4, 1500, jitter=0.05, seed=seed)
     assert sim.sizes[:, 0].min() >= 50
     assert len(sim.changes) <= 2
 
@@ -117,14 +116,14 @@ def test_a_pause_is_told_from_a_change_by_whether_it_lasts():
         slow = 6.0 if step in (30, 50, 70, 90, 110) or step >= 150 else 1.0
         return sizes * np.array([1e-3 * slow, 1e-3])
 
-    sim = ctrl.simulate(ctrl.balance(), times, [100, 100], 200, jitter=0.02)
+    sim = simulate(ctrl.balance(), times, [100, 100], 200, jitter=0.02)
     assert ((sim.changes > 75) & (sim.changes < 150)).sum() == 0
     assert sim.sizes[160:, 0].max() < 50
 
 
 def test_the_split_of_a_global_batch_that_others_change():
     true = ctrl.BatchTime(1 / np.array([1e3, 2e3, 4e3, 4e3]), 0.01, np.array([0.0, 0.02, 0.05, 0.05]))
-    sim = ctrl.simulate(
+    sim = simulate(
         ctrl.balance(),
         lambda _, b: true(b),
         [32] * 4,
@@ -147,7 +146,7 @@ def test_it_gets_there_with_workers_that_are_missing_at_times():
         del step
         return (np.where(rng.random(2) < 0.5, rng.choice([np.nan, np.inf, 0.0]), seconds),)
 
-    sim = ctrl.simulate(ctrl.balance(), lambda _, b: true(b), [64, 64], 100, every=10, jitter=0.02, values=with_holes)
+    sim = simulate(ctrl.balance(), lambda _, b: true(b), [64, 64], 100, every=10, jitter=0.02, values=with_holes)
     assert over_ideal(true, sim.sizes[-1]) < 1.03
 
 
@@ -225,7 +224,7 @@ def test_impossible_settings_are_refused(wrong):
 def test_a_sudden_growth_of_the_batch_is_not_split_by_what_noise_says_of_far_sizes(seed):
     """Equal workers, 40 % jitter, a few sizes seen: lines through such points fan out at eight times the size."""
     sizes = {1: 32, 21: 64, 41: 128, 61: 1024}
-    sim = ctrl.simulate(
+    sim = simulate(
         ctrl.balance(),
         lambda _, b: 1e-3 + b * 1e-4,
         [32, 32],

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 import controllers as ctrl
+from controllers.simulate import Simulation, simulate
 
 from .observations import observe
 
@@ -68,13 +69,11 @@ TRUE = ctrl.BatchTime(1 / np.array([1e3, 1e3, 2e3, 4e3]), np.array([0.0, 0.02, 0
 every_policy = pytest.mark.parametrize("name", POLICIES)
 
 
-def run(
-    name: str, times=TRUE, steps: int = 150, make: Callable[[], ctrl.Policy] | None = None, **kwargs
-) -> ctrl.Simulation:
+def run(name: str, times=TRUE, steps: int = 150, make: Callable[[], ctrl.Policy] | None = None, **kwargs) -> Simulation:
     factory, values = POLICIES[name]
     policy = (make or factory)()
     kwargs = {"every": 5, "values": values, "jitter": 0.05} | kwargs
-    return ctrl.simulate(policy, lambda _, b: times(b), [32] * 4, steps, **kwargs)
+    return simulate(policy, lambda _, b: times(b), [32] * 4, steps, **kwargs)
 
 
 @every_policy
@@ -187,7 +186,7 @@ def test_one_worker_alone_is_no_special_case(name):
     if name == "static_proportional":
         return
     policy = factory()
-    sim = ctrl.simulate(policy, lambda _, b: b / 1e3, [32], 60, every=5, values=values, jitter=0.05)
+    sim = simulate(policy, lambda _, b: b / 1e3, [32], 60, every=5, values=values, jitter=0.05)
     assert (sim.sizes >= 1).all()
     if not any(of_batch in name for of_batch in ("batch", "schedule", "published")):
         assert (sim.sizes == 32).all()

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 import controllers as ctrl
 from adaptive._errors import DriverError
+from controllers.simulate import simulate
 
 from .observations import observe
 
@@ -85,7 +86,7 @@ def test_it_is_there_in_one_change_and_stays():
     def times(step, sizes):
         return sizes / SPEED
 
-    sim = ctrl.simulate(
+    sim = simulate(
         ctrl.federated(),
         times,
         [280, 280, 280],
@@ -104,9 +105,7 @@ def test_it_follows_a_client_that_slows_down():
     def times(step, sizes):
         return sizes / (SPEED if step < 30 else SPEED * np.array([0.25, 1, 1]))
 
-    sim = ctrl.simulate(
-        ctrl.federated(), times, [280] * 3, 80, jitter=0.02, values=lambda step, seconds: (seconds, LINK)
-    )
+    sim = simulate(ctrl.federated(), times, [280] * 3, 80, jitter=0.02, values=lambda step, seconds: (seconds, LINK))
     slow = rounds(speed=SPEED * np.array([0.25, 1, 1]))
     best = ctrl.allocate(840, slow, 1, 10_000)
     assert slow(sim.sizes[-1]).max() <= 1.05 * slow(best).max()

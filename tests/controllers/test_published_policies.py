@@ -10,6 +10,7 @@ import collectives as comm
 import controllers as ctrl
 from adaptive._errors import DriverError
 from controllers._proportional import proportional_step
+from controllers.simulate import simulate
 
 from .observations import observe
 
@@ -21,7 +22,7 @@ CORES = np.array([3.0, 5.0, 12.0])
 
 def path(policy, times, sizes, steps, **kwargs):
     """The splits that were tried, one after the other."""
-    sim = ctrl.simulate(policy, lambda _, b: times(b), sizes, steps, **kwargs)
+    sim = simulate(policy, lambda _, b: times(b), sizes, steps, **kwargs)
     return sim.sizes[[0, *sim.changes]].tolist()
 
 
@@ -113,12 +114,10 @@ def test_an_upper_bound_is_learnt_where_throughput_drops():
         return np.where(b > 110, 2.0, 1.0) * b / CORES  # all workers, from 110 examples on
 
     policy = ctrl.proportional()
-    sim = ctrl.simulate(policy, lambda _, b: thrashes(b), [64, 64, 64], 400, every=10)
+    sim = simulate(policy, lambda _, b: thrashes(b), [64, 64, 64], 400, every=10)
     assert sim.sizes[:, 2].max() > 110
     assert sim.sizes[-1, 2] == 64  # what it had before
-    assert (
-        ctrl.simulate(ctrl.proportional(drop=None), lambda _, b: thrashes(b), [64] * 3, 400, every=10).sizes[-1, 2] > 64
-    )
+    assert simulate(ctrl.proportional(drop=None), lambda _, b: thrashes(b), [64] * 3, 400, every=10).sizes[-1, 2] > 64
 
 
 def test_a_flat_slow_worker_collapses():
@@ -159,7 +158,7 @@ def test_it_comes_to_rest_where_sizes_are_coarse_and_wakes_when_times_come_apart
     def times(step, b):
         return b * np.array([1.0, 1.4]) * (1 if step < 200 else np.array([2.0, 1.0]))
 
-    sim = ctrl.simulate(ctrl.leader_straggler(window=1), times, [5, 5], 400)
+    sim = simulate(ctrl.leader_straggler(window=1), times, [5, 5], 400)
     assert len(sim.changes[(sim.changes > 50) & (sim.changes < 200)]) == 0
     assert len(sim.changes[sim.changes >= 200]) >= 1
     assert len(sim.changes[sim.changes >= 250]) == 0
@@ -183,7 +182,7 @@ def test_lb_bsp_follows_processor_shares_better_than_past_speeds(predictor):
         share[k] = np.where(jumps[k % steps], rng.uniform(0.2, 1, n), share[k - 1])
 
     def mean_step(policy, values):
-        sim = ctrl.simulate(policy, lambda step, b: b / (1e3 * share[step]), [128] * n, steps, values=values)
+        sim = simulate(policy, lambda step, b: b / (1e3 * share[step]), [128] * n, steps, values=values)
         return sim.step_seconds[200:].mean()
 
     # Measured behind the step, for the next one: the program's own inputs are of the step before.

@@ -14,11 +14,18 @@ import collectives as comm
 import controllers as ctrl
 import monitors as mon
 from adaptive._local import LocalWorld
-from controllers._cluster import Cluster, jitter, stages
-from controllers._recording import TraceError, read_trace
-from controllers._replay import fit, replay
-from controllers._scenarios import scenario
-from controllers._simulate import Hooked, simulate
+from controllers.simulate import (
+    Cluster,
+    Hooked,
+    TraceError,
+    fit,
+    jitter,
+    read_trace,
+    replay,
+    scenario,
+    simulate,
+    stages,
+)
 
 
 def write(path, simulation, hooks=(("0/balance", 1),), leaves=None, wall=0.0):

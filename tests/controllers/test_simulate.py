@@ -9,11 +9,19 @@ import pytest
 
 import controllers as ctrl
 from adaptive._errors import BatchSizeError
-from controllers import _scenarios
-from controllers._cluster import Cluster, by_step, jitter, neighbours, noises, stages, stragglers, together, waves
-from controllers._line_up import LINE_UP, SPLITS, hooked
-from controllers._scenarios import scenario
-from controllers._simulate import Hooked, simulate
+from controllers.simulate import Hooked, _scenarios, scenario, simulate
+from controllers.simulate._cluster import (
+    Cluster,
+    by_step,
+    jitter,
+    neighbours,
+    noises,
+    stages,
+    stragglers,
+    together,
+    waves,
+)
+from controllers.simulate._line_up import LINE_UP, SPLITS, hooked
 
 AFFINE = ctrl.BatchTime(np.array([1e-3, 2e-3, 4e-3]), np.array([0.01, 0.02, 0.0]))
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import subprocess
 import sys
 from pathlib import Path
@@ -11,15 +10,13 @@ import numpy as np
 import pytest
 
 import controllers as ctrl
-from controllers._cluster import Cluster
-from controllers._draw import draw
-from controllers._scenarios import names
-from controllers._simulate import simulate
+from controllers.simulate import Cluster, names, simulate
+from controllers.simulate import _command as command
+from controllers.simulate._draw import draw
 
 from .test_replay import write
 
 ROOT = Path(__file__).resolve().parents[2]
-command = importlib.import_module("controllers.simulate")
 
 
 def run(capsys, *arguments):
@@ -146,16 +143,6 @@ def test_the_very_observations_can_be_shown_to_another_policy(capsys, trace):
     assert ["20", "as recorded", "", "9 7"] in lines
     assert any(line[1] == "balance" and int(line[0]) % 10 == 0 for line in lines)
     assert "there are 0/balance" in refused(capsys, "--replay", str(trace), "--exact", "balance")
-
-
-def test_importing_the_command_leaves_the_function_callable():
-    program = (
-        "import controllers, controllers.simulate; "
-        "s = controllers.simulate(controllers.balance(), lambda step, sizes: sizes * 1.0, [4, 4], 3); "
-        "assert s.sizes.shape == (3, 2); assert controllers.simulate.main"
-    )
-    done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, timeout=100)
-    assert done.returncode == 0, done.stderr
 
 
 def test_it_runs_as_a_module_without_a_word_on_stderr():

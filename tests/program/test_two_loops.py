@@ -8,8 +8,7 @@ import numpy as np
 import collectives as comm
 import controllers as ctrl
 import monitors as mon
-from controllers._cluster import Cluster, jitter
-from controllers._simulate import Hooked, simulate
+from controllers.simulate import Cluster, Hooked, jitter, simulate
 
 from .problems import build, descend, make_data, same_everywhere
 from .test_policies import emulated_seconds

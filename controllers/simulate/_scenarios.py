@@ -7,11 +7,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ._batch_time import BatchTime
+from controllers._batch_time import BatchTime
+from controllers._noise_batch import noise_batch
+from controllers._schedule import schedule
+
 from ._cluster import Cluster, Noise, Trace, by_step, jitter, neighbours, noises, stages, stragglers, together, waves
-from ._noise_batch import noise_batch
-from ._schedule import schedule
-from ._simulate import Hooked
+from ._simulation import Hooked
 
 BATCH = 128  # examples per worker and step, where nothing is said
 OVERHEAD = 0.005  # seconds

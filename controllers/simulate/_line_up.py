@@ -7,19 +7,19 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from adaptive._decision import Observation
+from controllers._arx import arx
+from controllers._balance import balance, min_max
+from controllers._goodput import goodput_batch
+from controllers._lb_bsp import lb_bsp
+from controllers._leader_straggler import leader_straggler
+from controllers._narx import narx
+from controllers._noise_batch import noise_batch
+from controllers._policy import Policy
+from controllers._predictors import memoryless, moving_average
+from controllers._proportional import proportional
+from controllers._static import static_proportional
 
-from ._arx import arx
-from ._balance import balance, min_max
-from ._goodput import goodput_batch
-from ._lb_bsp import lb_bsp
-from ._leader_straggler import leader_straggler
-from ._narx import narx
-from ._noise_batch import noise_batch
-from ._policy import Policy
-from ._predictors import memoryless, moving_average
-from ._proportional import proportional
-from ._simulate import SIGNALS, Hooked
-from ._static import static_proportional
+from ._simulation import SIGNALS, Hooked
 
 SECONDS = ("seconds",)
 MACHINE = ("seconds", "cpu_available", "memory_available")

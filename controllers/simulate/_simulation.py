@@ -14,13 +14,13 @@ from adaptive._barrier import Barrier, Sizes
 from adaptive._decision import Decision, Limits, Observation
 from adaptive._plan import HookPlan
 from adaptive.operators import Hook
+from controllers._allocate import fill
+from controllers._batch_time import BatchTime
+from controllers._hook import PolicyHandler
+from controllers._noise import Bounds
+from controllers._policy import Policy
 
-from ._allocate import fill
-from ._batch_time import BatchTime
 from ._cluster import Cluster
-from ._hook import PolicyHandler
-from ._noise import Bounds
-from ._policy import Policy
 
 EXAMPLES = 1_000_000
 SIGNALS = ("seconds", "iteration_seconds", "cpu_available", "memory_available", "noise_scale", "capacities")

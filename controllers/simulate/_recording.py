@@ -14,8 +14,7 @@ import numpy as np
 
 from adaptive._decision import Decision, Limits
 from adaptive._record import VERSION
-
-from ._noise import Bounds
+from controllers._noise import Bounds
 
 NOISE_LEAVES = 5  # scale, trace, signal, lower, upper: the fields of a NoiseScale
 READS = {  # what policies read, by their names: how a hook's leaves are told apart

@@ -10,22 +10,21 @@ import argparse
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from types import ModuleType
 
 import numpy as np
 
 from adaptive._decision import Decision, Observation
+from controllers._policy import Policy
+from controllers._schedule import schedule
 
 from . import _scenarios
 from ._cluster import Cluster
 from ._draw import draw
 from ._line_up import LINE_UP, hooked
-from ._policy import Policy
 from ._recording import Recording, TraceError, read_trace
 from ._replay import fit, replay
 from ._scenarios import Scenario, scenario
-from ._schedule import schedule
-from ._simulate import SIGNALS, Hooked, Simulation, simulate
+from ._simulation import SIGNALS, Hooked, Simulation, simulate
 
 DEFAULT = ("equal", "static", "proportional", "leader_straggler", "lb_bsp", "balance")
 EPILOG = f"""\
@@ -268,15 +267,3 @@ def _say(text: str) -> None:
 
 def _complain(text: str) -> None:
     sys.stderr.write(text + "\n")
-
-
-class _Callable(ModuleType):
-    """`import controllers.simulate` puts this module where `controllers.simulate`, the function, was. Be both."""
-
-    __call__ = staticmethod(simulate)
-
-
-sys.modules[__name__].__class__ = _Callable
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from ._simulate import Simulation
+from ._simulation import Simulation
 
 BLUE, GREY, INK = "#2a6fbb", "#b9bec6", "#30343b"
 MANY = 16  # workers up to which each has a line of its own

@@ -8,10 +8,10 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from adaptive._decision import Decision, Observation
+from controllers._batch_time import BatchTime
+from controllers._policy import Policy
 
-from ._batch_time import BatchTime
 from ._cluster import Cluster, Trace, by_step
-from ._policy import Policy
 from ._recording import RecordedStep, Recording, TraceError, array_of
 
 WINDOW = 10  # steps over which a worker's speed is taken to be constant

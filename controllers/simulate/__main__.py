@@ -1,0 +1,7 @@
+"""`python -m controllers.simulate`."""
+
+import sys
+
+from ._command import main
+
+sys.exit(main())
