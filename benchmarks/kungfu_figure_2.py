@@ -130,7 +130,7 @@ def reached(course, target):
 
 
 def middle(values, form):
-    """Median (least – most) over the seeds; a dash where half of them never got there."""
+    """Median (least – most) over the seeds; a dash where half of them, or one that is compared, never got there."""
     if not np.isfinite(np.median(values)):
         return "–"
     most = form.format(max(values)) if np.isfinite(max(values)) else "never"
@@ -161,10 +161,9 @@ def tables(seeds):
         pair = {"the best static, in hindsight": best, "the smallest": names[0], "the largest": names[-2]}
         row = {"accuracy": f"{target:.1%}", "best static": best}
         for title, other in pair.items():
-            with np.errstate(invalid="ignore"):
-                row[f"adaptive's time / {title}"] = middle(
-                    hits[ADAPTIVE][target][:, 0] / hits[other][target][:, 0], "{:.2f}"
-                )
+            ours, theirs = (hits[name][target][:, 0] for name in (ADAPTIVE, other))
+            ratios = ours / theirs if np.isfinite([ours, theirs]).all() else [np.inf]
+            row[f"adaptive's time / {title}"] = middle(ratios, "{:.2f}")
         against.append(row)
     return time, examples, against
 
@@ -205,15 +204,18 @@ def main():
         if world.processes > 1:
             cores = sorted(os.sched_getaffinity(0))
             pin(cores[world.rank % len(cores)])
-        seeds = json.loads(CURVES.read_text()) if args.draw else [train_all(world, seed) for seed in range(args.seeds)]
+        if args.draw:
+            workers, seeds = json.loads(CURVES.read_text())
+        else:
+            workers, seeds = world.size, [train_all(world, seed) for seed in range(args.seeds)]
         if world.rank:
             return
         RESULTS.mkdir(exist_ok=True)
-        CURVES.write_text(json.dumps(seeds, separators=(",", ":")))
+        CURVES.write_text(json.dumps((workers, seeds), separators=(",", ":")))
         draw(seeds, CURVES.with_suffix(".png"))
         notes = [
             f"{data_name}, {args.epochs} epochs, {len(seeds)} seeds: median (least – most). SGD, momentum 0.9, "
-            f"learning rate {args.learning_rate} fixed for all. {world.size} workers, one core and one thread each.",
+            f"learning rate {args.learning_rate} fixed for all. {workers} workers, one core and one thread each.",
             "An accuracy counts as reached with the median of three evaluations in a row; there are four per epoch.",
         ]
         time, examples, against = tables(seeds)
