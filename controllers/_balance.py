@@ -75,7 +75,7 @@ def min_max(
       switch_seconds: … in which the gain must exceed what a change costs. By default nothing: programs make every size
         out of kernels that are compiled. (Tyagi & Sharma's 5 % dead-band pays for restarting TensorFlow.)
       growth: how many times the largest batch ever measured on a worker it may be given at once: further out, its
-        time is a guess.
+        time is a guess. The least that it may be given is the smallest lately measured over the square of this.
       quantum_loss: sizes are multiples of the program's quantum where that costs less than this fraction of the
         step; else of half of it, and so on.
       predictor: of speeds, such as `arx()` or `narx()`, where they change from step to step with what others take of
@@ -169,12 +169,15 @@ def min_max(
         )
         if trusted.sum() < total:
             trusted = upper
+        # The other way the risk is smaller: what is wrong costs the others little time. But where time is flat there is
+        # nothing to gain, and two sizes are too few to tell that from a slow worker under noise.
+        least = np.maximum(lower, (np.minimum(model.smallest, stay) / growth**2).astype(np.int64))
         times = model.fit()
-        now, ideal = times(stay).max(), water_level(total, times, lower, trusted)  # at the least
+        now, ideal = times(stay).max(), water_level(total, times, least, trusted)  # at the least
         band = max(dead_band, _feigned(model, stay, times(stay)))
         if not worth_it(now, ideal, band):
             return None
-        split = _split(total, times, lower, trusted, limits.quantum, stay, ideal * (1 + quantum_loss))
+        split = _split(total, times, least, trusted, limits.quantum, stay, ideal * (1 + quantum_loss))
         then = times(split).max()
         if not worth_it(now, then, band):
             return None
@@ -206,8 +209,10 @@ def _split(
 
 
 def _feigned(model: TimeModel, sizes: np.ndarray, seconds: np.ndarray) -> float:
-    """How far the slowest of n equal workers may seem to lag behind, relatively: three standard deviations more than
-    the largest of n is off by on average."""
+    """How far the slowest of n equal workers may seem to lag behind, relatively: some standard deviations more than the
+    largest of n is off by on average. While speeds drift, to follow is worth more than not to be deceived."""
+    if model.unsettled.any():
+        return 0.0
     deviation = model.deviation(sizes)[np.argmax(seconds)]
     return float(deviation * (BAND + np.sqrt(2 * np.log(len(seconds)))))
 

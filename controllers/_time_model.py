@@ -32,7 +32,7 @@ LEANING = 0.7  # … and by how much, in standard deviations of one
 FADE = 0.6  # of the steps that a level remembers is left at each digest while it leans
 JUMPS_MEMORY = 100  # digests
 RESTLESS = 0.015  # jumps per digest: two in half of that
-GROWTH = 1.1  # … and grows by at each digest, once it does not, until it is on the way to all of them
+GROWTH = 1.03  # … and grows by at each digest, once it does not, until it is on the way to all of them
 UNSETTLED = 0.3  # of the steps since the last jump, or less, is what a level remembers that drifts for long
 SHAPE_FADE = 0.95  # of a point's weight is left at each digest meanwhile
 LASTED = 3  # steps that make a surprise more than a pause
@@ -95,6 +95,11 @@ class TimeModel(NamedTuple):
     def measured(self) -> np.ndarray:
         """Which workers have ever been measured; shape=(n,)."""
         return np.isfinite(self.level)
+
+    @property
+    def smallest(self) -> np.ndarray:
+        """The smallest sizes of which times are kept; shape=(n,), infinite where there are none."""
+        return np.where(self.point_weights > 0, self.point_sizes, np.inf).min(axis=0)
 
     @property
     def waiting(self) -> int:
