@@ -1,7 +1,7 @@
 """Who knows what the machine has left predicts a worker's speed better than who knows its past: ARX and NARX.
 
     python benchmarks/speed_predictors.py              # evaluates the committed record
-    python benchmarks/speed_predictors.py --record     # records anew, about 100 s, on one core of this machine (Linux)
+    python benchmarks/speed_predictors.py --record     # records anew, about 4 minutes, on one core of this machine (Linux)
 
 Predictors of `controllers`, one step ahead, on two kinds of series. One is made up, with its noise known: the speed of
 a machine that others use too (processor share and memory jump, sensors see them with 2 % noise, speed has 3 % of its
@@ -101,7 +101,7 @@ while os.getppid() == parent:  # an orphan stops by itself
 """
 
 
-def record(core: int, seconds: float = 95.0) -> None:
+def record(core: int, seconds: float = 240.0) -> None:
     """Train beside changing load on a core for so long, and write down speeds and what the monitors said."""
     pin(core)
     load = os.getloadavg()[0]
@@ -121,7 +121,7 @@ def record(core: int, seconds: float = 95.0) -> None:
         end, rows = time.monotonic() + seconds, []
         while time.monotonic() < end:
             rows += [(r.batch_sizes[0], r.compute_seconds[0], r.metrics["cpu"], r.metrics["memory"])
-                     for r in program.run(steps=50)]  # fmt: skip
+                     for r in program.run(steps=20)]  # fmt: skip
     finally:
         for child in neighbours:
             child.kill()
@@ -161,8 +161,8 @@ def _program():
         ctrl.hook(ctrl.schedule(lambda step: int(sizes[step // 40 % len(sizes)])))
         return (optax.apply_updates(params, updates), opt_state), {"cpu": seen[0][0], "memory": seen[1][0]}
 
-    sizes = rng.choice([128, 192, 256, 384, 512], 1000)
-    return ad.Program(driver, (params, optimizer.init(params)), data, global_batch=256)
+    sizes = rng.choice([1024, 1536, 2048, 3072], 1000)
+    return ad.Program(driver, (params, optimizer.init(params)), data, global_batch=1024)
 
 
 # --- results ----------------------------------------------------------------------------------------------------------
