@@ -1,7 +1,7 @@
 """Who knows what the machine has left predicts a worker's speed better than who knows its past: ARX and NARX.
 
     python benchmarks/speed_predictors.py              # evaluates the committed record
-    python benchmarks/speed_predictors.py --record     # records anew, about 4 minutes, on one core of this machine (Linux)
+    python benchmarks/speed_predictors.py --record     # records anew, in 4 minutes, on one core of this machine (Linux)
 
 Predictors of `controllers`, one step ahead, on two kinds of series. One is made up, with its noise known: the speed of
 a machine that others use too (processor share and memory jump, sensors see them with 2 % noise, speed has 3 % of its
