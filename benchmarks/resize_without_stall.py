@@ -128,9 +128,9 @@ def main():
             }
         )
     notes = [
-        f"{CHANGES} sizes from 33 to 249 that are no powers of two, {STEPS} steps each; ten of ours, ten of "
-        f"the plain loop, and again. Kernels compiled during the changes: {last.kernels - kernels}; seconds that steps waited for a compiler: "
-        f"{last.waited_seconds - waited:.3f}.",
+        f"{CHANGES} sizes from 33 to 249 that are no powers of two, {STEPS} steps each; ten sizes of ours, ten of the "
+        f"plain loop, and again. Kernels compiled during the changes: {last.kernels - kernels}; seconds that steps "
+        f"waited for a compiler: {last.waited_seconds - waited:.3f}.",
         f"From the first step to a warm ladder: {until_warm:.1f} s. Steps meanwhile took "
         f"{readable(float(np.median(behind)))} in the median (worst {readable(max(behind))}), and "
         f"{readable(float(np.median(after)))} after it (worst {readable(max(after))}).",
