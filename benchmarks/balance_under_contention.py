@@ -1,12 +1,11 @@
-"""With a busy neighbour on one of two cores, balancing brings the step within 8 % of the ideal, in two adjustments.
+"""With a busy neighbour on one of two cores, balancing brings the step near the ideal one. (Aimed at: within 8 %.)
 
     PJRT_NPROC=1 mpirun --oversubscribe -n 2 python -m mpi4py benchmarks/balance_under_contention.py
 
 Two ranks pinned to two cores, a busy process on the second. Three ways to train one conv net take turns: balanced;
 equal batches; and a BSP loop as PyTorch's DDP runs it (equal batches, mean of means), written by hand. The ideal is
-computed from
-measured speeds: with equal batches, how long each rank computes gives its seconds per example, and the ideal split
-lets both finish together.
+computed from measured speeds: with equal batches, how long each rank computes gives its seconds per example, and the
+ideal split lets both finish together. A neighbour's time slices are noise in both; runs differ by a few percent.
 """
 
 import os

@@ -1,4 +1,4 @@
-"""Who knows what the machine has left predicts a worker's speed better than who knows its past: ARX and NARX.
+"""Does knowing what the machine has left predict a worker's speed better than knowing its past? ARX and NARX.
 
     python benchmarks/speed_predictors.py              # evaluates the committed record
     python benchmarks/speed_predictors.py --record     # records anew, in 4 minutes, on one core of this machine (Linux)
@@ -255,7 +255,9 @@ def main() -> None:
         f"with free memory it is {np.corrcoef(memory, speeds[0])[0, 1]:.2f}. What the monitor says is the mean of the "
         f"last tenth of a second or more. Load of the machine before: {load}.",
     ]
-    report("Knowing the machine predicts speeds better than knowing their past", rows, "speed_predictors.md", notes)
+    report(
+        "Knowing the machine, against knowing the past: errors of predicted speeds", rows, "speed_predictors.md", notes
+    )
 
 
 if __name__ == "__main__":
