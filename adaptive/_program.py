@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -40,6 +41,7 @@ from ._unlike import are_unlike, could_not_decide, decided_by_first
 from ._world import World
 from .operators import Reading
 
+FEW_CORES = 4  # with fewer, the thread of a compiler is felt
 _PATIENCE_SECONDS = 30.0  # how long a process that fails waits for the others to hear of it
 
 Driver = Callable[[Any, Any], tuple[Any, Any]]
@@ -151,6 +153,8 @@ class Program:
         self._step = 0
         self._started_at = float("nan")
         self._compute_seconds = [float("nan")] * len(self.world.workers)
+        self._few_cores = self.world.devices[0].platform == "cpu" and n_cores() < FEW_CORES
+        self._compiling = False  # in a way that slows the steps down
         self._any_size = False  # whether every worker can make every size: once true, it stays
         self._stopped = False
         self._compiled = False
@@ -365,7 +369,7 @@ class Program:
         sizes = self._sizes.current
         self._step += 1
         self._stream.advance(sizes)
-        self._compute_seconds = outcome.compute_seconds
+        self._compute_seconds = self._undisturbed(outcome.compute_seconds)
         notes = list(self._notes)
         previous = self._sizes.previous
         self._sizes.step_done(apply=self._agreed_to_apply())
@@ -394,6 +398,12 @@ class Program:
         if self._recorder is not None:
             self._recorder.step(report, previous, epoch, self._barrier, outcome.hooks)
         return report
+
+    def _undisturbed(self, seconds: list[float]) -> list[float]:
+        """NaN for a step beside which this process's own compiler took much of its cores: such seconds are not the
+        machine's, and whoever balanced by them would have to take it back."""
+        before, self._compiling = self._compiling, self._few_cores and not self._engine.kernels.warm
+        return [float("nan")] * len(seconds) if before or self._compiling else seconds
 
     def _metrics(self, outcome: Outcome) -> Any:
         tree = self._plan.graph.metrics_tree
@@ -615,6 +625,11 @@ class Program:
 
     def __exit__(self, *exc: object) -> None:
         self.close()
+
+
+def n_cores() -> int:
+    """How many cores this process may run on."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def auto_quantum(global_batch: int, n_workers: int, multiple: int = 1) -> int:

@@ -56,7 +56,7 @@ class Reading(NamedTuple):
     examples: int  # examples in this kernel call
     calls: int  # kernel calls that this value stands for: 1 inside a call
     offset: int  # position of the call's first example in the step's global batch
-    compute_seconds: float  # the previous step's computation on this worker; NaN in the first
+    compute_seconds: float  # the previous step's computation on this worker; NaN where not known
     iteration_seconds: float  # from the start of the previous step to the start of this one; NaN in the first
 
 

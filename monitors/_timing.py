@@ -19,7 +19,8 @@ def compute_seconds() -> jax.Array:
     previous step's batch sizes, `previous_batch_sizes` of the observation that a policy gets.
 
     Returns:
-      A float32 scalar, in seconds. Local: gather it. NaN in the first step, and outside a program.
+      A float32 scalar, in seconds. Local: gather it. NaN in the first step, outside a program, and behind a step that
+      ran beside this process's own compiler on fewer than four cores: that is not how fast the machine is.
 
     Example:
       >>> seconds = comm.all_gather(mon.compute_seconds())               # doctest: +SKIP

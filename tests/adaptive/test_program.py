@@ -123,6 +123,32 @@ def test_what_jax_is_set_to_in_this_thread_holds_behind_the_steps_too():
     assert not jax.config.jax_enable_x64
 
 
+# --- seconds ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("cores", "known"), [(2, [False, True, False, False, True]), (4, [False, True, True, True, True])]
+)
+def test_a_step_beside_our_own_compiler_says_nothing_of_the_machine_if_it_has_few_cores(monkeypatch, cores, known):
+    """Or balancing would follow what compiling costs, and take it back."""
+    monkeypatch.setattr(_program, "n_cores", lambda: cores)
+    seconds = Source("seconds", lambda r: r.compute_seconds)
+
+    def driver(state, batch):
+        mean = comm.all_reduce(batch["y"].mean())
+        return state + mean, {"seconds": comm.all_gather(read(seconds))}
+
+    with build(driver, data=make_data(96)) as program:
+        program.warm_up()
+        held, reports = HeldCompiler(program._engine.kernels), [program.step()]
+        program.rescale(global_batch=64)  # asks for larger kernels
+        reports.append(program.step())  # beside the compiler
+        held.compile()
+        reports += [program.step() for _ in range(3)]  # the first of them began beside it
+    assert [bool(np.isfinite(r.metrics["seconds"]).all()) for r in reports] == known
+    assert all(s > 0 for r in reports for s in r.compute_seconds)
+
+
 # --- reports ----------------------------------------------------------------------------------------------------------
 
 
