@@ -27,8 +27,8 @@ def arx(lags: int = 2, memory: float = 400.0, records: int = 20) -> Predictor:
 
         v[k] = a_1 v[k-1] + … + a_L v[k-L] + b_0 u[k] + b_1 u[k-1] + … + b_L u[k-L] + d
 
-    What NARX is without its hidden layer, and nearly as good: knowing the inputs of the step that is predicted is what
-    does it. The default of `lb_bsp`.
+    What NARX is without its hidden layer, and nearly as good: what helps is to know the inputs of the step that is
+    predicted.
 
     Args:
       lags: L.

@@ -72,7 +72,9 @@ LINE_UP = {
         1,
         "LB-BSP on processors: by speeds that NARX predicts",
     ),
-    "lb_bsp-arx": Contender(lambda: lb_bsp(n_inputs=2), MACHINE, 1, "the same with our ARX and dead-band", False),
+    "lb_bsp-arx": Contender(
+        lambda: lb_bsp(arx(), n_inputs=2), MACHINE, 1, "the same with our ARX and dead-band", False
+    ),
     "lb_bsp-average": Contender(
         lambda: lb_bsp(moving_average(0.2), dead_band=0.0), SECONDS, 1, "the same with a moving average (0.2)"
     ),
