@@ -628,8 +628,10 @@ class Program:
 
 
 def n_cores() -> int:
-    """How many cores this process may run on."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    """How many cores this process may run on, or has been told to be content with."""
+    allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    told = os.environ.get("PJRT_NPROC", "")  # XLA's threads: of ranks that share their cores each has one
+    return min(allowed, int(told)) if told.isdigit() and int(told) else allowed
 
 
 def auto_quantum(global_batch: int, n_workers: int, multiple: int = 1) -> int:

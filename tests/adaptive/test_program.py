@@ -149,6 +149,15 @@ def test_a_step_beside_our_own_compiler_says_nothing_of_the_machine_if_it_has_fe
     assert all(s > 0 for r in reports for s in r.compute_seconds)
 
 
+def test_cores_are_those_that_the_process_may_use(monkeypatch):
+    monkeypatch.delenv("PJRT_NPROC", raising=False)
+    allowed = _program.n_cores()
+    assert allowed >= 1
+    for told, cores in (("1", 1), ("0", allowed), ("many", allowed), (str(10**6), allowed)):
+        monkeypatch.setenv("PJRT_NPROC", told)
+        assert _program.n_cores() == cores
+
+
 # --- reports ----------------------------------------------------------------------------------------------------------
 
 
