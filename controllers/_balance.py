@@ -100,6 +100,10 @@ def min_max(
             f"min_max: dead_band, switch_seconds and quantum_loss must not be negative, horizon at least 1 and growth "
             f"above 1; got {dead_band}, {switch_seconds}, {quantum_loss}, {horizon} and {growth}."
         )
+    if n_inputs < 0 or (n_inputs and predictor is None):
+        raise ValueError(
+            f"min_max: n_inputs={n_inputs} is what a predictor is given: min_max(predictor=arx(), n_inputs=2)."
+        )
 
     def init(n_workers: int) -> TimeModel | MinMaxState:
         model, nothing = TimeModel.init(n_workers), np.full(n_workers, np.nan)
@@ -113,12 +117,10 @@ def min_max(
         observation: Observation, state: TimeModel | MinMaxState
     ) -> tuple[Decision | None, TimeModel | MinMaxState]:
         if isinstance(state, TimeModel):
-            model, scale = observe(observation, state), None
-            decision, model = review(observation, model, scale)
-            return decision, model
+            inputs_of(observation, "min_max", 0)
+            return review(observation, observe(observation, state), None)
         foreseen = foresee(observation, state)
-        model = observe(observation, state.model)
-        decision, model = review(observation, model, foreseen)
+        decision, model = review(observation, observe(observation, state.model), foreseen)
         return decision, MinMaxState(model, foreseen)
 
     def observe(observation: Observation, model: TimeModel) -> TimeModel:
@@ -127,7 +129,7 @@ def min_max(
     def foresee(observation: Observation, state: MinMaxState) -> Foreseen:
         """What the predictor says, once the model has said what this step would take at an earlier one's speed."""
         assert predictor is not None
-        seconds, inputs = seconds_of(observation, "min_max"), inputs_of(observation, "min_max")
+        seconds, inputs = seconds_of(observation, "min_max"), inputs_of(observation, "min_max", n_inputs)
         model, (memory, said, errors) = state.model, state.foreseen
         expected = model.fit()(np.asarray(observation.previous_batch_sizes))
         relative = np.where(model.measured, expected / model.level, np.nan)

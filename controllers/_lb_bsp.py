@@ -57,12 +57,7 @@ def lb_bsp(predictor: Predictor | None = None, *, n_inputs: int = 0, dead_band: 
         return LbBspState(rule.init(n_workers, n_inputs), np.full(n_workers, np.nan))
 
     def update(observation: Observation, state: LbBspState) -> tuple[Decision | None, LbBspState]:
-        seconds, inputs = seconds_of(observation, "lb_bsp"), inputs_of(observation, "lb_bsp")
-        if inputs.shape[1] != n_inputs:
-            raise ValueError(
-                f"lb_bsp was made for {n_inputs} inputs behind the times, and was given {inputs.shape[1]}. "
-                f"Write:  ctrl.lb_bsp(n_inputs={inputs.shape[1]})"
-            )
+        seconds, inputs = seconds_of(observation, "lb_bsp"), inputs_of(observation, "lb_bsp", n_inputs)
         with np.errstate(divide="ignore"):
             speed = np.asarray(observation.previous_batch_sizes) / seconds
         speeds, memory = rule.update(state.predictor, np.where(known(speed), speed, np.nan), inputs)

@@ -24,9 +24,15 @@ def seconds_of(observation: Observation, policy: str) -> np.ndarray:
     return np.asarray(values[0], np.float64)
 
 
-def inputs_of(observation: Observation, policy: str) -> np.ndarray:
-    """The hook's further values, each checked to be a number per worker; shape=(n, how many)."""
+def inputs_of(observation: Observation, policy: str, expected: int | None = None) -> np.ndarray:
+    """The hook's further values, each checked to be a number per worker; shape=(n, how many). As many as `expected`,
+    unless that is for the policy to say."""
     n, further = len(observation.batch_sizes), observation.values[1:]
+    if expected is not None and len(further) != expected:
+        raise ValueError(
+            f"{policy} was made for {expected} inputs behind the times, and was given {len(further)}. Make it with "
+            f"n_inputs={len(further)}, and a predictor that reads them, such as arx()."
+        )
     for value in further:
         if np.shape(value) != (n,):
             raise DriverError(

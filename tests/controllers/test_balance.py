@@ -223,7 +223,20 @@ def test_values_of_the_wrong_shape_are_refused():
             policy.update(observe(*values), policy.init(2))
 
 
-@pytest.mark.parametrize("wrong", [{"window": 0}, {"window": 99}, {"dead_band": -1}, {"growth": 1}, {"horizon": 0}])
+def test_inputs_that_nobody_reads_are_refused():
+    told = ctrl.min_max(predictor=ctrl.arx(), n_inputs=1)
+    for policy in (ctrl.balance(), told):
+        with pytest.raises(ValueError, match="n_inputs=2"):
+            policy.update(observe(np.ones(2), np.ones(2), np.ones(2)), policy.init(2))
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        *({"window": 0}, {"window": 99}, {"dead_band": -1}, {"growth": 1}, {"horizon": 0}),
+        *({"n_inputs": 1}, {"n_inputs": -1, "predictor": ctrl.arx()}),
+    ],
+)
 def test_impossible_settings_are_refused(wrong):
     with pytest.raises(ValueError, match=next(iter(wrong))):
         ctrl.min_max(**wrong)
