@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -21,6 +20,7 @@ from . import _checkpoint
 from ._barrier import Barrier, Sizes
 from ._cache import share_compilations
 from ._check import Invariance, check_invariance
+from ._cores import n_cores
 from ._cut import plan
 from ._data import Stream
 from ._decision import Decision, Limits
@@ -625,13 +625,6 @@ class Program:
 
     def __exit__(self, *exc: object) -> None:
         self.close()
-
-
-def n_cores() -> int:
-    """How many cores this process may run on, or has been told to be content with."""
-    allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    told = os.environ.get("PJRT_NPROC", "")  # XLA's threads: of ranks that share their cores each has one
-    return min(allowed, int(told)) if told.isdigit() and int(told) else allowed
 
 
 def auto_quantum(global_batch: int, n_workers: int, multiple: int = 1) -> int:

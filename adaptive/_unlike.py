@@ -19,6 +19,7 @@ from zlib import crc32
 import jax
 import numpy as np
 
+from ._cores import chosen_threads
 from ._decision import Decision
 from ._errors import WorkerError
 from ._world import World
@@ -36,7 +37,7 @@ def kind_of_machine(devices: Sequence) -> str:
     cpu = Path("/proc/cpuinfo")
     lines = cpu.read_text().splitlines() if cpu.exists() else []
     features = sorted({line for line in lines if line.startswith(("model name", "flags", "Features"))})
-    threads = os.environ.get("PJRT_NPROC"), os.environ.get("XLA_FLAGS")
+    threads = chosen_threads(), os.environ.get("XLA_FLAGS")
     versions = jax.__version__, np.__version__
     kinds = sorted({device.device_kind for device in devices})
     return repr((platform.machine(), crc32("".join(features).encode()), kinds, versions, threads))

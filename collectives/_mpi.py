@@ -13,13 +13,14 @@ from warnings import warn
 import jax
 import numpy as np
 
+from adaptive._cores import allowed_cpus, chosen_threads
 from adaptive._errors import CollectiveError, DisagreementError, WorkerError
 from adaptive._world import Parts
 
 from ._devices import DeviceWorld, check_devices
 from ._launcher import check_agreement, launcher, no_mpi
 from ._scope import Scope, describe
-from ._threads import OversubscriptionWarning, allowed_cpus, oversubscription, threads_are_chosen
+from ._threads import OversubscriptionWarning, oversubscription
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -183,7 +184,7 @@ class MPIWorld(Scope):
             ) from error
 
     def _warn_if_oversubscribed(self, host: MPI.Comm) -> None:
-        allowed = host.allgather(None if threads_are_chosen() else allowed_cpus())
+        allowed = host.allgather(None if chosen_threads() else allowed_cpus())
         started = launcher()
         advice = oversubscription([cpus for cpus in allowed if cpus is not None], started.name if started else "")
         advices = [text for text in self.comm.allgather(advice) if text]

@@ -2,29 +2,11 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 
 class OversubscriptionWarning(UserWarning):
     """Ranks on one host start more computing threads than it has cores."""
-
-
-def allowed_cpus() -> frozenset[int]:
-    """The cores that this process may run on."""
-    if hasattr(os, "sched_getaffinity"):
-        return frozenset(os.sched_getaffinity(0))
-    return frozenset(range(os.cpu_count() or 1))
-
-
-def threads_are_chosen(environ: Mapping[str, str] = os.environ) -> bool:
-    """Whether the size of XLA's thread pool was set by hand.
-
-    Only these two do it. The often recommended XLA_FLAGS="--xla_cpu_multi_thread_eigen=false
-    intra_op_parallelism_threads=1" does not: with JAX 0.10 it left a matrix product on 1.9 of 2 cores, as without;
-    PJRT_NPROC=1 brought it to 1.0.
-    """
-    return bool(environ.get("PJRT_NPROC") or environ.get("NPROC"))
 
 
 def oversubscription(cpus: Sequence[frozenset[int]], launcher: str = "") -> str | None:

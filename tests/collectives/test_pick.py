@@ -10,8 +10,9 @@ import jax
 import pytest
 
 import collectives as comm
+from adaptive._cores import chosen_threads
 from collectives._launcher import Launcher, check_agreement, launcher
-from collectives._threads import oversubscription, threads_are_chosen
+from collectives._threads import oversubscription
 from tests.mpirun import ROOT, run
 
 
@@ -196,12 +197,12 @@ def test_ranks_in_each_others_way_are_told_the_command(cpus, launcher, said, com
 
 
 def test_a_number_of_threads_chosen_by_hand_is_respected():
-    assert threads_are_chosen({"PJRT_NPROC": "2"})
-    assert threads_are_chosen({"NPROC": "2"})
-    assert not threads_are_chosen({"PJRT_NPROC": ""})
+    assert chosen_threads({"PJRT_NPROC": "2"}) == "2"
+    assert chosen_threads({"NPROC": "2"}) == "2"
+    assert not chosen_threads({"PJRT_NPROC": ""})
     # It does not set the size of the pool, whatever is said of it.
     flags = "--xla_cpu_multi_thread_eigen=false intra_op_parallelism_threads=1"
-    assert not threads_are_chosen({"XLA_FLAGS": flags})
+    assert not chosen_threads({"XLA_FLAGS": flags})
 
 
 @pytest.mark.parametrize(("ranks", "threads", "warnings"), [(2, "", 1), (2, "1", 0), (1, "", 0)])
