@@ -200,6 +200,8 @@ def test_hooks_that_decide_alike_at_different_speeds(world):
         for report in program.run(steps=12):
             time.sleep(0.02 * odd(world))
             reports.append((report.batch_sizes, report.metrics["loss"].item(), report.notes))
+        program.warm_up()  # by now at the latest they are ready everywhere
+        reports += [(r.batch_sizes, r.metrics["loss"].item(), r.notes) for r in program.run(steps=6)]
     everyone = world.share(repr(reports).encode())
     assert len(set(everyone)) == 1
     assert len({sizes for sizes, *_ in reports}) > 1
@@ -225,6 +227,7 @@ def test_which_worlds_are_of_unlike_machines(world, request):
 def test_on_unlike_machines_one_decides_for_all(world, unlike, ask):
     """Were each to go by its own last bits, the run would end as soon as they matter."""
     with decide(world, ASKS[ask]) as program:
+        program.warm_up()
         reports = list(program.run(steps=6))
     assert len(reports) == 6
     seen = repr([(r.batch_sizes, r.decision, r.metrics["loss"].item()) for r in reports])
