@@ -13,9 +13,9 @@ from ._batch_time import BatchTime
 from ._policy import Policy
 from ._predictors import Predictor, PredictorState, known
 from ._seconds import inputs_of, seconds_of
-from ._time_model import LASTED, WINDOW, TimeModel
+from ._time_model import TimeModel
 
-BAND = 3.5  # standard deviations
+BAND = 3.0  # standard deviations
 RECORD = 30.0  # steps over which a predictor is compared with the model
 BETTER = 0.8  # a predictor speaks while its mean squared error is below this part of the model's
 
@@ -63,12 +63,13 @@ def min_max(
     Learns of each worker how its step time goes with its batch size, `t_i(b) = max(floor_i, slope_i b + intercept_i)`,
     from the steps it sees, and solves for the integer split of least `max_i t_i(b_i)` exactly. Where times are
     proportional to the batch that is the split by speed; where a worker is slow whatever it gets, its batch is left
-    alone. It follows a change of speed with the first decision that has seen `window` steps of it, if the gain is more
-    than noise can feign in so few; where changes have turned out to be pauses, it waits for three. It splits whatever
-    global batch other hooks ask for.
+    alone. It follows a change of speed from the first step that shows it on, if the gain is more than noise can feign
+    in so few steps; where changes have turned out to be pauses, it waits for another. Speeds that drift it follows by
+    their trend. It splits whatever global batch other hooks ask for.
 
     Args:
-      window: how many steps a decision looks at, at least. Between decisions all steps are averaged.
+      window: how many steps are between two decisions, at least. Where it is more than 1, a change of speed must
+        also have lasted for more than one of them.
       dead_band: the split changes when the slowest worker's step is expected to shorten by more than this fraction,
         and by more than noise, and not knowing how times go beyond the sizes seen, can feign.
       horizon: steps until sizes are likely to change for another reason …
@@ -80,7 +81,7 @@ def min_max(
         step; else of half of it, and so on.
       predictor: of speeds, such as `arx()` or `narx()`, where they change from step to step with what others take of
         the machine. It is told speeds at which the batch's size has been allowed for, and speaks for a worker while it
-        has lately been more right than the mean.
+        has lately been more right than the model.
       n_inputs: how many values the predictor is given: what the hook has behind the seconds.
 
             cpu, memory = comm.all_gather(mon.cpu_available()), comm.all_gather(mon.memory_available())
@@ -93,12 +94,10 @@ def min_max(
     References:
       Chen et al. 2020, "Semi-Dynamic Load Balancing" (LB-BSP), for the problem and the model of time.
     """
-    if not 1 <= window <= WINDOW:
-        raise ValueError(f"min_max: window= is a number of steps from 1 to {WINDOW}, got {window}.")
-    if dead_band < 0 or horizon < 1 or switch_seconds < 0 or growth <= 1 or quantum_loss < 0:
+    if dead_band < 0 or horizon < 1 or window < 1 or switch_seconds < 0 or growth <= 1 or quantum_loss < 0:
         raise ValueError(
-            f"min_max: dead_band, switch_seconds and quantum_loss must not be negative, horizon at least 1 and growth "
-            f"above 1; got {dead_band}, {switch_seconds}, {quantum_loss}, {horizon} and {growth}."
+            f"min_max: dead_band, switch_seconds and quantum_loss must not be negative, window and horizon at least 1 "
+            f"and growth above 1; got {dead_band}, {switch_seconds}, {quantum_loss}, {window}, {horizon} and {growth}."
         )
     if n_inputs < 0 or (n_inputs and predictor is None):
         raise ValueError(
@@ -119,22 +118,21 @@ def min_max(
         if isinstance(state, TimeModel):
             inputs_of(observation, "min_max", 0)
             return review(observation, observe(observation, state), None)
-        foreseen = foresee(observation, state)
-        decision, model = review(observation, observe(observation, state.model), foreseen)
+        model = observe(observation, state.model)
+        foreseen = foresee(observation, state, model)
+        decision, model = review(observation, model, foreseen)
         return decision, MinMaxState(model, foreseen)
 
     def observe(observation: Observation, model: TimeModel) -> TimeModel:
         return model.observe(np.asarray(observation.previous_batch_sizes), seconds_of(observation, "min_max"))
 
-    def foresee(observation: Observation, state: MinMaxState) -> Foreseen:
-        """What the predictor says, once the model has said what this step would take at an earlier one's speed."""
+    def foresee(observation: Observation, state: MinMaxState, model: TimeModel) -> Foreseen:
+        """What the predictor says of speeds at which the batch's size, as the model sees it, has been allowed for."""
         assert predictor is not None
         seconds, inputs = seconds_of(observation, "min_max"), inputs_of(observation, "min_max", n_inputs)
-        model, (memory, said, errors) = state.model, state.foreseen
-        expected = model.fit()(np.asarray(observation.previous_batch_sizes))
-        relative = np.where(model.measured, expected / model.level, np.nan)
-        speed = relative / seconds
-        new = np.stack([said / speed - 1, expected / seconds - 1]) ** 2
+        memory, said, errors = state.foreseen
+        speed = model.shape.time / seconds
+        new = np.stack([said / speed - 1, np.exp(-state.model.level.after(1)) / speed - 1]) ** 2
         moved = np.where(np.isnan(errors), new, errors + (np.minimum(new, 1.0) - errors) / RECORD)
         speeds, memory = predictor.update(memory, np.where(known(speed), speed, np.nan), inputs)
         return Foreseen(memory, speeds, np.where(np.isfinite(new), moved, errors))
@@ -144,15 +142,13 @@ def min_max(
     ) -> tuple[Decision | None, TimeModel]:
         if not observation.due or model.waiting < window:
             return None, model
-        digested = model.digest()
-        if digested.doubtful and model.waiting < LASTED:
-            return None, model  # wait whether it lasts
-        told = digested
+        told = model
+        if window > 1 or model.level.lasting < 0.5:  # wait whether it lasts
+            told = model._replace(level=model.level.without_latest_jumps())
         if foreseen is not None:
             speaks = (foreseen.errors[0] < BETTER * foreseen.errors[1]) & known(foreseen.speed)
-            level = np.where(speaks, 1 / foreseen.speed, digested.level)
-            told = digested._replace(level=level, present=digested.present * level / digested.level)
-        return decide(observation, told), digested
+            told = told._replace(level=told.level.told(-np.log(np.where(speaks, foreseen.speed, 1.0)), speaks))
+        return decide(observation, told), model.decided()
 
     def decide(observation: Observation, model: TimeModel) -> Decision | None:
         total, limits = observation.global_batch, observation.limits
@@ -160,12 +156,13 @@ def min_max(
         if len(lower) == 1 or not model.measured.all() or not lower.sum() <= total <= upper.sum():
             return None
         sizes = np.asarray(observation.batch_sizes)
-        if total == sizes.sum() and np.array_equal(sizes, model.sizes):
-            # Whatever the split, someone has no less than now: no step is shorter than the shortest of now.
-            seconds = model.present
-            if not worth_it(seconds.max(), seconds.min(), max(dead_band, _feigned(model, sizes, seconds))):
-                return None
         stay = sizes * (total / sizes.sum())  # what the split would be if it stays as it is
+        as_told = np.array_equal(stay, model.sizes)
+        times = model.fit()
+        seconds = model.present if as_told else times(stay)
+        now, band = seconds.max(), max(dead_band, _feigned(model, stay, seconds))
+        if as_told and not worth_it(now, seconds.min(), band):
+            return None  # whatever the split, someone has no less than now: no step is shorter than the shortest of now
         trusted = np.minimum(
             upper, np.ceil(np.maximum(growth * model.largest, np.sqrt(growth) * stay)).astype(np.int64)
         )
@@ -173,10 +170,8 @@ def min_max(
             trusted = upper
         # The other way the risk is smaller: what is wrong costs the others little time. But where time is flat there is
         # nothing to gain, and two sizes are too few to tell that from a slow worker under noise.
-        least = np.maximum(lower, (np.minimum(model.smallest, stay) / growth**2).astype(np.int64))
-        times = model.fit()
-        now, ideal = times(stay).max(), water_level(total, times, least, trusted)  # at the least
-        band = max(dead_band, _feigned(model, stay, times(stay)))
+        least = np.maximum(lower, (np.minimum(model.shape.smallest, stay) / growth**2).astype(np.int64))
+        ideal = water_level(total, times, least, trusted)  # at the least
         if not worth_it(now, ideal, band):
             return None
         split = _split(total, times, least, trusted, limits.quantum, stay, ideal * (1 + quantum_loss))
@@ -213,10 +208,12 @@ def _split(
 def _feigned(model: TimeModel, sizes: np.ndarray, seconds: np.ndarray) -> float:
     """How far the slowest of n equal workers may seem to lag behind, relatively: some standard deviations more than the
     largest of n is off by on average. While speeds drift, to follow is worth more than not to be deceived."""
-    if model.unsettled.any():
+    if model.level.unsettled.any():
         return 0.0
-    deviation = model.deviation(sizes)[np.argmax(seconds)]
-    return float(deviation * (BAND + np.sqrt(2 * np.log(len(seconds)))))
+    n, slowest = len(seconds), np.argmax(seconds)
+    variance = model.variance(sizes)
+    others = (variance.sum() - variance[slowest]) / (n - 1) ** 2
+    return float(np.sqrt(variance[slowest] + others) * (BAND + np.sqrt(2 * np.log(n))))
 
 
 def _ms(seconds: float) -> str:

@@ -91,7 +91,6 @@ def goodput_batch(
         state = GoodputState(times, _average(state.overhead, _idle(seconds, iteration)))
         if not observation.due:
             return None, state
-        state = state._replace(times=times.digest())
         if not (noise.known and state.times.measured.all() and state.overhead >= 0):
             return None, state
         return decide(observation, noise, state), state

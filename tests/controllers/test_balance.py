@@ -80,7 +80,7 @@ def test_a_slow_worker_with_flat_times_keeps_its_batch(every):
 
 @pytest.mark.parametrize("seed", range(1, 5))
 def test_nor_does_it_under_noise_that_looks_like_drift(seed):
-    """Errors that lean to one side make a level be forgotten, but not a flat stretch that was seen."""
+    """Where a mean of few steps has been the better one for a while, a flat stretch that was seen is still believed."""
     true = ctrl.BatchTime(np.array([0.05, 0.1, 0.1, 0.1]), 0.0, np.array([20.0, 0, 0, 0]))
     sim = simulate(ctrl.balance(), lambda _, b: true(b), [100] * 4, 1500, jitter=0.05, seed=seed)
     assert sim.sizes[:, 0].min() >= 50
@@ -100,10 +100,9 @@ def test_speeds_that_drift_all_the_time_are_followed(policy):
     """A mean over all steps lags behind; and who takes for a shape what is drift finds times flat, and runs away."""
     drift = waves(0.4, 200, np.array([0.0, 0.25, 0.6, 0.9]))
     cluster = Cluster(ctrl.BatchTime(np.full(4, 1e-3), np.full(4, 0.02)), drift, jitter(0.05))
-    for seed in range(3):
+    for seed in range(4):
         sim = simulate(policy, cluster, 512, 500, seed=seed)
-        assert np.mean(sim.over_ideal[50:]) < 1.12
-        assert np.max(sim.over_ideal[50:]) < 1.4
+        assert np.mean(sim.over_ideal[50:]) < 1.05
 
 
 def test_what_the_machine_says_is_followed_before_times_say_it():
@@ -210,7 +209,7 @@ def test_a_change_must_pay_for_itself():
     assert decide(ctrl.min_max(dead_band=0.6), [0.1, 0.3], batch_sizes=(64, 64)) is None
 
 
-def test_it_waits_for_as_many_steps_as_it_averages():
+def test_it_waits_for_a_window_of_steps():
     for steps in range(1, 12):
         decision = decide(ctrl.min_max(window=8), [0.1, 0.3], steps=steps, batch_sizes=(64, 64))
         assert (decision is not None) == (steps >= 9)  # the first is left out
@@ -233,7 +232,7 @@ def test_inputs_that_nobody_reads_are_refused():
 @pytest.mark.parametrize(
     "wrong",
     [
-        *({"window": 0}, {"window": 99}, {"dead_band": -1}, {"growth": 1}, {"horizon": 0}),
+        *({"window": 0}, {"dead_band": -1}, {"growth": 1}, {"horizon": 0}),
         *({"n_inputs": 1}, {"n_inputs": -1, "predictor": ctrl.arx()}),
     ],
 )

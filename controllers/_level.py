@@ -1,0 +1,164 @@
+"""How fast a machine is just now, against itself at other times: the level of its step times.
+
+Mostly a level stays, and the mean of all steps tells it best; at times it drifts, and only the latest steps tell; now
+and then it jumps. So several estimates run side by side, from a mean that forgets slowly to one that forgets at once,
+and one that follows a trend, and the one is believed that has foreseen the latest steps best; the slow mean has the
+benefit of the doubt. What is farther off than noise can explain is a jump: all estimates start anew from it. If it was
+a pause and no change, the next step says so: then the level is what it was, and jumps are believed less readily.
+
+Levels are logarithms of seconds, errors are relative, so that a level is a mean of seconds. All workers are in arrays.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+# The estimates: how far each moves towards a step, and how far its trend does (Holt's double exponential smoothing).
+GAINS = np.array([0.01, 0.06, 0.25, 0.7, 0.3])[:, None]
+TREND_GAINS = np.array([0.0, 0.0, 0.0, 0.0, 0.03])[:, None]
+RANKS = np.arange(len(GAINS))[:, None]
+LEAVE, RETURN = 12.0, 4.0  # squared errors by which others must be better than the slow mean; and to stay preferred
+BEATEN = 20.0  # squared errors by which an estimate must be worse than a faster one to be started anew from that
+MEMORY = 50.0  # steps over which they are compared
+AHEAD = 2  # steps from the one that is told of to the one that is decided on
+SURE = 4.5  # standard deviations that make a surprise a jump
+LASTING = 0.6  # of the doubt in jumps, or of the trust, is left at one that lasts, or does not
+JUMP_MEMORY = 100.0  # steps
+RESTLESS = 0.015  # jumps a step: two in half of that
+NOISE_MEMORY = 64  # steps
+FIRST_NOISE, LEAST_NOISE = 0.08, 0.003
+
+
+class Level(NamedTuple):
+    """What is known of n workers' levels. A pytree of arrays; methods return a new one."""
+
+    estimates: np.ndarray  # shape=(len(GAINS), n), logarithms of seconds; NaN until measured
+    trends: np.ndarray  # shape=(len(GAINS), n), what they grow by in a step
+    losses: np.ndarray  # shape=(len(GAINS), n), squared errors of the latest steps, in variances of one step
+    best: np.ndarray  # shape=(n,), int64: which estimate is believed
+    steps: np.ndarray  # shape=(n,), how many steps' worth the slowest one is known to, without forgetting
+    before: np.ndarray  # shape=(len(GAINS), n), the estimates before the latest step made them jump; else NaN
+    steps_before: np.ndarray  # shape=(n,)
+    lasting: np.ndarray  # shape=(), from 0 to 1: how readily a jump is believed: whether the latest ones lasted
+    jumping: np.ndarray  # shape=(n,), jumps that lasted, per step
+    noise: np.ndarray  # shape=(n,), relative standard deviation of one step's time
+    differences: np.ndarray  # shape=(n,), of how many neighbouring steps that was learnt
+    latest: np.ndarray  # shape=(n,), the latest step's logarithm; NaN before the first
+
+    @classmethod
+    def init(cls, n_workers: int) -> Level:
+        """Nothing known."""
+        unknown, none = np.full((len(GAINS), n_workers), np.nan), np.zeros(n_workers)
+        return cls(
+            estimates=unknown,
+            trends=np.zeros_like(unknown),
+            losses=np.zeros_like(unknown),
+            best=np.zeros(n_workers, np.int64),
+            steps=none,
+            before=unknown,
+            steps_before=none,
+            lasting=np.asarray(1.0),
+            jumping=none,
+            noise=np.full(n_workers, FIRST_NOISE),
+            differences=none,
+            latest=unknown[0],
+        )
+
+    # --- what it says -------------------------------------------------------------------------------------------------
+
+    def after(self, steps: int) -> np.ndarray:
+        """The level's logarithm so many steps behind the latest; shape=(n,), NaN where it was never measured."""
+        every = np.arange(len(self.best))
+        return self.estimates[self.best, every] + steps * self.trends[self.best, every]
+
+    @property
+    def variance(self) -> np.ndarray:
+        """Relative, of the level, by noise alone; shape=(n,)."""
+        gain = GAINS[self.best, 0]
+        return self.noise**2 * np.maximum(1 / np.maximum(self.steps, 1), gain / (2 - gain))
+
+    @property
+    def unsettled(self) -> np.ndarray:
+        """Whose speeds drift, or jump again and again; shape=(n,)."""
+        return (self.best > 0) | (self.jumping > RESTLESS)
+
+    def without_latest_jumps(self) -> Level:
+        """As if what the latest step made jump were pauses."""
+        jumped = np.isfinite(self.before[0])
+        return self._replace(
+            estimates=np.where(jumped, self.before, self.estimates),
+            steps=np.where(jumped, self.steps_before, self.steps),
+        )
+
+    def told(self, value: np.ndarray, where: np.ndarray) -> Level:
+        """With what somebody else says of some levels; shape=(n,)."""
+        return self._replace(estimates=np.where(where, value, self.estimates), trends=np.where(where, 0.0, self.trends))
+
+    # --- what it learns: `judge`, then `jumps`, then `learn` ----------------------------------------------------------
+
+    def judge(self, step: np.ndarray) -> Level:
+        """Go back where the jump of the step before was a pause, as this step tells; shape=(n,), logarithms."""
+        judged = np.isfinite(self.before[0]) & np.isfinite(step)
+        if not judged.any():
+            return self
+        before = self.before[self.best, np.arange(len(step))]
+        over = judged & (np.abs(step - before) < np.abs(step - self.after(1)))
+        lasts = judged & ~over
+        return self._replace(
+            estimates=np.where(over, self.before, self.estimates),
+            steps=np.where(over, self.steps_before, self.steps),
+            before=np.where(judged, np.nan, self.before),
+            lasting=np.asarray(1 - (1 - self.lasting * LASTING ** over.sum()) * LASTING ** lasts.sum()),
+            jumping=self.jumping + lasts / JUMP_MEMORY,
+        )
+
+    def learn(self, step: np.ndarray, jump: np.ndarray) -> Level:
+        """Take in one step; shape=(n,), logarithms, NaN where there is none; and which of them are jumps."""
+        seen = np.isfinite(step)
+        fresh = jump | (seen & (self.steps == 0))
+        follows = seen & ~fresh
+        foreseen = self.estimates + self.trends
+        errors = np.where(follows, np.expm1(step - foreseen), 0.0)
+        scaled = np.minimum(np.maximum(errors / self.noise, -3), 3)
+        losses = np.where(follows, self.losses * (1 - 1 / MEMORY) + scaled**2, self.losses)
+        steps = np.where(fresh, 1, self.steps + seen)
+        gains = np.maximum(GAINS, 1 / np.maximum(steps, 1))
+        estimates = np.where(fresh, step, np.where(seen, foreseen, self.estimates) + gains * errors)
+        margin = np.where(self.best > 0, RETURN, LEAVE)
+        best = np.argmin(losses + margin * (RANKS > 0), axis=0)
+        if best.any():
+            every = np.arange(len(step))
+            beaten = (best > RANKS) & (losses > losses[best, every] + BEATEN)
+            estimates = np.where(beaten, estimates[best, every], estimates)
+            steps = np.where(beaten.any(axis=0), np.minimum(steps, 1 / GAINS[best, 0]), steps)
+        return self._replace(
+            estimates=estimates,
+            trends=np.where(fresh, 0.0, self.trends + TREND_GAINS * errors),
+            losses=losses,
+            best=best,
+            steps=steps,
+            before=np.where(jump, self.estimates, np.where(seen, np.nan, self.before)),
+            steps_before=np.where(jump, self.steps, self.steps_before),
+            jumping=np.where(seen, self.jumping * (1 - 1 / JUMP_MEMORY), self.jumping),
+        )
+
+    def learn_noise(self, step: np.ndarray, latest: np.ndarray, usable: np.ndarray) -> Level:
+        """Learn from differences of neighbouring steps: a jump is in one of them, a drift hardly in any.
+
+        Args:
+          step: shape=(n,), logarithms, NaN where there is none.
+          latest: shape=(n,), what the next one is to be compared with.
+          usable: shape=(n,), bool: whether the two tell of noise only.
+        """
+        # 2 |a - b| / (a + b); the mean of |a - b| is 1.128 for two normal numbers of deviation 1.
+        found = 2 * np.tanh(0.5 * np.abs(step - self.latest)) / 1.128
+        usable = usable & np.isfinite(found)
+        weight = np.maximum(1 / (self.differences + 3), 1 / NOISE_MEMORY)
+        moved = self.noise + weight * (np.minimum(found, 4 * self.noise) - self.noise)
+        return self._replace(
+            noise=np.where(usable, np.maximum(moved, LEAST_NOISE), self.noise),
+            differences=self.differences + usable,
+            latest=np.where(np.isnan(step), self.latest, latest),
+        )
