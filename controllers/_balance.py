@@ -207,10 +207,12 @@ def _split(
 
 def _feigned(model: TimeModel, sizes: np.ndarray, seconds: np.ndarray) -> float:
     """How far the slowest of n equal workers may seem to lag behind, relatively: some standard deviations more than the
-    largest of n is off by on average. While speeds drift, to follow is worth more than not to be deceived."""
-    if model.level.unsettled.any():
-        return 0.0
+    largest of n is off by on average. While its speed drifts, or those of most do, to follow is worth more than not to
+    be deceived."""
     n, slowest = len(seconds), np.argmax(seconds)
+    unsettled = model.level.unsettled
+    if unsettled[slowest] or 2 * unsettled.sum() >= n:
+        return 0.0
     variance = model.variance(sizes)
     others = (variance.sum() - variance[slowest]) / (n - 1) ** 2
     return float(np.sqrt(variance[slowest] + others) * (BAND + np.sqrt(2 * np.log(n))))
