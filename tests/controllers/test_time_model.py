@@ -23,7 +23,6 @@ def test_nothing_is_known_at_first():
     model = ctrl.TimeModel.init(3)
     assert not model.measured.any()
     assert np.isnan(model.fit()(100)).all()
-    assert not model.measured.any()
 
 
 def test_one_size_makes_a_line_through_the_origin():
@@ -85,6 +84,38 @@ def test_a_slow_drift_is_followed_too():
     for k in range(200):
         model = run(model, [100], 5, ctrl.BatchTime(np.array([1e-3 * (1 + k / 200)])), seed=k)
     np.testing.assert_allclose(model.fit()(100), 0.2, rtol=0.06)
+
+
+def test_what_a_machine_does_later_at_a_size_is_not_the_size_s():
+    """Or else a controller that makes sizes follow a drift would find times flat."""
+    one = ctrl.BatchTime(np.array([1e-3]))
+    model = run(run(ctrl.TimeModel.init(1), [100], 50, one), [50], 15, one, seed=1)
+    shape = model.shape
+    for k in range(100):  # it becomes twice as slow
+        model = run(model, [50], 1, ctrl.BatchTime(one.slope * (1 + k / 100)), seed=k)
+    np.testing.assert_allclose(model.shape.time, shape.time, rtol=1e-12)
+    np.testing.assert_allclose(model.fit()(100), 0.2, rtol=0.1)
+
+
+def test_shapes_are_not_learnt_while_speeds_drift():
+    """Sizes are made to follow the drift, so that times stay: that is not a floor."""
+    model = ctrl.TimeModel.init(1)
+    for k in range(300):
+        slowness = np.exp(0.01 * max(k - 30, 0))
+        size = max(round(1000 / slowness), 1) // 5 * 5 if k > 60 else 1000
+        model = run(model, [size], 1, ctrl.BatchTime(np.array([1e-3 * slowness])), seed=k)
+    assert model.level.unsettled.all()
+    assert model.shape.line.elasticity[0] > 0.9
+    assert model.fit()(2 * size)[0] > 1.7 * model.present[0]
+
+
+def test_a_ninth_size_takes_the_place_of_the_farthest():
+    floor, model = ctrl.BatchTime(np.array([1e-3]), 0.01), ctrl.TimeModel.init(1)
+    sizes = [2**k for k in range(12)]
+    for k, size in enumerate(sizes):
+        model = run(model, [size], 10, floor, 0.01, seed=k)
+    assert sorted(model.shape.sizes[:, 0]) == sizes[-8:]
+    np.testing.assert_allclose(model.fit()(1000), floor(1000), rtol=0.05)
 
 
 def test_single_pauses_are_not_the_speed():
