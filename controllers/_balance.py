@@ -64,12 +64,11 @@ def min_max(
     from the steps it sees, and solves for the integer split of least `max_i t_i(b_i)` exactly. Where times are
     proportional to the batch that is the split by speed; where a worker is slow whatever it gets, its batch is left
     alone. It follows a change of speed from the first step that shows it on, if the gain is more than noise can feign
-    in so few steps; where changes have turned out to be pauses, it waits for another. Speeds that drift it follows by
-    their trend. It splits whatever global batch other hooks ask for.
+    in so few steps; from the second one where changes have turned out to be pauses, or where a decision holds for
+    several steps. Speeds that drift it follows by their trend. It splits whatever global batch other hooks ask for.
 
     Args:
-      window: how many steps are between two decisions, at least. Where it is more than 1, a change of speed must
-        also have lasted for more than one of them.
+      window: how many steps are between two decisions, at least.
       dead_band: the split changes when the slowest worker's step is expected to shorten by more than this fraction,
         and by more than noise, and not knowing how times go beyond the sizes seen, can feign.
       horizon: steps until sizes are likely to change for another reason …
@@ -124,7 +123,8 @@ def min_max(
         return decision, MinMaxState(model, foreseen)
 
     def observe(observation: Observation, model: TimeModel) -> TimeModel:
-        return model.observe(np.asarray(observation.previous_batch_sizes), seconds_of(observation, "min_max"))
+        seconds = seconds_of(observation, "min_max")
+        return model.observe(np.asarray(observation.previous_batch_sizes), seconds, observation.due)
 
     def foresee(observation: Observation, state: MinMaxState, model: TimeModel) -> Foreseen:
         """What the predictor says of speeds at which the batch's size, as the model sees it, has been allowed for."""
@@ -143,7 +143,7 @@ def min_max(
         if not observation.due or model.waiting < window:
             return None, model
         told = model
-        if window > 1 or model.level.lasting < 0.5:  # wait whether it lasts
+        if model.waiting > 1 or model.level.lasting < 0.5:  # a jump that one step of several shows may be a pause
             told = model._replace(level=model.level.without_latest_jumps())
         if foreseen is not None:
             speaks = (foreseen.errors[0] < BETTER * foreseen.errors[1]) & known(foreseen.speed)

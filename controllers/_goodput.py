@@ -87,7 +87,7 @@ def goodput_batch(
 
     def update(observation: Observation, state: GoodputState) -> tuple[Decision | None, GoodputState]:
         noise, seconds, iteration = _read(observation)
-        times = state.times.observe(np.asarray(observation.previous_batch_sizes), seconds)
+        times = state.times.observe(np.asarray(observation.previous_batch_sizes), seconds, observation.due)
         state = GoodputState(times, _average(state.overhead, _idle(seconds, iteration)))
         if not observation.due:
             return None, state

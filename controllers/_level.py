@@ -21,7 +21,7 @@ TREND_GAINS = np.array([0.0, 0.0, 0.0, 0.0, 0.03])[:, None]
 RANKS = np.arange(len(GAINS))[:, None]
 LEAVE, RETURN = 12.0, 4.0  # squared errors by which others must be better than the slow mean; and to stay preferred
 BEATEN = 20.0  # squared errors by which an estimate must be worse than a faster one to be started anew from that
-MEMORY = 50.0  # steps over which they are compared
+MEMORY, LEAST_TURNS = 50.0, 5.0  # steps, and decisions, over which they are compared
 AHEAD = 2  # steps from the one that is told of to the one that is decided on
 SURE = 4.5  # standard deviations that make a surprise a jump
 LASTING = 0.6  # of the doubt in jumps, or of the trust, is left at one that lasts, or does not
@@ -36,7 +36,11 @@ class Level(NamedTuple):
 
     estimates: np.ndarray  # shape=(len(GAINS), n), logarithms of seconds; NaN until measured
     trends: np.ndarray  # shape=(len(GAINS), n), what they grow by in a step
-    losses: np.ndarray  # shape=(len(GAINS), n), squared errors of the latest steps, in variances of one step
+    forecasts: np.ndarray  # shape=(len(GAINS), n), what they said of the coming step when the last decision was due …
+    forecast_trends: np.ndarray  # shape=(len(GAINS), n), … and of the steps behind it
+    missed: np.ndarray  # shape=(len(GAINS), n), sums of the forecasts' relative errors since; NaN behind a jump
+    since: np.ndarray  # shape=(n,), steps since
+    losses: np.ndarray  # shape=(len(GAINS), n), squares of such errors' means, lately, in their variances
     best: np.ndarray  # shape=(n,), int64: which estimate is believed
     steps: np.ndarray  # shape=(n,), how many steps' worth the slowest one is known to, without forgetting
     before: np.ndarray  # shape=(len(GAINS), n), the estimates before the latest step made them jump; else NaN
@@ -54,6 +58,10 @@ class Level(NamedTuple):
         return cls(
             estimates=unknown,
             trends=np.zeros_like(unknown),
+            forecasts=unknown,
+            forecast_trends=np.zeros_like(unknown),
+            missed=unknown,
+            since=none,
             losses=np.zeros_like(unknown),
             best=np.zeros(n_workers, np.int64),
             steps=none,
@@ -114,34 +122,57 @@ class Level(NamedTuple):
             jumping=self.jumping + lasts / JUMP_MEMORY,
         )
 
-    def learn(self, step: np.ndarray, jump: np.ndarray) -> Level:
-        """Take in one step; shape=(n,), logarithms, NaN where there is none; and which of them are jumps."""
+    def learn(self, step: np.ndarray, jump: np.ndarray, due: bool) -> Level:
+        """Take in one step.
+
+        Args:
+          step: shape=(n,), logarithms, NaN where there is none.
+          jump: shape=(n,), bool: which of them are jumps.
+          due: whether a decision follows, so that the next steps are what it should have foreseen.
+        """
         seen = np.isfinite(step)
         fresh = jump | (seen & (self.steps == 0))
         follows = seen & ~fresh
         foreseen = self.estimates + self.trends
         errors = np.where(follows, np.expm1(step - foreseen), 0.0)
-        scaled = np.minimum(np.maximum(errors / self.noise, -3), 3)
-        losses = np.where(follows, self.losses * (1 - 1 / MEMORY) + scaled**2, self.losses)
         steps = np.where(fresh, 1, self.steps + seen)
         gains = np.maximum(GAINS, 1 / np.maximum(steps, 1))
-        estimates = np.where(fresh, step, np.where(seen, foreseen, self.estimates) + gains * errors)
+        level = self._replace(
+            estimates=np.where(fresh, step, np.where(seen, foreseen, self.estimates) + gains * errors),
+            trends=np.where(fresh, 0.0, self.trends + TREND_GAINS * errors),
+            forecasts=np.where(seen, self.forecasts + self.forecast_trends, self.forecasts),
+            missed=np.where(fresh, np.nan, self.missed + np.where(follows, np.expm1(step - self.forecasts), 0.0)),
+            since=self.since + follows,
+            steps=steps,
+            before=np.where(jump, self.estimates, np.where(seen, np.nan, self.before)),
+            steps_before=np.where(jump, self.steps, self.steps_before),
+            jumping=np.where(seen, self.jumping * (1 - 1 / JUMP_MEMORY), self.jumping),
+        )
+        return level._compare() if due else level
+
+    def _compare(self) -> Level:
+        """Believe what has foreseen best, and let all say what they expect until the next decision."""
+        since, estimates, steps = self.since, self.estimates, self.steps
+        judged = (since > 0) & np.isfinite(self.missed[0])
+        kept = 1 - 1 / np.maximum(MEMORY / np.maximum(since, 1), LEAST_TURNS)
+        scaled = np.minimum(self.missed**2 / (np.maximum(since, 1) * self.noise**2), 9)
+        losses = np.where(judged, self.losses * kept + scaled, self.losses)
         margin = np.where(self.best > 0, RETURN, LEAVE)
         best = np.argmin(losses + margin * (RANKS > 0), axis=0)
         if best.any():
-            every = np.arange(len(step))
+            every = np.arange(len(best))
             beaten = (best > RANKS) & (losses > losses[best, every] + BEATEN)
             estimates = np.where(beaten, estimates[best, every], estimates)
             steps = np.where(beaten.any(axis=0), np.minimum(steps, 1 / GAINS[best, 0]), steps)
         return self._replace(
             estimates=estimates,
-            trends=np.where(fresh, 0.0, self.trends + TREND_GAINS * errors),
+            forecasts=estimates + self.trends,
+            forecast_trends=self.trends,
+            missed=np.zeros_like(self.missed),
+            since=np.zeros_like(since),
             losses=losses,
             best=best,
             steps=steps,
-            before=np.where(jump, self.estimates, np.where(seen, np.nan, self.before)),
-            steps_before=np.where(jump, self.steps, self.steps_before),
-            jumping=np.where(seen, self.jumping * (1 - 1 / JUMP_MEMORY), self.jumping),
         )
 
     def learn_noise(self, step: np.ndarray, latest: np.ndarray, usable: np.ndarray) -> Level:

@@ -70,7 +70,7 @@ class TimeModel(NamedTuple):
 
     # --- what it learns -----------------------------------------------------------------------------------------------
 
-    def observe(self, sizes: np.ndarray, seconds: np.ndarray) -> TimeModel:
+    def observe(self, sizes: np.ndarray, seconds: np.ndarray, due: bool = True) -> TimeModel:
         """Take in one step.
 
         The first time at a new size is left out if it is surprisingly long: it holds what changing cost. (Not twice in
@@ -79,6 +79,7 @@ class TimeModel(NamedTuple):
         Args:
           sizes: int, shape=(n,): the sizes that `seconds` were measured at.
           seconds: shape=(n,).
+          due: whether a decision follows.
         """
         shape, measured, changed = self.shape, self.measured, sizes != self.sizes
         if changed.any():
@@ -105,7 +106,7 @@ class TimeModel(NamedTuple):
             shape = shape.learn(surprise, share, first, unsettled & seen)
             rest = step - np.log1p(share * surprise)
         return TimeModel(
-            level=level.learn_noise(step, rest, ~new).learn(rest, jump),
+            level=level.learn_noise(step, rest, ~new).learn(rest, jump, due),
             shape=shape,
             stay=stay + seen,
             largest=np.where(seen, np.maximum(self.largest, sizes), self.largest),

@@ -124,8 +124,22 @@ def test_a_pause_is_told_from_a_change_by_whether_it_lasts():
         return sizes * np.array([1e-3 * slow, 1e-3])
 
     sim = simulate(ctrl.balance(), times, [100, 100], 200, jitter=0.02)
+    assert (sim.changes < 40).any()
     assert ((sim.changes > 75) & (sim.changes < 150)).sum() == 0
     assert sim.sizes[160:, 0].max() < 50
+
+
+def test_a_pause_in_the_last_step_before_a_decision_is_not_believed():
+    """It would be paid for until the next one. A change that begins in that very step waits for that, too."""
+
+    def times(step, sizes):
+        slow = 3.0 if step == 19 or step >= 49 else 1.0  # times are told a step late
+        return sizes * np.array([1e-3 * slow, 1e-3])
+
+    sim = simulate(ctrl.balance(), times, [100, 100], 80, every=10, jitter=0.02)
+    assert sim.changes.tolist() == [60]
+    told = simulate(ctrl.balance(), times, [100, 100], 80, every=1, jitter=0.02)
+    assert told.changes[0] == 20
 
 
 def test_the_split_of_a_global_batch_that_others_change():

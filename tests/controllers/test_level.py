@@ -16,7 +16,7 @@ def follow(levels, noise=0.05, seed=0, model=None):
         model = model.judge(step)
         surprise = np.expm1(step - model.after(1))
         jump = surprise**2 > 4.5**2 * (model.noise**2 + model.variance)
-        model = model.learn_noise(step, step, np.array([True])).learn(step, jump)
+        model = model.learn_noise(step, step, np.array([True])).learn(step, jump, due=True)
         models.append(model)
     return models
 
@@ -71,6 +71,10 @@ def test_jumps_again_and_again_leave_a_level_unsettled():
 def test_what_is_missing_changes_nothing():
     before = follow([1.0] * 20)[-1]
     nothing = np.array([np.nan])
-    after = before.judge(nothing).learn_noise(nothing, nothing, np.array([True])).learn(nothing, np.array([False]))
+    after = (
+        before.judge(nothing)
+        .learn_noise(nothing, nothing, np.array([True]))
+        .learn(nothing, np.array([False]), due=False)
+    )
     for name, a, b in zip(Level._fields, before, after, strict=True):
         np.testing.assert_array_equal(a, b, err_msg=name)
