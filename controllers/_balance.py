@@ -8,7 +8,7 @@ import numpy as np
 
 from adaptive._decision import Decision, Observation
 
-from ._allocate import allocate, water_level
+from ._allocate import allocate, level_of_lines, water_level
 from ._batch_time import BatchTime
 from ._policy import Policy
 from ._predictors import Predictor, PredictorState, known
@@ -157,12 +157,11 @@ def min_max(
             return None
         sizes = np.asarray(observation.batch_sizes)
         stay = sizes * (total / sizes.sum())  # what the split would be if it stays as it is
-        as_told = np.array_equal(stay, model.sizes)
         times = model.fit()
-        seconds = model.present if as_told else times(stay)
+        seconds = times(stay)
         now, band = seconds.max(), max(dead_band, _feigned(model, stay, seconds))
-        if as_told and not worth_it(now, seconds.min(), band):
-            return None  # whatever the split, someone has no less than now: no step is shorter than the shortest of now
+        if not worth_it(now, level_of_lines(total, times), band):
+            return None
         trusted = np.minimum(
             upper, np.ceil(np.maximum(growth * model.largest, np.sqrt(growth) * stay)).astype(np.int64)
         )

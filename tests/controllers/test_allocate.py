@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 import controllers as ctrl
 from adaptive._errors import BatchSizeError
+from controllers._allocate import level_of_lines, water_level
 
 LBB = ctrl.BatchTime((0.5931, 0.5808, 0.6023, 2.6714), (5.896, 7.152, 8.291, 50.982))  # milliseconds
 
@@ -65,6 +66,18 @@ def test_no_split_is_faster(problem):
     sizes = ctrl.allocate_curves(total, curves, lower, upper)
     assert_splits(sizes, total, lower, upper)
     assert times(sizes).max() == best
+
+
+@given(problems())
+def test_no_split_is_faster_than_the_level_of_lines(problem):
+    total, times, lower, upper = problem
+    assert level_of_lines(total, times) <= times(ctrl.allocate(total, times, lower, upper)).max() + 1e-9
+
+
+def test_the_level_of_lines_is_the_water_level_where_neither_floors_nor_bounds_bind():
+    times = ctrl.BatchTime(np.array(LBB.slope), np.array(LBB.intercept), np.zeros(4))
+    level = water_level(512, times, np.ones(4, int), np.full(4, 512))
+    assert level_of_lines(512, times) == pytest.approx(level, rel=1e-12)
 
 
 @given(problems(), st.integers(0, 2**32 - 1))
