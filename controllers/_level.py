@@ -104,7 +104,7 @@ class Level(NamedTuple):
         """With what somebody else says of some levels; shape=(n,)."""
         return self._replace(estimates=np.where(where, value, self.estimates), trends=np.where(where, 0.0, self.trends))
 
-    # --- what it learns: `judge`, then `jumps`, then `learn` ----------------------------------------------------------
+    # --- what it learns -----------------------------------------------------------------------------------------------
 
     def judge(self, step: np.ndarray) -> Level:
         """Go back where the jump of the step before was a pause, as this step tells; shape=(n,), logarithms."""

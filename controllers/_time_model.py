@@ -87,8 +87,7 @@ class TimeModel(NamedTuple):
         step = np.log(np.where((seconds > 0) & (seconds < np.inf), seconds, np.nan) / shape.time)
         level = self.level.judge(step)
         surprise = np.expm1(step - level.after(1))
-        level_variance = level.variance
-        variance = level.noise**2 + level_variance + shape.variance
+        variance = level.noise**2 + level.variance + shape.variance
         jump = surprise**2 > SURE**2 * variance
         new = changed & (shape.variance > level.noise**2)
         left_out = ~self.left_out & ((changed & ~measured) | (new & jump & (surprise > 0)))

@@ -22,7 +22,7 @@ KNOWN = 4 * LEAST_NOISE**2  # of variance, or less, by measurement: a point that
 PRIOR_ELASTICITY_SD = 0.5  # around 1: time proportional to the batch
 CURVATURE = 0.5  # how much the elasticity may differ at twice the size
 FLAT_SPAN, FLAT_RISE = 1.5, 1.08  # 1.5 times the examples in less than 1.08 times the time: a floor
-FADE = 1.02  # what variances grow by in a step in which points are doubted
+FADE = 1.02  # times which variances grow in a step in which points are doubted: twice in 35 steps
 
 
 class Line(NamedTuple):
