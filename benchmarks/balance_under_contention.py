@@ -150,11 +150,15 @@ def main():
                 }
             )
         shown = " → ".join("+".join(map(str, s)) for s in sizes)
+        over = [max(per_example * np.array(s)) / compute_ideal for s in sizes]
         notes = [
             f"Ideal step from measured speeds: {readable(ideal)} ({readable(compute_ideal)} of computing: the ranks "
             f"take {per_example[0] * 1e6:.1f} and {per_example[1] * 1e6:.1f} µs an example).",
             f"Batch sizes of the balanced program: {shown}. Adjustments: {len(sizes) - 1} in {ROUNDS * BLOCK} steps. "
             f"Those of the fixed one: {'+'.join(map(str, fixed))}.",
+            f"Computing, by the measured speeds, over the ideal split's: {over[0]:.2f} at first, "
+            f"{over[min(2, len(over) - 1)]:.2f} after two adjustments, {max(over[2:], default=over[-1]):.2f} at most "
+            f"from then on.",
             f"Means, because a neighbour's time slices make a step either fast or slow; the last three quarters of "
             f"{ROUNDS} blocks of {BLOCK} steps, the four ways in turn.",
         ]
