@@ -31,6 +31,9 @@ _DEFAULTS = {
 }
 # What mpirun leaves in its ranks' environment: another, started inside, would take itself for a part of the first.
 _LAUNCHED = ("PMIX_", "PMI_", "OMPI_COMM_WORLD_", "OMPI_UNIVERSE_", "PRTE_LAUNCHED", "HYDI_", "MPI_LOCAL")
+# Open MPI's launcher says this now and then where its first look at the network goes wrong, before it starts any rank.
+_NOT_STARTED = "The PMIx server's listener thread failed to start"
+_ATTEMPTS = 3
 
 
 @dataclass(frozen=True)
@@ -69,8 +72,12 @@ def run(
     """
     arguments = [str(part) for part in ([script] if isinstance(script, (str, Path)) else script)]
     command = [_mpirun(), "-n", str(n), sys.executable, "-m", "mpi4py", *arguments]
-    result = _run(command, _environment(env or {}, timeout), timeout)
-    if (result.returncode != 0) != expect_failure:
+    for _ in range(_ATTEMPTS):
+        result = _run(command, _environment(env or {}, timeout), timeout)
+        started = _NOT_STARTED not in result.stderr
+        if started:
+            break
+    if not started or (result.returncode != 0) != expect_failure:
         wanted = "fail" if expect_failure else "end with 0"
         pytest.fail(f"{n} ranks of {' '.join(arguments)} were to {wanted}: {result}", pytrace=False)
     return result

@@ -5,7 +5,8 @@ from __future__ import annotations
 import psutil
 import pytest
 
-from tests.mpirun import run
+from tests import mpirun
+from tests.mpirun import Result, run
 
 
 @pytest.fixture
@@ -38,6 +39,20 @@ def test_a_failure_of_one_rank_fails_the_test_unless_expected(script):
 def test_a_success_fails_the_test_where_a_failure_is_expected(script):
     with pytest.raises(pytest.fail.Exception, match="were to fail: exit status 0"):
         run(script, expect_failure=True)
+
+
+@pytest.mark.parametrize(("failures", "expect_failure"), [(2, False), (3, False), (3, True)])
+def test_a_launcher_that_did_not_start_is_tried_again(script, monkeypatch, failures, expect_failure):
+    """It has run nothing, so it is neither a success nor the failure that a test expects."""
+    not_started = Result(213, "", "The PMIx server's listener thread failed to start. We cannot\ncontinue.", 0.0)
+    outcomes = [not_started] * failures + [Result(0, "fine", "", 1.0)]
+    monkeypatch.setattr(mpirun, "_run", lambda *_: outcomes.pop(0))
+    if failures < 3:
+        assert run(script, expect_failure=expect_failure).stdout == "fine"
+    else:
+        with pytest.raises(pytest.fail.Exception, match="listener thread"):
+            run(script, expect_failure=expect_failure)
+        assert len(outcomes) == 1
 
 
 def test_a_job_that_hangs_fails_the_test_and_leaves_no_process(script):
