@@ -88,6 +88,11 @@ class Level(NamedTuple):
         return self.noise**2 * np.maximum(1 / np.maximum(self.steps, 1), gain / (2 - gain))
 
     @property
+    def step_variance(self) -> np.ndarray:
+        """Relative, of one step's time as it is foreseen; shape=(n,)."""
+        return self.noise**2 + self.variance
+
+    @property
     def unsettled(self) -> np.ndarray:
         """Whose speeds drift, or jump again and again; shape=(n,)."""
         return (self.best > 0) | (self.jumping > RESTLESS)
@@ -121,6 +126,10 @@ class Level(NamedTuple):
             lasting=np.asarray(1 - (1 - self.lasting * LASTING ** over.sum()) * LASTING ** lasts.sum()),
             jumping=self.jumping + lasts / JUMP_MEMORY,
         )
+
+    def jumps(self, surprise: np.ndarray, unknown: np.ndarray | float = 0.0) -> np.ndarray:
+        """Which relative surprises are more than noise, and a variance by what is `unknown`, can explain; shape=(n,)."""
+        return surprise**2 > SURE**2 * (self.step_variance + unknown)
 
     def learn(self, step: np.ndarray, jump: np.ndarray, due: bool) -> Level:
         """Take in one step.

@@ -16,8 +16,8 @@ from typing import NamedTuple
 import numpy as np
 
 from ._batch_time import BatchTime
-from ._level import AHEAD, SURE, Level
-from ._time_shape import LEAST_NOISE, Shape
+from ._level import AHEAD, Level
+from ._time_shape import MISFIT, Shape
 
 ARRIVAL = 15  # steps at a new size that tell of the size: what comes later tells of the machine
 
@@ -61,7 +61,7 @@ class TimeModel(NamedTuple):
 
     def variance(self, sizes: np.ndarray) -> np.ndarray:
         """The relative variance of what `fit` says for sizes, shape=(n,), by noise and for want of knowledge."""
-        noise = np.maximum(self.level.noise, LEAST_NOISE) ** 2
+        noise = np.maximum(self.level.noise, MISFIT) ** 2
         level = self.level.variance * noise / self.level.noise**2
         if not np.array_equal(sizes, self.sizes):
             return level + self.shape.variance_at(sizes)
@@ -87,8 +87,7 @@ class TimeModel(NamedTuple):
         step = np.log(np.where((seconds > 0) & (seconds < np.inf), seconds, np.nan) / shape.time)
         level = self.level.judge(step)
         surprise = np.expm1(step - level.after(1))
-        variance = level.noise**2 + level.variance + shape.variance
-        jump = surprise**2 > SURE**2 * variance
+        jump = level.jumps(surprise, shape.variance)
         new = changed & (shape.variance > level.noise**2)
         left_out = ~self.left_out & ((changed & ~measured) | (new & jump & (surprise > 0)))
         if left_out.any():
@@ -98,7 +97,8 @@ class TimeModel(NamedTuple):
 
         # The size's share of the surprise; the rest is the level's.
         first, unsettled = seen & ~measured, level.unsettled
-        share = np.where(seen & measured & ~jump & ~unsettled & (stay < ARRIVAL), shape.variance / variance, 0.0)
+        tells = seen & measured & ~jump & ~unsettled & (stay < ARRIVAL)
+        share = np.where(tells, shape.variance / (level.step_variance + shape.variance), 0.0)
         rest = step
         if first.any() or unsettled.any() or share.any():
             surprise = np.where(share > 0, surprise, 0.0)

@@ -16,9 +16,9 @@ from ._batch_time import BatchTime
 POINTS = 8  # of each worker's shape
 PLACES = np.arange(POINTS)[:, None]
 SAME = 0.02  # sizes that differ relatively by less are one point
-LEAST_NOISE = 0.02  # relative; also covers that time is not quite a line
-LEAST_VARIANCE = LEAST_NOISE**2 / 400  # of a point
-KNOWN = 4 * LEAST_NOISE**2  # of variance, or less, by measurement: a point that may tell of a floor
+MISFIT = 0.02  # relative: how far times may be off the line that goes through them
+LEAST_VARIANCE = MISFIT**2 / 400  # of a point
+KNOWN = 4 * MISFIT**2  # of variance, or less, by measurement: a point that may tell of a floor
 PRIOR_ELASTICITY_SD = 0.5  # around 1: time proportional to the batch
 CURVATURE = 0.5  # how much the elasticity may differ at twice the size
 FLAT_SPAN, FLAT_RISE = 1.5, 1.08  # 1.5 times the examples in less than 1.08 times the time: a floor
@@ -144,7 +144,7 @@ class Shape(NamedTuple):
         center, middle = _mean(sizes, weights), _mean(times, weights)
         x, y = sizes / center - 1, times / middle - 1
         prior = 1 / PRIOR_ELASTICITY_SD**2
-        wx = weights * x * np.where(doubted, LEAST_NOISE**2, 1.0)
+        wx = weights * x * np.where(doubted, MISFIT**2, 1.0)
         information = (wx * x).sum(axis=0) + prior
         elasticity = ((wx * y).sum(axis=0) + prior) / information
         elasticity = np.minimum(np.maximum(elasticity, 0.0), 1.0)

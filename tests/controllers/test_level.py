@@ -15,8 +15,7 @@ def follow(levels, noise=0.05, seed=0, model=None):
         step = np.log(np.array([level]) * (1 + noise * rng.standard_normal(1)))
         model = model.judge(step)
         surprise = np.expm1(step - model.after(1))
-        jump = surprise**2 > 4.5**2 * (model.noise**2 + model.variance)
-        model = model.learn_noise(step, step, np.array([True])).learn(step, jump, due=True)
+        model = model.learn_noise(step, step, np.array([True])).learn(step, model.jumps(surprise), due=True)
         models.append(model)
     return models
 
