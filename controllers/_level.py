@@ -128,7 +128,7 @@ class Level(NamedTuple):
         )
 
     def jumps(self, surprise: np.ndarray, unknown: np.ndarray | float = 0.0) -> np.ndarray:
-        """Which relative surprises are more than noise, and a variance by what is `unknown`, can explain; shape=(n,)."""
+        """Which relative surprises are more than noise and what is `unknown`, a variance, can explain; shape=(n,)."""
         return surprise**2 > SURE**2 * (self.step_variance + unknown)
 
     def learn(self, step: np.ndarray, jump: np.ndarray, due: bool) -> Level:
