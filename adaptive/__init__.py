@@ -24,6 +24,8 @@ from ._shards import Shards as Shards
 from ._values import batch_size as batch_size
 from ._values import example_keys as example_keys
 from ._values import global_batch as global_batch
+from ._values import microbatch_size as microbatch_size
+from ._values import replicated as replicated
 from ._values import step as step
 from ._values import step_key as step_key
 from ._values import worker as worker

@@ -16,28 +16,34 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from jax.extend.core import Var
+from jax.extend.core import JaxprEqn, Var
 
-from ._flow import Flow, Origin, Scope
+from ._errors import DriverError
+from ._flow import Flow, Origin, Scope, has_effects
 from ._plan import Contribution, HookPlan, Plan, Segment, Slot
 from ._replication import check_replication
 from ._trace import Atom, Graph
 from ._where import at, line_of
-from .operators import hook_p, n_values, source_p
+from .operators import BATCH_SIZE, hook_p, n_values, source_p
 
 
-def plan(graph: Graph, *, local_state: Iterable[int] = ()) -> Plan:
+def plan(
+    graph: Graph, *, local_state: Iterable[int] = (), sized: frozenset[Var] = frozenset(), whole: Iterable[str] = ()
+) -> Plan:
     """Cut a graph into segments and messages, and check that all that must be replicated is.
 
     Args:
       local_state: state leaves (by index) that may differ between workers on purpose.
+      sized: variables that belong to the number of examples in a call (see `_expressions`).
+      whole: reasons, known from elsewhere, why a local batch cannot run as several calls.
 
     Raises:
       ReplicationError: a hook, a metric, or the new state can differ between workers.
+      DriverError: effects that would take place in another order.
     """
-    flow = Flow(graph, frozenset(local_state))
+    flow = Flow(graph, frozenset(local_state), sized)
     check_replication(flow)
-    return _Cutter(flow).cut()
+    return _Cutter(flow, tuple(whole)).cut()
 
 
 class _Draft:
@@ -59,9 +65,10 @@ class _Draft:
 class _Cutter:
     """Slices backwards from what each segment must deliver. See above for the rules."""
 
-    def __init__(self, flow: Flow):
-        self.flow = flow
+    def __init__(self, flow: Flow, whole: tuple[str, ...]):
+        self.flow, self.whole = flow, whole
         self.drafts: dict[tuple[str, int], _Draft] = {}
+        self.homes: dict[int, _Draft] = {}  # of equations that are carried out once, in one place
         self.hooks, self.slots = self._ends()
         self.outputs = [*flow.graph.new_state, *(a for s in self.slots for a in s.new)]
         self.outputs += [*(a for h in self.hooks for a in h.values), *flow.graph.metrics]
@@ -88,10 +95,12 @@ class _Cutter:
         return hooks, slots
 
     def _find_messages(self) -> list[tuple[Contribution, ...]]:
-        """All communicating collectives that anything depends on, by level."""
+        """All communicating collectives that anything depends on, by level; and what is `wanted` for all that."""
         flow = self.flow
-        wanted: set[int] = set()
+        effects = {n for n in flow.at_home if has_effects(flow.graph.eqns[n])}
+        wanted = set(effects)
         stack = [a for a in self.outputs if isinstance(a, Var)]
+        stack += [a for n in effects for a in flow.graph.eqns[n].invars if isinstance(a, Var)]
         while stack:
             number = flow.producer.get(stack.pop())
             if number is None or number in wanted:
@@ -99,6 +108,7 @@ class _Cutter:
             wanted.add(number)
             takes = flow.graph.eqns[number].invars if number in flow.communicates else flow.operands(number)
             stack += [a for a in takes if isinstance(a, Var) and a not in flow.origin]
+        self.wanted = wanted
         levels: dict[int, list[Contribution]] = {}
         for number in sorted(wanted & flow.communicates):
             eqn = flow.graph.eqns[number]
@@ -116,6 +126,8 @@ class _Cutter:
 
     def cut(self) -> Plan:
         last = len(self.messages)
+        for number in sorted(self.flow.at_home & self.wanted):
+            self._settle(number)
         for level, message in enumerate(self.messages):
             needs = [a for c in message for a in (c.value, c.weight) if isinstance(a, Var)]
             if any(c.scope == Scope.CALL for c in message):
@@ -128,6 +140,35 @@ class _Cutter:
         self._slice(final, self.outputs)
         return self._finish()
 
+    def _settle(self, number: int) -> None:
+        """Give an equation that is carried out once, in one place, that place: as soon as its operands are there."""
+        eqn = self.flow.graph.eqns[number]
+        kind = "call" if self.flow.scope_of_equation(number) == Scope.CALL else "once"
+        home = self._draft(kind, self._reached(eqn.invars))
+        self._check_order(eqn, home)
+        self.homes[number] = home
+        home.eqns.add(number)
+        self._slice(home, eqn.invars)
+
+    def _reached(self, atoms: Iterable[Atom]) -> int:
+        """How many of the step's messages must have arrived for `atoms` to be known."""
+        return min(self.flow.level_of(list(atoms)), len(self.messages))
+
+    def _check_order(self, eqn: JaxprEqn, home: _Draft) -> None:
+        """Effects that are ordered keep their order only if their segments have it."""
+        if not any("Ordered" in type(effect).__name__ for effect in eqn.effects):
+            return
+        place = (home.level, home.kind == "call")
+        if self._last_ordered > place:
+            raise DriverError(
+                f"an ordered effect ({eqn.primitive.name}){at(line_of(eqn.source_info))} would take place before one "
+                "that the driver has before it: what needs no batch runs before what does, in a program of its own. "
+                "Give it ordered=False, or hand it a value of the batch's too."
+            )
+        self._last_ordered = place
+
+    _last_ordered: tuple[int, bool] = (0, False)
+
     def _draft(self, kind: str, level: int) -> _Draft:
         return self.drafts.setdefault((kind, level), _Draft(kind, level))
 
@@ -138,7 +179,7 @@ class _Cutter:
             var = stack.pop()
             if var in draft.inputs:
                 continue
-            origin = self.results.get(var) or self.flow.origin.get(var) or self._kept(draft, var)
+            origin = self.results.get(var) or self._given(draft, var) or self._kept(draft, var)
             if origin is not None:
                 draft.inputs[var] = origin
                 continue
@@ -147,10 +188,20 @@ class _Cutter:
                 draft.eqns.add(number)
                 stack += [a for a in self.flow.operands(number) if isinstance(a, Var)]
 
+    def _given(self, draft: _Draft, var: Var) -> Origin | None:
+        """Where an input of the step comes from; of an array that is another for each size, from the calls."""
+        origin = self.flow.origin.get(var)
+        if origin is not None and origin.kind == "const" and var in self.flow.sized and draft.kind != "call":
+            return self._demand("call", draft.level, var)
+        return origin
+
     def _kept(self, draft: _Draft, var: Var) -> Origin | None:
         """From which earlier segment a value is taken; `None` where it is computed here."""
         scope, level = self.flow.scope.get(var, Scope.ALL), self.flow.level.get(var, 0)
         number = self.flow.producer[var]
+        home = self.homes.get(number)
+        if home is not None:
+            return None if home is draft else home.keep(var)
         if scope == Scope.CALL:
             earlier = self.drafts.get(("call", level))
             if earlier is not None and earlier is not draft and number in earlier.eqns:
@@ -185,8 +236,17 @@ class _Cutter:
             slots=tuple(self.slots),
             hooks=tuple(self.hooks),
             local_state=self.flow.local_state,
-            unsplittable=tuple(self._reasons(segments)),
+            unsplittable=(*self.whole, *self._reasons(segments)),
+            fixed=tuple(self._fixed(segments)),
         )
+
+    def _fixed(self, segments: dict[tuple[str, int], Segment]) -> Iterable[Atom]:
+        """What is computed once per step or worker, and so must be the same for every size of a call."""
+        for segment in segments.values():
+            if segment.kind == "once":
+                yield from segment.outputs
+        sent = (a for m in self.messages for c in m for a in (c.value, c.weight) if c.scope < Scope.CALL)
+        yield from (a for a in (*sent, *self.outputs) if a is not None and self.flow.scope_of([a]) < Scope.CALL)
 
     def _segment(self, draft: _Draft) -> Segment:
         eqns = tuple(self.flow.graph.eqns[n] for n in sorted(draft.eqns))
@@ -205,7 +265,40 @@ class _Cutter:
                         f"{what}{at(c.line)} takes a value of the whole local batch, {c.name or 'an array'}; the "
                         "calls that a batch is split into would have one each"
                     )
+                elif c.scope == Scope.CALL:
+                    yield from self._of_the_whole_batch(c)
         for segment in segments.values():
             taken = [o for _, o in segment.inputs if o.kind in ("call", "batch")]
             if segment.kind == "final" and taken:
                 yield "local state is computed from the whole local batch"
+
+    def _of_the_whole_batch(self, c: Contribution) -> Iterable[str]:
+        """Why a contribution means the whole local batch: it, or its weight, goes by a number of the worker's."""
+        what = f"all_reduce{at(c.line)} of {c.name or 'a value'}"
+        if c.weight is not None and self.flow.scope_of([c.value]) == Scope.CALL > self.flow.scope_of([c.weight]):
+            yield (
+                f"{what} is weighed by what is the same in all calls that the local batch would be split into, however "
+                "many examples each has (ad.microbatch_size() is that number)"
+            )
+        elif BATCH_SIZE.name in self._sources_of((c.value, c.weight)):
+            yield (
+                f"{what} goes by ad.batch_size(), and the calls that the local batch would be split into have fewer "
+                "examples (ad.microbatch_size())"
+            )
+
+    def _sources_of(self, atoms: Iterable[Atom | None]) -> set[str]:
+        """The sources that values are computed from since the last message."""
+        stack = [a for a in atoms if isinstance(a, Var)]
+        seen: set[Var] = set()
+        found = set()
+        while stack:
+            var = stack.pop()
+            if var in seen or var in self.results:
+                continue
+            seen.add(var)
+            origin = self.flow.origin.get(var)
+            if origin is None:
+                stack += [a for a in self.flow.operands(self.flow.producer[var]) if isinstance(a, Var)]
+            elif origin.kind == "source":
+                found.add(origin.index)
+        return found

@@ -19,7 +19,7 @@ import jax
 import numpy as np
 
 from ._errors import DataError
-from ._settings import settings_here
+from ._surroundings import settings_here
 from ._trace import leaf_names
 
 T = TypeVar("T")

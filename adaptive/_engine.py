@@ -22,7 +22,7 @@ from ._data import Share
 from ._kernels import Kernels, Traced, compile_segment
 from ._message import Layout, accumulate, is_finite, lay_out
 from ._pieces import Pieces
-from ._plan import Plan, Segment, check_same
+from ._plan import Plan, Segment
 from ._segment import Feed, segment_function
 from ._world import World
 from .operators import CALLS, Reading
@@ -153,7 +153,6 @@ class Engine:
 
     def _trace_calls(self, size: int) -> Traced:
         plan = self._plan_for(size)
-        check_same(self.plan, plan)
         layouts = [
             lay_out(m, workers=old.workers, tail=old.tail) for m, old in zip(plan.messages, self.layouts, strict=True)
         ]
@@ -340,7 +339,7 @@ class _Step:
             done = list(self.engine._waiters.map(self._wait_for, self.locals))
         for local in self.locals:
             self.seconds[local] += done[local] - self._started
-        if level == max(self.plan.calls, default=-1):
+        if level == max((n for n in self.plan.calls if n < len(self.plan.messages)), default=-1):
             self._record()
         return list(self.packed), [is_finite(self.engine.layouts[level], p) for p in self.packed]
 

@@ -1,9 +1,10 @@
 """What is known of every value in a driver's graph: how widely it is the same, and how many messages it waits for.
 
 *Scope*: how widely a value is the same. `ALL` workers (it is replicated), all kernel calls of one `WORKER`, or one
-`CALL` only. State starts as `ALL`, the batch as `CALL`, a source where it says; an equation's result is as narrow as
-its narrowest operand; what comes out of a collective is `ALL`. Rule 2 (replication is checked, not hoped for) and rule
-4 (a micro-batch is a worker that runs after another) are both read off this one lattice.
+`CALL` only. State starts as `ALL`, the batch as `CALL`, a source where it says, and so does what comes from the host
+(a callback's result is the worker's own) and what is made of the batch's shape (the call's own); an equation's result
+is as narrow as its narrowest operand; what comes out of a collective is `ALL`. Rule 2 (replication is checked, not
+hoped for) and rule 4 (a micro-batch is a worker that runs after another) are both read off this one lattice.
 
 *Level*: how many messages a value has to wait for. All collectives of one level travel in one message.
 """
@@ -14,10 +15,10 @@ from collections.abc import Sequence
 from enum import IntEnum
 from typing import Any, NamedTuple
 
-from jax.extend.core import DropVar, JaxprEqn, Var
+from jax.extend.core import ClosedJaxpr, DropVar, JaxprEqn, Var, jaxprs_in_params
 
 from ._trace import Atom, Graph, operands_of
-from .operators import collective_p, n_values, slot_read_p, slot_write_p, source_p
+from .operators import claim_p, collective_p, n_values, slot_read_p, slot_write_p, source_p
 
 
 class Scope(IntEnum):
@@ -44,11 +45,17 @@ class Origin(NamedTuple):
 
 
 class Flow:
-    """Scope and level of every variable of a graph, and who makes and takes it."""
+    """Scope and level of every variable of a graph, and who makes and takes it.
 
-    def __init__(self, graph: Graph, local_state: frozenset[int]):
+    Args:
+      local_state: state leaves (by index) that may differ between workers on purpose.
+      sized: variables that belong to the number of examples in a call (see `_expressions`).
+    """
+
+    def __init__(self, graph: Graph, local_state: frozenset[int], sized: frozenset[Var] = frozenset()):
         self.graph = graph
-        self.local_state = local_state
+        self.local_state, self.sized = local_state, sized
+        self.at_home = at_home(graph)
         self.producer: dict[Var, int] = {}
         for number, eqn in enumerate(graph.eqns):
             self.producer.update((v, number) for v in eqn.outvars if not isinstance(v, DropVar))
@@ -96,6 +103,7 @@ class Flow:
         self.communicates: set[int] = set()
         self.scope.update((graph.state_vars[i], Scope.WORKER) for i in self.local_state)
         self.scope.update((v, Scope.CALL) for v in graph.batch_vars)
+        self.scope.update((v, Scope.CALL) for v in graph.consts if v in self.sized)
         for k in self.local_slots:
             self.scope.update((v, Scope.WORKER) for v in self.slots[k][1])
         for number, eqn in enumerate(graph.eqns):
@@ -113,8 +121,42 @@ class Flow:
                 else:
                     level = self.level_of(eqn.invars[:n])  # whatever its weight has to wait for
                 scope = Scope.ALL
+            elif eqn.primitive is claim_p:
+                replicated = eqn.params["claim"] == "replicated"
+                for var, operand in zip(eqn.outvars, eqn.invars, strict=True):
+                    self.scope[var] = Scope.ALL if replicated else self.scope_of([operand])
+                    self.level[var] = self.level_of([operand])
+                continue
+            elif number in self.at_home:
+                scope = max(scope, Scope.WORKER)
             for var in eqn.outvars:
-                self.scope[var], self.level[var] = scope, level
+                narrow = var in self.sized and eqn.primitive is not collective_p
+                self.scope[var], self.level[var] = Scope.CALL if narrow else scope, level
+
+    def scope_of_equation(self, number: int) -> Scope:
+        """How widely what an equation does is the same, even if nothing comes out of it."""
+        eqn = self.graph.eqns[number]
+        scope = max(self.scope_of(eqn.invars), Scope.WORKER if number in self.at_home else Scope.ALL)
+        return Scope.CALL if any(v in self.sized for v in eqn.outvars) else scope
 
     def operands(self, number: int) -> Sequence[Atom]:
         return operands_of(self.graph.eqns[number])
+
+
+# What these bring is not computed from their operands: it comes from the host, or from a generator with a state.
+_FROM_OUTSIDE = {"pure_callback", "io_callback", "rng_uniform", "infeed"}
+
+
+def at_home(graph: Graph) -> frozenset[int]:
+    """Equations that must be carried out once, in one place: those with an effect, and those that ask the host."""
+    return frozenset(n for n, e in enumerate(graph.eqns) if has_effects(e) or _asks_the_host(e))
+
+
+def has_effects(eqn: JaxprEqn) -> bool:
+    """Whether an equation does something beside its results, such as printing. Writing its own scratch is nothing."""
+    return any(type(effect).__name__ != "InternalMutableArrayEffect" for effect in eqn.effects)
+
+
+def _asks_the_host(eqn: JaxprEqn) -> bool:
+    nested = (j.jaxpr if isinstance(j, ClosedJaxpr) else j for j in jaxprs_in_params(eqn.params))
+    return eqn.primitive.name in _FROM_OUTSIDE or any(_asks_the_host(inner) for j in nested for inner in j.eqns)

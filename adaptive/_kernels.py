@@ -26,7 +26,7 @@ import numpy as np
 
 from ._cache import in_turn
 from ._pieces import GAIN, Pieces, cheapest, predict
-from ._settings import settings_here
+from ._surroundings import settings_here
 
 CallSet = dict[int, "Kernel"]  # a kernel per level of the plan
 Traced = dict[int, tuple[Callable, Any, tuple[Any, ...]]]  # level -> function, shapes of its inputs, constants

@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from itertools import zip_longest
-from math import lcm
 from typing import Any
 
 from jax.extend.core import JaxprEqn, Var
 
-from ._errors import DriverError
 from ._flow import Origin, Scope
-from ._text import Line, as_text
+from ._text import hash_of
 from ._trace import Atom, Graph
-from ._where import at
 from .operators import Hook, Source
 
 
@@ -101,6 +96,7 @@ class Plan:
     hooks: tuple[HookPlan, ...]
     local_state: frozenset[int]
     unsplittable: tuple[str, ...] = field(default=())  # why a local batch cannot run as several calls; empty if it can
+    fixed: tuple[Atom, ...] = field(default=())  # what is computed once, and must be the same for every size
 
     @property
     def splittable(self) -> bool:
@@ -109,7 +105,7 @@ class Plan:
     @property
     def multiple(self) -> int:
         """What sizes of local batches have to be multiples of."""
-        return lcm(*(steps for steps, _ in self.graph.minibatches))
+        return self.graph.multiple
 
     def packs(self, level: int) -> Segment:
         """The segment that writes message `level`."""
@@ -139,53 +135,11 @@ class Plan:
                 (s.kind, s.level, tuple(o for _, o in s.inputs if o.kind != "const"), len(s.outputs)) for s in segments
             ),
             tuple(sorted(s.name for s in self.sources)),
-            tuple((s.name, tuple((a.shape, str(a.dtype)) for a in s.init), s.scope) for s in self.slots),
+            tuple(
+                (s.name, tuple((a.shape, str(a.dtype), hash_of(a.tobytes())) for a in s.init), s.scope)
+                for s in self.slots
+            ),
             tuple((h.hook.name, h.hook.every, tuple(a.aval.shape for a in h.values)) for h in self.hooks),
             tuple((a.aval.shape, str(a.aval.dtype)) for a in self.graph.metrics),
             self.unsplittable,
         )
-
-    @cached_property
-    def texts(self) -> list[list[Line]]:
-        """What the segments say that are compiled once, for all sizes."""
-        return [_text_of(self, segment) for segment in (*self.onces.values(), self.final)]
-
-
-def check_same(reference: Plan, other: Plan) -> None:
-    """A driver may neither communicate differently for another batch size, nor compute anything else with what it is
-    told: that is compiled once.
-    """
-    sizes = f"for {other.graph.examples} examples than for {reference.graph.examples}"
-    if reference.signature != other.signature:
-        raise DriverError(
-            f"driver {reference.graph.name!r} is another program {sizes}: its messages, hooks or state depend on the "
-            "size of the batch. Use ad.batch_size() for the number of examples, not the shape, and no Python `if` on "
-            "it."
-        )
-    for ours, theirs in zip(reference.texts, other.texts, strict=True):
-        where = _first_difference(ours, theirs)
-        if where is not None:
-            raise DriverError(
-                f"driver {reference.graph.name!r}{at(where)} is another program {sizes}, in what it computes once per "
-                "step. A number taken from the batch's shape, such as len(batch), is there the size of one kernel call "
-                "of one worker. Ask for the number that you mean:\n"
-                "    ad.global_batch()      all examples of the step\n"
-                "    ad.batch_size()        this worker's"
-            )
-
-
-def _text_of(plan: Plan, segment: Segment) -> list[Line]:
-    if any(origin.kind in ("call", "batch") for _, origin in segment.inputs):
-        return []  # it is of the whole local batch, and a size of its own is compiled for it
-    outputs = list(plan.final_outputs if segment.kind == "final" else segment.outputs)
-    if segment.kind == "once" and segment.level not in plan.calls:
-        outputs += [a for c in plan.messages[segment.level] for a in (c.value, c.weight) if a is not None]
-    return list(as_text([var for var, _ in segment.inputs], segment.eqns, outputs))
-
-
-def _first_difference(ours: Sequence[Line], theirs: Sequence[Line]) -> str | None:
-    """Where in the driver two texts begin to differ; `None` where they do not."""
-    for one, other in zip_longest(ours, theirs, fillvalue=Line("")):
-        if one.text != other.text:
-            return one.where or other.where
-    return None

@@ -21,7 +21,6 @@ from ._barrier import Barrier, Sizes
 from ._cache import share_compilations
 from ._check import Invariance, check_invariance
 from ._cores import n_cores
-from ._cut import plan
 from ._data import Stream
 from ._decision import Decision, Limits
 from ._eager import current_world
@@ -32,11 +31,12 @@ from ._explain import explain
 from ._local import LocalWorld
 from ._minibatches import NotEqualPartsError
 from ._plan import Plan
+from ._planner import Planner
 from ._record import Recorder
 from ._report import Report
 from ._shards import Shards, rows_of
 from ._sizes import equal
-from ._trace import leaf_names, trace
+from ._trace import leaf_names
 from ._unlike import are_unlike, could_not_decide, decided_by_first
 from ._world import World
 from .operators import Reading
@@ -111,7 +111,7 @@ class Program:
         self.world = world or current_world.get() or LocalWorld()
         if nonfinite not in ("raise", "skip", "allow"):
             raise DriverError(f'nonfinite must be "raise", "skip" or "allow"; got {nonfinite!r}.')
-        self._nonfinite, self._driver, self._seed = nonfinite, driver, int(seed)
+        self._nonfinite, self._seed = nonfinite, int(seed)
         self._data = rows_of(data, self.world.size)
         self._auto_quantum = quantum is None
         _check_microbatch(microbatch)
@@ -120,6 +120,9 @@ class Program:
         self._local_state = _picked(local, self._state_tree)
         self._state_shapes = jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype), state)
         self._stream = Stream(self._data, seed=self._seed, workers=self.world.workers)
+        self._planner = Planner(
+            driver, self._state_shapes, self._data.shapes, workers=self.world.size, local_state=self._local_state
+        )
         first_sizes = partial(self._first_sizes, global_batch, shares, max_local_batch, quantum)
         self._sizes, self._plan = self._first_plan(first_sizes, microbatch)
         self._check_alike(
@@ -136,7 +139,7 @@ class Program:
         if self.world.processes > 1:
             share_compilations()
         self._engine = Engine(
-            self._plan_for,
+            self._planner,
             self._plan,
             jax.tree.leaves(state),
             self.world,
@@ -174,7 +177,7 @@ class Program:
             sizes = first_sizes(multiple)
             largest = max(sizes.current)  # of all workers, so that all processes have the same plan
             try:
-                plan = self._plan_for(min(largest, microbatch or largest))
+                plan = self._planner.begin(min(largest, microbatch or largest))
                 found = plan.multiple
                 _check_microbatch_can_be(plan, microbatch)
                 if multiple % found == 0:
@@ -209,11 +212,6 @@ class Program:
         if shares is None:
             sizes.current = sizes.previous = equal(sum(sizes.current), limits)
         return sizes
-
-    def _plan_for(self, examples: int) -> Plan:
-        batch = self._data.shapes(examples)
-        graph = trace(self._driver, self._state_shapes, batch, workers=self.world.size)
-        return plan(graph, local_state=self._local_state)
 
     def _check_alike(self, state: Any, settings: dict[str, Any]) -> None:
         if self.world.processes == 1:
@@ -613,7 +611,7 @@ class Program:
                 f"check: batch is built as {jax.tree.structure(batch)}, "
                 f"the data as {jax.tree.structure(self._data.example)}."
             )
-        return check_invariance(self._plan_for, self._engine, batch, seed=seed, tolerance=tolerance)
+        return check_invariance(self._planner, self._engine, batch, seed=seed, tolerance=tolerance)
 
     def close(self) -> None:
         """End the background work. Also done when the process ends."""

@@ -19,7 +19,7 @@ from jax.extend.core import JaxprEqn, Literal, Var
 from ._message import Layout, pack, unpack
 from ._plan import Plan, Segment
 from ._trace import Atom, operands_of
-from .operators import WORKER, Reading, Source, collective_p
+from .operators import WORKER, Reading, Source, claim_p, collective_p
 
 
 @dataclass(frozen=True)
@@ -106,6 +106,8 @@ def segment_function(
 
 
 def _evaluate(eqn: JaxprEqn, operands: list[Any]) -> list[Any]:
+    if eqn.primitive is claim_p:
+        return operands
     if eqn.primitive is collective_p:  # of replicated values: every worker knows the result already
         return _of_replicated(eqn, operands)
     info = eqn.source_info

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import hashlib
 import re
 from collections.abc import Iterable, Iterator, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from jax.extend.core import JaxprEqn, Literal, Var
+import numpy as np
+from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal, Var
 
 from ._trace import Atom
 from ._where import line_of
@@ -39,9 +41,32 @@ def as_text(inputs: Sequence[Var], eqns: Iterable[JaxprEqn], outputs: Sequence[A
     for eqn in eqns:
         # The weight of a collective of what is replicated already is never used, so a segment does not hold it.
         operands = [name(atom) for atom in eqn.invars if isinstance(atom, Literal) or atom in numbers]
-        params = [(k, _ADDRESS.sub("", repr(v))) for k, v in sorted(eqn.params.items()) if not _PLACE.search(k)]
+        params = params_text(eqn)
         for var in eqn.outvars:
             numbers[var] = len(numbers)
         results = [str(var.aval) for var in eqn.outvars]
         yield Line(f"{eqn.primitive} {operands} {params} -> {results}", eqn)
     yield Line(repr([name(atom) for atom in outputs]))
+
+
+def params_text(eqn: JaxprEqn) -> str:
+    """What an equation says beside its operands; of jaxprs in it, the arrays that they close over too."""
+    texts = [(k, _ADDRESS.sub("", repr(v))) for k, v in sorted(eqn.params.items()) if not _PLACE.search(k)]
+    consts = [np.asarray(c) for nested in _closed_within(eqn.params) for c in nested.consts]
+    return repr((texts, [(str(c.dtype), c.shape, hash_of(c.tobytes())) for c in consts]))
+
+
+def _closed_within(params: dict[str, Any]) -> Iterator[ClosedJaxpr]:
+    """Jaxprs with what they close over, however deep."""
+    values = [v for value in params.values() for v in (value if isinstance(value, tuple | list) else (value,))]
+    for value in values:
+        if isinstance(value, ClosedJaxpr):
+            yield value
+        jaxpr = value.jaxpr if isinstance(value, ClosedJaxpr) else value
+        for eqn in jaxpr.eqns if isinstance(jaxpr, Jaxpr) else ():
+            yield from _closed_within(eqn.params)
+
+
+def hash_of(text: bytes) -> str:
+    """A short digest."""
+    return hashlib.blake2b(text, digest_size=8).hexdigest()

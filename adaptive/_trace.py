@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from math import lcm
 from typing import Any, TypeAlias
 
 import jax
@@ -17,10 +18,17 @@ from jax.extend.core import jaxprs_in_params as _jaxprs_in_params
 
 from ._errors import CollectiveError, DriverError
 from ._where import at, line_of
-from .operators import Source, collective_p, hook_p, n_values, slot_read_p, slot_write_p, source_p, trace_as
+from .operators import Source, claim_p, collective_p, hook_p, n_values, slot_read_p, slot_write_p, source_p, trace_as
 
 Atom: TypeAlias = Var | Literal
-OPERATORS = {collective_p: "collective", source_p: "source", slot_read_p: "slot", slot_write_p: "slot", hook_p: "hook"}
+OPERATORS = {
+    collective_p: "collective",
+    source_p: "source",
+    slot_read_p: "slot",
+    slot_write_p: "slot",
+    hook_p: "hook",
+    claim_p: "claim",
+}
 _RESULTLESS = (hook_p, slot_write_p)
 _INLINED = {"jit": "jaxpr", "pjit": "jaxpr", "closed_call": "call_jaxpr", "core_call": "call_jaxpr"}
 _INLINED_FOR_OPERATORS = {"custom_jvp_call": "call_jaxpr", "custom_vjp_call": "call_jaxpr"}
@@ -49,6 +57,11 @@ class Graph:
     metric_names: tuple[str, ...]
     metrics_tree: jax.tree_util.PyTreeDef
     minibatches: tuple[tuple[int, str], ...] = ()
+
+    @property
+    def multiple(self) -> int:
+        """What sizes of local batches have to be multiples of."""
+        return lcm(*(steps for steps, _ in self.minibatches))
 
     @property
     def state_vars(self) -> tuple[Var, ...]:
@@ -89,7 +102,7 @@ def trace(driver: Callable, state: Any, batch: Any, *, workers: int) -> Graph:
     _check_state(name, state, new_state)
     flat = _Flattener()
     invars = [Var(v.aval) for v in closed.jaxpr.invars]
-    outvars = flat.inline(closed, invars)
+    outvars = [flat.as_variable(atom) for atom in flat.inline(closed, invars)]
     _check_none_left_out(tracing.must_stay, flat.eqns)
     return Graph(
         name=name,
@@ -180,12 +193,25 @@ class _Flattener:
             within = sorted(_operators_within(eqn), key=lambda e: e.primitive is not collective_p)
             if within:  # a mean reads a source too, which the user has not written
                 raise _refusal(within[0], eqn)
+            _refuse_references(eqn)
+            if eqn.primitive in OPERATORS:
+                operands = [self.as_variable(a) for a in operands]
             fresh = [v if isinstance(v, DropVar) else Var(v.aval) for v in eqn.outvars]
             env.update(zip(eqn.outvars, fresh, strict=True))
             self.eqns.append(eqn.replace(invars=operands, outvars=fresh))
             if eqn.primitive is source_p:
                 self._sources[eqn.params["source"].name] = self.eqns[-1]
         return [look_up(a) for a in closed.jaxpr.outvars]
+
+    def as_variable(self, atom: Atom) -> Atom:
+        """A number that leaves the graph as it stands, as a constant: whether it is one of the batch's shape is a fact
+        of a variable.
+        """
+        if not isinstance(atom, Literal):
+            return atom
+        var = Var(atom.aval)
+        self.consts[var] = atom.val
+        return var
 
     def _known_source(self, eqn: JaxprEqn) -> bool:
         source: Source = eqn.params["source"]
@@ -219,6 +245,14 @@ def _nested_to_inline(eqn: JaxprEqn) -> ClosedJaxpr | None:
     return nested if isinstance(nested, ClosedJaxpr) else ClosedJaxpr(nested, ())
 
 
+def _refuse_references(eqn: JaxprEqn) -> None:
+    if any(hasattr(v.aval, "inner_aval") for v in (*eqn.invars, *eqn.outvars)):
+        raise CollectiveError(
+            f"a mutable array (jax.new_ref){at(line_of(eqn.source_info))}: a step is cut into programs of their own, "
+            "and what is written in one would not be seen in the next. Return new values instead:  x = x.at[i].set(y)"
+        )
+
+
 def _operators_within(eqn: JaxprEqn) -> Iterator[JaxprEqn]:
     """Operators in the jaxprs nested in an equation, however deep."""
     for nested in _jaxprs_in_params(eqn.params):
@@ -245,6 +279,8 @@ def describe(eqn: JaxprEqn) -> str:
         return f"source {params['source'].name!r}"
     if eqn.primitive is hook_p:
         return f"hook {params['hook'].name!r}"
+    if eqn.primitive is claim_p:
+        return params["what"]
     return f"slot {params['label']!r}" if eqn.primitive is slot_read_p else "slot"
 
 
@@ -266,5 +302,6 @@ def _refusal(inner: JaxprEqn, outer: JaxprEqn) -> CollectiveError:
         "source": "Read it before, and pass the value in.",
         "slot": "Apply the operator to the loop's result, behind it.",
         "hook": "Hand over the loop's result, behind it.",
+        "claim": "Say it of the loop's result, behind it.",
     }[OPERATORS[inner.primitive]]
     return CollectiveError(f"{describe(inner)}{at(where)} stands inside {holder}. {advice}")

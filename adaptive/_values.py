@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -10,7 +10,9 @@ import jax.numpy as jnp
 from ._eager import current_world
 from ._errors import CollectiveError
 from ._where import at, current_line
-from .operators import BATCH_SIZE, GLOBAL_BATCH, OFFSET, SEED, STEP, WORKER, read, tracing
+from .operators import BATCH_SIZE, EXAMPLES, GLOBAL_BATCH, OFFSET, SEED, STEP, WORKER, claim, read, tracing
+
+T = TypeVar("T")
 
 
 def batch_size() -> jax.Array:
@@ -18,6 +20,17 @@ def batch_size() -> jax.Array:
     program.
     """
     return read(BATCH_SIZE)
+
+
+def microbatch_size() -> jax.Array:
+    """The examples in this kernel call, an int32 scalar. Local, and of the call: a worker's batch may run as several
+    calls, each of its own size, so this, and not `batch_size()`, is what to weigh a call's mean by. No recompile; 1
+    outside a program.
+
+    Example:
+      >>> total = comm.all_reduce(mean * ad.microbatch_size(), op="sum") / ad.global_batch()     # doctest: +SKIP
+    """
+    return read(EXAMPLES).astype(jnp.int32)
 
 
 def global_batch() -> jax.Array:
@@ -44,6 +57,26 @@ def workers() -> int:
         return trace.workers
     world = current_world.get()
     return 1 if world is None else world.size
+
+
+def replicated(tree: T) -> T:
+    """Vouch that values which come from the host are equal on all workers.
+
+    What a callback (`jax.pure_callback`, `io_callback`) brings, or `jax.lax.rng_uniform`, counts as this worker's own,
+    since nobody can see that it is not; so it may not go into the state. Where it is the same on all workers, say so.
+    It is not checked: with values that differ after all, each worker trains a model of its own. `comm.broadcast(x)`
+    makes them equal, for a place on a message.
+
+    Args:
+      tree: a pytree of arrays that are not computed from the batch. Local, as far as can be seen.
+
+    Returns:
+      `tree`. Replicated, on your word.
+
+    Raises:
+      ReplicationError: it is computed from the batch.
+    """
+    return claim("replicated", tree, "ad.replicated")
 
 
 def step_key() -> jax.Array:

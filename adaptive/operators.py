@@ -1,4 +1,4 @@
-"""The four things that an operator may add to a traced driver: source, collective, slot, hook.
+"""The things that an operator may add to a traced driver: source, collective, slot, hook, claim.
 
 Each is a JAX primitive, so a driver that uses them is an ordinary JAX dataflow graph. That they stand in the graph as
 equations, and not in some list beside it, is what makes nested `jax.jit`s, `jax.grad` and re-tracing for another batch
@@ -9,11 +9,12 @@ which takes operators without a result for dead (see `Tracing.must_stay`).
 * a **source** is a scalar that the runtime measures and feeds in: a step number, seconds, batch sizes, free CPU;
 * a **collective** combines a value over all workers;
 * a **slot** is state that an operator carries from step to step, such as a moving average;
-* a **hook** is a value that leaves the graph for Python, at the barrier behind the step.
+* a **hook** is a value that leaves the graph for Python, at the barrier behind the step;
+* a **claim** says how widely a value is the same, where the graph cannot tell, or must not be otherwise.
 
 Outside a program they execute eagerly: a source reads as its stand-in, a collective is carried out by the world that
-was entered last (by nobody, where there is none: one worker), a slot starts at its initial value and forgets, and a
-hook is passed by. So `print` and `pdb` work in a driver.
+was entered last (by nobody, where there is none: one worker), a slot starts at its initial value and forgets, and
+hooks and claims are passed by. So `print` and `pdb` work in a driver.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -37,6 +38,7 @@ from ._errors import CollectiveError
 from ._where import at, current_line
 
 Op = Literal["mean", "sum", "max", "min"]
+T = TypeVar("T")
 
 
 # --- sources ----------------------------------------------------------------------------------------------------------
@@ -311,6 +313,43 @@ def hook(name: str, handler: Handler, values: tuple[Any, ...], *, every: int = 1
     hook_p.bind(*map(jnp.asarray, leaves), hook=hook)
 
 
+# --- claims -----------------------------------------------------------------------------------------------------------
+
+claim_p = Primitive("claim")  # *values -> *values
+claim_p.multiple_results = True
+claim_p.def_abstract_eval(lambda *operands, claim, what: list(operands))
+claim_p.def_impl(lambda *operands, claim, what: list(operands))
+
+
+def claim(claim: Literal["replicated", "local"], tree: T, what: str) -> T:
+    """Values as they are, with a claim on how widely they are the same.
+
+    Args:
+      claim: "replicated": the user vouches that values which the graph takes for a worker's own (what a callback brings
+        from the host) are equal on all workers. "local": at least one leaf must differ between workers; a driver in
+        which all are replicated is refused.
+      what: who claims it, for errors.
+    """
+    leaves, tree_of = jax.tree.flatten(tree)
+    if not leaves:
+        return tree
+    return jax.tree.unflatten(tree_of, claim_p.bind(*map(jnp.asarray, leaves), claim=claim, what=what))
+
+
+def _claim_jvp(primals, tangents, **params):
+    dense = [ad.instantiate_zeros(t) for t in tangents]
+    return claim_p.bind(*primals, **params), claim_p.bind(*dense, **params)
+
+
+def _claim_batch(operands, dims, **params):
+    return claim_p.bind(*operands, **params), dims
+
+
+ad.primitive_jvps[claim_p] = _claim_jvp
+ad.primitive_transposes[claim_p] = lambda cotangents, *operands, **params: list(cotangents)
+batching.primitive_batchers[claim_p] = _claim_batch
+
+
 # --- the trace in progress --------------------------------------------------------------------------------------------
 
 
@@ -379,5 +418,5 @@ def _refuse_to_compile(context, *operands, **params):
     )
 
 
-for _p in (source_p, collective_p, slot_read_p, slot_write_p, hook_p):
+for _p in (source_p, collective_p, slot_read_p, slot_write_p, hook_p, claim_p):
     mlir.register_lowering(_p, _refuse_to_compile)

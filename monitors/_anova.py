@@ -29,7 +29,7 @@ import jax
 import jax.numpy as jnp
 from jax.typing import ArrayLike
 
-from adaptive.operators import CALLS, EXAMPLES, read
+from adaptive.operators import CALLS, EXAMPLES, claim, read
 from collectives import all_reduce
 
 from ._squares import squared_norm
@@ -43,8 +43,14 @@ class Totals(NamedTuple):
     groups: jax.Array  # n: those that hold examples
 
 
-def totals(grads: Any) -> Totals:
-    """Sum over all workers and micro-batches; 12 bytes on the gradients' message. Replicated."""
+def totals(grads: Any, what: str) -> Totals:
+    """Sum over all workers and micro-batches; 12 bytes on the gradients' message. Replicated.
+
+    Args:
+      grads: refused where they are replicated: groups that are all alike tell nothing.
+      what: the monitor that asks, for errors.
+    """
+    grads = claim("local", grads, what)
     examples = read(EXAMPLES)
     squares = examples * squared_norm(grads)
     return all_reduce(Totals(squares, examples.astype(squares.dtype), read(CALLS).astype(squares.dtype)), op="sum")

@@ -48,11 +48,12 @@ def gradient_variance(grads: Any, avg_grads: Any) -> jax.Array:
       than two groups.
 
     Raises:
-      CollectiveError: gradients of different structure or shapes.
+      CollectiveError: gradients of different structure or shapes, or, when the program is built, `grads` that are
+        replicated: averaged already.
 
     References:
       The gradient variance that KungFu monitors (Mai et al. 2020, "KungFu", section 3) is that between workers'
       batches, `E|g_i|^2 - |gbar|^2`, and so shrinks with the batch. This one is of examples.
     """
     check_alike("gradient_variance", grads, avg_grads)
-    return estimate(totals(grads), squared_norm(avg_grads), None)[0]
+    return estimate(totals(grads, "gradient_variance"), squared_norm(avg_grads), None)[0]

@@ -72,7 +72,8 @@ def noise_scale(
       until a step had two groups.
 
     Raises:
-      CollectiveError: gradients of different structure or shapes, or options out of range.
+      CollectiveError: gradients of different structure or shapes, options out of range, or, when the program is built,
+        `grads` that are replicated: averaged already.
 
     Example:
       >>> avg_grads = comm.all_reduce(grads)                                      # doctest: +SKIP
@@ -85,7 +86,7 @@ def noise_scale(
     """
     check_alike("noise_scale", grads, avg_grads)
     _check_options(decay, confidence, dataset_size)
-    trace, signal = estimate(totals(grads), squared_norm(avg_grads), dataset_size)
+    trace, signal = estimate(totals(grads, "noise_scale"), squared_norm(avg_grads), dataset_size)
     sample = jnp.stack([trace, signal])
 
     def update(averages: Averages) -> tuple[Averages, NoiseScale]:

@@ -18,6 +18,7 @@ from adaptive._cut import plan
 from adaptive._decision import Decision, Observation
 from adaptive._kernels import Kernels
 from adaptive._plan import Plan
+from adaptive._planner import Planner
 from adaptive._trace import Graph, trace
 
 FEATURES = 3
@@ -41,6 +42,10 @@ def planned(
     driver: Callable, state: Any, examples: int = 4, *, workers: int = 2, local_state: Sequence[int] = ()
 ) -> Plan:
     return plan(traced(driver, state, examples, workers=workers), local_state=local_state)
+
+
+def planner(driver: Callable, state: Any, *, workers: int = 2) -> Planner:
+    return Planner(driver, shapes(state), batch_of, workers=workers)
 
 
 def make_data(examples: int = 24, seed: int = 0) -> dict[str, np.ndarray]:

@@ -1,0 +1,155 @@
+"""From a driver to plans, for any number of examples: traced alike at every time, and in every thread.
+
+A driver is traced again for each size of a kernel, behind the steps, by another thread. So each trace is made in the
+surroundings in which the program was made (see `_surroundings`), and is compared with the first one: what it sends and
+what is computed once must be the same. And the first size, traced once more beside it, must still say what it said,
+or kernels of two versions of the driver would be mixed in one step.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from jax.extend.core import Var
+
+from ._cut import plan
+from ._errors import AdaptiveError, DriverError
+from ._expressions import Expressions, another_program, check_same_operators, first_difference, sized
+from ._plan import Plan
+from ._surroundings import Surroundings
+from ._trace import trace
+from ._where import at
+
+
+class Planner:
+    """Plans of one driver: `planner(examples)` is the plan of a kernel call of so many examples.
+
+    Args:
+      driver: `driver(state, batch) -> (state, metrics)`.
+      state: the state's shapes.
+      batch_of: a batch of so many examples, as shapes.
+      workers: how many workers there are.
+      local_state: state leaves (by index) that may differ between workers on purpose.
+    """
+
+    reference: Plan
+
+    def __init__(
+        self,
+        driver: Callable[[Any, Any], tuple[Any, Any]],
+        state: Any,
+        batch_of: Callable[[int], Any],
+        *,
+        workers: int,
+        local_state: Iterable[int] = (),
+    ):
+        self._driver, self._state, self._batch_of = driver, state, batch_of
+        self._workers, self._local_state = workers, frozenset(local_state)
+        self._surroundings = Surroundings()
+        self._lock = threading.RLock()  # the compiler's thread asks for plans, and so does `check`
+        self._whole: tuple[str, ...] = ()
+
+    def begin(self, examples: int) -> Plan:
+        """Trace the driver for the size that all others are compared with, and for another one, which tells what in it
+        is a number of the batch's shape.
+
+        Raises:
+          DriverError: the driver cannot be run as written.
+        """
+        with self._lock:
+            self._first = self._trace(examples)
+            size = _another(examples, self._first.graph.multiple)
+            try:
+                self._second: Expressions | None = self._trace(size)
+            except AdaptiveError:
+                raise
+            except Exception as error:  # the driver's own: it may be written for batches of one size
+                self._second = None
+                self._whole = (f"the driver cannot be traced for {size} examples ({_in_short(error)})",)
+            if self._second is not None:
+                check_same_operators(self._first, self._second)
+                self._whole = tuple(self._sent_by_size(self._first, self._second))
+            numbers = self._sized(self._first, self._second)
+            self.reference = self._plan(self._first, numbers)
+            if not self._whole and self._second is not None:
+                other = self._plan(self._second, self._sized(self._second, self._first))
+                self._check_same(self._second, other)
+            return self.reference
+
+    def __call__(self, examples: int) -> Plan:
+        """The plan for a kernel call of that many examples.
+
+        Raises:
+          DriverError: the driver is another program for that size, or now.
+        """
+        with self._lock:
+            if examples == self._first.graph.examples:
+                return self.reference
+            second = self._second
+            there = second is not None and second.graph.examples == examples
+            theirs = second if second is not None and there else self._trace(examples)
+            self._check_unchanged()
+            check_same_operators(self._first, theirs)
+            found = self._plan(theirs, self._sized(theirs, self._first))
+            self._check_same(theirs, found)
+            return found
+
+    def _trace(self, examples: int) -> Expressions:
+        batch = self._batch_of(examples)
+        graph = self._surroundings.run(trace, self._driver, self._state, batch, workers=self._workers)
+        return Expressions(graph)
+
+    def _plan(self, traced: Expressions, numbers: frozenset[Var]) -> Plan:
+        return plan(traced.graph, local_state=self._local_state, sized=numbers, whole=self._whole)
+
+    def _sized(self, ours: Expressions, theirs: Expressions | None) -> frozenset[Var]:
+        """What belongs to the size; nothing does where all batches are of one."""
+        return frozenset() if self._whole or theirs is None else sized(ours, theirs)
+
+    def _sent_by_size(self, ours: Expressions, theirs: Expressions) -> Iterable[str]:
+        """Which messages are larger for larger batches: rows of each example, sent to all."""
+        for one, other in zip(ours.ends(), theirs.ends(), strict=True):
+            if one.rows_of(other):
+                yield f"{one.what}{at(one.where)} sends a row for each example of the whole local batch"
+
+    def _check_same(self, theirs: Expressions, other: Plan) -> None:
+        """Raise unless what is sent, and what is computed once, is the same as for the first size."""
+        ours, reference = self._first, self.reference
+        if reference.signature != other.signature or len(reference.fixed) != len(other.fixed):
+            pairs = zip(ours.ends(), theirs.ends(), strict=True)
+            raise another_program(
+                ours.graph, theirs.graph, next((a.where for a, b in pairs if a.shapes != b.shapes), "")
+            )
+        for a, b in zip(reference.fixed, other.fixed, strict=True):
+            where = first_difference(ours, a, theirs, b)
+            if where is not None:
+                raise another_program(ours.graph, theirs.graph, where)
+
+    def _check_unchanged(self) -> None:
+        """Raise unless the driver still says for the first size what it said when the program was made."""
+        now = self._trace(self._first.graph.examples)
+        check_same_operators(self._first, now)
+        for one, other in zip(self._first.ends(), now.ends(), strict=True):
+            for a, b in zip(one.atoms, other.atoms, strict=True):
+                where = first_difference(self._first, a, now, b)
+                if where is not None:
+                    raise DriverError(
+                        f"driver {now.graph.name!r}{at(where)} says something else than when the program was made, for "
+                        "the same batch. A driver is traced again for every size of kernel, at any time, in another "
+                        "thread: it must not depend on what changes meanwhile (a global, an attribute, a counter, "
+                        "the clock, numpy's random numbers). Keep such numbers in the state, or make another Program."
+                    )
+
+
+def _another(examples: int, multiple: int) -> int:
+    """A size to compare with: a rung of the ladder if one is below, and not 1, which is special to broadcasting."""
+    units = examples // multiple
+    below = 1 << (units - 1).bit_length() - 1 if units > 1 else 0
+    return multiple * (below if below > 1 else units + 1)
+
+
+def _in_short(error: Exception) -> str:
+    text = str(error).strip().splitlines()
+    return f"{type(error).__name__}: {text[0]}" if text else type(error).__name__

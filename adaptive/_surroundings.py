@@ -1,0 +1,120 @@
+"""What surrounds a call without being an argument of it: taken from one thread to another, or kept out.
+
+Context variables, JAX's settings (`with jax.enable_x64(True):` holds in its own thread alone), and the interceptors of
+flax's modules. A driver is traced in several threads, and what it computes must not depend on which. And where the
+user has JAX watch over his own code, what this library does itself is not meant.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextvars import copy_context
+from functools import wraps
+from typing import Any, ParamSpec, TypeVar
+
+import jax
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+# Settings that decide what a driver is traced and compiled to, and how wide its data are.
+_SETTINGS: dict[str, Callable[[Any], AbstractContextManager]] = {
+    "jax_enable_x64": jax.enable_x64,
+    "jax_default_matmul_precision": jax.default_matmul_precision,
+    "jax_numpy_dtype_promotion": jax.numpy_dtype_promotion,
+    "jax_numpy_rank_promotion": jax.numpy_rank_promotion,
+    "jax_default_prng_impl": jax.default_prng_impl,
+    "jax_enable_custom_prng": jax.enable_custom_prng,
+    "jax_legacy_prng_key": jax.legacy_prng_key,
+    "jax_threefry_partitionable": jax.threefry_partitionable,
+    "jax_softmax_custom_jvp": jax.softmax_custom_jvp,
+    "jax_debug_key_reuse": jax.debug_key_reuse,
+}
+
+# Settings with which JAX watches over a user's code, and what each is while this library's own is at work: segments are
+# compiled ahead of time for one device, are given arrays of the host, and seconds that are not known are NaN.
+_WATCHES: dict[str, tuple[Any, Callable[[Any], AbstractContextManager]]] = {
+    "jax_disable_jit": (False, jax.disable_jit),
+    "jax_debug_nans": (False, jax.debug_nans),
+    "jax_debug_infs": (False, jax.debug_infs),
+    "jax_transfer_guard": ("allow", jax.transfer_guard),
+    "jax_transfer_guard_host_to_device": ("allow", jax.transfer_guard_host_to_device),
+    "jax_transfer_guard_device_to_host": ("allow", jax.transfer_guard_device_to_host),
+    "jax_transfer_guard_device_to_device": ("allow", jax.transfer_guard_device_to_device),
+}
+
+
+def settings_here() -> Callable[[], AbstractContextManager[None]]:
+    """A context manager that gives whichever thread enters it the settings of this one, as they are now."""
+    wanted = {name: getattr(jax.config, name) for name in _SETTINGS}
+
+    @contextmanager
+    def there() -> Iterator[None]:
+        with ExitStack() as stack:
+            for name, value in wanted.items():
+                if getattr(jax.config, name) != value:
+                    stack.enter_context(_SETTINGS[name](value))
+            yield
+
+    return there
+
+
+class Surroundings:
+    """What surrounds the place where this is made; `run` calls a function there, in whichever thread."""
+
+    def __init__(self) -> None:
+        self._context, self._settings, self._interceptors = copy_context(), settings_here(), _interceptors()
+
+    def run(self, function: Callable[P, R], *args: P.args, **options: P.kwargs) -> R:
+        """Call a function as if from there. Nothing that it sets for its surroundings stays."""
+
+        def there() -> R:
+            with ExitStack() as stack:
+                stack.enter_context(self._settings())
+                stack.enter_context(_unwatched())
+                known = _interceptors()
+                for interceptor in self._interceptors if known != self._interceptors else ():
+                    stack.enter_context(sys.modules["flax.linen"].intercept_methods(interceptor))
+                return function(*args, **options)
+
+        return self._context.copy().run(there)
+
+
+def _interceptors() -> list[Any]:
+    """What `flax.linen.intercept_methods` has in force, the outermost first; flax keeps it for each thread."""
+    module = sys.modules.get("flax.linen.module")
+    return list(getattr(module, "_global_interceptor_stack", ()))[::-1]
+
+
+def unwatched(function: Callable[P, R]) -> Callable[P, R]:
+    """For this library's own work: what JAX watches over by the user's wish, it does not watch over here."""
+
+    @wraps(function)
+    def at_work(*args: P.args, **options: P.kwargs) -> R:
+        if not _is_watched():
+            return function(*args, **options)
+        with _unwatched():
+            return function(*args, **options)
+
+    return at_work
+
+
+def _is_watched() -> bool:
+    config = jax.config
+    return (
+        any(getattr(config, name) not in (None, wanted) for name, (wanted, _) in _WATCHES.items())
+        or not jax.sharding.get_abstract_mesh().empty
+    )
+
+
+@contextmanager
+def _unwatched() -> Iterator[None]:
+    with ExitStack() as stack:
+        for name, (wanted, setting) in _WATCHES.items():
+            if getattr(jax.config, name) not in (None, wanted):
+                stack.enter_context(setting(wanted))
+        if not jax.sharding.get_abstract_mesh().empty:
+            stack.enter_context(jax.set_mesh(None))
+        yield
