@@ -6,8 +6,8 @@ the driver's inputs and from what its collectives bring. A value whose expressio
 function of the same inputs there; one that the other trace has not is *sized*: it belongs to the number of examples
 that the driver was traced for, which is that of one kernel call.
 
-*Ends* are where values leave the graph: into collectives, hooks and slots, as the new state and as metrics. Two traces
-have them in the same order, so they are compared one by one.
+*Ends* are where values leave the graph: into collectives, hooks and slots, to the host, as the new state and as
+metrics. Two traces have them in the same order, so they are compared one by one.
 """
 
 from __future__ import annotations
@@ -21,7 +21,9 @@ import jax
 import numpy as np
 from jax.extend.core import JaxprEqn, Literal, Var
 
+from ._closures import numbers_within
 from ._errors import DriverError
+from ._flow import at_home
 from ._text import params_text
 from ._trace import OPERATORS, Atom, Graph, describe
 from ._where import at, line_of
@@ -72,10 +74,11 @@ class Expressions:
 
     def ends(self) -> Iterator[End]:
         """Where values leave the graph, in order."""
-        for eqn in self.graph.eqns:
+        outside = at_home(self.graph)
+        for number, eqn in enumerate(self.graph.eqns):
             if eqn.primitive in OPERATORS and eqn.primitive is not source_p:
                 yield End(describe(eqn), tuple(eqn.invars), eqn)
-            elif eqn.effects:
+            elif number in outside:
                 yield End(eqn.primitive.name, tuple(eqn.invars), eqn)
         yield End("what is returned", tuple(self.graph.outvars), None)
 
@@ -91,6 +94,11 @@ class End(NamedTuple):
         """Whether this end sends, by gathering or broadcasting, what has another shape in another trace."""
         sends_rows = self.eqn is not None and self.eqn.params.get("kind") in ("gather", "broadcast")
         return sends_rows and self.shapes != other.shapes
+
+    @property
+    def numbers(self) -> tuple:
+        """What the Python function behind a hook or a callback closes over."""
+        return numbers_within([self.eqn.params.get(name) for name in ("hook", "callback")]) if self.eqn else ()
 
     @property
     def shapes(self) -> list[tuple[int, ...]]:
@@ -136,13 +144,13 @@ def sized(ours: Expressions, theirs: Expressions) -> frozenset[Var]:
     return frozenset(found)
 
 
-def another_program(ours: Graph, theirs: Graph, where: str) -> DriverError:
+def another_program(ours: Graph, theirs: Graph, where: str, how: str = "") -> DriverError:
     """The error for a driver that says something else for another number of examples."""
     return DriverError(
-        f"driver {ours.name!r}{at(where)} is another program for {theirs.examples} examples than for {ours.examples}. "
-        "What it sends, what hooks are given, and what is computed once per step must not depend on the size of the "
-        "batch: no Python `if` on it. A number taken from the batch's shape, such as len(batch), is the size of one "
-        "kernel call of one worker. Ask for the number that you mean:\n"
+        f"driver {ours.name!r}{at(where)} is another program for {theirs.examples} examples than for {ours.examples}"
+        f"{how}. What it sends, what hooks are given, and what is computed once per step must not depend on the size "
+        "of the batch: no Python `if` on it. A number taken from the batch's shape, such as len(batch), is the size of "
+        "one kernel call of one worker. Ask for the number that you mean:\n"
         "    ad.global_batch()      all examples of the step\n"
         "    ad.batch_size()        this worker's\n"
         "    ad.microbatch_size()   those of this kernel call"

@@ -16,7 +16,7 @@ from jax.extend.core import Var
 
 from ._cut import plan
 from ._errors import AdaptiveError, DriverError
-from ._expressions import Expressions, another_program, check_same_operators, first_difference, sized
+from ._expressions import End, Expressions, another_program, check_same_operators, first_difference, sized
 from ._plan import Plan
 from ._surroundings import Surroundings
 from ._trace import trace
@@ -32,6 +32,7 @@ class Planner:
       batch_of: a batch of so many examples, as shapes.
       workers: how many workers there are.
       local_state: state leaves (by index) that may differ between workers on purpose.
+      surroundings: in which to trace; those of here if not given.
     """
 
     reference: Plan
@@ -44,10 +45,11 @@ class Planner:
         *,
         workers: int,
         local_state: Iterable[int] = (),
+        surroundings: Surroundings | None = None,
     ):
         self._driver, self._state, self._batch_of = driver, state, batch_of
         self._workers, self._local_state = workers, frozenset(local_state)
-        self._surroundings = Surroundings()
+        self._surroundings = surroundings or Surroundings()
         self._lock = threading.RLock()  # the compiler's thread asks for plans, and so does `check`
         self._whole: tuple[str, ...] = ()
 
@@ -70,12 +72,16 @@ class Planner:
                 self._whole = (f"the driver cannot be traced for {size} examples ({_in_short(error)})",)
             if self._second is not None:
                 check_same_operators(self._first, self._second)
+                self._check_closures(self._first, self._second)
                 self._whole = tuple(self._sent_by_size(self._first, self._second))
-            numbers = self._sized(self._first, self._second)
-            self.reference = self._plan(self._first, numbers)
-            if not self._whole and self._second is not None:
-                other = self._plan(self._second, self._sized(self._second, self._first))
-                self._check_same(self._second, other)
+            try:
+                self.reference = self._plan(self._first, self._sized(self._first, self._second))
+                if not self._whole and self._second is not None:
+                    other = self._plan(self._second, self._sized(self._second, self._first))
+                    self._check_same(self._second, other)
+            except DriverError:
+                self._check_unchanged()  # what changes with time looks like what changes with the size
+                raise
             return self.reference
 
     def __call__(self, examples: int) -> Plan:
@@ -107,6 +113,21 @@ class Planner:
     def _sized(self, ours: Expressions, theirs: Expressions | None) -> frozenset[Var]:
         """What belongs to the size; nothing does where all batches are of one."""
         return frozenset() if self._whole or theirs is None else sized(ours, theirs)
+
+    def _check_closures(self, ours: Expressions, theirs: Expressions) -> None:
+        """Raise where a hook or a callback closes over a number of the batch's shape: it is made for one size."""
+        of_the_call = sized(ours, theirs)
+        differing = [
+            n
+            for n, (one, other) in enumerate(zip(ours.ends(), theirs.ends(), strict=True))
+            if _told(one, other) and of_the_call.isdisjoint(a for a in one.atoms if isinstance(a, Var))
+        ]
+        if differing:  # or they differ each time that they are made, by the clock or by a counter
+            again = list(self._trace(ours.graph.examples).ends())
+            ends = list(ours.ends())
+            for n in differing:
+                if not _told(ends[n], again[n]):
+                    raise another_program(ours.graph, theirs.graph, ends[n].where, f" ({ends[n].what} closes over it)")
 
     def _sent_by_size(self, ours: Expressions, theirs: Expressions) -> Iterable[str]:
         """Which messages are larger for larger batches: rows of each example, sent to all."""
@@ -141,6 +162,10 @@ class Planner:
                         "thread: it must not depend on what changes meanwhile (a global, an attribute, a counter, "
                         "the clock, numpy's random numbers). Keep such numbers in the state, or make another Program."
                     )
+
+
+def _told(one: End, other: End) -> bool:
+    return one.numbers != other.numbers
 
 
 def _another(examples: int, multiple: int) -> int:

@@ -36,6 +36,7 @@ from ._record import Recorder
 from ._report import Report
 from ._shards import Shards, rows_of
 from ._sizes import equal
+from ._surroundings import Surroundings, as_made, unwatched
 from ._trace import leaf_names
 from ._unlike import are_unlike, could_not_decide, decided_by_first
 from ._world import World
@@ -91,6 +92,7 @@ class Program:
       3.5
     """
 
+    @unwatched
     def __init__(
         self,
         driver: Driver,
@@ -108,6 +110,7 @@ class Program:
         local: Callable[[Any], Any] | None = None,
         deterministic: bool = False,
     ):
+        self._surroundings = Surroundings()
         self.world = world or current_world.get() or LocalWorld()
         if nonfinite not in ("raise", "skip", "allow"):
             raise DriverError(f'nonfinite must be "raise", "skip" or "allow"; got {nonfinite!r}.')
@@ -121,7 +124,12 @@ class Program:
         self._state_shapes = jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype), state)
         self._stream = Stream(self._data, seed=self._seed, workers=self.world.workers)
         self._planner = Planner(
-            driver, self._state_shapes, self._data.shapes, workers=self.world.size, local_state=self._local_state
+            driver,
+            self._state_shapes,
+            self._data.shapes,
+            workers=self.world.size,
+            local_state=self._local_state,
+            surroundings=self._surroundings,
         )
         first_sizes = partial(self._first_sizes, global_batch, shares, max_local_batch, quantum)
         self._sizes, self._plan = self._first_plan(first_sizes, microbatch)
@@ -310,6 +318,7 @@ class Program:
                 self._recorder = None
         self._close_step()
 
+    @as_made
     def step(self) -> Report:
         """Run one step.
 
@@ -511,6 +520,7 @@ class Program:
             quantum = auto_quantum(sum(self._sizes.target), self.world.size, self._sizes.limits.multiple)
             self._sizes.limits = self._sizes.limits._replace(quantum=quantum)
 
+    @as_made
     def rescale(self, *, global_batch: int | None = None, shares: Sequence[float] | None = None) -> None:
         """Change the global batch, its split, or both, between two steps. Call it on every process alike.
 
@@ -527,6 +537,7 @@ class Program:
         self._ask(decision)
         self._ledger.enter(self._step, (), decision)
 
+    @as_made
     def warm_up(self) -> None:
         """Compile now, and wait for it, what would be compiled behind the first steps. For measurements."""
         self._compile_first()
@@ -534,6 +545,7 @@ class Program:
 
     # --- stopping and going on ----------------------------------------------------------------------------------------
 
+    @as_made
     def checkpoint(self) -> dict[str, Any]:
         """All that this program is, between two steps: state, slots, what hooks have learned, data cursor, sizes.
 
@@ -550,6 +562,7 @@ class Program:
             tree=self._state_tree,
         )
 
+    @as_made
     def restore(self, checkpoint: dict[str, Any]) -> None:
         """Go on from a checkpoint of a program with this driver and data, of as many workers or of another number.
 
@@ -589,6 +602,7 @@ class Program:
         states = [jax.tree.unflatten(self._state_tree, leaves) for leaves in self._engine.states]
         return evaluate(fn, states, examples, self.world, batch)
 
+    @as_made
     def check(self, batch: Any = None, *, seed: int = 0, tolerance: float | None = None) -> Invariance:
         """Whether this driver's step is the same however a batch is split.
 

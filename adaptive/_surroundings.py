@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from contextvars import copy_context
 from functools import wraps
-from typing import Any, ParamSpec, TypeVar
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import jax
 
@@ -66,20 +66,43 @@ class Surroundings:
 
     def __init__(self) -> None:
         self._context, self._settings, self._interceptors = copy_context(), settings_here(), _interceptors()
+        self._wide = jax.config.jax_enable_x64
 
     def run(self, function: Callable[P, R], *args: P.args, **options: P.kwargs) -> R:
         """Call a function as if from there. Nothing that it sets for its surroundings stays."""
 
         def there() -> R:
             with ExitStack() as stack:
-                stack.enter_context(self._settings())
-                stack.enter_context(_unwatched())
+                stack.enter_context(self.settings())
                 known = _interceptors()
                 for interceptor in self._interceptors if known != self._interceptors else ():
                     stack.enter_context(sys.modules["flax.linen"].intercept_methods(interceptor))
                 return function(*args, **options)
 
         return self._context.copy().run(there)
+
+    @contextmanager
+    def settings(self) -> Iterator[None]:
+        """JAX's settings from there, for this thread; and nothing watched over."""
+        with self._settings(), _unwatched():
+            yield
+
+    def hold_here(self) -> bool:
+        """Whether what is compiled there runs here as it is."""
+        return jax.config.jax_enable_x64 == self._wide and not _is_watched()
+
+
+def as_made(method: Callable[Concatenate[Any, P], R]) -> Callable[Concatenate[Any, P], R]:
+    """For methods of what has `_surroundings`: JAX's settings are those under which it was made."""
+
+    @wraps(method)
+    def as_there(self: Any, *args: P.args, **options: P.kwargs) -> R:
+        if self._surroundings.hold_here():
+            return method(self, *args, **options)
+        with self._surroundings.settings():
+            return method(self, *args, **options)
+
+    return as_there
 
 
 def _interceptors() -> list[Any]:
@@ -102,9 +125,15 @@ def unwatched(function: Callable[P, R]) -> Callable[P, R]:
 
 
 def _is_watched() -> bool:
-    config = jax.config
+    config, allowed = jax.config, (None, "allow")  # spelt out: this is asked in every step
     return (
-        any(getattr(config, name) not in (None, wanted) for name, (wanted, _) in _WATCHES.items())
+        config.jax_debug_nans
+        or config.jax_debug_infs
+        or config.jax_disable_jit
+        or config.jax_transfer_guard not in allowed
+        or config.jax_transfer_guard_host_to_device not in allowed
+        or config.jax_transfer_guard_device_to_host not in allowed
+        or config.jax_transfer_guard_device_to_device not in allowed
         or not jax.sharding.get_abstract_mesh().empty
     )
 
