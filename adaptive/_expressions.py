@@ -90,10 +90,10 @@ class End(NamedTuple):
     atoms: tuple[Atom, ...]
     eqn: JaxprEqn | None
 
-    def rows_of(self, other: End) -> bool:
-        """Whether this end sends, by gathering or broadcasting, what has another shape in another trace."""
-        sends_rows = self.eqn is not None and self.eqn.params.get("kind") in ("gather", "broadcast")
-        return sends_rows and self.shapes != other.shapes
+    @property
+    def collective(self) -> str:
+        """Which kind of collective this is the operand of; "" if of none."""
+        return self.eqn.params["kind"] if self.eqn is not None and self.eqn.primitive is collective_p else ""
 
     @property
     def numbers(self) -> tuple:

@@ -15,7 +15,7 @@ from typing import Any
 from jax.extend.core import Var
 
 from ._cut import plan
-from ._errors import AdaptiveError, DriverError
+from ._errors import AdaptiveError, CollectiveError, DriverError
 from ._expressions import End, Expressions, another_program, check_same_operators, first_difference, sized
 from ._plan import Plan
 from ._surroundings import Surroundings
@@ -130,10 +130,22 @@ class Planner:
                     raise another_program(ours.graph, theirs.graph, ends[n].where, f" ({ends[n].what} closes over it)")
 
     def _sent_by_size(self, ours: Expressions, theirs: Expressions) -> Iterable[str]:
-        """Which messages are larger for larger batches: rows of each example, sent to all."""
+        """Which messages are larger for larger batches: rows of each example, sent to all.
+
+        Raises:
+          CollectiveError: such rows are reduced over the workers, one by one.
+        """
         for one, other in zip(ours.ends(), theirs.ends(), strict=True):
-            if one.rows_of(other):
-                yield f"{one.what}{at(one.where)} sends a row for each example of the whole local batch"
+            if not one.collective or one.shapes == other.shapes:
+                continue
+            if one.collective == "reduce":
+                shape = next(a for a, b in zip(one.shapes, other.shapes, strict=True) if a != b)
+                raise CollectiveError(
+                    f"{one.what}{at(one.where)} is given an array of shape {shape}, which goes by the number of "
+                    "examples; and that is another one on each worker. Reduce it over the examples first:\n"
+                    "    comm.all_reduce(x.mean(0))        comm.all_reduce(x.sum(0), op='sum')"
+                )
+            yield f"{one.what}{at(one.where)} sends a row for each example of the whole local batch"
 
     def _check_same(self, theirs: Expressions, other: Plan) -> None:
         """Raise unless what is sent, and what is computed once, is the same as for the first size."""

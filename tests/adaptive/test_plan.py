@@ -434,10 +434,16 @@ def other_slot(state, batch):
     return state, {}
 
 
-@pytest.mark.parametrize("driver", [if_large, other_shapes, other_weight, other_slot])
+@pytest.mark.parametrize("driver", [if_large, other_weight, other_slot])
 def test_a_driver_that_communicates_otherwise_for_another_size_is_refused(driver):
     with pytest.raises(ad.DriverError, match=rf"driver .{driver.__name__}.* is another program for 4 examples than f"):
         planner(driver, W).begin(8)
+
+
+def test_rows_of_examples_are_not_reduced_one_by_one():
+    with pytest.raises(ad.CollectiveError, match=r"shape \(8,\), which goes by the number of examples") as caught:
+        planner(other_shapes, W).begin(8)
+    assert "comm.all_reduce(batch" in pointed_at(caught.value)[0]
 
 
 def test_a_number_of_the_shape_in_the_update_is_named():

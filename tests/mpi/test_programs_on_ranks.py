@@ -33,5 +33,9 @@ def test_bad_input():
     run_suite("mpi", 2, PROGRAM / "test_bad_input.py", Path(__file__).parent / "on_ranks.py")
 
 
+def test_fooling():
+    run_suite("mpi", 2, Path(__file__).parents[1] / "fooling" / "test_drivers.py")
+
+
 def test_federated_rounds():
     run_suite("mpi-two-devices", 2, PROGRAM / "test_federated.py")

@@ -1,0 +1,440 @@
+"""Drivers that are wrong on purpose, or look as if they were, each with the verdict that it must get.
+
+    refused(error, *texts)   building the program fails, on every worker, and says so
+    right(plain)             it simply works: it agrees with `plain`, one worker's step on whole batches, on any split
+    named(*leaves)           it runs, and `check` says that it depends on the split, and where
+
+A driver is given `{"w": weights of a linear model, …}` as state, and batches of `{"x": features, "y": targets}`.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from contextvars import ContextVar
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.experimental import io_callback
+
+import adaptive as ad
+import collectives as comm
+import controllers as ctrl
+import monitors as mon
+
+FEATURES = 3
+W = np.array([0.3, -0.2, 0.1], np.float32)
+
+
+@dataclass(frozen=True)
+class Case:
+    driver: Callable
+    verdict: Any
+    state: Any
+    options: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Refused:
+    error: type[Exception]
+    texts: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Right:
+    plain: Callable[[Any, Any], tuple[Any, Any]]  # (state, whole batch) -> (state, metrics)
+
+
+@dataclass(frozen=True)
+class Named:
+    leaves: tuple[str, ...]  # in what `check` prints
+
+
+CASES: dict[str, Case] = {}
+
+
+def refused(error: type[Exception], *texts: str, **options: Any):
+    return _case(Refused(error, texts), options)
+
+
+def right(plain: Callable, **options: Any):
+    return _case(Right(plain), options)
+
+
+def named(*leaves: str, **options: Any):
+    return _case(Named(leaves), options)
+
+
+def _case(verdict: Any, options: dict[str, Any]):
+    state = options.pop("state", {"w": W})
+
+    def register(driver: Callable) -> Callable:
+        assert driver.__name__ not in CASES
+        CASES[driver.__name__] = Case(driver, verdict, state, options)
+        return driver
+
+    return register
+
+
+# --- what the drivers are made of -------------------------------------------------------------------------------------
+
+
+def errors(w, batch):
+    return batch["x"] @ w - batch["y"]
+
+
+def loss(w, batch):
+    return jnp.mean(errors(w, batch) ** 2)
+
+
+def mean_gradient(state, batch):
+    return comm.all_reduce(jax.grad(loss)(state["w"], batch))
+
+
+def step(state, gradient, **changes):
+    return {**state, "w": state["w"] - 0.1 * gradient, **changes}
+
+
+def plainly(state, batch, **metrics):
+    """A step on the whole batch, with metrics given as functions of it."""
+    new = step(state, jax.grad(loss)(state["w"], batch))
+    return new, {name: of(state, batch) for name, of in metrics.items()}
+
+
+def plain(**metrics: Callable):
+    return functools.partial(plainly, **metrics)
+
+
+SHAPE = "a number of the batch's shape"
+HOST = "comes from the host"
+
+
+# --- numbers of the batch's shape -------------------------------------------------------------------------------------
+
+
+@right(
+    plain(
+        correct=lambda s, b: (b["y"] > 1).sum(),
+        count=lambda s, b: len(b["y"]),
+        ones=lambda s, b: float(len(b["y"])),
+        mask=lambda s, b: len(b["y"]),
+        three=lambda s, b: np.full(3, len(b["y"])),
+    )
+)
+def counts_that_follow_from_shapes(state, batch):
+    y = batch["y"]
+    counts = {
+        "correct": (y > 1).sum(),
+        "count": len(y),
+        "ones": jnp.ones(len(y)).sum(),
+        "mask": jnp.ones_like(y, bool).sum(),
+        "three": np.full(3, len(y)),
+    }
+    return step(state, mean_gradient(state, batch)), comm.all_reduce(counts, op="sum")
+
+
+@right(plain())
+def a_mean_by_hand(state, batch):
+    total = jax.grad(lambda w: (errors(w, batch) ** 2).sum())(state["w"])
+    total, count = comm.all_reduce((total, len(batch["y"])), op="sum")
+    return step(state, total / count), {}
+
+
+@right(plain())
+def a_mean_by_hand_with_an_array_for_a_count(state, batch):
+    total = jax.grad(lambda w: (errors(w, batch) ** 2).sum())(state["w"])
+    total, count = comm.all_reduce((total, jnp.full(FEATURES, len(batch["y"]), jnp.float32)), op="sum")
+    return step(state, total / count), {}
+
+
+@right(plain(share=lambda s, b: jnp.mean(b["y"] > 0)))
+def a_loss_divided_by_the_length(state, batch):
+    gradient = jax.grad(lambda w: (errors(w, batch) ** 2).sum() / len(batch["y"]))(state["w"])
+    share = (batch["y"] > 0).sum() / batch["y"].size
+    return step(state, comm.all_reduce(gradient)), {"share": comm.all_reduce(share)}
+
+
+@right(lambda s, b: (step(s, jax.grad(lambda w: b["y"].mean() * (b["x"] @ w).mean())(s["w"])), {}))
+def a_replicated_factor_on_a_batch_mean(state, batch):
+    """Reverse mode puts factor / length where nothing else touches the batch."""
+    factor = comm.all_reduce(batch["y"].mean())
+    gradient = jax.grad(lambda w: factor * (batch["x"] @ w).mean())(state["w"])
+    return step(state, comm.all_reduce(gradient)), {}
+
+
+def lagrangian(w, batch, multiplier):
+    return loss(w, batch) + 0.5 * (jnp.mean(batch["x"] @ w) - 1) * multiplier
+
+
+@right(lambda s, b: (step(s, jax.grad(lagrangian)(s["w"], b, b["y"].mean())), {}))
+def a_lagrangian(state, batch):
+    multiplier = comm.all_reduce(batch["y"].mean())
+    return step(state, comm.all_reduce(jax.grad(lagrangian)(state["w"], batch, multiplier))), {}
+
+
+@refused(ad.ReplicationError, "new state", SHAPE, "ad.global_batch()", "(cases.py:")
+def a_sum_divided_by_the_length(state, batch):
+    total = comm.all_reduce(jax.grad(lambda w: (errors(w, batch) ** 2).sum())(state["w"]), op="sum")
+    return step(state, total / len(batch["y"])), {}
+
+
+@refused(ad.ReplicationError, "new state", SHAPE, "(cases.py:")
+def a_sum_divided_by_an_array_of_lengths(state, batch):
+    return step(state, mean_gradient(state, batch) / np.full(FEATURES, len(batch["x"]))), {}
+
+
+@refused(ad.ReplicationError, "new state", SHAPE)
+def a_sum_divided_by_an_array_of_one_length(state, batch):
+    return step(state, mean_gradient(state, batch) / jnp.array([len(batch["x"])])), {}
+
+
+@refused(ad.ReplicationError, "metric ['n']", SHAPE)
+def a_length_for_a_metric(state, batch):
+    return step(state, mean_gradient(state, batch)), {"n": len(batch["x"])}
+
+
+@refused(ad.ReplicationError, "metric ['n']", SHAPE)
+def a_length_in_disguise(state, batch):
+    """A sum over zeros that have the batch's shape, one more for each."""
+    return step(state, mean_gradient(state, batch)), {"n": (jnp.zeros(batch["y"].shape) + 1).sum()}
+
+
+@refused(ad.ReplicationError, "new state", SHAPE)
+def a_schedule_in_steps_of_the_length(state, batch):
+    steps_per_epoch = 120 // len(batch["y"])
+    rate = jnp.where(ad.step() < 3 * steps_per_epoch, 1.0, 0.1)
+    return step(state, rate * mean_gradient(state, batch)), {}
+
+
+@refused(ad.ReplicationError, "new state", SHAPE)
+def one_key_of_as_many_as_there_are_examples(state, batch):
+    noise = jax.random.normal(jax.random.split(ad.step_key(), len(batch["y"]))[0], (FEATURES,))
+    return step(state, mean_gradient(state, batch) + 0.1 * noise), {}
+
+
+@refused(ad.DriverError, "hook 'grow' closes over it", "ad.global_batch()")
+def a_length_in_a_hooks_closure(state, batch):
+    n = len(batch["y"])
+    gradient = mean_gradient(state, batch)
+    ctrl.hook(lambda control, value: control.rescale(global_batch=4 * n), gradient[0], name="grow")
+    return step(state, gradient), {}
+
+
+@refused(ad.DriverError, "hook", "closes over it")
+def a_length_in_a_hooks_arguments(state, batch):
+    def grow(control, value, n):
+        control.rescale(global_batch=4 * n)
+
+    gradient = mean_gradient(state, batch)
+    ctrl.hook(functools.partial(grow, n=len(batch["y"])), gradient[0], name="grow")
+    return step(state, gradient), {}
+
+
+@refused(ad.DriverError, "pure_callback closes over it")
+def a_length_in_a_callbacks_closure(state, batch):
+    n, one = len(batch["y"]), jax.ShapeDtypeStruct((), jnp.float32)
+    gradient = mean_gradient(state, batch)
+    size = ad.replicated(jax.pure_callback(lambda g: np.float32(n), one, gradient[0]))
+    return step(state, gradient / size), {}
+
+
+@refused(ad.DriverError, "is another program for")
+def another_collective_for_some_sizes(state, batch):
+    gradient = jax.grad(loss)(state["w"], batch)
+    return step(state, comm.all_reduce(gradient, op="max" if len(batch["y"]) % 3 else "mean")), {}
+
+
+@refused(ad.CollectiveError, "goes by the number of examples", "comm.all_reduce(x.mean(0))", "(cases.py:")
+def losses_of_each_example_reduced(state, batch):
+    """Elementwise over workers: the first example of each, the second of each, …"""
+    return step(state, mean_gradient(state, batch)), {"loss": comm.all_reduce(errors(state["w"], batch) ** 2).mean()}
+
+
+@right(plain(loss=lambda s, b: loss(s["w"], b)), shares=None, global_batch=12)
+def a_loop_over_examples(state, batch):
+    """As many equations as there are examples."""
+    total = sum(jnp.square(batch["x"][i] @ state["w"] - batch["y"][i]) for i in range(len(batch["y"])))
+    return step(state, mean_gradient(state, batch)), {"loss": comm.all_reduce(total / len(batch["y"]))}
+
+
+# --- weights ----------------------------------------------------------------------------------------------------------
+
+
+@right(plain(loss=lambda s, b: loss(s["w"], b)), microbatch=None)
+def weighed_by_the_workers_batch(state, batch):
+    """Right in one call per worker, so it stays in one."""
+    own = jax.value_and_grad(loss)(state["w"], batch)
+    value, gradient = comm.all_reduce(own, weight=ad.batch_size())
+    return step(state, gradient), {"loss": value}
+
+
+@right(plain(loss=lambda s, b: loss(s["w"], b)))
+def weighed_by_the_calls_examples(state, batch):
+    own = jax.value_and_grad(loss)(state["w"], batch)
+    value, gradient = comm.all_reduce(own, weight=ad.microbatch_size())
+    return step(state, gradient), {"loss": value}
+
+
+@right(plain(), microbatch=None)
+def a_share_of_the_sum_by_the_workers_batch(state, batch):
+    gradient = jax.grad(loss)(state["w"], batch)
+    return step(state, comm.all_reduce(gradient * ad.batch_size() / ad.global_batch(), op="sum")), {}
+
+
+@right(plain())
+def a_share_of_the_sum_by_the_calls_examples(state, batch):
+    gradient = jax.grad(loss)(state["w"], batch)
+    return step(state, comm.all_reduce(gradient * ad.microbatch_size() / ad.global_batch(), op="sum")), {}
+
+
+@refused(ad.DriverError, "microbatch=3", "ad.microbatch_size()", microbatch=3)
+def weighed_by_the_workers_batch_in_microbatches(state, batch):
+    return step(state, comm.all_reduce(jax.grad(loss)(state["w"], batch), weight=ad.batch_size())), {}
+
+
+# --- what is not replicated -------------------------------------------------------------------------------------------
+
+
+@refused(
+    ad.ReplicationError,
+    *("state['mean']", "this worker's examples", "new = comm.all_reduce(new)"),
+    state={"w": W, "mean": np.zeros(FEATURES, np.float32)},
+)
+def running_statistics(state, batch):
+    return step(state, mean_gradient(state, batch), mean=0.9 * state["mean"] + 0.1 * batch["x"].mean(0)), {}
+
+
+@refused(
+    ad.ReplicationError,
+    *("state['scale']", "decide by the reduced ones"),
+    state={"w": W, "scale": np.float32(1)},
+)
+def a_loss_scale_by_ones_own_gradients(state, batch):
+    own = jax.grad(lambda w: state["scale"] * loss(w, batch))(state["w"])
+    scale = jnp.where(jnp.isfinite(own).all(), 2 * state["scale"], state["scale"] / 2)
+    return step(state, comm.all_reduce(own) / state["scale"], scale=scale), {}
+
+
+@refused(ad.ReplicationError, "'worker', which each worker measures for itself")
+def a_rate_for_each_worker(state, batch):
+    return step(state, mean_gradient(state, batch) * (1 + ad.worker())), {}
+
+
+@refused(ad.CollectiveError, "noise_scale (cases.py:", "replicated already", "mon.noise_scale(grads, avg_grads)")
+def the_noise_of_an_average(state, batch):
+    average = mean_gradient(state, batch)
+    return step(state, average), {"noise": mon.noise_scale(average, average).scale}
+
+
+@refused(ad.CollectiveError, "gradient_variance (cases.py:", "replicated already")
+def the_variance_of_an_average(state, batch):
+    average = mean_gradient(state, batch)
+    return step(state, average), {"variance": mon.gradient_variance(average, average)}
+
+
+# --- the host, and other effects --------------------------------------------------------------------------------------
+
+ONE = jax.ShapeDtypeStruct((), jnp.float32)
+
+
+@refused(ad.ReplicationError, "new state", HOST, "pure_callback", "ad.replicated(x)")
+def a_random_number_of_the_host(state, batch):
+    rate = jax.pure_callback(lambda _: np.float32(np.random.rand()), ONE, state["w"][0])
+    return step(state, rate * mean_gradient(state, batch)), {}
+
+
+@refused(ad.ReplicationError, "new state", HOST, "io_callback")
+def a_file_of_the_host(state, batch):
+    return step(state, io_callback(lambda: np.float32(1), ONE) * mean_gradient(state, batch)), {}
+
+
+@refused(ad.ReplicationError, "new state", HOST, "rng_uniform")
+def a_generator_with_a_state(state, batch):
+    return step(state, mean_gradient(state, batch) + jax.lax.rng_uniform(0.0, 1.0, (FEATURES,))), {}
+
+
+@refused(ad.ReplicationError, "metric ['rate']", HOST)
+def a_host_value_in_a_scan(state, batch):
+    def body(carry, _):
+        return carry + jax.pure_callback(lambda c: np.float32(np.random.rand()), ONE, carry), None
+
+    rate = jax.lax.scan(body, state["w"][0], None, length=2)[0]
+    return step(state, mean_gradient(state, batch)), {"rate": rate}
+
+
+@right(plain(rate=lambda s, b: 0.5))
+def a_host_value_that_is_the_same(state, batch):
+    rate = ad.replicated(jax.pure_callback(lambda _: np.float32(0.5), ONE, state["w"][0]))
+    return step(state, 2 * rate * mean_gradient(state, batch)), {"rate": rate}
+
+
+@right(plain(same=lambda s, b: True, spread=lambda s, b: 0.0))
+def a_host_value_that_is_asked_for_once(state, batch):
+    """One draw a worker and step, in however many calls and segments it is used."""
+    drawn = jax.pure_callback(lambda _: np.float32(np.random.rand()), ONE, state["w"][0])
+    in_calls = comm.all_reduce(drawn + 0 * batch["y"].mean())
+    examples = comm.all_gather(ad.batch_size())
+    by_worker = (comm.all_gather(drawn) * examples).sum() / examples.sum()
+    first = comm.broadcast(drawn)
+    same = first == comm.all_gather(drawn)[0]
+    spread = jnp.round(jnp.abs(in_calls - by_worker), 5)
+    return step(state, mean_gradient(state, batch)), {"same": same, "spread": spread}
+
+
+@refused(ad.ReplicationError, "ad.replicated", "this worker's examples")
+def a_vow_on_what_is_of_the_batch(state, batch):
+    return step(state, ad.replicated(jax.grad(loss)(state["w"], batch))), {}
+
+
+@refused(ad.CollectiveError, "a mutable array (jax.new_ref) (cases.py:")
+def a_value_read_through_a_reference(state, batch):
+    ref = jax.new_ref(jnp.zeros(FEATURES))
+    ref[...] = batch["x"][0]
+    return step(state, mean_gradient(state, batch) + ref[...]), {}
+
+
+@refused(ad.DriverError, "an ordered effect (io_callback) (cases.py:")
+def effects_in_an_order_that_cannot_be(state, batch):
+    gradient = mean_gradient(state, batch)
+    io_callback(lambda g: None, None, gradient[0], ordered=True)
+    io_callback(lambda y: None, None, batch["y"][0], ordered=True)
+    return step(state, gradient), {}
+
+
+# --- time, and what surrounds a trace ---------------------------------------------------------------------------------
+
+TRACES = {"count": 0}
+CONTEXT: ContextVar[float] = ContextVar("CONTEXT", default=1.0)
+CHANGED = "says something else than when the program was made"
+
+
+@refused(ad.DriverError, CHANGED)
+def a_counter_of_traces_in_the_update(state, batch):
+    TRACES["count"] += 1
+    return step(state, TRACES["count"] * mean_gradient(state, batch)), {}
+
+
+@refused(ad.DriverError, CHANGED)
+def a_random_number_of_the_trace(state, batch):
+    return step(state, mean_gradient(state, batch) * np.random.default_rng().random()), {}
+
+
+# --- custom derivatives -----------------------------------------------------------------------------------------------
+
+
+@jax.custom_vjp
+def clipped(w):
+    return w
+
+
+clipped.defvjp(lambda w: (w, None), lambda _, g: (jnp.clip(g, -1, 1),))
+
+
+@named("w", shares=None)
+def a_gradient_clipped_in_each_call(state, batch):
+    """The mean of clipped gradients is not the clipped gradient of the mean."""
+    gradient = jax.grad(lambda w: 10 * loss(clipped(w), batch))(state["w"])
+    return step(state, comm.all_reduce(gradient)), {}

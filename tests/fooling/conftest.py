@@ -1,0 +1,3 @@
+"""The worlds of tests/program."""
+
+from tests.program.conftest import world as world

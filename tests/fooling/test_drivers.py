@@ -1,0 +1,66 @@
+"""Every driver that tries to fool the library gets its verdict, in every world."""
+
+from __future__ import annotations
+
+import jax
+import numpy as np
+import pytest
+
+import adaptive as ad
+from tests.program.problems import difference, stream
+
+from .cases import CASES, FEATURES, Case, Named, Refused, Right
+
+EXAMPLES, BATCH, STEPS, SEED = 48, 24, 2, 3
+
+
+def make_data():
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(EXAMPLES, FEATURES)).astype(np.float32)
+    return {"x": x, "y": (x.sum(1) + rng.normal(size=EXAMPLES)).astype(np.float32)}
+
+
+def build(case: Case, world, **defaults) -> ad.Program:
+    options = {"global_batch": BATCH, "seed": SEED, **defaults, **case.options}
+    return ad.Program(case.driver, case.state, make_data(), world=world, **options)
+
+
+def of_verdict(kind):
+    return [pytest.param(case, id=name) for name, case in CASES.items() if isinstance(case.verdict, kind)]
+
+
+def test_there_are_enough_of_them():
+    assert len(CASES) >= 40
+
+
+@pytest.mark.parametrize("case", of_verdict(Refused))
+def test_it_is_refused(world, case):
+    with pytest.raises(case.verdict.error) as caught:
+        build(case, world)
+    for text in case.verdict.texts:
+        assert text in str(caught.value)
+
+
+@pytest.mark.parametrize("case", of_verdict(Right))
+def test_it_is_right(world, case):
+    """On uneven batches, each in several calls."""
+    uneven = {"shares": range(1, world.size + 1), "microbatch": 3}
+    with build(case, world, **uneven) as program:
+        size = program.global_batch
+        reports = [program.step() for _ in range(STEPS)]
+        state = program.state
+    order, data, expected = stream(EXAMPLES, SEED, STEPS * size), make_data(), case.state
+    for number, report in enumerate(reports):
+        rows = order[number * size : (number + 1) * size]
+        expected, metrics = case.verdict.plain(expected, jax.tree.map(lambda a, rows=rows: a[rows], data))
+        assert report.metrics.keys() == metrics.keys()
+        assert difference((state if number == STEPS - 1 else expected, report.metrics), (expected, metrics)) < 1e-5
+
+
+@pytest.mark.parametrize("case", of_verdict(Named))
+def test_it_is_named_by_check(world, case):
+    with build(case, world) as program:
+        found = program.check()
+    assert not found
+    for leaf in case.verdict.leaves:
+        assert leaf in str(found)
