@@ -13,6 +13,7 @@ from math import lcm
 from typing import Any, TypeAlias
 
 import jax
+import numpy as np
 from jax.extend.core import ClosedJaxpr, DropVar, Jaxpr, JaxprEqn, Literal, Var
 from jax.extend.core import jaxprs_in_params as _jaxprs_in_params
 
@@ -230,7 +231,8 @@ class _Flattener:
         known = self._const_vars.get(id(value))
         if known is None:
             known = self._const_vars[id(value)] = Var(var.aval)
-            self.consts[known] = value
+            # An array of the host may be written to later on, and XLA may read it where it lies.
+            self.consts[known] = value if isinstance(value, jax.Array) else np.array(value)
         return known
 
 

@@ -164,6 +164,23 @@ def test_in_a_run_it_ends_the_run():
             program.warm_up()
 
 
+def test_an_array_that_is_written_to_later_is_what_it_was():
+    table = np.ones((64, FEATURES), np.float32)
+
+    def driver(state, batch):
+        return sgd(state, batch)[0], {
+            "table": jnp.asarray(table)[0, 0],
+            "call": comm.all_reduce(table.max() + 0 * batch["y"][0]),
+        }
+
+    with ad.Program(driver, W, make_data(), global_batch=12, world=LocalWorld(2)) as program:
+        program.step()
+        table[:] = 5
+        assert program.step().metrics == {"table": 1, "call": 1}
+        with pytest.raises(ad.DriverError, match="says something else"):
+            program.warm_up()
+
+
 # --- surroundings -----------------------------------------------------------------------------------------------------
 
 FACTOR = contextvars.ContextVar("FACTOR", default=1.0)
