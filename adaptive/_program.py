@@ -6,6 +6,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from functools import partial
 from math import lcm
 from pathlib import Path
@@ -294,7 +295,8 @@ class Program:
             reach into the epoch behind.
           steps: at most so many more steps.
           record: a file to which rank 0 adds a line of JSON per step: what hooks were shown and what they decided,
-            to be replayed by `python -m controllers.simulate`.
+            to be replayed by `python -m controllers.simulate`. If it cannot be written, the run goes on without it; a
+            warning in the log "adaptive" and a note in rank 0's report say so.
 
         Yields:
           A `Report` per step; ends early when a hook calls `control.stop()`. With neither argument, only then.
@@ -403,7 +405,8 @@ class Program:
             notes=tuple(notes),
         )
         if self._recorder is not None:
-            self._recorder.step(report, previous, epoch, self._barrier, outcome.hooks)
+            lost = self._recorder.step(report, previous, epoch, self._barrier, outcome.hooks)
+            report = replace(report, notes=(*report.notes, lost)) if lost else report
         return report
 
     def _undisturbed(self, seconds: list[float]) -> list[float]:
