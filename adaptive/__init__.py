@@ -10,6 +10,7 @@ from ._decision import Limits as Limits
 from ._decision import Observation as Observation
 from ._errors import AdaptiveError as AdaptiveError
 from ._errors import BatchSizeError as BatchSizeError
+from ._errors import CheckpointError as CheckpointError
 from ._errors import CollectiveError as CollectiveError
 from ._errors import DataError as DataError
 from ._errors import DisagreementError as DisagreementError

@@ -53,17 +53,35 @@ def check_built_alike(world: World, built: dict[str, str], plan: Plan) -> None:
 
 def _check_equal(world: World, digests: dict[str, str], closer: Callable[[], dict[str, str]] | None = None) -> None:
     everyone = [json.loads(theirs) for theirs in world.share(json.dumps(digests).encode())]
+    if closer is not None and _differing(everyone) is not None:  # all processes come here, so they can look closer
+        _check_equal(world, closer())
+    compare(everyone)
+
+
+def _differing(everyone: Sequence[dict[str, str]]) -> str | None:
     names = dict.fromkeys(name for theirs in everyone for name in theirs)
-    name = next((n for n in names if len({theirs.get(n) for theirs in everyone}) > 1), None)
+    return next((n for n in names if len({theirs.get(n) for theirs in everyone}) > 1), None)
+
+
+def compare(everyone: Sequence[dict[str, str]], advice: str | None = None) -> None:
+    """Compare the digests that each process has told.
+
+    Args:
+      everyone: digests by name, by rank.
+      advice: what to do about a difference; by default, what follows from its name.
+
+    Raises:
+      DisagreementError: naming the first that is not the same on all, and each rank's.
+    """
+    name = _differing(everyone)
     if name is None:
         return
-    if closer is not None:  # all processes come here, so they can look closer together
-        _check_equal(world, closer())
     values = [theirs.get(name, "none") for theirs in everyone]
     common = max(values, key=values.count)
     odd = [rank for rank, value in enumerate(values) if value != common]
     shown = "; ".join(f"rank {r}: {v}" for r, v in enumerate(values)) if len(values) <= 8 else f"ranks {odd} differ"
-    advice = next((text for start, text in _ADVICE.items() if name.startswith(start)), _ADVICE[""])
+    if advice is None:
+        advice = next((text for start, text in _ADVICE.items() if name.startswith(start)), _ADVICE[""])
     raise DisagreementError(f"{name} is not the same on all ranks: {shown}.\n{advice}")
 
 
@@ -101,7 +119,7 @@ def digest_of_plan(plan: Plan) -> str:
     """Of all that a driver computes: operations, what they are done on, and the numbers in it."""
     consts = digest_of_tree(list(plan.graph.consts.values()))
     text = repr((plan.signature, [line.text for line in _lines(plan)], consts))
-    return f"{plan.graph.name}, {len(plan.graph.eqns)} equations, {_hash(text)}"
+    return f"{plan.graph.name}, {len(plan.graph.eqns)} equations, {digest_of_text(text)}"
 
 
 _ENDS = "driver, in what it takes or returns,"
@@ -112,7 +130,7 @@ def digests_of_lines(plan: Plan) -> dict[str, str]:
     lines: dict[str, list[str]] = {}
     for line in _lines(plan):
         lines.setdefault(f"driver, at {line.where}," if line.where else _ENDS, []).append(line.text)
-    found = {where: f"{len(texts)} equations, {_hash(repr(texts))}" for where, texts in lines.items()}
+    found = {where: f"{len(texts)} equations, {digest_of_text(repr(texts))}" for where, texts in lines.items()}
     return {
         **{w: d for w, d in found.items() if w != _ENDS},
         _ENDS: found[_ENDS],
@@ -124,7 +142,7 @@ def _lines(plan: Plan) -> Iterator[Line]:
     return as_text([*graph.invars, *graph.consts], graph.eqns, graph.outvars)
 
 
-def _hash(text: str) -> str:
+def digest_of_text(text: str) -> str:
     return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
 
 
@@ -147,6 +165,12 @@ class Ledger:
         if decision:
             text = repr((self.digest, step, decision.global_batch, decision.shares, decision.stop))
             self.digest = crc32(text.encode()) % (2**_DIGEST_BITS - 1) + 1
+
+    def restart(self, step: int, digests: dict[str, str]) -> None:
+        """Begin anew behind a restored step: equal on all processes that restored the same, whatever they did before,
+        and unlike that of one which has not restored."""
+        self.step, self.last = step, f"program.restore went back to step {step}"
+        self.digest = crc32(repr(sorted(digests.items())).encode()) % (2**_DIGEST_BITS - 1) + 1
 
     def status(self, finite: bool) -> float:
         return float(self.digest if finite else -self.digest)

@@ -105,15 +105,10 @@ class Sizes:
         if apply:
             self.apply()
 
-    def restart(self, sizes: Sequence[int], shares: Sequence[float] | None = None) -> None:
-        """Take up a split that was in force before, and the shares that it was made by; equal ones by default.
-
-        Raises:
-          BatchSizeError: the limits here are others.
-        """
-        current = split(self.check_global(sum(sizes)), sizes, self.limits)
-        self.shares = tuple(float(s) for s in shares or [1] * len(current))
-        self.current = self.previous = current
+    def restart(self, sizes: Sequence[int], shares: Sequence[float]) -> None:
+        """Take up a split that was in force before, and the shares that it was made by. Both must be valid."""
+        self.shares = tuple(shares)
+        self.current = self.previous = tuple(sizes)
         self.pending = None
 
     def apply(self) -> None:
@@ -147,7 +142,9 @@ class Barrier:
 
     def __init__(self, hooks: Sequence[HookPlan], n_workers: int):
         self.hooks = [h.hook for h in hooks]
-        self.states = [h.handler.init(n_workers) for h in self.hooks]
+        self.n_workers = n_workers
+        self.first_states = self.begun()  # of which later ones keep structure, shapes and dtypes
+        self.states = list(self.first_states)
         self.names = [f"{i}/{hook.name}" for i, hook in enumerate(self.hooks)]
         self._seen: list[list[_Seen]] = [[] for _ in hooks]
 
@@ -190,8 +187,13 @@ class Barrier:
         for i in range(len(self.hooks)):
             self._show(i, sizes, None, due=False)
 
-    def forget(self) -> None:
-        """Drop the steps that were kept for the hooks' next turn."""
+    def begun(self) -> list[Any]:
+        """States in which the hooks have seen nothing yet."""
+        return [h.handler.init(self.n_workers) for h in self.hooks]
+
+    def restart(self, states: Sequence[Any]) -> None:
+        """Go on from these states. The steps that were kept for the hooks' next turn are dropped."""
+        self.states = list(states)
         self._seen = [[] for _ in self.hooks]
 
     def _show(self, i: int, sizes: Sizes, global_batch: int | None, *, due: bool = True) -> Decision | None:

@@ -301,22 +301,5 @@ class Stream:
         """The cursor, or one for each lane."""
         return self.cursors[0] if len(self.lanes) == 1 else np.array(self.cursors)
 
-    def restore(self, cursors: int | np.ndarray) -> None:
-        """Go on from a checkpoint.
-
-        Raises:
-          DataError: it is of another number of shards.
-        """
-        found = tuple(int(c) for c in np.atleast_1d(cursors))
-        if len(found) != len(self.lanes):
-            raise DataError(
-                f"the checkpoint was made on {_data_of(len(found))}; this program has {_data_of(len(self.lanes))}."
-            )
-        self.cursors = found
-
     def close(self) -> None:
         self._pool.shutdown(wait=False, cancel_futures=True)
-
-
-def _data_of(lanes: int) -> str:
-    return "one data set for all workers" if lanes == 1 else f"{lanes} shards, one for each worker"

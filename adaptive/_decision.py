@@ -58,7 +58,10 @@ class Handler(Protocol):
     every_step: bool  # show steps between due ones too
 
     def init(self, n_workers: int) -> Any:
-        """The hook's state: a pytree of numpy arrays and numbers, kept and checkpointed by the program. Replicated."""
+        """The hook's state: a pytree of numpy arrays and numbers, kept and checkpointed by the program. Replicated.
+
+        Later states keep its structure, shapes and dtypes: by those a checkpoint's are recognised.
+        """
         ...
 
     def __call__(self, observation: Observation, state: Any) -> tuple[Decision | None, Any]:

@@ -1,15 +1,17 @@
 """What can go wrong, as one tree of exceptions.
 
     AdaptiveError
-    ├── DriverError         the driver cannot be run as written; found when the program is built
+    ├── DriverError             the driver cannot be run as written; found when the program is built
     │   ├── ReplicationError    a value that must be equal on all workers can differ between them
     │   └── CollectiveError     a collective, source, slot or hook stands where it cannot, or is given what it cannot
-    take ├── DataError           the data set or a batch cannot be used ├── BatchSizeError      a global batch or a
-    split of it that cannot be ├── DisagreementError   workers differ in something that must be equal (driver, data,
-    state, a decision) ├── NonFiniteError      a worker contributed infinities or NaNs to a message └── WorkerError
-    another worker failed, and this one stopped with it
+    ├── DataError               the data set or a batch cannot be used
+    ├── BatchSizeError          a global batch or a split of it that cannot be
+    ├── CheckpointError         a checkpoint that is damaged, or of another program
+    ├── DisagreementError       workers differ in what must be equal: driver, data, state, a decision
+    ├── NonFiniteError          a worker contributed infinities or NaNs to a message
+    └── WorkerError             another worker failed, and this one stopped with it
 
-`DriverError`, `DataError` and `BatchSizeError` are also `ValueError`s.
+`DriverError`, `DataError`, `BatchSizeError` and `CheckpointError` are also `ValueError`s.
 """
 
 from __future__ import annotations
@@ -37,6 +39,10 @@ class DataError(AdaptiveError, ValueError):
 
 class BatchSizeError(AdaptiveError, ValueError):
     """A global batch, or a split of it over the workers, that cannot be."""
+
+
+class CheckpointError(AdaptiveError, ValueError):
+    """A checkpoint that cannot be restored: damaged, or of another program."""
 
 
 class DisagreementError(AdaptiveError):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pickle
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
@@ -10,46 +9,75 @@ from typing import Any
 
 import jax
 import numpy as np
+from jax.extend.core import ClosedJaxpr
 
+from ._agreement import digest_of_data, digest_of_text, digest_of_tree
 from ._data import Rows
-from ._errors import DriverError, WorkerError
+from ._errors import BatchSizeError, DriverError
+from ._shards import rows_of
+from ._text import as_text
+from ._together import together
 from ._trace import leaf_names
 from ._world import World
 
 _AHEAD = 2  # batches per worker that are under way at once: one computes while the next is fetched
+_SAME_ON_ALL = (
+    "Every rank must evaluate the same function on the same whole data set, in batches of one size: "
+    "evaluate itself deals the batches out over the workers."
+)
 
 
-def evaluate(fn: Callable, states: Sequence[Any], data: Rows, world: World, batch: int) -> Any:
-    """Means of `fn(state, batch)` over `data`, weighted by examples.
+def evaluate(fn: Callable, states: Sequence[Any], data: Any, world: World, batch: int) -> Any:
+    """Means of `fn(state, batch)` over `data`, weighted by examples. Communicates once.
 
     Args:
       states: the user's state on the device of each worker of this process.
+      data: as for `Program`.
       batch: examples in one call; the last one may be smaller.
 
     Returns:
       A pytree of numpy arrays. Replicated, to the last bit.
+
+    Raises:
+      WorkerError: another process failed. On every other process.
+      DisagreementError: processes differ in what they evaluate. On every process.
     """
-    shapes = _shapes(fn, states[0], data, batch)
-    try:
-        mine = _sums(fn, shapes, states, data, world, batch)
-    except Exception:
-        world.share(pickle.dumps(None))  # the others wait for this process's sums
-        raise
-    everyone = [pickle.loads(other) for other in world.share(pickle.dumps(mine))]
-    failed = [rank for rank, sums in enumerate(everyone) if sums is None]
-    if failed:
-        raise WorkerError(
-            f"rank {', '.join(map(str, failed))} failed in evaluate, with an error of its own, printed by it."
-        )
-    means = [sum(sums) / len(data) for sums in zip(*everyone, strict=True)]
+    whole: list[tuple[int, Any]] = []  # how many examples, and what fn returns
+
+    def work() -> tuple[dict[str, str], list[np.ndarray]]:
+        rows = rows_of(data)
+        if isinstance(batch, bool) or not isinstance(batch, int | np.integer) or batch < 1:
+            raise BatchSizeError(f"batch must be positive, a whole number of examples; got {batch!r}.")
+        closed, shapes = jax.make_jaxpr(fn, return_shape=True)(states[0], rows.shapes(min(batch, len(rows))))
+        _check_means(fn, shapes, states[0], rows, batch)
+        whole.append((len(rows), shapes))
+        digests = _digests(closed, shapes, rows, batch) if world.processes > 1 else {}
+        return digests, _sums(fn, shapes, states, rows, world, batch)
+
+    everyone = together(world, "evaluate", work, _SAME_ON_ALL)
+    ((examples, shapes),) = whole
+    means = [sum(sums) / examples for sums in zip(*everyone, strict=True)]
     return jax.tree.unflatten(jax.tree.structure(shapes), means)
 
 
-def _shapes(fn: Callable, state: Any, data: Rows, batch: int) -> Any:
-    """What `fn` returns, for batches of any size: found on all processes alike, whichever batches they get."""
+def _digests(closed: ClosedJaxpr, shapes: Any, rows: Rows, batch: int) -> dict[str, str]:
+    """What has to be the same on all processes, by what it is called."""
+    jaxpr = closed.jaxpr
+    lines = [line.text for line in as_text([*jaxpr.invars, *jaxpr.constvars], jaxpr.eqns, jaxpr.outvars)]
+    leaves = zip(leaf_names(shapes, ""), jax.tree.leaves(shapes), strict=True)
+    return {
+        "batch": str(batch),
+        "the data set": digest_of_data(rows),
+        "what fn returns": ", ".join(f"{name} {leaf.dtype}{list(leaf.shape)}".strip() for name, leaf in leaves),
+        "fn": f"{len(jaxpr.eqns)} equations, {digest_of_text(repr((lines, digest_of_tree(closed.consts))))}",
+    }
+
+
+def _check_means(fn: Callable, shapes: Any, state: Any, data: Rows, batch: int) -> None:
+    """That what `fn` returns for a whole batch it returns for one of any size."""
     full = min(batch, len(data))
     last = len(data) % full
-    shapes = others = jax.eval_shape(fn, state, data.shapes(full))
+    others = shapes
     if last:
         others = jax.eval_shape(fn, state, data.shapes(last))
     else:  # no other size comes, but of one that did, a mean would be as large; unless fn takes this size alone
@@ -63,19 +91,18 @@ def _shapes(fn: Callable, state: Any, data: Rows, batch: int) -> Any:
                 f"evaluate: {name or 'what fn returns'} has shape {leaf.shape} for a batch of {full} examples and "
                 f"{other.shape} for one of {last}. It must be a mean over the batch's examples:  jnp.mean(correct)"
             )
-    return shapes
 
 
 def _sums(fn: Callable, shapes: Any, states: Sequence[Any], data: Rows, world: World, batch: int) -> list[np.ndarray]:
     """This process's part of the sums over all examples, in double precision; a list over leaves."""
     call = jax.jit(fn)
-    sums = [np.zeros(leaf.shape) for leaf in jax.tree.leaves(shapes)]
+    sums = [np.zeros(leaf.shape, np.result_type(leaf.dtype, np.float64)) for leaf in jax.tree.leaves(shapes)]
     under_way: deque[tuple[int, list[jax.Array]]] = deque()
 
     def take_in() -> None:
         count, means = under_way.popleft()
         for total, mean in zip(sums, means, strict=True):
-            total += count * np.asarray(mean, np.float64)
+            total += count * np.asarray(mean).astype(total.dtype)
 
     for local, start, stop in _parts(len(data), batch, world):
         rows = jax.device_put(data.rows(np.arange(start, stop)), world.devices[local])

@@ -6,6 +6,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from functools import partial
 from math import lcm
 from pathlib import Path
@@ -37,12 +38,14 @@ from ._report import Report
 from ._shards import Shards, rows_of
 from ._sizes import equal
 from ._surroundings import Surroundings, as_made, unwatched
+from ._together import together
 from ._trace import leaf_names
 from ._unlike import are_unlike, could_not_decide, decided_by_first
 from ._world import World
 from .operators import Reading
 
 FEW_CORES = 4  # with fewer, the thread of a compiler is felt
+_SAME_CHECKPOINT = "Restore the same checkpoint on every rank; all may read one file. Nothing has been restored."
 _PATIENCE_SECONDS = 30.0  # how long a process that fails waits for the others to hear of it
 
 Driver = Callable[[Any, Any], tuple[Any, Any]]
@@ -294,7 +297,8 @@ class Program:
             reach into the epoch behind.
           steps: at most so many more steps.
           record: a file to which rank 0 adds a line of JSON per step: what hooks were shown and what they decided,
-            to be replayed by `python -m controllers.simulate`.
+            to be replayed by `python -m controllers.simulate`. If it cannot be written, the run goes on without it; a
+            warning in the log "adaptive" and a note in rank 0's report say so.
 
         Yields:
           A `Report` per step; ends early when a hook calls `control.stop()`. With neither argument, only then.
@@ -348,7 +352,14 @@ class Program:
 
     def _compile_first(self) -> None:
         if not self._compiled:
-            self._engine.compile(self._local(self._sizes.current))
+            self._compile_for(self._local(self._sizes.current))
+
+    def _compile_for(self, sizes: Sequence[int]) -> None:
+        """Have what a step of these sizes, of this process's workers, needs."""
+        if self._compiled:
+            self._engine.kernels.require(sizes)
+        else:
+            self._engine.compile(sizes)
             self._compiled = True
 
     def _run_engine(self, share, began: float) -> Outcome:
@@ -403,7 +414,8 @@ class Program:
             notes=tuple(notes),
         )
         if self._recorder is not None:
-            self._recorder.step(report, previous, epoch, self._barrier, outcome.hooks)
+            lost = self._recorder.step(report, previous, epoch, self._barrier, outcome.hooks)
+            report = replace(report, notes=(*report.notes, lost)) if lost else report
         return report
 
     def _undisturbed(self, seconds: list[float]) -> list[float]:
@@ -552,36 +564,52 @@ class Program:
         Returns:
           A pytree of numpy arrays and numbers, to be stored by any library that stores pytrees. Replicated; where
           state is marked as local, every process has to call this.
+
+        Raises:
+          CheckpointError: leaves of the state have names that could not be told apart when they are restored.
+          DriverError: a policy's state is not built as it was when the policy began.
         """
         return _checkpoint.save(
-            self._engine,
-            self._barrier,
-            self._sizes,
-            step=self._step,
-            cursor=self._stream.checkpoint(),
-            tree=self._state_tree,
+            self._engine, self._barrier, self._sizes, self._stream, step=self._step, like=self._state_shapes
         )
 
     @as_made
     def restore(self, checkpoint: dict[str, Any]) -> None:
         """Go on from a checkpoint of a program with this driver and data, of as many workers or of another number.
 
+        Leaves are found by their names and must have the dtypes and shapes that they have here, so a library that
+        gives back dicts and lists for other containers does no harm. Slots and hooks are told apart by their labels
+        and by their order in the driver. Every process calls this; what they restore is compared, and where one of
+        them fails all do. A program that raises here is as it was before.
+
         Raises:
-          DriverError: it is of another driver.
-          DataError: it holds local state, or is on shards, of another number of workers.
+          CheckpointError: it is damaged, or of another program, seed or number of examples; or it holds local state,
+            or is on shards, of another number of workers.
+          WorkerError: another process could not restore its own. On every other process.
+          DisagreementError: it is not the same on all processes. On every process.
         """
-        cursors = self._stream.cursors
-        self._stream.restore(checkpoint["cursor"])
-        try:
-            _checkpoint.load(checkpoint, self._engine, self._barrier, self._sizes)
-        except Exception:
-            self._stream.cursors = cursors
-            raise
+        prepared: list[tuple[_checkpoint.Parsed, dict[str, str], tuple[Any, Any]]] = []
+
+        def prepare() -> tuple[dict[str, str], None]:
+            parsed = _checkpoint.parse(
+                checkpoint, self._engine, self._barrier, self._sizes, self._stream, like=self._state_shapes
+            )
+            digests = parsed.digests() if self.world.processes > 1 else {}
+            prepared.append((parsed, digests, _checkpoint.placed(parsed, self._engine)))
+            self._compile_for(self._local(parsed.batch_sizes))
+            return digests, None
+
+        together(self.world, "restore", prepare, _SAME_CHECKPOINT)
+        ((parsed, digests, (self._engine.states, self._engine.slots)),) = prepared
+        self._engine.next_message = 0
+        self._barrier.restart([parsed.hooks[name] for name in self._barrier.names])
+        self._sizes.restart(parsed.batch_sizes, parsed.shares)
         self._update_quantum()
-        self._step = int(checkpoint["step"])
+        self._stream.cursors = parsed.cursors
+        self._step, self._ready = parsed.step, False
+        self._ledger.restart(parsed.step, digests)
+        self._started_at = float("nan")
         self._compute_seconds = [float("nan")] * len(self._compute_seconds)
-        self._compile_first()
-        self._engine.kernels.require(self._local(self._sizes.current))
 
     # --- beside training ----------------------------------------------------------------------------------------------
 
@@ -595,12 +623,16 @@ class Program:
 
         Returns:
           The means as a pytree of numpy arrays. Replicated.
+
+        Raises:
+          DriverError: what `fn` returns is no mean.
+          DataError: the data cannot be used.
+          BatchSizeError: `batch` is not a positive whole number.
+          WorkerError: another process failed in this call. On every other process.
+          DisagreementError: `fn`, `data` or `batch` are not the same on all processes. On every process.
         """
-        examples = rows_of(data)
-        if batch < 1:
-            raise BatchSizeError(f"batch must be positive; got {batch}.")
         states = [jax.tree.unflatten(self._state_tree, leaves) for leaves in self._engine.states]
-        return evaluate(fn, states, examples, self.world, batch)
+        return evaluate(fn, states, data, self.world, batch)
 
     @as_made
     def check(self, batch: Any = None, *, seed: int = 0, tolerance: float | None = None) -> Invariance:

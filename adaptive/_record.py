@@ -2,15 +2,20 @@
 
 With it a policy can be replayed, and another one tried, without the cluster. The first line is a header, then comes a
 line for each step; `null` stands for NaN.
+
+A record is beside the point of a run, and never ends it: where it cannot be written, the run goes on without.
 """
 
 from __future__ import annotations
 
 import json
+import logging
 import math
+import os
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import jax
 import numpy as np
@@ -30,7 +35,13 @@ class Recorder:
     """
 
     def __init__(self, path: str | Path, *, writes: bool):
-        self._file = Path(path).open("a") if writes else None  # noqa: SIM115 - open as long as the run
+        self._path, self._lost = Path(path), ""
+        self._file: IO[str] | None = None
+        if writes:
+            try:
+                self._file = _opened(self._path)
+            except OSError as error:
+                self._lose(error)
 
     def header(self, barrier: Barrier, sizes: Sizes, *, seed: int) -> None:
         self._line(
@@ -49,8 +60,12 @@ class Recorder:
 
     def step(
         self, report: Report, previous: Sequence[int], epoch: float, barrier: Barrier, values: Sequence[list[jax.Array]]
-    ) -> None:
-        """One step. `values` are the leaves that each hook was given; none, where the step was skipped."""
+    ) -> str:
+        """One step. `values` are the leaves that each hook was given; none, where the step was skipped.
+
+        Returns:
+          A note on what cannot be recorded from this step on, once; else nothing.
+        """
         decision = report.decision
         self._line(
             kind="step",
@@ -69,15 +84,44 @@ class Recorder:
             else {"global_batch": decision.global_batch, "shares": decision.shares, "stop": decision.stop},
             notes=list(report.notes),
         )
+        note, self._lost = self._lost, ""
+        return note
 
     def _line(self, **fields: Any) -> None:
         if self._file is not None:
-            self._file.write(json.dumps(fields) + "\n")
-            self._file.flush()  # a run that is killed leaves all its steps
+            line = json.dumps(fields, default=_as_json) + "\n"
+            try:
+                self._file.write(line)
+                self._file.flush()  # a run that is killed leaves all its steps
+            except OSError as error:
+                self._lose(error)
+
+    def _lose(self, error: OSError) -> None:
+        self.close()
+        self._file, self._lost = None, f"the run is not recorded any more: {error.strerror or error}: {self._path}"
+        logging.getLogger("adaptive").warning("%s", self._lost)
 
     def close(self) -> None:
         if self._file is not None:
-            self._file.close()
+            with suppress(OSError):  # what could not be written is tried once more
+                self._file.close()
+
+
+def _opened(path: Path) -> IO[str]:
+    """For adding lines: on a line of their own, should the last one have been cut by the end of its run."""
+    cut = False
+    if path.is_file() and path.stat().st_size:
+        with path.open("rb") as before:
+            before.seek(-1, os.SEEK_END)
+            cut = before.read() != b"\n"
+    file = path.open("a")
+    file.write("\n" * cut)
+    return file
+
+
+def _as_json(value: Any) -> Any:
+    """What JSON has no form for: numbers of numpy's, which policies may decide with, and what is no number at all."""
+    return value.tolist() if isinstance(value, np.generic | np.ndarray) and value.dtype.kind in "fiub" else str(value)
 
 
 def _plain(value: Any) -> Any:

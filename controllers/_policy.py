@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from adaptive._decision import Decision, Observation
 
-PolicyState = Any  # a pytree of numpy arrays; its structure and shapes never change
+PolicyState = Any  # a pytree of numpy arrays; its structure, shapes and dtypes never change
 InitFn = Callable[[int], PolicyState]
 UpdateFn = Callable[[Observation, PolicyState], tuple[Decision | None, PolicyState]]
 

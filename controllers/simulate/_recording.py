@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -16,6 +17,9 @@ from adaptive._decision import Decision, Limits
 from adaptive._record import VERSION
 from controllers._noise import Bounds
 
+_log = logging.getLogger("adaptive")
+_BEGINS = '{"kind": "'  # every line that a program writes
+_HEADER = _BEGINS + 'header"'
 NOISE_LEAVES = 5  # scale, trace, signal, lower, upper: the fields of a NoiseScale
 READS = {  # what policies read, by their names: how a hook's leaves are told apart
     "noise_batch": ("noise_scale",),
@@ -115,17 +119,24 @@ def read_trace(path: str | Path, run: int = -1) -> Recording:
       path: what `Program.run(record=…)` was given.
       run: which one, if several were added to the file; by default the last.
 
+    A line that was cut, where a run was killed or a disk was full, is passed over with a warning in the log "adaptive".
+
     Raises:
       TraceError: it is no trace, or one of another version.
     """
     runs: list[tuple[dict[str, Any], list[RecordedStep]]] = []
+    whole = True  # whether nothing is missing of the run, up to this line
     for number, line in _lines(Path(path)):
-        if line.get("kind") == "header":
+        if line is None:
+            whole = False
+        elif line.get("kind") == "header":
             if line.get("version") != VERSION:
                 raise TraceError(f"{path}:{number}: a trace of version {line.get('version')}; this reads {VERSION}.")
             runs.append((line, []))
-        elif line.get("kind") == "step" and runs:
-            runs[-1][1].append(_step(line, f"{path}:{number}"))
+            whole = True
+        elif line.get("kind") == "step" and (runs or not whole):
+            if whole:
+                runs[-1][1].append(_step(line, f"{path}:{number}"))
         else:
             raise TraceError(f"{path}:{number}: neither a header nor a step behind one. Is this a recorded run?")
     if not -len(runs) <= run < len(runs):
@@ -133,23 +144,37 @@ def read_trace(path: str | Path, run: int = -1) -> Recording:
     header, steps = runs[run]
     if not steps:
         raise TraceError(f"{path}: the run has no steps.")
-    limits = Limits(tuple(header["lower"]), tuple(header["upper"]), header["quantum"])
+    limits = Limits(tuple(header["lower"]), tuple(header["upper"]), header["quantum"], header.get("multiple", 1))
     hooks = {hook["name"]: hook["every"] for hook in header["hooks"]}
     return Recording(header["workers"], header["examples"], limits, hooks, tuple(steps))
 
 
-def _lines(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
-    with path.open() as file:
+def _lines(path: Path) -> Iterator[tuple[int, dict[str, Any] | None]]:
+    """Every line and its number; `None` for one that was cut."""
+    with path.open(errors="replace") as file:
         for number, text in enumerate(file, 1):
-            try:
-                line = json.loads(text)
-            except json.JSONDecodeError:
-                if not text.endswith("\n"):  # the run was killed while it wrote this
-                    return
-                raise TraceError(f"{path}:{number}: not a line of JSON. Is this a recorded run?") from None
-            if not isinstance(line, dict):
-                raise TraceError(f"{path}:{number}: not an object. Is this a recorded run?")
-            yield number, line
+            line = _object(text)
+            if line is None:
+                added = max(text.rfind(_HEADER), 0)  # where another run was added to the cut line
+                begin = text[: added or None].strip()
+                if not begin or not begin.startswith(_BEGINS[: len(begin)]):
+                    raise TraceError(f"{path}:{number}: not a line of JSON. Is this a recorded run?")
+                _log.warning(
+                    "%s:%d: this line is cut. It is passed over, and so are any steps behind it, up to the next run.",
+                    *(path, number),
+                )
+                yield number, None
+                line = _object(text[added:])
+            if line is not None:
+                yield number, line
+
+
+def _object(text: str) -> dict[str, Any] | None:
+    try:
+        line = json.loads(text)
+    except ValueError:
+        return None
+    return line if isinstance(line, dict) else None
 
 
 def _step(line: dict[str, Any], where: str) -> RecordedStep:

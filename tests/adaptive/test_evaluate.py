@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 
 import adaptive as ad
 import collectives as comm
-from adaptive._data import Examples
 from adaptive._evaluate import evaluate
 from adaptive._local import LocalWorld
 
@@ -38,7 +37,7 @@ def by_hand(data):
 @given(st.integers(1, 30), st.sampled_from([1, 4, 7, 64]), st.integers(1, 3))
 def test_the_mean_is_exact_for_any_number_of_examples_batches_and_workers(examples, batch, workers):
     data = make_data(examples)
-    found = evaluate(means, [W] * workers, Examples(data), LocalWorld(workers), batch)
+    found = evaluate(means, [W] * workers, data, LocalWorld(workers), batch)
     for name, value in by_hand(data).items():
         np.testing.assert_allclose(found[name], value, rtol=1e-5, atol=1e-7)
         assert found[name].dtype == np.float64
@@ -56,10 +55,8 @@ def test_no_example_is_taken_twice_and_none_is_left_out():
             return {"n": np.float32(index)}
 
     data = Counting()
-    examples = Examples(data)
-    data.taken.clear()
-    found = evaluate(lambda s, b: b["n"].mean(), [0.0] * 2, examples, LocalWorld(2), 4)
-    assert sorted(data.taken) == list(range(11))
+    found = evaluate(lambda s, b: b["n"].mean(), [0.0] * 2, data, LocalWorld(2), 4)
+    assert sorted(data.taken) == sorted([0, *range(11)])  # the first one is looked at before
     assert float(found) == 5.0
 
 
@@ -67,7 +64,7 @@ def test_every_leaf_keeps_its_shape_and_structure():
     def fn(state, batch):
         return (batch["y"].mean(), [jnp.outer(batch["x"].mean(0), batch["x"].mean(0)) * 0 + state, jnp.ones(2)])
 
-    mean, (outer, ones) = evaluate(fn, [jnp.float32(3)], Examples(make_data(10)), LocalWorld(), 4)
+    mean, (outer, ones) = evaluate(fn, [jnp.float32(3)], make_data(10), LocalWorld(), 4)
     assert (np.shape(mean), outer.shape, ones.shape) == ((), (3, 3), (2,))
     assert (outer == 3).all()
     assert (ones == 1).all()
@@ -76,12 +73,27 @@ def test_every_leaf_keeps_its_shape_and_structure():
 @pytest.mark.parametrize("examples", [10, 8])
 def test_what_is_no_mean_is_refused_even_if_all_batches_are_alike(examples):
     with pytest.raises(ad.DriverError, match=r"\['losses'\] has shape .*mean over the batch's examples"):
-        evaluate(lambda w, b: {"losses": b["y"]}, [W], Examples(make_data(examples)), LocalWorld(), 4)
+        evaluate(lambda w, b: {"losses": b["y"]}, [W], make_data(examples), LocalWorld(), 4)
 
 
 def test_a_single_value_that_is_no_mean_is_refused_too():
     with pytest.raises(ad.DriverError, match="shape"):
-        evaluate(lambda w, b: b["y"], [W], Examples(make_data(10)), LocalWorld(), 4)
+        evaluate(lambda w, b: b["y"], [W], make_data(10), LocalWorld(), 4)
+
+
+def test_means_of_complex_values_stay_complex():
+    def fn(state, batch):
+        return jnp.mean(batch["y"] + 2j * batch["y"])
+
+    data = make_data(10)
+    found = evaluate(fn, [0.0], data, LocalWorld(), 4)
+    np.testing.assert_allclose(found, data["y"].astype(np.float64).mean() * (1 + 2j), rtol=1e-6)
+
+
+@pytest.mark.parametrize("batch", [0, -3, 2.5, "4", True, None])
+def test_a_batch_that_is_no_positive_whole_number_is_refused(batch):
+    with pytest.raises(ad.BatchSizeError, match="batch must be positive"):
+        evaluate(mean_loss, [W], make_data(10), LocalWorld(), batch)
 
 
 def test_a_program_evaluates_its_state_on_other_data():

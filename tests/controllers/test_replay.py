@@ -206,11 +206,44 @@ def test_a_run_that_was_killed_leaves_its_steps(trace):
     assert len(read_trace(trace).steps) == 2
 
 
+@pytest.mark.parametrize("cut", [-40, -1, 30, 5])
+@pytest.mark.parametrize("apart", ["", "\n"])
+def test_a_cut_line_costs_itself_and_no_other_run(trace, cut, apart, caplog):
+    """Cut in the last step, just before its end, in the header, and in its first word; the next run was added to the
+    cut line, or behind it."""
+    simulation = simulate(ctrl.balance(), Cluster(ctrl.BatchTime(np.ones(2))), 8, 3)
+    write(trace, simulation)
+    whole = trace.read_text()
+    trace.write_text(whole[:cut] + apart + whole)
+    with caplog.at_level("WARNING", "adaptive"):
+        assert len(read_trace(trace).steps) == 3
+    number = 4 if cut < 0 else 1
+    is_whole = cut == -1 and apart  # but for the end of its line
+    assert [f"{trace}:{number}: this line is cut" in r.message for r in caplog.records] == [True] * (not is_whole)
+    if cut < 0:
+        assert len(read_trace(trace, 0).steps) == 2 + bool(is_whole)
+
+
+def test_steps_behind_a_cut_line_are_not_taken_for_its_neighbours(trace, caplog):
+    """Seconds are told behind the next step: with one missing they would be another step's."""
+    write(trace, simulate(ctrl.balance(), Cluster(ctrl.BatchTime(np.ones(2))), 8, 5))
+    lines = trace.read_text().splitlines(keepends=True)
+    trace.write_text("".join([*lines[:3], lines[3][:50] + "\n", *lines[4:]]))
+    assert [step.step for step in read_trace(trace).steps] == [1, 2]
+    assert len(caplog.records) == 1
+
+
+def test_limits_are_those_of_the_run(trace):
+    write(trace, simulate(ctrl.balance(), Cluster(ctrl.BatchTime(np.ones(2))), 8, 3))
+    trace.write_text(trace.read_text().replace('"quantum": 1', '"quantum": 8, "multiple": 4'))
+    assert read_trace(trace).limits == ctrl.Limits((1, 1), (10**6, 10**6), 8, 4)
+
+
 @pytest.mark.parametrize(
     ("text", "why"),
     [
         ("not a trace\n", ":1: not a line of JSON"),
-        ("[1]\n", ":1: not an object"),
+        ("[1]\n", ":1: not a line of JSON"),
         ('{"kind": "step"}\n', ":1: neither a header nor"),
         ('{"kind": "header", "version": 9}\n', ":1: a trace of version 9"),
         ("", "holds 0 runs"),

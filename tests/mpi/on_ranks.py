@@ -5,7 +5,9 @@ Every rank raises, so that the next test finds them all at its start.
 
 from __future__ import annotations
 
+import pickle
 import time
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -15,6 +17,7 @@ import pytest
 import adaptive as ad
 import collectives as comm
 import controllers as ctrl
+import monitors as mon
 from adaptive._unlike import are_unlike
 from tests.program.problems import adam_driver, adam_state, build, descend, make_data, make_params
 
@@ -205,6 +208,191 @@ def test_hooks_that_decide_alike_at_different_speeds(world):
     everyone = world.share(repr(reports).encode())
     assert len(set(everyone)) == 1
     assert len({sizes for sizes, *_ in reports}) > 1
+
+
+# --- restoring --------------------------------------------------------------------------------------------------------
+
+
+class Checkpoints(NamedTuple):
+    """Of one program, in the course of its run."""
+
+    older: bytes
+    newer: bytes
+    program: ad.Program
+
+
+@pytest.fixture(scope="module")
+def course(world):
+    with build(watched, {"w": 0.0, "ema": 1.0}, make_data(), N, world=world) as program:
+        program.step()
+        older = pickle.dumps(program.checkpoint())
+        program.step()
+        newer = pickle.dumps(program.checkpoint())
+        program.step()
+        yield Checkpoints(older, newer, program)
+
+
+def watched(state, batch):
+    w, metrics = descend(state["w"], batch)
+    ctrl.hook(ctrl.balance(), comm.all_gather(mon.compute_seconds()), every=100)
+    return {"w": w, "ema": 0.9 * state["ema"] + 0.1 * mon.ema(w)}, metrics
+
+
+def refuses(course, edit, error, *texts):
+    """What the odd rank restores is edited. Every rank raises, and no program has changed."""
+    program = course.program
+    before = pickle.dumps(jax.tree.map(np.asarray, (program.state, program.steps, program.batch_sizes)))
+    kept = pickle.loads(course.newer)
+    kept = edit(kept) if odd(program.world) else kept
+    with pytest.raises(error) as caught:
+        program.restore(kept)
+    for text in texts:
+        assert text in str(caught.value)
+    assert pickle.dumps(jax.tree.map(np.asarray, (program.state, program.steps, program.batch_sizes))) == before
+    program.step()  # all are where they were, and go on together
+
+
+def but(name, value):
+    return lambda kept: {**kept, name: value(kept[name]) if callable(value) else value}
+
+
+def nan_first(leaf):
+    return np.where(np.arange(leaf.size).reshape(leaf.shape) == 0, np.nan, leaf).astype(leaf.dtype)
+
+
+def one_more(leaf):
+    return (leaf + 1).astype(leaf.dtype)
+
+
+OTHER_CHECKPOINTS = {
+    "a corrupt state": (but("state", lambda s: {**s, "w": nan_first(s["w"])}), "state['w']"),
+    "a corrupt slot": (but("slots", lambda s: {name: [a + 1 for a in kept] for name, kept in s.items()}), "slots["),
+    "a corrupt hook state": (
+        but("hooks", lambda h: jax.tree.map(lambda a: (a + 1).astype(a.dtype), h)),
+        "hooks['0/balance']",
+    ),
+    "other sizes": (but("batch_sizes", lambda sizes: [sizes[0] - 1, sizes[1] + 1, *sizes[2:]]), "batch sizes"),
+    "other shares": (but("shares", lambda shares: [2.0, *shares[1:]]), "shares"),
+    "another step": (but("step", 1), "step is not the same on all ranks: rank 0: 2; "),
+    "another cursor": (but("cursor", 3), "cursor"),
+}
+
+
+@pytest.mark.parametrize("name", OTHER_CHECKPOINTS)
+def test_ranks_that_restore_different_checkpoints(course, name):
+    edit, what = OTHER_CHECKPOINTS[name]
+    refuses(
+        course, edit, ad.DisagreementError, what, "is not the same on all ranks: rank 0: ", "the same checkpoint on"
+    )
+
+
+def test_a_rank_that_restores_an_older_checkpoint(course):
+    refuses(course, lambda kept: pickle.loads(course.older), ad.DisagreementError, "step is not the same on all ranks")
+
+
+UNREADABLE = {
+    "no step": (lambda kept: {name: field for name, field in kept.items() if name != "step"}, "has no 'step'"),
+    "another seed": (but("seed", 5), "made with seed=5"),
+    "complex numbers": (but("state", lambda s: {**s, "w": s["w"] + 1j}), "state['w'] is complex"),
+    "NaN shares": (but("shares", lambda shares: [float("nan"), *shares[1:]]), "shares must be finite"),
+    "nothing": (lambda kept: None, "restore takes what"),
+}
+
+
+@pytest.mark.parametrize("name", UNREADABLE)
+def test_a_rank_that_cannot_restore(course, name):
+    edit, why = UNREADABLE[name]
+    own = odd(course.program.world)
+    refuses(course, edit, ad.CheckpointError if own else ad.WorkerError, why)
+
+
+def test_ranks_that_disagree_can_go_back_to_what_they_agree_on(world):
+    """Their ledgers of decisions differ; behind the same checkpoint they are the same."""
+    with decide(world, ASKS["another batch"]) as program:
+        program.step()
+        kept = program.checkpoint()
+        with pytest.raises(ad.DisagreementError):
+            list(program.run(steps=3))
+        program.restore(kept)
+        with pytest.raises(ad.DisagreementError):  # the hook is as it was
+            list(program.run(steps=3))
+        program.restore({**kept, "step": 2})  # it has its turn behind the second step
+        assert [r.step for r in program.run(steps=2)] == [3, 4]
+
+
+# --- evaluating -------------------------------------------------------------------------------------------------------
+
+
+def mean_of_x(state, batch):
+    return state * 0 + batch["x"].mean()
+
+
+def mean_times(factors):
+    """By a constant inside a function that has been compiled already."""
+    times = jax.jit(lambda x: (x * factors).mean())
+    return lambda state, batch: state * 0 + times(batch["x"].mean())
+
+
+EVALUATED_OTHERWISE = {
+    "length": ({"data": {"x": np.ones((31, 2))}}, "the data set is not the same on all ranks: rank 0: 32 examples"),
+    "content": ({"data": {"x": np.zeros((32, 2))}}, "the data set is not the same"),
+    "batch": ({"batch": 7}, "batch is not the same on all ranks: rank 0: 8"),
+    "function": ({"fn": lambda state, batch: 2 * mean_of_x(state, batch)}, "fn is not the same on all ranks"),
+    "constant": ({"fn": mean_times(jnp.full(3, 2.0))}, "fn is not the same on all ranks"),
+    "result": ({"fn": lambda state, batch: [mean_of_x(state, batch)] * 2}, "what fn returns is not the same"),
+}
+
+
+@pytest.fixture(scope="module")
+def trained(world):
+    with build(descend, 0.0, make_data(), N, world=world) as program:
+        program.step()
+        yield program
+
+
+@pytest.mark.parametrize("name", EVALUATED_OTHERWISE)
+def test_ranks_that_evaluate_otherwise(trained, name):
+    mine, text = EVALUATED_OTHERWISE[name]
+    fn = mean_times(jnp.full(3, 1.0)) if name == "constant" else mean_of_x
+    alike = {"fn": fn, "data": {"x": np.ones((32, 2))}, "batch": 8}
+    with pytest.raises(ad.DisagreementError, match=text):
+        trained.evaluate(**{**alike, **(mine if odd(trained.world) else {})})
+    assert float(trained.evaluate(**alike)) == 1.0
+
+
+def raises_here(state, batch):
+    raise ArithmeticError("no such loss")
+
+
+@pytest.mark.parametrize(
+    ("mine", "error"),
+    [
+        ({"batch": 0}, ad.BatchSizeError),
+        ({"data": {"x": np.ones((0, 2))}}, ad.DataError),
+        ({"data": {"y": np.ones((32, 2))}}, KeyError),
+        ({"fn": raises_here}, ArithmeticError),
+        ({"fn": lambda state, batch: batch["x"]}, ad.DriverError),
+    ],
+    ids=["batch", "no data", "data", "function", "no mean"],
+)
+def test_a_rank_that_fails_in_evaluate(trained, mine, error):
+    alike = {"fn": mean_of_x, "data": {"x": np.ones((32, 2))}, "batch": 8}
+    own = odd(trained.world)
+    with pytest.raises(error if own else ad.WorkerError) as caught:
+        trained.evaluate(**{**alike, **(mine if own else {})})
+    if not own:
+        assert f"rank {trained.world.processes - 1} failed in evaluate" in str(caught.value)
+        assert error.__name__ in str(caught.value)
+    assert float(trained.evaluate(**alike)) == 1.0
+
+
+# --- recording --------------------------------------------------------------------------------------------------------
+
+
+def test_a_record_that_cannot_be_written_ends_nothing_on_any_rank(trained, tmp_path):
+    reports = list(trained.run(steps=2, record=tmp_path / "no such folder" / "trace.jsonl"))
+    notes = [[note for note in r.notes if "not recorded" in note] for r in reports]
+    assert notes == [[notes[0][0]], []] if trained.world.rank == 0 else [[], []]
 
 
 # --- machines of different kinds --------------------------------------------------------------------------------------

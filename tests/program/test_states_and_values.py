@@ -279,7 +279,7 @@ def test_an_evaluation_that_is_no_mean_is_refused(world):
     with build(adam_driver, adam_state(), make_data(), 16, world=world) as program:
         with pytest.raises(ad.DriverError, match=r"shape \(20,\) for a batch of 20 examples and \(10,\)"):
             program.evaluate(lambda state, rows: losses(state["params"], rows), make_data(50), batch=20)
-        with pytest.raises(ad.BatchSizeError, match="batch must be positive; got 0"):
+        with pytest.raises(ad.BatchSizeError, match="batch must be positive, a whole number of examples; got 0"):
             program.evaluate(lambda state, rows: 0.0, make_data(50), batch=0)
         with pytest.raises(ad.DataError, match="empty"):
             program.evaluate(lambda state, rows: 0.0, {"x": np.zeros((0, 2))})
@@ -303,7 +303,8 @@ class Torn:
 
 def test_an_evaluation_that_fails_on_one_worker(world):
     source = Torn(world)
-    mine = source.torn // 5 % world.size in world.workers
+    # Several processes compare what they evaluate on, and all come upon it.
+    mine = world.processes > 1 or source.torn // 5 % world.size in world.workers
     with build(adam_driver, adam_state(), make_data(), 16, world=world) as program:
         with pytest.raises(OSError if mine else ad.WorkerError, match="torn page" if mine else "failed in evaluate"):
             program.evaluate(lambda state, rows: rows["x"].mean(), source, batch=5)

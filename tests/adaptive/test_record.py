@@ -1,0 +1,129 @@
+"""A record is beside the point of a run: what cannot be written is said, and the run goes on."""
+
+from __future__ import annotations
+
+import errno
+import json
+import logging
+import os
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import adaptive as ad
+import collectives as comm
+from adaptive import _record, operators
+from adaptive._decision import Decision
+from adaptive._local import LocalWorld
+from controllers.simulate import read_trace
+
+from .drivers import Recorder, make_data
+
+
+@pytest.fixture
+def trace(tmp_path):
+    return tmp_path / "trace.jsonl"
+
+
+@pytest.fixture(scope="module")
+def program():
+    def driver(state, batch):
+        mean = comm.all_reduce(batch["y"].mean())
+        operators.hook("grow", Recorder(decide), (mean, jnp.complex64(1j) * mean), every=2)
+        return state + mean, {}
+
+    def decide(observation):
+        return Decision(shares=(1.0,), notes=("as it was",))
+
+    with ad.Program(driver, 0.0, make_data(24), global_batch=4, world=LocalWorld()) as program:
+        program.step()
+        yield program
+
+
+class Full:
+    """A disk that has room for so many lines, and then for half a line."""
+
+    def __init__(self, file, lines):
+        self.file, self.lines = file, lines
+
+    def write(self, text):
+        self.file.write(text if self.lines > 0 else text[: len(text) // 2])
+        self.lines -= 1
+
+    def flush(self):
+        self.file.flush()
+        if self.lines < 0:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    def close(self):
+        self.file.close()
+        self.flush = lambda: None
+
+
+def full_behind(monkeypatch, lines):
+    opened = _record._opened
+    monkeypatch.setattr(_record, "_opened", lambda path: Full(opened(path), lines))
+
+
+def notes_of(program, caplog, **options):
+    """The steps' notes on the record, of three steps; and what was logged."""
+    caplog.clear()
+    with caplog.at_level(logging.WARNING, "adaptive"):
+        notes = [[n for n in r.notes if "not recorded" in n] for r in program.run(steps=3, **options)]
+    return notes, [record.message for record in caplog.records]
+
+
+@pytest.mark.parametrize("path", ["no such folder/trace", ".", "/dev/full"])
+def test_where_nothing_can_be_written_the_run_goes_on(program, tmp_path, path, caplog):
+    notes, logged = notes_of(program, caplog, record=tmp_path / path)
+    assert [len(n) for n in notes] == [1, 0, 0]
+    assert notes[0] == logged
+    assert "the run is not recorded any more: " in logged[0]
+    assert logged[0].endswith(str(tmp_path / path))
+
+
+def test_a_disk_that_fills_up_ends_the_record_and_not_the_run(program, trace, monkeypatch, caplog):
+    full_behind(monkeypatch, lines=2)  # the header and a step
+    notes, logged = notes_of(program, caplog, record=trace)
+    assert [len(n) for n in notes] == [0, 1, 0]
+    assert notes[1] == logged == [f"the run is not recorded any more: {os.strerror(errno.ENOSPC)}: {trace}"]
+    assert len(trace.read_text().splitlines()) == 3  # half a line of the second step, and nothing behind it
+
+
+def test_a_read_only_disk_is_as_none(program, trace, monkeypatch, caplog):
+    def opened(path):
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+
+    monkeypatch.setattr(_record, "_opened", opened)
+    notes, logged = notes_of(program, caplog, record=trace)
+    assert [len(n) for n in notes] == [1, 0, 0]
+    assert os.strerror(errno.EROFS) in logged[0]
+
+
+def test_the_next_run_is_added_on_a_line_of_its_own(program, trace, monkeypatch, caplog):
+    with monkeypatch.context() as filling:
+        full_behind(filling, lines=3)
+        list(program.run(steps=4, record=trace))
+    first = program.steps
+    list(program.run(steps=3, record=trace))
+    caplog.clear()
+    with caplog.at_level(logging.WARNING, "adaptive"):
+        last, before = read_trace(trace), read_trace(trace, 0)
+    assert [step.step for step in last.steps] == [first + 1, first + 2, first + 3]
+    assert [step.step for step in before.steps] == [first - 3, first - 2]
+    assert f"{trace}:4: this line is cut" in caplog.records[0].message
+
+
+def test_a_whole_file_gets_no_empty_line(program, trace):
+    for _ in range(2):
+        list(program.run(steps=1, record=trace))
+    lines = trace.read_text().splitlines()
+    assert [json.loads(line)["kind"] for line in lines] == ["header", "step"] * 2
+
+
+def test_what_json_has_no_form_for_does_not_end_the_run(program, trace, monkeypatch):
+    monkeypatch.setattr(program._barrier.hooks[0].handler, "_decide", lambda o: Decision(shares=np.ones(1, np.float32)))
+    list(program.run(steps=2, record=trace))
+    (asked,) = [step.decision for step in read_trace(trace).steps if step.decision]
+    assert asked.shares == (1.0,)
