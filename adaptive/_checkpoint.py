@@ -27,16 +27,17 @@ Checkpoint = dict[str, Any]
 def save(engine: Engine, barrier: Barrier, sizes: Sizes, *, step: int, cursor: Any, tree: Any) -> Checkpoint:
     """A checkpoint. Communicates if anything is local, so all processes have to call it. Replicated."""
     plan, world = engine.plan, engine.world
+    about = f"a checkpoint of {engine.name} behind step {step}"
     barrier.catch_up(sizes)
     state = [
-        _of_all(world, [s[i] for s in engine.states]) if i in plan.local_state else _host(engine.states[0][i])
+        _of_all(world, [s[i] for s in engine.states], about) if i in plan.local_state else _host(engine.states[0][i])
         for i in range(len(engine.states[0]))
     ]
     slots = {
         slot.name: [
             _host(engine.slots[0][k][leaf])
             if slot.scope == Scope.ALL
-            else _of_all(world, [s[k][leaf] for s in engine.slots])
+            else _of_all(world, [s[k][leaf] for s in engine.slots], about)
             for leaf in range(len(slot.init))
         ]
         for k, slot in enumerate(plan.slots)
@@ -115,7 +116,7 @@ def _placed(value: Any, device: jax.Device, like: jax.Array) -> jax.Array:
     return copied(value, device)
 
 
-def _of_all(world: World, own: Sequence[jax.Array]) -> np.ndarray:
+def _of_all(world: World, own: Sequence[jax.Array], about: str) -> np.ndarray:
     """Every worker's value, on a leading axis."""
-    rows = [pickle.loads(b) for b in world.share(pickle.dumps([_host(leaf) for leaf in own]))]
+    rows = [pickle.loads(b) for b in world.share(pickle.dumps([_host(leaf) for leaf in own]), about)]
     return np.stack([row for process in rows for row in process])

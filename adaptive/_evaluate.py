@@ -12,35 +12,27 @@ import jax
 import numpy as np
 
 from ._data import Rows
-from ._errors import DriverError, WorkerError
+from ._errors import DriverError
 from ._trace import leaf_names
 from ._world import World
 
 _AHEAD = 2  # batches per worker that are under way at once: one computes while the next is fetched
 
 
-def evaluate(fn: Callable, states: Sequence[Any], data: Rows, world: World, batch: int) -> Any:
+def evaluate(fn: Callable, states: Sequence[Any], data: Rows, world: World, batch: int, about: str = "") -> Any:
     """Means of `fn(state, batch)` over `data`, weighted by examples.
 
     Args:
       states: the user's state on the device of each worker of this process.
       batch: examples in one call; the last one may be smaller.
+      about: which evaluation this is, in words.
 
     Returns:
       A pytree of numpy arrays. Replicated, to the last bit.
     """
     shapes = _shapes(fn, states[0], data, batch)
-    try:
-        mine = _sums(fn, shapes, states, data, world, batch)
-    except Exception:
-        world.share(pickle.dumps(None))  # the others wait for this process's sums
-        raise
-    everyone = [pickle.loads(other) for other in world.share(pickle.dumps(mine))]
-    failed = [rank for rank, sums in enumerate(everyone) if sums is None]
-    if failed:
-        raise WorkerError(
-            f"rank {', '.join(map(str, failed))} failed in evaluate, with an error of its own, printed by it."
-        )
+    mine = _sums(fn, shapes, states, data, world, batch)
+    everyone = [pickle.loads(other) for other in world.share(pickle.dumps(mine), about)]
     means = [sum(sums) / len(data) for sums in zip(*everyone, strict=True)]
     return jax.tree.unflatten(jax.tree.structure(shapes), means)
 
