@@ -45,7 +45,8 @@ def exchange_eagerly(kind: str, values: Sequence, *, op: str, weight, root: int)
             f"    comm.all_reduce(x, weight=n_examples)        comm.all_reduce(x, op='sum')"
         )
     how = {"reduce": f" {op!r}", "gather": "", "broadcast": f" from {root}"}[kind]
-    about = f"{_names[kind]}{how} of {[str(jax.typeof(v)) for v in values]}, outside a program"
+    what = ", ".join(f"{v.dtype}{list(v.shape)}" for v in values)
+    about = f"{_names[kind]}{how} of {what}, outside a program"
     values = [v.astype(wire_dtype(v.dtype)) for v in values]
     parts, ops = [], []
     for worker, device in zip(world.workers, world.devices, strict=True):

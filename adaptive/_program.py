@@ -147,6 +147,7 @@ class Program:
                 "nonfinite": nonfinite,
             },
         )
+        _built[self.world] = _built.get(self.world, 0) + 1
         if self.world.processes > 1:
             share_compilations()
         self._engine = Engine(
@@ -643,13 +644,12 @@ def _world_of(world: World | None) -> World:
     return world or current_world.get() or LocalWorld()
 
 
-_built: WeakKeyDictionary[World, int] = WeakKeyDictionary()  # programs, by world
+_built: WeakKeyDictionary[World, int] = WeakKeyDictionary()  # how many programs all processes have built, by world
 
 
 def _next_name(world: World, driver: Driver) -> str:
     """What a program is called in errors, and told from others by: equal on all processes, which build alike."""
-    number = _built[world] = _built.get(world, 0) + 1
-    return f"program {number} ({getattr(driver, '__name__', type(driver).__name__)!r})"
+    return f"program {_built.get(world, 0) + 1} ({getattr(driver, '__name__', type(driver).__name__)!r})"
 
 
 def auto_quantum(global_batch: int, n_workers: int, multiple: int = 1) -> int:

@@ -19,6 +19,7 @@ class Presence(NamedTuple):
     more: str  # what else there is to say
     line: str  # of the user's file
     failure: str  # where it has failed, and how; "" where all is well
+    leaves: bool  # the world, for good
     threads: Sequence[str]  # names of those that have used the world in this process
 
 

@@ -249,9 +249,10 @@ class MPIWorld(Scope):
         self.comm.Allreduce(self._mpi.IN_PLACE, self._frame.numbers)
         if not self._frame.is_of_one_mind():
             names = [name for name in self._threads.values() if name != FAILURE_THREAD]
-            own = Presence(about, text, more, current_line(), failure, names)
-            everyone = self.comm.allgather(own)
+            leaves = self._leaving or kind == _CLOSE
+            everyone = self.comm.allgather(Presence(about, text, more, current_line(), failure, leaves, names))
             self._inside = False
+            self._closed = any(presence.leaves for presence in everyone)  # nobody would come to what is left
             raise _HeardError if failure else why_not(everyone, self.rank)
 
     def _warn_if_oversubscribed(self, host: MPI.Comm) -> None:

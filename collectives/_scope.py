@@ -22,6 +22,7 @@ class Scope:
     def __init__(self) -> None:
         self._tokens: list[Token[World | None]] = []
         self._closed = False
+        self._leaving = False
 
     def __enter__(self) -> Self:
         self._check_open()
@@ -34,10 +35,14 @@ class Scope:
         leave(self, self._tokens.pop())  # type: ignore[arg-type]
         if self._tokens or self._closed:
             return
+        self._leaving = True
         if kind is None:
             self.close()
-        elif isinstance(error, Exception):  # not closed: closing is collective, and others may be in an exchange
+            return
+        # Not as above: closing is collective, and others may be in an exchange.
+        if isinstance(error, Exception):
             tell(self, f"in its {type(self).__name__}'s block", error)  # type: ignore[arg-type]
+        self._closed = True
 
     def close(self) -> None:
         """Give back what the world holds. Leaving its `with` block does so; closing twice is harmless."""
