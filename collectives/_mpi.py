@@ -118,19 +118,18 @@ class MPIWorld(Scope):
         layout = tuple((x.shape, x.dtype, op) for x, op in zip(row, ops, strict=True))
         with self._collective():
             inbox = self._inbox(layout, len(tail), channel)
-            first, end = inbox.buffers[0], len(inbox.buffers[0])
-            # A small part 0 travels in the frame, in double precision.
-            alone = first if end > len(self._frame.room) else self._frame.room[:end]
-            np.copyto(alone, np.asarray(sent[0]))
-            alone[end - len(tail) :] = tail
+            first, travelling, free = inbox.buffers[0], inbox.travelling, inbox.free
+            travelling[:] = np.asarray(sent[0])
+            free[:] = tail
             self._meet(about, more, inbox.name, inbox.text)
-            if alone is first:
+            if travelling is first:
                 self._reduce(None, first, ops[0])
             else:
-                _round(alone, first)
+                _round(travelling, first)
             for x, buffer, op in zip(sent[1:], inbox.buffers[1:], ops[1:], strict=True):
                 self._reduce(np.asarray(x), buffer, op)
-        return inbox.arrays(self.devices), first[end - len(tail) :].copy()
+            arrived = free.astype(first.dtype)
+        return inbox.arrays(self.devices), arrived
 
     def share(self, value: bytes, about: str = "", more: str = "") -> list[bytes]:
         """Every process's `value`, by rank."""
@@ -195,7 +194,7 @@ class MPIWorld(Scope):
         turns = self._inboxes.pop(key, None)
         if turns is None:
             check_dtypes(layout)
-            turns = itertools.cycle((_Inbox(layout, tail), _Inbox(layout, tail)))
+            turns = itertools.cycle([_Inbox(layout, tail, self._frame.room) for _ in range(2)])
             if len(self._inboxes) == KEPT_LAYOUTS:
                 del self._inboxes[
                     next(iter(self._inboxes))
@@ -274,9 +273,11 @@ class _Inbox:
     Attributes:
       text: what the message is made of.
       name: a number for it.
+      travelling: where part 0 is reduced: in the frame, in double precision, if there is room for it.
+      free: the part of it that is the tail's.
     """
 
-    def __init__(self, layout: Layout, tail: int):
+    def __init__(self, layout: Layout, tail: int, room: np.ndarray):
         self.text = f"{', '.join(f'{op} {dtype}{list(shape)}' for shape, dtype, op in layout)}; tail {tail}"
         self.name = crc32(self.text.encode())
         sizes = [math.prod(shape) * dtype.itemsize for shape, dtype, _ in layout]
@@ -289,6 +290,9 @@ class _Inbox:
             memory[offset + start : offset + start + size].view(dtype).reshape(shape)
             for start, size, (shape, dtype, _) in zip(starts, sizes, layout, strict=False)
         ]
+        first = self.buffers[0]
+        self.travelling = first if len(first) > len(room) else room[: len(first)]
+        self.free = self.travelling[len(first) - tail :]
         self._aliases: list[jax.Array | None] = [None] * len(layout)
 
     def arrays(self, devices: Sequence[jax.Device]) -> list[list[jax.Array]]:
