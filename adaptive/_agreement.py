@@ -24,6 +24,7 @@ from ._data import Rows
 from ._decision import Decision
 from ._errors import DisagreementError, NonFiniteError
 from ._plan import Plan
+from ._surroundings import settings_in_words
 from ._text import Line, as_text
 from ._world import World
 
@@ -47,24 +48,11 @@ def check_built_alike(world: World, built: dict[str, str], plan: Plan, about: st
     """
     if world.processes == 1:
         return
-    _check_equal(world, about, {**settings(), **built})
+    # Settings come first: where one differs, so does all that follows from it.
+    _check_equal(world, about, {**settings_in_words(), **built})
     _check_equal(world, about, {"driver": digest_of_plan(plan)}, closer=lambda: digests_of_lines(plan))
 
 
-def settings() -> dict[str, str]:
-    """Those of JAX that decide what a driver computes, as they are in this thread. They come first in comparisons:
-    where one differs, so does all that follows from it.
-    """
-    return {name: repr(getattr(jax.config, name)) for name in _SETTINGS}
-
-
-_SETTINGS = (
-    "jax_enable_x64",
-    "jax_default_matmul_precision",
-    "jax_default_prng_impl",
-    "jax_threefry_partitionable",
-    "jax_numpy_dtype_promotion",
-)
 _VERSIONS = "versions"  # may differ on purpose, but explain what else does
 
 

@@ -136,7 +136,7 @@ def test_a_rank_that_has_gone_back_to_an_earlier_step(world):
             program.restore(checkpoint)
             program.step()
 
-        meet(world, go_back, program.step, f"rank 0: message 1 of step 3 of {program._name}")
+        meet(world, go_back, program.step, f": message 1 of step 3 of {program._name}")
 
 
 def test_messages_of_another_precision(world):

@@ -37,7 +37,7 @@ def test_fooling():
     run_suite("mpi", 2, Path(__file__).parents[1] / "fooling" / "test_drivers.py")
 
 
-@pytest.mark.parametrize(("ranks", "kind"), [(2, "mpi"), (3, "mpi-two-devices")])
+@pytest.mark.parametrize(("ranks", "kind"), [(2, "mpi"), (2, "mpi-two-devices")])
 def test_ranks_that_are_in_different_places(ranks, kind):
     run_suite(kind, ranks, Path(__file__).parent / "meetings.py")
 
