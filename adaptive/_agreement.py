@@ -7,7 +7,6 @@ is needed for it.
 
     status > 0   all is well; the digest
     status < 0   the digest, negated: this worker's contributions are not finite
-    status = 0   this worker failed and sends nothing but this
 """
 
 from __future__ import annotations
@@ -23,8 +22,9 @@ import numpy as np
 
 from ._data import Rows
 from ._decision import Decision
-from ._errors import DisagreementError, NonFiniteError, WorkerError
+from ._errors import DisagreementError, NonFiniteError
 from ._plan import Plan
+from ._surroundings import settings_in_words
 from ._text import Line, as_text
 from ._world import World
 
@@ -35,10 +35,11 @@ def tail_length(n_workers: int) -> int:
     return n_workers + 2
 
 
-def check_built_alike(world: World, built: dict[str, str], plan: Plan) -> None:
-    """Compare what every process built the program from.
+def check_built_alike(world: World, built: dict[str, str], plan: Plan, about: str = "") -> None:
+    """Compare what every process built the program from, and the settings of JAX.
 
     Args:
+      about: the program, in words.
       built: digests by name, equal on all processes if all is well.
       plan: of the same number of examples on all processes.
 
@@ -47,19 +48,31 @@ def check_built_alike(world: World, built: dict[str, str], plan: Plan) -> None:
     """
     if world.processes == 1:
         return
-    _check_equal(world, built)
-    _check_equal(world, {"driver": digest_of_plan(plan)}, closer=lambda: digests_of_lines(plan))
+    # Settings come first: where one differs, so does all that follows from it.
+    _check_equal(world, about, {**settings_in_words(), **built})
+    _check_equal(world, about, {"driver": digest_of_plan(plan)}, closer=lambda: digests_of_lines(plan))
 
 
-def _check_equal(world: World, digests: dict[str, str], closer: Callable[[], dict[str, str]] | None = None) -> None:
-    everyone = [json.loads(theirs) for theirs in world.share(json.dumps(digests).encode())]
+_VERSIONS = "versions"  # may differ on purpose, but explain what else does
+
+
+def versions() -> str:
+    """Of the libraries that results depend on. Local."""
+    return f"jax {jax.__version__}, numpy {np.__version__}"
+
+
+def _check_equal(
+    world: World, about: str, digests: dict[str, str], closer: Callable[[], dict[str, str]] | None = None
+) -> None:
+    mine = json.dumps({**digests, _VERSIONS: versions()}).encode()
+    everyone = [json.loads(theirs) for theirs in world.share(mine, about)]
     if closer is not None and _differing(everyone) is not None:  # all processes come here, so they can look closer
-        _check_equal(world, closer())
+        _check_equal(world, about, closer())
     compare(everyone)
 
 
 def _differing(everyone: Sequence[dict[str, str]]) -> str | None:
-    names = dict.fromkeys(name for theirs in everyone for name in theirs)
+    names = dict.fromkeys(name for theirs in everyone for name in theirs if name != _VERSIONS)
     return next((n for n in names if len({theirs.get(n) for theirs in everyone}) > 1), None)
 
 
@@ -76,16 +89,23 @@ def compare(everyone: Sequence[dict[str, str]], advice: str | None = None) -> No
     name = _differing(everyone)
     if name is None:
         return
-    values = [theirs.get(name, "none") for theirs in everyone]
-    common = max(values, key=values.count)
-    odd = [rank for rank, value in enumerate(values) if value != common]
-    shown = "; ".join(f"rank {r}: {v}" for r, v in enumerate(values)) if len(values) <= 8 else f"ranks {odd} differ"
     if advice is None:
         advice = next((text for start, text in _ADVICE.items() if name.startswith(start)), _ADVICE[""])
+    others = [theirs.get(_VERSIONS, "") for theirs in everyone]
+    if len(set(others)) > 1 and name.startswith(("driver", "state")):
+        advice = f"The ranks run different versions, which may be why: {_by_rank(others)}.\n{advice}"
+    shown = _by_rank([theirs.get(name, "none") for theirs in everyone])
     raise DisagreementError(f"{name} is not the same on all ranks: {shown}.\n{advice}")
 
 
+def _by_rank(values: Sequence[str]) -> str:
+    common = max(values, key=values.count)
+    odd = [rank for rank, value in enumerate(values) if value != common]
+    return "; ".join(f"rank {r}: {v}" for r, v in enumerate(values)) if len(values) <= 8 else f"ranks {odd} differ"
+
+
 _ADVICE = {
+    "jax_": "Every rank must compute alike: set it on all of them, before the program is built.",
     "driver": "Every rank must build the same program: no Python branch on the rank in the driver, and no number that "
     "differs between ranks (time, random values). A worker's number is ad.worker().",
     "data": "Every rank needs the whole data set, in the same order; the program gives each worker its share.",
@@ -185,24 +205,17 @@ def _wish(decision: Decision | None) -> str:
     return " and ".join([f"rescale({', '.join(sizes)})"] * bool(sizes) + ["stop()"] * decision.stop)
 
 
-def judge(statuses: np.ndarray, ledger: Ledger, *, step: int, own: range) -> list[int]:
+def judge(statuses: np.ndarray, ledger: Ledger, *, own: range) -> list[int]:
     """Read the workers' statuses.
 
     Returns:
       The workers whose contributions are not finite.
 
     Raises:
-      WorkerError: some worker failed.
       DisagreementError: some worker has decided otherwise.
     """
     if (statuses == ledger.digest).all():
         return []
-    failed = [w for w, s in enumerate(statuses) if s == 0]
-    if failed:
-        raise WorkerError(
-            f"{_workers(failed)} failed in step {step}, or at the barrier before it, with an error of its own, printed "
-            f"by it. This process ({_workers(list(own))}) stops with it; its state is that of step {step - 1}."
-        )
     others = [w for w, s in enumerate(statuses) if abs(s) != ledger.digest]
     if others:
         raise DisagreementError(

@@ -48,17 +48,18 @@ def save(engine: Engine, barrier: Barrier, sizes: Sizes, stream: Stream, *, step
       like: the program's state, as shapes.
     """
     plan, world = engine.plan, engine.world
+    about = f"a checkpoint of {engine.name} behind step {step}"
     barrier.catch_up(sizes)
     wanted_state, wanted_slots = _of_state(engine, like), _of_slots(engine)
     state = [
-        _of_all(world, [s[i] for s in engine.states]) if wanted.local else _host(engine.states[0][i])
+        _of_all(world, [s[i] for s in engine.states], about) if wanted.local else _host(engine.states[0][i])
         for i, wanted in enumerate(wanted_state.values())
     ]
     slots = {
         slot.name: [
             _host(engine.slots[0][k][leaf])
             if slot.scope == Scope.ALL
-            else _of_all(world, [s[k][leaf] for s in engine.slots])
+            else _of_all(world, [s[k][leaf] for s in engine.slots], about)
             for leaf in range(len(slot.init))
         ]
         for k, slot in enumerate(plan.slots)
@@ -151,9 +152,9 @@ def _plain(leaf: Any) -> Any:
     return leaf
 
 
-def _of_all(world: World, own: Sequence[jax.Array]) -> np.ndarray:
+def _of_all(world: World, own: Sequence[jax.Array], about: str) -> np.ndarray:
     """Every worker's value, on a leading axis."""
-    rows = [pickle.loads(b) for b in world.share(pickle.dumps([_host(leaf) for leaf in own]))]
+    rows = [pickle.loads(b) for b in world.share(pickle.dumps([_host(leaf) for leaf in own]), about)]
     return np.stack([row for process in rows for row in process])
 
 

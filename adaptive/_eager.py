@@ -7,23 +7,32 @@ process every worker holds the value that the process holds.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextvars import ContextVar
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ._errors import CollectiveError, DisagreementError
+from ._current import current_world, why_not_alone
+from ._errors import CollectiveError
 from ._where import at, current_line
-from ._world import World
-
-current_world: ContextVar[World | None] = ContextVar("adaptive_world", default=None)
 
 
 def exchange_eagerly(kind: str, values: Sequence, *, op: str, weight, root: int) -> list[jax.Array]:
     """What a collective returns when its operands are numbers and not tracers. Blocks until all workers have called
     it.
+
+    Raises:
+      CollectiveError: there is no world, and other processes or a world in another thread; or a mean has no weight.
+      DisagreementError: the processes call different collectives, or are not all in one. On every process.
     """
+    alone = why_not_alone()
+    if alone:
+        raise CollectiveError(
+            f"{_names[kind]} outside a program{at(current_line())} has no world, so it would reduce nothing: {alone}. "
+            "Write it inside the world's block, in the thread that has entered it:\n"
+            "    with comm.world():\n"
+            f"        x = comm.{_names[kind]}(x)"
+        )
     values = [jnp.asarray(v) for v in values]
     dtypes = [v.dtype for v in values]
     world = current_world.get()
@@ -35,8 +44,9 @@ def exchange_eagerly(kind: str, values: Sequence, *, op: str, weight, root: int)
             f"has is known only inside one. Say what to weigh by, or reduce by another op:\n"
             f"    comm.all_reduce(x, weight=n_examples)        comm.all_reduce(x, op='sum')"
         )
-    if world.processes > 1:
-        _check_agreement(world, f"{kind} {op if kind == 'reduce' else root} of {[str(jax.typeof(v)) for v in values]}")
+    how = {"reduce": f" {op!r}", "gather": "", "broadcast": f" from {root}"}[kind]
+    what = ", ".join(f"{v.dtype}{list(v.shape)}" for v in values)
+    about = f"{_names[kind]}{how} of {what}, outside a program"
     values = [v.astype(wire_dtype(v.dtype)) for v in values]
     parts, ops = [], []
     for worker, device in zip(world.workers, world.devices, strict=True):
@@ -52,25 +62,14 @@ def exchange_eagerly(kind: str, values: Sequence, *, op: str, weight, root: int)
             row += values
         parts.append([jax.device_put(p, device) for p in row])
         ops = ["sum"] + [op if kind == "reduce" and op != "mean" else "sum"] * (len(row) - 1)
-    results, _ = world.exchange(parts, ops, np.zeros(1, np.float32))
+    results, _ = world.exchange(parts, ops, np.zeros(1, np.float32), about=about)
     out = [jnp.array(r) for r in results[0][1:]]  # copies: the world may write its buffers again
     if weight is not None:
         out = [s / out[0].astype(s.dtype) for s in out[1:]]
     return jax.block_until_ready([v.astype(dtype) for v, dtype in zip(out, dtypes, strict=True)])
 
 
-def _check_agreement(world: World, call: str) -> None:
-    """Raise unless all processes make the same call: here no plan has been compared before."""
-    line = current_line()
-    calls = [text.decode().split("@") for text in world.share(f"{call}@{line}".encode())]
-    for rank, (theirs, their_line) in enumerate(calls):
-        if theirs != call:
-            raise DisagreementError(
-                f"ranks {rank} and {world.rank} meet in different collectives, outside a program:\n"
-                f"    rank {rank}: {theirs}{at(their_line)}\n"
-                f"    rank {world.rank}: {call}{at(line)}\n"
-                "All ranks must call the same collectives in the same order, on values of the same shapes."
-            )
+_names = {"reduce": "all_reduce", "gather": "all_gather", "broadcast": "broadcast"}
 
 
 def wire_dtype(dtype) -> np.dtype:

@@ -56,6 +56,7 @@ class Engine:
       tail: elements of each message that are the caller's.
       kernels: how to compile and choose call kernels; see `Kernels`.
       workers: what the driver was traced for, if that is not how many the world has.
+      name: the program's, to tell its messages from those of others in this world.
     """
 
     def __init__(
@@ -68,6 +69,7 @@ class Engine:
         tail: int,
         kernels: dict[str, Any],
         workers: int | None = None,
+        name: str = "",
     ):
         self.plan, self.world, self._plan_for = plan, world, plan_for
         self.feed = Feed.of(plan)
@@ -83,7 +85,8 @@ class Engine:
         self._waiters = ThreadPoolExecutor(len(world.devices)) if len(world.devices) > 1 else None
         self._committed: list[jax.Array] = []  # one result of the last step's final segment, per worker of this process
         self._compiled: dict[tuple[str, int, int], Callable] = {}
-        self.next_message = 0  # that the other processes wait for
+        self.name = name
+        self._channels = [(name, level) for level in range(len(self.layouts))]
         # What the driver closed over, on each device, for the segments that are compiled once.
         values = list(plan.graph.consts.values())
         self.consts = {
@@ -188,6 +191,7 @@ class Engine:
         listen: Callable[[np.ndarray], bool],
         meanwhile: Callable[[], None] = lambda: None,
         pieces: Sequence[Pieces] | None = None,
+        more: str = "",
     ) -> Outcome:
         """Compute, exchange, and commit.
 
@@ -198,10 +202,10 @@ class Engine:
           listen: takes the reduced tail; returns whether the step may commit; raises what ends the run.
           meanwhile: called once, when the first calls are under way.
           pieces: each worker's calls; by default those that are cheapest.
+          more: what to say where processes are in different collectives.
         """
         if pieces is None:
             pieces = [self.kernels.pieces(i, r.batch_size, self.least_calls) for i, r in enumerate(readings)]
-        self.next_message = 0
         run = _Step(self, share, readings, pieces)
         may_commit, last = True, len(self.layouts)
         for level in range(last + 1):
@@ -216,18 +220,17 @@ class Engine:
             for result in self._committed:
                 result.block_until_ready()
             own = speak(finite).astype(parts[0][0].dtype)
-            results, tail = self.world.exchange(parts, self.layouts[level].ops, own, level)
-            self.next_message = (level + 1) % last
+            about = f"message {level + 1} of step {readings[0].step + 1} of {self.name}"
+            results, tail = self.world.exchange(parts, self.layouts[level].ops, own, self._channels[level], about, more)
             may_commit = listen(tail) and may_commit
             run.messages[level] = results
         hooks, metrics = run.commit() if may_commit else ([], [])
         return Outcome(hooks, metrics, run.messages, run.seconds, run.pieces, last, self.message_bytes, may_commit)
 
-    def signal(self, level: int, tail: np.ndarray) -> np.ndarray:
-        """Take part in message `level` with nothing but a tail."""
-        layout = self.layouts[level]
-        parts = [[jax.device_put(np.zeros(p.shape, p.dtype), d) for p in layout.parts] for d in self.world.devices]
-        return self.world.exchange(parts, layout.ops, tail.astype(layout.parts[0].dtype), level)[1]
+    def signal(self, tail: np.ndarray, about: str, more: str) -> np.ndarray:
+        """Exchange nothing but a tail."""
+        parts = [[jax.device_put(np.zeros(len(tail), np.float32), d)] for d in self.world.devices]
+        return self.world.exchange(parts, ["sum"], tail.astype(np.float32), self._channels[0], about, more)[1]
 
     def close(self) -> None:
         self.kernels.close()

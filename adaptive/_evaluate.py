@@ -27,13 +27,14 @@ _SAME_ON_ALL = (
 )
 
 
-def evaluate(fn: Callable, states: Sequence[Any], data: Any, world: World, batch: int) -> Any:
+def evaluate(fn: Callable, states: Sequence[Any], data: Any, world: World, batch: int, about: str = "") -> Any:
     """Means of `fn(state, batch)` over `data`, weighted by examples. Communicates once.
 
     Args:
       states: the user's state on the device of each worker of this process.
       data: as for `Program`.
       batch: examples in one call; the last one may be smaller.
+      about: which evaluation this is, in words.
 
     Returns:
       A pytree of numpy arrays. Replicated, to the last bit.
@@ -54,7 +55,7 @@ def evaluate(fn: Callable, states: Sequence[Any], data: Any, world: World, batch
         digests = _digests(closed, shapes, rows, batch) if world.processes > 1 else {}
         return digests, _sums(fn, shapes, states, rows, world, batch)
 
-    everyone = together(world, "evaluate", work, _SAME_ON_ALL)
+    everyone = together(world, about, work, _SAME_ON_ALL)
     ((examples, shapes),) = whole
     means = [sum(sums) / examples for sums in zip(*everyone, strict=True)]
     return jax.tree.unflatten(jax.tree.structure(shapes), means)

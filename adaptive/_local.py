@@ -5,7 +5,7 @@ With one worker it is what `collectives.SoloWorld` is; with several it stands in
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from functools import partial, reduce
 
 import jax
@@ -31,13 +31,22 @@ class LocalWorld:
         self.devices = (device or jax.local_devices()[0],) * workers
 
     def exchange(
-        self, parts: Sequence[Parts], ops: Sequence[str], tail: np.ndarray, channel: int = 0
+        self,
+        parts: Sequence[Parts],
+        ops: Sequence[str],
+        tail: np.ndarray,
+        channel: Hashable = 0,
+        about: str = "",
+        more: str = "",
     ) -> tuple[list[list[jax.Array]], np.ndarray]:
         reduced = reduce(partial(accumulate, ops), parts)
         return [list(reduced) for _ in parts], tail
 
-    def share(self, value: bytes) -> list[bytes]:
+    def share(self, value: bytes, about: str = "", more: str = "") -> list[bytes]:
         return [value]
 
     def barrier(self) -> None:
+        return None
+
+    def fail(self, why: str) -> None:
         return None

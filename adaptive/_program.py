@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from math import lcm
 from pathlib import Path
 from typing import Any, Literal
+from weakref import WeakKeyDictionary
 
 import jax
 import jax.numpy as jnp
@@ -22,13 +21,14 @@ from ._barrier import Barrier, Sizes
 from ._cache import share_compilations
 from ._check import Invariance, check_invariance
 from ._cores import n_cores
+from ._current import current_world, why_not_alone
 from ._data import Stream
 from ._decision import Decision, Limits
-from ._eager import current_world
 from ._engine import Engine, Outcome
 from ._errors import BatchSizeError, DataError, DisagreementError, DriverError, NonFiniteError, WorkerError
 from ._evaluate import evaluate
 from ._explain import explain
+from ._failure import heard_by_all, tell
 from ._local import LocalWorld
 from ._minibatches import NotEqualPartsError
 from ._plan import Plan
@@ -40,13 +40,13 @@ from ._sizes import equal
 from ._surroundings import Surroundings, as_made, unwatched
 from ._together import together
 from ._trace import leaf_names
-from ._unlike import are_unlike, could_not_decide, decided_by_first
+from ._unlike import are_unlike, decided_by_first
+from ._where import at, current_line
 from ._world import World
 from .operators import Reading
 
 FEW_CORES = 4  # with fewer, the thread of a compiler is felt
 _SAME_CHECKPOINT = "Restore the same checkpoint on every rank; all may read one file. Nothing has been restored."
-_PATIENCE_SECONDS = 30.0  # how long a process that fails waits for the others to hear of it
 
 Driver = Callable[[Any, Any], tuple[Any, Any]]
 
@@ -65,7 +65,8 @@ class Program:
       data: a pytree of arrays with one leading axis, or anything with `__len__` and `__getitem__` whose items are
         pytrees. The same whole data set on every process. Or `Shards`: data of each worker's own.
       global_batch: examples per step, over all workers.
-      world: where to run. By default the world that was entered last, or else this process as one worker.
+      world: where to run. By default the world that was entered last in this thread, or else this process as one
+        worker, if there are no others.
       seed: of the order of examples and of `step_key()`.
       shares: relative sizes of the workers' first batches. Equal by default.
       microbatch: the most examples in one kernel call, for memory. A larger local batch runs as several calls.
@@ -81,7 +82,7 @@ class Program:
         decisions are equal to the last bit.
 
     Raises:
-      DriverError: the driver cannot be run as written.
+      DriverError: the driver cannot be run as written; or there is no world, and several processes.
       DataError: the data cannot be used.
       BatchSizeError: `global_batch` or `shares` cannot be.
       DisagreementError: processes differ in driver, data, state or settings. On every process.
@@ -96,6 +97,7 @@ class Program:
     """
 
     @unwatched
+    @heard_by_all("in building")
     def __init__(
         self,
         driver: Driver,
@@ -114,7 +116,8 @@ class Program:
         deterministic: bool = False,
     ):
         self._surroundings = Surroundings()
-        self.world = world or current_world.get() or LocalWorld()
+        self.world = _world_of(world)
+        self._name = _next_name(self.world, driver)
         if nonfinite not in ("raise", "skip", "allow"):
             raise DriverError(f'nonfinite must be "raise", "skip" or "allow"; got {nonfinite!r}.')
         self._nonfinite, self._seed = nonfinite, int(seed)
@@ -147,6 +150,7 @@ class Program:
                 "nonfinite": nonfinite,
             },
         )
+        _built[self.world] = _built.get(self.world, 0) + 1
         if self.world.processes > 1:
             share_compilations()
         self._engine = Engine(
@@ -155,6 +159,7 @@ class Program:
             jax.tree.leaves(state),
             self.world,
             tail=agreement.tail_length(self.world.size),
+            name=self._name,
             kernels={
                 "largest_call": microbatch,
                 "timed": not deterministic,
@@ -162,7 +167,7 @@ class Program:
             },
         )
         self._barrier = Barrier(self._plan.hooks, self.world.size)
-        self._unlike = bool(self._plan.hooks) and are_unlike(self.world)
+        self._unlike = bool(self._plan.hooks) and are_unlike(self.world, f"machines of {self._name}")
         self._ledger = agreement.Ledger()
         self._step = 0
         self._started_at = float("nan")
@@ -235,7 +240,7 @@ class Program:
             for i, (name, leaf) in enumerate(leaves)
             if i not in self._local_state
         )
-        agreement.check_built_alike(self.world, built, self._plan)
+        agreement.check_built_alike(self.world, built, self._plan, f"building {self._name}")
 
     def _local(self, sizes: Sequence[int]) -> list[int]:
         return [sizes[w] for w in self.world.workers]
@@ -333,8 +338,9 @@ class Program:
         Raises:
           NonFiniteError: contributions are not finite, and `nonfinite` is "raise". On every process; the state is
             that of the step before.
-          WorkerError: another worker failed in this step. On every other process.
-          DisagreementError: hooks decided differently on some workers. On every process.
+          WorkerError: another process failed, in this step or elsewhere. On every other process.
+          DisagreementError: hooks decided differently on some workers, or some process is not in this step but in
+            another collective. On every process.
         """
         began = time.perf_counter()
         self._compile_first()
@@ -342,11 +348,12 @@ class Program:
             self._engine.kernels.check()
             share = self._stream.take(self._sizes.current)
             outcome = self._run_engine(share, began)
-        except (NonFiniteError, WorkerError, DisagreementError):  # read off a message, so all processes raise it
+        except (NonFiniteError, WorkerError, DisagreementError) as error:  # all processes raise it
+            error.add_note(f"The state of {self._name} is that of step {self._step}.")
             raise
         except Exception as error:
             error.add_note(f"in step {self._step + 1}, on {self._who()}")
-            self._tell_failure()
+            tell(self.world, f"in step {self._step + 1} of {self._name}", error)
             raise
         return self._finish(outcome, began)
 
@@ -381,7 +388,8 @@ class Program:
             )
             for local, w in enumerate(self.world.workers)
         ]
-        return self._engine.step(share, readings, self._speak, self._listen, lambda: self._stream.prefetch(sizes))
+        prefetch = partial(self._stream.prefetch, sizes)
+        return self._engine.step(share, readings, self._speak, self._listen, prefetch, more=self._last_decision())
 
     def _finish(self, outcome: Outcome, began: float) -> Report:
         sizes = self._sizes.current
@@ -447,7 +455,7 @@ class Program:
         return tail
 
     def _listen(self, tail: np.ndarray) -> bool:
-        bad = agreement.judge(tail[:-2], self._ledger, step=self._step + 1, own=self.world.workers)
+        bad = agreement.judge(tail[:-2], self._ledger, own=self.world.workers)
         self._ready = tail[-2] == self.world.processes
         self._any_size = self._any_size or tail[-1] == self.world.processes
         skipped = [f"skipped: worker {w}'s contributions are not finite" for w in bad]
@@ -461,31 +469,15 @@ class Program:
     def _agreed_to_apply(self) -> bool:
         return self._sizes.pending is not None and (self._ready or self._any_size)
 
-    def _tell_failure(self, *, deciding: bool = False) -> None:
-        """The others wait for this process's message, so it sends one that says no more than that it has failed.
-
-        They may also have left the loop, so it does not wait for ever: an error that nobody sees is worse than one that
-        only its process reports.
-        """
-        if self.world.processes == 1 or not self._engine.layouts:
-            return
-
-        def send() -> None:
-            with suppress(Exception):
-                if deciding and self._unlike:
-                    could_not_decide(self.world)
-                else:
-                    self._engine.signal(self._engine.next_message, np.zeros(agreement.tail_length(self.world.size)))
-
-        sender = threading.Thread(target=send, name="adaptive-failure", daemon=True)
-        sender.start()
-        sender.join(_PATIENCE_SECONDS)
+    def _last_decision(self) -> str:
+        return self._ledger.last if self._ledger.step else ""
 
     def _close_step(self) -> None:
         """The last decision has had no message to be compared in: compare it in one that carries nothing else."""
         if self.world.processes > 1 and self._engine.layouts and self._plan.hooks:
-            tail = self._engine.signal(0, self._speak([True] * len(self.world.workers)))
-            agreement.judge(tail[:-2], self._ledger, step=self._step + 1, own=self.world.workers)
+            about = f"the end of run() behind step {self._step} of {self._name}"
+            tail = self._engine.signal(self._speak([True] * len(self.world.workers)), about, self._last_decision())
+            agreement.judge(tail[:-2], self._ledger, own=self.world.workers)
 
     # --- deciding -----------------------------------------------------------------------------------------------------
 
@@ -493,22 +485,18 @@ class Program:
         self, outcome: Outcome, epoch: float, ran: tuple[tuple[int, ...], tuple[int, ...]], notes: list[str]
     ) -> Decision | None:
         """`ran` are the sizes of this step and of the one before."""
-        deciding = True
         try:
             decision, names = self._barrier.run(self._step, epoch, outcome.hooks, ran, self._sizes)
-            deciding = False
             if names and self._unlike:
-                decision = decided_by_first(self.world, decision, self._step)
+                decision = decided_by_first(self.world, decision, f"decision {self._step} of {self._name}")
             if names:
                 self._ledger.enter(self._step, names, decision)
             if decision is not None:
                 self._stopped = decision.stop
                 notes += [*decision.notes, *self._ask(decision)]
-        except WorkerError:  # it has told everyone
-            raise
         except Exception as error:
             error.add_note(f"behind step {self._step}, on {self._who()}")
-            self._tell_failure(deciding=deciding)
+            tell(self.world, f"at the barrier behind step {self._step} of {self._name}", error)
             raise
         return decision
 
@@ -558,6 +546,7 @@ class Program:
     # --- stopping and going on ----------------------------------------------------------------------------------------
 
     @as_made
+    @heard_by_all("in a checkpoint of")
     def checkpoint(self) -> dict[str, Any]:
         """All that this program is, between two steps: state, slots, what hooks have learned, data cursor, sizes.
 
@@ -574,6 +563,7 @@ class Program:
         )
 
     @as_made
+    @heard_by_all("in restoring")
     def restore(self, checkpoint: dict[str, Any]) -> None:
         """Go on from a checkpoint of a program with this driver and data, of as many workers or of another number.
 
@@ -599,9 +589,8 @@ class Program:
             self._compile_for(self._local(parsed.batch_sizes))
             return digests, None
 
-        together(self.world, "restore", prepare, _SAME_CHECKPOINT)
+        together(self.world, f"restore of {self._name}", prepare, _SAME_CHECKPOINT)
         ((parsed, digests, (self._engine.states, self._engine.slots)),) = prepared
-        self._engine.next_message = 0
         self._barrier.restart([parsed.hooks[name] for name in self._barrier.names])
         self._sizes.restart(parsed.batch_sizes, parsed.shares)
         self._update_quantum()
@@ -613,6 +602,7 @@ class Program:
 
     # --- beside training ----------------------------------------------------------------------------------------------
 
+    @heard_by_all("in evaluate of")
     def evaluate(self, fn: Callable[[Any, Any], Any], data: Any, *, batch: int = 256) -> Any:
         """Means of `fn` over a data set: exact, weighted by examples, no example twice, over all workers.
 
@@ -632,7 +622,8 @@ class Program:
           DisagreementError: `fn`, `data` or `batch` are not the same on all processes. On every process.
         """
         states = [jax.tree.unflatten(self._state_tree, leaves) for leaves in self._engine.states]
-        return evaluate(fn, states, data, self.world, batch)
+        about = f"evaluate of {self._name} behind step {self._step}"
+        return evaluate(fn, states, data, self.world, batch, about)
 
     @as_made
     def check(self, batch: Any = None, *, seed: int = 0, tolerance: float | None = None) -> Invariance:
@@ -669,6 +660,28 @@ class Program:
 
     def __exit__(self, *exc: object) -> None:
         self.close()
+
+
+def _world_of(world: World | None) -> World:
+    """The world that was given, or else the current one, or else this process alone, if it is."""
+    alone = None if world is not None else why_not_alone()
+    if alone:
+        raise DriverError(
+            f"ad.Program{at(current_line())} was given no world: {alone}. It would train a model of this process's "
+            "own. Write\n"
+            "    with comm.world() as world:\n"
+            "        program = ad.Program(..., world=world)\n"
+            "or, if a model of each process's own is what you want,  world=comm.SoloWorld()"
+        )
+    return world or current_world.get() or LocalWorld()
+
+
+_built: WeakKeyDictionary[World, int] = WeakKeyDictionary()  # how many programs all processes have built, by world
+
+
+def _next_name(world: World, driver: Driver) -> str:
+    """What a program is called in errors, and told from others by: equal on all processes, which build alike."""
+    return f"program {_built.get(world, 0) + 1} ({getattr(driver, '__name__', type(driver).__name__)!r})"
 
 
 def auto_quantum(global_batch: int, n_workers: int, multiple: int = 1) -> int:

@@ -61,6 +61,11 @@ def settings_here() -> Callable[[], AbstractContextManager[None]]:
     return there
 
 
+def settings_in_words() -> dict[str, str]:
+    """The settings of this thread that decide what a driver computes, by name."""
+    return {name: repr(getattr(jax.config, name)) for name in _SETTINGS}
+
+
 class Surroundings:
     """What surrounds the place where this is made; `run` calls a function there, in whichever thread."""
 

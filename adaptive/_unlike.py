@@ -21,15 +21,14 @@ import numpy as np
 
 from ._cores import chosen_threads
 from ._decision import Decision
-from ._errors import WorkerError
 from ._world import World
 
 
-def are_unlike(world: World) -> bool:
+def are_unlike(world: World, about: str = "") -> bool:
     """Whether processes compute on hardware of different kinds, or with different software. Replicated."""
     if world.processes == 1:
         return False
-    return len(set(world.share(kind_of_machine(world.devices).encode()))) > 1
+    return len(set(world.share(kind_of_machine(world.devices).encode(), about))) > 1
 
 
 def kind_of_machine(devices: Sequence) -> str:
@@ -43,26 +42,12 @@ def kind_of_machine(devices: Sequence) -> str:
     return repr((platform.machine(), crc32("".join(features).encode()), kinds, versions, threads))
 
 
-def decided_by_first(world: World, decision: Decision | None, step: int) -> Decision | None:
-    """The first process's decision, on all. Communicates.
-
-    Raises:
-      WorkerError: a process could not decide: it has called `could_not_decide`.
-    """
+def decided_by_first(world: World, decision: Decision | None, about: str = "") -> Decision | None:
+    """The first process's decision, on all. Communicates."""
     asked = None if decision is None else [decision.global_batch, decision.shares, decision.stop, decision.notes]
-    everyone = world.share(json.dumps(asked, default=np.generic.item).encode())
-    failed = [str(rank) for rank, theirs in enumerate(everyone) if not theirs]
-    if failed:
-        raise WorkerError(
-            f"rank {', '.join(failed)} failed at the barrier behind step {step}, with an error of its own."
-        )
+    everyone = world.share(json.dumps(asked, default=np.generic.item).encode(), about)
     first = json.loads(everyone[0])
     if first is None:
         return None
     global_batch, shares, stop, notes = first
     return Decision(global_batch, None if shares is None else tuple(shares), stop, tuple(notes))
-
-
-def could_not_decide(world: World) -> None:
-    """Tell the others, which wait in `decided_by_first`."""
-    world.share(b"")

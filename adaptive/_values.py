@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 import jax
 import jax.numpy as jnp
 
-from ._eager import current_world
+from ._current import current_world, why_not_alone
 from ._errors import CollectiveError
 from ._where import at, current_line
 from .operators import BATCH_SIZE, EXAMPLES, GLOBAL_BATCH, OFFSET, SEED, STEP, WORKER, claim, read, tracing
@@ -51,11 +51,20 @@ def worker() -> jax.Array:
 
 
 def workers() -> int:
-    """How many workers there are: a Python number, so shapes may depend on it. Replicated."""
+    """How many workers there are: a Python number, so shapes may depend on it. Replicated.
+
+    Raises:
+      CollectiveError: outside a program and a world, in one of several processes.
+    """
     trace = tracing()
     if trace is not None:
         return trace.workers
-    world = current_world.get()
+    world, alone = current_world.get(), why_not_alone()
+    if alone:
+        raise CollectiveError(
+            f"ad.workers(){at(current_line())} outside a program has no world to count: {alone}. Write it inside the "
+            "world's block, in the thread that has entered it:  with comm.world(): …"
+        )
     return 1 if world is None else world.size
 
 

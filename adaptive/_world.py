@@ -7,7 +7,7 @@ a process carries the contiguous range `workers`.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from typing import Protocol, runtime_checkable
 
 import jax
@@ -18,7 +18,12 @@ Parts = Sequence[jax.Array]
 
 @runtime_checkable
 class World(Protocol):
-    """A fixed set of workers and the one thing they do together: exchange messages."""
+    """A fixed set of workers and the one thing they do together: exchange messages.
+
+    Everything that processes do together is *about* something, said in words (`about=`) that are equal on all of them.
+    Where they are not, or where one process is in another collective than the others, all processes raise
+    DisagreementError, before anything is sent. `more` is shown in that error, and not compared.
+    """
 
     @property
     def size(self) -> int:
@@ -46,7 +51,13 @@ class World(Protocol):
         ...
 
     def exchange(
-        self, parts: Sequence[Parts], ops: Sequence[str], tail: np.ndarray, channel: int = 0
+        self,
+        parts: Sequence[Parts],
+        ops: Sequence[str],
+        tail: np.ndarray,
+        channel: Hashable = 0,
+        about: str = "",
+        more: str = "",
     ) -> tuple[list[list[jax.Array]], np.ndarray]:
         """Reduce a message over all workers; blocks until it has arrived.
 
@@ -56,20 +67,33 @@ class World(Protocol):
             elements are free: whatever the workers put there is replaced by `tail`.
           ops: for each part, "sum", "max" or "min"; `ops[0]` is "sum".
           tail: what this *process* adds to the message itself, of part 0's dtype; summed over processes.
-          channel: which of a step's messages this is; results of other channels stay as they are.
+          channel: which of a program's messages this is; results of other channels stay as they are.
+          about, more: see `World`.
 
         Returns:
           `(results, tail)`. `results[i][j]` is part j, reduced, on the device of this process's i-th worker, bitwise
           equal on all workers. It stays valid until the second-next call of `exchange` on the same channel, provided
           that whatever reads it has finished by then. `tail` is the reduced tail on the host. What `results[i][0]`
           holds in its tail is unspecified.
+
+        Raises:
+          DisagreementError: the processes' calls differ. On every process.
+          WorkerError: a process has called `fail`. On every other process.
         """
         ...
 
-    def share(self, value: bytes) -> list[bytes]:
-        """Every process's `value`, by rank. Blocks. For set-up and errors, not for the steps."""
+    def share(self, value: bytes, about: str = "", more: str = "") -> list[bytes]:
+        """Every process's `value`, by rank. Blocks. For set-up, not for the steps. Raises as `exchange` does."""
         ...
 
     def barrier(self) -> None:
-        """Return once every process has called it."""
+        """Return once every process has called it. Raises as `exchange` does."""
+        ...
+
+    def fail(self, why: str) -> None:
+        """Make all other processes raise WorkerError, in whatever they do together now or next. Blocks until they have.
+
+        Args:
+          why: "in step 4 of program 1 ('train'): OSError: disk read error".
+        """
         ...

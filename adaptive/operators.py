@@ -32,8 +32,9 @@ import numpy as np
 from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
 
+from ._current import current_world
 from ._decision import Handler
-from ._eager import current_world, exchange_eagerly
+from ._eager import exchange_eagerly
 from ._errors import CollectiveError
 from ._where import at, current_line
 

@@ -1,7 +1,7 @@
 """Collective operators, and the worlds that carry them out."""
 
 from ._devices import DeviceWorld as DeviceWorld
-from ._launcher import LaunchError as LaunchError
+from ._launch import LaunchError as LaunchError
 from ._mpi import MPIWorld as MPIWorld
 from ._ops import all_gather as all_gather
 from ._ops import all_reduce as all_reduce

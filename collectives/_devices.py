@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from functools import partial
+from threading import Lock
 
 import jax
 import jax.numpy as jnp
@@ -14,6 +15,10 @@ from jax.sharding import PartitionSpec as P
 from adaptive._world import Parts
 
 from ._scope import Scope, describe
+
+# Two programs that join devices, started in two threads, could be started on two devices in two orders, and wait for
+# each other.
+_one_at_a_time = Lock()
 
 
 class DeviceWorld(Scope):
@@ -41,17 +46,24 @@ class DeviceWorld(Scope):
         self._reduce = jax.jit(partial(_reduce, mesh), static_argnames=("ops", "scalar"))
 
     def exchange(
-        self, parts: Sequence[Parts], ops: Sequence[str], tail: np.ndarray, channel: int = 0
+        self,
+        parts: Sequence[Parts],
+        ops: Sequence[str],
+        tail: np.ndarray,
+        channel: Hashable = 0,
+        about: str = "",
+        more: str = "",
     ) -> tuple[list[list[jax.Array]], np.ndarray]:
         """Reduce in one sharded XLA program: the protocol of `World`. There is one process, so the tail is its sum."""
         self._check_open()
         columns = list(zip(*parts, strict=True))
         joined = [self._join(column) for column in columns]
-        reduced = self._reduce(joined, ops=tuple(ops), scalar=tuple(column[0].ndim == 0 for column in columns))
-        jax.block_until_ready(reduced)
+        with _one_at_a_time:
+            reduced = self._reduce(joined, ops=tuple(ops), scalar=tuple(column[0].ndim == 0 for column in columns))
+            jax.block_until_ready(reduced)
         return [list(row) for row in zip(*map(self._copies, reduced), strict=True)], tail
 
-    def share(self, value: bytes) -> list[bytes]:
+    def share(self, value: bytes, about: str = "", more: str = "") -> list[bytes]:
         """The only process's value."""
         self._check_open()
         return [value]

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 from jax.typing import ArrayLike
 
-from adaptive._eager import current_world
+from adaptive._current import current_world
 from adaptive._errors import CollectiveError
 from adaptive._where import at, current_line
 from adaptive.operators import EXAMPLES, Op, collective, read, tracing

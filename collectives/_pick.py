@@ -6,8 +6,9 @@ from collections.abc import Sequence
 
 import jax
 
+from adaptive._launcher import launcher
+
 from ._devices import DeviceWorld
-from ._launcher import launcher
 from ._mpi import MPIWorld
 from ._solo import SoloWorld
 

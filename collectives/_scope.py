@@ -9,8 +9,9 @@ from typing import Self
 
 import jax
 
-from adaptive._eager import current_world
+from adaptive._current import enter, leave
 from adaptive._errors import CollectiveError
+from adaptive._failure import tell
 from adaptive._where import at, current_line
 from adaptive._world import World
 
@@ -21,23 +22,34 @@ class Scope:
     def __init__(self) -> None:
         self._tokens: list[Token[World | None]] = []
         self._closed = False
+        self._leaving = False
 
     def __enter__(self) -> Self:
         self._check_open()
-        self._tokens.append(current_world.set(self))  # type: ignore[arg-type]  # the subclasses are Worlds
+        self._tokens.append(enter(self))  # type: ignore[arg-type]  # the subclasses are Worlds
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        current_world.reset(self._tokens.pop())
-        # A process that fails must not wait for others, who may be in an exchange: closing can be collective.
-        if kind is None and not self._tokens:
+        leave(self, self._tokens.pop())  # type: ignore[arg-type]
+        if self._tokens or self._closed:
+            return
+        self._leaving = True
+        if kind is None:
             self.close()
+            return
+        # Not as above: closing is collective, and others may be in an exchange.
+        if isinstance(error, Exception):
+            tell(self, f"in its {type(self).__name__}'s block", error)  # type: ignore[arg-type]
+        self._closed = True
 
     def close(self) -> None:
         """Give back what the world holds. Leaving its `with` block does so; closing twice is harmless."""
         self._closed = True
+
+    def fail(self, why: str) -> None:
+        """Tell the other processes: here are none."""
 
     def _check_open(self) -> None:
         if self._closed:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 
 import jax
 import numpy as np
@@ -29,13 +29,19 @@ class SoloWorld(Scope):
         self.devices: Sequence[jax.Device] = (jax.local_devices()[0] if device is None else device,)
 
     def exchange(
-        self, parts: Sequence[Parts], ops: Sequence[str], tail: np.ndarray, channel: int = 0
+        self,
+        parts: Sequence[Parts],
+        ops: Sequence[str],
+        tail: np.ndarray,
+        channel: Hashable = 0,
+        about: str = "",
+        more: str = "",
     ) -> tuple[list[list[jax.Array]], np.ndarray]:
         """The parts and the tail, as given: the protocol of `World`."""
         self._check_open()
         return [list(parts[0])], tail
 
-    def share(self, value: bytes) -> list[bytes]:
+    def share(self, value: bytes, about: str = "", more: str = "") -> list[bytes]:
         """The only process's value."""
         self._check_open()
         return [value]

@@ -24,6 +24,7 @@ from adaptive._agreement import (
     judge,
     non_finite,
     tail_length,
+    versions,
 )
 from adaptive._data import Examples
 from adaptive._decision import Decision
@@ -53,7 +54,7 @@ class Ranks:
         self.processes = processes or 1 + len(others)
         self._others = others
 
-    def share(self, value):
+    def share(self, value, about=""):
         mine = json.loads(value)
         return [
             value,
@@ -85,6 +86,37 @@ def test_what_differs_is_named_with_the_rank_and_what_to_do(name, advice):
         check_built_alike(Ranks({}, {name: "other"}), {"quantum": "4", name: "mine"}, PLAN)
     assert f"{name} is not the same on all ranks: rank 0: mine; rank 1: mine; rank 2: other" in str(error.value)
     assert advice in str(error.value)
+
+
+@pytest.mark.parametrize(
+    "setting",
+    [
+        "jax_enable_x64",
+        "jax_default_matmul_precision",
+        "jax_default_prng_impl",
+        "jax_threefry_partitionable",
+        "jax_numpy_dtype_promotion",
+    ],
+)
+def test_a_setting_of_jax_is_named_before_what_follows_from_it(setting):
+    with pytest.raises(ad.DisagreementError) as error:
+        check_built_alike(Ranks({setting: "'other'", "state['w']": "2"}), {"state['w']": "1"}, PLAN)
+    here = repr(getattr(jax.config, setting))
+    assert f"{setting} is not the same on all ranks: rank 0: {here}; rank 1: 'other'" in str(error.value)
+    assert "set it on all of them" in str(error.value)
+
+
+def test_versions_may_differ_but_are_told_where_they_may_be_why():
+    old = {"versions": "jax 0.6.0, numpy 2.0.0"}
+    check_built_alike(Ranks(old), {"state": "1"}, PLAN)
+    for name in ("state['w']", "driver"):
+        with pytest.raises(ad.DisagreementError) as error:
+            check_built_alike(Ranks({**old, name: "other"}), {"state['w']": "1"}, PLAN)
+        said = f"different versions, which may be why: rank 0: {versions()}; rank 1: jax 0.6.0, numpy 2.0.0"
+        assert said in str(error.value)
+    with pytest.raises(ad.DisagreementError) as error:
+        check_built_alike(Ranks({"state['w']": "other"}), {"state['w']": "1"}, PLAN)
+    assert "versions" not in str(error.value)
 
 
 def test_of_many_processes_only_the_odd_ones_are_listed():
@@ -219,22 +251,13 @@ def test_a_ledger_says_who_asked_for_what(names, decision, said):
 
 def test_all_is_well_if_all_statuses_are_ones_own():
     ledger = ledger_of([(1, DECISIONS[0])])
-    assert judge(np.full(3, ledger.status(True)), ledger, step=2, own=OWN) == []
+    assert judge(np.full(3, ledger.status(True)), ledger, own=OWN) == []
 
 
 def test_workers_that_are_not_finite_are_listed():
     ledger = Ledger()
     statuses = np.array([ledger.status(w not in (1, 3)) for w in range(4)])
-    assert judge(statuses, ledger, step=2, own=OWN) == [1, 3]
-
-
-def test_a_worker_that_failed_is_named_before_all_else():
-    ledger = ledger_of([(1, DECISIONS[0])])
-    with pytest.raises(ad.WorkerError, match=r"worker 2 failed in step 5.*\(worker 0\).*step 4") as error:
-        judge(np.array([ledger.digest, 7.0, 0.0]), ledger, step=5, own=OWN)
-    assert "state is that of step 4" in str(error.value)
-    with pytest.raises(ad.WorkerError, match="workers 1, 2 failed"):
-        judge(np.array([ledger.digest, 0.0, 0.0]), ledger, step=5, own=range(1))
+    assert judge(statuses, ledger, own=OWN) == [1, 3]
 
 
 def test_a_worker_that_decided_otherwise_is_named_with_what_was_decided_here():
@@ -243,7 +266,7 @@ def test_a_worker_that_decided_otherwise_is_named_with_what_was_decided_here():
     theirs = ledger_of([(4, Decision(global_batch=65))])
     for status in (theirs.status(True), theirs.status(False)):
         with pytest.raises(ad.DisagreementError) as error:
-            judge(np.array([ledger.status(True), status]), ledger, step=5, own=range(1))
+            judge(np.array([ledger.status(True), status]), ledger, own=range(1))
         text = str(error.value)
         assert "behind step 4: worker 1 did not do what this process (worker 0) did" in text
         assert "hook 'grow' asked for rescale(global_batch=64)" in text

@@ -11,7 +11,7 @@ import pytest
 
 import adaptive as ad
 import collectives as comm
-from adaptive import _program, operators
+from adaptive import _failure, _program, operators
 from adaptive._agreement import Ledger
 from adaptive._decision import Decision
 from adaptive._local import LocalWorld
@@ -432,17 +432,21 @@ class Twin(LocalWorld):
         super().__init__(1)
         self.size, self.sent = 2, []
         self.other = lambda status: status  # what becomes of the other worker's status
+        self.heard = []
 
-    def exchange(self, parts, ops, tail, channel=0):
-        self.sent.append((channel, tail.tolist()))
+    def exchange(self, parts, ops, tail, channel=0, about="", more=""):
+        self.sent.append((about, tail.tolist()))
         results = accumulate(ops, parts[0], parts[0])
         tail = tail.copy()
         tail[1] = self.other(tail[0])
         tail[2:] *= 2
         return [results], tail
 
-    def share(self, value):
+    def share(self, value, about="", more=""):
         return [value, value]
+
+    def fail(self, why):
+        self.heard.append(why)
 
 
 def test_two_processes_that_agree_take_their_steps():
@@ -458,11 +462,16 @@ def test_another_process_that_fails_ends_the_step():
     with build(sgd, W, world=world) as program:
         program.step()
         before = program.state
-        world.other = lambda status: 0.0
-        with pytest.raises(ad.WorkerError, match="worker 1 failed in step 2"):
+
+        def tell(status):
+            raise ad.WorkerError("rank 1 failed")
+
+        world.other = tell
+        with pytest.raises(ad.WorkerError, match="rank 1 failed") as error:
             program.step()
+        assert error.value.__notes__ == ["The state of program 1 ('sgd') is that of step 1."]
         assert np.array_equal(program.state, before)
-        assert len(world.sent) == 2  # nobody has to be told
+        assert not world.heard  # nobody has to be told
 
 
 def test_another_process_that_is_not_finite_skips_the_step_here_too():
@@ -496,11 +505,8 @@ def two_messages(state, batch):
     return state + comm.all_reduce(((batch["y"] - mean) ** 2).mean()), {}
 
 
-FAILED = [0.0] * 4  # a tail whose statuses are zero
-
-
-@pytest.mark.parametrize(("failing", "channel"), [("data", 0), ("ragged", 0), ("first", 0), ("second", 1)])
-def test_a_process_that_fails_tells_the_others_in_the_message_they_wait_for(monkeypatch, failing, channel):
+@pytest.mark.parametrize(("failing", "messages"), [("data", 0), ("ragged", 0), ("first", 0), ("second", 1)])
+def test_a_process_that_fails_tells_the_others(monkeypatch, failing, messages):
     world, data = Twin(), Broken()
     with build(two_messages, 0.0, world=world, data=data) as program:
         program.step()
@@ -523,8 +529,8 @@ def test_a_process_that_fails_tells_the_others_in_the_message_they_wait_for(monk
             monkeypatch.setattr(engine.kernels, "kernel", broken)
         with pytest.raises(type(error)):
             program.step()
-    assert world.sent[-1] == (channel, FAILED)
-    assert len(world.sent) == 1 + channel
+    assert world.heard == [f"in step 2 of program 1 ('two_messages'): {type(error).__name__}: {error}"]
+    assert len(world.sent) == messages
 
 
 def test_a_hook_that_fails_is_told_too():
@@ -532,25 +538,72 @@ def test_a_hook_that_fails_is_told_too():
     with build(watched(Recorder(lambda o: 1 / 0)), world=world) as program, pytest.raises(ZeroDivisionError) as error:
         program.step()
     assert any("behind step 1" in note for note in error.value.__notes__)
-    assert world.sent[-1] == (0, FAILED)
+    assert world.heard == ["at the barrier behind step 1 of program 1 ('driver'): ZeroDivisionError: division by zero"]
 
 
-def test_a_process_does_not_wait_for_ever_to_be_heard(monkeypatch):
-    monkeypatch.setattr(_program, "_PATIENCE_SECONDS", 0.05)
+def test_messages_say_what_they_are_about():
+    world = Twin()
+    with build(watched(Recorder(lambda o: None)), world=world) as program:
+        list(program.run(steps=2))
+    name = "program 1 ('driver')"
+    messages = [f"message 1 of step 1 of {name}", f"message 1 of step 2 of {name}"]
+    assert [about for about, _ in world.sent] == [*messages, f"the end of run() behind step 2 of {name}"]
+    with build(two_messages, 0.0, world=world) as program:
+        program.step()
+    assert [about for about, _ in world.sent[3:]] == [
+        f"message {i} of step 1 of program 2 ('two_messages')" for i in (1, 2)
+    ]
+
+
+@pytest.mark.parametrize("what", ["building", "evaluate", "restore"])
+def test_what_fails_beside_the_steps_is_told_too(what):
+    world = Twin()
+    if what == "building":
+        with pytest.raises(ad.BatchSizeError):
+            build(sgd, W, world=world, global_batch=10**6)
+    else:
+        with build(sgd, W, world=world) as program, pytest.raises(ZeroDivisionError):
+            program.evaluate(lambda s, b: 1 / 0, make_data(4)) if what == "evaluate" else program.restore(Torn())
+    assert len(world.heard) == 1
+    assert world.heard[0].startswith(f"in {'restoring' if what == 'restore' else what}")
+    assert "program 1 ('sgd')" in world.heard[0]
+
+
+class Torn:
+    def __getitem__(self, name):
+        raise ZeroDivisionError
+
+
+def test_an_error_is_printed_while_it_waits_to_be_heard(monkeypatch, caplog):
+    monkeypatch.setattr(_failure, "QUIET_SECONDS", 0.01)
+    monkeypatch.setattr(_failure, "PATIENCE_SECONDS", 0.05)
     world, data, over = Twin(), Broken(), threading.Event()
     with build(sgd, W, world=world, data=data) as program:
         program.step()
         data.bad = set(range(24))
         program._stream._ahead = None
-        monkeypatch.setattr(Twin, "exchange", lambda self, *args: over.wait())  # nobody answers
+        monkeypatch.setattr(Twin, "fail", lambda self, *args: over.wait())  # nobody answers
         with pytest.raises(OSError, match="is gone"):
             program.step()
     over.set()
+    (record,) = caplog.records
+    assert (record.name, record.levelname) == ("adaptive", "ERROR")
+    assert "rank 0 failed in step 2 of program 1 ('sgd'): OSError: " in record.getMessage()
+    assert "up to 0.05 s for the other ranks to hear of it" in record.getMessage()
+
+
+def test_an_error_that_is_told_is_printed_once(caplog):
+    world = Twin()
+    with build(watched(Recorder(lambda o: 1 / 0)), world=world) as program, pytest.raises(ZeroDivisionError) as error:
+        program.step()
+    _failure.tell(world, "in the block around it", error.value)
+    assert len(world.heard) == 1
+    assert not caplog.records
 
 
 def test_processes_built_from_different_things_are_told_before_the_first_step():
     class Other(Twin):
-        def share(self, value):
+        def share(self, value, about="", more=""):
             return [value, value.replace(b'"seed": "0"', b'"seed": "1"')]
 
     with pytest.raises(ad.DisagreementError, match="seed is not the same on all ranks: rank 0: 0; rank 1: 1"):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -64,8 +66,8 @@ def test_ranks_that_send_different_messages_are_told(world):
         return
     with pytest.raises(DisagreementError) as e:
         send(world, np.zeros(n, np.float32))
-    assert f"on rank {world.rank}: sum float32[1], sum float32[{n}]; tail 0" in str(e.value)
-    with pytest.raises(DisagreementError, match="exchange different messages"):
+    assert f"rank {world.rank}: sum float32[1], sum float32[{n}]; tail 0 (on_ranks.py:" in str(e.value)
+    with pytest.raises(DisagreementError, match="meet in different collectives"):
         send(world, np.zeros(499, np.float32), tail=world.rank)
     assert float(comm.all_reduce(1.0, op="sum")) == world.size  # and the world is as good as before
 
@@ -74,7 +76,7 @@ def test_ranks_that_meet_in_different_eager_collectives_are_told(world):
     if world.processes == 1:
         return
     with pytest.raises(
-        DisagreementError, match=r"(?s)different collectives.*rank 0: gather 0 of.*float32.*on_ranks.py"
+        DisagreementError, match=r"(?s)different collectives.*rank 0: all_gather of.*float32.*on_ranks.py"
     ):
         comm.all_gather(1.0) if world.rank == 0 else comm.all_reduce(1.0, op="max")
     for n in (2, 3):
@@ -118,3 +120,85 @@ def test_picking_a_world_under_mpirun_gives_one_worker_per_rank(world):
         assert picked.size == picked.processes == world.processes
     with comm.world(devices=jax.local_devices()[:2]) as picked:
         assert picked.size == 2 * world.processes
+
+
+# --- the frame --------------------------------------------------------------------------------------------------------
+
+
+class Counting:
+    """A communicator that takes down the bytes of each Allreduce."""
+
+    def __init__(self, comm):
+        self.comm, self.nbytes = comm, []
+
+    def __getattr__(self, name):
+        return getattr(self.comm, name)
+
+    def Allreduce(self, sent, received, *op):
+        self.nbytes.append(received.nbytes)
+        self.comm.Allreduce(sent, received, *op)
+
+
+@pytest.mark.parametrize(
+    ("floats", "allreduces"),
+    [(20, [1024]), (123, [1024]), (124, [1024]), (125, [1024, 500]), (200_000, [1024, PIECE_BYTES, 275_712])],
+)
+def test_a_small_message_is_one_allreduce_and_a_large_one_is_one_more(world, monkeypatch, floats, allreduces):
+    counting = Counting(world.comm)
+    monkeypatch.setattr(world, "comm", counting)
+    for _ in range(2):  # new layouts cost no more than known ones
+        x = [[jax.device_put(np.ones(floats, np.float32), d)] for d in world.devices]
+        results, _ = world.exchange(x, ["sum"], np.zeros(0, np.float32))
+        np.testing.assert_array_equal(results[0][0], np.full(floats, world.size, np.float32))
+    assert counting.nbytes == 2 * allreduces
+
+
+def test_what_travels_in_the_frame_overflows_and_keeps_nans_as_elsewhere(world):
+    most = np.finfo(np.float32).max
+    for n in (4, 400):
+        x = np.resize(np.array([most, -most, np.nan, 1.0], np.float32), n)
+        parts = [[jax.device_put(x, device)] for device in world.devices]
+        with np.errstate(all="raise"):
+            results, _ = world.exchange(parts, ["sum"], np.zeros(0, np.float32))
+        many = world.size > 1
+        expected = [np.inf if many else most, -np.inf if many else -most, np.nan, world.size]
+        np.testing.assert_array_equal(results[0][0][:4], np.array(expected, np.float32))
+
+
+def test_small_sums_in_double_precision_are_not_rounded(world):
+    with jax.enable_x64(True):
+        parts = [[jax.device_put(np.array([1 + 2.0**-50]), device)] for device in world.devices]
+        results, _ = world.exchange(parts, ["sum"], np.zeros(0))
+        assert results[0][0].dtype == np.float64
+        assert float(results[0][0][0]) == world.size * (1 + 2.0**-50)
+
+
+def test_a_world_that_is_left_in_the_middle_of_a_message_says_so(make_world, monkeypatch):
+    with make_world() as torn:
+        monkeypatch.setattr(torn, "_reduce", lambda *args: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            send(torn, np.zeros(500, np.float32))
+        monkeypatch.undo()
+        for use in (torn.barrier, lambda: send(torn, np.zeros(3, np.float32)), lambda: torn.fail("")):
+            with pytest.raises(WorkerError, match="has left a collective before its end"):
+                use()
+        torn._torn = False  # all ranks did alike
+
+
+def test_threads_need_an_mpi_that_allows_them(make_world, monkeypatch):
+    refused = []
+
+    def use(world):
+        try:
+            world.barrier()
+        except CollectiveError as error:
+            refused.append(str(error))
+
+    with make_world() as fresh:
+        monkeypatch.setattr(fresh._mpi, "Query_thread", lambda: fresh._mpi.THREAD_SERIALIZED)
+        fresh.barrier()
+        thread = threading.Thread(target=use, args=(fresh,), name="of its own")
+        thread.start()
+        thread.join()
+    assert len(refused) == 1
+    assert "MPI was initialised for one thread at a time, and thread 'of its own' uses MPIWorld(" in refused[0]

@@ -11,7 +11,8 @@ import pytest
 
 import collectives as comm
 from adaptive._cores import chosen_threads
-from collectives._launcher import Launcher, check_agreement, launcher
+from adaptive._launcher import Launcher, launcher
+from collectives._launch import check_agreement
 from collectives._threads import oversubscription
 from tests.mpirun import ROOT, run
 

@@ -170,6 +170,12 @@ def test_hooks_that_decide_differently(world, ask, steps):
     assert program.steps == 2
     text = str(caught.value)
     others = ", ".join(str(w) for w in range(last)) if odd(world) else f"{last}"
+    if ask == "to stop" and steps == 5:  # then one has left the loop
+        assert "message 1 of step 3 of program" in text
+        assert "before it, hook 'adapt' asked for nothing" in text
+        assert f"rank {last}: the end of run() behind step 2 of program" in text
+        assert "before it, hook 'adapt' asked for stop()" in text
+        return
     assert "workers decided differently at the barrier behind step 2: worker" in text
     assert f" {others} did not do what this process (worker {world.rank}) did" in text
     assert "hook 'adapt' asked for " in text
@@ -431,14 +437,16 @@ def test_a_hook_that_raises_on_one_of_unlike_machines(world, unlike):
 
     with decide(world, fail) as program, pytest.raises(RuntimeError if odd(world) else ad.WorkerError) as caught:
         list(program.run(steps=6))
-    text = "out of ideas" if odd(world) else f"rank {world.processes - 1} failed at the barrier behind step 2"
+    text = (
+        "out of ideas" if odd(world) else f"rank {world.processes - 1} failed at the barrier behind step 2 of program"
+    )
     assert text in str(caught.value)
 
 
 # --- one rank fails ---------------------------------------------------------------------------------------------------
 
 
-def fails(world, program, error, step: int, run=lambda program: list(program.run(steps=6))):
+def fails(world, program, error, step: int, run=lambda program: list(program.run(steps=6)), where="in step"):
     """The odd rank raises its own error, all others hear of it, and all have the state of the step before."""
     with program, pytest.raises(error if odd(world) else ad.WorkerError) as caught:
         run(program)
@@ -446,8 +454,9 @@ def fails(world, program, error, step: int, run=lambda program: list(program.run
     if odd(world):
         assert any(f"on worker {worker}" in note for note in caught.value.__notes__)
     else:
-        assert f"worker {worker} failed in step {step}, or at the barrier before it" in str(caught.value)
-        assert f"its state is that of step {step - 1}" in str(caught.value)
+        at = step if where == "in step" else step - 1
+        assert f"rank {worker} failed {where} {at} of {program._name}: " in str(caught.value)
+        assert f"Rank {world.rank} stops with it, in " in str(caught.value)
     assert program.steps == step - 1
     assert len(set(world.share(repr(jax.tree.map(lambda a: np.asarray(a).tolist(), program.state)).encode()))) == 1
     return caught.value
@@ -526,7 +535,8 @@ def test_a_hook_that_raises_on_one_rank(world, steps):
         return state, metrics
 
     program = build(driver, 0.0, make_data(), N, world=world)
-    error = fails(world, program, RuntimeError, step=4, run=lambda program: list(program.run(steps=steps)))
+    run = lambda program: list(program.run(steps=steps))  # noqa: E731
+    error = fails(world, program, RuntimeError, step=4, run=run, where="at the barrier behind step")
     if odd(world):
         assert any("hook 'adapt' (on_ranks.py:" in note and "step 3" in note for note in error.__notes__)
 

@@ -37,5 +37,10 @@ def test_fooling():
     run_suite("mpi", 2, Path(__file__).parents[1] / "fooling" / "test_drivers.py")
 
 
+@pytest.mark.parametrize(("ranks", "kind"), [(2, "mpi"), (2, "mpi-two-devices")])
+def test_ranks_that_are_in_different_places(ranks, kind):
+    run_suite(kind, ranks, Path(__file__).parent / "meetings.py")
+
+
 def test_federated_rounds():
     run_suite("mpi-two-devices", 2, PROGRAM / "test_federated.py")

@@ -1,45 +1,16 @@
-"""Who started this process: what the launchers of MPI programs leave in the environment."""
+"""What to say where a job was started in a way that its MPI does not understand."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from typing import NamedTuple
 
 from adaptive._errors import AdaptiveError
+from adaptive._launcher import launcher
 
 
 class LaunchError(AdaptiveError):
     """The processes of a job cannot find one another: it was started in a way that MPI does not understand."""
-
-
-class Launcher(NamedTuple):
-    """A launcher, and how many processes it says that it started; `None` where it does not say."""
-
-    name: str
-    processes: int | None
-
-
-_SIZES = {
-    "OMPI_COMM_WORLD_SIZE": "Open MPI's mpirun",
-    "MV2_COMM_WORLD_SIZE": "MVAPICH's mpirun",
-    "PMI_SIZE": "mpiexec (MPICH, Intel MPI and their kin)",
-}
-
-
-def launcher(environ: Mapping[str, str] = os.environ) -> Launcher | None:
-    """The launcher that started this process, or `None` where it was started by hand.
-
-    Slurm sets variables in jobs of one task and in batch scripts too, where there is nobody to find: it counts from two
-    tasks in this job step.
-    """
-    for variable, name in _SIZES.items():
-        if environ.get(variable, "").isdigit():
-            return Launcher(name, int(environ[variable]))
-    if "SLURM_STEP_ID" in environ:
-        tasks = environ.get("SLURM_STEP_NUM_TASKS", environ.get("SLURM_NTASKS", "1"))
-        return Launcher("Slurm's srun", int(tasks)) if tasks.isdigit() and int(tasks) > 1 else None
-    return Launcher("a PMIx launcher", None) if "PMIX_RANK" in environ else None
 
 
 def no_mpi(cause: BaseException, environ: Mapping[str, str] = os.environ) -> LaunchError:

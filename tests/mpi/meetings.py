@@ -1,0 +1,329 @@
+"""Ranks that are in different places at once: all of them are told, and none waits for ever.
+
+test_programs_on_ranks.py runs this under mpirun. What one rank raises all raise, so the next test finds them together.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import adaptive as ad
+import collectives as comm
+import controllers as ctrl
+from tests.program.problems import build, descend, make_data, same_everywhere
+
+N = 16
+DEVICES = 2 if os.environ.get("TESTS_WORLD") == "mpi-two-devices" else 1
+
+
+def make_world() -> comm.MPIWorld:
+    return comm.MPIWorld(devices=jax.local_devices()[:DEVICES])
+
+
+@pytest.fixture(scope="module")
+def world():
+    with make_world() as world:
+        assert world.processes > 1
+        yield world
+
+
+def odd(world) -> bool:
+    """Whether this is the rank that goes its own way."""
+    return world.rank == world.processes - 1
+
+
+def local(state, batch):
+    """With state of each worker's own, so that a checkpoint communicates."""
+    new, metrics = descend(state["all"], batch)
+    return {"all": new, "own": state["own"] + batch["x"].mean()}, metrics
+
+
+def watched(state, batch):
+    state, metrics = descend(state, batch)
+    ctrl.hook(lambda control, loss: None, metrics["loss"])
+    return state, metrics
+
+
+def meet(world, mine, others, *texts, match="ranks meet in different collectives"):
+    """The odd rank does `mine` and the rest `others`; all raise, with all the texts. Returns the error."""
+    with pytest.raises(ad.DisagreementError, match=match) as caught:
+        mine() if odd(world) else others()
+    text = str(caught.value)
+    for part in texts:
+        assert part in text, text
+    assert "meetings.py:" in text or "problems.py:" in text
+    assert float(comm.all_gather(world.rank)[-1]) == world.processes - 1  # the world is as good as before
+    return caught.value
+
+
+# --- steps, and what else a program does together ---------------------------------------------------------------------
+
+
+def test_two_programs_in_different_orders(world):
+    """Their gradients were once mixed: both have messages of one shape."""
+    p, q = (build(descend, start, make_data(), N, world=world) for start in (0.0, 5.0))
+    with p, q:
+        error = meet(world, q.step, p.step, f"message 1 of step 1 of {p._name}", f"message 1 of step 1 of {q._name}")
+        assert any("is that of step 0" in note for note in error.__notes__)
+        assert (float(p.state), float(q.state)) == (0.0, 5.0)
+        assert p.steps == q.steps == 0
+        for program in (p, q, p):  # and can go on from there
+            program.step()
+        assert same_everywhere(world, (p.state, q.state))
+
+
+def test_programs_of_one_layout_do_not_share_their_buffers(world):
+    p, q = (build(descend, start, make_data(), N, world=world) for start in (0.0, 5.0))
+    with p, q:
+        for _ in range(2):
+            p.step()
+            q.step()
+        channels = {channel for _, _, channel in world._inboxes}
+        assert {p._name, q._name} <= {channel[0] for channel in channels if channel}
+
+
+@pytest.mark.parametrize("what", ["evaluate", "checkpoint", "build", "eager", "barrier", "share"])
+def test_something_else_on_one_rank_while_others_step(world, what):
+    data = make_data()
+    with build(local, {"all": 0.0, "own": 0.0}, data, N, world=world, local=lambda s: s["own"]) as program:
+        program.step()
+        do, said = {
+            "evaluate": (
+                lambda: program.evaluate(lambda s, b: jnp.square(b["x"]).mean(), data),
+                f"evaluate of {program._name} behind step 1 (",
+            ),
+            "checkpoint": (program.checkpoint, f"a checkpoint of {program._name} behind step 1 ("),
+            "build": (lambda: build(descend, 0.0, data, N, world=world), "building program"),
+            "eager": (lambda: comm.all_reduce(1.0, op="sum"), "all_reduce 'sum' of float32[], outside a program ("),
+            "barrier": (world.barrier, "a barrier ("),
+            "share": (lambda: world.share(b""), "values to share ("),
+        }[what]
+        before = program.state
+        meet(world, do, program.step, f"message 1 of step 2 of {program._name} (", said)
+        assert program.steps == 1
+        assert float(program.state["all"]) == float(before["all"])
+    with build(descend, 0.0, data, N, world=world) as program:  # all count their programs alike
+        program.step()
+
+
+def test_a_run_that_ends_earlier_on_one_rank(world):
+    """Its closing message was once taken for the next step's, with nothing in it."""
+    with build(watched, 0.0, make_data(), N, world=world) as program:
+        meet(
+            world,
+            lambda: list(program.run(steps=2)),
+            lambda: list(program.run(steps=4)),
+            f"rank {world.processes - 1}: the end of run() behind step 2 of {program._name} (",
+            f"message 1 of step 3 of {program._name} (",
+        )
+        assert program.steps == 2
+
+
+def test_a_rank_that_has_gone_back_to_an_earlier_step(world):
+    with build(descend, 0.0, make_data(), N, world=world) as program:
+        program.step()
+        checkpoint = program.checkpoint()
+        program.step()
+
+        def go_back():
+            program.restore(checkpoint)
+            program.step()
+
+        meet(world, go_back, program.step, f": message 1 of step 3 of {program._name}")
+
+
+def test_messages_of_another_precision(world):
+    """The frame is of one type, so numbers of another are not read as something else."""
+
+    def send(dtype):
+        with jax.enable_x64(True):
+            parts = [[jax.device_put(np.ones(3, dtype), d)] for d in world.devices]
+            return world.exchange(parts, ["sum"], np.zeros(0, dtype))
+
+    meet(world, lambda: send(np.float64), lambda: send(np.float32), "sum float32[3]; tail 0", "sum float64[3]; tail 0")
+
+
+def test_the_precision_of_a_rank_is_named_when_a_program_is_built(world):
+    with jax.enable_x64(odd(world)), pytest.raises(ad.DisagreementError) as caught:
+        build(descend, 0.0, make_data(), N, world=world)
+    assert "jax_enable_x64 is not the same on all ranks: rank 0: False" in str(caught.value)
+
+
+# --- one rank fails, wherever the others are --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("where", ["evaluate", "step", "barrier", "eager"])
+def test_a_rank_that_fails_in_evaluate(world, where):
+    def bad(state, batch):
+        if odd(world):
+            raise ArithmeticError("no such mean")
+        return batch["x"].mean()
+
+    with build(descend, 0.0, make_data(), N, world=world) as program:
+        others = {
+            "evaluate": lambda: program.evaluate(bad, make_data()),
+            "step": program.step,
+            "barrier": world.barrier,
+            "eager": lambda: comm.all_gather(1.0),
+        }[where]
+        with pytest.raises(ArithmeticError if odd(world) else ad.WorkerError) as caught:
+            program.evaluate(bad, make_data()) if odd(world) else others()
+        if not odd(world):
+            why = f"rank {world.processes - 1} failed in evaluate of {program._name}: ArithmeticError: no such mean"
+            assert str(caught.value).startswith(why)
+            assert "meetings.py:" in str(caught.value)
+        program.step()  # all are together again
+
+
+def test_a_rank_that_fails_while_a_program_is_built(world):
+    def driver(state, batch):
+        if odd(world):
+            raise ArithmeticError("not here")
+        return descend(state, batch)
+
+    with pytest.raises(ArithmeticError if odd(world) else ad.WorkerError, match="not here"):
+        build(driver, 0.0, make_data(), N, world=world)
+
+
+def test_what_all_ranks_find_wrong_each_raises_itself(world):
+    with pytest.raises(ad.ReplicationError):
+        build(lambda state, batch: (state + batch["x"].mean(), {}), 0.0, make_data(), N, world=world)
+
+
+@pytest.mark.parametrize("where", ["step", "barrier"])
+def test_a_rank_that_fails_in_the_block_of_its_world(where):
+    """In the user's own code, between steps."""
+
+    def train(world):
+        with world:
+            program = build(descend, 0.0, make_data(), N, world=world)
+            program.step()
+            if odd(world):
+                raise ZeroDivisionError
+            program.step() if where == "step" else world.barrier()
+
+    world = make_world()
+    with pytest.raises(ZeroDivisionError if odd(world) else ad.WorkerError):
+        train(world)
+    with pytest.raises(ad.CollectiveError, match="is closed"):  # rather than wait for who is gone
+        world.barrier()
+
+
+@pytest.mark.parametrize("how", ["returns", "is left"])
+def test_a_world_that_is_closed_while_others_step(how):
+
+    def train(world):
+        with world:
+            program = build(descend, 0.0, make_data(), N, world=world)
+            program.step()
+            if odd(world) and how == "returns":
+                world.close()
+            if not odd(world):
+                program.step()
+
+    world = make_world()
+    with pytest.raises(ad.DisagreementError) as caught:
+        train(world)
+    assert "message 1 of step 2" in str(caught.value)
+    assert f"rank {world.processes - 1}: the end of its world's block (meetings.py:" in str(caught.value)
+    world.close()  # twice is harmless, and waits for nobody
+    with pytest.raises(ad.CollectiveError, match="is closed"):
+        world.barrier()
+
+
+# --- threads ----------------------------------------------------------------------------------------------------------
+
+
+def in_threads(*works):
+    """What each of them raises or returns, side by side; none takes for ever."""
+    results = [None] * len(works)
+
+    def run(i, work):
+        try:
+            results[i] = work()
+        except Exception as error:
+            results[i] = error
+
+    threads = [threading.Thread(target=run, args=(i, work), daemon=True) for i, work in enumerate(works)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+        assert not thread.is_alive()
+    return results
+
+
+def train(program, steps=6):
+    return [float(report.metrics["loss"]) for report in program.run(steps=steps)]
+
+
+def adapting(state, batch):
+    state, metrics = descend(state, batch)
+    ctrl.hook(lambda control, loss: control.rescale(global_batch=N + 2 * control.step), metrics["loss"])
+    return state, metrics
+
+
+def test_two_programs_in_two_threads_with_a_world_each():
+    with make_world() as one, make_world() as other:
+        options = [{"world": one}, {"world": other, "seed": 7}]
+
+        def alone(**options):
+            with build(adapting, 0.0, make_data(), N, deterministic=True, **options) as program:
+                program.warm_up()
+                losses = train(program)
+                return losses, float(program.state), program.batch_sizes
+
+        expected = [alone(**o) for o in options]
+        found = in_threads(*(lambda o=o: alone(**o) for o in options))
+        assert found == expected
+        assert same_everywhere(one, found)
+
+
+def test_two_programs_in_two_threads_with_one_world():
+    """They come to it in different orders."""
+    with make_world() as world:
+        p, q = (build(descend, start, make_data(), N, world=world) for start in (0.0, 5.0))
+        first, second = (q, p) if odd(world) else (p, q)
+        over = threading.Event()
+
+        def begin():
+            try:
+                train(first)
+            finally:
+                over.set()
+
+        def follow():
+            while not world._lock.locked() and not over.is_set():  # the first waits in its message
+                time.sleep(0.001)
+            train(second)
+
+        for error in in_threads(begin, follow):
+            assert isinstance(error, ad.DisagreementError), error
+            assert "programs that run in threads of their own need a world each" in str(error)
+            assert "world=comm.MPIWorld()" in str(error)
+        assert (float(p.state), float(q.state)) == (0.0, 5.0)
+        world.barrier()
+
+
+def test_a_program_in_a_thread_without_a_world(world):
+    (error,) = in_threads(lambda: build(descend, 0.0, make_data(), N))
+    assert isinstance(error, ad.DriverError)
+    assert "was entered in another thread" in str(error)
+
+
+def test_a_program_and_collectives_outside_of_any_block():
+    def bare():
+        build(descend, 0.0, make_data(), N)
+
+    # The module's world is entered in this thread: a fresh context has none, and the launcher says that there are more.
+    for work in (bare, lambda: comm.all_reduce(1.0, op="sum")):
+        (error,) = in_threads(work)
+        assert isinstance(error, ad.DriverError)
+        assert "with comm.world()" in str(error)
