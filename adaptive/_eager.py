@@ -8,12 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextvars import ContextVar
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ._errors import CollectiveError, DisagreementError
+from ._errors import CollectiveError, DisagreementError, NonFiniteError
 from ._where import at, current_line
 from ._world import World
 
@@ -28,6 +29,8 @@ def exchange_eagerly(kind: str, values: Sequence, *, op: str, weight, root: int)
     dtypes = [v.dtype for v in values]
     world = current_world.get()
     if world is None or world.size == 1:
+        if weight is not None:
+            _check_weight(jnp.asarray(weight))
         return [v[None] if kind == "gather" else v for v in values]
     if weight is not None and not np.isfinite(weight):
         raise CollectiveError(
@@ -55,6 +58,7 @@ def exchange_eagerly(kind: str, values: Sequence, *, op: str, weight, root: int)
     results, _ = world.exchange(parts, ops, np.zeros(1, np.float32))
     out = [jnp.array(r) for r in results[0][1:]]  # copies: the world may write its buffers again
     if weight is not None:
+        _check_weight(out[0])
         out = [s / out[0].astype(s.dtype) for s in out[1:]]
     return jax.block_until_ready([v.astype(dtype) for v, dtype in zip(out, dtypes, strict=True)])
 
@@ -71,6 +75,23 @@ def _check_agreement(world: World, call: str) -> None:
                 f"    rank {world.rank}: {call}{at(line)}\n"
                 "All ranks must call the same collectives in the same order, on values of the same shapes."
             )
+
+
+def _check_weight(total: jax.Array) -> None:
+    if not least_weight(total.dtype) <= float(total) < np.inf:
+        raise NonFiniteError(f"all_reduce outside a program{at(current_line())} is {mean_of_nothing(float(total))}.")
+
+
+def least_weight(dtype: Any) -> float:
+    """The least sum of weights that can be divided by: XLA takes what is below the least normal number for zero."""
+    return float(np.finfo(dtype).tiny)
+
+
+def mean_of_nothing(total: float) -> str:
+    """What a mean is, whose weights sum to what cannot be divided by."""
+    if total == 0:
+        return "a mean of nothing: the weights of all workers are zero, and 0 / 0 is no number"
+    return f"no mean: the weights of all workers sum to {total:g}, which cannot be divided by"
 
 
 def wire_dtype(dtype) -> np.dtype:
