@@ -66,6 +66,9 @@ class _Walk:
                 wanted.add(id(self._producer[var]))
                 stack += [a for a in operands_of(self._producer[var]) if isinstance(a, Var)]
         eqns = [eqn for eqn in self._plan.graph.eqns if id(eqn) in wanted]
+        effect = next((eqn for eqn in eqns if eqn.effects), None)
+        if effect is not None:
+            raise NotImplementedError(f"{_operation(effect)} has an effect, and is not carried out again")
         last = {a: n for n, eqn in enumerate(eqns) for a in operands_of(eqn) if isinstance(a, Var)}
         values: dict[Var, Any] = {}
 

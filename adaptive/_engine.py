@@ -409,7 +409,7 @@ class _Step:
                     return found
                 start += size
         except Exception as error:  # the others wait to hear whose values they are
-            return f"it could not be found out where they come from: {type(error).__name__}: {error}"
+            return f"it could not be found out where they come from: {type(error).__name__}: {error}".rstrip(".")
         return "each is finite, but its product with the weight, or the sum over kernel calls, is not"
 
     def _known(self, plan: Plan, local: int, level: int, call: int, start: int) -> dict[Var, Any]:

@@ -1,9 +1,9 @@
 """NaNs that an update of the state makes of finite values: an optimizer's 0 / 0, the root of a negative number.
 
 No message holds them, so none is looked at in time, and the final segment overwrites the old state, so it cannot be
-taken back. (To keep it, and choose by `jnp.where`, takes twice to seven times the segment's time.) Instead the segment
-returns a flag for each leaf that it changes. They are read where nothing waits for them: behind the dispatch of the
-next step's first calls, and when the state is asked for.
+taken back. (To keep it, and choose by `jnp.where`, takes a multiple of the segment's time and memory.) Instead the
+segment returns a flag for each leaf that it changes. They are read where nothing waits for them: behind the dispatch of
+the next step's first calls, and when the state is asked for.
 
 Infinities do not count, and neither do NaNs that a leaf held before, or that came with what it is computed from and
 may be NaN, such as seconds that are not known yet: those are kept on purpose.
@@ -74,7 +74,7 @@ class NewNaNs:
     def flags(self, outputs: Sequence[jax.Array], carriers: Sequence[jax.Array]) -> jax.Array:
         """Whether each leaf, and each carrier, may hold a NaN. Traced into the final segment.
 
-        A sum is one pass at memory's speed, where a look at each element takes three times as long. It is NaN, too, of
+        A sum is one pass at memory's speed; a look at each element takes several times as long. It is NaN, too, of
         infinities of both signs: whoever reads the flag of a leaf looks again.
 
         Args:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 
 import jax
+import jax.experimental
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -143,6 +144,20 @@ def test_of_two_messages_the_second():
         return state + comm.all_reduce(apart.mean()), {}
 
     assert origin(driver, workers=2) == "On worker 0 the first NaNs come from `log` (+2)."
+
+
+def test_what_has_an_effect_is_not_done_again():
+    told = []
+
+    def driver(state, batch):
+        shape = jax.ShapeDtypeStruct((), np.float32)
+        number = jax.experimental.io_callback(
+            lambda x: told.append(float(x)) or np.float32(x), shape, batch["x"].mean()
+        )
+        return state + comm.all_reduce(jnp.log(-number)), {}
+
+    assert "`io_callback` (+2) has an effect, and is not carried out again" in origin(driver, workers=2)
+    assert len([x for x in told if x]) == 2  # once per kernel call of the step
 
 
 def test_an_error_on_the_way_keeps_nobody_waiting(monkeypatch):

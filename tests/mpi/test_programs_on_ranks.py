@@ -37,5 +37,9 @@ def test_fooling():
     run_suite("mpi", 2, Path(__file__).parents[1] / "fooling" / "test_drivers.py")
 
 
+def test_what_is_not_finite():
+    run_suite("mpi", 2, PROGRAM / "test_not_finite.py")
+
+
 def test_federated_rounds():
     run_suite("mpi-two-devices", 2, PROGRAM / "test_federated.py")
