@@ -6,8 +6,8 @@
 `MPIWorld.exchange` reduces, another XLA program unpacks. Against it, on the same JAX arrays: an Allreduce per tensor,
 all of them in flight as Iallreduce, and one fused buffer that numpy fills and empties. All take turns in one run, each
 rank on a core of its own; a time is that of the slower rank. A program also looks for infinities and NaNs in what has
-arrived, which reads all of it once more: a row of its own, since nobody else does so. Two more tables say why the message
-layer's LARGE_BYTES and the world's PIECE_BYTES are what they are.
+arrived, which reads all of it once more: a row of its own, since nobody else does so. Two more tables say why the
+message layer's LARGE_BYTES and the world's PIECE_BYTES are what they are.
 """
 
 from __future__ import annotations
