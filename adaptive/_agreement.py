@@ -6,7 +6,6 @@ decisions so far, so a decision that differs is found in the very next message, 
 is needed for it.
 
     status > 0   all is well; the digest
-    status < 0   the digest, negated: this worker's contributions are not finite
 """
 
 from __future__ import annotations
@@ -22,10 +21,11 @@ import numpy as np
 
 from ._data import Rows
 from ._decision import Decision
-from ._errors import DisagreementError, NonFiniteError
+from ._errors import DisagreementError
 from ._plan import Plan
 from ._surroundings import settings_in_words
 from ._text import Line, as_text
+from ._where import name_workers
 from ._world import World
 
 _DIGEST_BITS = 24  # what a float32 holds exactly
@@ -192,8 +192,9 @@ class Ledger:
         self.step, self.last = step, f"program.restore went back to step {step}"
         self.digest = crc32(repr(sorted(digests.items())).encode()) % (2**_DIGEST_BITS - 1) + 1
 
-    def status(self, finite: bool) -> float:
-        return float(self.digest if finite else -self.digest)
+    @property
+    def status(self) -> float:
+        return float(self.digest)
 
 
 def _wish(decision: Decision | None) -> str:
@@ -205,35 +206,18 @@ def _wish(decision: Decision | None) -> str:
     return " and ".join([f"rescale({', '.join(sizes)})"] * bool(sizes) + ["stop()"] * decision.stop)
 
 
-def judge(statuses: np.ndarray, ledger: Ledger, *, own: range) -> list[int]:
+def judge(statuses: np.ndarray, ledger: Ledger, *, own: range) -> None:
     """Read the workers' statuses.
-
-    Returns:
-      The workers whose contributions are not finite.
 
     Raises:
       DisagreementError: some worker has decided otherwise.
     """
     if (statuses == ledger.digest).all():
-        return []
-    others = [w for w, s in enumerate(statuses) if abs(s) != ledger.digest]
-    if others:
-        raise DisagreementError(
-            f"workers decided differently at the barrier behind step {ledger.step}: {_workers(others)} did not do what "
-            f"this process ({_workers(list(own))}) did.\n"
-            f"Here {ledger.last}.\n"
-            "A hook must decide from its arguments alone: no rank, clock, random number or file."
-        )
-    return [w for w, s in enumerate(statuses) if s < 0]
-
-
-def non_finite(workers: Sequence[int], step: int) -> NonFiniteError:
-    return NonFiniteError(
-        f"step {step}: the contributions of {_workers(workers)} to all_reduce hold infinities or NaNs. "
-        f'The state is that of step {step - 1}. To leave such steps out and go on: ad.Program(..., nonfinite="skip").'
+        return
+    others = [w for w, s in enumerate(statuses) if s != ledger.digest]
+    raise DisagreementError(
+        f"workers decided differently at the barrier behind step {ledger.step}: {name_workers(others)} did not do what "
+        f"this process ({name_workers(own)}) did.\n"
+        f"Here {ledger.last}.\n"
+        "A hook must decide from its arguments alone: no rank, clock, random number or file."
     )
-
-
-def _workers(numbers: Sequence[int]) -> str:
-    listed = ", ".join(map(str, numbers))
-    return f"worker {listed}" if len(numbers) == 1 else f"workers {listed}"

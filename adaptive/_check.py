@@ -165,7 +165,7 @@ def _run(trial: Engine, engine: Engine, batch: Any, split: Sequence[Pieces]) -> 
     ]
     share = Share(tuple(sizes), tuple(int(s) for s in starts[:-1]), batches)
     tail = trial.layouts[0].tail if trial.layouts else 0
-    outcome = trial.step(share, readings, lambda finite: np.zeros(tail), lambda tail: True, pieces=split)
+    outcome = trial.step(share, readings, lambda: np.zeros(tail), lambda tail: None, pieces=split)
     reduced = {}
     for level, layout in enumerate(trial.layouts):
         comparable = [

@@ -7,13 +7,14 @@ process every worker holds the value that the process holds.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from ._current import current_world, why_not_alone
-from ._errors import CollectiveError
+from ._errors import CollectiveError, NonFiniteError
 from ._where import at, current_line
 
 
@@ -37,6 +38,8 @@ def exchange_eagerly(kind: str, values: Sequence, *, op: str, weight, root: int)
     dtypes = [v.dtype for v in values]
     world = current_world.get()
     if world is None or world.size == 1:
+        if weight is not None:
+            _check_weight(jnp.asarray(weight))
         return [v[None] if kind == "gather" else v for v in values]
     if weight is not None and not np.isfinite(weight):
         raise CollectiveError(
@@ -65,11 +68,29 @@ def exchange_eagerly(kind: str, values: Sequence, *, op: str, weight, root: int)
     results, _ = world.exchange(parts, ops, np.zeros(1, np.float32), about=about)
     out = [jnp.array(r) for r in results[0][1:]]  # copies: the world may write its buffers again
     if weight is not None:
+        _check_weight(out[0])
         out = [s / out[0].astype(s.dtype) for s in out[1:]]
     return jax.block_until_ready([v.astype(dtype) for v, dtype in zip(out, dtypes, strict=True)])
 
 
 _names = {"reduce": "all_reduce", "gather": "all_gather", "broadcast": "broadcast"}
+
+
+def _check_weight(total: jax.Array) -> None:
+    if not least_weight(total.dtype) <= float(total) < np.inf:
+        raise NonFiniteError(f"all_reduce outside a program{at(current_line())} is {mean_of_nothing(float(total))}.")
+
+
+def least_weight(dtype: Any) -> float:
+    """The least sum of weights that can be divided by: XLA takes what is below the least normal number for zero."""
+    return float(np.finfo(dtype).tiny)
+
+
+def mean_of_nothing(total: float) -> str:
+    """What a mean is, whose weights sum to what cannot be divided by."""
+    if total == 0:
+        return "a mean of nothing: the weights of all workers are zero, and 0 / 0 is no number"
+    return f"no mean: the weights of all workers sum to {total:g}, which cannot be divided by"
 
 
 def wire_dtype(dtype) -> np.dtype:

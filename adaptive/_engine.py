@@ -2,7 +2,8 @@
 
 The engine holds the workers' state and knows nothing of hooks, sizes or epochs. Its promise is rule 5: a step commits
 whole or not at all. Buffers of the old state are given to XLA only by the final segment, which starts when every
-message of the step has arrived and none of them brought bad news.
+message of the step has arrived and none of them brought bad news: from another worker, or of values that are not
+finite.
 """
 
 from __future__ import annotations
@@ -16,16 +17,21 @@ from itertools import compress, islice
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
+from jax.extend.core import Var
 
+from ._birthplace import birthplace
 from ._data import Share
+from ._finite import Culprit, Look, Trouble, find_together
 from ._kernels import Kernels, Traced, compile_segment
-from ._message import Layout, accumulate, is_finite, lay_out
+from ._message import Layout, accumulate, lay_out, unpack
 from ._pieces import Pieces
 from ._plan import Plan, Segment
 from ._segment import Feed, segment_function
+from ._updates import NONE_FOUND, Found, NewNaNs
 from ._world import World
-from .operators import CALLS, Reading
+from .operators import CALLS, Reading, source_p
 
 PerWorker = list  # one entry per worker of this process
 
@@ -39,11 +45,15 @@ class Outcome:
     reduced: dict[
         int, list[list[jax.Array]]
     ]  # by message and worker of this process: the parts; valid until the next step
-    compute_seconds: list[float]  # per worker of this process
+    compute_seconds: list[float]  # per worker of this process; NaN where the step ended before its last message
     pieces: list[Pieces]  # per worker of this process
     messages: int
     message_bytes: int
-    committed: bool
+    trouble: Trouble | None = None  # why the step was not committed
+
+    @property
+    def committed(self) -> bool:
+        return self.trouble is None
 
 
 class Engine:
@@ -55,6 +65,7 @@ class Engine:
       state: leaves of the initial state, on the host or any device. Copied.
       tail: elements of each message that are the caller's.
       kernels: how to compile and choose call kernels; see `Kernels`.
+      finite: whether what is not finite keeps a step from being committed.
       workers: what the driver was traced for, if that is not how many the world has.
       name: the program's, to tell its messages from those of others in this world.
     """
@@ -68,13 +79,15 @@ class Engine:
         *,
         tail: int,
         kernels: dict[str, Any],
+        finite: bool = False,
         workers: int | None = None,
         name: str = "",
     ):
         self.plan, self.world, self._plan_for = plan, world, plan_for
         self.feed = Feed.of(plan)
         self.layouts: list[Layout] = [lay_out(m, workers=workers or world.size, tail=tail) for m in plan.messages]
-        self.message_bytes = sum(layout.nbytes for layout in self.layouts)
+        self._bytes = np.cumsum([0, *(layout.nbytes for layout in self.layouts)]).tolist()  # of the first messages
+        self.looks = [Look(layout, world.devices[0].platform) for layout in self.layouts] if finite else []
         # A noise scale needs two groups of examples at least; a lone worker makes them by splitting its batch.
         self.least_calls = 2 if world.size == 1 and any(s.name == CALLS.name for s in plan.sources) else 1
         self.kernels = Kernels(
@@ -82,6 +95,7 @@ class Engine:
         )
         self.states: PerWorker = [[copied(leaf, d) for leaf in state] for d in world.devices]
         self.slots: PerWorker = [[[copied(a, d) for a in s.init] for s in plan.slots] for d in world.devices]
+        self.new_nans = NewNaNs(plan, self.states) if finite else None
         self._waiters = ThreadPoolExecutor(len(world.devices)) if len(world.devices) > 1 else None
         self._committed: list[jax.Array] = []  # one result of the last step's final segment, per worker of this process
         self._compiled: dict[tuple[str, int, int], Callable] = {}
@@ -132,7 +146,10 @@ class Engine:
 
     def _compile_final(self, device: jax.Device) -> Callable:
         final, changed = self.plan.final, set(self.plan.changed_state)
-        function = segment_function(self.plan, final, self.plan.final_outputs, self.feed, self.layouts, None)
+        wanted, n = self.plan.final_outputs, len(self.plan.final_outputs)
+        if self.new_nans is not None:
+            wanted = (*wanted, *self.new_nans.carriers)
+        function = segment_function(self.plan, final, wanted, self.feed, self.layouts, None)
         shapes = self._shapes(self.plan, final)
         # Only what the step replaces may be overwritten.
         self._given_up = [i in changed for i in final.reads("state")]
@@ -141,7 +158,8 @@ class Engine:
         def run(given_up: tuple[list[Any], list[Any]], given: dict[str, Any]) -> Any:
             old, kept = iter(given_up[0]), iter(given["state"])
             state = [next(old) if gone else next(kept) for gone in self._given_up]
-            return function({**given, "state": state, "slot": given_up[1]})["outputs"]
+            outputs = function({**given, "state": state, "slot": given_up[1]})["outputs"]
+            return outputs if self.new_nans is None else [*outputs[:n], self.new_nans.flags(outputs, outputs[n:])]
 
         return compile_segment(run, self._split_final(shapes), device, donate=True)
 
@@ -187,10 +205,11 @@ class Engine:
         self,
         share: Share,
         readings: Sequence[Reading],
-        speak: Callable[[Sequence[bool]], np.ndarray],
-        listen: Callable[[np.ndarray], bool],
+        speak: Callable[[], np.ndarray],
+        listen: Callable[[np.ndarray], None],
         meanwhile: Callable[[], None] = lambda: None,
         pieces: Sequence[Pieces] | None = None,
+        search: bool = True,
         more: str = "",
     ) -> Outcome:
         """Compute, exchange, and commit.
@@ -198,16 +217,17 @@ class Engine:
         Args:
           share: the batches of this process's workers.
           readings: what sources pick from, per worker of this process.
-          speak: makes this process's tail, given whether each of its workers' contributions are finite.
-          listen: takes the reduced tail; returns whether the step may commit; raises what ends the run.
+          speak: makes this process's tail.
+          listen: takes the reduced tail; raises what ends the run.
           meanwhile: called once, when the first calls are under way.
           pieces: each worker's calls; by default those that are cheapest.
+          search: whether to find out where values were made that are not finite: it takes seconds.
           more: what to say where processes are in different collectives.
         """
         if pieces is None:
             pieces = [self.kernels.pieces(i, r.batch_size, self.least_calls) for i, r in enumerate(readings)]
         run = _Step(self, share, readings, pieces)
-        may_commit, last = True, len(self.layouts)
+        last = len(self.layouts)
         for level in range(last + 1):
             run.once(level)
             run.calls(level)
@@ -215,17 +235,23 @@ class Engine:
                 meanwhile()
             if level == last:
                 break
-            parts, finite = run.wait(level)
+            parts = run.wait(level)
             # What the step before has read must be done with before it is written again.
             for result in self._committed:
                 result.block_until_ready()
-            own = speak(finite).astype(parts[0][0].dtype)
+            own = speak().astype(parts[0][0].dtype)
             about = f"message {level + 1} of step {readings[0].step + 1} of {self.name}"
             results, tail = self.world.exchange(parts, self.layouts[level].ops, own, self._channels[level], about, more)
-            may_commit = listen(tail) and may_commit
+            listen(tail)
+            if self.looks and not self.looks[level].passes(results[0]):
+                return run.given_up(level, results[0], search)
             run.messages[level] = results
-        hooks, metrics = run.commit() if may_commit else ([], [])
-        return Outcome(hooks, metrics, run.messages, run.seconds, run.pieces, last, self.message_bytes, may_commit)
+        hooks, metrics = run.commit()
+        return Outcome(hooks, metrics, run.messages, run.seconds, run.pieces, last, self._bytes[last])
+
+    def made_nans(self) -> Found:
+        """Which leaves of the state the last step has filled with NaNs; waits for it."""
+        return NONE_FOUND if self.new_nans is None else self.new_nans.read(self.states, self.world.workers)
 
     def signal(self, tail: np.ndarray, about: str, more: str) -> np.ndarray:
         """Exchange nothing but a tail."""
@@ -334,8 +360,8 @@ class _Step:
         reading = reading._replace(examples=size, calls=1, offset=reading.offset + start)
         return self.engine.feed.for_call(self.vectors[local], reading, first=number == 0)
 
-    def wait(self, level: int) -> tuple[list[list[jax.Array]], list[bool]]:
-        """Until every worker's parts are computed: the parts, and whether each worker's are finite."""
+    def wait(self, level: int) -> list[list[jax.Array]]:
+        """Until every worker's parts are computed: the parts."""
         if self.engine._waiters is None:
             done = [self._wait_for(0)]
         else:
@@ -344,7 +370,7 @@ class _Step:
             self.seconds[local] += done[local] - self._started
         if level == max((n for n in self.plan.calls if n < len(self.plan.messages)), default=-1):
             self._record()
-        return list(self.packed), [is_finite(self.engine.layouts[level], p) for p in self.packed]
+        return list(self.packed)
 
     def _wait_for(self, local: int) -> float:
         self.packed[local][0].block_until_ready()
@@ -357,6 +383,56 @@ class _Step:
             elif len(self.plan.calls) == 1:
                 for size, times in self._one_by_one[local].items():
                     self.engine.kernels.record(local, size, min(times))
+
+    def given_up(self, level: int, reduced: Sequence[jax.Array], search: bool) -> Outcome:
+        """The end of a step whose message `level` is not finite. All processes come here: they saw the same."""
+        engine, message = self.engine, self.engine.plan.messages[level]
+        look = engine.looks[level]
+        own: list[Culprit] = []
+        for local, worker in enumerate(engine.world.workers):
+            numbers = look.of_worker(self.packed[local])
+            if numbers:
+                origin = self._origin(local, level, numbers) if search and not own else ""
+                own.append(Culprit(worker, tuple(numbers), origin))
+        trouble = find_together(engine.world, message, look.of_all(reduced), own)
+        seconds = self.seconds if level == len(engine.layouts) - 1 else [float("nan")] * len(self.seconds)
+        return Outcome([], [], {}, seconds, self.pieces, level + 1, engine._bytes[level + 1], trouble)
+
+    def _origin(self, local: int, level: int, numbers: Sequence[int]) -> str:
+        """Where the values of a worker were made that are not finite, as far as that can be found."""
+        start = 0
+        try:
+            for call, size in enumerate(self.pieces[local]):
+                plan = self.engine._plan_for(size)
+                ends = [a for i in numbers for a in (plan.messages[level][i].value, plan.messages[level][i].weight)]
+                known = self._known(plan, local, level, call, start)
+                found = birthplace(plan, known, [a for a in ends if a is not None])
+                if found:
+                    return found
+                start += size
+        except Exception as error:  # the others wait to hear whose values they are
+            return f"it could not be found out where they come from: {type(error).__name__}: {error}".rstrip(".")
+        return "each is finite, but its product with the weight, or the sum over kernel calls, is not"
+
+    def _known(self, plan: Plan, local: int, level: int, call: int, start: int) -> dict[Var, Any]:
+        """What a kernel call was given, by the variables of its graph."""
+        engine, graph, size = self.engine, plan.graph, self.pieces[local][call]
+        alone = len(self.pieces[local]) == 1
+        vectors = self.vectors[local] if alone else self._for_call(local, call, start, size)
+        scalars = engine.feed.values(*map(jnp.asarray, vectors))
+        known = dict(zip(graph.state_vars, engine.states[local], strict=True)) | graph.consts
+        leaves = [leaf[start : start + size] for leaf in jax.tree.leaves(self.share.batches[local])]
+        known.update(zip(graph.batch_vars, leaves, strict=True))
+        for slot, values in zip(plan.slots, engine.slots[local], strict=True):
+            known.update(zip(slot.values, values, strict=True))
+        for eqn in graph.eqns:
+            if eqn.primitive is source_p and eqn.params["source"].name in scalars:
+                known[eqn.outvars[0]] = scalars[eqn.params["source"].name].astype(eqn.outvars[0].aval.dtype)
+        for earlier in range(level):
+            results = [c.result for c in plan.messages[earlier]]
+            parts = self.messages[earlier][local]
+            known.update(zip(results, unpack(engine.layouts[earlier], parts, range(len(results))), strict=True))
+        return known
 
     def commit(self) -> tuple[list[list[jax.Array]], list[jax.Array]]:
         """Run the final segment and take its results as the workers' state."""
@@ -373,5 +449,7 @@ class _Step:
             engine.slots[local] = [list(islice(take, len(s.new))) for s in plan.slots]
             if local == 0:
                 hooks = [list(islice(take, len(h.values))) for h in plan.hooks]
-                metrics = list(take)
+                metrics = list(islice(take, len(plan.graph.metrics)))
+        if engine.new_nans is not None:
+            engine.new_nans.committed([outputs[-1] for outputs in results])
         return hooks, metrics

@@ -3,12 +3,12 @@
     AdaptiveError
     ├── DriverError             the driver cannot be run as written; found when the program is built
     │   ├── ReplicationError    a value that must be equal on all workers can differ between them
-    │   └── CollectiveError     a collective, source, slot or hook stands where it cannot, or is given what it cannot
+    │   └── CollectiveError     an operator stands where it cannot, or is given what it cannot take
     ├── DataError               the data set or a batch cannot be used
     ├── BatchSizeError          a global batch or a split of it that cannot be
     ├── CheckpointError         a checkpoint that is damaged, or of another program
     ├── DisagreementError       workers differ in what must be equal: driver, data, state, a decision
-    ├── NonFiniteError          a worker contributed infinities or NaNs to a message
+    ├── NonFiniteError          what all_reduce brings, or an update makes of it, is not finite
     └── WorkerError             another worker failed, and this one stopped with it
 
 `DriverError`, `DataError`, `BatchSizeError` and `CheckpointError` are also `ValueError`s.
@@ -50,7 +50,7 @@ class DisagreementError(AdaptiveError):
 
 
 class NonFiniteError(AdaptiveError):
-    """A worker contributed infinities or NaNs to a message."""
+    """What `all_reduce` brings, or what an update makes of it, is not finite."""
 
 
 class WorkerError(AdaptiveError):

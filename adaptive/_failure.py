@@ -55,13 +55,14 @@ def heard_by_all(doing: str) -> Callable[[Callable[Concatenate[Any, P], R]], Cal
     return decorate
 
 
-def tell(world: World, where: str, error: BaseException) -> None:
+def tell(world: World, where: str, error: BaseException, *, known: bool | None = None) -> None:
     """Tell the other processes that this one has failed, unless they know. Returns when they do, or do not listen.
 
     Args:
       where: "in step 4 of program 1 ('train')".
+      known: whether they know; by default, as the error's kind says.
     """
-    if world.processes == 1 or is_known(error):
+    if world.processes == 1 or (is_known(error) if known is None else known):
         return
     with suppress(AttributeError):
         error._is_known = True  # type: ignore[attr-defined]

@@ -2,8 +2,8 @@
 
 A message is a list of *parts*; each is reduced over the workers by one operation, and all together are one exchange.
 
-    part 0      small leaves to be summed, weighted, then the weights, gathered values (one row per worker, all others
-                zero), then the runtime's tail: one float per worker and two more (see _program)
+    part 0      small leaves to be summed, weighted, then gathered values (one row per worker, all others zero), the
+                weights, and the runtime's tail: one float per worker and two more (see _agreement)
     parts 1…    small leaves of other dtypes or operations, one packed buffer for each pair of the two
     then        large leaves to be summed, each from its own memory
 
@@ -91,8 +91,18 @@ class Layout:
         return tuple(p.op for p in self.parts)
 
 
+def must_be_finite(c: Contribution) -> bool:
+    """Whether infinities and NaNs in a contribution are a fault: not in what is gathered or broadcast, nor in what a
+    worker measures once per step, such as seconds that are not known yet.
+    """
+    return c.kind == "reduce" and c.scope == Scope.CALL and jnp.issubdtype(c.value.aval.dtype, jnp.inexact)
+
+
 def lay_out(contributions: Sequence[Contribution], *, workers: int, tail: int) -> Layout:
-    """Find a place for everything in one message."""
+    """Find a place for everything in one message.
+
+    What is weighed alike, and must be finite, lies side by side: so few operations weigh it, and few look at it.
+    """
     wire = [wire_dtype(c.value.aval.dtype) for c in contributions]
     shapes = [
         ((workers, *c.value.aval.shape) if c.kind == "gather" else tuple(c.value.aval.shape)) for c in contributions
@@ -117,21 +127,24 @@ def lay_out(contributions: Sequence[Contribution], *, workers: int, tail: int) -
         fill[part] += count
         return entry
 
-    entries: list[Entry | None] = [
-        None if is_large else place(op, d, s, n)
-        for is_large, op, d, s, n in zip(large, ops, wire, shapes, size, strict=True)
+    # What is weighed once per worker and what is weighed in every call have two sums, even of one weight.
+    keys = [
+        None
+        if c.weight is None or c.kind != "reduce"
+        else (c.weight if isinstance(c.weight, Var) else float(c.weight.val), c.scope < Scope.CALL)
+        for c in contributions
     ]
-    known: dict[object, Entry] = {}
-    weights: list[Entry | None] = []
-    for c in contributions:
-        if c.weight is None or c.kind != "reduce":
-            weights.append(None)
-            continue
-        # What is weighed once per worker and what is weighed in every call have two sums, even of one weight.
-        key = (c.weight if isinstance(c.weight, Var) else float(c.weight.val), c.scope < Scope.CALL)
-        if key not in known:
-            known[key] = place("sum", main, (), 1)
-        weights.append(known[key])
+    nth = {key: n for n, key in enumerate(dict.fromkeys(keys))}
+    alike = [
+        (not must_be_finite(c), nth[key], c.result.aval.dtype.itemsize)
+        for c, key in zip(contributions, keys, strict=True)
+    ]
+    entries: list[Entry | None] = [None] * len(contributions)
+    for i in sorted(range(len(contributions)), key=alike.__getitem__):
+        if not large[i]:
+            entries[i] = place(ops[i], wire[i], shapes[i], size[i])
+    known = {key: place("sum", main, (), 1) for key in nth if key is not None}
+    weights = [None if key is None else known[key] for key in keys]
     fill[0] += tail
     parts = [Part(op, dtype, (fill[i],)) for (op, dtype), i in groups.items()]
     for i, is_large in enumerate(large):
@@ -143,9 +156,6 @@ def lay_out(contributions: Sequence[Contribution], *, workers: int, tail: int) -
 
 def pack(layout: Layout, values: Sequence[jax.Array], weights: Sequence[jax.Array | None], *, worker, first) -> list:
     """One call's contributions as parts. Traced into the segment that computes them.
-
-    The last element of part 0, which the runtime's tail will replace, counts the calls that contribute to a reduction
-    what is not finite: so it comes to the host with the parts, and is added up with them.
 
     Args:
       values, weights: one per contribution.
@@ -162,63 +172,41 @@ def pack(layout: Layout, values: Sequence[jax.Array], weights: Sequence[jax.Arra
         elif c.kind == "broadcast":
             x = jnp.where(worker == c.root, x, jnp.zeros((), x.dtype))
         weight, once = layout.weights[i], c.scope < Scope.CALL and c.op not in ("max", "min")
-        checked = c.kind == "reduce" and c.scope == Scope.CALL and jnp.issubdtype(c.value.aval.dtype, jnp.floating)
         factor = None if weight is None else weights[i]
-        pieces[entry.part].append(_Piece(entry.offset, x, weight.offset if weight else -1, factor, once, checked))
+        pieces[entry.part].append(_Piece(entry.offset, x, weight.offset if weight else -1, factor, once))
         if weight is not None and weight.offset not in weights_written:
             weights_written.add(weight.offset)
             w = jnp.asarray(weights[i]).astype(weight.dtype)
-            pieces[0].append(_Piece(weight.offset, w, -1, None, once, False))
-    start = layout.parts[0].shape[0] - layout.tail
-    joined = [_join(part, found, first) for part, found in zip(layout.parts, pieces, strict=True)]
-    tail = jnp.zeros(layout.tail, layout.parts[0].dtype)
-    if layout.tail:
-        # 0 x is NaN where x is not finite, and sums keep NaNs. (Maxima do not, in XLA on CPUs; and a look at every
-        # element by isfinite takes twice the time.)
-        checks = [jnp.sum(run * 0) for _, runs in joined for run, is_checked in runs if is_checked]
-        tail = tail.at[-1].set(sum(checks, start=jnp.zeros((), tail.dtype)) != 0)
-    first_part = [run.reshape(-1) for run, _ in joined[0][1]] if start else []
-    return [jnp.concatenate([*first_part, tail]), *(whole for whole, _ in joined[1:])]
+            pieces[0].append(_Piece(weight.offset, w, -1, None, once))
+    pieces[0].append(_Piece(layout.parts[0].shape[0], jnp.zeros(layout.tail, layout.parts[0].dtype), -1, None, False))
+    return [_join(part, found, first) for part, found in zip(layout.parts, pieces, strict=True)]
 
 
 class _Piece(NamedTuple):
-    """What one contribution, or one weight, puts into a part."""
+    """What one contribution, one weight, or the tail puts into a part."""
 
     offset: int
     value: jax.Array
     weight: int  # which weight it is multiplied by: where that lies; -1 for none
     factor: Any
     once: bool  # counts in a worker's first call only
-    checked: bool  # must be finite
 
 
-Runs = list[tuple[jax.Array, bool]]
+def _join(part: Part, pieces: Sequence[_Piece], first: Any) -> jax.Array:
+    """A part, of what goes into it.
 
-
-def _join(part: Part, pieces: Sequence[_Piece], first: Any) -> tuple[Any, Runs]:
-    """A part, and the runs that it is made of, with whether each must be finite.
-
-    Neighbours that are treated alike are joined before they are weighed and checked: a model has hundreds of leaves,
-    and an operation on each costs more than one on all of them.
+    Neighbours that are treated alike are joined before they are weighed: a model has hundreds of leaves, and an
+    operation on each costs more than one on all of them.
     """
     runs = []
-    for (_, once, checked), group in groupby(
-        sorted(pieces, key=lambda p: p.offset), key=lambda p: (p.weight, p.once, p.checked)
-    ):
+    for (_, once), group in groupby(sorted(pieces, key=lambda p: p.offset), key=lambda p: (p.weight, p.once)):
         members = list(group)
         alone = len(members) == 1 and members[0].value.shape == part.shape
         run = members[0].value if alone else jnp.concatenate([p.value.reshape(-1) for p in members])
         if members[0].factor is not None:
             run = run * jnp.asarray(members[0].factor).astype(run.dtype)
-        runs.append((jnp.where(first > 0, run, jnp.zeros((), run.dtype)) if once else run, checked))
-    if len(runs) == 1:
-        return runs[0][0], runs
-    return (jnp.concatenate([run.reshape(-1) for run, _ in runs]) if runs else None), runs
-
-
-def is_finite(layout: Layout, parts: Sequence[jax.Array]) -> bool:
-    """Whether all that a worker's calls contribute to reductions is finite, by its parts before the exchange."""
-    return not layout.tail or bool(np.asarray(parts[0])[-1] == 0)
+        runs.append(jnp.where(first > 0, run, jnp.zeros((), run.dtype)) if once else run)
+    return runs[0] if len(runs) == 1 else jnp.concatenate([run.reshape(-1) for run in runs])
 
 
 def unpack(layout: Layout, parts: Sequence[jax.Array], wanted: Sequence[int]) -> list[jax.Array]:

@@ -29,6 +29,7 @@ from ._errors import BatchSizeError, DataError, DisagreementError, DriverError, 
 from ._evaluate import evaluate
 from ._explain import explain
 from ._failure import heard_by_all, tell
+from ._finite import Trouble, not_finite, skipped_too_often
 from ._local import LocalWorld
 from ._minibatches import NotEqualPartsError
 from ._plan import Plan
@@ -41,6 +42,7 @@ from ._surroundings import Surroundings, as_made, unwatched
 from ._together import together
 from ._trace import leaf_names
 from ._unlike import are_unlike, decided_by_first
+from ._updates import made_nans, share_found
 from ._where import at, current_line
 from ._world import World
 from .operators import Reading
@@ -73,8 +75,13 @@ class Program:
       max_local_batch: the most examples that a worker may get: one number for all, or one per worker.
       quantum: what sizes are rounded to when they are changed, so that a size is made of few kernel calls. By default a
         power of two of about a sixteenth of a worker's batch.
-      nonfinite: what to do in a step in which a worker's contributions to `all_reduce` are not finite: "raise", or
-        "skip" the step (its examples are consumed, the state stays), or "allow".
+      nonfinite: what to do in a step in which what `all_reduce` brings is not finite: because a worker's contributions
+        are not, because their sum is too large for its type, or because all weights of a mean are zero. "raise", or
+        "skip" the step (its examples are consumed, the state stays), or "allow", for drivers that decide by the reduced
+        values themselves, as those do that scale their loss: then nothing is looked at, and a mean of nothing is NaN.
+        Not with "allow", an update that makes NaNs of finite values (an optimizer's 0 / 0) raises in the next step, or
+        when the state is asked for; it cannot be skipped, since it has overwritten the state.
+      max_skipped: how many steps in a row may be skipped; one more raises.
       local: picks the part of the state that may differ between workers on purpose, such as a local optimizer's:
         `lambda state: state["momentum"]`. The rest must be replicated. A driver with local state runs each local
         batch as one kernel call.
@@ -112,6 +119,7 @@ class Program:
         max_local_batch: int | Sequence[int] | None = None,
         quantum: int | None = None,
         nonfinite: Literal["raise", "skip", "allow"] = "raise",
+        max_skipped: int = 25,
         local: Callable[[Any], Any] | None = None,
         deterministic: bool = False,
     ):
@@ -120,7 +128,9 @@ class Program:
         self._name = _next_name(self.world, driver)
         if nonfinite not in ("raise", "skip", "allow"):
             raise DriverError(f'nonfinite must be "raise", "skip" or "allow"; got {nonfinite!r}.')
-        self._nonfinite, self._seed = nonfinite, int(seed)
+        if max_skipped < 1:
+            raise DriverError(f"max_skipped must be positive; got {max_skipped}.")
+        self._nonfinite, self._max_skipped, self._seed = nonfinite, int(max_skipped), int(seed)
         self._data = rows_of(data, self.world.size)
         self._auto_quantum = quantum is None
         _check_microbatch(microbatch)
@@ -148,6 +158,7 @@ class Program:
                 "microbatch": microbatch,
                 "seed": self._seed,
                 "nonfinite": nonfinite,
+                "max_skipped": max_skipped,
             },
         )
         _built[self.world] = _built.get(self.world, 0) + 1
@@ -165,11 +176,14 @@ class Program:
                 "timed": not deterministic,
                 "turn": (self.world.rank, self.world.processes),
             },
+            finite=nonfinite != "allow",
         )
         self._barrier = Barrier(self._plan.hooks, self.world.size)
         self._unlike = bool(self._plan.hooks) and are_unlike(self.world, f"machines of {self._name}")
         self._ledger = agreement.Ledger()
         self._step = 0
+        self._skipped = 0  # steps in a row
+        self._told = False  # of NaNs that the last update made
         self._started_at = float("nan")
         self._compute_seconds = [float("nan")] * len(self.world.workers)
         self._few_cores = self.world.devices[0].platform == "cpu" and n_cores() < FEW_CORES
@@ -252,7 +266,12 @@ class Program:
         """The user's state, as of the last step. A copy: it stays valid when the program goes on.
 
         Replicated, but for what is marked as local: of that, the first worker of this process's.
+
+        Raises:
+          NonFiniteError: the last update made NaNs. Once: then it can be looked at.
         """
+        if not self._told:
+            self._check_update()
         return jax.tree.unflatten(self._state_tree, [jnp.copy(leaf) for leaf in self._engine.states[0]])
 
     @property
@@ -325,6 +344,7 @@ class Program:
             if self._recorder is not None:
                 self._recorder.close()
                 self._recorder = None
+        self._check_update(together=True)
         self._close_step()
 
     @as_made
@@ -336,8 +356,9 @@ class Program:
           first one for which every worker has its kernels.
 
         Raises:
-          NonFiniteError: contributions are not finite, and `nonfinite` is "raise". On every process; the state is
-            that of the step before.
+          NonFiniteError: what `all_reduce` brought is not finite, and `nonfinite` is "raise", or "skip" and too many
+            steps were skipped: the state is that of the step before. Or the update of the step before made NaNs: it is
+            that, with them. On every process.
           WorkerError: another process failed, in this step or elsewhere. On every other process.
           DisagreementError: hooks decided differently on some workers, or some process is not in this step but in
             another collective. On every process.
@@ -348,6 +369,8 @@ class Program:
             self._engine.kernels.check()
             share = self._stream.take(self._sizes.current)
             outcome = self._run_engine(share, began)
+            if outcome.trouble is not None:
+                self._skip(outcome.trouble)
         except (NonFiniteError, WorkerError, DisagreementError) as error:  # all processes raise it
             error.add_note(f"The state of {self._name} is that of step {self._step}.")
             raise
@@ -388,12 +411,45 @@ class Program:
             )
             for local, w in enumerate(self.world.workers)
         ]
-        prefetch = partial(self._stream.prefetch, sizes)
-        return self._engine.step(share, readings, self._speak, self._listen, prefetch, more=self._last_decision())
+
+        def meanwhile() -> None:
+            self._stream.prefetch(sizes)
+            self._check_update(in_step=True)
+
+        search = self._skipped == self._max_skipped or self._nonfinite == "raise"
+        more = self._last_decision()
+        return self._engine.step(share, readings, self._speak, self._listen, meanwhile, search=search, more=more)
+
+    def _skip(self, trouble: Trouble) -> None:
+        """Leave a step out, or raise."""
+        if self._nonfinite == "raise":
+            raise not_finite(trouble, self._step + 1)
+        if self._skipped == self._max_skipped:
+            raise skipped_too_often(trouble, self._step + 1, self._max_skipped)
+        self._notes += [f"skipped: {cause}" for cause in trouble.causes]
+
+    def _check_update(self, *, in_step: bool = False, together: bool = False) -> None:
+        """Raise if the last update made NaNs.
+
+        Of replicated state every process finds that by itself; of local state, the others have to be told.
+
+        Args:
+          together: every process is here.
+        """
+        found, new_nans = self._engine.made_nans(), self._engine.new_nans
+        if together and new_nans is not None and new_nans.may_differ:
+            found = share_found(self.world, found, f"NaNs behind step {self._step} of {self._name}")
+        if found:
+            self._told = True
+            error = made_nans(self._plan, found, self._step)
+            if in_step and not found.replicated:
+                tell(self.world, f"in step {self._step + 1} of {self._name}", error, known=False)
+            raise error
 
     def _finish(self, outcome: Outcome, began: float) -> Report:
         sizes = self._sizes.current
         self._step += 1
+        self._skipped = 0 if outcome.committed else self._skipped + 1
         self._stream.advance(sizes)
         self._compute_seconds = self._undisturbed(outcome.compute_seconds)
         notes = list(self._notes)
@@ -444,25 +500,19 @@ class Program:
 
     # --- what rides on every message ----------------------------------------------------------------------------------
 
-    def _speak(self, finite: Sequence[bool]) -> np.ndarray:
+    def _speak(self) -> np.ndarray:
         tail = np.zeros(agreement.tail_length(self.world.size))
-        for worker, is_finite in zip(self.world.workers, finite, strict=True):
-            tail[worker] = self._ledger.status(is_finite or self._nonfinite == "allow")
+        tail[self.world.workers.start : self.world.workers.stop] = self._ledger.status
         kernels = self._engine.kernels
         pending = self._sizes.pending
         tail[-2] = pending is not None and all(kernels.can_make(i, s) for i, s in enumerate(self._local(pending)))
         tail[-1] = kernels.can_make_all()
         return tail
 
-    def _listen(self, tail: np.ndarray) -> bool:
-        bad = agreement.judge(tail[:-2], self._ledger, own=self.world.workers)
+    def _listen(self, tail: np.ndarray) -> None:
+        agreement.judge(tail[:-2], self._ledger, own=self.world.workers)
         self._ready = tail[-2] == self.world.processes
         self._any_size = self._any_size or tail[-1] == self.world.processes
-        skipped = [f"skipped: worker {w}'s contributions are not finite" for w in bad]
-        self._notes += [note for note in skipped if note not in self._notes]
-        if bad and self._nonfinite == "raise":
-            raise agreement.non_finite(bad, self._step + 1)
-        return not bad
 
     _ready = False
 
@@ -476,7 +526,7 @@ class Program:
         """The last decision has had no message to be compared in: compare it in one that carries nothing else."""
         if self.world.processes > 1 and self._engine.layouts and self._plan.hooks:
             about = f"the end of run() behind step {self._step} of {self._name}"
-            tail = self._engine.signal(self._speak([True] * len(self.world.workers)), about, self._last_decision())
+            tail = self._engine.signal(self._speak(), about, self._last_decision())
             agreement.judge(tail[:-2], self._ledger, own=self.world.workers)
 
     # --- deciding -----------------------------------------------------------------------------------------------------
@@ -555,9 +605,11 @@ class Program:
           state is marked as local, every process has to call this.
 
         Raises:
+          NonFiniteError: the last update made NaNs.
           CheckpointError: leaves of the state have names that could not be told apart when they are restored.
           DriverError: a policy's state is not built as it was when the policy began.
         """
+        self._check_update(together=True)
         return _checkpoint.save(
             self._engine, self._barrier, self._sizes, self._stream, step=self._step, like=self._state_shapes
         )
@@ -595,7 +647,9 @@ class Program:
         self._sizes.restart(parsed.batch_sizes, parsed.shares)
         self._update_quantum()
         self._stream.cursors = parsed.cursors
-        self._step, self._ready = parsed.step, False
+        self._step, self._skipped, self._told, self._ready = parsed.step, 0, False, False
+        if self._engine.new_nans is not None:
+            self._engine.new_nans.begin(self._engine.states)
         self._ledger.restart(parsed.step, digests)
         self._started_at = float("nan")
         self._compute_seconds = [float("nan")] * len(self._compute_seconds)
@@ -615,12 +669,14 @@ class Program:
           The means as a pytree of numpy arrays. Replicated.
 
         Raises:
+          NonFiniteError: the last update made NaNs.
           DriverError: what `fn` returns is no mean.
           DataError: the data cannot be used.
           BatchSizeError: `batch` is not a positive whole number.
           WorkerError: another process failed in this call. On every other process.
           DisagreementError: `fn`, `data` or `batch` are not the same on all processes. On every process.
         """
+        self._check_update(together=True)
         states = [jax.tree.unflatten(self._state_tree, leaves) for leaves in self._engine.states]
         about = f"evaluate of {self._name} behind step {self._step}"
         return evaluate(fn, states, data, self.world, batch, about)

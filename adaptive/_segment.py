@@ -94,7 +94,7 @@ def segment_function(
             return atom.val if isinstance(atom, Literal) else env[atom]
 
         for eqn in eqns:
-            env.update(zip(eqn.outvars, _evaluate(eqn, [value_of(a) for a in operands_of(eqn)]), strict=True))
+            env.update(zip(eqn.outvars, evaluate(eqn, [value_of(a) for a in operands_of(eqn)]), strict=True))
         out: dict[str, Any] = {"outputs": [jnp.asarray(value_of(a)) for a in outputs]}
         if writes is not None:
             values = [value_of(c.value) for c in writes.contributions]
@@ -105,7 +105,8 @@ def segment_function(
     return run
 
 
-def _evaluate(eqn: JaxprEqn, operands: list[Any]) -> list[Any]:
+def evaluate(eqn: JaxprEqn, operands: list[Any]) -> list[Any]:
+    """An equation's results: traced, or computed at once where operands are numbers."""
     if eqn.primitive is claim_p:
         return operands
     if eqn.primitive is collective_p:  # of replicated values: every worker knows the result already

@@ -173,7 +173,10 @@ class _Flattener:
         self._const_vars: dict[int, Var] = {}
         self._sources: dict[str, JaxprEqn] = {}
 
-    def inline(self, closed: ClosedJaxpr, args: Sequence[Atom]) -> list[Atom]:
+    def inline(self, closed: ClosedJaxpr, args: Sequence[Atom], site: Any = None) -> list[Atom]:
+        """Take over the equations of a jaxpr, `site` being the source of the equation that calls it, if one does: JAX's
+        own jitted functions (`jnp.where`, `jnp.var`) know no line of the driver, and are called by one that does.
+        """
         env: dict[Var, Atom] = dict(zip(closed.jaxpr.invars, args, strict=True))
         for var, value in zip(closed.jaxpr.constvars, closed.consts, strict=True):
             env[var] = self._const(var, value)
@@ -183,12 +186,13 @@ class _Flattener:
 
         for eqn in closed.jaxpr.eqns:
             operands = [look_up(a) for a in eqn.invars]
+            source = eqn.source_info if site is None or line_of(eqn.source_info) else site
             if eqn.primitive is source_p and self._known_source(eqn):  # read twice, it is one value
                 env[eqn.outvars[0]] = self._sources[eqn.params["source"].name].outvars[0]
                 continue
             nested = _nested_to_inline(eqn)
             if nested is not None:
-                results = self.inline(nested, operands)
+                results = self.inline(nested, operands, source)
                 env.update(zip(eqn.outvars, results, strict=True))
                 continue
             within = sorted(_operators_within(eqn), key=lambda e: e.primitive is not collective_p)
@@ -199,7 +203,7 @@ class _Flattener:
                 operands = [self.as_variable(a) for a in operands]
             fresh = [v if isinstance(v, DropVar) else Var(v.aval) for v in eqn.outvars]
             env.update(zip(eqn.outvars, fresh, strict=True))
-            self.eqns.append(eqn.replace(invars=operands, outvars=fresh))
+            self.eqns.append(eqn.replace(invars=operands, outvars=fresh, source_info=source))
             if eqn.primitive is source_p:
                 self._sources[eqn.params["source"].name] = self.eqns[-1]
         return [look_up(a) for a in closed.jaxpr.outvars]

@@ -1,9 +1,10 @@
-"""Which line of the user's driver an equation comes from."""
+"""Which line of the user's driver an equation comes from, and which workers are meant: as errors say it."""
 
 from __future__ import annotations
 
 import os
 import re
+from collections.abc import Sequence
 from functools import lru_cache
 from importlib.util import find_spec
 
@@ -38,3 +39,8 @@ def current_line() -> str:
 def at(line: str) -> str:
     """` (driver.py:15)`, or nothing where the line is not known."""
     return f" ({line})" if line else ""
+
+
+def name_workers(numbers: Sequence[int]) -> str:
+    """`worker 3`, or `workers 0, 3`."""
+    return f"worker{'s' * (len(numbers) != 1)} {', '.join(map(str, numbers))}"

@@ -31,6 +31,10 @@ def all_reduce(tree: T, *, op: Op = "mean", weight: ArrayLike | None = None) -> 
     all means of one weight share. Collectives that are ready at the same time share a message. Of a value that is
     replicated already it costs nothing.
 
+    A worker whose weight is zero adds nothing; where the weights of all workers are zero it is a mean of nothing,
+    0 / 0. What a program does about that, and about contributions and sums that are not finite, its `nonfinite=` says:
+    raise, skip the step, or let the result be NaN.
+
     Args:
       tree: a pytree of arrays and numbers, each of the same shape on all workers. Local.
       op: "mean", "sum", "max" or "min". NaNs of any worker reach the result. Means are of floats; sums of complex
@@ -43,6 +47,7 @@ def all_reduce(tree: T, *, op: Op = "mean", weight: ArrayLike | None = None) -> 
     Raises:
       CollectiveError: for leaves, operations and weights that have no such result, and, outside a program with several
         workers, for a mean with no `weight`.
+      NonFiniteError: outside a program, for a mean whose weights are all zero.
 
     Example:
       >>> import jax, jax.numpy as jnp, collectives as comm

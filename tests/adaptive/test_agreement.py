@@ -22,7 +22,6 @@ from adaptive._agreement import (
     digest_of_tree,
     digests_of_lines,
     judge,
-    non_finite,
     tail_length,
     versions,
 )
@@ -215,11 +214,10 @@ def test_ledgers_agree_if_and_only_if_their_decisions_do(one, other):
     assert (a.digest == b.digest) == (one == other)
 
 
-@given(entries, st.booleans())
-def test_a_status_survives_single_precision_and_is_never_zero(entered, finite):
-    status = ledger_of(entered).status(finite)
-    assert float(np.float32(status)) == status != 0
-    assert (status > 0) == finite
+@given(entries)
+def test_a_status_survives_single_precision_and_is_never_zero(entered):
+    status = ledger_of(entered).status
+    assert float(np.float32(status)) == status > 0
 
 
 def test_silence_and_notes_leave_the_digest_but_are_remembered():
@@ -251,34 +249,19 @@ def test_a_ledger_says_who_asked_for_what(names, decision, said):
 
 def test_all_is_well_if_all_statuses_are_ones_own():
     ledger = ledger_of([(1, DECISIONS[0])])
-    assert judge(np.full(3, ledger.status(True)), ledger, own=OWN) == []
-
-
-def test_workers_that_are_not_finite_are_listed():
-    ledger = Ledger()
-    statuses = np.array([ledger.status(w not in (1, 3)) for w in range(4)])
-    assert judge(statuses, ledger, own=OWN) == [1, 3]
+    judge(np.full(3, ledger.status), ledger, own=OWN)
 
 
 def test_a_worker_that_decided_otherwise_is_named_with_what_was_decided_here():
     ledger = Ledger()
     ledger.enter(4, ["grow"], Decision(global_batch=64))
     theirs = ledger_of([(4, Decision(global_batch=65))])
-    for status in (theirs.status(True), theirs.status(False)):
-        with pytest.raises(ad.DisagreementError) as error:
-            judge(np.array([ledger.status(True), status]), ledger, own=range(1))
-        text = str(error.value)
-        assert "behind step 4: worker 1 did not do what this process (worker 0) did" in text
-        assert "hook 'grow' asked for rescale(global_batch=64)" in text
-        assert "no rank, clock, random number or file" in text
-
-
-def test_non_finite_contributions_are_told_with_the_way_out():
-    error = non_finite([0, 2], 7)
-    assert isinstance(error, ad.NonFiniteError)
-    assert "step 7" in str(error)
-    assert "workers 0, 2" in str(error)
-    assert 'nonfinite="skip"' in str(error)
+    with pytest.raises(ad.DisagreementError) as error:
+        judge(np.array([ledger.status, theirs.status]), ledger, own=range(1))
+    text = str(error.value)
+    assert "behind step 4: worker 1 did not do what this process (worker 0) did" in text
+    assert "hook 'grow' asked for rescale(global_batch=64)" in text
+    assert "no rank, clock, random number or file" in text
 
 
 def test_a_tail_has_a_place_for_every_worker_and_two_more():

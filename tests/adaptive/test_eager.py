@@ -112,6 +112,20 @@ def test_in_a_world_of_devices_each_holds_what_the_process_holds():
             comm.all_reduce(x)
 
 
+@pytest.mark.parametrize("world", [None, lambda: comm.DeviceWorld(jax.local_devices()[:2])])
+def test_a_mean_of_nothing_is_an_error(world):
+    def call():
+        assert comm.all_reduce(jnp.ones(2), weight=1e-30).tolist() == [1.0, 1.0]
+        with pytest.raises(ad.NonFiniteError, match=r"outside a program \(test_eager.py:\d+\) is a mean of nothing"):
+            comm.all_reduce(jnp.ones(2), weight=0)
+
+    if world is None:
+        call()
+    else:
+        with world():
+            call()
+
+
 def test_a_slot_starts_at_its_beginning_and_forgets():
     def count():
         return operators.slot("count", np.zeros((), np.int32), lambda n: (n + 1, n + 10))

@@ -30,16 +30,17 @@ KERNELS = {"largest_call": None, "timed": False}
 grad = jax.grad(mean_loss)
 
 
-def engine_of(driver, state, workers, examples=4, *, world=None, tail=0):
+def engine_of(driver, state, workers, examples=4, *, world=None, tail=0, finite=False):
     world = world or LocalWorld(workers)
 
     def plan_for(size):
         return planned(driver, state, size, workers=workers)
 
-    return Engine(plan_for, plan_for(examples), jax.tree.leaves(state), world, tail=tail, kernels=KERNELS)
+    leaves = jax.tree.leaves(state)
+    return Engine(plan_for, plan_for(examples), leaves, world, tail=tail, kernels=KERNELS, finite=finite)
 
 
-def step(engine, batch, split, *, number=0, commit=True, seconds=None):
+def step(engine, batch, split, *, number=0, seconds=None):
     """One step on `batch`, where worker i makes the calls `split[i]`."""
     sizes = [sum(pieces) for pieces in split]
     starts = np.concatenate([[0], np.cumsum(sizes)]).tolist()
@@ -51,7 +52,7 @@ def step(engine, batch, split, *, number=0, commit=True, seconds=None):
     ]
     share = Share(tuple(sizes), tuple(starts[:-1]), batches)
     engine.kernels.require_calls(split)
-    return engine.step(share, readings, lambda finite: np.zeros(0), lambda tail: commit, pieces=split)
+    return engine.step(share, readings, lambda: np.zeros(0), lambda tail: None, pieces=split)
 
 
 def run(driver, state, split, data, count=2):
@@ -379,9 +380,11 @@ def test_a_step_that_may_not_commit_changes_nothing():
         operators.slot("count", np.zeros(()), lambda n: (n + 1, n))
         return state - comm.all_reduce(grad(state, batch)), {}
 
-    engine = engine_of(driver, W, 1)
+    engine = engine_of(driver, W, 1, finite=True)
     engine.compile([], pieces=[(4,)])
-    outcome = step(engine, make_data(4), [(4,)], commit=False)
+    bad = make_data(4)
+    bad["y"][2] = np.nan
+    outcome = step(engine, bad, [(4,)])
     assert not outcome.committed
     assert (outcome.hooks, outcome.metrics) == ([], [])
     assert np.array_equal(engine.states[0][0], W)
@@ -392,22 +395,36 @@ def test_a_step_that_may_not_commit_changes_nothing():
 
 
 def test_who_is_not_finite_is_told_worker_by_worker():
-    heard = []
-    engine = engine_of(momentum, (W, MOMENTUM.init(W)), 3, tail=1)
+    engine = engine_of(momentum, (W, MOMENTUM.init(W)), 3, finite=True)
     split = [(2,), (1, 1), (2,)]
     engine.compile([], pieces=split)
     data = make_data(6)
     data["y"][3] = np.inf  # in worker 1's second call
-    sizes = [2, 2, 2]
-    readings = [Reading(0, 0, w, 6, 2, 2, 1, 2 * w, 0.1, 0.1) for w in range(3)]
-    batches = tuple({k: v[2 * w : 2 * w + 2] for k, v in data.items()} for w in range(3))
+    trouble = step(engine, data, split).trouble
+    assert [(c.worker, c.contributions, c.origin) for c in trouble.culprits] == [
+        (1, (0, 1), "batch['y'] holds infinities")
+    ]
+    engine.close()
 
-    def speak(finite):
-        heard.append(list(finite))
-        return np.zeros(1)
 
-    engine.step(Share(tuple(sizes), (0, 2, 4), batches), readings, speak, lambda tail: False, pieces=split)
-    assert heard == [[True, False, True]]
+def test_nothing_is_computed_behind_a_message_that_is_not_finite():
+    def driver(state, batch):
+        scale = comm.all_reduce(jnp.abs(batch["y"]).max(), op="max")
+        return state - 0.1 * comm.all_reduce(grad(state, {**batch, "y": batch["y"] / scale})), {}
+
+    engine = engine_of(driver, W, 2, finite=True)
+    split = [(2,), (1, 1)]
+    engine.compile([], pieces=split)
+    data = make_data(4)
+    data["y"][0] = np.inf
+    levels = []
+    kernel = engine.kernels.kernel
+    engine.kernels.kernel = lambda local, size, level: levels.append(level) or kernel(local, size, level)
+    outcome = step(engine, data, split)
+    assert set(levels) == {0}
+    assert (outcome.messages, outcome.message_bytes) == (1, engine.layouts[0].nbytes)
+    assert np.isnan(outcome.compute_seconds).all()  # of half a step nobody learns how fast a worker is
+    assert engine.next_message == 0
     engine.close()
 
 

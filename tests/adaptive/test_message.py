@@ -284,8 +284,8 @@ def test_every_operation_and_dtype_has_a_buffer_of_its_own():
     parts = named(leaves, 2).layout.parts
     assert [(p.op, str(p.dtype), p.shape) for p in parts] == [
         ("sum", "float32", (1 + 1 + TAIL,)),
-        ("sum", "int32", (4,)),
         ("max", "float32", (2,)),
+        ("sum", "int32", (4,)),
         ("min", "int32", (1,)),
     ]
 
@@ -293,6 +293,14 @@ def test_every_operation_and_dtype_has_a_buffer_of_its_own():
 def test_a_message_of_integers_still_opens_with_floats_for_the_tail():
     parts = named([Leaf("int32", (), op="sum")], 2).layout.parts
     assert [(str(p.dtype), p.shape) for p in parts] == [("float32", (TAIL,)), ("int32", (1,))]
+
+
+def test_what_must_be_finite_and_is_weighed_alike_lies_side_by_side():
+    kinds = [Leaf("float32", ()), Leaf("float32", (), "gather", scope=Scope.WORKER), Leaf("float32", (), op="sum")]
+    kinds += [Leaf("float32", (), scope=Scope.WORKER), Leaf("float32", (), weight="tokens"), Leaf("bfloat16", ())]
+    layout = named(kinds * 2, 1).layout
+    assert [e.offset for e in layout.entries] == [2, 8, 4, 10, 6, 0, 3, 9, 5, 11, 7, 1]  # behind 7, what may be NaN
+    assert {w.offset for w in layout.weights if w} == {12, 13, 14}
 
 
 def test_large_leaves_travel_from_their_own_memory():

@@ -557,3 +557,27 @@ def test_a_batch_that_does_not_fit_one_rank(world):
     world.barrier()
     with program, pytest.raises(MemoryError if odd(world) else ad.WorkerError):
         program.step()
+
+
+# --- NaNs that an update makes ----------------------------------------------------------------------------------------
+
+
+def test_nans_in_the_local_state_of_one_rank_end_the_run_of_all(world):
+    """That rank knows; the others hear of it in the message that they wait for, and at a checkpoint."""
+
+    def driver(state, batch):
+        loss, grad = comm.all_reduce(jax.value_and_grad(lambda w: jnp.square(batch["x"].sum(1) - w).mean())(state["w"]))
+        count = state["count"] + 1
+        own = jnp.where(ad.worker() == world.size - 1, jnp.log(2.5 - count), 0.0)
+        return {"w": state["w"] - 0.1 * grad, "count": count, "own": own}, {"loss": loss}
+
+    start = {"w": np.float32(0), "count": np.float32(0), "own": np.float32(0)}
+    with build(driver, start, make_data(), N, local=lambda state: state["own"]) as program:
+        [program.step() for _ in range(3)]
+        kind = ad.NonFiniteError if odd(world) else ad.WorkerError
+        with pytest.raises(kind, match=f"made NaNs on worker {world.size - 1}" if odd(world) else "failed in step 4"):
+            program.step()
+    with build(driver, start, make_data(), N, local=lambda state: state["own"]) as program:
+        [program.step() for _ in range(3)]
+        with pytest.raises(ad.NonFiniteError, match=f"made NaNs on worker {world.size - 1}"):
+            program.checkpoint()

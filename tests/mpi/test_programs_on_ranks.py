@@ -42,5 +42,9 @@ def test_ranks_that_are_in_different_places(ranks, kind):
     run_suite(kind, ranks, Path(__file__).parent / "meetings.py")
 
 
+def test_what_is_not_finite():
+    run_suite("mpi", 2, PROGRAM / "test_not_finite.py")
+
+
 def test_federated_rounds():
     run_suite("mpi-two-devices", 2, PROGRAM / "test_federated.py")

@@ -15,7 +15,7 @@ import collectives as comm
 import controllers as ctrl
 import monitors as mon
 
-from .problems import build, same_everywhere
+from .problems import build
 
 X = {"x": np.arange(24.0, dtype=np.float32)}
 
@@ -352,6 +352,7 @@ def test_shares_that_are_none(world, which):
         ({"max_local_batch": 0}, "max_local_batch must be positive; got 0"),
         ({"quantum": 0}, "quantum must be positive; got 0"),
         ({"nonfinite": "ignore"}, "nonfinite must be"),
+        ({"max_skipped": 0}, "max_skipped must be positive; got 0"),
     ],
 )
 def test_options_out_of_range(world, options, says):
@@ -488,77 +489,7 @@ def test_hooks_that_cannot_be_called(world):
     refused(ad.CollectiveError, "expected a function or a policy, got None", driver=nothing)
 
 
-# --- contributions that are not finite --------------------------------------------------------------------------------
-
-
-def poisoned(world) -> tuple[dict, int]:
-    """Data with one NaN, and the step of 12 examples in which the last worker meets it, if batches are equal."""
-    x = np.arange(24.0, dtype=np.float32)
-    order = np.random.Generator(np.random.Philox(key=[3, 0])).permutation(24)
-    x[order[23]] = np.nan
-    return {"x": x}, 2
-
-
-def test_contributions_that_are_not_finite_raise(world):
-    data, step = poisoned(world)
-    with build(total, 0.0, data, 12, world=world) as program:
-        before = float(program.step().metrics["mean"])
-        with pytest.raises(ad.NonFiniteError) as caught:
-            program.step()
-        assert f"step {step}: the contributions of worker {world.size - 1} to all_reduce hold" in str(caught.value)
-        assert 'nonfinite="skip"' in str(caught.value)
-        assert program.steps == 1
-        assert float(program.state) == before  # the state of the step before
-
-
-def test_contributions_that_are_not_finite_are_skipped(world):
-    data, _ = poisoned(world)
-    called = []
-
-    def watch(control, mean):
-        called.append((control.step, float(mean)))
-
-    def driver(state, batch):
-        state, metrics = total(state, batch)
-        ctrl.hook(watch, metrics["mean"])
-        return state, metrics
-
-    with build(driver, 0.0, data, 12, world=world, nonfinite="skip") as program:
-        reports = list(program.run(epochs=2))
-        assert program.epoch == 2
-        final = float(program.state)
-    assert [r.skipped for r in reports] == [False, True, *[np.isnan(float(r.metrics["mean"])) for r in reports[2:]]]
-    assert sum(r.skipped for r in reports) == 2  # once per epoch
-    assert reports[1].notes == (f"skipped: worker {world.size - 1}'s contributions are not finite",)
-    assert np.isnan(reports[1].metrics["mean"])
-    kept = [float(r.metrics["mean"]) for r in reports if not r.skipped]
-    assert final == pytest.approx(sum(kept))
-    assert [m for _, m in called] == kept
-    assert same_everywhere(world, final)
-
-
-def test_of_two_messages_either_may_be_not_finite(world):
-    data, _ = poisoned(world)
-
-    def driver(state, batch):
-        mean = comm.all_reduce(jnp.nan_to_num(batch["x"]).mean())
-        spread = comm.all_reduce(jnp.where(ad.step() == 0, 0.0, 1.0) * jnp.square(batch["x"] - mean).mean())
-        first = comm.all_reduce(jnp.where(ad.step() == 2, jnp.inf, 0.0) * (1 + batch["x"].mean()))
-        return state + mean + spread * 0, {"first": first}
-
-    with build(driver, 0.0, data, 12, world=world, nonfinite="skip") as program:
-        reports = [program.step() for _ in range(3)]
-    assert reports[0].messages == 2
-    assert [r.skipped for r in reports] == [False, True, True]
-    assert all("not finite" in r.notes[0] for r in reports[1:])
-
-
-def test_contributions_that_are_not_finite_are_allowed(world):
-    data, _ = poisoned(world)
-    with build(total, 0.0, data, 12, world=world, nonfinite="allow") as program:
-        reports = [program.step() for _ in range(2)]
-        assert np.isnan(program.state)
-    assert [r.skipped for r in reports] == [False, False]
+# --- after an error ---------------------------------------------------------------------------------------------------
 
 
 def test_a_program_goes_on_after_an_error_between_steps(world):

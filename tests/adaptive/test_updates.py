@@ -1,0 +1,268 @@
+"""An update that makes NaNs of finite values is told, and what may be NaN in a state is left alone."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import adaptive as ad
+import collectives as comm
+import controllers as ctrl
+import monitors as mon
+from adaptive._local import LocalWorld
+from adaptive._message import accumulate
+
+X = np.arange(1.0, 25, dtype=np.float32)
+NAN = float("nan")
+
+
+def build(driver, state, *, workers=2, **options):
+    world = options.pop("world", None) or LocalWorld(workers)
+    return ad.Program(driver, state, {"x": X}, global_batch=12, world=world, **options)
+
+
+def rooted(state, batch):
+    """An optimizer whose second moment sinks below zero in the second step."""
+    mean = comm.all_reduce((1 + 0 * batch["x"]).mean())
+    moment = state["moment"] - mean
+    return {"w": state["w"] - mean / jnp.sqrt(moment), "moment": moment}, {"mean": mean}
+
+
+START = {"w": np.float32(0), "moment": np.float32(1.5)}
+TOLD = r"the update of step 2 made NaNs: in state\['w'\] \(test_updates.py:\d+\). What all_reduce brought was finite"
+
+
+@pytest.mark.parametrize("nonfinite", ["raise", "skip"])
+def test_the_next_step_tells_and_is_not_taken(nonfinite):
+    with build(rooted, START, nonfinite=nonfinite) as program:
+        program.step()
+        assert not program.step().skipped
+        for _ in range(2):  # as often as it is tried
+            with pytest.raises(ad.NonFiniteError, match=TOLD) as error:
+                program.step()
+        assert "The state is that of step 2, NaNs and all" in str(error.value)
+        assert "program.restore(checkpoint)" in str(error.value)
+        assert program.steps == 2
+        state = program.state  # it has been told, so it can be looked at
+        assert np.isnan(state["w"])
+        assert state["moment"] == -0.5
+
+
+@pytest.mark.parametrize(
+    "ask",
+    [
+        lambda p: p.state,
+        lambda p: p.checkpoint(),
+        lambda p: p.evaluate(lambda s, b: s["w"] * b["x"].mean(), {"x": X}),
+        lambda p: list(p.run(steps=0)),
+    ],
+)
+def test_whoever_asks_for_the_state_is_told_at_once(ask):
+    with build(rooted, START) as program:
+        program.step()
+        ask(program)
+        program.step()
+        with pytest.raises(ad.NonFiniteError, match=TOLD):
+            ask(program)
+
+
+def test_a_run_does_not_end_well_with_nans():
+    with build(rooted, START) as program:
+        reports = []
+        with pytest.raises(ad.NonFiniteError, match=TOLD):
+            reports.extend(program.run(steps=2))
+        assert program.steps == 2
+
+
+def test_a_checkpoint_is_the_way_back():
+    with build(rooted, START) as program:
+        program.step()
+        kept = program.checkpoint()
+        program.step()
+        with pytest.raises(ad.NonFiniteError):
+            program.step()
+        program.restore({**kept, "state": {"w": np.float32(1), "moment": np.float32(9.0)}})
+        assert not program.step().skipped
+        assert np.isfinite(program.state["w"])
+
+
+def test_where_all_is_allowed_nothing_is_told():
+    with build(rooted, START, nonfinite="allow") as program:
+        assert len(list(program.run(steps=3))) == 3
+        assert np.isnan(program.state["w"])
+        assert program._engine.new_nans is None
+        assert program._engine.looks == []
+
+
+# --- what may be NaN --------------------------------------------------------------------------------------------------
+
+
+def runs(driver, state, steps=4, **options):
+    with build(driver, state, **options) as program:
+        assert len(list(program.run(steps=steps))) == steps
+        return program.state
+
+
+def test_nans_that_were_there_before_and_infinities_may_stay():
+    def driver(state, batch):
+        mean = comm.all_reduce(batch["x"].mean())
+        both = mean * jnp.array([jnp.inf, -jnp.inf])  # the sum of these is NaN, but none of them is
+        new = {"kept": state["kept"] + mean, "of kept": state["kept"].sum(), "infinite": both}
+        return new, {"mean": mean}
+
+    kept = np.array([1.0, NAN], np.float32)
+    state = runs(driver, {"kept": kept, "of kept": 0.0, "infinite": np.zeros(2, np.float32)})
+    assert np.isnan(state["of kept"])
+    assert np.isinf(state["infinite"]).all()
+
+
+def test_a_leaf_that_was_nan_and_got_over_it_has_to_stay_finite():
+    def driver(state, batch):
+        mean = comm.all_reduce((1 + 0 * batch["x"]).mean())
+        return {"root": jnp.sqrt(jnp.sin(1.0 * state["count"])), "count": state["count"] + mean}, {}
+
+    with build(driver, {"root": NAN, "count": 0.0}) as program:
+        reports = []
+        with pytest.raises(ad.NonFiniteError, match="the update of step 5 made NaNs"):  # sin(4) < 0
+            reports.extend(program.run(steps=6))
+
+
+def test_values_that_may_be_unknown_may_be_kept():
+    """Seconds are not known in the first step: gathered, measured, or averaged in a slot."""
+
+    def driver(state, batch):
+        seconds = comm.all_gather(mon.compute_seconds())
+        mean = comm.all_reduce(batch["x"].mean())
+        average = mon.ema(seconds)
+        ctrl.hook(lambda control, s: None, average)
+        return {"w": state["w"] - mean, "seconds": seconds, "twice": 2 * average, "slow": seconds.max()}, {}
+
+    start = {"w": 0.0, "seconds": np.zeros(2, np.float32), "twice": np.zeros(2, np.float32), "slow": 0.0}
+    assert np.isfinite(runs(driver, start)["w"])
+    with build(driver, start) as program:
+        program.step()
+        assert np.isnan(program.state["seconds"]).all()
+
+
+def test_what_is_made_of_an_unknown_value_is_looked_at_once_that_is_known():
+    def driver(state, batch):
+        seconds = comm.all_gather(mon.compute_seconds()).sum()
+        mean = comm.all_reduce(batch["x"].mean())
+        return {"w": mean * seconds + jnp.log(2.5 - state["count"]), "count": state["count"] + 1}, {}
+
+    with build(driver, {"w": 0.0, "count": 0.0}) as program:
+        program._few_cores = False  # else seconds may stay unknown while kernels are compiled
+        with pytest.raises(ad.NonFiniteError, match=r"the update of step 4 made NaNs: in state\['w'\]"):
+            list(program.run(steps=6))
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16", "complex64"])
+def test_leaves_of_other_types_are_looked_at(dtype):
+    def driver(state, batch):
+        mean = comm.all_reduce((1 + 0 * batch["x"]).mean())
+        return {"w": (state["w"] * 0 * mean.astype(dtype)) / state["n"], "n": state["n"] - 1}, {}
+
+    program = build(driver, {"w": jnp.ones(3, dtype), "n": jnp.ones((), dtype)})  # 0 / 0 in the second step
+    with program, pytest.raises(ad.NonFiniteError, match=r"the update of step 2 made NaNs: in state\['w'\]"):
+        list(program.run(steps=6))
+
+
+def test_integers_and_keys_in_the_state_are_no_hindrance():
+    def driver(state, batch):
+        mean = comm.all_reduce(batch["x"].mean())
+        return {"key": jax.random.split(state["key"], 1)[0], "n": state["n"] + 1, "w": state["w"] - mean}, {}
+
+    assert int(runs(driver, {"key": jax.random.key(0), "n": 0, "w": 0.0})["n"]) == 4
+
+
+# --- state that is local on purpose -----------------------------------------------------------------------------------
+
+
+def own_root(state, batch):
+    own = state["own"] - 1.0
+    root = jnp.sqrt(jnp.where(ad.worker() == 1, own, 1.0))
+    return {"own": own, "root": root, "w": state["w"] + comm.all_reduce(batch["x"].mean())}, {}
+
+
+LOCAL = {"own": np.float32(2.5), "root": np.float32(0), "w": np.float32(0)}
+
+
+def local(state):
+    return state["own"], state["root"]
+
+
+def test_local_state_of_any_worker_here_is_looked_at():
+    with build(own_root, LOCAL, local=local) as program:
+        told = r"the update of step 3 made NaNs on worker 1: in state\['root'\] \(test_updates.py:\d+\)"
+        with pytest.raises(ad.NonFiniteError, match=told):
+            list(program.run(steps=6))
+
+
+class Twin(LocalWorld):
+    """One worker of two processes; the other one does the same."""
+
+    processes = 2
+
+    def __init__(self, number):
+        super().__init__(1)
+        self.size, self.rank, self.workers, self.tails = 2, number, range(number, number + 1), []
+
+    def exchange(self, parts, ops, tail, channel=0):
+        self.tails.append(tail.tolist())
+        tail = tail.copy()
+        tail[1 - self.rank] = max(tail[:2])
+        tail[2:] *= 2
+        return [accumulate(ops, parts[0], parts[0])], tail
+
+    def share(self, value):
+        return [value, value]
+
+
+def test_the_others_are_told_of_local_state_in_the_message_they_wait_for():
+    world = Twin(1)
+    with build(own_root, LOCAL, local=local, world=world) as program:
+        [program.step() for _ in range(3)]
+        assert len(world.tails) == 3
+        with pytest.raises(ad.NonFiniteError, match="the update of step 3 made NaNs on worker 1"):
+            program.step()
+        assert world.tails[3:] == [[0.0] * 4]  # a tail that says: failed
+
+
+def test_of_replicated_state_every_process_finds_the_same_by_itself():
+    world = Twin(0)
+    with build(rooted, START, world=world) as program:
+        [program.step() for _ in range(2)]
+        with pytest.raises(ad.NonFiniteError, match=TOLD):
+            program.step()
+        assert len(world.tails) == 2  # nobody has to be told
+
+
+def test_all_processes_hear_together_of_local_state_that_one_of_them_asks_for():
+    class Odd(Twin):
+        def share(self, value):
+            return [value, b"[[1, [0]]]"] if value == b"[]" and self.tails else [value, value]
+
+    world = Odd(0)
+    with build(own_root, LOCAL, local=local, world=world) as program:
+        program.step()
+        with pytest.raises(ad.NonFiniteError, match="the update of step 1 made NaNs on worker 1"):
+            program.checkpoint()
+
+
+def test_the_flags_cost_the_state_no_copy():
+    optimizer = optax.adam(1e-3)
+
+    def driver(state, batch):
+        params, opt_state = state
+        grads = comm.all_reduce(jax.grad(lambda p: ((batch["x"].sum() * p) ** 2).mean())(params))
+        updates, opt_state = optimizer.update(grads, opt_state, params)
+        return (optax.apply_updates(params, updates), opt_state), {}
+
+    params = jnp.zeros((30, 20))
+    with build(driver, (params, optimizer.init(params))) as program:
+        program.step()
+        final = program._engine._compiled["final", 0, 0]
+    assert final.memory_analysis().temp_size_in_bytes < params.nbytes

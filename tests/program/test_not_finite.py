@@ -1,0 +1,214 @@
+"""Values that are not finite: who sent them, where they were made, and what becomes of the step; in every world."""
+
+from __future__ import annotations
+
+import re
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import adaptive as ad
+import collectives as comm
+import controllers as ctrl
+
+from .problems import build, same_everywhere
+
+X = {"x": np.arange(24.0, dtype=np.float32)}
+
+
+def total(state, batch):
+    """A driver with nothing wrong."""
+    mean = comm.all_reduce(batch["x"].mean())
+    return state + mean, {"mean": mean}
+
+
+def poisoned(world) -> tuple[dict, int]:
+    """Data with one NaN, and the step of 12 examples in which the last worker meets it, if batches are equal."""
+    x = np.arange(24.0, dtype=np.float32)
+    order = np.random.Generator(np.random.Philox(key=[3, 0])).permutation(24)
+    x[order[23]] = np.nan
+    return {"x": x}, 2
+
+
+def test_contributions_that_are_not_finite_raise(world):
+    data, step = poisoned(world)
+    with build(total, 0.0, data, 12, world=world) as program:
+        before = float(program.step().metrics["mean"])
+        with pytest.raises(ad.NonFiniteError) as caught:
+            program.step()
+        text = str(caught.value)
+        assert f"step {step}: the contributions of worker {world.size - 1} to all_reduce (test_not_finite.py:" in text
+        assert f"On worker {world.size - 1} batch['x'] holds NaNs." in text  # and every rank is told so
+        assert same_everywhere(world, text)
+        assert 'nonfinite="skip"' in str(caught.value)
+        assert program.steps == 1
+        assert float(program.state) == before  # the state of the step before
+
+
+def test_contributions_that_are_not_finite_are_skipped(world):
+    data, _ = poisoned(world)
+    called = []
+
+    def watch(control, mean):
+        called.append((control.step, float(mean)))
+
+    def driver(state, batch):
+        state, metrics = total(state, batch)
+        ctrl.hook(watch, metrics["mean"])
+        return state, metrics
+
+    with build(driver, 0.0, data, 12, world=world, nonfinite="skip") as program:
+        reports = list(program.run(epochs=2))
+        assert program.epoch == 2
+        final = float(program.state)
+    assert [r.skipped for r in reports] == [False, True, *[np.isnan(float(r.metrics["mean"])) for r in reports[2:]]]
+    assert sum(r.skipped for r in reports) == 2  # once per epoch
+    (note,) = reports[1].notes
+    assert note.startswith(f"skipped: the contributions of worker {world.size - 1} to all_reduce (test_not_finite.py:")
+    assert np.isnan(reports[1].metrics["mean"])
+    kept = [float(r.metrics["mean"]) for r in reports if not r.skipped]
+    assert final == pytest.approx(sum(kept))
+    assert [m for _, m in called] == kept
+    assert same_everywhere(world, final)
+
+
+def test_of_two_messages_either_may_be_not_finite(world):
+    data, _ = poisoned(world)
+
+    def driver(state, batch):
+        mean = comm.all_reduce(jnp.nan_to_num(batch["x"]).mean())
+        spread = comm.all_reduce(jnp.where(ad.step() == 0, 0.0, 1.0) * jnp.square(batch["x"] - mean).mean())
+        first = comm.all_reduce(jnp.where(ad.step() == 2, jnp.inf, 0.0) * (1 + jnp.nan_to_num(batch["x"]).mean()))
+        return state + mean + spread * 0, {"first": first}
+
+    with build(driver, 0.0, data, 12, world=world, nonfinite="skip") as program:
+        reports = [program.step() for _ in range(3)]
+    assert reports[0].messages == 2
+    assert [r.skipped for r in reports] == [False, True, True]
+    assert all("hold infinities or NaNs" in r.notes[0] for r in reports[1:])
+    assert [r.messages for r in reports] == [2, 2, 1]  # nothing is sent behind bad news
+
+
+def test_contributions_that_are_not_finite_are_allowed(world):
+    data, _ = poisoned(world)
+    with build(total, 0.0, data, 12, world=world, nonfinite="allow") as program:
+        reports = [program.step() for _ in range(2)]
+        assert np.isnan(program.state)
+    assert [r.skipped for r in reports] == [False, False]
+
+
+def masked(state, batch):
+    """A mean over examples that count; in the second step of twelve there are none."""
+    counts = jnp.where(ad.step() == 1, 0.0, 1.0) * (1 + 0 * batch["x"])
+    mean = (counts * batch["x"]).sum() / jnp.maximum(counts.sum(), 1)
+    mean = comm.all_reduce(mean, weight=counts.sum())
+    return state + mean, {"mean": mean}
+
+
+NOTHING = r"is a mean of nothing: the weights of all workers are zero"
+
+
+def test_a_mean_of_nothing_raises(world):
+    with build(masked, 0.0, X, 12, world=world) as program:
+        program.step()
+        before = float(program.state)
+        with pytest.raises(ad.NonFiniteError, match=rf"step 2: all_reduce \(test_not_finite.py:\d+\) {NOTHING}"):
+            program.step()
+        assert program.state == before
+
+
+def test_a_mean_of_nothing_is_skipped_or_allowed(world):
+    with build(masked, 0.0, X, 12, world=world, nonfinite="skip") as program:
+        reports = list(program.run(steps=3))
+        assert [r.skipped for r in reports] == [False, True, False]
+        assert re.search(NOTHING, reports[1].notes[0])
+        assert np.isfinite(program.state)
+    with build(masked, 0.0, X, 12, world=world, nonfinite="allow") as program:
+        assert np.isnan(list(program.run(steps=2))[-1].metrics["mean"])
+
+
+def test_finite_contributions_whose_sum_is_not(world):
+    def driver(state, batch):
+        share = jnp.float16(60000) * (1 + 0 * batch["x"].mean().astype(jnp.float16))
+        total = comm.all_reduce(share, op="sum")
+        return state, {"total": total}
+
+    with build(driver, 0.0, X, 12, world=world) as program:
+        if world.size == 1:
+            assert program.step().metrics["total"] == 60000
+            return
+        with pytest.raises(ad.NonFiniteError, match="is too large for float16, though each is finite"):
+            program.step()
+        assert program.steps == 0
+
+
+def test_an_update_that_makes_nans_is_told_in_the_next_step(world):
+    def driver(state, batch):
+        state, metrics = total(state, batch)
+        return jnp.where(ad.step() == 1, jnp.log(-state), state), metrics
+
+    with build(driver, 1.0, X, 12, world=world, nonfinite="skip") as program:
+        [program.step() for _ in range(2)]
+        with pytest.raises(
+            ad.NonFiniteError, match=r"the update of step 2 made NaNs: in state \(test_not_finite.py:\d+\)"
+        ):
+            program.step()
+        assert program.steps == 2
+        assert np.isnan(program.state)
+
+
+def test_steps_are_not_skipped_for_ever(world):
+    data = {"x": np.full(24, np.inf, np.float32)}
+    with build(total, 0.0, data, 12, world=world, nonfinite="skip", max_skipped=3) as program:
+        reports = []
+        with pytest.raises(ad.NonFiniteError) as caught:
+            reports.extend(program.step() for _ in range(9))
+        text = str(caught.value)
+        assert "3 steps in a row were skipped before" in text
+        assert "step 4: the contributions of worker" in text
+        assert "batch['x'] holds infinities" in text
+        assert "The state is that of step 0" in text
+        assert 'nonfinite="allow"' in text
+        assert program.steps == 3
+        assert program.state == 0.0
+
+
+def test_skipped_steps_count_in_a_row_only(world):
+    data, _ = poisoned(world)  # one step of two
+    with build(total, 0.0, data, 12, world=world, nonfinite="skip", max_skipped=1) as program:
+        skipped = [r.skipped for r in program.run(steps=2)]
+        program.restore({**program.checkpoint(), "cursor": 0})
+        skipped += [r.skipped for r in program.run(steps=2)]
+    assert skipped == [False, True] * 2
+
+
+def test_a_driver_that_scales_its_loss_trains(world):
+    """It decides by what it has reduced, so all workers do alike, and it is left to it."""
+
+    def scaling(state, batch):
+        def scaled_loss(w):
+            error = (batch["x"].astype(jnp.float16) - w.astype(jnp.float16)) / 32
+            return (state["scale"].astype(jnp.float16) * error * error).mean()
+
+        grad = comm.all_reduce(jax.grad(scaled_loss)(state["w"])) / state["scale"]
+        fine = jnp.isfinite(grad)
+        new = {
+            "w": jnp.where(fine, state["w"] - 100 * grad, state["w"]),
+            "scale": jnp.where(fine, state["scale"], state["scale"] / 2),
+        }
+        return new, {"fine": fine}
+
+    start = {"w": np.float32(0), "scale": np.float32(2**20)}  # far beyond what a half can hold
+    with build(scaling, start, X, 12, world=world, nonfinite="allow") as program:
+        reports = list(program.run(steps=40))
+        state = program.state
+    fine = [bool(r.metrics["fine"]) for r in reports]
+    assert not fine[0]
+    assert all(fine[20:])
+    assert abs(float(state["w"]) - 11.5) < 3
+    assert same_everywhere(world, state)
+    program = build(scaling, start, X, 12, world=world, nonfinite="skip", max_skipped=2)  # its scale would never fall
+    with program, pytest.raises(ad.NonFiniteError, match=r'lowering a loss scale(.|\n)*nonfinite="allow"'):
+        list(program.run(steps=40))
