@@ -20,8 +20,11 @@ class Sizes:
     """The split in force, and the one that was asked for.
 
     A decision takes effect at the first step for which every worker has kernels to make its new size. Until then it is
-    pending, and the old split goes on.
+    pending, and the old split goes on. A later decision takes its place; but where every size has to be compiled
+    (`one_by_one`), it waits behind it, or a driver that asks for another size in every step would never get any.
     """
+
+    one_by_one = False
 
     def __init__(self, global_batch: int, shares: Sequence[float], limits: Limits, examples: int):
         self.examples = examples
@@ -30,10 +33,11 @@ class Sizes:
         self.current = split(self.check_global(global_batch), self.shares, limits)
         self.previous = self.current
         self.pending: tuple[int, ...] | None = None
+        self.next: tuple[int, ...] | None = None  # behind the pending one
 
     @property
     def target(self) -> tuple[int, ...]:
-        return self.pending or self.current
+        return self.next or self.pending or self.current
 
     @property
     def most(self) -> int:
@@ -88,7 +92,10 @@ class Sizes:
         elif wanted == sum(self.target):
             return notes  # nothing new, so the split stays as it is, to the last example
         sizes = split(wanted, self.shares, self.limits)
-        self.pending = None if sizes == self.current else sizes
+        if self.one_by_one and self.pending is not None and sizes != self.current:
+            self.next = None if sizes == self.pending else sizes
+        else:
+            self.pending, self.next = None if sizes == self.current else sizes, None
         return notes
 
     def _changed_to(self, wanted: int) -> str:
@@ -109,11 +116,11 @@ class Sizes:
         """Take up a split that was in force before, and the shares that it was made by. Both must be valid."""
         self.shares = tuple(shares)
         self.current = self.previous = tuple(sizes)
-        self.pending = None
+        self.pending = self.next = None
 
     def apply(self) -> None:
         if self.pending is not None:
-            self.current, self.pending = self.pending, None
+            self.current, self.pending, self.next = self.pending, self.next, None
 
 
 def _examples(number: int) -> str:

@@ -4,30 +4,74 @@ from __future__ import annotations
 
 import os
 import platform
+import stat
+import warnings
 from collections.abc import Sequence
 from pathlib import Path
 
 import jax
 
 _MIN_COMPILE_SECONDS = 0.1  # reading an entry back takes 20 ms
+_OTHERS = stat.S_IRWXG | stat.S_IRWXO
+
+
+class CompilationCacheWarning(UserWarning):
+    """JAX's persistent compilation cache cannot be used, or holds what it should not."""
 
 
 def share_compilations() -> None:
-    """Switch the cache on for this process, in a folder of this host's own.
+    """Switch the cache on for this process, in a folder of this user's own on this host.
 
     Does nothing where a folder is configured already, or the cache is switched off (`JAX_ENABLE_COMPILATION_CACHE=0`).
-    Kernels for CPUs hold instructions of the very machine, so hosts that share a home do not share entries.
+    Kernels for CPUs hold instructions of the very machine, so hosts that share a home do not share entries. What lies
+    in the cache is executed, so nobody else may put anything there.
     """
     if jax.config.jax_compilation_cache_dir is not None or not jax.config.jax_enable_compilation_cache:
         return
-    root = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    folder = root / "adaptive-dataflow" / platform.node()
     try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError:  # no home to write to: then every rank compiles for itself
+        folder = _cache_home() / "adaptive-dataflow" / platform.node()
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        why_not = _belongs_to_others(folder)
+    except (OSError, RuntimeError):  # no home, or none to write to: then every rank compiles for itself
+        return
+    if why_not:
+        warnings.warn(
+            f"what is compiled is not shared between ranks and runs, in {folder}: {why_not}. Give yourself a folder of "
+            "your own (chmod 700), or name another in JAX_COMPILATION_CACHE_DIR.",
+            CompilationCacheWarning,
+            stacklevel=3,
+        )
         return
     jax.config.update("jax_compilation_cache_dir", str(folder))
     jax.config.update("jax_persistent_cache_min_compile_time_secs", _MIN_COMPILE_SECONDS)
+
+
+def _cache_home() -> Path:
+    """By the XDG specification, where a path that is not absolute does not count.
+
+    Raises:
+      RuntimeError: there is no home.
+    """
+    told = Path(os.environ.get("XDG_CACHE_HOME", ""))
+    return told if told.is_absolute() else Path.home() / ".cache"
+
+
+def _belongs_to_others(folder: Path) -> str | None:
+    """Why others than this user could have written to a folder, or could put another in its place; `None` if none can.
+
+    What was readable for others, as by earlier versions, is closed to them.
+    """
+    real, me = folder.resolve(strict=True), os.geteuid()
+    for part in (real, *real.parents):
+        told = part.stat()
+        if told.st_uid not in (me, 0) or (part == real and told.st_uid != me):
+            return f"{part} belongs to user {told.st_uid}"
+        sticky = told.st_mode & stat.S_ISVTX and part != real  # where only owners may rename
+        if told.st_mode & (stat.S_IWGRP | stat.S_IWOTH if part == real else stat.S_IWOTH) and not sticky:
+            return f"others may write to {part}"
+    if real.stat().st_mode & _OTHERS:
+        real.chmod(0o700)
+    return None
 
 
 def in_turn(rungs: Sequence[int], rank: int, ranks: int) -> list[int]:

@@ -22,9 +22,10 @@ import numpy as np
 from jax.extend.core import Var
 
 from ._birthplace import birthplace
+from ._compile import compile_segment
 from ._data import Share
 from ._finite import Culprit, Look, Trouble, find_together
-from ._kernels import Kernels, Traced, compile_segment
+from ._kernels import Kernels, Traced
 from ._message import Layout, accumulate, lay_out, unpack
 from ._pieces import Pieces
 from ._plan import Plan, Segment
@@ -104,7 +105,7 @@ class Engine:
         # What the driver closed over, on each device, for the segments that are compiled once.
         values = list(plan.graph.consts.values())
         self.consts = {
-            (s.kind, s.level, local): [jax.device_put(values[i], device) for i in s.reads("const")]
+            (s.kind, s.level, local): [self.kernels.constants.on(device, values[i]) for i in s.reads("const")]
             for s in (*plan.onces.values(), plan.final)
             for local, device in enumerate(world.devices)
         }
@@ -130,14 +131,16 @@ class Engine:
                 writes = self.layouts[level] if level < len(self.layouts) and level not in self.plan.calls else None
                 function = segment_function(self.plan, segment, segment.outputs, self.feed, self.layouts, writes)
                 self._compiled["once", level, local] = compile_segment(
-                    function, (self._shapes(self.plan, segment),), device
+                    function, (self._shapes(self.plan, segment),), device, name=f"once_{level}"
                 )
             self._compiled["final", 0, local] = self._compile_final(device)
             for level in self.plan.calls:
                 if level < len(self.layouts):
                     parts = [jax.ShapeDtypeStruct(p.shape, p.dtype) for p in self.layouts[level].parts]
                     add = partial(accumulate, self.layouts[level].ops)
-                    self._compiled["add", level, local] = compile_segment(add, (parts, parts), device, donate=True)
+                    self._compiled["add", level, local] = compile_segment(
+                        add, (parts, parts), device, name=f"add_{level}", donate=True
+                    )
         self.kernels.counters.waited_seconds += time.perf_counter() - start
         if pieces is None:
             self.kernels.require(sizes)
@@ -161,7 +164,7 @@ class Engine:
             outputs = function({**given, "state": state, "slot": given_up[1]})["outputs"]
             return outputs if self.new_nans is None else [*outputs[:n], self.new_nans.flags(outputs, outputs[n:])]
 
-        return compile_segment(run, self._split_final(shapes), device, donate=True)
+        return compile_segment(run, self._split_final(shapes), device, name="final", donate=True)
 
     def _split_final(self, given: dict[str, Any]) -> tuple[tuple[list[Any], list[Any]], dict[str, Any]]:
         """What the final segment may overwrite, in the order of its results, and what it may not.

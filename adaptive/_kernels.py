@@ -8,31 +8,30 @@ that has to be computed anyway. A kernel for an exact size is compiled only when
 
 from __future__ import annotations
 
-import atexit
 import itertools
-import queue
 import threading
 import time
-import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from math import inf
 from typing import Any
 
 import jax
-import numpy as np
 
+from ._background import BackgroundCompiler
 from ._cache import in_turn
+from ._compile import compile_segment
+from ._constants import Constants
 from ._pieces import GAIN, Pieces, cheapest, predict
-from ._surroundings import settings_here
 
 CallSet = dict[int, "Kernel"]  # a kernel per level of the plan
 Traced = dict[int, tuple[Callable, Any, tuple[Any, ...]]]  # level -> function, shapes of its inputs, constants
 _SAMPLES = 3  # timings of a kernel before it counts as measured
 _PRICE_OF_GOING_ON = 1.5  # how much slower a step may be with the kernels there are than with those to come
 _RETIME = 64  # steps between two timings of a mixed batch
+_TRACES = 2  # that are kept for the other devices of this process
+_KEPT = 16  # sizes besides the ladder whose kernels a worker keeps at least
 
 
 @dataclass(frozen=True)
@@ -58,24 +57,27 @@ class _Worker:
 
     device: jax.Device
     ready: dict[int, CallSet] = field(default_factory=dict)
+    changes: int = 0  # of what is ready
     samples: dict[int, deque] = field(default_factory=dict)
     size: int = 0
     steps_at_size: int = 0
     timings: int = 0  # how many sizes are measured, or were so since the last choice
     chosen: tuple[tuple, Pieces] | None = None
+    used: dict[int, None] = field(default_factory=dict)  # sizes of calls, those used last at the end
+    asked: int = 0  # the size that was asked for last
+    current: int = 0  # the size of the steps until then
+    exact: int = 0  # the size that a kernel of its own was asked for last
 
     def measured(self) -> dict[int, float]:
         """Seconds by size. The least of the last timings: what else runs on the machine slows all sizes alike, and a
         small call that happened to run undisturbed must not look better than a large one that did not."""
         return {s: min(t) for s, t in list(self.samples.items()) if len(t) >= _SAMPLES}
 
-
-def compile_segment(function: Callable, shapes: Any, device: jax.Device, donate: bool = False) -> Callable:
-    """Compile ahead of time, for one device."""
-    sharding = jax.sharding.SingleDeviceSharding(device)
-    placed = jax.tree.map(lambda s: jax.ShapeDtypeStruct(s.shape, s.dtype, sharding=sharding), shapes)
-    jitted = jax.jit(function, donate_argnums=(0,)) if donate else jax.jit(function)
-    return jitted.lower(*placed).compile()
+    def take(self, pieces: Pieces) -> None:
+        """Note that these are used from now on."""
+        for size in set(pieces):
+            self.used.pop(size, None)
+            self.used[size] = None
 
 
 class Kernels:
@@ -108,12 +110,12 @@ class Kernels:
         self.least_calls = least_calls
         self._trace = trace
         self._traced: dict[int, Traced] = {}
+        self.constants = Constants()
         self._workers = [_Worker(device) for device in devices]
         self._turn, self._lock = turn, threading.Lock()
-        self._asked: set[tuple[int, int]] = set()
-        self._urgent: set[tuple[int, int]] = set()
+        self._versions = itertools.count(1)
         self._ladder: set[int] = set()
-        self._compiler = _BackgroundCompiler(self)
+        self._compiler = BackgroundCompiler(self)
 
     # --- what a size is made of ---------------------------------------------------------------------------------------
 
@@ -122,8 +124,10 @@ class Kernels:
         worker = self._workers[local]
         if not self.splittable or size in worker.ready:
             return size in worker.ready
+        if not self.timed:
+            return worker.ready.keys() >= set(self._fixed(size, self.least_calls))
         # A few calls more than the whole ladder would need are a price for going on at once; hundreds are not.
-        measured = worker.measured() if self.timed else {}
+        measured = worker.measured()
         now, then = (self._cost(size, rungs, measured) for rungs in (list(worker.ready), self._ladder))
         return now <= _PRICE_OF_GOING_ON * then < inf
 
@@ -141,18 +145,19 @@ class Kernels:
         worker = self._workers[local]
         worker.steps_at_size = worker.steps_at_size + 1 if size == worker.size else 0
         worker.size = size
-        if not self.splittable:
-            return (size,)
-        known = (size, at_least, len(worker.ready), worker.timings, worker.steps_at_size // _RETIME)
+        known = (size, at_least, worker.changes, worker.timings, worker.steps_at_size // _RETIME)
         if worker.chosen is None or worker.chosen[0] != known:
-            worker.chosen = (known, self._choose(local, size, at_least))
+            worker.chosen = (known, self._choose(local, size, at_least) if self.splittable else (size,))
+            worker.take(worker.chosen[1])
         return worker.chosen[1]
 
     def _choose(self, local: int, size: int, at_least: int) -> Pieces:
         worker = self._workers[local]
+        if not self.timed:
+            return self._fixed(size, at_least)
         ready = [k for k in list(worker.ready) if k <= -(-size // at_least)]
-        measured = worker.measured() if self.timed else {}
-        untried = [k for k in ready if k not in measured and k <= size] if self.timed else []
+        measured = worker.measured()
+        untried = [k for k in ready if k not in measured and k <= size]
         if untried and worker.steps_at_size > 1:
             # A new kernel is tried on a part of the batch, which has to be computed anyway.
             trial = max(untried)
@@ -162,10 +167,17 @@ class Kernels:
         best = cheapest(size, ready, lambda k: predict(k, measured))
         if best is None:
             best = cheapest(size, list(worker.ready), lambda k: predict(k, measured))
-        assert best is not None, f"no kernels for {size} examples: {sorted(worker.ready)}"
-        if self.timed and len(best) > 1:
+        assert best is not None, "a size is taken on when it can be made, and what makes it is kept"
+        if len(best) > 1:
             self._consider_exact(local, size, best)
         return best
+
+    def _fixed(self, size: int, at_least: int) -> Pieces:
+        """Calls by size alone, whatever is compiled: it would tell what sizes there were before, and how long ago."""
+        top = min(self.largest_call or size, -(-size // at_least))
+        calls = cheapest(size, [1 << i for i in range(top.bit_length())], lambda k: 1.0)
+        assert calls is not None, "one of the kernels is for one example"
+        return calls
 
     def kernel(self, local: int, size: int, level: int) -> Kernel:
         return self._workers[local].ready[size][level]
@@ -198,7 +210,11 @@ class Kernels:
         one_call = measured[max(pieces)] / max(pieces) * size
         price = self.counters.compile_seconds / self.counters.kernels
         if (now - one_call) * worker.steps_at_size > price:
-            self._ask(local, size)
+            if worker.exact not in self._ladder:
+                self._compiler.drop(local, worker.exact)
+            worker.exact = size
+            self._let_go(local)
+            self._put(local, size)
 
     # --- compiling ----------------------------------------------------------------------------------------------------
 
@@ -210,7 +226,7 @@ class Kernels:
         for local, size in enumerate(sizes):
             if not self.can_make(local, size):
                 for needed in self._first_kernels(size):
-                    self._compile(local, needed)
+                    self.compile(local, needed)
         self.counters.waited_seconds += time.perf_counter() - start
         self.extend(max(sizes))
 
@@ -218,11 +234,15 @@ class Kernels:
         """Have kernels for these very calls (per worker of this process), waiting for them."""
         for local, sizes in enumerate(pieces):
             for size in set(sizes):
-                self._compile(local, size)
+                self.compile(local, size)
 
     def _first_kernels(self, size: int) -> list[int]:
         top = min(self.largest_call or size, -(-size // self.least_calls))
-        if not self.splittable or size <= top:
+        if not self.splittable:
+            return [size]
+        if not self.timed:
+            return sorted(set(self._fixed(size, self.least_calls)))
+        if size <= top:
             return [size]
         return [top, size % top] if size % top else [top]
 
@@ -237,7 +257,7 @@ class Kernels:
         self._ladder.update(missing)
         for rung in in_turn(missing, *self._turn):
             for local in range(len(self._workers)):
-                self._ask(local, rung)
+                self._put(local, rung)
 
     def _is_long_enough(self) -> bool:
         """Whether the longest rung is no faster, by example, than the one before it: then nor is a longer one."""
@@ -247,48 +267,83 @@ class Kernels:
         measured = [w.measured() for w in self._workers]
         return all(longest in m and last in m and m[longest] > 2 * GAIN * m[last] for m in measured)
 
-    def ask(self, local: int, size: int) -> None:
-        """Have compiled next, behind the steps, what `size` cannot be made without."""
-        if self.can_make(local, size):
-            return
-        pieces = cheapest(size, self._ladder, lambda k: predict(k, {})) if self.splittable else (size,)
-        for needed in sorted(set(pieces or ())):
-            self._ask(local, needed, urgent=True)
+    def ask(self, sizes: Sequence[int], current: Sequence[int]) -> None:
+        """Have compiled next, behind the steps, what `sizes` (one per worker of this process) cannot be made without.
 
-    def _ask(self, local: int, size: int, *, urgent: bool = False) -> None:
-        known = self._urgent if urgent else self._asked
-        if size in self._workers[local].ready or (local, size) in known:
-            return
-        self._asked.add((local, size))
-        known.add((local, size))
-        self._compiler.put(local, size, urgent=urgent)
+        Takes the place of what was asked for before: where that has not begun, it is not compiled any more.
 
-    def _compile(self, local: int, size: int) -> None:
+        Args:
+          current: the sizes of the next step.
+        """
+        for local, size in enumerate(sizes):
+            worker = self._workers[local]
+            worker.current = current[local]
+            if worker.asked == size:
+                continue
+            if not self.splittable:
+                self._compiler.drop(local, worker.asked)
+            worker.asked = size
+            self._let_go(local)
+            if not self.can_make(local, size):
+                of_the_ladder = cheapest(size, self._ladder, lambda k: predict(k, {})) if self.timed else None
+                pieces = of_the_ladder if self.splittable and of_the_ladder else self._first_kernels(size)
+                for needed in sorted(set(pieces)):
+                    self._put(local, needed, urgent=True)
+
+    def _put(self, local: int, size: int, *, urgent: bool = False) -> None:
+        if size not in self._workers[local].ready:
+            self._compiler.put(local, size, urgent=urgent)
+
+    def _let_go(self, local: int) -> None:
+        """Forget kernels that were used longest ago, so that memory does not grow with every size there ever was.
+
+        Never what the next steps may take: the ladder, the calls of the last step, the current size, and the one that
+        was asked for, which this process may already have told the others it can make. Called between the steps
+        alone, by their thread.
+        """
+        worker = self._workers[local]
+        if self.splittable and not (1 in self._ladder and self._ladder <= worker.ready.keys()):
+            return  # what cannot be made of the ladder yet may have to be made of these
+        pieces = worker.chosen[1] if worker.chosen else ()
+        needed = {*self._ladder, *pieces, worker.current, worker.asked, worker.exact}
+        since = {size: turn for turn, size in enumerate(worker.used)}
+        spare = sorted((s for s in list(worker.ready) if s not in needed), key=lambda s: since.get(s, -1))
+        for size in spare[: max(0, len(spare) - _KEPT)]:
+            for known in (worker.ready, worker.samples, worker.used):
+                known.pop(size, None)
+            worker.changes = next(self._versions)
+
+    def compile(self, local: int, size: int) -> None:
+        """Have the kernels of one size, waiting for them."""
         worker = self._workers[local]
         if size in worker.ready:
             return
-        twins = [w for w in self._workers if w.device == worker.device and size in w.ready]
-        if twins:  # stand-ins on one device share their kernels
-            worker.ready[size] = twins[0].ready[size]
-            return
+        twins = [w.ready.get(size) for w in self._workers if w.device == worker.device]
+        there = next((kernels for kernels in twins if kernels is not None), None)
+        kernels = self._compiled(size, worker.device) if there is None else there  # stand-ins on one device share them
+        worker.ready[size] = kernels
+        worker.changes = next(self._versions)
+
+    def _compiled(self, size: int, device: jax.Device) -> CallSet:
         start = time.perf_counter()
         with self._lock:
             if size not in self._traced:
                 self._traced[size] = self._trace(size)
+                while len(self._traced) > _TRACES:
+                    del self._traced[next(iter(self._traced))]
+            traced = self._traced[size]
         kernels = {}
-        for level, (function, shapes, consts) in self._traced[size].items():
-            run = compile_segment(function, (shapes,), worker.device)
-            if worker.device.platform == "cpu":
-                _run_once(run, shapes)
-            kernels[level] = Kernel(run, tuple(jax.device_put(c, worker.device) for c in consts))
-        worker.ready[size] = kernels
+        for level, (function, shapes, consts) in traced.items():
+            run = compile_segment(function, (shapes,), device, name=f"call_{level}_{size}")
+            kernels[level] = Kernel(run, tuple(self.constants.on(device, c) for c in consts))
         self.counters.kernels += len(kernels)
         self.counters.compile_seconds += time.perf_counter() - start
+        return kernels
 
     @property
     def warm(self) -> bool:
         """Whether all that was asked for is compiled."""
-        return all(size in self._workers[local].ready for local, size in tuple(self._asked))
+        return self._compiler.idle
 
     def finish(self) -> None:
         """Wait until all that was asked for is compiled."""
@@ -302,60 +357,5 @@ class Kernels:
             raise self._compiler.error
 
     def close(self) -> None:
+        """Compile no more behind the steps. Does not wait for what is being compiled."""
         self._compiler.close()
-
-
-def _run_once(run: Callable, shapes: Any) -> None:
-    """A kernel's first run touches its memory for the first time, which no step should wait for."""
-    if not any(jax.dtypes.issubdtype(s.dtype, jax.dtypes.extended) for s in jax.tree.leaves(shapes)):
-        jax.block_until_ready(run(jax.tree.map(lambda s: np.zeros(s.shape, s.dtype), shapes)))
-
-
-_END = (-1, -1, None)  # comes before all that is asked for
-
-
-def _end(items: queue.PriorityQueue, _owner: object) -> None:
-    items.put(_END)
-
-
-class _BackgroundCompiler:
-    """One thread, so that the steps lose one core at most. Holds its owner weakly; ends with it, or with the
-    process.
-    """
-
-    def __init__(self, owner: Kernels):
-        self.error: BaseException | None = None
-        self._queue: queue.PriorityQueue = queue.PriorityQueue()
-        self._count = itertools.count()
-        self._settings = settings_here()
-        self._owner = weakref.ref(owner, partial(_end, self._queue))
-        self._thread: threading.Thread | None = None
-
-    def put(self, local: int, size: int, *, urgent: bool = False) -> None:
-        self._queue.put((0 if urgent else 1, next(self._count), (local, size)))
-        if self._thread is None:
-            self._thread = threading.Thread(target=self._run, name="adaptive-compiler", daemon=True)
-            self._thread.start()
-            atexit.register(self.close)  # a thread inside XLA when the interpreter goes would crash it
-
-    def _run(self) -> None:
-        while (item := self._queue.get()[-1]) is not None:
-            owner = self._owner()
-            if owner is None:
-                return
-            try:
-                with self._settings():
-                    owner._compile(*item)
-            except BaseException as error:  # raised in the step that follows, by check()
-                self.error = error
-                return
-            del owner
-
-    def close(self) -> None:
-        thread, self._thread = self._thread, None
-        if thread is None:
-            return
-        self._owner = lambda: None  # type: ignore[assignment]
-        self._queue.put(_END)
-        thread.join()
-        atexit.unregister(self.close)

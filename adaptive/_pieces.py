@@ -2,9 +2,8 @@
 
 A batch of 40 is a call of 32 and one of 8. Kernels of powers of two make every size, and by the merging of equal pieces
 into one of twice the size, the cheapest way to make a power of two is either its own kernel or twice the cheapest way
-to
-make its half: bigger is not always faster (a small conv net on one core: 1024 as one kernel 88 ms, as eight of 128 45
-ms).
+to make its half: bigger is not always faster (a small conv net on one core: 1024 as one kernel 88 ms, as eight of 128
+45 ms). Kernels of other sizes come before them, in all numbers that fit: what kernels can make is made.
 """
 
 from __future__ import annotations
@@ -17,44 +16,56 @@ GAIN = 0.97  # more calls must be this much faster than the fewest: timings are 
 
 
 def cheapest(size: int, kernels: Iterable[int], seconds: Callable[[int], float]) -> Pieces | None:
-    """The pieces with the least predicted time that sum to `size`, largest first; `None` where the kernels cannot.
+    """The pieces with the least predicted time that sum to `size`, largest first; `None` where no pieces do.
 
     Args:
       size: examples in the local batch.
-      kernels: sizes that there are kernels for. Powers of two combine freely; another size is used as often as it fits,
-        the rest being made from powers of two.
-      seconds: predicted time of one call.
+      kernels: sizes that there are kernels for, each used as often as wanted.
+      seconds: predicted time of one call, positive.
     """
-    kernels = set(kernels)
-    fewest = _best(size, kernels, lambda s: 1.0)
-    best = _best(size, kernels, seconds)
-    if best is None or fewest is None:
+    prices = {k: seconds(k) for k in kernels if k <= size}
+    best = _best(size, prices)
+    if best is None:
         return None
-    worth_it = sum(map(seconds, best)) < GAIN * sum(map(seconds, fewest))
+    # Of the fewest calls the cheapest: each counts one, and the times of all of them together less than one.
+    small = 0.5 / (max(prices.values()) * (size // min(prices) + 1))
+    fewest = _best(size, {k: 1 + small * price for k, price in prices.items()})
+    assert fewest is not None, "whether there is a way does not depend on prices"
+    worth_it = sum(prices[k] for k in best) < GAIN * sum(prices[k] for k in fewest)
     return tuple(sorted(best if worth_it else fewest, reverse=True))
 
 
-def _best(size: int, kernels: set[int], seconds: Callable[[int], float]) -> Pieces | None:
-    ways = _powers(size, kernels, seconds)
-    best = _from_powers(size, ways)
-    for odd in sorted(k for k in kernels if k & (k - 1) and k <= size):
-        rest = _from_powers(size % odd, ways)
-        cost = size // odd * seconds(odd) + rest[0]
-        if cost < best[0]:
-            best = (cost, (odd,) * (size // odd) + rest[1])
-    return None if best[0] == inf else best[1]
+def _best(size: int, prices: Mapping[int, float]) -> Pieces | None:
+    """The pieces with the least sum of prices."""
+    ways = _powers(size, prices)
+    # By what other kernels leave to the powers of two: the least that they cost, and the last of them.
+    rests: dict[int, tuple[float, int]] = {size: (0.0, 0)}
+    for odd in sorted(k for k in prices if k & (k - 1)):
+        for rest in sorted(rests, reverse=True):
+            while rest >= odd:  # one more, and one more, unless there is a cheaper way to come to the same rest
+                cost = rests[rest][0] + prices[odd]
+                if rest - odd in rests and rests[rest - odd][0] <= cost:
+                    break
+                rest -= odd
+                rests[rest] = (cost, odd)
+    left = min(rests, key=lambda rest: rests[rest][0] + _from_powers(rest, ways)[0])
+    cost, pieces = _from_powers(left, ways)
+    while left < size:
+        odd = rests[left][1]
+        pieces, left = (*pieces, odd), left + odd
+    return None if cost == inf else pieces
 
 
 Way = tuple[float, Pieces]
 
 
-def _powers(size: int, kernels: set[int], seconds: Callable[[int], float]) -> dict[int, Way]:
+def _powers(size: int, prices: Mapping[int, float]) -> dict[int, Way]:
     """The cheapest way to make each power of two up to `size`, or to the largest kernel if that is less."""
     ways: dict[int, Way] = {}
-    power, top = 1, max((k for k in kernels if k & (k - 1) == 0), default=1)
+    power, top = 1, max((k for k in prices if k & (k - 1) == 0), default=1)
     while power <= min(size, top):
         half = ways.get(power // 2, (inf, ()))
-        ways[power] = min((seconds(power), (power,)) if power in kernels else (inf, ()), (2 * half[0], 2 * half[1]))
+        ways[power] = min((prices.get(power, inf), (power,)), (2 * half[0], 2 * half[1]))
         power *= 2
     return ways
 

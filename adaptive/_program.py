@@ -85,8 +85,8 @@ class Program:
       local: picks the part of the state that may differ between workers on purpose, such as a local optimizer's:
         `lambda state: state["momentum"]`. The rest must be replicated. A driver with local state runs each local
         batch as one kernel call.
-      deterministic: choose kernel calls by size alone and not by measured time, so that two runs with the same
-        decisions are equal to the last bit.
+      deterministic: choose kernel calls by size alone and not by measured time, and take up new sizes at once, waiting
+        for their kernels, so that two runs with the same decisions are equal to the last bit.
 
     Raises:
       DriverError: the driver cannot be run as written; or there is no world, and several processes.
@@ -149,6 +149,7 @@ class Program:
         )
         first_sizes = partial(self._first_sizes, global_batch, shares, max_local_batch, quantum)
         self._sizes, self._plan = self._first_plan(first_sizes, microbatch)
+        self._sizes.one_by_one = not self._plan.splittable
         self._check_alike(
             state,
             {
@@ -189,6 +190,8 @@ class Program:
         self._few_cores = self.world.devices[0].platform == "cpu" and n_cores() < FEW_CORES
         self._compiling = False  # in a way that slows the steps down
         self._any_size = False  # whether every worker can make every size: once true, it stays
+        # Without a message nobody can tell that all are ready; and when they are depends on how fast machines are.
+        self._waits = deterministic or not self._engine.layouts
         self._stopped = False
         self._compiled = False
         self._recorder: Recorder | None = None
@@ -455,6 +458,8 @@ class Program:
         notes = list(self._notes)
         previous = self._sizes.previous
         self._sizes.step_done(apply=self._agreed_to_apply())
+        if self._sizes.pending is not None and self._sizes.current != sizes:  # one waited behind the one taken up
+            self._prepare()
         epoch = self._stream.consumed / len(self._data)
         decision = self._run_hooks(outcome, epoch, (sizes, previous), notes) if outcome.committed else None
         counters = self._engine.kernels.counters
@@ -553,17 +558,20 @@ class Program:
     def _ask(self, decision: Decision) -> list[str]:
         notes = self._sizes.ask(decision)
         self._update_quantum()
-        if self._sizes.pending is None:
-            return notes
-        local = self._local(self._sizes.pending)
-        self._engine.kernels.extend(max(local))
-        for i, size in enumerate(local):
-            self._engine.kernels.ask(i, size)
-        if self._any_size or not self._engine.layouts:
+        if self._waits and self._sizes.pending is not None:
             self._sizes.apply()
-            if not self._any_size:
-                self._engine.kernels.require(local)
+            self._engine.kernels.require(self._local(self._sizes.current))
+        self._prepare()
+        if self._any_size:
+            self._sizes.apply()
         return notes
+
+    def _prepare(self) -> None:
+        """Have kernels compiled for the sizes to come, and for no others."""
+        current = self._local(self._sizes.current)
+        wanted = current if self._sizes.pending is None else self._local(self._sizes.pending)
+        self._engine.kernels.extend(max(wanted))
+        self._engine.kernels.ask(wanted, current)
 
     def _update_quantum(self) -> None:
         if self._auto_quantum:

@@ -96,7 +96,16 @@ class HeldCompiler:
 
     def put(self, local: int, size: int, *, urgent: bool = False) -> None:
         del urgent
-        self.asked.append((local, size))
+        if (local, size) not in self.asked:
+            self.asked.append((local, size))
+
+    def drop(self, local: int, size: int) -> None:
+        if (local, size) in self.asked:
+            self.asked.remove((local, size))
+
+    @property
+    def idle(self) -> bool:
+        return not self.asked
 
     def close(self) -> None:
         self.asked.clear()
@@ -105,11 +114,10 @@ class HeldCompiler:
         """Those sizes, or all that is asked for."""
         for local, size in [a for a in self.asked if not sizes or a[1] in sizes]:
             self.asked.remove((local, size))
-            self.kernels._compile(local, size)
+            self.kernels.compile(local, size)
 
 
 def uncompiled(monkeypatch: Any) -> None:
     """Run segments operation by operation: what is tested is what they do, and compiling takes most of the time."""
     for module in (_engine, _kernels):
-        monkeypatch.setattr(module, "compile_segment", lambda function, shapes, device, donate=False: function)
-    monkeypatch.setattr(_kernels, "_run_once", lambda run, shapes: None)
+        monkeypatch.setattr(module, "compile_segment", lambda function, shapes, device, **options: function)

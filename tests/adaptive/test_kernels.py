@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 
 from adaptive import _kernels
 from adaptive._cache import in_turn
-from adaptive._kernels import Kernels, compile_segment
+from adaptive._compile import compile_segment
+from adaptive._kernels import Kernels
 
 from .drivers import HeldCompiler
 
@@ -31,7 +32,7 @@ def trace(size):
 @pytest.fixture
 def make(monkeypatch):
     """Makes kernels that take no time to compile."""
-    monkeypatch.setattr(_kernels, "compile_segment", lambda function, shapes, device, donate=False: function)
+    monkeypatch.setattr(_kernels, "compile_segment", lambda function, shapes, device, **options: function)
 
     def make(*, workers=1, largest_call=None, splittable=True, timed=True, turn=(0, 1), trace=trace):
         kernels = Kernels(
@@ -123,7 +124,7 @@ def test_all_workers_have_to_be_able_to_make_a_size(make):
     kernels.require([4, 4])
     for local, size in kernels._compiler.asked:
         assert not kernels.can_make_all()
-        kernels._compile(local, size)
+        kernels.compile(local, size)
     assert kernels.can_make_all()
 
 
@@ -164,13 +165,13 @@ def test_a_ladder_whose_longest_rung_gains_nothing_grows_no_longer(make):
 
 def test_a_size_that_cannot_be_made_is_asked_for_once(make):
     kernels = warmed(make(), 4)
-    kernels.ask(0, 3)
+    kernels.ask([3], [4])
     assert kernels._compiler.asked == []
     other = make()
     other.require([4])
     other._compiler.asked.clear()
-    other.ask(0, 6)
-    other.ask(0, 6)
+    other.ask([6], [4])
+    other.ask([6], [4])
     assert other._compiler.asked == [(0, 2)]  # of the ladder, not one of its own: 6 is a call of 4 and one of 2
 
 
@@ -214,7 +215,7 @@ def test_a_batch_that_cannot_be_split_has_a_kernel_of_its_own(make):
     assert kernels.pieces(0, 6) == (6,)
     assert not kernels.can_make(0, 12)
     assert not kernels.can_make_all()
-    kernels.ask(0, 12)
+    kernels.ask([12], [6])
     assert kernels._compiler.asked == [(0, 12)]
     kernels._compiler.compile()
     assert kernels.can_make(0, 12)
@@ -234,6 +235,46 @@ def test_until_there_are_smaller_kernels_one_call_must_do(make):
     kernels = make()
     kernels.require([6])
     assert kernels.pieces(0, 6, at_least=2) == (6,)
+
+
+@given(
+    size=st.integers(1, 90),
+    others=st.lists(st.integers(1, 90), max_size=3),
+    microbatch=st.none() | st.integers(1, 70),
+    least_calls=st.sampled_from([1, 2]),
+    timed=st.booleans(),
+    compiled=st.integers(0, 8),
+)
+def test_what_can_be_made_is_made(size, others, microbatch, least_calls, timed, compiled):
+    """The first size, of its first kernels and of whatever is there of the ladder; and any other that can be made."""
+    kernels = Kernels(
+        trace,
+        jax.local_devices()[:1],
+        largest_call=microbatch,
+        splittable=True,
+        timed=timed,
+        least_calls=least_calls,
+    )
+    held = HeldCompiler(kernels)
+    kernels._compiled = lambda size, device: {}
+    kernels.require([size])
+    for number, wanted in enumerate([size, *others]):
+        if number:
+            kernels.ask([wanted], [size])
+        for _local, rung in held.asked[:compiled]:
+            held.compile(rung)
+        if not kernels.can_make(0, wanted):
+            assert number
+            kernels.require([wanted])
+        for _ in range(4):
+            pieces = kernels.pieces(0, wanted, least_calls)
+            assert sum(pieces) == wanted
+            assert set(pieces) <= set(ready(kernels))
+            assert max(pieces) <= (microbatch or wanted)
+            if number == 0 or kernels.can_make_all():
+                assert len(pieces) >= min(wanted, least_calls)
+            for piece in set(pieces):
+                kernels.record(0, piece, 1e-3 * piece**0.5)
 
 
 # --- choosing by time -------------------------------------------------------------------------------------------------
@@ -292,13 +333,24 @@ def test_mixed_calls_are_timed_one_by_one_while_some_are_unknown(make):
 
 def test_deterministic_calls_depend_on_the_size_alone(make):
     kernels = warmed(make(timed=False), 40)
-    before = [kernels.pieces(0, size) for size in (40, 24, 7)]
-    measure(kernels, {40: 99.0, 32: 1.0, 16: 99.0, 8: 1e-3, 4: 99.0, 2: 99.0, 1: 1e-6})
+    sizes = (40, 24, 7)
+    before = [kernels.pieces(0, size) for size in sizes]
+    measure(kernels, {32: 1.0, 16: 99.0, 8: 1e-3, 4: 99.0, 2: 99.0, 1: 1e-6})
     for _ in range(300):
-        assert kernels.pieces(0, 40) == (40,)
-    assert before == [kernels.pieces(0, size) for size in (40, 24, 7)] == [(40,), (16, 8), (4, 2, 1)]
+        assert kernels.pieces(0, 40) == (32, 8)
+    assert before == [kernels.pieces(0, size) for size in sizes] == [(32, 8), (16, 8), (4, 2, 1)]
     assert not kernels.wants_each_timed(0, (16, 8))
     assert kernels._compiler.asked == []
+
+
+def test_deterministic_calls_do_not_depend_on_the_sizes_before(make):
+    pieces = []
+    for before in ([24], [7, 24], [100, 5, 24]):
+        kernels = make(timed=False)
+        for size in before:
+            kernels.require([size])
+        pieces.append(kernels.pieces(0, 24))
+    assert pieces == [(16, 8)] * 3
 
 
 # --- an exact kernel --------------------------------------------------------------------------------------------------
@@ -360,6 +412,95 @@ def test_whatever_is_timed_the_pieces_sum_up(steps):
                 kernels.record(0, piece, seconds)
 
 
+# --- what nobody wants any more ------------------------------------------------------------------------------------
+
+
+def test_a_size_that_is_asked_for_takes_the_place_of_one_that_has_not_begun(make):
+    kernels = make(splittable=False, workers=2)
+    kernels.require([6, 6])
+    for size in range(7, 300):
+        kernels.ask([size, 6], [6, 6])
+    assert kernels._compiler.asked == [(0, 299)]
+    kernels.ask([6, 6], [6, 6])
+    assert kernels._compiler.asked == []
+    assert kernels.warm
+
+
+def test_a_rung_of_the_ladder_stays_asked_for(make):
+    kernels = make()
+    kernels.require([6])
+    kernels.ask([7], [6])
+    kernels.ask([6], [6])
+    assert sorted(kernels._compiler.asked) == [(0, 1), (0, 2), (0, 4)]
+
+
+def test_an_exact_kernel_takes_the_place_of_an_older_one_that_has_not_begun(pays):
+    for size in (7, 6, 5):
+        steps_at(pays, size, 3 * _kernels._RETIME)
+        assert pays._compiler.asked == [(0, size)]
+
+
+def go_through(kernels, sizes, current):
+    """Ask for one size after another, and take on each."""
+    for size in sizes:
+        kernels.ask([size], [current])
+        kernels._compiler.compile()
+        assert kernels.can_make(0, size)  # as the others have been told
+        assert kernels.can_make(0, current)
+        current = size
+        assert kernels.pieces(0, size) == (size,)
+
+
+def test_kernels_that_were_used_longest_ago_are_let_go(make):
+    kernels = make(splittable=False)
+    kernels.require([10])
+    kernels.pieces(0, 10)
+    go_through(kernels, range(11, 100), 10)
+    assert len(ready(kernels)) <= _kernels._KEPT + 3
+    assert ready(kernels)[-_kernels._KEPT :] == list(range(100 - _kernels._KEPT, 100))
+    go_through(kernels, [90, 100, 101, 102, 103, 104, 105, 106], 99)
+    assert 90 in ready(kernels)  # used since
+    assert 85 not in ready(kernels)
+
+
+def test_what_waits_to_be_taken_on_is_kept_however_many_sizes_there_are(make):
+    kernels = make(splittable=False)
+    kernels.require([10])
+    kernels.pieces(0, 10)
+    kernels.require_calls([range(100, 150)])
+    kernels.ask([11], [10])
+    kernels._compiler.compile()
+    for _ in range(3):  # other ranks may take long over theirs
+        kernels.ask([11], [10])
+        assert kernels.can_make(0, 11)
+        assert kernels.can_make(0, 10)
+    kernels.ask([12], [11])  # it is taken on, and the next is asked for before it has run
+    assert kernels.can_make(0, 11)
+    assert len(ready(kernels)) <= _kernels._KEPT + 3
+
+
+def test_the_ladder_is_never_let_go(make):
+    kernels = warmed(make(), 64)
+    kernels.require_calls([list(range(65, 128))])
+    assert kernels.pieces(0, 65) == (65,)
+    kernels.ask([66], [65])
+    assert {1, 2, 4, 8, 16, 32, 64, 65} <= set(ready(kernels))
+    assert len(ready(kernels)) <= 7 + _kernels._KEPT + 3
+    assert sum(kernels.pieces(0, 66)) == 66
+    for size in range(1, 300):
+        assert kernels.can_make(0, size)
+        assert sum(kernels.pieces(0, size)) == size
+
+
+def test_nothing_is_let_go_before_the_ladder_can_take_its_place(make):
+    kernels = make()
+    kernels.require([64])
+    kernels.require_calls([list(range(65, 128))])
+    before = ready(kernels)
+    kernels.ask([100], [64])
+    assert ready(kernels) == before
+
+
 # --- the thread behind the steps --------------------------------------------------------------------------------------
 
 
@@ -415,8 +556,9 @@ def test_closing_ends_the_thread():
     kernels.require([64])
     (mine,) = set(compilers()) - set(before)
     kernels.close()
-    assert not mine.is_alive()
+    until(lambda: not mine.is_alive())
     kernels.close()
+    kernels.ask([48], [64])  # nothing comes of it, and nothing breaks
 
 
 def test_the_thread_ends_with_its_owner():

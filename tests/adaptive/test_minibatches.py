@@ -20,7 +20,7 @@ from adaptive._decision import Decision, Limits
 from adaptive._local import LocalWorld
 from adaptive._sizes import equal, split
 
-from .drivers import make_data, mean_loss, planned, pointed_at
+from .drivers import HeldCompiler, make_data, mean_loss, planned, pointed_at
 
 STEPS = 4
 
@@ -260,14 +260,14 @@ def test_a_new_size_is_compiled_while_the_old_one_goes_on(monkeypatch):
     with program_of(global_batch=48) as program:
         kernels = program._engine.kernels
         program.step()
-        waited, gate, compile_kernel = kernels.counters.waited_seconds, threading.Event(), kernels._compile
+        waited, gate, compile_kernel = kernels.counters.waited_seconds, threading.Event(), kernels.compile
 
         def behind_a_gate(local, size):
             assert threading.current_thread().name == "adaptive-compiler"
             assert gate.wait(60)
             compile_kernel(local, size)
 
-        monkeypatch.setattr(kernels, "_compile", behind_a_gate)
+        monkeypatch.setattr(kernels, "compile", behind_a_gate)
         program.rescale(shares=(1, 2, 3))
         for _ in range(5):  # it goes on, and is not held up
             assert program.step().batch_sizes == (16, 16, 16)
@@ -278,6 +278,19 @@ def test_a_new_size_is_compiled_while_the_old_one_goes_on(monkeypatch):
         assert report.batch_sizes == (8, 16, 24)
         assert report.pieces == ((8,), (16,), (24,))
         assert report.waited_seconds == waited
+
+
+def test_a_driver_that_is_asked_for_another_size_in_every_step_gets_some_of_them():
+    with program_of(global_batch=48) as program:
+        program.step()
+        held, seen = HeldCompiler(program._engine.kernels), []
+        for step in range(40):
+            program.rescale(global_batch=12 * (1 + step % 7))
+            assert len(held.asked) <= 3  # one size, of each worker
+            if step % 4 == 3:
+                held.compile()
+            seen.append(sum(program.step().batch_sizes))
+    assert len(set(seen)) > 3
 
 
 def test_check_splits_into_multiples_and_finds_that_clients_differ():

@@ -13,6 +13,7 @@ import pytest
 
 import adaptive as ad
 import collectives as comm
+import monitors as mon
 from adaptive import _failure, _program, operators
 from adaptive._agreement import Ledger
 from adaptive._decision import Decision
@@ -20,7 +21,7 @@ from adaptive._local import LocalWorld
 from adaptive._message import accumulate
 from adaptive.operators import Source, read
 
-from .drivers import FEATURES, HeldCompiler, Recorder, make_data, mean_loss, sizes_of
+from .drivers import FEATURES, HeldCompiler, Recorder, make_data, mean_loss, sizes_of, uncompiled
 
 W = np.array([0.3, -0.2, 0.1], np.float32)
 
@@ -219,6 +220,18 @@ def test_a_decision_holds_from_the_first_step_that_every_worker_has_kernels_for(
         reports = [program.step() for _ in range(3)]
     assert sizes_of(reports) == [(3, 3), (7, 3), (7, 3)]  # a message had to say that all are ready
     assert reports[-1].waited_seconds == reports[0].waited_seconds
+
+
+def test_a_deterministic_program_takes_up_a_size_at_once_whatever_is_compiled():
+    with build(deterministic=True) as program:
+        held, sizes = HeldCompiler(program._engine.kernels), []
+        for batch in (6, 13, 24, 7):
+            program.rescale(global_batch=batch)
+            report = program.step()
+            sizes.append(report.batch_sizes)
+            assert all(size.bit_count() == 1 for pieces in report.pieces for size in pieces)
+        assert not held.idle
+    assert sizes == [(3, 3), (7, 6), (12, 12), (4, 3)]
 
 
 def test_once_the_ladder_is_there_a_decision_holds_from_the_next_step():
@@ -421,6 +434,46 @@ def test_what_the_thread_behind_the_steps_meets_is_raised_in_the_next_step():
             program.step()
         assert program.state == before
         assert program.steps == 1
+
+
+@pytest.mark.parametrize(
+    ("global_batch", "options"), [(63, {}), (13, {}), (15, {"deterministic": True}), (61, {"microbatch": 7})]
+)
+def test_a_lone_worker_takes_an_odd_batch_in_calls_of_unlike_sizes(monkeypatch, global_batch, options):
+    """A noise scale needs two calls at least, and they cannot be of one size."""
+    uncompiled(monkeypatch)
+
+    def driver(state, batch):
+        grads = jax.grad(mean_loss)(state, batch)
+        mean = comm.all_reduce(grads)
+        return state - 0.1 * mean, {"noise": mon.noise_scale(grads, mean).scale}
+
+    with build(driver, W, workers=1, global_batch=global_batch, data=make_data(96), **options) as program:
+        reports = [program.step() for _ in range(3)]
+        program.warm_up()
+        reports += [program.step() for _ in range(9)]
+    for report in reports:
+        (pieces,) = report.pieces
+        assert sum(pieces) == global_batch
+        assert len(pieces) >= 2
+
+
+def test_kernels_are_not_tried_on_data_that_nobody_has():
+    """On zeros this loop would never end, and the check would fail."""
+
+    def positive(x):
+        assert (x > 0).all()
+
+    def driver(state, batch):
+        jax.debug.callback(positive, batch["x"])
+        large = jax.lax.while_loop(lambda x: x < 100, lambda x: 2 * x, batch["x"].mean())
+        return state + comm.all_reduce(large), {}
+
+    with build(driver, data={"x": np.ones((24, 1), np.float32)}) as program:
+        program.warm_up()
+        program.step()
+        jax.effects_barrier()
+        assert program.state == 128
 
 
 # --- several processes, of which this is one --------------------------------------------------------------------------

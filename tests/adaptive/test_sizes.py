@@ -140,6 +140,27 @@ def test_a_later_decision_replaces_one_that_waits():
     assert sizes.pending is None  # what is in force already has nothing to wait for
 
 
+def test_where_every_size_is_compiled_a_later_decision_waits_behind_the_one_that_is_being_prepared():
+    sizes = in_force()
+    sizes.one_by_one = True
+    for batch in (16, 14, 18):  # or one that comes in every step would put all of them off for ever
+        sizes.ask(Decision(global_batch=batch))
+        assert sizes.pending == (8, 8)
+        assert sum(sizes.target) == batch
+    sizes.step_done(apply=True)
+    assert (sizes.current, sizes.pending, sizes.target) == ((8, 8), (9, 9), (9, 9))
+    sizes.step_done(apply=True)
+    assert (sizes.current, sizes.pending) == ((9, 9), None)
+    sizes.ask(Decision(global_batch=10))
+    sizes.ask(Decision(global_batch=12))
+    sizes.ask(Decision(global_batch=10))  # it is being prepared already
+    sizes.step_done(apply=True)
+    assert (sizes.current, sizes.pending) == ((5, 5), None)
+    sizes.ask(Decision(global_batch=12))
+    sizes.ask(Decision(global_batch=10))  # what is in force already has nothing to wait for
+    assert (sizes.pending, sizes.target) == (None, (5, 5))
+
+
 def test_shares_stay_when_the_global_batch_changes():
     sizes = in_force(shares=(1, 2))
     sizes.ask(Decision(global_batch=6))

@@ -1,0 +1,97 @@
+"""The shared compilation cache is the user's own, or there is none."""
+
+from __future__ import annotations
+
+import os
+import pwd
+import stat
+
+import jax
+import pytest
+
+from adaptive._cache import CompilationCacheWarning, share_compilations
+
+
+@pytest.fixture
+def home(tmp_path, monkeypatch):
+    """Where caches go, with none set up."""
+    names = ("jax_compilation_cache_dir", "jax_persistent_cache_min_compile_time_secs")
+    before = {name: getattr(jax.config, name) for name in names}
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    jax.config.update("jax_compilation_cache_dir", None)
+    yield tmp_path
+    for name, value in before.items():
+        jax.config.update(name, value)
+
+
+def folder():
+    return jax.config.jax_compilation_cache_dir
+
+
+def test_the_cache_is_in_a_folder_that_nobody_else_reads(home):
+    share_compilations()
+    assert folder().startswith(str(home))
+    assert stat.S_IMODE(os.stat(folder()).st_mode) == 0o700
+
+
+def test_what_others_could_read_is_closed_to_them(home):
+    share_compilations()
+    os.chmod(folder(), 0o755)
+    jax.config.update("jax_compilation_cache_dir", None)
+    share_compilations()
+    assert stat.S_IMODE(os.stat(folder()).st_mode) == 0o700
+
+
+def test_a_folder_that_is_set_up_already_is_left_alone(home):
+    jax.config.update("jax_compilation_cache_dir", "/somewhere/else")
+    share_compilations()
+    assert folder() == "/somewhere/else"
+    assert list(home.iterdir()) == []
+
+
+def refused(match):
+    jax.config.update("jax_compilation_cache_dir", None)
+    with pytest.warns(CompilationCacheWarning, match=match):
+        share_compilations()
+    assert folder() is None
+
+
+@pytest.mark.parametrize("mode", [0o777, 0o770, 0o702])
+def test_a_folder_that_others_may_write_to_is_not_used(home, mode):
+    share_compilations()
+    os.chmod(folder(), mode)
+    refused("others may write to")
+
+
+def test_nor_one_that_others_may_replace(home):
+    share_compilations()
+    os.chmod(home / "adaptive-dataflow", 0o777)
+    refused("others may write to .*adaptive-dataflow")
+    os.chmod(home / "adaptive-dataflow", 0o1777)  # as /tmp: there only owners may rename
+    share_compilations()
+    assert folder() is not None
+
+
+def test_nor_one_of_another_user(home, monkeypatch):
+    share_compilations()
+    monkeypatch.setattr(os, "geteuid", lambda: 4711)
+    refused(f"belongs to user {os.getuid()}")
+
+
+def test_nor_a_link_to_one(home, tmp_path_factory):
+    foreign = tmp_path_factory.mktemp("foreign")
+    foreign.chmod(0o777)
+    (home / "adaptive-dataflow").symlink_to(foreign)
+    refused("others may write to .*foreign")
+
+
+def test_without_a_home_there_is_no_cache(home, monkeypatch):
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    monkeypatch.delenv("HOME")
+
+    def nobody(uid):
+        raise KeyError(uid)
+
+    monkeypatch.setattr(pwd, "getpwuid", nobody)
+    share_compilations()
+    assert folder() is None

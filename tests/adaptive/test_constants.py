@@ -1,0 +1,78 @@
+"""What a driver closes over lies on each device once."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from adaptive._constants import Constants
+from adaptive._kernels import Kernels
+
+TABLES = [
+    np.arange(6, dtype=np.float32).reshape(2, 3),
+    np.arange(6, dtype=np.float32).reshape(2, 3).T,  # not contiguous
+    np.array(True),
+    np.zeros((0, 3), np.float32),
+    jnp.arange(3, dtype=jnp.bfloat16),
+]
+
+
+@pytest.mark.parametrize("table", TABLES, ids=lambda t: f"{t.dtype}{t.shape}")
+def test_equal_arrays_share_a_copy_on_a_device(table):
+    constants, (first, second) = Constants(), jax.local_devices()[:2]
+    copy = constants.on(first, table)
+    assert copy.devices() == {first}
+    assert (copy.dtype, copy.shape) == (table.dtype, table.shape)
+    assert np.array_equal(copy, table)
+    assert constants.on(first, np.array(table)) is constants.on(first, jnp.asarray(table)) is copy
+    assert constants.on(second, table).devices() == {second}
+
+
+def test_what_differs_in_anything_is_another_array():
+    constants, device = Constants(), jax.local_devices()[0]
+    zeros = np.zeros(4, np.float32)
+    arrays = [zeros, zeros.reshape(2, 2), zeros.astype(np.int32), zeros + 1]
+    copies = [constants.on(device, a) for a in arrays]
+    assert len({id(c) for c in copies}) == len(arrays)
+    assert [c.dtype for c in copies] == [a.dtype for a in arrays]
+
+
+def test_keys_are_constants_too():
+    constants, device = Constants(), jax.local_devices()[0]
+    copy = constants.on(device, jax.random.key(1))
+    assert constants.on(device, jax.random.key(1)) is copy
+    assert constants.on(device, jax.random.key(2)) is not copy
+    assert jax.random.key_data(copy).tolist() == jax.random.key_data(jax.random.key(1)).tolist()
+
+
+def test_what_the_user_does_to_an_array_later_is_not_seen():
+    table = np.zeros(1 << 12, np.float32)
+    copy = Constants().on(jax.local_devices()[0], table)
+    table[:] = 1
+    assert not np.asarray(copy).any()
+
+
+def test_an_array_that_no_program_has_is_let_go():
+    constants, device = Constants(), jax.local_devices()[0]
+    copy = weakref.ref(constants.on(device, np.zeros(4, np.float32)))
+    gc.collect()
+    assert copy() is None
+
+
+def test_kernels_of_all_sizes_share_what_the_driver_closes_over():
+    def trace(size):
+        shapes = {"batch": [jax.ShapeDtypeStruct((size,), jnp.float32)], "const": [jax.ShapeDtypeStruct((9,), "f4")]}
+        table = np.arange(9, dtype=np.float32)  # another object in each trace
+        return {0: (lambda given: {"outputs": [given["batch"][0].sum() + given["const"][0]]}, shapes, (table,))}
+
+    devices = jax.local_devices()[:2]
+    kernels = Kernels(trace, devices, largest_call=None, splittable=True, timed=True)
+    kernels.require_calls([(2, 3), (3,)])
+    tables = [kernels.kernel(local, size, 0).consts[0] for local, size in ((0, 2), (0, 3), (1, 3))]
+    assert tables[0] is tables[1]
+    assert tables[2].devices() == {devices[1]}
