@@ -621,16 +621,11 @@ def test_what_fails_beside_the_steps_is_told_too(what):
         with pytest.raises(ad.BatchSizeError):
             build(sgd, W, world=world, global_batch=10**6)
     else:
-        with build(sgd, W, world=world) as program, pytest.raises(ZeroDivisionError):
-            program.evaluate(lambda s, b: 1 / 0, make_data(4)) if what == "evaluate" else program.restore(Torn())
+        with build(sgd, W, world=world) as program, pytest.raises((ZeroDivisionError, ad.CheckpointError)):
+            program.evaluate(lambda s, b: 1 / 0, make_data(4)) if what == "evaluate" else program.restore({})
     assert len(world.heard) == 1
     assert world.heard[0].startswith(f"in {'restoring' if what == 'restore' else what}")
     assert "program 1 ('sgd')" in world.heard[0]
-
-
-class Torn:
-    def __getitem__(self, name):
-        raise ZeroDivisionError
 
 
 def test_an_error_is_printed_while_it_waits_to_be_heard(monkeypatch, caplog):

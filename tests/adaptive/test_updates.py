@@ -208,17 +208,21 @@ class Twin(LocalWorld):
 
     def __init__(self, number):
         super().__init__(1)
-        self.size, self.rank, self.workers, self.tails = 2, number, range(number, number + 1), []
+        self.size, self.rank, self.workers = 2, number, range(number, number + 1)
+        self.tails, self.heard = [], []
 
-    def exchange(self, parts, ops, tail, channel=0):
+    def exchange(self, parts, ops, tail, channel=0, about="", more=""):
         self.tails.append(tail.tolist())
         tail = tail.copy()
         tail[1 - self.rank] = max(tail[:2])
         tail[2:] *= 2
         return [accumulate(ops, parts[0], parts[0])], tail
 
-    def share(self, value):
+    def share(self, value, about=""):
         return [value, value]
+
+    def fail(self, why):
+        self.heard.append(why)
 
 
 def test_the_others_are_told_of_local_state_in_the_message_they_wait_for():
@@ -228,7 +232,9 @@ def test_the_others_are_told_of_local_state_in_the_message_they_wait_for():
         assert len(world.tails) == 3
         with pytest.raises(ad.NonFiniteError, match="the update of step 3 made NaNs on worker 1"):
             program.step()
-        assert world.tails[3:] == [[0.0] * 4]  # a tail that says: failed
+        assert len(world.tails) == 3
+        assert len(world.heard) == 1
+        assert "in step 4 of program 1 ('own_root'): NonFiniteError" in world.heard[0]
 
 
 def test_of_replicated_state_every_process_finds_the_same_by_itself():
@@ -237,12 +243,13 @@ def test_of_replicated_state_every_process_finds_the_same_by_itself():
         [program.step() for _ in range(2)]
         with pytest.raises(ad.NonFiniteError, match=TOLD):
             program.step()
-        assert len(world.tails) == 2  # nobody has to be told
+        assert len(world.tails) == 2
+        assert world.heard == []  # nobody has to be told
 
 
 def test_all_processes_hear_together_of_local_state_that_one_of_them_asks_for():
     class Odd(Twin):
-        def share(self, value):
+        def share(self, value, about=""):
             return [value, b"[[1, [0]]]"] if value == b"[]" and self.tails else [value, value]
 
     world = Odd(0)
