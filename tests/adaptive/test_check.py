@@ -528,17 +528,6 @@ def test_state_that_is_local_on_purpose_is_not_compared_but_what_is_made_of_it_i
         assert list(found.differences) == ["state['w']"] * averaged
 
 
-def test_check_stands_in_for_the_workers_of_several_devices():
-    for loss in (mean_loss, contrastive):
-        driver, init = train(loss)
-        with (
-            comm.DeviceWorld(jax.local_devices()[:4]) as world,
-            ad.Program(driver, init(W), DATA, global_batch=8, world=world, deterministic=True) as program,
-        ):
-            program.step()
-            assert bool(program.check()) == (loss is mean_loss)
-
-
 def test_checking_changes_nothing():
     def driver(state, batch):
         smooth = mon.ema(comm.all_reduce(batch["y"].mean()))
