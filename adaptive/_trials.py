@@ -6,7 +6,7 @@ trials differ.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any, cast
@@ -154,7 +154,7 @@ class Start:
 class Result:
     """What a step brought."""
 
-    brought: dict[int, list[np.ndarray]]  # the parts of every message
+    brought: list[list[np.ndarray]]  # the parts of every message
     contributions: dict[Place, np.ndarray]
     outputs: list[np.ndarray]
     before: list[np.ndarray | None]  # what each output was, where it has been before
@@ -162,20 +162,27 @@ class Result:
 
 
 class _Wire(LocalWorld):
-    """Keeps what messages bring, and can bring something else instead."""
+    """Keeps what a step's messages bring, in their order, and can bring something else instead."""
 
     def __init__(self, workers: int, device: jax.Device):
         super().__init__(workers, device)
-        self.brought: dict[int, list[np.ndarray]] = {}
+        self.brought: list[list[np.ndarray]] = []
         self.instead: Callable[[int, list[np.ndarray]], list[np.ndarray]] | None = None
 
     def exchange(
-        self, parts: Sequence[Parts], ops: Sequence[str], tail: np.ndarray, channel: int = 0
+        self,
+        parts: Sequence[Parts],
+        ops: Sequence[str],
+        tail: np.ndarray,
+        channel: Hashable = 0,
+        about: str = "",
+        more: str = "",
     ) -> tuple[list[list[jax.Array]], np.ndarray]:
-        results, tail = super().exchange(parts, ops, tail, channel)
-        self.brought[channel] = [np.asarray(p) for p in results[0]]
+        results, tail = super().exchange(parts, ops, tail, channel, about, more)
+        arrived = [np.asarray(p) for p in results[0]]
+        self.brought.append(arrived)
         if self.instead is not None:
-            changed = [jax.device_put(p, self.devices[0]) for p in self.instead(channel, self.brought[channel])]
+            changed = [jax.device_put(p, self.devices[0]) for p in self.instead(len(self.brought) - 1, arrived)]
             results = [changed for _ in results]
         return results, tail
 
@@ -242,20 +249,20 @@ class Bench:
             for w, (size, begins) in enumerate(zip(sizes, starts, strict=False))
         ]
         tail = trial.layouts[0].tail if trial.layouts else 0
-        self._wire.instead, self._wire.brought = instead, {}
+        self._wire.instead, self._wire.brought = instead, []
         outcome = trial.step(
             Share(tuple(sizes), tuple(starts[:-1]), batches),
             readings,
-            lambda finite: np.zeros(tail),
-            lambda tail: True,
+            lambda: np.zeros(tail),
+            lambda tail: None,
             pieces=split,
         )
         brought = self._wire.brought
-        contributions = {
-            (level, i): value
-            for level, layout in enumerate(trial.layouts)
-            for i, value in enumerate(unpack(layout, cast(Any, brought[level]), range(len(layout.contributions))))
-        }
+        contributions = {}
+        with np.errstate(all="ignore"):  # a mean of nothing is no number
+            for level, layout in enumerate(trial.layouts):
+                values = unpack(layout, cast(Any, brought[level]), range(len(layout.contributions)))
+                contributions.update({(level, i): value for i, value in enumerate(values)})
         after = Start([list(leaves) for leaves in trial.states], [[list(s) for s in slots] for slots in trial.slots])
         new, old = self._kept(after), self._kept(start)
         reported = [*(a for h in outcome.hooks for a in h), *outcome.metrics]
@@ -276,8 +283,8 @@ class Bench:
         level, i = place
         layout = self._trial.layouts[level]
 
-        def instead(channel: int, parts: list[np.ndarray]) -> list[np.ndarray]:
-            return _with_contribution(layout, i, parts, other.brought[level]) if channel == level else parts
+        def instead(message: int, parts: list[np.ndarray]) -> list[np.ndarray]:
+            return _with_contribution(layout, i, parts, other.brought[level]) if message == level else parts
 
         return instead
 
