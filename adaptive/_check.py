@@ -1,237 +1,437 @@
 """Is a step the same however its batch is split? Batch norm, summed losses and coupled examples are not.
 
-The step is run on one batch by one worker in one call, and again with random uneven splits into workers and calls.
-What is
-compared first are the results of the reductions, where rounding is well understood, and only then the state: an
-optimizer such as Adam magnifies rounding where gradients are near zero, so a difference in the state counts only
-where it comes from a reduction that differs.
+Steps are run on one batch in equal shares, and again in random uneven ones of several calls: a few steps in a row, and,
+where the driver reads the step's number, others. Every trial of a step starts from the same state, so that rounding
+does not grow from step to step.
+
+What is compared first is what messages bring, where rounding is well understood, and only then the state, metrics and
+hook values: an optimizer such as Adam magnifies rounding where gradients are near zero, so a difference there counts
+only if something that was brought differs on the way to it. What counts as rounding is found for each leaf from its own
+arithmetic: inputs are moved by their last place, and what then moves by as much does not count.
+
+Some operators look at the split on purpose. Metrics and hook values may differ (the state may not) where all that
+differs on the way to them is
+
+    made of no examples            all_gather(compute_seconds()), ad.batch_size()
+    gathered, and shown as it is   all_gather(loss), a row for each worker
+    a statistic over calls         the noise scale, which counts them: it reads how many calls and examples there are
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from itertools import pairwise
+from functools import cached_property
 from typing import Any
 
 import jax
 import numpy as np
-from jax.extend.core import JaxprEqn, Var, jaxprs_in_params
 
-from ._agreement import tail_length
-from ._data import Share
-from ._engine import Engine, copied
+from ._engine import Engine
 from ._errors import BatchSizeError
-from ._local import LocalWorld
-from ._message import unpack
-from ._pieces import Pieces
-from ._plan import Plan
-from ._trace import operands_of
+from ._influence import Influence, Place, steps_named
+from ._plan import Contribution, Plan
+from ._trials import Bench, Output, Result, Split, Start, even_split, uneven_splits
 from ._where import at
-from .operators import Reading
+from ._widen import must_widen, widened
+from .operators import CALLS, STEP
 
 _SPLITS = 3
+_STEPS_IN_A_ROW = 3
+_LATER_STEPS = (0, 1, 10, 100, 1000, 10_000, 100_000, 1_000_000)
+_MOST_NAMED = 8
+_ROUNDING = 100  # units in the last place that a sum over a batch may be off by
+_MULTIPLE = 16  # of what moving inputs by their last place does
+_NUDGES = 2
+_NOISY = 0.03  # a value that rounding moves by this part of it cannot be compared
+_NEGLIGIBLE = 1e-4  # unless it is so small beside what else is reduced that it is zero but for rounding
 
 
 @dataclass(frozen=True)
 class Invariance:
-    """What `Program.check` found. True where the step does not depend on the split.
+    """What `Program.check` found. True where steps were compared and do not depend on the split, and only there.
 
     Attributes:
       differences: state leaves that come out differently, by name, with the largest difference found, relative to the
-        step's change of that leaf.
+        step's change of that leaf; slots that the state is computed from too.
+      reports: metrics and hook values that do, relative to their value.
       reductions: where they come from: "grads['kernel'] (driver.py:15)", with the largest difference relative to
         the value.
+      hidden: reductions that differ, and that the state follows, though it came out the same in the steps tried: for
+        a learning rate of zero, say.
       splits: what was tried: per split, each worker's calls.
-      note: why nothing could be compared, if so.
+      steps: the numbers of the steps that were tried.
+      note: why it is not known, if it is not.
     """
 
     differences: dict[str, float]
     reductions: dict[str, float]
-    splits: tuple[tuple[Pieces, ...], ...]
-    note: str = field(default="")
+    splits: tuple[Split, ...]
+    reports: dict[str, float] = field(default_factory=dict)
+    hidden: dict[str, float] = field(default_factory=dict)
+    steps: tuple[int, ...] = ()
+    note: str = ""
+
+    @property
+    def verdict(self) -> str:
+        """ "yes", "no", or "not known": nothing could be compared, or not all of it. `note` says why."""
+        if self.differences or self.reports or self.hidden:
+            return "no"
+        return "not known" if self.note else "yes"
 
     def __bool__(self) -> bool:
-        return not self.differences
+        return self.verdict == "yes"
 
     def __str__(self) -> str:
-        if self.note:
-            return self.note
+        if self.verdict == "not known":
+            return f"not known whether the step is split-invariant: {self.note}"
         tried = f"{len(self.splits)} random splits of {sum(map(sum, self.splits[0]))} examples"
+        steps = f"{len(self.steps)} steps" if len(self.steps) > 1 else "one step"
         if self:
-            return f"split-invariant: {tried} gave the same step as one worker on the whole batch."
-        lines = [f"not split-invariant: with {tried}, these leaves come out differently:"]
-        lines += [f"  {name}   by {value:.2g} of its change" for name, value in self.differences.items()]
-        lines += ["through these reductions:"]
-        lines += [f"  {name}   by {value:.2g} of its value" for name, value in self.reductions.items()]
+            return f"split-invariant: {tried} gave the same as equal shares, in {steps}."
+        lines = [f"not split-invariant: with {tried}, in {steps},"]
+        lines += _listed("these leaves of the state come out differently:", self.differences, "its change")
+        lines += _listed("these metrics and hook values come out differently:", self.reports, "its value")
+        lines += _listed("through these reductions:", self.reductions, "its value")
+        same = "these reductions do, and the state follows them, if not in these steps (a learning rate of zero?):"
+        lines += _listed(same, self.hidden, "its value")
         lines += [
-            "Usual causes: batch normalisation, a loss that is summed and not averaged over examples, losses that"
+            "Usual causes: batch normalisation, a loss that is summed and not averaged over examples, losses that",
+            "couple examples of a batch, a mean of means, several steps on a local batch. See docs/sharp_bits.md.",
         ]
-        lines += ["couple examples of a batch, several steps on a local batch. See docs/sharp_bits.md."]
         return "\n".join(lines)
 
 
+def _listed(title: str, found: dict[str, float], of: str) -> list[str]:
+    return [title, *(f"  {name}   by {value:.2g} of {of}" for name, value in found.items())] if found else []
+
+
 def check_invariance(
-    plan_for: Callable[[int], Plan], engine: Engine, batch: Any, *, seed: int, tolerance: float | None
+    plan_for: Callable[[int], Plan],
+    engine: Engine,
+    batch: Any,
+    *,
+    seed: int,
+    tolerance: float | None,
+    step: int = 0,
+    program_seed: int = 0,
 ) -> Invariance:
     """Compare steps of one batch under different splits. Changes nothing in `engine`.
 
     Args:
-      tolerance: relative; by default 1e-3, or 1e-9 where all that is reduced is in double precision, or 16 units in
-        the last place of a half precision where anything is computed in one.
+      seed: of the splits.
+      tolerance: relative to what is reduced; by default 100 units in the last place.
+      step: steps done so far.
+      program_seed: what `step_key` is made of.
     """
-    examples, n = len(jax.tree.leaves(batch)[0]), engine.world.size
-    plan = engine.plan
+    examples, n, plan = len(jax.tree.leaves(batch)[0]), engine.world.size, engine.plan
     if examples % plan.multiple:
         raise BatchSizeError(f"check: {examples} examples are no multiple of the driver's {plan.multiple} minibatches.")
     if not plan.splittable and n == 1:
         return Invariance({}, {}, (), note=f"nothing to compare on one worker: {plan.unsplittable[0]}.")
+    few = Invariance({}, {}, (), note=f"nothing to compare: a batch of {examples} cannot be split in another way.")
     if examples // plan.multiple < max(2, n):
-        return Invariance({}, {}, (), note=f"nothing to compare: a batch of {examples} cannot be split.")
-    eps = _eps(plan)
-    if tolerance is None:
-        tolerance = 1e-9 if eps < 1e-12 else max(1e-3, 16 * eps)
-    rng = np.random.default_rng(seed)
-    splits = tuple(_random_split(rng, examples, n, plan) for _ in range(_SPLITS))
-    alone = _trial(plan_for, engine, 1)
-    split_up = alone if n == 1 else _trial(plan_for, engine, n)
+        return few
+    least, most, rng = engine.least_calls, engine.kernels.largest_call, np.random.default_rng(seed)
+    even = even_split(examples, n, plan, least=least, most=most)
+    splits = uneven_splits(rng, _SPLITS, even, plan, least=least, most=most)
+    if not splits:
+        return few
+    if must_widen(plan, engine.world.devices[0]):
+        plan_for, plan = widened(plan_for, plan)
+    bench = Bench(plan_for, plan, engine, batch, seed=program_seed)
     try:
-        whole = _run(alone, engine, batch, ((examples,),))
-        others = [_run(split_up, engine, batch, split) for split in splits]
+        return _Comparison(bench, even, splits, rng, tolerance).of_steps(step)
     finally:
-        alone.close()
-        split_up.close()
-    state_differs: dict[str, float] = {}
-    reductions: dict[str, float] = {}
-    for other in others:
-        differences = _differences(plan, whole.reduced, other.reduced, floor=min(1.0, 16 * eps / tolerance))
-        found = {place: d for place, d in differences.items() if not d <= tolerance}
-        for leaf, names in _reached(plan, found).items():
-            before = np.asarray(_plain(engine.states[0][leaf]), np.float64)
-            change = _norm(whole.state[leaf] - before)
-            difference = _norm(other.state[leaf] - whole.state[leaf]) / (change or 1.0)
-            if not difference <= tolerance:
-                name = plan.graph.state_names[leaf]
-                state_differs[name] = max(difference, state_differs.get(name, 0.0))
-                reductions.update({n: max(v, reductions.get(n, 0.0)) for n, v in names.items()})
-    return Invariance(state_differs, reductions, splits)
+        bench.close()
 
 
 @dataclass
-class _Result:
-    reduced: dict[tuple[int, int], np.ndarray]  # by message and contribution
-    state: list[np.ndarray]
+class _Difference:
+    """A contribution that came out differently, where it first did, and all that is needed to look closer."""
+
+    value: float  # relative to the contribution's
+    start: Start
+    step: int
+    even: Result
+    other: Result
 
 
-def _random_split(rng: np.random.Generator, examples: int, workers: int, plan: Plan) -> tuple[Pieces, ...]:
-    """Sizes of all kinds, but of few different ones: each has to be compiled."""
-    unit = plan.multiple * max(1, examples // plan.multiple // max(8, 2 * workers))
-    parts = list(_random_parts(rng, examples // unit, workers))
-    least = 2 if workers == 1 else 1  # one call of one worker would be compared with itself
-    split = [[unit * p for p in _random_parts(rng, n, int(rng.integers(least, min(3, n) + 1)))] for n in parts]
-    split[-1][-1] += examples % unit
-    return tuple(tuple(calls) if plan.splittable else (sum(calls),) for calls in split)
+class _Comparison:
+    """Trials of one driver, and what they have shown so far."""
 
+    def __init__(
+        self, bench: Bench, even: Split, splits: tuple[Split, ...], rng: np.random.Generator, tolerance: float | None
+    ):
+        self.bench, self.even, self.splits, self.rng, self.tolerance = bench, even, splits, rng, tolerance
+        self.plan, self.influence, self.outputs = bench.plan, Influence(bench.plan), bench.outputs
+        self.states: dict[str, float] = {}
+        self.reports: dict[str, float] = {}
+        self.reductions: dict[str, float] = {}
+        self.differing: dict[Place, _Difference] = {}
+        self.noisy: dict[str, float] = {}
+        self.not_finite: dict[str, None] = {}
+        self.floors = _Floors({}, [0.0] * len(self.outputs))
 
-def _random_parts(rng: np.random.Generator, total: int, count: int) -> Pieces:
-    cuts = np.sort(rng.choice(total - 1, count - 1, replace=False)) + 1 if count > 1 else np.array([], int)
-    return tuple(int(p) for p in np.diff(np.concatenate([[0], cuts, [total]])))
+    def of_steps(self, first: int) -> Invariance:
+        start, tried = self.bench.start, []
+        for step in range(first, first + _STEPS_IN_A_ROW):
+            # As many splits in the first step as there are, then one by one.
+            splits = self.splits if step == first else [self.splits[step % len(self.splits)]]
+            tried.append(step)
+            start = self._of_step(start, step, splits)
+            if self.states:
+                break
+        for step in [] if self.states or self.reports else self._later_steps(tried):
+            tried.append(step)
+            self._of_step(start, step, [self.splits[len(tried) % len(self.splits)]])
+        hidden = {} if self.states else {self._name(p): self.differing[p].value for p in self._hidden()}
+        return Invariance(self.states, self.reductions, self.splits, self.reports, hidden, tuple(tried), self._note())
 
+    def _later_steps(self, tried: Sequence[int]) -> list[int]:
+        if not any(s.name == STEP.name for s in self.plan.sources):
+            return []
+        named = [n + d for n in steps_named(self.plan, STEP.name)[:_MOST_NAMED] for d in (-1, 0, 1)]
+        return [s for s in dict.fromkeys([*_LATER_STEPS, *named]) if s not in tried]
 
-def _trial(plan_for: Callable[[int], Plan], engine: Engine, workers: int) -> Engine:
-    """An engine of stand-in workers, to run the steps that are compared."""
-    return Engine(
-        plan_for,
-        engine.plan,
-        engine.states[0],
-        LocalWorld(workers, engine.world.devices[0]),
-        tail=tail_length(engine.world.size),
-        workers=engine.world.size,
-        kernels={"largest_call": None, "timed": False},
-    )
+    def _note(self) -> str:
+        if self.not_finite:
+            return f"{_some(self.not_finite)} is not finite on this batch, so there is nothing to compare."
+        if self.noisy:
+            by = max(self.noisy.values())
+            return f"rounding alone moves {_some(self.noisy)} by {by:.2g} of its value, which hides any difference."
+        if not any(self._facts(p).of_data for p in self._relevant):
+            return "nothing to compare: the state, metrics and hook values are computed from no examples."
+        return ""
 
+    # --- one step -----------------------------------------------------------------------------------------------------
 
-def _run(trial: Engine, engine: Engine, batch: Any, split: Sequence[Pieces]) -> _Result:
-    """One step from the engine's state, in the calls of `split`."""
-    trial.states = [[copied(leaf, d) for leaf in engine.states[0]] for d in trial.world.devices]
-    trial.slots = [[[jax.numpy.copy(a) for a in slot] for slot in engine.slots[0]] for _ in split]
-    sizes = [sum(pieces) for pieces in split]
-    trial.compile(sizes, pieces=split)  # what is there already is not compiled again
-    starts = np.concatenate([[0], np.cumsum(sizes)])
-    batches = tuple(jax.tree.map(lambda a, s=s, e=e: np.asarray(a)[s:e], batch) for s, e in pairwise(starts))
-    readings = [
-        Reading(0, 0, w, sum(sizes), size, size, 1, int(start), 1.0, 1.0)
-        for w, (size, start) in enumerate(zip(sizes, starts, strict=False))
-    ]
-    share = Share(tuple(sizes), tuple(int(s) for s in starts[:-1]), batches)
-    tail = trial.layouts[0].tail if trial.layouts else 0
-    outcome = trial.step(share, readings, lambda: np.zeros(tail), lambda tail: None, pieces=split)
-    reduced = {}
-    for level, layout in enumerate(trial.layouts):
-        comparable = [
-            i for i, c in enumerate(layout.contributions) if c.kind == "reduce" and _is_float(c.value.aval.dtype)
+    def _of_step(self, start: Start, step: int, splits: Sequence[Split]) -> Start:
+        """Compare one step; returns what the next one starts from."""
+        whole = self.bench.run(start, self.even, step)
+        self._look_for_what_is_not_finite(whole)
+        others = [self.bench.run(start, split, step) for split in splits]
+        suspect = next((i for i, other in enumerate(others) if self._differing(whole, other)), None)
+        if suspect is not None:
+            self._learn_rounding(start, step, {self.even: whole, splits[suspect]: others[suspect]})
+        for other in others:
+            found = self._differing(whole, other)
+            for place, value in found.items():
+                known = self.differing.get(place)
+                if known is None or value > known.value:
+                    self.differing[place] = _Difference(value, start, step, whole, other)
+            self._follow(whole, other, found)
+        return whole.after
+
+    def _look_for_what_is_not_finite(self, result: Result) -> None:
+        for place in self._relevant:
+            c = self._contribution(place)
+            if c.kind == "reduce" and self._facts(place).of_data and not _is_finite(result.contributions[place]):
+                self.not_finite[self._name(place)] = None
+        for output, value in zip(self.outputs, result.outputs, strict=True):
+            if output.kind == "state" and not _is_finite(value) and self.influence.of(output.atom).through:
+                self.not_finite[output.name] = None
+
+    def _differing(self, whole: Result, other: Result) -> dict[Place, float]:
+        """Contributions that matter and differ by more than rounding, relative to their value."""
+        found = {}
+        for place in self._relevant:
+            a, b = whole.contributions[place], other.contributions[place]
+            apart, norm = _apart(a, b), max(_norm(a), _norm(b))
+            if apart <= self._relative(self._facts(place).eps) * norm:
+                continue
+            floor = self.floors.contributions.get(place, 0.0)
+            if apart > _MULTIPLE * floor:
+                found[place] = apart / (norm or 1.0)
+            elif floor > _NOISY * norm and not self._is_negligible(place, whole):
+                self.noisy[self._name(place)] = floor / (norm or 1.0)
+        return found
+
+    def _follow(self, whole: Result, other: Result, found: dict[Place, float]) -> None:
+        """Note the outputs that differ because of those contributions."""
+        for k, output in enumerate(self.outputs):
+            through = [p for p in found if self._counts(p, output)]
+            if not through or not self._differs(k, whole, other, self.floors.outputs[k]):
+                continue
+            noted = self.states if self._is_state(output) else self.reports
+            apart = _apart(whole.outputs[k], other.outputs[k])
+            _raise_to(noted, output.name, apart / (_change(whole, k) or 1.0))
+            for place in through:
+                _raise_to(self.reductions, self._name(place), found[place])
+
+    def _differs(self, k: int, whole: Result, other: Result, floor: float = 0.0) -> bool:
+        """Whether an output differs by more than rounding, of what has changed it and of what it is."""
+        a, b = whole.outputs[k], other.outputs[k]
+        eps = self.influence.of(self.outputs[k].atom).eps
+        return _apart(a, b) > max(self._relative(eps) * _change(whole, k) + 4 * eps * _norm(a), _MULTIPLE * floor)
+
+    def _relative(self, eps: float) -> float:
+        return self.tolerance if self.tolerance is not None else _ROUNDING * eps
+
+    # --- rounding -----------------------------------------------------------------------------------------------------
+
+    def _learn_rounding(self, start: Start, step: int, trials: dict[Split, Result]) -> None:
+        """How far everything moves when inputs move by their last place, or examples change places within a call."""
+        for split, result in trials.items():
+            for whole in (False, True) * _NUDGES:
+                nudged, batch = self.bench.nudged(start, self.rng, whole=whole)
+                self.floors.add(result, self.bench.run(nudged, split, step, batch=batch), outputs=not whole)
+        even = trials[self.even]
+        for _ in range(_NUDGES):
+            again = self.bench.run(start, self.even, step, batch=self.bench.reordered(self.even, self.rng))
+            if self._has_place(even, again):
+                break  # what is computed depends on an example's place in the call: this is no rounding
+            self.floors.add(even, again)
+
+    def _has_place(self, a: Result, b: Result) -> bool:
+        """Whether anything that is no zero but for rounding differs by much more than rounding."""
+        return any(
+            _apart(a.contributions[p], b.contributions[p]) > 1e-3 * _norm(a.contributions[p])
+            for p in self._relevant
+            if self._contribution(p).kind == "reduce" and not self._is_negligible(p, a)
+        )
+
+    def _is_negligible(self, place: Place, result: Result) -> bool:
+        """Whether the elements of a contribution are so small beside those of others that they must be rounding: what
+        the state follows beside what else it follows, and a loss beside losses.
+        """
+        of_state = bool(self._state_behind(place))
+        peers = [p for p in self._relevant if bool(self._state_behind(p)) == of_state]
+        largest = max(_rms(result.contributions[p]) for p in peers)
+        return _rms(result.contributions[place]) <= _NEGLIGIBLE * largest
+
+    # --- what counts --------------------------------------------------------------------------------------------------
+
+    @cached_property
+    def _relevant(self) -> list[Place]:
+        """Contributions whose differences would count in some output."""
+        return [p for p in self.influence.places if any(self._counts(p, output) for output in self.outputs)]
+
+    def _counts(self, place: Place, output: Output) -> bool:
+        """Whether an output may not follow a contribution that depends on the split."""
+        of = self.influence.of(output.atom)
+        if not of.through & self.influence.bit[place] or (output.kind == "slot" and not self._slot_is_read(output)):
+            return False
+        sent, c = self._facts(place), self._contribution(place)
+        as_it_is = c.kind == "gather" and output.atom is c.result
+        over_calls = bool(sent.sources) and CALLS.name in of.sources
+        return self._is_state(output) or (sent.of_data and not as_it_is and not over_calls)
+
+    def _is_state(self, output: Output) -> bool:
+        return output.kind == "state" or (output.kind == "slot" and bool(self._slots_of_state & 1 << output.number))
+
+    def _slot_is_read(self, output: Output) -> bool:
+        bit = 1 << output.number
+        return any(self.influence.of(o.atom).slots & bit for o in self.outputs if o != output)
+
+    @cached_property
+    def _slots_of_state(self) -> int:
+        """The slots that some state is computed from, in the next step or later: a bit for each."""
+        read = 0
+        for o in self.outputs:
+            read |= self.influence.of(o.atom).slots if o.kind == "state" else 0
+        while True:
+            more = read
+            for o in self.outputs:
+                if o.kind == "slot" and read & 1 << o.number:
+                    more |= self.influence.of(o.atom).slots
+            if more == read:
+                return read
+            read = more
+
+    def _hidden(self) -> list[Place]:
+        """What differs and the state follows, though it did not show it: for a learning rate of zero, say.
+
+        If the state does not react to one of them alone, it did not show the difference. If it does react to each, and
+        all that differs makes no difference together, then it is the same by its own arithmetic.
+        """
+        followed = {p: outputs for p in self.differing if self._facts(p).of_data and (outputs := self._state_behind(p))}
+        for place, outputs in followed.items():
+            difference = self.differing[place]
+            instead = self.bench.taking(difference.other, place)
+            alone = self.bench.run(difference.start, self.even, difference.step, instead=instead)
+            if not any(self._differs(k, difference.even, alone) for k in outputs):
+                return list(followed)
+        return []
+
+    def _state_behind(self, place: Place) -> list[int]:
+        """The outputs of the state that follow a contribution by more than a decision."""
+        bit = self.influence.bit[place]
+        return [
+            k
+            for k, output in enumerate(self.outputs)
+            if self._is_state(output) and self.influence.of(output.atom).steadily & bit and self._counts(place, output)
         ]
-        values = unpack(layout, outcome.reduced[level][0], comparable)
-        reduced.update({(level, i): np.asarray(v, np.float64) for i, v in zip(comparable, values, strict=True)})
-    return _Result(reduced, [np.asarray(_plain(leaf), np.float64) for leaf in trial.states[0]])
+
+    def _contribution(self, place: Place) -> Contribution:
+        return self.plan.messages[place[0]][place[1]]
+
+    def _facts(self, place: Place) -> Any:
+        return self.influence.carried(self._contribution(place))
+
+    def _name(self, place: Place) -> str:
+        c = self._contribution(place)
+        how = "" if c.kind == "reduce" else ", gathered" if c.kind == "gather" else ", broadcast"
+        return f"{c.name or 'a value'}{how}{at(c.line)}"
 
 
-def _differences(plan: Plan, a: dict, b: dict, floor: float) -> dict[tuple[int, int], float]:
-    """How far what was reduced is apart, relative to its norm; to `floor` times the norm of the largest leaf of the
-    driver's line, where it has less. A gradient that is zero but for rounding differs by all it is.
-    """
-    norms = {place: max(_norm(a[place]), _norm(b[place])) for place in a}
-    largest: dict[str, float] = {}
-    for (level, i), norm in norms.items():
-        line = plan.messages[level][i].line
-        largest[line] = max(norm, largest.get(line, 0.0))
-    scales = {(level, i): max(n, floor * largest[plan.messages[level][i].line]) for (level, i), n in norms.items()}
-    return {place: _norm(a[place] - b[place]) / (scales[place] or 1.0) for place in a}
+@dataclass
+class _Floors:
+    """The most that anything moved by rounding."""
+
+    contributions: dict[Place, float]
+    outputs: list[float]
+
+    def add(self, a: Result, b: Result, *, outputs: bool = True) -> None:
+        for place, value in a.contributions.items():
+            _raise_to(self.contributions, place, _apart(value, b.contributions[place]))
+        if not outputs:
+            return
+        moved = map(_apart, a.outputs, b.outputs)
+        self.outputs = [max(old, new) for old, new in zip(self.outputs, moved, strict=True)]
 
 
-def _eps(plan: Plan) -> float:
-    """The distance from 1 to the next number, in the least precision that anything is computed in; in double precision
-    if all that is reduced is double.
-    """
-    if all(c.value.aval.dtype == np.float64 for m in plan.messages for c in m if c.kind == "reduce"):
-        return float(np.finfo(np.float64).eps)
-    dtypes = {v.aval.dtype for eqn in _all(plan.graph.eqns) for v in eqn.outvars if hasattr(v.aval, "dtype")}
-    halves = [float(jax.numpy.finfo(d).eps) for d in dtypes if _is_float(d) and d.itemsize <= 2]
-    return max([float(np.finfo(np.float32).eps), *halves])
+def _raise_to(found: dict, key: Any, value: float) -> None:
+    found[key] = max(value, found.get(key, 0.0))
 
 
-def _all(eqns: Sequence[JaxprEqn]) -> Iterator[JaxprEqn]:
-    """Equations and those nested in them, however deep."""
-    for eqn in eqns:
-        yield eqn
-        for nested in jaxprs_in_params(eqn.params):
-            yield from _all(nested.eqns)
+def _some(names: dict[str, Any]) -> str:
+    first, *others = names
+    return f"{first} (and {len(others)} more)" if others else first
 
 
-def _reached(plan: Plan, places: dict[tuple[int, int], float]) -> dict[int, dict[str, float]]:
-    """State leaves that depend on some contributions, and through which they do."""
-    graph = plan.graph
-    names: dict[Var, dict[str, float]] = {}
-    for (level, i), value in places.items():
-        c = plan.messages[level][i]
-        names[c.result] = {f"{c.name or 'a value'}{at(c.line)}": value}
-    for eqn in graph.eqns:
-        found: dict[str, float] = {}
-        for atom in operands_of(eqn):
-            found |= names.get(atom, {}) if isinstance(atom, Var) else {}
-        if found:
-            for var in eqn.outvars:
-                names.setdefault(var, found)
-    return {i: names[a] for i, a in enumerate(graph.new_state) if isinstance(a, Var) and a in names}
+def _apart(a: np.ndarray, b: np.ndarray) -> float:
+    """The norm of a difference; infinite where only one of two is finite."""
+    same = (a == b) | ((a != a) & (b != b))
+    if same.all():
+        return 0.0
+    with np.errstate(all="ignore"):
+        difference = _norm(_minus(a[~same], b[~same]))
+    return difference if np.isfinite(difference) and difference > 0 else np.inf
 
 
-def _is_float(dtype: Any) -> bool:
-    return jax.numpy.issubdtype(dtype, np.floating)
+def _change(result: Result, k: int) -> float:
+    """By how much the step changes an output; of metrics and hook values, which are new each time, all of it."""
+    before = result.before[k]
+    return _norm(result.outputs[k] if before is None else _minus(result.outputs[k], before))
 
 
-def _plain(leaf: jax.Array) -> jax.Array:
-    return jax.random.key_data(leaf) if jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key) else leaf
+def _minus(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    return _in_double(a) - _in_double(b)
+
+
+def _in_double(x: np.ndarray) -> np.ndarray:
+    return x.astype(np.complex128 if np.iscomplexobj(x) else np.float64)
+
+
+def _is_finite(x: np.ndarray) -> bool:
+    return not np.issubdtype(x.dtype, np.inexact) or bool(np.isfinite(x).all())
 
 
 def _norm(x: np.ndarray) -> float:
-    return float(np.sqrt(np.sum(np.square(x))))
+    with np.errstate(all="ignore"):
+        return float(np.linalg.norm(_in_double(x).reshape(-1)))
+
+
+def _rms(x: np.ndarray) -> float:
+    return _norm(x) / max(1, x.size) ** 0.5

@@ -67,7 +67,6 @@ class Engine:
       tail: elements of each message that are the caller's.
       kernels: how to compile and choose call kernels; see `Kernels`.
       finite: whether what is not finite keeps a step from being committed.
-      workers: what the driver was traced for, if that is not how many the world has.
       name: the program's, to tell its messages from those of others in this world.
     """
 
@@ -81,12 +80,11 @@ class Engine:
         tail: int,
         kernels: dict[str, Any],
         finite: bool = False,
-        workers: int | None = None,
         name: str = "",
     ):
         self.plan, self.world, self._plan_for = plan, world, plan_for
         self.feed = Feed.of(plan)
-        self.layouts: list[Layout] = [lay_out(m, workers=workers or world.size, tail=tail) for m in plan.messages]
+        self.layouts: list[Layout] = [lay_out(m, workers=world.size, tail=tail) for m in plan.messages]
         self._bytes = np.cumsum([0, *(layout.nbytes for layout in self.layouts)]).tolist()  # of the first messages
         self.looks = [Look(layout, world.devices[0].platform) for layout in self.layouts] if finite else []
         # A noise scale needs two groups of examples at least; a lone worker makes them by splitting its batch.

@@ -694,16 +694,20 @@ class Program:
         """Whether this driver's step is the same however a batch is split.
 
         Batch norm, summed losses and losses that couple examples are not, and training with them depends on the
-        number of workers and on their speeds. Runs the step on one batch, once by one worker in one call and a few
-        times with random uneven splits and calls, on this process alone, and changes nothing.
+        number of workers and on their speeds. Runs some steps on one batch, in equal shares and in random uneven ones
+        of several calls, on this process alone, and changes nothing. The state is compared, and metrics and hook
+        values, but for what looks at the split on purpose: gathered rows, the noise scale. Half precisions are computed
+        in single. State that is marked as local is not compared.
 
         Args:
           batch: a pytree like the data; by default the next `global_batch` examples.
           seed: of the splits.
-          tolerance: the largest difference, relative to what is summed, that counts as rounding.
+          tolerance: the largest difference, relative to what is reduced, that counts as rounding; by default a hundred
+            units in its last place, or what moving the inputs by theirs does, if that is more.
 
         Returns:
-          An `Invariance`: true if the step is; prints as what differs.
+          An `Invariance`: true if the step is. Its `verdict` is "yes", "no", or "not known" where it could not be
+          compared, which is not true either. Prints as what differs, or why it is not known.
         """
         if batch is None:
             batch = self._stream.peek(self._sizes.current)
@@ -712,7 +716,15 @@ class Program:
                 f"check: batch is built as {jax.tree.structure(batch)}, "
                 f"the data as {jax.tree.structure(self._data.example)}."
             )
-        return check_invariance(self._planner, self._engine, batch, seed=seed, tolerance=tolerance)
+        return check_invariance(
+            self._planner,
+            self._engine,
+            batch,
+            seed=seed,
+            tolerance=tolerance,
+            step=self._step,
+            program_seed=self._seed,
+        )
 
     def close(self) -> None:
         """End the background work. Also done when the process ends."""

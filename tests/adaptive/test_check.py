@@ -11,10 +11,11 @@ import pytest
 
 import adaptive as ad
 import collectives as comm
+import controllers as ctrl
 import monitors as mon
 from adaptive import operators
-from adaptive._check import _random_split
 from adaptive._local import LocalWorld
+from adaptive._trials import even_split, uneven_splits
 
 from .drivers import FEATURES, Recorder, make_data, mean_loss, planned, pointed_at
 
@@ -22,9 +23,9 @@ W = jnp.array([0.3, -0.2, 0.1])
 DATA = make_data(32)
 
 
-def check(driver, state, *, workers=2, global_batch=4, data=DATA, **options):
-    with ad.Program(driver, state, data, global_batch=global_batch, world=LocalWorld(workers)) as program:
-        return program.check(**options)
+def check(driver, state, *, workers=2, global_batch=4, data=DATA, tolerance=None, batch=None, **options):
+    with ad.Program(driver, state, data, global_batch=global_batch, world=LocalWorld(workers), **options) as program:
+        return program.check(batch, tolerance=tolerance)
 
 
 def train(loss_fn, tx=optax.sgd(0.1)):  # noqa: B008
@@ -47,7 +48,8 @@ def test_a_mean_loss_is_invariant_under_any_number_of_workers(workers):
     driver, init = train(mean_loss)
     found = check(driver, init(W), workers=workers)
     assert found
-    assert found.differences == found.reductions == {}
+    assert found.verdict == "yes"
+    assert found.differences == found.reports == found.reductions == found.hidden == {}
     assert len(found.splits) == 3
     assert all(len(split) == workers and sum(map(sum, split)) == 4 for split in found.splits)
     assert str(found).startswith("split-invariant: 3 random splits of 4 examples")
@@ -73,16 +75,89 @@ def test_dropout_with_keys_by_place_in_the_call_is_not():
     assert list(found.differences) == ["state[0]"]
 
 
-def test_operators_that_look_at_the_split_do_not_count_unless_the_state_follows_them():
+def descend(w, batch, **metrics):
+    """A driver's results: a step that is split-invariant, and some metrics."""
+    return w - 0.1 * comm.all_reduce(jax.grad(mean_loss)(w, batch)), metrics
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_operators_that_look_at_the_split_do_not_count_unless_the_state_follows_them(workers):
     def driver(state, batch):
         grads = jax.grad(mean_loss)(state, batch)
         average = comm.all_reduce(grads)
         noise = mon.noise_scale(grads, average)
-        operators.hook("watch", Recorder(), (noise, comm.all_gather(mon.compute_seconds())))
-        apart = comm.all_reduce(mon.ema(comm.all_reduce(jnp.sum(grads**2))), op="max")
-        return state - 0.1 * average, {"noise": noise.scale, "apart": apart}
+        ctrl.hook(lambda control, noise: None, noise, every=20)
+        if workers > 1:  # a lone worker's calls have one row each
+            ctrl.hook(ctrl.balance(), comm.all_gather(mon.compute_seconds()), every=10)
+        seen = {
+            "scale": noise.scale,
+            "smooth": mon.ema(noise.trace),
+            "variance": mon.gradient_variance(grads, average),
+            "largest": comm.all_reduce(ad.batch_size(), op="max"),
+            "sizes": comm.all_gather(ad.batch_size()),
+            "cpu": comm.all_gather(mon.cpu_available()),
+        }
+        return state - 0.1 * average, seen
+
+    found = check(driver, W, workers=workers)
+    assert found, found
+
+
+def test_gathered_rows_may_differ_as_they_are_but_not_what_is_made_of_them():
+    def driver(state, batch):
+        rows = comm.all_gather(mean_loss(state, batch))
+        state = jnp.where(jnp.isnan(rows).any(), state, descend(state, batch)[0])
+        return state, {"rows": rows}
+
+    def averaging(state, batch):
+        return descend(state, batch, loss=comm.all_gather(mean_loss(state, batch)).mean())
 
     assert check(driver, W)
+    found = check(averaging, W)
+    assert found.verdict == "no"
+    assert list(found.reports) == ["metric ['loss']"]
+    assert "gathered" in str(found)
+
+
+def test_metrics_and_hook_values_are_compared():
+    def driver(state, batch):
+        apart = jnp.exp(5 * mean_loss(state, batch))
+        operators.hook("watch", Recorder(), (state, {"apart": comm.all_reduce(apart)}))
+        smooth = comm.all_reduce(mon.ema(comm.all_reduce(apart)), op="max")
+        by_hand = comm.all_reduce(ad.microbatch_size() * apart, op="sum") / ad.global_batch()
+        return descend(state, batch, smooth=smooth, by_hand=by_hand, right=comm.all_reduce(batch["y"].mean()))
+
+    found = check(driver, W)
+    assert not found
+    assert found.differences == {}
+    assert set(found.reports) == {
+        "hook 'watch', values[1]['apart']",
+        "metric ['smooth']",
+        "metric ['by_hand']",
+        "slot 'ema/0'",
+    }
+    assert all(name in str(found) for name in (*found.reports, *found.reductions))
+
+
+def test_a_metric_beside_the_noise_scale_has_no_licence():
+    def driver(state, batch):
+        grads = jax.grad(mean_loss)(state, batch)
+        noise = mon.noise_scale(grads, comm.all_reduce(grads))
+        return descend(state, batch, mixed=noise.trace + comm.all_reduce(jnp.exp(5 * mean_loss(state, batch))))
+
+    assert list(check(driver, W).reports) == ["metric ['mixed']"]
+
+
+def test_a_state_that_follows_the_noise_scale_depends_on_the_split():
+    def driver(state, batch):
+        grads = jax.grad(mean_loss)(state, batch)
+        average = comm.all_reduce(grads)
+        smooth = mon.ema(mon.noise_scale(grads, average).trace)
+        return state - 0.1 * average / (1 + smooth), {}
+
+    found = check(driver, W)
+    assert not found
+    assert "state" in found.differences
 
 
 def test_a_state_that_follows_such_an_operator_depends_on_the_split():
@@ -106,6 +181,38 @@ def test_keys_and_integers_in_the_state_are_no_differences():
     assert check(driver, {"key": jax.random.key(0), "step": 0, "w": W})
 
 
+def test_metrics_that_belong_to_the_examples_give_no_false_alarm():
+    def driver(state, batch):
+        error = jnp.abs(batch["x"] @ state - batch["y"])
+        tokens = jnp.sum(error > 0.5).astype(jnp.float32)
+        spectrum = jnp.fft.fft(batch["x"], axis=1).sum(0)
+        seen = {
+            "most": comm.all_reduce(jnp.max(error), op="max"),
+            "least": comm.all_reduce(jnp.min(error), op="min"),
+            "right": comm.all_reduce(jnp.sum(error < 1), op="sum"),
+            "accuracy": comm.all_reduce(jnp.mean(error < 1)),
+            "by token": comm.all_reduce(jnp.sum(error * (error > 0.5)) / jnp.maximum(tokens, 1), weight=tokens),
+            "spectrum": comm.all_reduce(spectrum, op="sum"),
+            "smooth": mon.ema(comm.all_reduce(error.mean())),
+        }
+        return descend(state, batch, **seen)
+
+    found = check(driver, W, global_batch=8)
+    assert found, found
+
+
+def test_what_differs_and_is_the_same_together_is_no_difference():
+    """The variance within calls and that between them are not invariant; their sum is."""
+
+    def driver(state, batch):
+        y = batch["y"]
+        within, mean = comm.all_reduce(jnp.var(y)), comm.all_reduce(y.mean())
+        variance = within + comm.all_reduce((y.mean() - mean) ** 2)
+        return state + variance, {}
+
+    assert check(driver, 0.0)
+
+
 # --- rounding is no difference ----------------------------------------------------------------------------------------
 
 
@@ -127,10 +234,42 @@ def test_adam_with_gradients_that_are_zero_but_for_rounding_gives_no_false_alarm
     assert found, found
 
 
-@pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16])
+def test_gradients_of_rounding_give_no_false_alarm_where_all_inputs_are_whole_numbers():
+    """Then moving the inputs by their last place moves nothing, unless that is done to whole numbers too."""
+
+    def loss(params, batch):
+        logits = batch["x"] * params["w"][None] + params["shift"]
+        return optax.softmax_cross_entropy_with_integer_labels(logits, (batch["y"] > 0).astype(jnp.int32)).mean()
+
+    driver, init = train(loss, optax.adam(0.1))
+    found = check(driver, init({"w": jnp.ones(FEATURES), "shift": 0.0}), data={**DATA, "x": np.round(3 * DATA["x"])})
+    assert found, found
+
+
+def test_decay_and_clipping_give_no_false_alarm():
+    tx = optax.chain(optax.clip_by_global_norm(0.01), optax.adamw(optax.linear_schedule(0.0, 0.1, 10)))
+    driver, init = train(lambda w, b: mean_loss(w, b) + 0.1 * jnp.sum(w**2) + 1e6, tx)
+    found = check(driver, init(W))
+    assert found, found
+
+
+def test_chaos_is_not_known():
+    def driver(state, batch):
+        x = comm.all_reduce(batch["x"].mean())
+        for _ in range(40):
+            x = jnp.sin(50 * x) + 0.3
+        return state + comm.all_reduce(x * batch["y"].mean()), {}
+
+    found = check(driver, 0.0)
+    assert not found
+    assert found.verdict == "not known"
+    assert "rounding alone moves a value (test_check.py:" in str(found)
+
+
+@pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16, jnp.float8_e5m2])
 def test_half_precision_gives_no_false_alarm(dtype):
     def loss(w, batch):
-        half = jax.tree.map(lambda a: a.astype(dtype), (w, batch))
+        half = jax.tree.map(lambda a: a.astype(dtype).astype(jnp.bfloat16), (w, batch))
         return mean_loss(*half).astype(jnp.float32)
 
     driver, init = train(loss)
@@ -138,12 +277,38 @@ def test_half_precision_gives_no_false_alarm(dtype):
     assert found, found
 
 
-@pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float32])
-def test_a_summed_loss_is_found_in_any_precision(dtype):
-    driver, init = train(lambda w, b: jnp.sum((b["x"].astype(dtype) @ w.astype(dtype) - b["y"]) ** 2))
+@pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float8_e4m3fn])
+def test_a_few_percent_are_found_in_any_precision(dtype):
+    def loss(w, batch):
+        x, y, w = (a.astype(dtype) for a in (batch["x"], batch["y"], w))
+        odd = 1 + 0.05 * (len(y) % 2)
+        return odd * jnp.mean(((x @ w - y) ** 2).astype(jnp.float32))
+
+    driver, init = train(loss)
     found = check(driver, init(W))
-    assert not found
-    assert max(found.differences.values()) > 0.1
+    assert list(found.differences) == ["state[0]"]
+
+
+def test_all_that_is_written_in_half_precision_can_be_compared():
+    """Random bits, loops, custom derivatives, checkpoints, embeddings: all are computed in single precision instead."""
+
+    def loss(params, batch, keys):
+        def one(key, x, y):
+            x = x + jax.random.uniform(key, x.shape, x.dtype)
+            h, _ = jax.lax.scan(lambda h, t: (jax.nn.gelu(h + t), None), jnp.zeros((), x.dtype), x * params["w"])
+            which = jax.lax.cond(y > 0, lambda: 0, lambda: 1)
+            return (jax.nn.relu(h) + params["rows"][which] - y) ** 2
+
+        return jax.vmap(one)(keys, batch["x"].astype(jnp.bfloat16), batch["y"].astype(jnp.bfloat16)).mean()
+
+    def driver(params, batch):
+        grads = jax.grad(jax.checkpoint(loss))(params, batch, ad.example_keys())
+        average = mon.ema(comm.all_reduce(grads))
+        return jax.tree.map(lambda p, g: p - (0.1 * g).astype(p.dtype), params, average), {}
+
+    half = {"w": W.astype(jnp.bfloat16), "rows": jnp.array([0.3, 0.7], jnp.bfloat16)}
+    found = check(driver, half)
+    assert found, found
 
 
 def test_double_precision_is_compared_to_its_own():
@@ -220,6 +385,60 @@ def test_losses_that_are_no_means_over_examples_are_found(loss, workers):
     assert all("all_reduce" in line for line in pointed_at(RuntimeError(str(found))))
 
 
+# --- what a first step does not show ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("rate", [optax.linear_schedule(0.0, 0.1, 10), 0.0])
+def test_a_learning_rate_of_zero_hides_nothing(rate):
+    driver, init = train(contrastive, optax.sgd(rate))
+    found = check(driver, init(W))
+    assert not found
+    assert any("all_reduce(grads)" in line for line in pointed_at(RuntimeError(str(found))))
+    assert bool(found.differences) == bool(rate)
+    assert bool(found.hidden) != bool(rate)  # a rate that stays at zero: the state never shows it
+
+
+@pytest.mark.parametrize("first", [3, 12345])
+def test_what_begins_in_a_later_step_is_found(first):
+    def driver(state, batch):
+        late = jax.grad(contrastive)(state, batch)
+        grads = jnp.where(ad.step() >= first, late, jax.grad(mean_loss)(state, batch))
+        return state - 0.1 * comm.all_reduce(grads), {}
+
+    found = check(driver, W)
+    assert not found
+    assert found.steps[-1] >= first
+
+
+def test_a_constant_in_the_loss_hides_nothing():
+    def driver(state, batch):
+        grads, loss = comm.all_reduce(jax.grad(lambda w: (contrastive(w, batch) + 1e6,) * 2, has_aux=True)(state))
+        return state - 0.1 * grads, {"loss": loss}
+
+    assert list(check(driver, W).differences) == ["state"]
+
+
+@pytest.mark.parametrize(
+    "average",
+    [
+        lambda grads: comm.all_gather(grads).mean(0),
+        lambda grads: comm.broadcast(grads),
+        lambda grads: jnp.sign(comm.all_reduce(jnp.sign(grads).astype(jnp.int32), op="sum")).astype(jnp.float32),
+        lambda grads: comm.all_reduce(grads.astype(jnp.complex64) * 1j, op="sum").imag,
+    ],
+    ids=["mean of means", "broadcast", "majority", "complex"],
+)
+@pytest.mark.filterwarnings("error")
+def test_no_kind_of_collective_is_left_out(average):
+    def driver(state, batch):
+        return state - 0.1 * average(jax.grad(mean_loss)(state, batch)), {}
+
+    found = check(driver, W, global_batch=12)
+    assert not found
+    assert list(found.differences) == ["state"]
+    assert len(found.reductions) == 1
+
+
 # --- what is compared -------------------------------------------------------------------------------------------------
 
 
@@ -234,33 +453,79 @@ def test_a_batch_may_be_given():
 
 
 @pytest.mark.parametrize(("workers", "global_batch"), [(1, 1), (2, 2)])
-def test_nothing_is_compared_where_nothing_can_be_split(workers, global_batch):
+def test_nothing_is_known_where_nothing_can_be_split(workers, global_batch):
     driver, init = train(mean_loss)
     found = check(driver, init(W), workers=workers, global_batch=global_batch)
-    assert found
-    assert ("cannot be split" in str(found)) == (workers == 1)
+    assert not found
+    assert found.verdict == "not known"
+    assert "cannot be split" in str(found)
+
+
+def test_nothing_is_known_where_no_example_counts():
+    found = check(lambda state, batch: (state + 1, {"sizes": comm.all_gather(ad.batch_size())}), 0)
+    assert found.verdict == "not known"
+    assert "from no examples" in str(found)
+
+
+def test_what_is_not_finite_is_not_known():
+    driver, init = train(lambda w, b: mean_loss(w, b) / 0.0 * 0.0)
+    found = check(driver, init(W))
+    assert not found
+    assert found.verdict == "not known"
+    assert "is not finite" in str(found)
+
+
+def test_what_is_finite_in_some_splits_only_depends_on_the_split():
+    driver, init = train(lambda w, b: mean_loss(w, b) * (1 if len(b["y"]) > 1 else jnp.nan))
+    assert check(driver, init(W)).verdict == "no"
 
 
 def test_a_driver_that_cannot_be_split_is_compared_over_workers_alone():
     def driver(state, batch):
         rows = comm.all_gather(batch["y"].mean())
-        return state - 0.1 * comm.all_reduce(jax.grad(mean_loss)(state, batch)), {"rows": rows}
+        return descend(state, batch, rows=rows)
 
     found = check(driver, W, workers=3)
     assert found
     assert all(len(pieces) == 1 for split in found.splits for pieces in split)
-    assert "nothing to compare on one worker: all_gather" in str(check(driver, W, workers=1))
+    alone = check(driver, W, workers=1)
+    assert not alone
+    assert "nothing to compare on one worker: all_gather" in str(alone)
 
 
 @pytest.mark.parametrize("workers", [1, 2, 5])
-def test_every_split_differs_from_the_whole(workers):
+@pytest.mark.parametrize(("examples", "most"), [(11, None), (11, 2), (64, 7)])
+def test_every_split_differs_from_the_others(workers, examples, most):
     plan = planned(lambda s, b: (s, {"y": comm.all_reduce(b["y"].mean())}), 0.0)
-    for seed in range(40):
-        split = _random_split(np.random.default_rng(seed), 11, workers, plan)
-        assert len(split) == workers
-        assert sum(map(len, split)) >= 2
-        assert sum(map(sum, split)) == 11
-        assert all(piece > 0 for pieces in split for piece in pieces)
+    even = even_split(examples, workers, plan, most=most)
+    for seed in range(20):
+        splits = uneven_splits(np.random.default_rng(seed), 3, even, plan, most=most)
+        assert len({even, *splits}) == 4
+        for split in (even, *splits):
+            assert len(split) == workers
+            assert sum(map(sum, split)) == examples
+            assert all(0 < piece <= (most or examples) for pieces in split for piece in pieces)
+        assert any(piece % 2 for split in splits for pieces in split for piece in pieces)
+
+
+def test_calls_are_no_longer_than_the_program_may_make_them():
+    driver, init = train(mean_loss)
+    found = check(driver, init(W), global_batch=8, microbatch=2)
+    assert found
+    assert all(piece <= 2 for split in found.splits for pieces in split for piece in pieces)
+
+
+def test_state_that_is_local_on_purpose_is_not_compared_but_what_is_made_of_it_is():
+    def driver(state, batch):
+        grads = jax.grad(mean_loss)(state["w"], batch)
+        momentum = 0.9 * state["m"] + grads
+        sent = momentum if averaged else grads
+        return {"w": state["w"] - 0.1 * comm.all_reduce(sent), "m": momentum}, {}
+
+    for averaged in (False, True):
+        found = check(driver, {"w": W, "m": jnp.zeros(FEATURES)}, local=lambda state: state["m"])
+        assert bool(found) == (not averaged)
+        assert list(found.differences) == ["state['w']"] * averaged
 
 
 def test_checking_changes_nothing():
