@@ -8,6 +8,7 @@ STAMP := $(VENV)/.installed
 RANKS   ?= 2
 EXAMPLE ?= examples/listing_1.py
 TESTS   ?=
+JOBS    ?= 2
 
 # Open MPI asks root to confirm twice. As an ordinary user these do nothing.
 export OMPI_ALLOW_RUN_AS_ROOT := 1
@@ -24,8 +25,9 @@ run: $(STAMP)  ## run the main example under mpirun (RANKS=2, EXAMPLE=examples/l
 	@PJRT_NPROC=$${PJRT_NPROC:-1} \
 	    $(BIN)/mpirun --oversubscribe -n $(RANKS) $(BIN)/python -m mpi4py $(EXAMPLE) $(ARGS)
 
-test: $(STAMP)  ## run the tests, those under mpirun included (TESTS="tests/adaptive -x" for some of them)
-	@$(BIN)/python -m pytest -q $(TESTS)
+# Tests that start ranks run one after the other, beside those that do not.
+test: $(STAMP)  ## run the tests, those under mpirun included (TESTS="tests/adaptive -x" for some of them, JOBS=1 in turn)
+	@$(BIN)/python -m pytest -q -n $(JOBS) --dist loadgroup $(TESTS)
 
 lint: $(STAMP)  ## check style and formatting
 	@$(BIN)/python -m ruff check
