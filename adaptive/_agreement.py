@@ -19,7 +19,6 @@ from zlib import crc32
 import jax
 import numpy as np
 
-from ._data import Rows
 from ._decision import Decision
 from ._errors import DisagreementError
 from ._plan import Plan
@@ -35,11 +34,18 @@ def tail_length(n_workers: int) -> int:
     return n_workers + 2
 
 
-def check_built_alike(world: World, built: dict[str, str], plan: Plan, about: str = "") -> None:
+def check_built_alike(
+    world: World,
+    built: dict[str, str],
+    plan: Plan,
+    about: str = "",
+    closer: Callable[[], dict[str, str]] | None = None,
+) -> None:
     """Compare what every process built the program from, and the settings of JAX.
 
     Args:
       about: the program, in words.
+      closer: makes digests that say more, where some of `built` differ.
       built: digests by name, equal on all processes if all is well.
       plan: of the same number of examples on all processes.
 
@@ -49,7 +55,7 @@ def check_built_alike(world: World, built: dict[str, str], plan: Plan, about: st
     if world.processes == 1:
         return
     # Settings come first: where one differs, so does all that follows from it.
-    _check_equal(world, about, {**settings_in_words(), **built})
+    _check_equal(world, about, {**settings_in_words(), **built}, closer)
     _check_equal(world, about, {"driver": digest_of_plan(plan)}, closer=lambda: digests_of_lines(plan))
 
 
@@ -108,7 +114,11 @@ _ADVICE = {
     "jax_": "Every rank must compute alike: set it on all of them, before the program is built.",
     "driver": "Every rank must build the same program: no Python branch on the rank in the driver, and no number that "
     "differs between ranks (time, random values). A worker's number is ad.worker().",
-    "data": "Every rank needs the whole data set, in the same order; the program gives each worker its share.",
+    "data, read twice": "So ranks cannot be told to have the same data. Let data[i] be the same whenever and wherever "
+    "it is read, and augment in the driver, where an example's random numbers are its own on any split:\n"
+    "    x = jax.vmap(augment)(ad.example_keys(), batch['x'])",
+    "data": "Every rank needs the whole data set, in the same order; the program gives each worker its share. To give "
+    "each worker data of its own: ad.Shards([data_0, data_1, …]), all of them on every rank.",
     "state": "Start from one seed on every rank, or from rank 0's:  state = comm.broadcast(state)",
     "": "Every rank must give Program the same arguments.",
 }
@@ -128,17 +138,9 @@ def _is_key(leaf: Any) -> bool:
     return isinstance(leaf, jax.Array) and jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key)
 
 
-def digest_of_data(examples: Rows, n_rows: int = 64) -> str:
-    """Of the number of examples (in each shard), and of some of them, spread evenly."""
-    numbers = np.unique(np.linspace(0, len(examples) - 1, n_rows).astype(int))
-    counts = " + ".join(str(lane.length) for lane in examples.lanes)
-    return f"{counts} examples, {digest_of_tree(examples.rows(numbers))}"
-
-
 def digest_of_plan(plan: Plan) -> str:
     """Of all that a driver computes: operations, what they are done on, and the numbers in it."""
-    consts = digest_of_tree(list(plan.graph.consts.values()))
-    text = repr((plan.signature, [line.text for line in _lines(plan)], consts))
+    text = repr((plan.signature, [line.text for line in _lines(plan)]))
     return f"{plan.graph.name}, {len(plan.graph.eqns)} equations, {digest_of_text(text)}"
 
 
@@ -159,7 +161,8 @@ def digests_of_lines(plan: Plan) -> dict[str, str]:
 
 def _lines(plan: Plan) -> Iterator[Line]:
     graph = plan.graph
-    return as_text([*graph.invars, *graph.consts], graph.eqns, graph.outvars)
+    contents = {var: f"={digest_of_tree(value)}" for var, value in graph.consts.items()}
+    return as_text([*graph.invars, *graph.consts], graph.eqns, graph.outvars, contents)
 
 
 def digest_of_text(text: str) -> str:

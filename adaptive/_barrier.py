@@ -12,6 +12,7 @@ import numpy as np
 
 from ._decision import Decision, Limits, Observation
 from ._errors import BatchSizeError
+from ._numbers import brief, whole
 from ._plan import HookPlan
 from ._sizes import check_shares, split
 
@@ -54,31 +55,32 @@ class Sizes:
     def check_global(self, global_batch: Any) -> int:
         """A valid global batch, or an error that says why it is none."""
         n = len(self.limits.lower)
-        if not _is_whole(global_batch):
+        number = whole(global_batch)
+        if number is None:
             raise BatchSizeError(f"global_batch must be a whole number of examples; got {global_batch!r}.")
-        if global_batch < sum(self.limits.lower):
+        if number < sum(self.limits.lower):
             raise BatchSizeError(
-                f"global_batch={global_batch} is too small for {n} workers: each takes at least "
+                f"global_batch={brief(number)} is too small for {n} workers: each takes at least "
                 f"{_examples(self.limits.multiple)} in a step."
-                if global_batch > 0
-                else f"global_batch must be positive; got {global_batch}."
+                if number > 0
+                else f"global_batch must be positive; got {brief(number)}."
+            )
+        if number > self.examples:
+            raise BatchSizeError(
+                f"global_batch={brief(number)} is larger than the data set, which has {self.examples} examples."
             )
         unit = self.limits.multiple
-        if global_batch % unit:
-            below = int(global_batch) // unit * unit
+        if number % unit:
+            below = number // unit * unit
             raise BatchSizeError(
-                f"global_batch={global_batch} is no multiple of {unit}, the minibatches that the driver cuts every "
+                f"global_batch={number} is no multiple of {unit}, the minibatches that the driver cuts every "
                 f"local batch into. The nearest are {below} and {below + unit}."
             )
-        if global_batch > self.examples:
+        if number > self.most:
             raise BatchSizeError(
-                f"global_batch={global_batch} is larger than the data set, which has {self.examples} examples."
+                f"global_batch={number} is more than the {n} workers may take together: {sum(self.limits.upper)}."
             )
-        if global_batch > self.most:
-            raise BatchSizeError(
-                f"global_batch={global_batch} is more than the {n} workers may take together: {sum(self.limits.upper)}."
-            )
-        return int(global_batch)
+        return number
 
     def ask(self, decision: Decision) -> list[str]:
         """Make a decision's sizes pending. Returns notes on what was clipped."""
@@ -125,13 +127,6 @@ class Sizes:
 
 def _examples(number: int) -> str:
     return "one example" if number == 1 else f"{number} examples"
-
-
-def _is_whole(number: Any) -> bool:
-    try:
-        return np.ndim(number) == 0 and not isinstance(number, bool | np.bool_) and int(number) == number
-    except (TypeError, ValueError, OverflowError):  # no number, NaN, infinite
-        return False
 
 
 class _Seen(NamedTuple):

@@ -6,7 +6,7 @@ process every worker holds the value that the process holds.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -56,7 +56,7 @@ def exchange_eagerly(kind: str, values: Sequence, *, op: str, weight, root: int)
         row = [jnp.zeros(1)]
         if weight is not None:
             w = jnp.asarray(weight)
-            row += [w, *(v * w.astype(v.dtype) for v in values)]
+            row += [w, *(scaled(v, w) for v in values)]
         elif kind == "gather":
             row += [jnp.zeros((world.size, *v.shape), v.dtype).at[worker].set(v) for v in values]
         elif kind == "broadcast":
@@ -69,7 +69,7 @@ def exchange_eagerly(kind: str, values: Sequence, *, op: str, weight, root: int)
     out = [jnp.array(r) for r in results[0][1:]]  # copies: the world may write its buffers again
     if weight is not None:
         _check_weight(out[0])
-        out = [s / out[0].astype(s.dtype) for s in out[1:]]
+        out = [divided(s, out[0]) for s in out[1:]]
     return jax.block_until_ready([v.astype(dtype) for v, dtype in zip(out, dtypes, strict=True)])
 
 
@@ -91,6 +91,24 @@ def mean_of_nothing(total: float) -> str:
     if total == 0:
         return "a mean of nothing: the weights of all workers are zero, and 0 / 0 is no number"
     return f"no mean: the weights of all workers sum to {total:g}, which cannot be divided by"
+
+
+def scaled(x: jax.Array, weight: Any) -> jax.Array:
+    """`x`, weighed by a real number."""
+    return _by_real(jnp.multiply, x, weight)
+
+
+def divided(x: jax.Array, weight: Any) -> jax.Array:
+    """`x` over a sum of weights."""
+    return _by_real(jnp.divide, x, weight)
+
+
+def _by_real(operation: Callable, x: jax.Array, weight: Any) -> jax.Array:
+    if not jnp.issubdtype(x.dtype, jnp.complexfloating):
+        return operation(x, jnp.asarray(weight).astype(x.dtype))
+    # Each part by itself: a product with w + 0j makes NaNs of infinities, and takes four multiplications.
+    weight = jnp.asarray(weight).astype(x.real.dtype)
+    return jax.lax.complex(operation(x.real, weight), operation(x.imag, weight))
 
 
 def wire_dtype(dtype) -> np.dtype:

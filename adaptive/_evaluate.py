@@ -11,10 +11,12 @@ import jax
 import numpy as np
 from jax.extend.core import ClosedJaxpr
 
-from ._agreement import digest_of_data, digest_of_text, digest_of_tree
-from ._data import Rows
-from ._errors import BatchSizeError, DriverError
+from ._agreement import digest_of_text, digest_of_tree
+from ._errors import DriverError
+from ._examples import Rows
+from ._same_data import digest_of_data
 from ._shards import rows_of
+from ._sizes import positive
 from ._text import as_text
 from ._together import together
 from ._trace import leaf_names
@@ -46,14 +48,12 @@ def evaluate(fn: Callable, states: Sequence[Any], data: Any, world: World, batch
     whole: list[tuple[int, Any]] = []  # how many examples, and what fn returns
 
     def work() -> tuple[dict[str, str], list[np.ndarray]]:
-        rows = rows_of(data)
-        if isinstance(batch, bool) or not isinstance(batch, int | np.integer) or batch < 1:
-            raise BatchSizeError(f"batch must be positive, a whole number of examples; got {batch!r}.")
-        closed, shapes = jax.make_jaxpr(fn, return_shape=True)(states[0], rows.shapes(min(batch, len(rows))))
-        _check_means(fn, shapes, states[0], rows, batch)
+        rows, each = rows_of(data), positive("batch", batch)
+        closed, shapes = jax.make_jaxpr(fn, return_shape=True)(states[0], rows.shapes(min(each, len(rows))))
+        _check_means(fn, shapes, states[0], rows, each)
         whole.append((len(rows), shapes))
-        digests = _digests(closed, shapes, rows, batch) if world.processes > 1 else {}
-        return digests, _sums(fn, shapes, states, rows, world, batch)
+        digests = _digests(closed, shapes, rows, each) if world.processes > 1 else {}
+        return digests, _sums(fn, shapes, states, rows, world, each)
 
     everyone = together(world, about, work, _SAME_ON_ALL)
     ((examples, shapes),) = whole

@@ -26,7 +26,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.extend.core import Var
 
-from ._eager import wire_dtype
+from ._eager import divided, scaled, wire_dtype
 from ._flow import Scope
 from ._plan import Contribution
 
@@ -111,8 +111,9 @@ def lay_out(contributions: Sequence[Contribution], *, workers: int, tail: int) -
     size = [int(np.prod(s, dtype=int)) for s in shapes]
     large = [op == "sum" and n * d.itemsize >= LARGE_BYTES for op, n, d in zip(ops, size, wire, strict=True)]
     # One floating buffer for everything small that is summed: what is single precision travels in double where
-    # anything is double, which costs a few bytes and saves a buffer. Weights are in it, so large leaves count too.
-    floating = [d for d, op in zip(wire, ops, strict=True) if op == "sum" and d.kind == "f"]
+    # anything is double, which costs a few bytes and saves a buffer. Weights are in it, so large leaves count too,
+    # and those of complex leaves.
+    floating = [np.finfo(d).dtype for d, op in zip(wire, ops, strict=True) if op == "sum" and d.kind in "fc"]
     main = max(floating, key=lambda d: d.itemsize, default=np.dtype(np.float32))
 
     groups: dict[tuple[str, np.dtype], int] = {("sum", main): 0}
@@ -167,7 +168,7 @@ def pack(layout: Layout, values: Sequence[jax.Array], weights: Sequence[jax.Arra
     for i, (c, entry, value) in enumerate(zip(layout.contributions, layout.entries, values, strict=True)):
         x = jnp.asarray(value).astype(entry.dtype)
         if c.kind == "gather":
-            row = (jnp.arange(layout.workers) == worker).reshape((-1,) + (1,) * x.ndim)
+            row = (jnp.arange(layout.workers, dtype=jnp.int32) == worker).reshape((-1,) + (1,) * x.ndim)
             x = jnp.where(row, x[None], jnp.zeros((), x.dtype))
         elif c.kind == "broadcast":
             x = jnp.where(worker == c.root, x, jnp.zeros((), x.dtype))
@@ -204,7 +205,7 @@ def _join(part: Part, pieces: Sequence[_Piece], first: Any) -> jax.Array:
         alone = len(members) == 1 and members[0].value.shape == part.shape
         run = members[0].value if alone else jnp.concatenate([p.value.reshape(-1) for p in members])
         if members[0].factor is not None:
-            run = run * jnp.asarray(members[0].factor).astype(run.dtype)
+            run = scaled(run, members[0].factor)
         runs.append(jnp.where(first > 0, run, jnp.zeros((), run.dtype)) if once else run)
     return runs[0] if len(runs) == 1 else jnp.concatenate([run.reshape(-1) for run in runs])
 
@@ -218,7 +219,7 @@ def unpack(layout: Layout, parts: Sequence[jax.Array], wanted: Sequence[int]) ->
         if weight is not None:
             if weight.offset not in inverse:
                 inverse[weight.offset] = _take(layout, parts, weight)
-            x = x / inverse[weight.offset].astype(x.dtype)
+            x = divided(x, inverse[weight.offset])
         return x.astype(c.result.aval.dtype)
 
     return [one(i) for i in wanted]

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import operator
 from typing import TypeVar
 
 import jax
 import jax.numpy as jnp
 
 from ._errors import BatchSizeError, DriverError
+from ._numbers import whole
 from ._where import at, current_line
 from .operators import tracing
 
@@ -68,11 +68,8 @@ def minibatches(batch: T, steps: int) -> T:
 
 
 def _check_steps(steps: int, where: str) -> int:
-    try:
-        number = operator.index(steps)
-    except TypeError:
-        number = 0
-    if number < 1 or isinstance(steps, bool):
+    number = whole(steps)
+    if number is None or number < 1:
         raise DriverError(f"minibatches{where}: steps= is a number known while tracing, 1 or more; got {steps!r}.")
     return number
 

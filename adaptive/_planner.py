@@ -12,6 +12,7 @@ import threading
 from collections.abc import Callable, Iterable
 from typing import Any
 
+import jax
 from jax.extend.core import Var
 
 from ._cut import plan
@@ -19,7 +20,7 @@ from ._errors import AdaptiveError, CollectiveError, DriverError
 from ._expressions import End, Expressions, another_program, check_same_operators, first_difference, sized
 from ._plan import Plan
 from ._surroundings import Surroundings
-from ._trace import trace
+from ._trace import Graph, trace
 from ._where import at
 
 
@@ -62,6 +63,9 @@ class Planner:
         """
         with self._lock:
             self._first = self._trace(examples)
+            while (settled := _settled(self._state, self._first.graph)) is not None:
+                self._state = settled
+                self._first = self._trace(examples)
             size = _another(examples, self._first.graph.multiple)
             try:
                 self._second: Expressions | None = self._trace(size)
@@ -174,6 +178,18 @@ class Planner:
                         "thread: it must not depend on what changes meanwhile (a global, an attribute, a counter, "
                         "the clock, numpy's random numbers). Keep such numbers in the state, or make another Program."
                     )
+
+
+def _settled(state: Any, graph: Graph) -> Any:
+    """The state's shapes without the weak type of numbers that a step makes arrays of, or `None` where it makes none:
+    in the next step they are arrays, and the driver is compiled for all steps.
+    """
+    leaves, tree = jax.tree.flatten(state)
+    hardened = [old.weak_type and not new.aval.weak_type for old, new in zip(leaves, graph.new_state, strict=True)]
+    if not any(hardened):
+        return None
+    shapes = (jax.ShapeDtypeStruct(a.shape, a.dtype) if h else a for a, h in zip(leaves, hardened, strict=True))
+    return jax.tree.unflatten(tree, shapes)
 
 
 def _told(one: End, other: End) -> bool:

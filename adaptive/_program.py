@@ -17,6 +17,7 @@ import numpy as np
 
 from . import _agreement as agreement
 from . import _checkpoint
+from ._arrays import NotAnArrayError, on_host
 from ._barrier import Barrier, Sizes
 from ._cache import share_compilations
 from ._check import Invariance, check_invariance
@@ -32,12 +33,14 @@ from ._failure import heard_by_all, tell
 from ._finite import Trouble, not_finite, skipped_too_often
 from ._local import LocalWorld
 from ._minibatches import NotEqualPartsError
+from ._numbers import whole
 from ._plan import Plan
 from ._planner import Planner
 from ._record import Recorder
 from ._report import Report
+from ._same_data import digests_of_data, steadiness
 from ._shards import Shards, rows_of
-from ._sizes import equal
+from ._sizes import check_shares, equal, most_of_each, positive
 from ._surroundings import Surroundings, as_made, unwatched
 from ._together import together
 from ._trace import leaf_names
@@ -63,9 +66,11 @@ class Program:
     Args:
       driver: the training step. `state` and `metrics` are pytrees of arrays; `batch` is a pytree like `data`, with some
         number of examples. May be wrapped in `jax.jit`.
-      state: the initial state: any pytree of arrays and numbers, equal on all processes. Copied.
-      data: a pytree of arrays with one leading axis, or anything with `__len__` and `__getitem__` whose items are
-        pytrees. The same whole data set on every process. Or `Shards`: data of each worker's own.
+      state: the initial state: any pytree of arrays and numbers, equal on all processes. Copied. Python numbers are
+        promoted like Python numbers, as under `jax.jit`, unless a step makes arrays of them.
+      data: a pytree of arrays with one leading axis; or anything with `__len__` and `__getitem__` whose items are
+        pytrees, each the same whenever it is read; or a list of examples. The same whole data set on every process, and
+        unchanged while the program runs. Or `Shards`: data of each worker's own.
       global_batch: examples per step, over all workers.
       world: where to run. By default the world that was entered last in this thread, or else this process as one
         worker, if there are no others.
@@ -128,16 +133,18 @@ class Program:
         self._name = _next_name(self.world, driver)
         if nonfinite not in ("raise", "skip", "allow"):
             raise DriverError(f'nonfinite must be "raise", "skip" or "allow"; got {nonfinite!r}.')
-        if max_skipped < 1:
+        self._nonfinite, self._seed = nonfinite, _count("seed", seed)
+        self._max_skipped = _count("max_skipped", max_skipped)
+        if self._max_skipped < 1:
             raise DriverError(f"max_skipped must be positive; got {max_skipped}.")
-        self._nonfinite, self._max_skipped, self._seed = nonfinite, int(max_skipped), int(seed)
         self._data = rows_of(data, self.world.size)
         self._auto_quantum = quantum is None
-        _check_microbatch(microbatch)
+        microbatch = None if microbatch is None else positive("microbatch", microbatch)
+        quantum = None if quantum is None else positive("quantum", quantum)
+        self._state_tree, weak = jax.tree.structure(state), jax.tree.map(_is_weak, state)
         state = jax.tree.map(_as_array, state)
-        self._state_tree = jax.tree.structure(state)
         self._local_state = _picked(local, self._state_tree)
-        self._state_shapes = jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype), state)
+        self._state_shapes = jax.tree.map(lambda a, w: jax.ShapeDtypeStruct(a.shape, a.dtype, weak_type=w), state, weak)
         self._stream = Stream(self._data, seed=self._seed, workers=self.world.workers)
         self._planner = Planner(
             driver,
@@ -223,22 +230,20 @@ class Program:
 
     def _first_sizes(self, global_batch, shares, max_local_batch, quantum, multiple: int) -> Sizes:
         n, examples = self.world.size, len(self._data)
-        upper = np.broadcast_to(examples if max_local_batch is None else max_local_batch, (n,))
-        if (upper < 1).any():
-            raise BatchSizeError(f"max_local_batch must be positive; got {max_local_batch}.")
-        if quantum is not None and quantum < 1:
-            raise BatchSizeError(f"quantum must be positive; got {quantum}.")
+        largest = [examples] * n if max_local_batch is None else most_of_each(max_local_batch, n)
         if quantum is not None and quantum % multiple:
             raise BatchSizeError(f"quantum={quantum} is no multiple of {multiple}, the driver's minibatches.")
-        there = np.minimum(upper, [lane.length for lane in self._data.lanes])
+        lanes = np.broadcast_to([lane.length for lane in self._data.lanes], (n,))
+        there = [min(most, int(length)) for most, length in zip(largest, lanes, strict=True)]
         for worker, most in enumerate(there):
             if most < multiple:
                 raise BatchSizeError(
                     f"worker {worker} can take {most} examples at most, by max_local_batch or for want of data: fewer "
                     f"than the {multiple} minibatches that the driver cuts every local batch into."
                 )
-        upper = there // multiple * multiple
-        limits = Limits((multiple,) * n, tuple(upper.tolist()), quantum or multiple, multiple)
+        upper = tuple(most // multiple * multiple for most in there)
+        most = -(-examples // multiple) * multiple  # a larger quantum is as good as this
+        limits = Limits((multiple,) * n, upper, min(quantum or multiple, most), multiple)
         sizes = Sizes(global_batch, [1] * n if shares is None else shares, limits, examples)
         if quantum is None:
             sizes.limits = limits._replace(quantum=auto_quantum(sum(sizes.current), n, multiple))
@@ -250,14 +255,15 @@ class Program:
         if self.world.processes == 1:
             return
         built = {name: repr(value) for name, value in settings.items()}
-        built["data"] = agreement.digest_of_data(self._data)
+        built.update(digests_of_data(self._data))
         leaves = zip(leaf_names(state, "state"), jax.tree.leaves(state), strict=True)
         built.update(
             (name, agreement.digest_of_tree(leaf))
             for i, (name, leaf) in enumerate(leaves)
             if i not in self._local_state
         )
-        agreement.check_built_alike(self.world, built, self._plan, f"building {self._name}")
+        steady = partial(steadiness, self._data, self.world.rank)
+        agreement.check_built_alike(self.world, built, self._plan, f"building {self._name}", steady)
 
     def _local(self, sizes: Sequence[int]) -> list[int]:
         return [sizes[w] for w in self.world.workers]
@@ -275,7 +281,15 @@ class Program:
         """
         if not self._told:
             self._check_update()
-        return jax.tree.unflatten(self._state_tree, [jnp.copy(leaf) for leaf in self._engine.states[0]])
+        return self._as_given([jnp.copy(leaf) for leaf in self._engine.states[0]])
+
+    def _as_given(self, leaves: Sequence[jax.Array]) -> Any:
+        """The state as the user knows it: what is a Python number in the driver is promoted like one here too."""
+        weak = [var.aval.weak_type for var in self._plan.graph.state_vars]
+        pairs = zip(leaves, weak, strict=True)
+        return jax.tree.unflatten(
+            self._state_tree, [jnp.asarray(leaf.item()) if is_weak else leaf for leaf, is_weak in pairs]
+        )
 
     @property
     def batch_sizes(self) -> tuple[int, ...]:
@@ -330,8 +344,8 @@ class Program:
         Yields:
           A `Report` per step; ends early when a hook calls `control.stop()`. With neither argument, only then.
         """
-        last_epoch = None if epochs is None else self.epoch + epochs
-        last_step = None if steps is None else self._step + steps
+        last_epoch = None if epochs is None else self.epoch + _count("epochs", epochs)
+        last_step = None if steps is None else self._step + _count("steps", steps)
         self._stopped = False
         if record is not None:
             self._recorder = Recorder(record, writes=self.world.rank == 0)
@@ -591,7 +605,9 @@ class Program:
         """
         if global_batch is not None:
             global_batch = self._sizes.check_global(global_batch)
-        decision = Decision(global_batch, None if shares is None else tuple(shares))
+        if shares is not None:
+            shares = tuple(check_shares(shares, self.world.size).tolist())
+        decision = Decision(global_batch, shares)
         self._ask(decision)
         self._ledger.enter(self._step, (), decision)
 
@@ -685,7 +701,7 @@ class Program:
           DisagreementError: `fn`, `data` or `batch` are not the same on all processes. On every process.
         """
         self._check_update(together=True)
-        states = [jax.tree.unflatten(self._state_tree, leaves) for leaves in self._engine.states]
+        states = [self._as_given(leaves) for leaves in self._engine.states]
         about = f"evaluate of {self._name} behind step {self._step}"
         return evaluate(fn, states, data, self.world, batch, about)
 
@@ -767,13 +783,23 @@ def auto_quantum(global_batch: int, n_workers: int, multiple: int = 1) -> int:
     return multiple << max(0, (global_batch // multiple // n_workers // 16).bit_length() - 1)
 
 
+def _is_weak(leaf: Any) -> bool:
+    """Whether JAX lets arrays decide what is computed with a number, as it does with those of Python."""
+    if isinstance(leaf, jax.Array):
+        return leaf.ndim == 0 and bool(getattr(leaf, "weak_type", False))
+    return isinstance(leaf, int | float | complex) and not isinstance(leaf, bool | np.generic)
+
+
 def _as_array(leaf: Any) -> Any:
     if isinstance(leaf, jax.Array):
         return leaf
-    array = np.asarray(leaf)
-    if array.dtype == object or array.dtype.kind in "US":
-        raise DriverError(f"the state holds {leaf!r}, which is no array. Keep only arrays and numbers in the state.")
-    return array.astype(jax.dtypes.canonicalize_dtype(array.dtype))
+    try:
+        return on_host(leaf)
+    except NotAnArrayError as error:
+        raise DriverError(
+            f"the state holds {leaf!r}, which is no array of numbers: it {error} Keep only arrays and numbers in the "
+            "state."
+        ) from error
 
 
 def _picked(pick: Callable[[Any], Any] | None, tree: jax.tree_util.PyTreeDef) -> frozenset[int]:
@@ -786,9 +812,11 @@ def _picked(pick: Callable[[Any], Any] | None, tree: jax.tree_util.PyTreeDef) ->
     return frozenset(numbers)
 
 
-def _check_microbatch(microbatch: int | None) -> None:
-    if microbatch is not None and microbatch < 1:
-        raise BatchSizeError(f"microbatch must be positive; got {microbatch}.")
+def _count(name: str, value: Any) -> int:
+    number = whole(value)
+    if number is None:
+        raise DriverError(f"{name} must be a whole number; got {value!r}.")
+    return number
 
 
 def _check_microbatch_can_be(plan: Plan, microbatch: int | None) -> None:

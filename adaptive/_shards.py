@@ -9,8 +9,8 @@ from typing import Any
 import jax
 import numpy as np
 
-from ._data import Examples, Lane, Rows, shapes_of
 from ._errors import DataError
+from ._examples import Examples, Lane, Rows, shapes_of
 from ._trace import leaf_names
 
 

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
 from ._decision import Limits
 from ._errors import BatchSizeError
+from ._numbers import brief, reals, whole
 
 
 def split(global_batch: int, shares: Sequence[float], limits: Limits) -> tuple[int, ...]:
@@ -45,14 +47,37 @@ def split(global_batch: int, shares: Sequence[float], limits: Limits) -> tuple[i
 
 def check_shares(shares: Sequence[float], n_workers: int) -> np.ndarray:
     """Shares as an array of floats, or a `BatchSizeError` that says what is wrong with them."""
-    weight = np.asarray(shares, float)
+    weight = reals(shares)
+    if weight is None:
+        raise BatchSizeError(f"shares are numbers, one per worker, {n_workers} of them; got {shares!r}.")
     if weight.shape != (n_workers,):
         raise BatchSizeError(f"shares must be one number per worker, {n_workers} of them; got shape {weight.shape}.")
     if not np.isfinite(weight).all() or (weight < 0).any():
         raise BatchSizeError(f"shares must be finite and not negative; got {[float(w) for w in weight]}.")
     if not weight.any():
         raise BatchSizeError("shares are all zero; at least one worker has to take examples.")
-    return weight
+    return weight + 0.0  # no negative zeros: what is asked for is compared between processes as text
+
+
+def positive(name: str, value: Any) -> int:
+    """A number of examples, 1 or more, or a `BatchSizeError` that names the argument."""
+    number = whole(value)
+    if number is None or number < 1:
+        raise BatchSizeError(f"{name} must be positive, a whole number of examples; got {brief(value)}.")
+    return number
+
+
+def most_of_each(max_local_batch: Any, n_workers: int) -> list[int]:
+    """The most examples that each worker may get, given as one number for all or one for each."""
+    if whole(max_local_batch) is not None:
+        return [positive("max_local_batch", max_local_batch)] * n_workers
+    array = reals(max_local_batch)
+    if array is None or array.shape != (n_workers,):
+        raise BatchSizeError(
+            f"max_local_batch is one whole number of examples, or one for each of {n_workers} workers; "
+            f"got {max_local_batch!r}."
+        )
+    return [positive("max_local_batch", most) for most in max_local_batch]
 
 
 def _proportional(total: int, share: np.ndarray, lower: np.ndarray, upper: np.ndarray) -> np.ndarray:

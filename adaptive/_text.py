@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -30,12 +31,21 @@ class Line(NamedTuple):
         return line_of(self.eqn.source_info) if self.eqn else ""
 
 
-def as_text(inputs: Sequence[Var], eqns: Iterable[JaxprEqn], outputs: Sequence[Atom] = ()) -> Iterator[Line]:
-    """Equations with their variables numbered, between the shapes of what goes in and the names of what comes out."""
+def as_text(
+    inputs: Sequence[Var],
+    eqns: Iterable[JaxprEqn],
+    outputs: Sequence[Atom] = (),
+    contents: Mapping[Var, str] = MappingProxyType({}),
+) -> Iterator[Line]:
+    """Equations with their variables numbered, between the shapes of what goes in and the names of what comes out.
+
+    Args:
+      contents: what is in inputs that are known: told wherever they are used.
+    """
     numbers: dict[Var, int] = {var: i for i, var in enumerate(inputs)}
 
     def name(atom: Atom) -> str:
-        return f"{atom.val!r}:{atom.aval}" if isinstance(atom, Literal) else f"#{numbers[atom]}"
+        return f"{atom.val!r}:{atom.aval}" if isinstance(atom, Literal) else f"#{numbers[atom]}{contents.get(atom, '')}"
 
     yield Line(repr([str(var.aval) for var in inputs]))
     for eqn in eqns:

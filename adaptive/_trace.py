@@ -18,7 +18,7 @@ from jax.extend.core import ClosedJaxpr, DropVar, Jaxpr, JaxprEqn, Literal, Var
 from jax.extend.core import jaxprs_in_params as _jaxprs_in_params
 
 from ._errors import CollectiveError, DriverError
-from ._where import at, line_of
+from ._where import at, line_of, line_search_of
 from .operators import Source, claim_p, collective_p, hook_p, n_values, slot_read_p, slot_write_p, source_p, trace_as
 
 Atom: TypeAlias = Var | Literal
@@ -304,7 +304,7 @@ def _refusal(inner: JaxprEqn, outer: JaxprEqn) -> CollectiveError:
         "collective": "It would then be sent again in the backward pass. Reduce the function's result, behind it."
         if holder == "jax.checkpoint"
         else "Then values would decide whether and how often a message is sent. Collect the values in the loop (as its "
-        "carry or its stacked outputs) and reduce them behind it.",
+        "carry or its stacked outputs) and reduce them behind it." + line_search_of(inner.source_info),
         "source": "Read it before, and pass the value in.",
         "slot": "Apply the operator to the loop's result, behind it.",
         "hook": "Hand over the loop's result, behind it.",

@@ -20,6 +20,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.extend.core import Literal, Var
 
+from ._eager import wire_dtype
 from ._errors import NonFiniteError
 from ._message import must_be_finite
 from ._plan import Plan
@@ -81,7 +82,7 @@ class NewNaNs:
           outputs: what the final segment returns.
         """
         looked_at = [*(outputs[n] for n in self._places), *carriers]
-        sums = [jnp.sum(x.astype(jnp.promote_types(x.dtype, np.float32))) for x in looked_at]
+        sums = [jnp.sum(x.astype(wire_dtype(x.dtype))) for x in looked_at]
         return jnp.stack([jnp.isnan(s) for s in sums]) if sums else jnp.zeros(0, bool)
 
     def committed(self, flags: Sequence[jax.Array]) -> None:

@@ -36,6 +36,16 @@ def current_line() -> str:
     return line_of(source_info_util.current())
 
 
+def line_search_of(source_info) -> str:
+    """What to write for a line search of optax's, if the driver came here through one; else nothing."""
+    if "linesearch.py:" not in source_info_util.summarize(source_info, num_frames=64):
+        return ""
+    return (
+        "\nA line search can try a fixed number of step sizes side by side, their losses in one message: see "
+        "'Line searches' in docs/sharp_bits.md."
+    )
+
+
 def at(line: str) -> str:
     """` (driver.py:15)`, or nothing where the line is not known."""
     return f" ({line})" if line else ""

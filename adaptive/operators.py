@@ -29,6 +29,7 @@ from typing import Any, Literal, NamedTuple, TypeVar
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.extend import source_info_util
 from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
 
@@ -36,7 +37,7 @@ from ._current import current_world
 from ._decision import Handler
 from ._eager import exchange_eagerly
 from ._errors import CollectiveError
-from ._where import at, current_line
+from ._where import at, current_line, line_search_of
 
 Op = Literal["mean", "sum", "max", "min"]
 T = TypeVar("T")
@@ -137,12 +138,16 @@ def collective(
     Returns:
       One replicated array per leaf.
     """
-    operands = list(leaves) + ([weight] if op == "mean" and kind == "reduce" else [])
     trace, world = tracing(), current_world.get()
     n_workers = trace.workers if trace else world.size if world else 1
-    return collective_p.bind(
-        *operands, kind=kind, op=op if kind == "reduce" else "sum", root=root, names=tuple(names), workers=n_workers
-    )
+    # An empty leaf is its own result, and equal on all workers: nothing of it is sent.
+    sent = [i for i, leaf in enumerate(leaves) if leaf.size]
+    operands = [leaves[i] for i in sent] + ([weight] if op == "mean" and kind == "reduce" else [])
+    params = {"kind": kind, "op": op if kind == "reduce" else "sum", "root": root, "workers": n_workers}
+    named = tuple(names[i] for i in sent) if names else ()
+    results = iter(collective_p.bind(*operands, names=named, **params) if sent else ())
+    rows = (n_workers,) if kind == "gather" else ()
+    return [next(results) if leaf.size else jnp.zeros((*rows, *leaf.shape), leaf.dtype) for leaf in leaves]
 
 
 def n_values(params: dict[str, Any], n_operands: int) -> int:
@@ -181,11 +186,13 @@ def _collective_jvp(primals, tangents, **params):
 
 
 def _collective_transpose(cotangents, *operands, **params):
-    raise CollectiveError(
-        "reverse-mode differentiation through a collective: jax.grad of a function that calls comm.all_reduce. Each "
+    kind = {"reduce": "all_reduce", "gather": "all_gather"}.get(params["kind"], params["kind"])
+    raise CollectiveError(  # JAX transposes an equation in the place of the driver that it stems from
+        f"reverse-mode differentiation through a collective: jax.grad of a function that calls comm.{kind}"
+        f"{at(current_line())}. Each "
         "worker would get only its own share of the gradient. Differentiate the local loss, then reduce:\n"
         "    loss, grads = jax.value_and_grad(local_loss)(params, batch)\n"
-        "    grads = comm.all_reduce(grads)"
+        "    grads = comm.all_reduce(grads)" + line_search_of(source_info_util.current())
     )
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import operator
 from typing import Any, Literal, TypeVar, get_args
 
 import jax
@@ -11,6 +10,7 @@ from jax.typing import ArrayLike
 
 from adaptive._current import current_world
 from adaptive._errors import CollectiveError
+from adaptive._numbers import brief, whole
 from adaptive._where import at, current_line
 from adaptive.operators import EXAMPLES, Op, collective, read, tracing
 
@@ -37,8 +37,8 @@ def all_reduce(tree: T, *, op: Op = "mean", weight: ArrayLike | None = None) -> 
 
     Args:
       tree: a pytree of arrays and numbers, each of the same shape on all workers. Local.
-      op: "mean", "sum", "max" or "min". NaNs of any worker reach the result. Means are of floats; sums of complex
-        numbers and integers too, which may overflow as they do in JAX; extremes of integers too.
+      op: "mean", "sum", "max" or "min". NaNs of any worker reach the result. Means are of floats and complex
+        numbers; sums of integers too, which may overflow as they do in JAX; extremes of floats and integers.
       weight: for a mean, a scalar `w_i` other than the number of examples: a number of tokens, say. Local.
 
     Returns:
@@ -118,15 +118,13 @@ def broadcast(tree: T, root: int = 0) -> T:
       >>> sorted(order.tolist())
       [0, 1, 2, 3]
     """
-    try:
-        root = operator.index(root)
-    except TypeError:
-        raise _error("broadcast", f"root={root!r} must be an integer known while tracing: a worker's number.") from None
-    workers = _known_workers()
-    if root < 0 or (workers is not None and root >= workers):
+    number, workers = whole(root), _known_workers()
+    if number is None:
+        raise _error("broadcast", f"root={root!r} must be an integer known while tracing: a worker's number.")
+    if number < 0 or (workers is not None and number >= workers):
         there = "workers are numbered from 0" if workers is None else f"the workers are 0 to {workers - 1}"
-        raise _error("broadcast", f"there is no worker root={root}: {there}.")
-    return _combine(tree, _leaves("broadcast", tree), "broadcast", root=root)
+        raise _error("broadcast", f"there is no worker root={brief(number)}: {there}.")
+    return _combine(tree, _leaves("broadcast", tree), "broadcast", root=number)
 
 
 def _combine(
@@ -164,12 +162,10 @@ def _problem(value: Any) -> str | None:
             "    jax.random.wrap_key_data(comm.broadcast(jax.random.key_data(key)))"
         )
     try:
-        array = jnp.asarray(value)
+        jnp.asarray(value)
     except (TypeError, ValueError, OverflowError) as error:
         text = str(error).splitlines()[0] if isinstance(error, OverflowError) else "neither an array nor a number"
         return f"{value!r}: {text}. Leave it out of the tree."
-    if array.size == 0:
-        return f"empty, of shape {array.shape}: there is nothing to send. Leave it out of the tree."
     return None
 
 
@@ -189,9 +185,8 @@ def _problem_of_dtype(dtype: Any, op: Op | None) -> str | None:
             "    comm.all_reduce(x, op='sum')\n"
             "    comm.all_reduce(x.astype(jnp.float32))"
         )
-    if op != "sum" and jnp.issubdtype(dtype, jnp.complexfloating):
-        instead = "(z.real, z.imag)" if op == "mean" else f"jnp.abs(z), op={op!r}"
-        return f"{dtype}, of which there is no {op}. Reduce real numbers:\n    comm.all_reduce({instead})"
+    if op in ("max", "min") and jnp.issubdtype(dtype, jnp.complexfloating):
+        return f"{dtype}, of which there is no {op}. Reduce real numbers:\n    comm.all_reduce(jnp.abs(z), op={op!r})"
     return None
 
 

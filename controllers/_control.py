@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numbers
 from collections.abc import Sequence
 from typing import NoReturn
 
@@ -10,6 +11,7 @@ from numpy.typing import ArrayLike
 
 from adaptive._decision import Decision, Observation
 from adaptive._errors import AdaptiveError, BatchSizeError
+from adaptive._numbers import brief, real, reals
 
 
 class Control:
@@ -101,17 +103,15 @@ class Control:
 
     def _check_global_batch(self, value: ArrayLike) -> float:
         request = "rescale(global_batch=…)"
-        try:
-            array = np.asarray(value)
-            if array.dtype == bool or array.shape != ():
-                raise TypeError
-            number = float(array)
-        except (TypeError, ValueError):
+        number = real(value)
+        if number is None:
             fields = getattr(value, "_fields", ())
             advice = f" Give one of its fields: {', '.join(fields)}." if fields else ""
             kind = f"an array of shape {np.shape(value)}" if np.shape(value) and not fields else f"{value!r}"
             self._refuse(request, f"the global batch is one number; got {kind}.{advice}")
         request = f"rescale(global_batch={number:g})"
+        if np.isinf(number) and isinstance(value, numbers.Integral):
+            self._refuse(f"rescale(global_batch={brief(value)})", "more than can be meant.")
         if np.isnan(number):
             self._refuse(
                 request,
@@ -144,9 +144,8 @@ class Control:
         return size
 
     def _check_shares(self, value: ArrayLike | Sequence[float]) -> tuple[float, ...]:
-        try:
-            shares = np.asarray(value, dtype=np.float64)
-        except (TypeError, ValueError):
+        shares = reals(value)
+        if shares is None:
             self._refuse("rescale(shares=…)", f"shares are numbers, one per worker; got {value!r}.")
         if shares.shape != (self.workers,):
             what = "one number" if shares.shape == () else f"shape {shares.shape}"
@@ -157,7 +156,7 @@ class Control:
                 self._refuse(request, f"the share of worker {', '.join(map(str, np.flatnonzero(wrong)))} is {what}.")
         if not shares.any():
             self._refuse(request, "all shares are zero; at least one worker must get examples.")
-        return tuple(shares.tolist())
+        return tuple((shares + 0.0).tolist())  # no negative zeros
 
     def _check_open(self, request: str) -> None:
         if self._closed:

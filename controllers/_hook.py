@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import functools
 import inspect
-import operator
 from collections.abc import Callable
 from typing import Any
 
 from adaptive import operators
 from adaptive._decision import Decision, Observation
 from adaptive._errors import CollectiveError
+from adaptive._numbers import whole
 from adaptive._where import at, current_line
 
 from ._control import Control
@@ -126,11 +126,8 @@ def _name_of(fn: Callable[..., Any]) -> str:
 
 
 def _check_every(every: int, name: str, where: str) -> int:
-    try:
-        number = operator.index(every)
-    except TypeError:
-        number = 0
-    if number < 1 or isinstance(every, bool):
+    number = whole(every)
+    if number is None or number < 1:
         raise CollectiveError(f"hook {name!r}{where}: every= is a number of steps, 1 or more; got {every!r}.")
     return number
 

@@ -7,6 +7,8 @@ A prediction is made with what was learnt before, so that it never waits for tra
 from __future__ import annotations
 
 import functools
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import flax.linen as nn
@@ -115,9 +117,13 @@ def narx(lags: int = 2, width: int = 10, steps: int = 2, learning_rate: float = 
 # --- the networks -----------------------------------------------------------------------------------------------------
 
 
-def _on_host() -> Any:
-    """Where controllers compute, whatever the program's steps compute on."""
-    return jax.default_device(jax.local_devices(backend="cpu")[0])
+@contextmanager
+def _on_host() -> Iterator[None]:
+    """Where controllers compute, whatever the program's steps compute on; and with the dtypes that flax and optax
+    expect, which multiply integers by floats.
+    """
+    with jax.default_device(jax.local_devices(backend="cpu")[0]), jax.numpy_dtype_promotion("standard"):
+        yield
 
 
 def _float32(values: np.ndarray, where: np.ndarray) -> np.ndarray:

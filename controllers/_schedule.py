@@ -6,7 +6,10 @@ from bisect import bisect_right
 from collections.abc import Callable, Mapping
 from typing import Any, Literal
 
+import numpy as np
+
 from adaptive._decision import Decision, Observation
+from adaptive._numbers import real
 
 from ._policy import Policy
 
@@ -30,7 +33,10 @@ def schedule(batches: Mapping[float, int] | Callable[[Any], Any], *, by: Literal
     of = _stairs(batches) if isinstance(batches, Mapping) else batches
 
     def update(observation: Observation, state: tuple[()]) -> tuple[Decision | None, tuple[()]]:
-        batch = round(float(of(observation.step if by == "step" else observation.epoch)))
+        batch = of(observation.step if by == "step" else observation.epoch)
+        number = real(batch)
+        if number is not None and np.isfinite(number):  # what is none is refused where the hook asks for it
+            batch = round(number)
         if not observation.due or batch == observation.global_batch:
             return None, state
         return Decision(global_batch=batch), state

@@ -32,7 +32,7 @@ from jax.typing import ArrayLike
 from adaptive.operators import CALLS, EXAMPLES, claim, read
 from collectives import all_reduce
 
-from ._squares import squared_norm
+from ._squares import at_least_single, squared_norm
 
 
 class Totals(NamedTuple):
@@ -52,8 +52,9 @@ def totals(grads: Any, what: str) -> Totals:
     """
     grads = claim("local", grads, what)
     examples = read(EXAMPLES)
-    squares = examples * squared_norm(grads)
-    return all_reduce(Totals(squares, examples.astype(squares.dtype), read(CALLS).astype(squares.dtype)), op="sum")
+    squares = squared_norm(grads)
+    examples, calls = examples.astype(squares.dtype), read(CALLS).astype(squares.dtype)
+    return all_reduce(Totals(examples * squares, examples, calls), op="sum")
 
 
 def estimate(sums: Totals, mean_squared_norm: jax.Array, dataset_size: float | None) -> tuple[jax.Array, jax.Array]:
@@ -100,7 +101,9 @@ def noise_estimate(
       >>> f"{trace:.4f} {signal:.4f}"
       '9.1667 0.0833'
     """
-    sizes, norms = jnp.asarray(batch_sizes), jnp.asarray(squared_norms)
+    given = [jnp.asarray(x) for x in (batch_sizes, squared_norms, mean_squared_norm)]
+    dtype = at_least_single(*(x.dtype for x in given))
+    sizes, norms, mean = (x.astype(dtype) for x in given)
     squares = jnp.sum(jnp.where(sizes > 0, sizes * norms, 0), axis=-1)
-    sums = Totals(squares, jnp.sum(sizes, axis=-1), jnp.sum(sizes > 0, axis=-1))
-    return estimate(sums, jnp.asarray(mean_squared_norm), dataset_size)
+    sums = Totals(squares, jnp.sum(sizes, axis=-1), jnp.sum(sizes > 0, axis=-1, dtype=dtype))
+    return estimate(sums, mean, dataset_size)

@@ -12,6 +12,8 @@ from adaptive._errors import CollectiveError
 from adaptive._where import at, current_line
 from adaptive.operators import slot
 
+from ._squares import at_least_single
+
 T = TypeVar("T")
 State = tuple[jax.Array, jax.Array]  # mean and weight of each element
 
@@ -48,7 +50,7 @@ def ema(x: T, decay: float = 0.9) -> T:
     if not 0 <= decay < 1:
         raise CollectiveError(f"ema{at(current_line())}: decay={decay!r} must be at least 0 and below 1.")
     leaves, tree = jax.tree.flatten(jax.tree.map(jnp.asarray, x))
-    zeros = [np.zeros(leaf.shape, jnp.result_type(jnp.float32, leaf.dtype)) for leaf in leaves]
+    zeros = [np.zeros(leaf.shape, at_least_single(leaf.dtype)) for leaf in leaves]
     init = [(zero, np.zeros(zero.shape, zero.real.dtype)) for zero in zeros]
 
     def update(state: list[State]) -> tuple[list[State], list[jax.Array]]:
@@ -62,7 +64,8 @@ def average(x: jax.Array, mean: jax.Array, weight: jax.Array, *, decay: float) -
     """`(mean, weight)` with one more value, elementwise. A step towards the value keeps constants exact."""
     new = decay * weight + 1
     finite = jnp.isfinite(x)
-    return jnp.where(finite, mean + (x - mean) / new, mean), jnp.where(finite, new, weight)
+    x = x.astype(mean.dtype)
+    return jnp.where(finite, mean + (x - mean) / new.astype(mean.dtype), mean), jnp.where(finite, new, weight)
 
 
 def _seen(mean: jax.Array, weight: jax.Array, dtype: Any) -> jax.Array:

@@ -19,9 +19,15 @@ def squared_norm(tree: Any) -> jax.Array:
     reduction in a tree (relative error on 25 million equal squares: 1e-7), and the sum over leaves is short.
     """
     leaves = [jnp.asarray(leaf) for leaf in jax.tree.leaves(tree)]
-    dtype = jnp.result_type(jnp.float32, *(leaf.real.dtype for leaf in leaves))
+    dtype = at_least_single(*(leaf.real.dtype for leaf in leaves))
     squares = [jnp.sum(jnp.square(_magnitude(leaf).astype(dtype))) for leaf in leaves]
     return sum(squares, jnp.zeros((), dtype))
+
+
+def at_least_single(*dtypes: Any) -> Any:
+    """The widest of these, or float32 where that is wider: what to compute in, whatever promotion is in force."""
+    with jax.numpy_dtype_promotion("standard"):
+        return jnp.result_type(jnp.float32, *dtypes)
 
 
 def _magnitude(leaf: jax.Array) -> jax.Array:

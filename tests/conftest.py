@@ -23,8 +23,10 @@ import pytest
 from tests import mpirun
 
 jax.config.update("jax_num_cpu_devices", 4)  # before any backend is used: workers of a DeviceWorld
-# A sum of (n,) and (n, 1) is most often a bug. Strict dtype promotion is out of reach: optax multiplies int by float.
+# A sum of (n,) and (n, 1) is most often a bug, and so is one of an int and a float. What optax and flax compute inside
+# is promoted by the usual rules: see tests/relaxed.py.
 jax.config.update("jax_numpy_rank_promotion", "raise")
+jax.config.update("jax_numpy_dtype_promotion", "strict")
 
 # No deadline: the first example often compiles something.
 hypothesis.settings.register_profile("suite", derandomize=True, deadline=None)

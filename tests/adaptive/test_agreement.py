@@ -17,7 +17,6 @@ from adaptive import operators
 from adaptive._agreement import (
     Ledger,
     check_built_alike,
-    digest_of_data,
     digest_of_plan,
     digest_of_tree,
     digests_of_lines,
@@ -25,11 +24,10 @@ from adaptive._agreement import (
     tail_length,
     versions,
 )
-from adaptive._data import Examples
 from adaptive._decision import Decision
 from adaptive._local import LocalWorld
 
-from .drivers import FEATURES, Recorder, make_data, mean_loss, planned
+from .drivers import FEATURES, Recorder, mean_loss, planned
 
 W = jnp.zeros(FEATURES)
 OWN = range(1)
@@ -177,16 +175,6 @@ def test_digests_of_trees_are_of_contents_dtypes_and_shapes():
     keys = [digest_of_tree(jax.random.key(seed)) for seed in (0, 0, 1)]
     assert keys[0] == keys[1] != keys[2]
     assert digest_of_tree([np.zeros((0, 2)), jnp.ones(2, jnp.bfloat16), True])
-
-
-def test_data_are_compared_by_number_and_rows():
-    data = make_data(50)
-    digest = digest_of_data(Examples(data))
-    assert digest == digest_of_data(Examples(make_data(50)))
-    assert digest.startswith("50 examples")
-    assert digest != digest_of_data(Examples(make_data(51)))
-    assert digest != digest_of_data(Examples({k: v[::-1].copy() for k, v in data.items()}))
-    assert digest_of_data(Examples(make_data(1)))
 
 
 # --- decisions --------------------------------------------------------------------------------------------------------

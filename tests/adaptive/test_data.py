@@ -11,7 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import adaptive as ad
-from adaptive._data import Examples, RandomAccess, Stream
+from adaptive._data import Stream
+from adaptive._examples import Examples, RandomAccess
 
 
 def numbered(n):

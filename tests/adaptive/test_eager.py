@@ -16,12 +16,13 @@ import collectives as comm
 import controllers as ctrl
 import monitors as mon
 from adaptive import operators
+from tests.relaxed import relaxed_tx
 
 from .drivers import FEATURES, make_data, mean_loss
 
 W = jnp.array([0.3, -0.2, 0.1])
 DATA = {k: jnp.asarray(v) for k, v in make_data(8).items()}
-TX = optax.adam(0.1)
+TX = relaxed_tx(optax.adam(0.1))
 
 
 def adapt(control, noise):
@@ -138,7 +139,7 @@ def test_a_slot_starts_at_its_beginning_and_forgets():
     "what",
     [
         lambda x: comm.all_reduce(x),
-        lambda x: x + ad.step(),
+        lambda x: x + ad.step().astype(float),
         lambda x: mon.ema(x),
         lambda x: comm.broadcast(x),
         lambda x: x * jax.random.uniform(ad.step_key()),

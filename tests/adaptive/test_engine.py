@@ -22,6 +22,7 @@ from adaptive._engine import Engine
 from adaptive._flow import Scope
 from adaptive._local import LocalWorld
 from adaptive.operators import CALLS, Reading, Source, read
+from tests.relaxed import relaxed_tx
 
 from .drivers import FEATURES, make_data, mean_loss, planned, uncompiled
 
@@ -165,7 +166,7 @@ def driver_of(program):
     scopes, done = scopes_of(program)
 
     def driver(state, batch):
-        pool = [state, 0.1 * ad.step(), read(SECONDS), batch["y"].mean()]
+        pool = [state, 0.1 * ad.step().astype(float), read(SECONDS), batch["y"].mean()]
         for what, i, j in done:
             a, b = pool[i], pool[j]
             mixed = a + 0.3 * b
@@ -509,7 +510,7 @@ def test_what_a_driver_closes_over_is_put_on_every_workers_device():
 @pytest.mark.skipif(jax.default_backend() != "cpu", reason="reads what XLA compiles for CPUs")
 def test_new_state_takes_the_memory_of_the_old_without_a_copy():
     # Leaves of one shape (a weight and its two moments) must be paired as they are named, or XLA copies them first.
-    optimizer = optax.adam(1e-3)
+    optimizer = relaxed_tx(optax.adam(1e-3))
 
     def driver(state, batch):
         params, opt_state = state

@@ -83,7 +83,7 @@ def test_a_single_value_that_is_no_mean_is_refused_too():
 
 def test_means_of_complex_values_stay_complex():
     def fn(state, batch):
-        return jnp.mean(batch["y"] + 2j * batch["y"])
+        return jnp.mean((1 + 2j) * batch["y"].astype(complex))
 
     data = make_data(10)
     found = evaluate(fn, [0.0], data, LocalWorld(), 4)

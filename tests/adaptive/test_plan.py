@@ -137,7 +137,7 @@ def test_what_a_step_does_not_change_is_passed_through():
 
 def test_a_learning_rate_is_computed_again_behind_the_message_rather_than_kept():
     def driver(state, batch):
-        rate = 0.1 / (1 + state["step"])
+        rate = 0.1 / (1 + state["step"].astype(float))
         step = rate * comm.all_reduce(rate * grad(state["w"], batch))
         return {"w": state["w"] - step, "step": state["step"] + 1}, {}
 
@@ -394,7 +394,10 @@ def test_rows_of_a_whole_local_batch_keep_it_in_one_call(collective, name):
 
 
 def test_rows_of_measurements_leave_a_batch_splittable():
-    assert planned(lambda s, b: (s, {"all": comm.all_gather(read(SECONDS) + ad.batch_size())}), 0.0).splittable
+    def driver(state, batch):
+        return state, {"all": comm.all_gather(read(SECONDS) + ad.batch_size().astype(float))}
+
+    assert planned(driver, 0.0).splittable
 
 
 # --- another size -----------------------------------------------------------------------------------------------------

@@ -7,7 +7,6 @@ import json
 import logging
 import os
 
-import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -30,7 +29,7 @@ def trace(tmp_path):
 def program():
     def driver(state, batch):
         mean = comm.all_reduce(batch["y"].mean())
-        operators.hook("grow", Recorder(decide), (mean, jnp.complex64(1j) * mean), every=2)
+        operators.hook("grow", Recorder(decide), (mean, 1j * mean.astype(complex)), every=2)
         return state + mean, {}
 
     def decide(observation):

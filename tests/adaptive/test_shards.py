@@ -11,9 +11,10 @@ from hypothesis import strategies as st
 
 import adaptive as ad
 import collectives as comm
-from adaptive._agreement import digest_of_data
-from adaptive._data import Examples, Stream
+from adaptive._data import Stream
+from adaptive._examples import Examples
 from adaptive._local import LocalWorld
+from adaptive._same_data import digests_of_data
 
 LENGTHS = (7, 12, 5)
 
@@ -160,9 +161,9 @@ def test_arrays_and_sources_may_stand_side_by_side():
 
 
 def test_a_digest_tells_where_one_shard_ends():
-    assert digest_of_data(shards_of((5, 7))) == digest_of_data(shards_of((5, 7)))
-    assert digest_of_data(shards_of((5, 7))) != digest_of_data(shards_of((7, 5)))
-    assert digest_of_data(shards_of((5, 7))) != digest_of_data(Examples(numbered(0, 12)))
+    assert digests_of_data(shards_of((5, 7))) == digests_of_data(shards_of((5, 7)))
+    assert digests_of_data(shards_of((5, 7))) != digests_of_data(shards_of((7, 5)))
+    assert digests_of_data(shards_of((5, 7))) != digests_of_data(Examples(numbered(0, 12)))
 
 
 @pytest.mark.parametrize(

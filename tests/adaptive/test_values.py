@@ -150,7 +150,7 @@ def test_the_batch_may_be_given_to_example_keys_in_a_program_too():
 def test_dropout_is_that_of_the_example_on_any_split():
     def driver(state, batch):
         keep = jax.vmap(lambda key: jax.random.bernoulli(key, 0.5))(ad.example_keys(batch))
-        return state + comm.all_reduce((batch["y"] * keep).sum(), op="sum"), {}
+        return state + comm.all_reduce((batch["y"] * keep.astype(float)).sum(), op="sum"), {}
 
     data = {"y": np.arange(16, dtype=np.float32)}
     states = []

@@ -34,11 +34,9 @@ def world():
         (np.array([True]), "mean", r"boolean, of which there is no mean.*x.astype\(jnp.int32\), op='sum'"),
         (True, "sum", "boolean, of which there is no sum"),
         (jnp.zeros(3, bool), "max", r"boolean, of which there is no max.*op='max'"),
-        (1j, "mean", r"complex64, of which there is no mean.*all_reduce\(\(z.real, z.imag\)\)"),
         (np.array([1j]), "max", r"complex64, of which there is no max.*jnp.abs\(z\), op='max'"),
         (np.array([1j]), "min", "complex64, of which there is no min"),
         (jax.random.key(0), "sum", r"a PRNG key.*wrap_key_data\(comm.broadcast\(jax.random.key_data\(key\)\)\)"),
-        (np.zeros((0, 3), np.float32), "mean", r"empty, of shape \(0, 3\)"),
         (np.zeros(3, jax.dtypes.float0), "mean", "the gradient of an integer"),
         ("adam", "mean", "'adam': neither an array nor a number"),
         (np.array(["adam"]), "sum", "neither an array nor a number"),
@@ -52,7 +50,7 @@ def test_a_leaf_that_has_no_such_reduction_is_named(value, op, message):
 
 
 @pytest.mark.parametrize("operator", [comm.all_gather, comm.broadcast])
-@pytest.mark.parametrize("value", [jax.random.key(0), np.zeros(0), "adam", np.zeros(3, jax.dtypes.float0)])
+@pytest.mark.parametrize("value", [jax.random.key(0), "adam", np.zeros(3, jax.dtypes.float0)])
 def test_a_leaf_that_cannot_be_sent_is_named(operator, value):
     with pytest.raises(CollectiveError, match=rf"{operator.__name__} {HERE}: \['x'\] is "):
         operator({"x": value})

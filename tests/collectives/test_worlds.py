@@ -325,20 +325,59 @@ def test_a_program_sends_any_dtype(world):
             "half": comm.all_reduce(x.mean().astype(jnp.bfloat16)),
             "ranks": comm.all_reduce(me, op="sum"),
             "most": comm.all_reduce(x.max(), op="max"),
-            "complex": comm.all_reduce(1 + 1j * me, op="sum"),
+            "complex": comm.all_reduce(1 + 1j * me.astype(complex), op="sum"),
+            "complex mean": comm.all_reduce(x.mean().astype(complex) * (1 - 2j)),
+            "complex rows": comm.all_reduce(jnp.exp(1j * x.astype(complex)).mean() * jnp.ones((130, 260), complex)),
+            "empty": comm.all_reduce({"x": x[:0], "y": x.mean()}),
+            "empty rows": comm.all_gather(jnp.zeros((2, 0), jnp.bfloat16) * x.mean().astype(jnp.bfloat16)),
+            "empty root's": comm.broadcast(x[:0], root=n - 1),
         }
         return state + comm.all_reduce(x.mean()), metrics
 
     n = world.size
     data = {"x": np.arange(8.0 * n, dtype=np.float32)}
-    with ad.Program(driver, jnp.zeros(()), data, global_batch=8 * n, world=world) as program:
+    shares = range(1, n + 1)
+    with ad.Program(
+        driver, jnp.zeros(()), data, global_batch=8 * n, shares=shares, microbatch=3, world=world
+    ) as program:
         metrics = program.step().metrics
         np.testing.assert_array_equal(metrics["odd"], np.arange(n) % 2 == 1)
         assert metrics["odd"].dtype == metrics["first"].dtype == jnp.bool_
         assert metrics["first"]
         assert metrics["half"].dtype == jnp.bfloat16
         np.testing.assert_allclose(metrics["half"].astype(jnp.float32), data["x"].mean(), rtol=1e-2)
-        assert metrics["ranks"] == n * (n - 1) / 2
+        assert metrics["ranks"] == n * (n - 1) // 2
         assert metrics["most"] == 8 * n - 1
         assert metrics["complex"] == n + 1j * n * (n - 1) / 2
+        np.testing.assert_allclose(metrics["complex mean"], data["x"].mean() * (1 - 2j), rtol=1e-6)
+        np.testing.assert_allclose(
+            metrics["complex rows"], np.exp(1j * data["x"]).mean() + np.zeros((130, 260)), atol=1e-6
+        )
+        assert metrics["complex mean"].dtype == metrics["complex rows"].dtype == jnp.complex64
+        assert (metrics["empty"]["x"].shape, metrics["empty"]["x"].dtype) == ((0,), jnp.float32)
+        np.testing.assert_allclose(metrics["empty"]["y"], data["x"].mean(), rtol=1e-6)
+        assert (metrics["empty rows"].shape, metrics["empty rows"].dtype) == ((n, 2, 0), jnp.bfloat16)
+        assert metrics["empty root's"].shape == (0,)
+        assert all(c.value.aval.size for message in program.plan.messages for c in message)
         np.testing.assert_allclose(program.state, data["x"].mean(), rtol=1e-6)
+
+
+def test_complex_values_that_are_not_finite_are_told(world):
+    def driver(state, batch):
+        return state, {"z": comm.all_reduce(jax.lax.complex(batch["x"].mean(), 1 / batch["x"].max()))}
+
+    data = {"x": np.zeros(world.size, np.float32)}
+    with (
+        ad.Program(driver, jnp.zeros(()), data, global_batch=world.size, world=world) as program,
+        pytest.raises(ad.NonFiniteError),
+    ):
+        program.step()
+
+
+def test_outside_a_program_complex_means_and_empty_leaves(world):
+    z = np.complex64(2 - 3j) * np.ones(3, np.complex64)
+    mean, empty = comm.all_reduce((z, np.zeros((0, 2))), weight=1.0 + world.rank)
+    np.testing.assert_allclose(mean, z, rtol=1e-6)
+    assert empty.shape == (0, 2)
+    assert comm.all_gather(np.zeros((3, 0), np.int8)).shape == (world.size, 3, 0)
+    assert comm.broadcast({"none": np.zeros(0)})["none"].shape == (0,)

@@ -140,14 +140,14 @@ def counts_that_follow_from_shapes(state, batch):
 def a_mean_by_hand(state, batch):
     total = jax.grad(lambda w: (errors(w, batch) ** 2).sum())(state["w"])
     total, count = comm.all_reduce((total, len(batch["y"])), op="sum")
-    return step(state, total / count), {}
+    return step(state, total / count.astype(float)), {}
 
 
 @right(plain())
 def a_mean_by_hand_with_an_array_for_a_count(state, batch):
     total = jax.grad(lambda w: (errors(w, batch) ** 2).sum())(state["w"])
     total, count = comm.all_reduce((total, jnp.full(FEATURES, len(batch["y"]), jnp.float32)), op="sum")
-    return step(state, total / count), {}
+    return step(state, total / count.astype(float)), {}
 
 
 @right(plain(share=lambda s, b: jnp.mean(b["y"] > 0)))
@@ -183,12 +183,12 @@ def a_sum_divided_by_the_length(state, batch):
 
 @refused(ad.ReplicationError, "new state", SHAPE, "(cases.py:")
 def a_sum_divided_by_an_array_of_lengths(state, batch):
-    return step(state, mean_gradient(state, batch) / np.full(FEATURES, len(batch["x"]))), {}
+    return step(state, mean_gradient(state, batch) / np.full(FEATURES, len(batch["x"]), np.float32)), {}
 
 
 @refused(ad.ReplicationError, "new state", SHAPE)
 def a_sum_divided_by_an_array_of_one_length(state, batch):
-    return step(state, mean_gradient(state, batch) / jnp.array([len(batch["x"])])), {}
+    return step(state, mean_gradient(state, batch) / jnp.array([1.0 * len(batch["x"])])), {}
 
 
 @refused(ad.ReplicationError, "metric ['n']", SHAPE)
@@ -281,13 +281,13 @@ def weighed_by_the_calls_examples(state, batch):
 @right(plain(), microbatch=None)
 def a_share_of_the_sum_by_the_workers_batch(state, batch):
     gradient = jax.grad(loss)(state["w"], batch)
-    return step(state, comm.all_reduce(gradient * ad.batch_size() / ad.global_batch(), op="sum")), {}
+    return step(state, comm.all_reduce(gradient * (ad.batch_size() / ad.global_batch()), op="sum")), {}
 
 
 @right(plain())
 def a_share_of_the_sum_by_the_calls_examples(state, batch):
     gradient = jax.grad(loss)(state["w"], batch)
-    return step(state, comm.all_reduce(gradient * ad.microbatch_size() / ad.global_batch(), op="sum")), {}
+    return step(state, comm.all_reduce(gradient * (ad.microbatch_size() / ad.global_batch()), op="sum")), {}
 
 
 @refused(ad.DriverError, "microbatch=3", "ad.microbatch_size()", microbatch=3)
@@ -320,7 +320,7 @@ def a_loss_scale_by_ones_own_gradients(state, batch):
 
 @refused(ad.ReplicationError, "'worker', which each worker measures for itself")
 def a_rate_for_each_worker(state, batch):
-    return step(state, mean_gradient(state, batch) * (1 + ad.worker())), {}
+    return step(state, mean_gradient(state, batch) * (1 + ad.worker()).astype(float)), {}
 
 
 @refused(ad.CollectiveError, "noise_scale (cases.py:", "replicated already", "mon.noise_scale(grads, avg_grads)")
@@ -376,7 +376,7 @@ def a_host_value_that_is_asked_for_once(state, batch):
     """One draw a worker and step, in however many calls and segments it is used."""
     drawn = jax.pure_callback(lambda _: np.float32(np.random.rand()), ONE, state["w"][0])
     in_calls = comm.all_reduce(drawn + 0 * batch["y"].mean())
-    examples = comm.all_gather(ad.batch_size())
+    examples = comm.all_gather(ad.batch_size()).astype(float)
     by_worker = (comm.all_gather(drawn) * examples).sum() / examples.sum()
     first = comm.broadcast(drawn)
     same = first == comm.all_gather(drawn)[0]

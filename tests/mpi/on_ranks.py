@@ -72,9 +72,12 @@ def test_drivers_that_differ(world, difference):
         "constant": sgd(jnp.full((6, 8), 0.1 + 0.1 * odd(world)) if difference == "constant" else 0.1),
     }[difference]
     state = {"inner": {"w": make_params()["inner"]["w"]}}
-    where = "" if difference == "constant" else ", at on_ranks.py:"
     all_refuse(
-        f"driver{where}", "is not the same on all ranks: rank 0: ", "no number that differs", driver=mine, state=state
+        "driver, at on_ranks.py:",
+        "is not the same on all ranks: rank 0: ",
+        "no number that differs",
+        driver=mine,
+        state=state,
     )
 
 
@@ -94,7 +97,38 @@ def test_data_that_differ(world, difference):
     }[difference]
     data = jax.tree.map(mine, make_data()) if odd(world) else make_data()
     all_refuse(
-        "data is not the same on all ranks: rank 0: 160 examples", "the whole data set, in the same order", data=data
+        f"data{'' if difference == 'length' else '['}",
+        " is not the same on all ranks: rank 0: ",
+        "the whole data set, in the same order",
+        data=data,
+    )
+
+
+def test_data_of_which_most_rows_differ(world):
+    data = make_data(1000)
+    data["x"] = data["x"] + np.float32(odd(world)) * (np.arange(1000) % 10 != 0)[:, None]
+    all_refuse("data['x'] is not the same on all ranks: rank 0: float32[1000, 6] ", data=data)
+
+
+class Augmented:
+    """A source that adds noise, drawn anew for each row that is read."""
+
+    def __init__(self, world):
+        self.data, self.rng = make_data(), np.random.default_rng(world.rank)
+
+    def __len__(self):
+        return len(self.data["x"])
+
+    def __getitem__(self, index):
+        return {"x": self.data["x"][index] + self.rng.normal(size=6), "label": self.data["label"][index]}
+
+
+def test_a_source_that_augments_at_random(world):
+    all_refuse(
+        "data, read twice, is not the same on all ranks: rank 0: data[",
+        "is another example the second time (seen by rank 0)",
+        "x = jax.vmap(augment)(ad.example_keys(), batch['x'])",
+        data=Augmented(world),
     )
 
 

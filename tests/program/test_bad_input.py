@@ -8,12 +8,14 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 
 import adaptive as ad
 import collectives as comm
 import controllers as ctrl
 import monitors as mon
+from tests.relaxed import relaxed_tx
 
 from .problems import build
 
@@ -125,8 +127,6 @@ def test_a_state_that_holds_no_array(world):
         (lambda x: comm.all_reduce((x > 0).any(), op="sum"), "boolean, of which there is no sum"),
         (lambda x: comm.all_reduce(jax.random.key(0), op="sum"), "a PRNG key"),
         (lambda x: comm.broadcast([ad.step_key()]), "[0] is a PRNG key. Send what it is made of"),
-        (lambda x: comm.all_reduce({"e": x[:0]}), "['e'] is empty, of shape (0,)"),
-        (lambda x: comm.all_gather(x[:0]), "is empty, of shape (0,)"),
         (lambda x: comm.all_reduce("loss"), "'loss': neither an array nor a number"),
         (lambda x: comm.all_reduce(x.mean(), weight=x), "weight= must be one real number per worker"),
         (lambda x: comm.all_reduce(x.mean(), op="avg"), "op='avg' is none of"),
@@ -168,7 +168,27 @@ def test_a_gradient_through_a_collective(world):
         grads = jax.grad(lambda s: comm.all_reduce((s - batch["x"]).mean()))(state)
         return state - grads, {}
 
-    refused(ad.CollectiveError, "reverse-mode differentiation through a collective", "then reduce", driver=driver)
+    says = "reverse-mode differentiation through a collective", "comm.all_reduce (test_bad_input.py:", "then reduce"
+    refused(ad.CollectiveError, *says, driver=driver)
+
+
+@pytest.mark.parametrize(
+    "line_search", [optax.scale_by_zoom_linesearch(8), optax.scale_by_backtracking_linesearch(8)], ids=["zoom", "back"]
+)
+def test_a_line_search_that_calls_the_loss_in_a_loop(world, line_search):
+    """One differentiates the loss, the other does not; to both the advice is the same."""
+    tx = relaxed_tx(optax.chain(optax.sgd(1.0), line_search))
+
+    def driver(state, batch):
+        def value_fn(s):
+            return comm.all_reduce(jnp.square(batch["x"] - s).mean())
+
+        loss, grads = comm.all_reduce(jax.value_and_grad(lambda s: jnp.square(batch["x"] - s).mean())(state[0]))
+        updates, opt = tx.update(grads, state[1], state[0], value=loss, grad=grads, value_fn=value_fn)
+        return (state[0] + updates, opt), {}
+
+    start = jnp.zeros(())
+    refused(ad.CollectiveError, "(test_bad_input.py:", "'Line searches'", driver=driver, state=(start, tx.init(start)))
 
 
 def test_a_driver_that_is_another_program_for_another_size(world):
@@ -204,7 +224,7 @@ def test_a_number_of_the_batchs_shape_where_it_is_meant(world):
         n = len(batch["x"])
         mean = comm.all_reduce(batch["x"].sum() / n)
         also = comm.all_reduce(batch["x"].sum() / n, weight=n)
-        total = comm.all_reduce(batch["x"].sum(), op="sum") / ad.global_batch()
+        total = comm.all_reduce(batch["x"].sum(), op="sum") / ad.global_batch().astype(float)
         return state + mean, {"means": jnp.stack([mean, also, total])}
 
     with build(driver, 0.0, X, 24, world=world, microbatch=3) as program:
@@ -253,7 +273,7 @@ def test_data_that_cannot_be_used(world, data, says):
 )
 def test_a_source_with_an_odd_row(world, row, says):
     with (
-        build(total, 0.0, Source(200, row5=row), 200) as program,  # not one of those that are compared at first
+        build(total, 0.0, Source(2000, row5=row), 2000) as program,  # not one of those that are compared at first
         pytest.raises((ad.DataError, ad.WorkerError)) as caught,
     ):
         program.step()
@@ -276,6 +296,9 @@ def test_a_source_with_an_odd_row(world, row, says):
         (math.inf, "global_batch must be a whole number of examples; got inf"),
         (True, "global_batch must be a whole number of examples; got True"),
         ("12", "global_batch must be a whole number of examples; got '12'"),
+        (b"12", "global_batch must be a whole number of examples; got b'12'"),
+        (10**400, "global_batch=1e400 or so is larger than the data set"),
+        pytest.param(-(10**5000), "global_batch must be positive; got -1e5000 or so", id="huge"),
         (None, "global_batch must be a whole number of examples; got None"),
         ((6, 6), "global_batch must be a whole number of examples; got (6, 6)"),
         (25, "global_batch=25 is larger than the data set, which has 24 examples"),
@@ -348,15 +371,66 @@ def test_shares_that_are_none(world, which):
 @pytest.mark.parametrize(
     ("options", "says"),
     [
-        ({"microbatch": 0}, "microbatch must be positive; got 0"),
-        ({"max_local_batch": 0}, "max_local_batch must be positive; got 0"),
-        ({"quantum": 0}, "quantum must be positive; got 0"),
+        ({"microbatch": 0}, "microbatch must be positive, a whole number of examples; got 0"),
+        ({"max_local_batch": 0}, "max_local_batch must be positive, a whole number of examples; got 0"),
+        ({"quantum": 0}, "quantum must be positive, a whole number of examples; got 0"),
+        ({"microbatch": "4"}, "microbatch must be positive, a whole number of examples; got '4'"),
+        ({"microbatch": 4.5}, "microbatch must be positive, a whole number of examples; got 4.5"),
+        ({"quantum": True}, "quantum must be positive, a whole number of examples; got True"),
+        ({"max_local_batch": "64"}, "max_local_batch is one whole number of examples, or one for each of"),
+        ({"max_local_batch": [12] * 9}, "max_local_batch is one whole number of examples, or one for each of"),
+        ({"shares": ["1"] * 9}, "shares are numbers, one per worker"),
+        ({"seed": "3"}, "seed must be a whole number; got '3'"),
+        ({"seed": 2.5}, "seed must be a whole number; got 2.5"),
         ({"nonfinite": "ignore"}, "nonfinite must be"),
         ({"max_skipped": 0}, "max_skipped must be positive; got 0"),
     ],
 )
 def test_options_out_of_range(world, options, says):
     refused(ad.AdaptiveError, says, **options)
+
+
+def test_numbers_of_any_kind_and_size_are_taken_alike(world):
+    """Of numpy and of JAX; and what no batch can be is as good as no limit."""
+    n = world.size
+    options = {"microbatch": jnp.int32(3), "quantum": 10**400, "shares": (np.float32(2),) * n, "seed": np.int64(3)}
+    plain = {"microbatch": 3, "quantum": 24, "shares": [1] * n, "seed": 3}
+    states = []
+    for global_batch, given in ((np.array(12), {**options, "max_local_batch": 10**400}), (12, plain)):
+        with build(total, 0.0, X, global_batch, **given) as program:
+            program.rescale(global_batch=jnp.int32(16), shares=np.ones(n, int))
+            reports = list(program.run(steps=np.int32(2)))
+            states.append((float(program.state), [r.batch_sizes for r in reports]))
+    assert states[0] == states[1]
+    with build(total, 0.0, X, 12) as program:
+        with pytest.raises(ad.DriverError, match="steps must be a whole number"):
+            next(program.run(steps=2.5))
+        for shares in (["1"] * n, "1" * n, [10**400] * n, 3):
+            with pytest.raises(ad.BatchSizeError, match="shares"):
+                program.rescale(shares=shares)
+        assert program.global_batch == 12
+
+
+@pytest.mark.parametrize(
+    ("request_", "says"),
+    [
+        (lambda control: control.rescale(10**400), "rescale(global_batch=1e400 or so): more than can be meant"),
+        (lambda control: control.rescale("64"), "the global batch is one number; got '64'"),
+        (lambda control: control.rescale(np.bytes_(b"64")), "the global batch is one number; got "),
+        (lambda control: control.rescale(12 + 0j), "the global batch is one number; got (12+0j)"),
+        (lambda control: control.rescale(shares=["1"] * control.workers), "shares are numbers, one per worker"),
+        (lambda control: control.rescale(shares=[10**400] * control.workers), "is infinite"),
+    ],
+)
+def test_a_hook_that_asks_for_what_is_no_number(world, request_, says):
+    def driver(state, batch):
+        ctrl.hook(lambda control: request_(control), name="adapt")
+        return total(state, batch)
+
+    with build(driver, 0.0, X, 12) as program, pytest.raises(ad.BatchSizeError) as caught:
+        program.step()
+    assert says in str(caught.value)
+    assert "hook 'adapt' (test_bad_input.py:" in str(caught.value)
 
 
 # --- what hooks ask for -----------------------------------------------------------------------------------------------

@@ -113,8 +113,8 @@ def test_the_policy_resizes_a_federated_program(workers):
     """Clients that say they are slow get fewer examples, in whole multiples, and go on meanwhile."""
 
     def driver(state, batch):
-        slowness = 1.0 + ad.worker()
-        seconds = comm.all_gather(slowness * ad.batch_size() / 100)
+        slowness = 1.0 + ad.worker().astype(float)
+        seconds = comm.all_gather(slowness * ad.batch_size().astype(float) / 100)
         ctrl.hook(ctrl.federated(ctrl.memoryless()), seconds, jnp.full(ad.workers(), 0.01))
         return federated_round(state, batch)
 

@@ -15,6 +15,7 @@ from flax.training.train_state import TrainState
 
 import adaptive as ad
 import collectives as comm
+from tests.relaxed import relaxed_tx
 
 from .problems import (
     ADAM,
@@ -151,6 +152,87 @@ def test_states_of_many_kinds(world, kind):
     assert same_everywhere(world, plain_leaves[0])
 
 
+def test_python_numbers_in_the_state_are_promoted_as_jit_does(world):
+    """A learning rate of Python's leaves a model in half precision what it is; one that becomes an array does not."""
+
+    def step(state, batch, reduce, decay):
+        with jax.numpy_dtype_promotion("standard"):
+            grad = reduce(jax.grad(lambda w: jnp.mean(batch["x"].astype(jnp.bfloat16) @ w))(state["w"]))
+            return {"w": state["w"] - state["rate"] * grad, "rate": state["rate"] * decay, "steps": state["steps"] + 1}
+
+    def driver(state, batch):
+        return step(state, batch, comm.all_reduce, 0.5), {}
+
+    state = {"w": jnp.ones((FEATURES,), jnp.bfloat16), "rate": 0.25, "steps": 0}
+    data = {"x": np.ones((48, FEATURES), np.float32)}
+    with build(driver, state, data, 48, world=world) as program:
+        for _ in range(2):
+            program.step()
+        ours = program.state
+        at_rate = program.evaluate(lambda s, b: (s["rate"] * b["x"].astype(jnp.bfloat16)).mean(), data)
+        program.restore(program.checkpoint())
+        program.step()
+    expected = state
+    for _ in range(2):
+        expected = jax.jit(lambda s: step(s, data, lambda x: x, 0.5))(expected)
+    assert difference(ours, expected) == 0
+    kinds = [jax.tree.map(lambda a: (a.dtype, a.weak_type), tree) for tree in (ours, expected)]
+    assert kinds[0] == kinds[1] == {"w": (jnp.bfloat16, False), "rate": (jnp.float32, True), "steps": (jnp.int32, True)}
+    assert at_rate == 0.25 * 0.5**2
+    with build(driver, ours, data, 48, world=world) as program:  # and what comes out can go in again
+        program.step()
+
+    def hardening(state, batch):
+        return step(state, batch, comm.all_reduce, jnp.float32(0.5)), {}
+
+    with pytest.raises(ad.DriverError, match=r"changes state\['w'\] from bfloat16\[6\] to float32\[6\]"):
+        build(hardening, state, data, 48, world=world)
+
+
+def test_a_number_that_a_step_makes_an_array_of_is_one_from_the_start(world):
+    def driver(state, batch):
+        return state + comm.all_reduce(batch["x"].mean()), {}
+
+    with build(driver, 1.5, {"x": np.ones(12, np.float32)}, 12, world=world) as program:
+        program.step()
+        assert (float(program.state), program.state.dtype, program.state.weak_type) == (2.5, jnp.float32, False)
+
+
+# The driver of docs/sharp_bits.md, "Line searches".
+LBFGS = relaxed_tx(optax.lbfgs(learning_rate=1.0, linesearch=None))
+SIZES = 0.5 ** np.arange(8, dtype=np.float32)
+
+
+def line_search_step(state, batch, reduce):
+    params, opt = state
+    loss, grads = reduce(jax.value_and_grad(mean_loss)(params, batch))
+    updates, opt = LBFGS.update(grads, opt, params)
+
+    def moved(size):
+        return jax.tree.map(lambda p, u: p + size * u, params, updates)
+
+    losses = reduce(jax.vmap(lambda size: mean_loss(moved(size), batch))(jnp.asarray(SIZES)))
+    good = losses <= loss + 1e-4 * SIZES * optax.tree.vdot(grads, updates)
+    size = jnp.where(good.any(), jnp.asarray(SIZES)[good.argmax()], SIZES[-1])
+    return (moved(size), opt), {"loss": loss, "size": size}
+
+
+def test_a_line_search_over_sizes_side_by_side(world):
+    """Two messages a step, whatever is found; and the same course as on one worker without the library."""
+    params, data = make_params(), make_data(48)
+    state = params, LBFGS.init(params)
+    with build(lambda s, b: line_search_step(s, b, comm.all_reduce), state, data, 48, world=world) as program:
+        reports = [program.step() for _ in range(12)]
+    plain, expected = jax.jit(lambda s: line_search_step(s, data, lambda x: x)), []
+    for _ in range(12):
+        state, metrics = plain(state)
+        expected.append(float(metrics["loss"]))
+    assert {r.messages for r in reports} == {2}
+    np.testing.assert_allclose([float(r.metrics["loss"]) for r in reports], expected, rtol=1e-2)
+    assert expected[-1] < expected[0] / 2
+    assert len({float(r.metrics["size"]) for r in reports}) > 1  # it was searched
+
+
 def _as_numbers(leaf):
     is_key = isinstance(leaf, jax.Array) and jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)
     return np.asarray(jax.random.key_data(leaf) if is_key else leaf, np.float64)
@@ -268,7 +350,7 @@ def test_evaluation_is_of_the_state_of_the_last_step(world, precision):
     with build(adam_driver, adam_state(), train, 32, world=world) as program:
         batches = [r.global_batch for r in program.run(steps=5)]
         loss = program.evaluate(lambda state, rows: mean_loss(state["params"], rows), test, batch=10)
-        accuracy = program.evaluate(lambda state, rows: jnp.ones(()) * (rows["label"] >= 0).mean(), test)
+        accuracy = program.evaluate(lambda state, rows: jnp.ones(()) * (rows["label"] >= 0).mean(dtype=float), test)
         program.step()
     plain = plain_adam(train, batches, 3)
     assert loss == pytest.approx(float(mean_loss(plain, test)), rel=1e-12)

@@ -1,0 +1,70 @@
+"""What counts as a number where a user gives one: of Python, numpy and JAX alike, and no text that looks like one."""
+
+from __future__ import annotations
+
+import math
+import numbers
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+
+def whole(value: Any) -> int | None:
+    """The integer that `value` is, or `None`: an integer of any size, an array of one without a shape, a float or a
+    fraction that is whole. Truth values, text and numbers that are not known yet (tracers) are none.
+    """
+    number = _scalar(value)
+    try:
+        return None if number is None or int(number) != number else int(number)
+    except (ValueError, OverflowError):  # NaN, infinite
+        return None
+
+
+def real(value: Any) -> float | None:
+    """The real number that `value` is, as a float, or `None`; an integer that no float holds is infinite."""
+    number = _scalar(value)
+    try:
+        return None if number is None else float(number)
+    except OverflowError:
+        return math.inf if number > 0 else -math.inf
+    except ValueError:  # a signalling NaN, of decimals
+        return math.nan
+
+
+def reals(values: Any) -> np.ndarray | None:
+    """A sequence or an array of real numbers, of any shape, as floats; or `None`."""
+    if isinstance(values, jax.core.Tracer):
+        return None
+    try:
+        array = np.asarray(values)
+    except (TypeError, ValueError):  # ragged; or no array, such as PRNG keys
+        return None
+    if array.dtype == object:
+        each = [real(value) for value in array.flat]
+        return None if None in each else np.array(each, float).reshape(array.shape)
+    return array.astype(float) if _is_real(array.dtype) else None
+
+
+def brief(value: Any) -> str:
+    """`value` in an error; of an integer with hundreds of digits, how many."""
+    if isinstance(value, int) and abs(value) >= 10**30:
+        return f"{'-' * (value < 0)}1e{int(math.log10(abs(value)))} or so"
+    return repr(value)
+
+
+def _scalar(value: Any) -> Any:
+    """A number of Python's, or `None`."""
+    if isinstance(value, bool | jax.core.Tracer):
+        return None
+    if hasattr(value, "dtype"):
+        array = reals(value)
+        if array is None or array.ndim:
+            return None
+        return int(value) if np.asarray(value).dtype.kind in "iu" else float(array)  # a float does not hold all int64
+    return value if isinstance(value, numbers.Number) and not isinstance(value, complex) else None
+
+
+def _is_real(dtype: np.dtype) -> bool:
+    return jnp.issubdtype(dtype, np.integer) or jnp.issubdtype(dtype, np.floating)
