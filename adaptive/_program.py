@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
@@ -190,6 +191,7 @@ class Program:
         self._unlike = bool(self._plan.hooks) and are_unlike(self.world, f"machines of {self._name}")
         self._ledger = agreement.Ledger()
         self._step = 0
+        self._alone = threading.Lock()  # held while a step is under way
         self._skipped = 0  # steps in a row
         self._told = False  # of NaNs that the last update made
         self._started_at = float("nan")
@@ -364,7 +366,6 @@ class Program:
         self._check_update(together=True)
         self._close_step()
 
-    @as_made
     def step(self) -> Report:
         """Run one step.
 
@@ -379,7 +380,20 @@ class Program:
           WorkerError: another process failed, in this step or elsewhere. On every other process.
           DisagreementError: hooks decided differently on some workers, or some process is not in this step but in
             another collective. On every process.
+          DriverError: a step of this program is under way.
         """
+        if not self._alone.acquire(blocking=False):
+            raise DriverError(
+                f"{self._name} is in a step already, in another thread, or because a hook has called step(). Two steps "
+                "at once would take one state. A program is for one thread; hooks ask by their control."
+            )
+        try:
+            return self._take_step()
+        finally:
+            self._alone.release()
+
+    @as_made
+    def _take_step(self) -> Report:
         began = time.perf_counter()
         self._compile_first()
         try:

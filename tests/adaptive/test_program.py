@@ -681,3 +681,22 @@ def test_state_that_is_local_on_purpose_goes_its_own_way():
         program.step()
         assert [float(leaves[0]) for leaves in program._engine.states] == [2, 4, 6]
         assert float(program.state["sum"]) == 12
+
+
+def test_a_step_within_a_step_is_refused():
+    """Called by a hook, or by another thread: both would take one state."""
+    programs = []
+
+    def again(observation):
+        with pytest.raises(ad.DriverError, match=r"program 1 \('driver'\) is in a step already"):
+            programs[0].step()
+
+    def driver(state, batch):
+        operators.hook("again", Recorder(again), (jnp.float32(0),))
+        return sgd(state, batch)
+
+    with build(driver, W) as program:
+        programs.append(program)
+        program.step()
+        assert program.steps == 1
+        program.step()  # and is free again

@@ -438,3 +438,45 @@ def a_gradient_clipped_in_each_call(state, batch):
     """The mean of clipped gradients is not the clipped gradient of the mean."""
     gradient = jax.grad(lambda w: 10 * loss(clipped(w), batch))(state["w"])
     return step(state, comm.all_reduce(gradient)), {}
+
+
+# --- what depends on the split ----------------------------------------------------------------------------------------
+
+
+@named("loss", shares=None)
+def a_metric_that_is_no_mean(state, batch):
+    """The mean of exponentials of calls' mean losses goes by the calls."""
+    return step(state, mean_gradient(state, batch)), {"loss": comm.all_reduce(jnp.exp(loss(state["w"], batch)))}
+
+
+@named("w", shares=None)
+def a_summed_loss(state, batch):
+    return step(state, comm.all_reduce(jax.grad(lambda w: (errors(w, batch) ** 2).sum())(state["w"]))), {}
+
+
+@named("w", shares=None)
+def a_normalised_batch_under_a_rate_that_begins_at_zero(state, batch):
+    def normalised(w):
+        out = batch["x"] @ w
+        return jnp.mean(((out - out.mean()) / (out.std() + 0.1) - batch["y"]) ** 2)
+
+    rate = jnp.minimum(ad.step().astype(jnp.float32) / 10, 1)
+    return step(state, rate * comm.all_reduce(jax.grad(normalised)(state["w"]))), {}
+
+
+@named("w", shares=None)
+def a_gradient_that_is_clipped_later_on(state, batch):
+    own = jax.grad(lambda w: 10 * loss(w, batch))(state["w"])
+    return step(state, comm.all_reduce(jnp.where(ad.step() < 3, own, jnp.clip(own, -1, 1)))), {}
+
+
+@named("w", shares=None)
+def signs_by_majority(state, batch):
+    votes = comm.all_reduce(jnp.sign(jax.grad(loss)(state["w"], batch)).astype(jnp.int32), op="sum")
+    return step(state, jnp.sign(votes).astype(jnp.float32)), {}
+
+
+@named("shift", shares=None, state={"w": W, "shift": np.complex64(1j)})
+def complex_numbers_of_a_call(state, batch):
+    shift = comm.all_reduce(jnp.exp(1j * batch["y"].mean().astype(jnp.complex64)), op="sum")
+    return step(state, mean_gradient(state, batch), shift=shift), {}
