@@ -18,7 +18,7 @@ from typing import Any, NamedTuple, TypeVar
 import numpy as np
 
 from ._examples import Rows
-from ._surroundings import settings_here
+from ._surroundings import Surroundings
 
 T = TypeVar("T")
 QUICK_SECONDS = 300e-6
@@ -63,7 +63,7 @@ class Stream:
         self.cursors: Cursors = (0,) * len(self.lanes)
         self._orders: dict[tuple[int, int], np.ndarray] = {}
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="adaptive-input")
-        self._settings = settings_here()  # of the thread that the data set was looked at in
+        self._surroundings = Surroundings()  # of the thread that the data set was looked at in
         self._ahead: tuple[Cursors, tuple[int, ...], Future[Share] | _There] | None = None
         self._quick = False  # whether the last share was fetched faster than a thread is woken up
 
@@ -99,11 +99,7 @@ class Stream:
         return self._in_thread(self.examples.rows, indices).result()
 
     def _in_thread(self, function: Callable[..., T], *args: Any) -> Future[T]:
-        def run() -> T:
-            with self._settings():
-                return function(*args)
-
-        return self._pool.submit(run)
+        return self._pool.submit(self._surroundings.run, function, *args)
 
     def _fetch(self, cursors: Cursors, sizes: tuple[int, ...]) -> Share:
         began = time.thread_time()  # its own time: kernels may be running on this core meanwhile

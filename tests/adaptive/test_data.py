@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from contextvars import ContextVar
 
 import jax
 import numpy as np
@@ -185,6 +186,24 @@ def test_a_source_is_read_in_one_thread(stream_of):
     data = Source(30)
     everything(stream_of(data), [(4,)] * 6, ahead=True)
     assert len(data.threads - {threading.get_ident()}) == 1  # example 0 was looked at when the stream was made
+
+
+LENGTH = ContextVar("LENGTH", default=1.0)
+
+
+def test_a_source_is_read_in_the_surroundings_in_which_the_stream_was_made():
+    class Scaled:
+        def __len__(self):
+            return 8
+
+        def __getitem__(self, index):
+            return {"x": np.float32(LENGTH.get())}
+
+    token = LENGTH.set(3.0)
+    stream = Stream(Examples(Scaled()), seed=0, workers=range(1))
+    LENGTH.reset(token)
+    assert stream.take((4,)).batches[0]["x"].tolist() == [3.0] * 4
+    stream.close()
 
 
 def test_an_error_of_the_source_is_raised_by_the_step_that_needs_the_example(stream_of):
