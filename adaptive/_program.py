@@ -363,7 +363,7 @@ class Program:
             if self._recorder is not None:
                 self._recorder.close()
                 self._recorder = None
-        self._check_update(together=True)
+        self._check_update(together="the end of run()")
         self._close_step()
 
     def step(self) -> Report:
@@ -459,17 +459,17 @@ class Program:
             raise skipped_too_often(trouble, self._step + 1, self._max_skipped)
         self._notes += [f"skipped: {cause}" for cause in trouble.causes]
 
-    def _check_update(self, *, in_step: bool = False, together: bool = False) -> None:
+    def _check_update(self, *, in_step: bool = False, together: str = "") -> None:
         """Raise if the last update made NaNs.
 
         Of replicated state every process finds that by itself; of local state, the others have to be told.
 
         Args:
-          together: every process is here.
+          together: where all processes come here: what for.
         """
         found, new_nans = self._engine.made_nans(), self._engine.new_nans
         if together and new_nans is not None and new_nans.may_differ:
-            found = share_found(self.world, found, f"NaNs behind step {self._step} of {self._name}")
+            found = share_found(self.world, found, f"{together} of {self._name} behind step {self._step}")
         if found:
             self._told = True
             error = made_nans(self._plan, found, self._step)
@@ -647,7 +647,7 @@ class Program:
           CheckpointError: leaves of the state have names that could not be told apart when they are restored.
           DriverError: a policy's state is not built as it was when the policy began.
         """
-        self._check_update(together=True)
+        self._check_update(together="a checkpoint")
         return _checkpoint.save(
             self._engine, self._barrier, self._sizes, self._stream, step=self._step, like=self._state_shapes
         )
@@ -714,7 +714,7 @@ class Program:
           WorkerError: another process failed in this call. On every other process.
           DisagreementError: `fn`, `data` or `batch` are not the same on all processes. On every process.
         """
-        self._check_update(together=True)
+        self._check_update(together="evaluate")
         states = [self._as_given(leaves) for leaves in self._engine.states]
         about = f"evaluate of {self._name} behind step {self._step}"
         return evaluate(fn, states, data, self.world, batch, about)

@@ -38,6 +38,7 @@ def pytest_report_header() -> list[str]:
     return [", ".join(f"{name} {_version(name)}" for name in names), f"mpirun: {mpirun.mpirun_version()}"]
 
 
+@pytest.hookimpl(tryfirst=True)  # before those who read the marks
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Where tests run side by side, those that start ranks do not run beside one another: the ranks share few cores."""
     for item in items:

@@ -579,8 +579,8 @@ def test_a_batch_that_does_not_fit_one_rank(world):
     """An error found while compiling behind the steps, on the ranks that need that size."""
 
     def driver(state, batch):
-        if odd(world) and len(batch["x"]) == 4:
-            raise MemoryError("no room for 4")
+        if odd(world) and len(batch["x"]) == 2:
+            raise MemoryError("no room for 2")
         return descend(state, batch)
 
     program = build(driver, 0.0, make_data(), 5 * world.size, world=world)
