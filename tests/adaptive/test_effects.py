@@ -72,7 +72,6 @@ def test_ordered_effects_keep_their_order():
         io_callback(note("call"), None, batch["y"][0], ordered=True)
         new = sgd(state, batch)
         io_callback(note("behind"), None, new[0], ordered=True)
-        io_callback(note("last"), None, ad.step(), ordered=True) if False else None
         return new, {}
 
     run(driver, steps=2, workers=1)
