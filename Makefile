@@ -25,9 +25,8 @@ run: $(STAMP)  ## run the main example under mpirun (RANKS=2, EXAMPLE=examples/l
 	@PJRT_NPROC=$${PJRT_NPROC:-1} \
 	    $(BIN)/mpirun --oversubscribe -n $(RANKS) $(BIN)/python -m mpi4py $(EXAMPLE) $(ARGS)
 
-# Tests that start ranks run one after the other, beside those that do not.
-test: $(STAMP)  ## run the tests, those under mpirun included (TESTS="tests/adaptive -x" for some of them, JOBS=1 in turn)
-	@$(BIN)/python -m pytest -q -n $(JOBS) --dist loadgroup $(TESTS)
+test: $(STAMP)  ## run the tests, those under mpirun included (TESTS="tests/adaptive -x" for some of them, JOBS=1 for one process)
+	@$(BIN)/python -m pytest -q -n $(JOBS) $(TESTS)
 
 lint: $(STAMP)  ## check style and formatting
 	@$(BIN)/python -m ruff check

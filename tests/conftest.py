@@ -18,9 +18,8 @@ if "JAX_COMPILATION_CACHE_DIR" not in os.environ:  # most time goes into compili
 
 import hypothesis
 import jax
-import pytest
 
-from tests import mpirun
+from tests.mpirun import mpirun_version
 
 jax.config.update("jax_num_cpu_devices", 4)  # before any backend is used: workers of a DeviceWorld
 # A sum of (n,) and (n, 1) is most often a bug, and so is one of an int and a float. What optax and flax compute inside
@@ -35,16 +34,7 @@ hypothesis.settings.load_profile("suite")
 
 def pytest_report_header() -> list[str]:
     names = ("jax", "jaxlib", "flax", "optax", "numpy", "mpi4py")
-    return [", ".join(f"{name} {_version(name)}" for name in names), f"mpirun: {mpirun.mpirun_version()}"]
-
-
-@pytest.hookimpl(tryfirst=True)  # before those who read the marks
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Where tests run side by side, those that start ranks do not run beside one another: the ranks share few cores."""
-    for item in items:
-        known = vars(item.module).values() if hasattr(item, "module") else ()
-        if any(thing is mpirun or thing is mpirun.run for thing in known):
-            item.add_marker(pytest.mark.xdist_group("ranks"))
+    return [", ".join(f"{name} {_version(name)}" for name in names), f"mpirun: {mpirun_version()}"]
 
 
 def _version(name: str) -> str:
