@@ -4,33 +4,33 @@ The trunk: what a driver program is, and how it runs. It knows no MPI, no monito
 `collectives`, `monitors` and `controllers`.
 """
 
-from ._check import Invariance as Invariance
-from ._decision import Decision as Decision
-from ._decision import Limits as Limits
-from ._decision import Observation as Observation
-from ._errors import AdaptiveError as AdaptiveError
-from ._errors import BatchSizeError as BatchSizeError
-from ._errors import CheckpointError as CheckpointError
-from ._errors import CollectiveError as CollectiveError
-from ._errors import DataError as DataError
-from ._errors import DisagreementError as DisagreementError
-from ._errors import DriverError as DriverError
-from ._errors import NonFiniteError as NonFiniteError
-from ._errors import ReplicationError as ReplicationError
-from ._errors import WorkerError as WorkerError
-from ._minibatches import minibatches as minibatches
-from ._program import Program as Program
-from ._report import Report as Report
-from ._shards import Shards as Shards
-from ._values import batch_size as batch_size
-from ._values import example_keys as example_keys
-from ._values import global_batch as global_batch
-from ._values import microbatch_size as microbatch_size
-from ._values import replicated as replicated
-from ._values import step as step
-from ._values import step_key as step_key
-from ._values import worker as worker
-from ._values import workers as workers
-from ._world import World as World
+from .base.decision import Decision as Decision
+from .base.decision import Limits as Limits
+from .base.decision import Observation as Observation
+from .base.errors import AdaptiveError as AdaptiveError
+from .base.errors import BatchSizeError as BatchSizeError
+from .base.errors import CheckpointError as CheckpointError
+from .base.errors import CollectiveError as CollectiveError
+from .base.errors import DataError as DataError
+from .base.errors import DisagreementError as DisagreementError
+from .base.errors import DriverError as DriverError
+from .base.errors import NonFiniteError as NonFiniteError
+from .base.errors import ReplicationError as ReplicationError
+from .base.errors import WorkerError as WorkerError
+from .base.world import World as World
+from .check.invariance import Invariance as Invariance
+from .data.shards import Shards as Shards
+from .operators.minibatches import minibatches as minibatches
+from .operators.values import batch_size as batch_size
+from .operators.values import example_keys as example_keys
+from .operators.values import global_batch as global_batch
+from .operators.values import microbatch_size as microbatch_size
+from .operators.values import replicated as replicated
+from .operators.values import step as step
+from .operators.values import step_key as step_key
+from .operators.values import worker as worker
+from .operators.values import workers as workers
+from .program.program import Program as Program
+from .program.report import Report as Report
 
 __version__ = "0.1.0"

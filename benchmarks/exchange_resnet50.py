@@ -25,11 +25,11 @@ from _measure import alternate, pin, report, summary
 from mpi4py import MPI
 
 import collectives as comm
-from adaptive import _message as message
-from adaptive._cut import plan
-from adaptive._finite import Look
-from adaptive._trace import trace
-from collectives import _mpi
+from adaptive.graph.cut import plan
+from adaptive.graph.trace import trace
+from adaptive.step import message
+from adaptive.step.finite import Look
+from collectives.worlds import mpi as _mpi
 
 Shape = tuple[int, ...]
 

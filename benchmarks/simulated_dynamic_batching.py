@@ -17,7 +17,7 @@ from _simulated import COLOURS, label, middle, panels, save, sizes_text
 
 import controllers as ctrl
 from controllers._policy import Policy
-from controllers._proportional import proportional_step
+from controllers.policies.proportional import proportional_step
 from controllers.simulate import Cluster, Hooked, Simulation, jitter, simulate
 from controllers.simulate._line_up import equal
 

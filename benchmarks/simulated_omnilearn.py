@@ -16,7 +16,7 @@ from _measure import report, table
 from _simulated import COLOURS, label, middle, panels, save, sizes_text
 
 import controllers as ctrl
-from adaptive._decision import Decision, Observation
+from adaptive.base.decision import Decision, Observation
 from controllers._policy import Policy
 from controllers.simulate import Hooked, Simulation, simulate
 from controllers.simulate._line_up import equal

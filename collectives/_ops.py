@@ -8,11 +8,8 @@ import jax
 import jax.numpy as jnp
 from jax.typing import ArrayLike
 
-from adaptive._current import current_world
-from adaptive._errors import CollectiveError
-from adaptive._numbers import brief, whole
-from adaptive._where import at, current_line
-from adaptive.operators import EXAMPLES, Op, collective, read, tracing
+from adaptive import CollectiveError
+from adaptive.extend import EXAMPLES, Op, at, brief, collective, current_line, current_world, read, tracing, whole
 
 T = TypeVar("T")
 

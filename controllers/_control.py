@@ -9,9 +9,8 @@ from typing import NoReturn
 import numpy as np
 from numpy.typing import ArrayLike
 
-from adaptive._decision import Decision, Observation
-from adaptive._errors import AdaptiveError, BatchSizeError
-from adaptive._numbers import brief, real, reals
+from adaptive import AdaptiveError, BatchSizeError
+from adaptive.extend import Decision, Observation, brief, real, reals
 
 
 class Control:

@@ -7,11 +7,8 @@ import inspect
 from collections.abc import Callable
 from typing import Any
 
-from adaptive import operators
-from adaptive._decision import Decision, Observation
-from adaptive._errors import CollectiveError
-from adaptive._numbers import whole
-from adaptive._where import at, current_line
+from adaptive import CollectiveError, extend
+from adaptive.extend import Decision, Observation, at, current_line, whole
 
 from ._control import Control
 from ._policy import Policy
@@ -58,7 +55,7 @@ def hook(fn_or_policy: Callable[..., Any] | Policy, *values: Any, every: int = 1
         raise CollectiveError(f"hook(){where}: expected a function or a policy, got {fn_or_policy!r}.")
     every = _check_every(every, name, where)
     try:
-        operators.hook(name, handler, values, every=every)
+        extend.hook(name, handler, values, every=every)
     except TypeError as error:
         raise CollectiveError(f"hook {name!r}{where}: values must be pytrees of numbers: {error}") from error
 

@@ -29,7 +29,7 @@ import jax
 import jax.numpy as jnp
 from jax.typing import ArrayLike
 
-from adaptive.operators import CALLS, EXAMPLES, claim, read
+from adaptive.extend import CALLS, EXAMPLES, claim, read
 from collectives import all_reduce
 
 from ._squares import at_least_single, squared_norm

@@ -8,9 +8,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from adaptive._errors import CollectiveError
-from adaptive._where import at, current_line
-from adaptive.operators import slot
+from adaptive import CollectiveError
+from adaptive.extend import at, current_line, slot
 
 from ._squares import at_least_single
 

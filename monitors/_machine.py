@@ -13,7 +13,7 @@ from typing import NamedTuple
 import jax
 import numpy as np
 
-from adaptive.operators import Reading, Source, read
+from adaptive.extend import Reading, Source, read
 
 # Seconds. The kernel counts busy time in ticks of 10 ms, so a share over less than this would be coarse. And it bounds
 # the cost: 20 to 100 microseconds for a measurement, 0.2 for the steps in between.

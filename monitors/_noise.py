@@ -7,9 +7,8 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from adaptive._errors import CollectiveError
-from adaptive._where import at, current_line
-from adaptive.operators import slot
+from adaptive import CollectiveError
+from adaptive.extend import at, current_line, slot
 
 from ._anova import estimate, totals
 from ._averages import Averages, add_sample, no_samples, ratio_bounds

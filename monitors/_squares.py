@@ -7,8 +7,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from adaptive._errors import CollectiveError
-from adaptive._where import at, current_line
+from adaptive import CollectiveError
+from adaptive.extend import at, current_line
 
 
 def squared_norm(tree: Any) -> jax.Array:

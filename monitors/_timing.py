@@ -5,7 +5,7 @@ from __future__ import annotations
 import jax
 import numpy as np
 
-from adaptive.operators import Source, read
+from adaptive.extend import Source, read
 
 COMPUTE_SECONDS = Source("compute_seconds", lambda reading: reading.compute_seconds, stand_in=np.nan)
 ITERATION_SECONDS = Source("iteration_seconds", lambda reading: reading.iteration_seconds, stand_in=np.nan)

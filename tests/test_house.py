@@ -18,6 +18,9 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
 
+DOORS = {"adaptive", "adaptive.extend", "collectives", "monitors", "controllers"}  # what other packages come in by
+FLOORS = ("base", "operators", "graph", "data", "step", "control", "check", "program")  # of adaptive, from the ground
+
 MAY_IMPORT = {
     "adaptive": set(),
     "collectives": {"adaptive"},
@@ -25,7 +28,7 @@ MAY_IMPORT = {
     "controllers": {"adaptive", "collectives"},
 }
 DECLARED = {"jax", "flax", "optax", "numpy", "mpi4py", "psutil"}
-THE_MPI_FILE = "collectives/_mpi.py"
+THE_MPI_FILE = "collectives/worlds/mpi.py"
 OPTIONAL = {"matplotlib": "controllers/simulate/_draw.py"}  # imported where it is used, so that all runs without
 FILES = [path.relative_to(ROOT).as_posix() for package in MAY_IMPORT for path in sorted((ROOT / package).rglob("*.py"))]
 
@@ -59,8 +62,32 @@ def wrong_imports(source: str, file: str) -> list[str]:
             wrong.append(f"{file}:{line}: mpi4py is imported in {THE_MPI_FILE} alone")
         elif room not in sys.stdlib_module_names | DECLARED | set(MAY_IMPORT) and OPTIONAL.get(room) != file:
             wrong.append(f"{file}:{line}: {room} is no dependency of the library ({name})")
+        if (
+            room in MAY_IMPORT
+            and room != package
+            and name.rsplit(".", maxsplit=1)[0] not in DOORS
+            and name not in DOORS
+        ):
+            wrong.append(f"{file}:{line}: {name} is {room}'s own; other packages come in by {' or '.join(DOORS)}")
         if name.startswith("jax._src") or room == "jaxlib":
             wrong.append(f"{file}:{line}: {name} is private to JAX")
+    return wrong
+
+
+def from_above(source: str, file: str) -> list[str]:
+    """What a file of a room of adaptive imports from a room above it."""
+    _, room, *rest = file.split("/")
+    if not rest:
+        return []  # the doors stand beside the house
+    wrong = []
+    for line, name in imports(source, f"adaptive.{room}"):
+        top, other, *_ = [*name.split("."), ""]
+        if top != "adaptive":
+            continue
+        if other not in FLOORS:
+            wrong.append(f"{file}:{line}: {name} is a door of the house, and no room")
+        elif FLOORS.index(other) > FLOORS.index(room):
+            wrong.append(f"{file}:{line}: {room} must not know {other}, which is above it ({name})")
     return wrong
 
 
@@ -115,6 +142,17 @@ def test_imports_keep_their_direction(file):
     assert wrong_imports(source, file) + private_jax(source, file) == []
 
 
+@pytest.mark.parametrize("file", [f for f in FILES if f.startswith("adaptive/")])
+def test_every_room_stands_on_those_below(file):
+    assert from_above((ROOT / file).read_text(), file) == []
+
+
+def test_the_floors_are_all_rooms_there_are():
+    assert {file.split("/")[1] for file in FILES if file.startswith("adaptive/") and file.count("/") == 2} == set(
+        FLOORS
+    )
+
+
 def test_one_file_imports_mpi4py():
     names = {file: [name for _, name in imports((ROOT / file).read_text(), "")] for file in FILES}
     assert [file for file in FILES if any(name.startswith("mpi4py") for name in names[file])] == [THE_MPI_FILE]
@@ -138,7 +176,7 @@ def test_every_file_says_what_it_is_for(file):
     assert ast.get_docstring(ast.parse((ROOT / file).read_text()))
 
 
-@pytest.mark.parametrize("package", [*MAY_IMPORT, "controllers.simulate"])
+@pytest.mark.parametrize("package", [*MAY_IMPORT, "adaptive.extend", "controllers.simulate"])
 def test_what_is_public_is_documented_and_typed(package):
     names = public(importlib.import_module(package))
     assert names
@@ -151,15 +189,15 @@ def test_what_is_public_is_documented_and_typed(package):
 @pytest.mark.parametrize(
     ("file", "source", "complaint"),
     [
-        ("adaptive/_plan.py", "import collectives", "adaptive must not know collectives"),
-        ("adaptive/_plan.py", "def f():\n    from monitors import ema", ":2: adaptive must not know monitors"),
-        ("collectives/_mpi.py", "from controllers import hook", "collectives must not know controllers"),
+        ("adaptive/graph/plan.py", "import collectives", "adaptive must not know collectives"),
+        ("adaptive/graph/plan.py", "def f():\n    from monitors import ema", ":2: adaptive must not know monitors"),
+        ("collectives/worlds/mpi.py", "from controllers import hook", "collectives must not know controllers"),
         ("monitors/_noise.py", "from controllers._hook import hook", "monitors must not know controllers"),
         ("controllers/_hook.py", "import importlib\nimportlib.import_module('monitors')", "must not know monitors"),
-        ("collectives/_world.py", "from mpi4py import MPI", "in collectives/_mpi.py alone"),
-        ("adaptive/_plan.py", "from jax._src import core", "private to JAX"),
-        ("adaptive/_plan.py", "from jax import _src", "private to JAX"),
-        ("adaptive/_plan.py", "import torch", "torch is no dependency"),
+        ("collectives/_world.py", "from mpi4py import MPI", "in collectives/worlds/mpi.py alone"),
+        ("adaptive/graph/plan.py", "from jax._src import core", "private to JAX"),
+        ("adaptive/graph/plan.py", "from jax import _src", "private to JAX"),
+        ("adaptive/graph/plan.py", "import torch", "torch is no dependency"),
         ("controllers/_hook.py", "import matplotlib", "matplotlib is no dependency"),
     ],
 )  # fmt: skip
@@ -167,9 +205,31 @@ def test_a_wrong_import_is_seen(file, source, complaint):
     assert complaint in "\n".join(wrong_imports(source, file))
 
 
+@pytest.mark.parametrize(
+    ("file", "source", "complaint"),
+    [
+        (
+            "adaptive/base/world.py",
+            "from adaptive.step.engine import Engine",
+            "base must not know step",
+        ),
+        ("adaptive/graph/cut.py", "def f():\n    import adaptive.program.program", ":2: graph must not know program"),
+        ("adaptive/graph/cut.py", "from adaptive import Program", "is a door of the house"),
+    ],
+)
+def test_an_import_from_above_is_seen(file, source, complaint):
+    assert complaint in "\n".join(from_above(source, file))
+
+
+def test_imports_from_below_are_let_through():
+    source = "from .plan import Plan\nfrom adaptive.base.errors import DriverError\nimport jax"
+    assert from_above(source, "adaptive/graph/cut.py") == []
+
+
 def test_right_imports_are_let_through():
     source = (
-        "import jax, numpy.linalg\nfrom jax.extend import core\nfrom adaptive import operators\nfrom . import _mpi\n"
+        "import jax, numpy.linalg\nfrom jax.extend import core\nfrom adaptive import Program\nfrom . import _mpi\n"
+        "from adaptive.extend import slot\n"
     )
     assert wrong_imports(source, "collectives/_world.py") == []
     assert wrong_imports("import mpi4py", THE_MPI_FILE) == []

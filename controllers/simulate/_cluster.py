@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import ArrayLike
 
-from controllers._batch_time import BatchTime
+from controllers.timing.batch_time import BatchTime
 
 Trace = Callable[[int, float], np.ndarray]
 """`trace(step, clock) -> shape=(n,)`: a number per worker, in the step that begins at `clock` seconds."""

@@ -13,9 +13,9 @@ from pathlib import Path
 
 import numpy as np
 
-from adaptive._decision import Decision, Observation
+from adaptive.extend import Decision, Observation
 from controllers._policy import Policy
-from controllers._schedule import schedule
+from controllers.policies.schedule import schedule
 
 from . import _scenarios
 from ._cluster import Cluster

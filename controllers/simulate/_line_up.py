@@ -6,18 +6,18 @@ import importlib
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
-from adaptive._decision import Observation
-from controllers._arx import arx
-from controllers._balance import balance, min_max
-from controllers._goodput import goodput_batch
-from controllers._lb_bsp import lb_bsp
-from controllers._leader_straggler import leader_straggler
-from controllers._narx import narx
-from controllers._noise_batch import noise_batch
+from adaptive.extend import Observation
 from controllers._policy import Policy
-from controllers._predictors import memoryless, moving_average
-from controllers._proportional import proportional
-from controllers._static import static_proportional
+from controllers.policies.goodput import goodput_batch
+from controllers.policies.lb_bsp import lb_bsp
+from controllers.policies.leader_straggler import leader_straggler
+from controllers.policies.min_max import balance, min_max
+from controllers.policies.noise_batch import noise_batch
+from controllers.policies.proportional import proportional
+from controllers.policies.static import static_proportional
+from controllers.predictors.arx import arx
+from controllers.predictors.base import memoryless, moving_average
+from controllers.predictors.narx import narx
 
 from ._simulation import SIGNALS, Hooked
 

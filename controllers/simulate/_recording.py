@@ -13,9 +13,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from adaptive._decision import Decision, Limits
-from adaptive._record import VERSION
-from controllers._noise import Bounds
+from adaptive.extend import RECORD_VERSION, Decision, Limits
+from controllers.policies.efficiency import Bounds
 
 _log = logging.getLogger("adaptive")
 _BEGINS = '{"kind": "'  # every line that a program writes
@@ -130,8 +129,10 @@ def read_trace(path: str | Path, run: int = -1) -> Recording:
         if line is None:
             whole = False
         elif line.get("kind") == "header":
-            if line.get("version") != VERSION:
-                raise TraceError(f"{path}:{number}: a trace of version {line.get('version')}; this reads {VERSION}.")
+            if line.get("version") != RECORD_VERSION:
+                raise TraceError(
+                    f"{path}:{number}: a trace of version {line.get('version')}; this reads {RECORD_VERSION}."
+                )
             runs.append((line, []))
             whole = True
         elif line.get("kind") == "step" and (runs or not whole):

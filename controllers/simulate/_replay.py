@@ -7,9 +7,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from adaptive._decision import Decision, Observation
-from controllers._batch_time import BatchTime
+from adaptive.extend import Decision, Observation
 from controllers._policy import Policy
+from controllers.timing.batch_time import BatchTime
 
 from ._cluster import Cluster, Trace, by_step
 from ._recording import RecordedStep, Recording, TraceError, array_of

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from controllers._batch_time import BatchTime
-from controllers._noise_batch import noise_batch
-from controllers._schedule import schedule
+from controllers.policies.noise_batch import noise_batch
+from controllers.policies.schedule import schedule
+from controllers.timing.batch_time import BatchTime
 
 from ._cluster import Cluster, Noise, Trace, by_step, jitter, neighbours, noises, stages, stragglers, together, waves
 from ._simulation import Hooked

@@ -10,15 +10,12 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from adaptive._barrier import Barrier, Sizes
-from adaptive._decision import Decision, Limits, Observation
-from adaptive._plan import HookPlan
-from adaptive.operators import Hook
-from controllers._allocate import fill
-from controllers._batch_time import BatchTime
+from adaptive.extend import Barrier, Decision, Hook, HookPlan, Limits, Observation, Sizes
 from controllers._hook import PolicyHandler
-from controllers._noise import Bounds
 from controllers._policy import Policy
+from controllers.policies.efficiency import Bounds
+from controllers.timing.allocate import fill
+from controllers.timing.batch_time import BatchTime
 
 from ._cluster import Cluster
 
@@ -142,7 +139,7 @@ def simulate(
 ) -> Simulation:
     """Run policies as a program would, on workers whose step times are given.
 
-    Decisions are taken, merged, clipped and rounded by the program's own code (`adaptive/_barrier.py`); only steps are
+    Decisions are taken, merged, clipped and rounded by the program's own code (`adaptive/control`); only steps are
     made up. As in a program, the seconds that a policy is given are those of the step before the one it stands behind.
 
     Args:

@@ -13,13 +13,14 @@ import jax.numpy as jnp
 import numpy as np
 
 import adaptive as ad
-from adaptive import _engine, _kernels
-from adaptive._cut import plan
-from adaptive._decision import Decision, Observation
-from adaptive._kernels import Kernels
-from adaptive._plan import Plan
-from adaptive._planner import Planner
-from adaptive._trace import Graph, trace
+from adaptive.base.decision import Decision, Observation
+from adaptive.graph.cut import plan
+from adaptive.graph.plan import Plan
+from adaptive.graph.planner import Planner
+from adaptive.graph.trace import Graph, trace
+from adaptive.step import engine as _engine
+from adaptive.step import kernels as _kernels
+from adaptive.step.kernels import Kernels
 
 FEATURES = 3
 HERE = Path(__file__).parent

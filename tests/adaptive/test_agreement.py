@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 import adaptive as ad
 import collectives as comm
 from adaptive import operators
-from adaptive._agreement import (
+from adaptive.base.decision import Decision
+from adaptive.control.agreement import (
     Ledger,
     check_built_alike,
     digest_of_plan,
@@ -24,8 +25,7 @@ from adaptive._agreement import (
     tail_length,
     versions,
 )
-from adaptive._decision import Decision
-from adaptive._local import LocalWorld
+from adaptive.step.local_world import LocalWorld
 
 from .drivers import FEATURES, Recorder, mean_loss, planned
 

@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from adaptive import operators
-from adaptive._barrier import Barrier, Sizes, merge
-from adaptive._decision import Decision, Limits
+from adaptive.base.decision import Decision, Limits
+from adaptive.control.hooks import Barrier, Sizes, merge
 
 from .drivers import Recorder, planned
 

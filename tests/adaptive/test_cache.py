@@ -9,7 +9,7 @@ import stat
 import jax
 import pytest
 
-from adaptive._cache import CompilationCacheWarning, share_compilations
+from adaptive.step.cache import CompilationCacheWarning, share_compilations
 
 
 @pytest.fixture

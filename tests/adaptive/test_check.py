@@ -14,8 +14,8 @@ import collectives as comm
 import controllers as ctrl
 import monitors as mon
 from adaptive import operators
-from adaptive._local import LocalWorld
-from adaptive._trials import even_split, uneven_splits
+from adaptive.check.trials import even_split, uneven_splits
+from adaptive.step.local_world import LocalWorld
 from tests.relaxed import relaxed_tx
 
 from .drivers import FEATURES, Recorder, make_data, mean_loss, planned, pointed_at

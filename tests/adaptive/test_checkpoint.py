@@ -15,9 +15,9 @@ import adaptive as ad
 import collectives as comm
 import monitors as mon
 from adaptive import operators
-from adaptive._decision import Decision
-from adaptive._local import LocalWorld
-from adaptive.operators import Source, read
+from adaptive.base.decision import Decision
+from adaptive.operators.sources import Source, read
+from adaptive.step.local_world import LocalWorld
 from tests.stored import stored
 
 from .drivers import Recorder, make_data, mean_loss

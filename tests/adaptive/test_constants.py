@@ -10,8 +10,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from adaptive._constants import Constants
-from adaptive._kernels import Kernels
+from adaptive.step.constants import Constants
+from adaptive.step.kernels import Kernels
 
 TABLES = [
     np.arange(6, dtype=np.float32).reshape(2, 3),

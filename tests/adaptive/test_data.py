@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import adaptive as ad
-from adaptive._data import Stream
-from adaptive._examples import Examples, RandomAccess
+from adaptive.data.examples import Examples, RandomAccess
+from adaptive.data.stream import Stream
 
 
 def numbered(n):

@@ -16,12 +16,13 @@ from hypothesis import strategies as st
 
 import adaptive as ad
 import collectives as comm
-from adaptive import _message, operators
-from adaptive._data import Share
-from adaptive._engine import Engine
-from adaptive._flow import Scope
-from adaptive._local import LocalWorld
-from adaptive.operators import CALLS, Reading, Source, read
+from adaptive import operators
+from adaptive.data.stream import Share
+from adaptive.graph.flow import Scope
+from adaptive.operators.sources import CALLS, Reading, Source, read
+from adaptive.step import message as _message
+from adaptive.step.engine import Engine
+from adaptive.step.local_world import LocalWorld
 from tests.relaxed import relaxed_tx
 
 from .drivers import FEATURES, make_data, mean_loss, planned, uncompiled

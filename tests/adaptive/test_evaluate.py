@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 import adaptive as ad
 import collectives as comm
-from adaptive._evaluate import evaluate
-from adaptive._local import LocalWorld
+from adaptive.program.evaluate import evaluate
+from adaptive.step.local_world import LocalWorld
 
 from .drivers import make_data, mean_loss
 

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 import adaptive as ad
-from adaptive._examples import Examples
+from adaptive.data.examples import Examples
 
 X, Y = np.arange(12, dtype=np.float32).reshape(4, 3), np.arange(4, dtype=np.int32)
 

@@ -11,9 +11,9 @@ import pytest
 import collectives as comm
 import monitors as mon
 from adaptive import operators
-from adaptive._agreement import tail_length
-from adaptive._explain import explain
-from adaptive._message import lay_out
+from adaptive.control.agreement import tail_length
+from adaptive.program.explain import explain
+from adaptive.step.message import lay_out
 
 from .drivers import FEATURES, Recorder, mean_loss, planned, pointed_at
 

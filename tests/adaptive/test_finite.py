@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 from jax.extend.core import Var
 
-from adaptive._errors import NonFiniteError
-from adaptive._finite import Arrived, Culprit, Look, Trouble, find_together, not_finite, skipped_too_often
-from adaptive._flow import Scope
-from adaptive._local import LocalWorld
-from adaptive._message import accumulate, lay_out, pack, unpack
-from adaptive._plan import Contribution
+from adaptive.base.errors import NonFiniteError
+from adaptive.graph.flow import Scope
+from adaptive.graph.plan import Contribution
+from adaptive.step.finite import Arrived, Culprit, Look, Trouble, find_together, not_finite, skipped_too_often
+from adaptive.step.local_world import LocalWorld
+from adaptive.step.message import accumulate, lay_out, pack, unpack
 
 LARGEST = float(np.finfo(np.float32).max)
 

@@ -13,10 +13,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from adaptive import _kernels
-from adaptive._cache import in_turn
-from adaptive._compile import compile_segment
-from adaptive._kernels import Kernels
+from adaptive.step import kernels as _kernels
+from adaptive.step.cache import in_turn
+from adaptive.step.compile import compile_segment
+from adaptive.step.kernels import Kernels
 
 from .drivers import HeldCompiler
 

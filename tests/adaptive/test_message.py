@@ -13,9 +13,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from jax.extend.core import Literal, Var
 
-from adaptive import _message
-from adaptive._message import accumulate, lay_out, pack, unpack
-from adaptive._plan import Contribution, Scope
+from adaptive.graph.plan import Contribution, Scope
+from adaptive.step import message as _message
+from adaptive.step.message import accumulate, lay_out, pack, unpack
 
 LARGE = 40  # bytes from which on a leaf is large, in these tests
 TAIL = 5

@@ -15,10 +15,10 @@ from hypothesis import strategies as st
 import adaptive as ad
 import collectives as comm
 import controllers as ctrl
-from adaptive._barrier import Sizes
-from adaptive._decision import Decision, Limits
-from adaptive._local import LocalWorld
-from adaptive._sizes import equal, split
+from adaptive.base.decision import Decision, Limits
+from adaptive.control.hooks import Sizes
+from adaptive.control.sizes import equal, split
+from adaptive.step.local_world import LocalWorld
 
 from .drivers import HeldCompiler, make_data, mean_loss, planned, pointed_at
 

@@ -10,10 +10,12 @@ import pytest
 import adaptive as ad
 import collectives as comm
 from adaptive import operators
-from adaptive._local import LocalWorld
-from adaptive._segment import Feed
-from adaptive._world import World
-from adaptive.operators import Frozen, Reading, Source, read, trace_as, tracing
+from adaptive.base.world import World
+from adaptive.operators.context import trace_as, tracing
+from adaptive.operators.slots import Frozen
+from adaptive.operators.sources import Reading, Source, read
+from adaptive.step.local_world import LocalWorld
+from adaptive.step.segment import Feed
 
 from .drivers import Recorder, planned, pointed_at, traced
 

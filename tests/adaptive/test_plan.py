@@ -12,8 +12,8 @@ import pytest
 import adaptive as ad
 import collectives as comm
 from adaptive import operators
-from adaptive._flow import Scope
-from adaptive.operators import Source, read
+from adaptive.graph.flow import Scope
+from adaptive.operators.sources import Source, read
 
 from .drivers import FEATURES, Recorder, mean_loss, planned, planner, pointed_at
 

@@ -14,12 +14,14 @@ import pytest
 import adaptive as ad
 import collectives as comm
 import monitors as mon
-from adaptive import _failure, _program, operators
-from adaptive._agreement import Ledger
-from adaptive._decision import Decision
-from adaptive._local import LocalWorld
-from adaptive._message import accumulate
-from adaptive.operators import Source, read
+from adaptive import operators
+from adaptive.base import failure as _failure
+from adaptive.base.decision import Decision
+from adaptive.control.agreement import Ledger
+from adaptive.operators.sources import Source, read
+from adaptive.program import program as _program
+from adaptive.step.local_world import LocalWorld
+from adaptive.step.message import accumulate
 
 from .drivers import FEATURES, HeldCompiler, Recorder, make_data, mean_loss, sizes_of, uncompiled
 

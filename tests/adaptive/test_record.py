@@ -12,9 +12,10 @@ import pytest
 
 import adaptive as ad
 import collectives as comm
-from adaptive import _record, operators
-from adaptive._decision import Decision
-from adaptive._local import LocalWorld
+from adaptive import operators
+from adaptive.base.decision import Decision
+from adaptive.program import record as _record
+from adaptive.step.local_world import LocalWorld
 from controllers.simulate import read_trace
 
 from .drivers import Recorder, make_data

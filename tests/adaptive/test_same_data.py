@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 import adaptive as ad
-from adaptive import _same_data
-from adaptive._examples import Examples
-from adaptive._same_data import digest_of_data, digests_of_data, steadiness
+from adaptive.data import same_data as _same_data
+from adaptive.data.examples import Examples
+from adaptive.data.same_data import digest_of_data, digests_of_data, steadiness
 
 from .drivers import make_data
 

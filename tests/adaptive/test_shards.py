@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 
 import adaptive as ad
 import collectives as comm
-from adaptive._data import Stream
-from adaptive._examples import Examples
-from adaptive._local import LocalWorld
-from adaptive._same_data import digests_of_data
+from adaptive.data.examples import Examples
+from adaptive.data.same_data import digests_of_data
+from adaptive.data.stream import Stream
+from adaptive.step.local_world import LocalWorld
 
 LENGTHS = (7, 12, 5)
 

@@ -8,9 +8,9 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 import adaptive as ad
-from adaptive._barrier import Sizes
-from adaptive._decision import Decision, Limits
-from adaptive._sizes import check_shares, equal, split
+from adaptive.base.decision import Decision, Limits
+from adaptive.control.hooks import Sizes
+from adaptive.control.sizes import check_shares, equal, split
 
 
 @st.composite

@@ -16,8 +16,11 @@ from flax.training.train_state import TrainState
 import adaptive as ad
 import collectives as comm
 from adaptive import operators
-from adaptive._trace import trace
-from adaptive.operators import Source, collective_p, hook_p, read, slot_write_p, source_p
+from adaptive.graph.trace import trace
+from adaptive.operators.collectives import collective_p
+from adaptive.operators.hooks import hook_p
+from adaptive.operators.slots import slot_write_p
+from adaptive.operators.sources import Source, read, source_p
 from tests.relaxed import relaxed_tx
 
 from .drivers import FEATURES, Recorder, batch_of, mean_loss, pointed_at, shapes, traced

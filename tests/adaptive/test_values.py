@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 
 import adaptive as ad
 import collectives as comm
-from adaptive._local import LocalWorld
-from adaptive._segment import Feed, segment_function
-from adaptive.operators import Reading
+from adaptive.operators.sources import Reading
+from adaptive.step.local_world import LocalWorld
+from adaptive.step.segment import Feed, segment_function
 
 from .drivers import batch_of, planned, traced
 

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 import collectives as comm
-from adaptive._errors import CollectiveError, DisagreementError, WorkerError
-from collectives._mpi import PIECE_BYTES
+from adaptive.base.errors import CollectiveError, DisagreementError, WorkerError
+from collectives.worlds.mpi import PIECE_BYTES
 
 
 def send(world, *values, tail=0):
@@ -52,7 +52,7 @@ def test_on_the_first_cpu_results_are_the_buffers_that_mpi_wrote(world):
 
 
 def test_few_layouts_are_kept(make_world, monkeypatch):
-    monkeypatch.setattr("collectives._mpi.KEPT_LAYOUTS", 3)
+    monkeypatch.setattr("collectives.worlds.mpi.KEPT_LAYOUTS", 3)
     with make_world() as fresh:
         for n in range(1, 7):
             send(fresh, np.zeros(n, np.float32))

@@ -6,8 +6,8 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from collectives._frame import NUMBERS, Frame
-from collectives._meeting import Presence, why_not
+from collectives.worlds.frame import NUMBERS, Frame
+from collectives.worlds.meeting import Presence, why_not
 
 U32 = st.integers(0, 2**32 - 1)
 

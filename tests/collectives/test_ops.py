@@ -11,8 +11,9 @@ import numpy as np
 import pytest
 
 import collectives as comm
-from adaptive._errors import CollectiveError, DriverError
-from adaptive.operators import collective_p, trace_as
+from adaptive.base.errors import CollectiveError, DriverError
+from adaptive.operators.collectives import collective_p
+from adaptive.operators.context import trace_as
 
 HERE = r"\(test_ops.py:\d+\)"
 

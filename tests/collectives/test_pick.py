@@ -10,10 +10,10 @@ import jax
 import pytest
 
 import collectives as comm
-from adaptive._cores import chosen_threads
-from adaptive._launcher import Launcher, launcher
-from collectives._launch import check_agreement
-from collectives._threads import oversubscription
+from adaptive.base.cores import chosen_threads
+from adaptive.base.launcher import Launcher, launcher
+from collectives.worlds.launch import check_agreement
+from collectives.worlds.threads import oversubscription
 from tests.mpirun import ROOT, run
 
 

@@ -13,8 +13,8 @@ import pytest
 
 import adaptive as ad
 import collectives as comm
-from adaptive._errors import CollectiveError
-from adaptive._world import World
+from adaptive.base.errors import CollectiveError
+from adaptive.base.world import World
 
 SHAPES = [(), (1,), (5,), (3, 4), (2, 1, 3, 5), (200_003,), (3, 100, 701)]  # the last two are more than one piece
 NUMPY = {"sum": np.add, "max": np.maximum, "min": np.minimum}
@@ -160,7 +160,7 @@ def test_tails_and_results_of_one_call_are_not_those_of_the_next(world):
 
 
 def test_messages_of_many_layouts_do_not_disturb_each_other(make_world, monkeypatch):
-    monkeypatch.setattr("collectives._mpi.KEPT_LAYOUTS", 3)
+    monkeypatch.setattr("collectives.worlds.mpi.KEPT_LAYOUTS", 3)
 
     def values(n):
         return lambda worker: [np.arange(n, dtype=np.float32) + worker]

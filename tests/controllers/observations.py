@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from adaptive._decision import Limits, Observation
+from adaptive.base.decision import Limits, Observation
 
 
 def observe(

@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import controllers as ctrl
-from adaptive._errors import BatchSizeError
-from controllers._allocate import level_of_lines, water_level
+from adaptive.base.errors import BatchSizeError
+from controllers.timing.allocate import level_of_lines, water_level
 
 LBB = ctrl.BatchTime((0.5931, 0.5808, 0.6023, 2.6714), (5.896, 7.152, 8.291, 50.982))  # milliseconds
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import controllers as ctrl
-from adaptive._errors import DriverError
+from adaptive.base.errors import DriverError
 from controllers.simulate import Cluster, Hooked, by_step, jitter, simulate, waves
 
 from .observations import observe

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import controllers as ctrl
-from adaptive._checkpoint import hooks_to_keep, restored_hooks
+from adaptive.program.checkpoint import hooks_to_keep, restored_hooks
 from controllers.simulate import Simulation, simulate
 from tests.stored import stored
 

@@ -11,9 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import controllers as ctrl
-from adaptive._errors import AdaptiveError, BatchSizeError
-from adaptive._trace import trace
-from adaptive.operators import hook_p
+from adaptive.base.errors import AdaptiveError, BatchSizeError
+from adaptive.graph.trace import trace
+from adaptive.operators.hooks import hook_p
 
 from .observations import observe
 

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import controllers as ctrl
-from adaptive._errors import DriverError
+from adaptive.base.errors import DriverError
 from controllers.simulate import simulate
 
 from .observations import observe

@@ -13,8 +13,8 @@ import pytest
 
 import adaptive as ad
 import controllers as ctrl
-from adaptive._trace import trace
-from adaptive.operators import source_p
+from adaptive.graph.trace import trace
+from adaptive.operators.sources import source_p
 
 
 class Noise(NamedTuple):

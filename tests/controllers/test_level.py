@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from controllers._level import Level
+from controllers.timing.level import Level
 
 
 def follow(levels, noise=0.05, seed=0, model=None):

@@ -8,8 +8,8 @@ import pytest
 import adaptive as ad
 import collectives as comm
 import controllers as ctrl
-from adaptive._errors import DriverError
-from controllers._proportional import proportional_step
+from adaptive.base.errors import DriverError
+from controllers.policies.proportional import proportional_step
 from controllers.simulate import simulate
 
 from .observations import observe

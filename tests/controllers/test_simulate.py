@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import controllers as ctrl
-from adaptive._errors import BatchSizeError
+from adaptive.base.errors import BatchSizeError
 from controllers.simulate import Hooked, _scenarios, scenario, simulate
 from controllers.simulate._cluster import (
     Cluster,

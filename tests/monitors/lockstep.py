@@ -14,15 +14,10 @@ import jax
 import numpy as np
 from jax.extend.core import ClosedJaxpr, JaxprEqn, Literal
 
-from adaptive.operators import (
-    Reading,
-    collective_p,
-    n_values,
-    slot_read_p,
-    slot_write_p,
-    source_p,
-    trace_as,
-)
+from adaptive.operators.collectives import collective_p, n_values
+from adaptive.operators.context import trace_as
+from adaptive.operators.slots import slot_read_p, slot_write_p
+from adaptive.operators.sources import Reading, source_p
 
 
 def reading(**known: Any) -> Reading:

@@ -18,7 +18,7 @@ import adaptive as ad
 import collectives as comm
 import controllers as ctrl
 import monitors as mon
-from adaptive._unlike import are_unlike
+from adaptive.control.heterogeneous import are_unlike
 from tests.program.problems import adam_driver, adam_state, build, descend, make_data, make_params
 
 N = 16
@@ -442,7 +442,7 @@ def test_a_record_that_cannot_be_written_ends_nothing_on_any_rank(trained, tmp_p
 def unlike(world, monkeypatch):
     """One rank seems to be a machine of another kind."""
     kind = "another" if odd(world) else "a kind"
-    monkeypatch.setattr("adaptive._unlike.kind_of_machine", lambda devices: kind)
+    monkeypatch.setattr("adaptive.control.heterogeneous.kind_of_machine", lambda devices: kind)
 
 
 def test_which_worlds_are_of_unlike_machines(world, request):
@@ -585,8 +585,7 @@ def test_a_batch_that_does_not_fit_one_rank(world):
 
     program = build(driver, 0.0, make_data(), 5 * world.size, world=world)
     with program, pytest.raises(MemoryError if odd(world) else ad.WorkerError):
-        for _ in range(10_000):  # as soon as it is found, which is beside one of the first
-            program.step()
+        list(program.run(steps=10_000))  # as soon as it is found, which is beside one of the first
 
 
 # --- NaNs that an update makes ----------------------------------------------------------------------------------------

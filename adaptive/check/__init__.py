@@ -1,0 +1,1 @@
+"""Whether a step depends on its split."""

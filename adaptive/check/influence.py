@@ -1,0 +1,159 @@
+"""What in a step depends on what: which reductions a value is computed from, how, and in what precision.
+
+One pass forward over the graph. `check` asks it which results a difference can reach, and which values look at the
+split on purpose.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import jax
+import numpy as np
+from jax.extend.core import JaxprEqn, Var, jaxprs_in_params
+
+from adaptive.graph.flow import Scope
+from adaptive.graph.plan import Contribution, Plan
+from adaptive.graph.trace import Atom, operands_of
+from adaptive.operators.claims import claim_p
+from adaptive.operators.collectives import collective_p
+from adaptive.operators.slots import slot_read_p
+from adaptive.operators.sources import CALLS, EXAMPLES, source_p
+
+Place = tuple[int, int]  # a contribution: its message and its number in it
+_DECIDES = ("argmax", "argmin")  # and all that gives booleans
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What is known of one value.
+
+    Attributes:
+      through: the contributions that it is computed from, a bit for each.
+      steadily: those among them from which a way leads here that is more than a decision (a comparison, an argmax).
+      slots: the slots that it is computed from, a bit for each.
+      of_data: whether it depends on examples, or on local state, which has seen some.
+      sources: names of those call sources that it is computed from, other than as a mean's weight.
+      eps: the distance from 1 to the next number in the least precision on its way; 0 where nothing was rounded.
+    """
+
+    through: int = 0
+    steadily: int = 0
+    slots: int = 0
+    of_data: bool = False
+    sources: frozenset[str] = frozenset()
+    eps: float = 0.0
+
+
+_NOTHING = Facts()
+
+
+def _joined(facts: Sequence[Facts]) -> Facts:
+    if len(facts) < 2:
+        return facts[0] if facts else _NOTHING
+    through = steadily = slots = 0
+    for f in facts:
+        through, steadily, slots = through | f.through, steadily | f.steadily, slots | f.slots
+    sources = frozenset().union(*(f.sources for f in facts))
+    return Facts(through, steadily, slots, any(f.of_data for f in facts), sources, max(f.eps for f in facts))
+
+
+class Influence:
+    """Facts of every value of a plan."""
+
+    def __init__(self, plan: Plan):
+        graph = plan.graph
+        self.places: list[Place] = [(level, i) for level, m in enumerate(plan.messages) for i in range(len(m))]
+        self.bit = {place: 1 << n for n, place in enumerate(self.places)}
+        self._results = {plan.messages[level][i].result: (level, i) for level, i in self.places}
+        self._plan = plan
+        self._facts: dict[Var, Facts] = {v: Facts(of_data=True) for v in graph.batch_vars}
+        self._facts.update((graph.state_vars[i], Facts(of_data=True)) for i in plan.local_state)
+        for k, slot in enumerate(plan.slots):
+            self._facts.update((v, Facts(slots=1 << k, of_data=slot.scope > Scope.ALL)) for v in slot.values)
+        for eqn in graph.eqns:
+            if eqn.primitive is collective_p:
+                self._of_collective(eqn)
+            elif eqn.primitive is source_p:
+                name = eqn.params["source"].name
+                if name in (EXAMPLES.name, CALLS.name):
+                    self._facts[eqn.outvars[0]] = Facts(sources=frozenset([name]))
+            elif eqn.primitive is claim_p:
+                self._facts.update((v, self.of(a)) for a, v in zip(eqn.invars, eqn.outvars, strict=True))
+            elif eqn.primitive is not slot_read_p:
+                self._of_equation(eqn)
+
+    def of(self, atom: Atom) -> Facts:
+        return self._facts.get(atom, _NOTHING) if isinstance(atom, Var) else _NOTHING
+
+    def carried(self, contribution: Contribution) -> Facts:
+        """Of what is sent: the value, whatever it is weighed by."""
+        return self.of(contribution.value)
+
+    def _of_equation(self, eqn: JaxprEqn) -> None:
+        known = _joined([self.of(a) for a in eqn.invars])
+        inner = max((eps_of(v.aval) for nested in _nested(eqn) for v in nested.outvars), default=0.0)
+        for var in eqn.outvars:
+            decides = eqn.primitive.name in _DECIDES or getattr(var.aval, "dtype", None) == np.bool_
+            facts = replace(known, steadily=0) if decides else known
+            self._facts[var] = replace(facts, eps=max(facts.eps, inner, eps_of(var.aval)))
+
+    def _of_collective(self, eqn: JaxprEqn) -> None:
+        for value, result in zip(operands_of(eqn), eqn.outvars, strict=True):
+            known = self.of(value)
+            if result in self._results:
+                level, i = place = self._results[result]
+                c = self._plan.messages[level][i]
+                weight = _NOTHING if c.weight is None else replace(self.of(c.weight), sources=frozenset(), eps=0.0)
+                known = _joined([known, weight])
+                bit = self.bit[place]
+                known = replace(known, through=known.through | bit, steadily=known.steadily | bit)
+            self._facts[result] = replace(known, eps=max(known.eps, eps_of(result.aval)))
+
+
+def _nested(eqn: JaxprEqn) -> Iterator[JaxprEqn]:
+    """The equations in the jaxprs nested in one, however deep."""
+    for nested in jaxprs_in_params(eqn.params):
+        for inner in nested.eqns:
+            yield inner
+            yield from _nested(inner)
+
+
+def dtypes_of(eqns: Sequence[JaxprEqn]) -> set[np.dtype]:
+    """Of all that is computed, in nested jaxprs too."""
+    return {
+        v.aval.dtype
+        for eqn in eqns
+        for e in (eqn, *_nested(eqn))
+        for v in (*e.outvars, *e.invars)
+        if hasattr(v.aval, "dtype")
+    }
+
+
+def eps_of(aval: Any) -> float:
+    """The distance from 1 to the next number of a value's dtype; 0 for what is no floating-point number."""
+    dtype = getattr(aval, "dtype", np.dtype(bool))
+    return float(jax.numpy.finfo(dtype).eps) if jax.numpy.issubdtype(dtype, np.inexact) else 0.0
+
+
+def steps_named(plan: Plan, source: str) -> list[int]:
+    """Whole numbers that a driver compares or combines a source with: `ad.step() > 500` names 500."""
+    follows: set[Var] = set()
+    named: set[int] = set()
+    consts = plan.graph.consts
+    for eqn in plan.graph.eqns:
+        if eqn.primitive is source_p:
+            follows.update(eqn.outvars if eqn.params["source"].name == source else ())
+        elif eqn.primitive is not collective_p and any(isinstance(a, Var) and a in follows for a in eqn.invars):
+            follows.update(v for v in eqn.outvars if getattr(v.aval, "shape", None) == ())
+            values = [consts.get(a) if isinstance(a, Var) else a.val for a in eqn.invars]
+            found = [np.asarray(v) for v in values if v is not None and np.size(v) == 1 and _is_number(v)]
+            named.update(int(v.reshape(())) for v in found if np.isfinite(v).all() and abs(v.reshape(())) < 2**31 - 2)
+    return sorted(n for n in named if n > 1)
+
+
+def _is_number(value: Any) -> bool:
+    dtype = getattr(value, "dtype", np.asarray(value).dtype)
+    return jax.numpy.issubdtype(dtype, np.floating) or jax.numpy.issubdtype(dtype, np.integer)

@@ -1,0 +1,438 @@
+"""Is a step the same however its batch is split? Batch norm, summed losses and coupled examples are not.
+
+Steps are run on one batch in equal shares, and again in random uneven ones of several calls: a few steps in a row, and,
+where the driver reads the step's number, others. Every trial of a step starts from the same state, so that rounding
+does not grow from step to step.
+
+What is compared first is what messages bring, where rounding is well understood, and only then the state, metrics and
+hook values: an optimizer such as Adam magnifies rounding where gradients are near zero, so a difference there counts
+only if something that was brought differs on the way to it. What counts as rounding is found for each leaf from its own
+arithmetic: inputs are moved by their last place, and what then moves by as much does not count.
+
+Some operators look at the split on purpose. Metrics and hook values may differ (the state may not) where all that
+differs on the way to them is
+
+    made of no examples            all_gather(compute_seconds()), ad.batch_size()
+    gathered, and shown as it is   all_gather(loss), a row for each worker
+    a statistic over calls         the noise scale, which counts them: it reads how many calls and examples there are
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+import jax
+import numpy as np
+
+from adaptive.base.errors import BatchSizeError
+from adaptive.base.where import at
+from adaptive.graph.plan import Contribution, Plan
+from adaptive.operators.sources import CALLS, STEP
+from adaptive.step.engine import Engine
+
+from .influence import Influence, Place, steps_named
+from .trials import Bench, Output, Result, Split, Start, even_split, uneven_splits
+from .widen import must_widen, widened
+
+_SPLITS = 3
+_STEPS_IN_A_ROW = 3
+_LATER_STEPS = (0, 1, 10, 100, 1000, 10_000, 100_000, 1_000_000)
+_MOST_NAMED = 8
+_ROUNDING = 100  # units in the last place that a sum over a batch may be off by
+_MULTIPLE = 16  # of what moving inputs by their last place does
+_NUDGES = 2
+_NOISY = 0.03  # a value that rounding moves by this part of it cannot be compared
+_NEGLIGIBLE = 1e-4  # unless it is so small beside what else is reduced that it is zero but for rounding
+
+
+@dataclass(frozen=True)
+class Invariance:
+    """What `Program.check` found. True where steps were compared and do not depend on the split, and only there.
+
+    Attributes:
+      differences: state leaves that come out differently, by name, with the largest difference found, relative to the
+        step's change of that leaf; slots that the state is computed from too.
+      reports: metrics and hook values that do, relative to their value.
+      reductions: where they come from: "grads['kernel'] (driver.py:15)", with the largest difference relative to
+        the value.
+      hidden: reductions that differ, and that the state follows, though it came out the same in the steps tried: for
+        a learning rate of zero, say.
+      splits: what was tried: per split, each worker's calls.
+      steps: the numbers of the steps that were tried.
+      note: why it is not known, if it is not.
+    """
+
+    differences: dict[str, float]
+    reductions: dict[str, float]
+    splits: tuple[Split, ...]
+    reports: dict[str, float] = field(default_factory=dict)
+    hidden: dict[str, float] = field(default_factory=dict)
+    steps: tuple[int, ...] = ()
+    note: str = ""
+
+    @property
+    def verdict(self) -> str:
+        """ "yes", "no", or "not known": nothing could be compared, or not all of it. `note` says why."""
+        if self.differences or self.reports or self.hidden:
+            return "no"
+        return "not known" if self.note else "yes"
+
+    def __bool__(self) -> bool:
+        return self.verdict == "yes"
+
+    def __str__(self) -> str:
+        if self.verdict == "not known":
+            return f"not known whether the step is split-invariant: {self.note}"
+        tried = f"{len(self.splits)} random splits of {sum(map(sum, self.splits[0]))} examples"
+        steps = f"{len(self.steps)} steps" if len(self.steps) > 1 else "one step"
+        if self:
+            return f"split-invariant: {tried} gave the same as equal shares, in {steps}."
+        lines = [f"not split-invariant: with {tried}, in {steps},"]
+        lines += _listed("these leaves of the state come out differently:", self.differences, "its change")
+        lines += _listed("these metrics and hook values come out differently:", self.reports, "its value")
+        lines += _listed("through these reductions:", self.reductions, "its value")
+        same = "these reductions do, and the state follows them, if not in these steps (a learning rate of zero?):"
+        lines += _listed(same, self.hidden, "its value")
+        lines += [
+            "Usual causes: batch normalisation, a loss that is summed and not averaged over examples, losses that",
+            "couple examples of a batch, a mean of means, several steps on a local batch. See docs/sharp_bits.md.",
+        ]
+        return "\n".join(lines)
+
+
+def _listed(title: str, found: dict[str, float], of: str) -> list[str]:
+    return [title, *(f"  {name}   by {value:.2g} of {of}" for name, value in found.items())] if found else []
+
+
+def check_invariance(
+    plan_for: Callable[[int], Plan],
+    engine: Engine,
+    batch: Any,
+    *,
+    seed: int,
+    tolerance: float | None,
+    step: int = 0,
+    program_seed: int = 0,
+) -> Invariance:
+    """Compare steps of one batch under different splits. Changes nothing in `engine`.
+
+    Args:
+      seed: of the splits.
+      tolerance: relative to what is reduced; by default 100 units in the last place.
+      step: steps done so far.
+      program_seed: what `step_key` is made of.
+    """
+    examples, n, plan = len(jax.tree.leaves(batch)[0]), engine.world.size, engine.plan
+    if examples % plan.multiple:
+        raise BatchSizeError(f"check: {examples} examples are no multiple of the driver's {plan.multiple} minibatches.")
+    if not plan.splittable and n == 1:
+        return Invariance({}, {}, (), note=f"nothing to compare on one worker: {plan.unsplittable[0]}.")
+    few = Invariance({}, {}, (), note=f"nothing to compare: a batch of {examples} cannot be split in another way.")
+    if examples // plan.multiple < max(2, n):
+        return few
+    least, most, rng = engine.least_calls, engine.kernels.largest_call, np.random.default_rng(seed)
+    even = even_split(examples, n, plan, least=least, most=most)
+    splits = uneven_splits(rng, _SPLITS, even, plan, least=least, most=most)
+    if not splits:
+        return few
+    if must_widen(plan, engine.world.devices[0]):
+        plan_for, plan = widened(plan_for, plan)
+    bench = Bench(plan_for, plan, engine, batch, seed=program_seed)
+    try:
+        return _Comparison(bench, even, splits, rng, tolerance).of_steps(step)
+    finally:
+        bench.close()
+
+
+@dataclass
+class _Difference:
+    """A contribution that came out differently, where it first did, and all that is needed to look closer."""
+
+    value: float  # relative to the contribution's
+    start: Start
+    step: int
+    even: Result
+    other: Result
+
+
+class _Comparison:
+    """Trials of one driver, and what they have shown so far."""
+
+    def __init__(
+        self, bench: Bench, even: Split, splits: tuple[Split, ...], rng: np.random.Generator, tolerance: float | None
+    ):
+        self.bench, self.even, self.splits, self.rng, self.tolerance = bench, even, splits, rng, tolerance
+        self.plan, self.influence, self.outputs = bench.plan, Influence(bench.plan), bench.outputs
+        self.states: dict[str, float] = {}
+        self.reports: dict[str, float] = {}
+        self.reductions: dict[str, float] = {}
+        self.differing: dict[Place, _Difference] = {}
+        self.noisy: dict[str, float] = {}
+        self.not_finite: dict[str, None] = {}
+        self.floors = _Floors({}, [0.0] * len(self.outputs))
+
+    def of_steps(self, first: int) -> Invariance:
+        start, tried = self.bench.start, []
+        for step in range(first, first + _STEPS_IN_A_ROW):
+            # As many splits in the first step as there are, then one by one.
+            splits = self.splits if step == first else [self.splits[step % len(self.splits)]]
+            tried.append(step)
+            start = self._of_step(start, step, splits)
+            if self.states:
+                break
+        for step in [] if self.states or self.reports else self._later_steps(tried):
+            tried.append(step)
+            self._of_step(start, step, [self.splits[len(tried) % len(self.splits)]])
+        hidden = {} if self.states else {self._name(p): self.differing[p].value for p in self._hidden()}
+        return Invariance(self.states, self.reductions, self.splits, self.reports, hidden, tuple(tried), self._note())
+
+    def _later_steps(self, tried: Sequence[int]) -> list[int]:
+        if not any(s.name == STEP.name for s in self.plan.sources):
+            return []
+        named = [n + d for n in steps_named(self.plan, STEP.name)[:_MOST_NAMED] for d in (-1, 0, 1)]
+        return [s for s in dict.fromkeys([*_LATER_STEPS, *named]) if s not in tried]
+
+    def _note(self) -> str:
+        if self.not_finite:
+            return f"{_some(self.not_finite)} is not finite on this batch, so there is nothing to compare."
+        if self.noisy:
+            by = max(self.noisy.values())
+            return f"rounding alone moves {_some(self.noisy)} by {by:.2g} of its value, which hides any difference."
+        if not any(self._facts(p).of_data for p in self._relevant):
+            return "nothing to compare: the state, metrics and hook values are computed from no examples."
+        return ""
+
+    # --- one step -----------------------------------------------------------------------------------------------------
+
+    def _of_step(self, start: Start, step: int, splits: Sequence[Split]) -> Start:
+        """Compare one step; returns what the next one starts from."""
+        whole = self.bench.run(start, self.even, step)
+        self._look_for_what_is_not_finite(whole)
+        others = [self.bench.run(start, split, step) for split in splits]
+        suspect = next((i for i, other in enumerate(others) if self._differing(whole, other)), None)
+        if suspect is not None:
+            self._learn_rounding(start, step, {self.even: whole, splits[suspect]: others[suspect]})
+        for other in others:
+            found = self._differing(whole, other)
+            for place, value in found.items():
+                known = self.differing.get(place)
+                if known is None or value > known.value:
+                    self.differing[place] = _Difference(value, start, step, whole, other)
+            self._follow(whole, other, found)
+        return whole.after
+
+    def _look_for_what_is_not_finite(self, result: Result) -> None:
+        for place in self._relevant:
+            c = self._contribution(place)
+            if c.kind == "reduce" and self._facts(place).of_data and not _is_finite(result.contributions[place]):
+                self.not_finite[self._name(place)] = None
+        for output, value in zip(self.outputs, result.outputs, strict=True):
+            if output.kind == "state" and not _is_finite(value) and self.influence.of(output.atom).through:
+                self.not_finite[output.name] = None
+
+    def _differing(self, whole: Result, other: Result) -> dict[Place, float]:
+        """Contributions that matter and differ by more than rounding, relative to their value."""
+        found = {}
+        for place in self._relevant:
+            a, b = whole.contributions[place], other.contributions[place]
+            apart, norm = _apart(a, b), max(_norm(a), _norm(b))
+            if apart <= self._relative(self._facts(place).eps) * norm:
+                continue
+            floor = self.floors.contributions.get(place, 0.0)
+            if apart > _MULTIPLE * floor:
+                found[place] = apart / (norm or 1.0)
+            elif floor > _NOISY * norm and not self._is_negligible(place, whole):
+                self.noisy[self._name(place)] = floor / (norm or 1.0)
+        return found
+
+    def _follow(self, whole: Result, other: Result, found: dict[Place, float]) -> None:
+        """Note the outputs that differ because of those contributions."""
+        for k, output in enumerate(self.outputs):
+            through = [p for p in found if self._counts(p, output)]
+            if not through or not self._differs(k, whole, other, self.floors.outputs[k]):
+                continue
+            noted = self.states if self._is_state(output) else self.reports
+            apart = _apart(whole.outputs[k], other.outputs[k])
+            _raise_to(noted, output.name, apart / (_change(whole, k) or 1.0))
+            for place in through:
+                _raise_to(self.reductions, self._name(place), found[place])
+
+    def _differs(self, k: int, whole: Result, other: Result, floor: float = 0.0) -> bool:
+        """Whether an output differs by more than rounding, of what has changed it and of what it is."""
+        a, b = whole.outputs[k], other.outputs[k]
+        eps = self.influence.of(self.outputs[k].atom).eps
+        return _apart(a, b) > max(self._relative(eps) * _change(whole, k) + 4 * eps * _norm(a), _MULTIPLE * floor)
+
+    def _relative(self, eps: float) -> float:
+        return self.tolerance if self.tolerance is not None else _ROUNDING * eps
+
+    # --- rounding -----------------------------------------------------------------------------------------------------
+
+    def _learn_rounding(self, start: Start, step: int, trials: dict[Split, Result]) -> None:
+        """How far everything moves when inputs move by their last place, or examples change places within a call."""
+        for split, result in trials.items():
+            for whole in (False, True) * _NUDGES:
+                nudged, batch = self.bench.nudged(start, self.rng, whole=whole)
+                self.floors.add(result, self.bench.run(nudged, split, step, batch=batch), outputs=not whole)
+        even = trials[self.even]
+        for _ in range(_NUDGES):
+            again = self.bench.run(start, self.even, step, batch=self.bench.reordered(self.even, self.rng))
+            if self._has_place(even, again):
+                break  # what is computed depends on an example's place in the call: this is no rounding
+            self.floors.add(even, again)
+
+    def _has_place(self, a: Result, b: Result) -> bool:
+        """Whether anything that is no zero but for rounding differs by much more than rounding."""
+        return any(
+            _apart(a.contributions[p], b.contributions[p]) > 1e-3 * _norm(a.contributions[p])
+            for p in self._relevant
+            if self._contribution(p).kind == "reduce" and not self._is_negligible(p, a)
+        )
+
+    def _is_negligible(self, place: Place, result: Result) -> bool:
+        """Whether the elements of a contribution are so small beside those of others that they must be rounding: what
+        the state follows beside what else it follows, and a loss beside losses.
+        """
+        of_state = bool(self._state_behind(place))
+        peers = [p for p in self._relevant if bool(self._state_behind(p)) == of_state]
+        largest = max(_rms(result.contributions[p]) for p in peers)
+        return _rms(result.contributions[place]) <= _NEGLIGIBLE * largest
+
+    # --- what counts --------------------------------------------------------------------------------------------------
+
+    @cached_property
+    def _relevant(self) -> list[Place]:
+        """Contributions whose differences would count in some output."""
+        return [p for p in self.influence.places if any(self._counts(p, output) for output in self.outputs)]
+
+    def _counts(self, place: Place, output: Output) -> bool:
+        """Whether an output may not follow a contribution that depends on the split."""
+        of = self.influence.of(output.atom)
+        if not of.through & self.influence.bit[place] or (output.kind == "slot" and not self._slot_is_read(output)):
+            return False
+        sent, c = self._facts(place), self._contribution(place)
+        as_it_is = c.kind == "gather" and output.atom is c.result
+        over_calls = bool(sent.sources) and CALLS.name in of.sources
+        return self._is_state(output) or (sent.of_data and not as_it_is and not over_calls)
+
+    def _is_state(self, output: Output) -> bool:
+        return output.kind == "state" or (output.kind == "slot" and bool(self._slots_of_state & 1 << output.number))
+
+    def _slot_is_read(self, output: Output) -> bool:
+        bit = 1 << output.number
+        return any(self.influence.of(o.atom).slots & bit for o in self.outputs if o != output)
+
+    @cached_property
+    def _slots_of_state(self) -> int:
+        """The slots that some state is computed from, in the next step or later: a bit for each."""
+        read = 0
+        for o in self.outputs:
+            read |= self.influence.of(o.atom).slots if o.kind == "state" else 0
+        while True:
+            more = read
+            for o in self.outputs:
+                if o.kind == "slot" and read & 1 << o.number:
+                    more |= self.influence.of(o.atom).slots
+            if more == read:
+                return read
+            read = more
+
+    def _hidden(self) -> list[Place]:
+        """What differs and the state follows, though it did not show it: for a learning rate of zero, say.
+
+        If the state does not react to one of them alone, it did not show the difference. If it does react to each, and
+        all that differs makes no difference together, then it is the same by its own arithmetic.
+        """
+        followed = {p: outputs for p in self.differing if self._facts(p).of_data and (outputs := self._state_behind(p))}
+        for place, outputs in followed.items():
+            difference = self.differing[place]
+            instead = self.bench.taking(difference.other, place)
+            alone = self.bench.run(difference.start, self.even, difference.step, instead=instead)
+            if not any(self._differs(k, difference.even, alone) for k in outputs):
+                return list(followed)
+        return []
+
+    def _state_behind(self, place: Place) -> list[int]:
+        """The outputs of the state that follow a contribution by more than a decision."""
+        bit = self.influence.bit[place]
+        return [
+            k
+            for k, output in enumerate(self.outputs)
+            if self._is_state(output) and self.influence.of(output.atom).steadily & bit and self._counts(place, output)
+        ]
+
+    def _contribution(self, place: Place) -> Contribution:
+        return self.plan.messages[place[0]][place[1]]
+
+    def _facts(self, place: Place) -> Any:
+        return self.influence.carried(self._contribution(place))
+
+    def _name(self, place: Place) -> str:
+        c = self._contribution(place)
+        how = "" if c.kind == "reduce" else ", gathered" if c.kind == "gather" else ", broadcast"
+        return f"{c.name or 'a value'}{how}{at(c.line)}"
+
+
+@dataclass
+class _Floors:
+    """The most that anything moved by rounding."""
+
+    contributions: dict[Place, float]
+    outputs: list[float]
+
+    def add(self, a: Result, b: Result, *, outputs: bool = True) -> None:
+        for place, value in a.contributions.items():
+            _raise_to(self.contributions, place, _apart(value, b.contributions[place]))
+        if not outputs:
+            return
+        moved = map(_apart, a.outputs, b.outputs)
+        self.outputs = [max(old, new) for old, new in zip(self.outputs, moved, strict=True)]
+
+
+def _raise_to(found: dict, key: Any, value: float) -> None:
+    found[key] = max(value, found.get(key, 0.0))
+
+
+def _some(names: dict[str, Any]) -> str:
+    first, *others = names
+    return f"{first} (and {len(others)} more)" if others else first
+
+
+def _apart(a: np.ndarray, b: np.ndarray) -> float:
+    """The norm of a difference; infinite where only one of two is finite."""
+    same = (a == b) | ((a != a) & (b != b))
+    if same.all():
+        return 0.0
+    with np.errstate(all="ignore"):
+        difference = _norm(_minus(a[~same], b[~same]))
+    return difference if np.isfinite(difference) and difference > 0 else np.inf
+
+
+def _change(result: Result, k: int) -> float:
+    """By how much the step changes an output; of metrics and hook values, which are new each time, all of it."""
+    before = result.before[k]
+    return _norm(result.outputs[k] if before is None else _minus(result.outputs[k], before))
+
+
+def _minus(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    return _in_double(a) - _in_double(b)
+
+
+def _in_double(x: np.ndarray) -> np.ndarray:
+    return x.astype(np.complex128 if np.iscomplexobj(x) else np.float64)
+
+
+def _is_finite(x: np.ndarray) -> bool:
+    return not np.issubdtype(x.dtype, np.inexact) or bool(np.isfinite(x).all())
+
+
+def _norm(x: np.ndarray) -> float:
+    with np.errstate(all="ignore"):
+        return float(np.linalg.norm(_in_double(x).reshape(-1)))
+
+
+def _rms(x: np.ndarray) -> float:
+    return _norm(x) / max(1, x.size) ** 0.5

@@ -1,0 +1,359 @@
+"""Steps to be compared: one batch under different splits, by stand-in workers on one device.
+
+Everything else is held fixed, what is measured of the machine too: so nothing but the split, and rounding, makes two
+trials differ.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from typing import Any, cast
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from adaptive.base.world import Parts
+from adaptive.control.agreement import tail_length
+from adaptive.data.stream import Share
+from adaptive.graph.flow import Scope
+from adaptive.graph.plan import Plan
+from adaptive.graph.trace import Atom
+from adaptive.operators.sources import Reading, Source
+from adaptive.step.engine import Engine, copied
+from adaptive.step.local_world import LocalWorld
+from adaptive.step.message import Layout, unpack
+from adaptive.step.pieces import Pieces
+from adaptive.step.segment import Feed
+
+from .influence import Place
+from .widen import wide
+
+Split = tuple[Pieces, ...]  # each worker's calls
+
+
+# --- splits -----------------------------------------------------------------------------------------------------------
+
+
+def even_split(examples: int, workers: int, plan: Plan, *, least: int = 1, most: int | None = None) -> Split:
+    """Equal shares, each in as few calls as there can be: at least `least`, of at most `most` examples."""
+    sizes = [plan.multiple * n for n in _even_parts(examples // plan.multiple, workers)]
+    if not plan.splittable:
+        return tuple((size,) for size in sizes)
+    return tuple(_even_parts(size, min(size, max(least, -(-size // (most or size))))) for size in sizes)
+
+
+def uneven_splits(
+    rng: np.random.Generator, count: int, even: Split, plan: Plan, *, least: int = 1, most: int | None = None
+) -> tuple[Split, ...]:
+    """Up to `count` random splits that differ from one another and from the even one; fewer where there are no more."""
+    examples, found = sum(map(sum, even)), [even]
+    for _ in range(20 * count):
+        split = _random_split(rng, examples, len(even), plan, least, most, round_sizes=len(found) > 1)
+        if split not in found:
+            found.append(split)
+        if len(found) > count:
+            break
+    return tuple(found[1:])
+
+
+def _random_split(
+    rng: np.random.Generator,
+    examples: int,
+    workers: int,
+    plan: Plan,
+    least: int,
+    most: int | None,
+    *,
+    round_sizes: bool,
+) -> Split:
+    """Sizes of all kinds, but of few different ones: each has to be compiled. Round ones, or all but two."""
+    unit = plan.multiple * max(1, examples // plan.multiple // max(8, 2 * workers))
+    split: list[Pieces] = []
+    for units in _random_parts(rng, examples // unit, workers):
+        calls = int(rng.integers(least, max(least, 3) + 1)) if plan.splittable else 1
+        split.append(tuple(unit * p for p in _random_parts(rng, units, min(calls, units))))
+    split[-1] = (*split[-1][:-1], split[-1][-1] + examples % unit)
+    if unit > plan.multiple and not round_sizes:
+        split = _off_by_one(split, plan.multiple)
+    if plan.splittable and most is not None:
+        return tuple(tuple(p for size in pieces for p in _cut(size, most)) for pieces in split)
+    return tuple(split)
+
+
+def _off_by_one(split: Sequence[Pieces], unit: int) -> list[Pieces]:
+    """One unit more in the smallest call and one less in the largest: not all sizes are round numbers."""
+    calls = [(size, w, c) for w, pieces in enumerate(split) for c, size in enumerate(pieces)]
+    smallest, largest = min(calls), max(calls)
+    moved = {smallest[1:]: unit, largest[1:]: -unit} if smallest[0] < largest[0] else {}
+    return [tuple(s + moved.get((w, c), 0) for c, s in enumerate(pieces)) for w, pieces in enumerate(split)]
+
+
+def _random_parts(rng: np.random.Generator, total: int, count: int) -> Pieces:
+    cuts = np.sort(rng.choice(total - 1, count - 1, replace=False)) + 1 if count > 1 else np.array([], int)
+    return tuple(int(p) for p in np.diff(np.concatenate([[0], cuts, [total]])))
+
+
+def _even_parts(total: int, count: int) -> Pieces:
+    return tuple(total // count + (i < total % count) for i in range(count))
+
+
+def _cut(size: int, most: int) -> Pieces:
+    return (most,) * (size // most) + ((size % most,) if size % most else ())
+
+
+# --- what leaves a step -----------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Output:
+    """A value that outlives the step, equal on all workers."""
+
+    kind: str  # state | slot | hook | metric
+    name: str
+    number: int  # of the state leaf or slot
+    atom: Atom
+
+
+def outputs_of(plan: Plan) -> list[Output]:
+    """All that is replicated, in the order of `Result.outputs`."""
+    graph = plan.graph
+    state = [Output("state", graph.state_names[i], i, graph.new_state[i]) for i in _compared(plan)]
+    slots = [Output("slot", f"slot {s.name!r}", k, a) for k, s in _shared(plan) for a in s.new]
+    hooks = []
+    for n, h in enumerate(plan.hooks):
+        paths = jax.tree_util.tree_leaves_with_path(jax.tree.unflatten(h.hook.tree, h.values))
+        names = [f"hook {h.hook.name!r}, values{jax.tree_util.keystr(path)}" for path, _ in paths]
+        hooks += [Output("hook", name, n, a) for name, a in zip(names, h.values, strict=True)]
+    names = [f"metric {name}" if name else "the metric" for name in graph.metric_names]
+    metrics = [Output("metric", name, n, a) for n, (name, a) in enumerate(zip(names, graph.metrics, strict=True))]
+    return [*state, *slots, *hooks, *metrics]
+
+
+def _compared(plan: Plan) -> list[int]:
+    return [i for i in plan.changed_state if i not in plan.local_state]
+
+
+def _shared(plan: Plan) -> list[tuple[int, Any]]:
+    return [(k, s) for k, s in enumerate(plan.slots) if s.scope == Scope.ALL]
+
+
+# --- trials -----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Start:
+    """From what a step starts: state and slots of every worker."""
+
+    states: list[list[Any]]
+    slots: list[list[list[Any]]]
+
+
+@dataclass(frozen=True)
+class Result:
+    """What a step brought."""
+
+    brought: list[list[np.ndarray]]  # the parts of every message
+    contributions: dict[Place, np.ndarray]
+    outputs: list[np.ndarray]
+    before: list[np.ndarray | None]  # what each output was, where it has been before
+    after: Start
+
+
+class _Wire(LocalWorld):
+    """Keeps what a step's messages bring, in their order, and can bring something else instead."""
+
+    def __init__(self, workers: int, device: jax.Device):
+        super().__init__(workers, device)
+        self.brought: list[list[np.ndarray]] = []
+        self.instead: Callable[[int, list[np.ndarray]], list[np.ndarray]] | None = None
+
+    def exchange(
+        self,
+        parts: Sequence[Parts],
+        ops: Sequence[str],
+        tail: np.ndarray,
+        channel: Hashable = 0,
+        about: str = "",
+        more: str = "",
+    ) -> tuple[list[list[jax.Array]], np.ndarray]:
+        results, tail = super().exchange(parts, ops, tail, channel, about, more)
+        arrived = [np.asarray(p) for p in results[0]]
+        self.brought.append(arrived)
+        if self.instead is not None:
+            changed = [jax.device_put(p, self.devices[0]) for p in self.instead(len(self.brought) - 1, arrived)]
+            results = [changed for _ in results]
+        return results, tail
+
+
+class Bench:
+    """Runs trials of a plan.
+
+    Args:
+      plan_for: plans the driver for a number of examples.
+      engine: whose state and slots the first trial starts from. Not changed.
+      batch: the examples, as one batch.
+      seed: the program's.
+    """
+
+    def __init__(self, plan_for: Callable[[int], Plan], plan: Plan, engine: Engine, batch: Any, *, seed: int):
+        n, device = engine.world.size, engine.world.devices[0]
+        self.plan, self.batch, self._seed = plan, jax.tree.map(_as_row_dtype, batch), seed
+        self._examples = len(jax.tree.leaves(batch)[0])
+        self._wire, self.outputs = _Wire(n, device), outputs_of(plan)
+        of = [w % len(engine.states) for w in range(n)]  # where other processes have workers, this one's stand in
+        self.start = Start(
+            [[wide(leaf) for leaf in engine.states[i]] for i in of],
+            [[[wide(a) for a in slot] for slot in engine.slots[i]] for i in of],
+        )
+        self._trial = Engine(
+            plan_for,
+            plan,
+            self.start.states[0],
+            self._wire,
+            tail=tail_length(n),
+            kernels={"largest_call": None, "timed": False},
+        )
+        feed = self._trial.feed
+        self._trial.feed = Feed(tuple(map(_held_fixed, feed.floats)), tuple(map(_held_fixed, feed.ints)))
+
+    def close(self) -> None:
+        self._trial.close()
+
+    def run(
+        self,
+        start: Start,
+        split: Split,
+        step: int,
+        *,
+        batch: Any = None,
+        instead: Callable[[int, list[np.ndarray]], list[np.ndarray]] | None = None,
+    ) -> Result:
+        """One step, numbered `step`, in the calls of `split`.
+
+        Args:
+          batch: other examples than the bench's.
+          instead: takes a message's number and parts, and returns what arrives in their place.
+        """
+        trial, device = self._trial, self._wire.devices[0]
+        trial.states = [[copied(leaf, device) for leaf in leaves] for leaves in start.states]
+        trial.slots = [[[copied(a, device) for a in slot] for slot in slots] for slots in start.slots]
+        sizes = [sum(pieces) for pieces in split]
+        trial.compile(sizes, pieces=split)  # what is there already is not compiled again
+        starts = [int(s) for s in np.concatenate([[0], np.cumsum(sizes)])]
+        whole = self.batch if batch is None else batch
+        batches = tuple(jax.tree.map(lambda a, s=s, e=e: a[s:e], whole) for s, e in pairwise(starts))
+        readings = [
+            Reading(step, self._seed, w, self._examples, size, size, 1, begins, 1.0, 1.0)
+            for w, (size, begins) in enumerate(zip(sizes, starts, strict=False))
+        ]
+        tail = trial.layouts[0].tail if trial.layouts else 0
+        self._wire.instead, self._wire.brought = instead, []
+        outcome = trial.step(
+            Share(tuple(sizes), tuple(starts[:-1]), batches),
+            readings,
+            lambda: np.zeros(tail),
+            lambda tail: None,
+            pieces=split,
+        )
+        brought = self._wire.brought
+        contributions = {}
+        with np.errstate(all="ignore"):  # a mean of nothing is no number
+            for level, layout in enumerate(trial.layouts):
+                values = unpack(layout, cast(Any, brought[level]), range(len(layout.contributions)))
+                contributions.update({(level, i): value for i, value in enumerate(values)})
+        after = Start([list(leaves) for leaves in trial.states], [[list(s) for s in slots] for slots in trial.slots])
+        new, old = self._kept(after), self._kept(start)
+        reported = [*(a for h in outcome.hooks for a in h), *outcome.metrics]
+        return Result(
+            brought,
+            {place: _plain(value) for place, value in contributions.items()},
+            [_plain(a) for a in (*new, *reported)],
+            [*map(_plain, old), *(None for _ in reported)],
+            after,
+        )
+
+    def _kept(self, start: Start) -> list[Any]:
+        state = [start.states[0][i] for i in _compared(self.plan)]
+        return [*state, *(a for k, _ in _shared(self.plan) for a in start.slots[0][k])]
+
+    def taking(self, other: Result, place: Place) -> Callable[[int, list[np.ndarray]], list[np.ndarray]]:
+        """Messages in which one contribution is as another trial had it."""
+        level, i = place
+        layout = self._trial.layouts[level]
+
+        def instead(message: int, parts: list[np.ndarray]) -> list[np.ndarray]:
+            return _with_contribution(layout, i, parts, other.brought[level]) if message == level else parts
+
+        return instead
+
+    def nudged(self, start: Start, rng: np.random.Generator, *, whole: bool = False) -> tuple[Start, Any]:
+        """State and examples, each number moved by its rounding: what comes out then tells how rounding grows.
+
+        Args:
+          whole: of the state move whole numbers too, zeros among them: parameters often start as such. A counter, or an
+            optimizer's moments, will not stand it, so only what is reduced may be looked at then.
+        """
+        first = [_nudged(leaf, rng, whole=whole) for leaf in start.states[0]]
+        local = self.plan.local_state  # is each worker's own; the rest stays equal on all
+        states = [[leaf if i in local else first[i] for i, leaf in enumerate(leaves)] for leaves in start.states]
+        return Start(states, start.slots), jax.tree.map(lambda a: _nudged(a, rng), self.batch)
+
+    def reordered(self, split: Split, rng: np.random.Generator) -> Any:
+        """The examples, in another order within each call."""
+        bounds = pairwise(np.concatenate([[0], np.cumsum([size for pieces in split for size in pieces])]))
+        order = np.concatenate([s + rng.permutation(e - s) for s, e in bounds]).astype(int)
+        return jax.tree.map(lambda a: a[order], self.batch)
+
+
+def _as_row_dtype(leaf: Any) -> np.ndarray:
+    array = np.asarray(leaf)
+    return wide(array.astype(jax.dtypes.canonicalize_dtype(array.dtype), copy=False))
+
+
+def _held_fixed(source: Source) -> Source:
+    """A source that does not look at the step measures something, which differs from one reading to the next."""
+    try:
+        measured = source.read(None)  # type: ignore[arg-type]
+    except (AttributeError, TypeError):
+        return source
+    return replace(source, read=lambda reading: measured)
+
+
+def _nudged(value: Any, rng: np.random.Generator, *, whole: bool = False) -> Any:
+    """Each number moved by up to two units in its last place; whole numbers, which may be counts or labels, are not."""
+    if not jnp.issubdtype(value.dtype, jnp.inexact):
+        return value
+    x = np.asarray(value)
+    eps = np.finfo(x.dtype).eps
+    if np.array_equal(x, np.round(x)):
+        if not whole or x.size == 1:
+            return value
+        x = np.where(x == 0, eps * rng.uniform(0, 2, x.shape), x)
+    return (x * (1 + eps * rng.uniform(-2, 2, x.shape))).astype(value.dtype)
+
+
+def _with_contribution(
+    layout: Layout, i: int, parts: Sequence[np.ndarray], others: Sequence[np.ndarray]
+) -> list[np.ndarray]:
+    entry, weight = layout.entries[i], layout.weights[i]
+    here, there = (np.array(p[entry.part]).reshape(-1) for p in (parts, others))
+    place = slice(entry.offset, entry.offset + entry.size)
+    scale = 1.0
+    if weight is not None:
+        scale = float(parts[weight.part][weight.offset]) / float(others[weight.part][weight.offset])
+    here[place] = there[place] if scale == 1.0 else there[place] * scale
+    changed = [np.array(p) for p in parts]
+    changed[entry.part] = here.reshape(parts[entry.part].shape)
+    return changed
+
+
+def _plain(value: Any) -> np.ndarray:
+    """On the host; keys as the numbers that they are."""
+    return np.asarray(jax.random.key_data(value) if _is_key(value) else value)
+
+
+def _is_key(value: Any) -> bool:
+    return jax.dtypes.issubdtype(value.dtype, jax.dtypes.prng_key)

@@ -1,0 +1,160 @@
+"""A driver's mathematics in single precision: what it computes in half precisions, computed in single.
+
+A half precision rounds each sum over examples to two or three digits, and a mean over three examples otherwise than
+one over four. Whether a step depends on how its batch is split is a question about its mathematics, which such rounding
+would hide. So `check` asks it of this driver.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.extend import source_info_util
+from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal, Var
+
+from adaptive.graph.plan import Plan
+from adaptive.graph.planner import Planner
+from adaptive.graph.trace import Atom
+from adaptive.operators.context import tracing
+from adaptive.operators.slots import Frozen
+
+from .influence import dtypes_of
+
+SINGLE = np.dtype(np.float32)
+_INLINED = {"custom_jvp_call": "call_jaxpr", "custom_vjp_call": "call_jaxpr", "checkpoint": "jaxpr", "remat2": "jaxpr"}
+_BY_BITS = ("bitcast_convert_type", "nextafter")  # what they do is of the dtype itself
+_PRECISE = ("dot_general", "conv_general_dilated")
+
+
+def is_half(dtype: Any) -> bool:
+    return bool(jnp.issubdtype(dtype, jnp.floating)) and np.dtype(dtype).itemsize < SINGLE.itemsize
+
+
+def must_widen(plan: Plan, device: jax.Device) -> bool:
+    """Whether anything is computed in less than single precision: said so by the driver, or taken so by the device,
+    which may round what it multiplies.
+    """
+    values = {v.aval.dtype for v in (*plan.graph.invars, *plan.graph.consts)}
+    return device.platform != "cpu" or any(map(is_half, values | dtypes_of(plan.graph.eqns)))
+
+
+def widened(plan_for: Callable[[int], Plan], plan: Plan) -> tuple[Planner, Plan]:
+    """The same driver, with half precisions replaced by single, and products at their full precision.
+
+    Args:
+      plan_for: plans the driver for a number of examples.
+      plan: one such plan.
+
+    Returns:
+      Its planner, and its plan of as many examples as `plan` is for.
+    """
+    graph = plan.graph
+
+    def driver(state: list[Any], batch: list[Any]) -> tuple[list[Any], list[Any]]:
+        narrow, current = plan_for(len(batch[0])).graph, tracing()
+        assert current is not None
+        current.minibatches.extend(narrow.minibatches)
+        env: dict[Var, Any] = dict(zip(narrow.invars, [*state, *batch], strict=True))
+        env.update((var, wide(value)) for var, value in narrow.consts.items())
+        _evaluate(narrow.eqns, env)
+        results = [_value(env, a) for a in narrow.outvars]
+        return results[: len(state)], results[len(state) :]
+
+    driver.__name__ = graph.name
+    planner = Planner(
+        driver,
+        [_wide_shape(v.aval) for v in graph.state_vars],
+        lambda examples: [_wide_shape(v.aval, examples) for v in graph.batch_vars],
+        workers=graph.workers,
+        local_state=plan.local_state,
+    )
+    found = planner.begin(graph.examples)
+    names = {key: getattr(graph, key) for key in ("state_names", "batch_names", "metric_names", "metrics_tree")}
+    return planner, replace(found, graph=replace(found.graph, **names))
+
+
+def wide(value: Any) -> Any:
+    """An array or number, in single precision if it is of less."""
+    return value.astype(SINGLE) if is_half(getattr(value, "dtype", bool)) else value
+
+
+def _wide_shape(aval: Any, examples: int | None = None) -> jax.ShapeDtypeStruct:
+    shape = aval.shape if examples is None else (examples, *aval.shape[1:])
+    return jax.ShapeDtypeStruct(shape, SINGLE if is_half(aval.dtype) else aval.dtype)
+
+
+def _value(env: dict[Var, Any], atom: Atom) -> Any:
+    if isinstance(atom, Literal):
+        return wide(np.asarray(atom.val)) if is_half(atom.aval.dtype) else atom.val
+    return env[atom]
+
+
+def _evaluate(eqns: Sequence[JaxprEqn], env: dict[Var, Any]) -> None:
+    for eqn in eqns:
+        info = eqn.source_info
+        with source_info_util.user_context(info.traceback, name_stack=info.name_stack), eqn.ctx.manager:
+            results = _results(eqn, [_value(env, a) for a in eqn.invars])
+        env.update(zip(eqn.outvars, results, strict=True))
+
+
+def _results(eqn: JaxprEqn, operands: list[Any]) -> list[Any]:
+    name = eqn.primitive.name
+    if name == "reduce_precision":
+        return operands
+    if name in _INLINED and _INLINED[name] in eqn.params:
+        return _inlined(eqn.params[_INLINED[name]], operands)
+    if name not in _BY_BITS:
+        params = {key: _wide_parameter(value) for key, value in eqn.params.items()}
+        if name in _PRECISE:
+            params["precision"] = (jax.lax.Precision.HIGHEST, jax.lax.Precision.HIGHEST)
+        try:
+            results = _bind(eqn, operands, params)
+        except Exception:  # a primitive that is made for its dtypes: done in them
+            results = None
+        if results is not None and all(map(_is_as_meant, results, eqn.outvars)):
+            return results
+    narrow = [_narrowed(x, a) for x, a in zip(operands, eqn.invars, strict=True)]
+    return [wide(x) for x in _bind(eqn, narrow, eqn.params)]
+
+
+def _bind(eqn: JaxprEqn, operands: Sequence[Any], params: dict[str, Any]) -> list[Any]:
+    results = eqn.primitive.bind(*operands, **eqn.primitive.get_bind_params(params))
+    return list(results) if eqn.primitive.multiple_results else [results]
+
+
+def _is_as_meant(result: Any, var: Var) -> bool:
+    shape = jnp.shape(result)
+    return not hasattr(var.aval, "shape") or (shape, result.dtype) == (var.aval.shape, _wide_shape(var.aval).dtype)
+
+
+def _narrowed(value: Any, atom: Atom) -> Any:
+    dtype = getattr(atom.aval, "dtype", bool)
+    return jnp.asarray(value).astype(dtype) if is_half(dtype) else value
+
+
+def _inlined(nested: ClosedJaxpr | Jaxpr, operands: Sequence[Any]) -> list[Any]:
+    jaxpr, consts = (nested.jaxpr, nested.consts) if isinstance(nested, ClosedJaxpr) else (nested, ())
+    env: dict[Var, Any] = dict(zip(jaxpr.invars, operands, strict=True))
+    env.update(zip(jaxpr.constvars, map(wide, consts), strict=True))
+    _evaluate(jaxpr.eqns, env)
+    return [_value(env, a) for a in jaxpr.outvars]
+
+
+def _wide_parameter(value: Any) -> Any:
+    match value:
+        case ClosedJaxpr():
+            return jax.make_jaxpr(lambda *a: _inlined(value, a))(*(_wide_shape(v.aval) for v in value.jaxpr.invars))
+        case Jaxpr() if not value.constvars:
+            return jax.make_jaxpr(lambda *a: _inlined(value, a))(*(_wide_shape(v.aval) for v in value.invars)).jaxpr
+        case tuple() if any(isinstance(v, ClosedJaxpr) for v in value):
+            return tuple(map(_wide_parameter, value))
+        case Frozen():
+            return Frozen([wide(leaf) for leaf in value.leaves])
+        case np.dtype() if is_half(value):
+            return SINGLE
+    return value

@@ -1,0 +1,226 @@
+"""Making sure that workers agree: on what they were built from, and on every decision.
+
+When a program is built, digests of its driver, data, state and settings are compared. In a step, every message
+carries a *tail*: one float per worker, its status, and two floats per process. The status is a digest of the worker's
+decisions so far, so a decision that differs is found in the very next message, before it can do harm, and no message
+is needed for it.
+
+    status > 0   all is well; the digest
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+from zlib import crc32
+
+import jax
+import numpy as np
+
+from adaptive.base.decision import Decision
+from adaptive.base.errors import DisagreementError
+from adaptive.base.surroundings import settings_in_words
+from adaptive.base.where import name_workers
+from adaptive.base.world import World
+from adaptive.graph.plan import Plan
+from adaptive.graph.text import Line, as_text
+
+_DIGEST_BITS = 24  # what a float32 holds exactly
+
+
+def tail_length(n_workers: int) -> int:
+    return n_workers + 2
+
+
+def check_built_alike(
+    world: World,
+    built: dict[str, str],
+    plan: Plan,
+    about: str = "",
+    closer: Callable[[], dict[str, str]] | None = None,
+) -> None:
+    """Compare what every process built the program from, and the settings of JAX.
+
+    Args:
+      about: the program, in words.
+      closer: makes digests that say more, where some of `built` differ.
+      built: digests by name, equal on all processes if all is well.
+      plan: of the same number of examples on all processes.
+
+    Raises:
+      DisagreementError: naming what differs, and where. On every process.
+    """
+    if world.processes == 1:
+        return
+    # Settings come first: where one differs, so does all that follows from it.
+    _check_equal(world, about, {**settings_in_words(), **built}, closer)
+    _check_equal(world, about, {"driver": digest_of_plan(plan)}, closer=lambda: digests_of_lines(plan))
+
+
+_VERSIONS = "versions"  # may differ on purpose, but explain what else does
+
+
+def versions() -> str:
+    """Of the libraries that results depend on. Local."""
+    return f"jax {jax.__version__}, numpy {np.__version__}"
+
+
+def _check_equal(
+    world: World, about: str, digests: dict[str, str], closer: Callable[[], dict[str, str]] | None = None
+) -> None:
+    mine = json.dumps({**digests, _VERSIONS: versions()}).encode()
+    everyone = [json.loads(theirs) for theirs in world.share(mine, about)]
+    if closer is not None and _differing(everyone) is not None:  # all processes come here, so they can look closer
+        _check_equal(world, about, closer())
+    compare(everyone)
+
+
+def _differing(everyone: Sequence[dict[str, str]]) -> str | None:
+    names = dict.fromkeys(name for theirs in everyone for name in theirs if name != _VERSIONS)
+    return next((n for n in names if len({theirs.get(n) for theirs in everyone}) > 1), None)
+
+
+def compare(everyone: Sequence[dict[str, str]], advice: str | None = None) -> None:
+    """Compare the digests that each process has told.
+
+    Args:
+      everyone: digests by name, by rank.
+      advice: what to do about a difference; by default, what follows from its name.
+
+    Raises:
+      DisagreementError: naming the first that is not the same on all, and each rank's.
+    """
+    name = _differing(everyone)
+    if name is None:
+        return
+    if advice is None:
+        advice = next((text for start, text in _ADVICE.items() if name.startswith(start)), _ADVICE[""])
+    others = [theirs.get(_VERSIONS, "") for theirs in everyone]
+    if len(set(others)) > 1 and name.startswith(("driver", "state")):
+        advice = f"The ranks run different versions, which may be why: {_by_rank(others)}.\n{advice}"
+    shown = _by_rank([theirs.get(name, "none") for theirs in everyone])
+    raise DisagreementError(f"{name} is not the same on all ranks: {shown}.\n{advice}")
+
+
+def _by_rank(values: Sequence[str]) -> str:
+    common = max(values, key=values.count)
+    odd = [rank for rank, value in enumerate(values) if value != common]
+    return "; ".join(f"rank {r}: {v}" for r, v in enumerate(values)) if len(values) <= 8 else f"ranks {odd} differ"
+
+
+_ADVICE = {
+    "jax_": "Every rank must compute alike: set it on all of them, before the program is built.",
+    "driver": "Every rank must build the same program: no Python branch on the rank in the driver, and no number that "
+    "differs between ranks (time, random values). A worker's number is ad.worker().",
+    "data, read twice": "So ranks cannot be told to have the same data. Let data[i] be the same whenever and wherever "
+    "it is read, and augment in the driver, where an example's random numbers are its own on any split:\n"
+    "    x = jax.vmap(augment)(ad.example_keys(), batch['x'])",
+    "data": "Every rank needs the whole data set, in the same order; the program gives each worker its share. To give "
+    "each worker data of its own: ad.Shards([data_0, data_1, …]), all of them on every rank.",
+    "state": "Start from one seed on every rank, or from rank 0's:  state = comm.broadcast(state)",
+    "": "Every rank must give Program the same arguments.",
+}
+
+
+def digest_of_tree(tree: Any) -> str:
+    """Of the contents of all leaves."""
+    digest = hashlib.blake2b(digest_size=8)
+    for leaf in jax.tree.leaves(tree):
+        array = np.asarray(jax.random.key_data(leaf) if _is_key(leaf) else leaf)
+        digest.update(f"{array.dtype}{array.shape}".encode())
+        digest.update(np.ascontiguousarray(array).view(np.uint8).data if array.size else b"")
+    return digest.hexdigest()
+
+
+def _is_key(leaf: Any) -> bool:
+    return isinstance(leaf, jax.Array) and jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key)
+
+
+def digest_of_plan(plan: Plan) -> str:
+    """Of all that a driver computes: operations, what they are done on, and the numbers in it."""
+    text = repr((plan.signature, [line.text for line in _lines(plan)]))
+    return f"{plan.graph.name}, {len(plan.graph.eqns)} equations, {digest_of_text(text)}"
+
+
+_ENDS = "driver, in what it takes or returns,"
+
+
+def digests_of_lines(plan: Plan) -> dict[str, str]:
+    """Of the equations that stem from each line of the driver."""
+    lines: dict[str, list[str]] = {}
+    for line in _lines(plan):
+        lines.setdefault(f"driver, at {line.where}," if line.where else _ENDS, []).append(line.text)
+    found = {where: f"{len(texts)} equations, {digest_of_text(repr(texts))}" for where, texts in lines.items()}
+    return {
+        **{w: d for w, d in found.items() if w != _ENDS},
+        _ENDS: found[_ENDS],
+    }  # a line says more, so it comes first
+
+
+def _lines(plan: Plan) -> Iterator[Line]:
+    graph = plan.graph
+    contents = {var: f"={digest_of_tree(value)}" for var, value in graph.consts.items()}
+    return as_text([*graph.invars, *graph.consts], graph.eqns, graph.outvars, contents)
+
+
+def digest_of_text(text: str) -> str:
+    return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
+
+
+class Ledger:
+    """A digest of every decision so far, and who took the last one."""
+
+    def __init__(self) -> None:
+        self.digest = 1
+        self.step = 0
+        self.last = "nothing was decided yet"
+
+    def enter(self, step: int, names: Sequence[str], decision: Decision | None) -> None:
+        """Take down what was asked for at the barrier behind `step`, even if that is nothing.
+
+        Args:
+          names: of the hooks that were asked; none for a call of `Program.rescale`.
+        """
+        who = ("hook " + ", ".join(map(repr, names))) if names else "program.rescale"
+        self.step, self.last = step, f"{who} asked for {_wish(decision)}"
+        if decision:
+            text = repr((self.digest, step, decision.global_batch, decision.shares, decision.stop))
+            self.digest = crc32(text.encode()) % (2**_DIGEST_BITS - 1) + 1
+
+    def restart(self, step: int, digests: dict[str, str]) -> None:
+        """Begin anew behind a restored step: equal on all processes that restored the same, whatever they did before,
+        and unlike that of one which has not restored."""
+        self.step, self.last = step, f"program.restore went back to step {step}"
+        self.digest = crc32(repr(sorted(digests.items())).encode()) % (2**_DIGEST_BITS - 1) + 1
+
+    @property
+    def status(self) -> float:
+        return float(self.digest)
+
+
+def _wish(decision: Decision | None) -> str:
+    if not decision:
+        return "nothing"
+    sizes = [
+        f"{k}={v}" for k, v in (("global_batch", decision.global_batch), ("shares", decision.shares)) if v is not None
+    ]
+    return " and ".join([f"rescale({', '.join(sizes)})"] * bool(sizes) + ["stop()"] * decision.stop)
+
+
+def judge(statuses: np.ndarray, ledger: Ledger, *, own: range) -> None:
+    """Read the workers' statuses.
+
+    Raises:
+      DisagreementError: some worker has decided otherwise.
+    """
+    if (statuses == ledger.digest).all():
+        return
+    others = [w for w, s in enumerate(statuses) if s != ledger.digest]
+    raise DisagreementError(
+        f"workers decided differently at the barrier behind step {ledger.step}: {name_workers(others)} did not do what "
+        f"this process ({name_workers(own)}) did.\n"
+        f"Here {ledger.last}.\n"
+        "A hook must decide from its arguments alone: no rank, clock, random number or file."
+    )

@@ -1,0 +1,121 @@
+"""Splitting a global batch over the workers by shares."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from adaptive.base.decision import Limits
+from adaptive.base.errors import BatchSizeError
+from adaptive.base.numbers import brief, reals, whole
+
+
+def split(global_batch: int, shares: Sequence[float], limits: Limits) -> tuple[int, ...]:
+    """Whole batch sizes in proportion to `shares`, that sum to `global_batch` and keep the limits.
+
+    Shares that are such sizes already are returned as they are. Otherwise sizes are rounded to multiples of
+    `limits.quantum` by largest remainder; what of the global batch is no multiple goes to the largest share. They are
+    multiples of `limits.multiple` in any case.
+
+    Args:
+      global_batch: examples over all workers; a multiple of `limits.multiple`.
+      shares: relative weights, one per worker, not negative, not all zero.
+      limits: bounds per worker, and the quantum.
+
+    Raises:
+      BatchSizeError: the shares are no shares, or no split keeps the limits.
+    """
+    weight = check_shares(shares, len(limits.lower))
+    unit = limits.multiple
+    if global_batch % unit:
+        raise BatchSizeError(f"a global batch of {global_batch} is no multiple of {unit}, as all batches have to be.")
+    lower, upper = -(-np.asarray(limits.lower) // unit) * unit, np.asarray(limits.upper) // unit * unit
+    if not lower.sum() <= global_batch <= upper.sum():
+        raise BatchSizeError(
+            f"a global batch of {global_batch} cannot be split over {len(lower)} workers that take at least "
+            f"{lower.sum()} and at most {upper.sum()} examples together."
+        )
+    weight = weight / weight.max() * global_batch if weight.max() > global_batch else weight  # keeps sums in range
+    if weight.sum() == global_batch and ((weight % unit == 0) & (weight >= lower) & (weight <= upper)).all():
+        return tuple(weight.astype(int).tolist())
+    units, lower, upper = global_batch // unit, lower // unit, upper // unit
+    ideal = _proportional(units, weight / weight.sum(), lower, upper)
+    return tuple(unit * n for n in _round(units, ideal, lower, upper, max(1, limits.quantum // unit)))
+
+
+def check_shares(shares: Sequence[float], n_workers: int) -> np.ndarray:
+    """Shares as an array of floats, or a `BatchSizeError` that says what is wrong with them."""
+    weight = reals(shares)
+    if weight is None:
+        raise BatchSizeError(f"shares are numbers, one per worker, {n_workers} of them; got {shares!r}.")
+    if weight.shape != (n_workers,):
+        raise BatchSizeError(f"shares must be one number per worker, {n_workers} of them; got shape {weight.shape}.")
+    if not np.isfinite(weight).all() or (weight < 0).any():
+        raise BatchSizeError(f"shares must be finite and not negative; got {[float(w) for w in weight]}.")
+    if not weight.any():
+        raise BatchSizeError("shares are all zero; at least one worker has to take examples.")
+    return weight + 0.0  # no negative zeros: what is asked for is compared between processes as text
+
+
+def positive(name: str, value: Any) -> int:
+    """A number of examples, 1 or more, or a `BatchSizeError` that names the argument."""
+    number = whole(value)
+    if number is None or number < 1:
+        raise BatchSizeError(f"{name} must be positive, a whole number of examples; got {brief(value)}.")
+    return number
+
+
+def most_of_each(max_local_batch: Any, n_workers: int) -> list[int]:
+    """The most examples that each worker may get, given as one number for all or one for each."""
+    if whole(max_local_batch) is not None:
+        return [positive("max_local_batch", max_local_batch)] * n_workers
+    array = reals(max_local_batch)
+    if array is None or array.shape != (n_workers,):
+        raise BatchSizeError(
+            f"max_local_batch is one whole number of examples, or one for each of {n_workers} workers; "
+            f"got {max_local_batch!r}."
+        )
+    return [positive("max_local_batch", most) for most in max_local_batch]
+
+
+def _proportional(total: int, share: np.ndarray, lower: np.ndarray, upper: np.ndarray) -> np.ndarray:
+    """Real sizes `clip(level * share, lower, upper)` that sum to `total`."""
+    sizes = total * share
+    if (sizes >= lower).all() and (sizes <= upper).all():
+        return sizes
+    # The sum is piecewise linear in the level, with kinks where a worker leaves its lower bound or comes to its upper.
+    some = share > 1e-15  # less is nothing, and nothing is not divided by
+    leaves, comes = lower[some] / share[some], upper[some] / share[some]
+    kinks = np.concatenate([leaves, comes])
+    order = np.argsort(kinks)
+    rates = np.cumsum(np.concatenate([share[some], -share[some]])[order])
+    kinks = kinks[order]
+    sums = lower.sum() + np.concatenate([[0.0], np.cumsum(rates[:-1] * np.diff(kinks))])
+    sizes = np.clip(np.interp(total, sums, kinks) * share, lower, upper)
+    missing = total - sizes.sum()
+    if missing > 0.5:  # the others have reached their upper bounds: workers with no share have to take the rest
+        room = upper - sizes
+        sizes = sizes + room * (missing / room.sum())
+    return sizes
+
+
+def _round(total: int, ideal: np.ndarray, lower: np.ndarray, upper: np.ndarray, quantum: int) -> tuple[int, ...]:
+    sizes = np.clip((ideal + 1e-6) // quantum * quantum, lower, upper).astype(int)
+    while (left := total - int(sizes.sum())) != 0:
+        step = min(quantum, abs(left)) * (1 if left > 0 else -1)
+        fits = (sizes + step >= lower) & (sizes + step <= upper)
+        if not fits.any():  # a whole quantum fits nowhere any more, so finish by ones
+            step = 1 if left > 0 else -1
+            fits = (sizes + step >= lower) & (sizes + step <= upper)
+        # A remainder smaller than a quantum goes where it is relatively least: to the largest.
+        need = (ideal - sizes) * np.sign(step) if abs(step) == quantum else ideal
+        most = np.argsort(np.where(fits, -need, np.inf), kind="stable")
+        sizes[most[: min(left // step, np.count_nonzero(fits))]] += step
+    return tuple(sizes.tolist())
+
+
+def equal(global_batch: int, limits: Limits) -> tuple[int, ...]:
+    """As equal as whole numbers can be."""
+    return split(global_batch, [1.0] * len(limits.lower), limits._replace(quantum=1))

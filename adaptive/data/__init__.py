@@ -1,0 +1,1 @@
+"""Examples, and the order in which they are taken."""

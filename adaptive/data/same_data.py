@@ -1,0 +1,82 @@
+"""Whether processes have the same data, as far as that can be told before the first step."""
+
+from __future__ import annotations
+
+import hashlib
+
+import jax
+import numpy as np
+
+from adaptive.base.names import leaf_names
+
+from .examples import Rows
+
+# All that is in memory is compared (0.8 s per GB), up to so many bytes. Beyond, and of sources, whose rows cost a
+# user's code, so many rows: where one in a hundred differs, 512 miss it in one of 170 cases.
+_ALL_BYTES = 4 << 30
+_ALL_BYTES_EACH_TIME = 256 << 20
+_BLOCK_BYTES = 16 << 20
+_ROWS_OF_LARGE = 4096
+_ROWS_OF_SOURCES = 512
+_ROWS_READ_TWICE = 16
+
+
+def digests_of_data(data: Rows, all_bytes: int = _ALL_BYTES) -> dict[str, str]:
+    """Of the number of examples (in each shard), and of the contents of each leaf. Local.
+
+    Args:
+      all_bytes: how large a data set in memory is read as a whole.
+    """
+    row_bytes = max(1, sum(leaf.nbytes for leaf in jax.tree.leaves(data.example)))
+    if not data.in_memory:
+        numbers = _sample(len(data), _ROWS_OF_SOURCES)
+    elif len(data) * row_bytes > all_bytes:
+        numbers = _sample(len(data), _ROWS_OF_LARGE)
+    else:
+        numbers = np.arange(len(data))
+    leaves = zip(leaf_names(data.example, "data"), jax.tree.leaves(data.example), _digests(data, numbers), strict=True)
+    counts = " + ".join(str(lane.length) for lane in data.lanes)
+    return {
+        "data": f"{counts} examples",
+        **{name: f"{leaf.dtype}{[len(data), *leaf.shape]} {digest}" for name, leaf, digest in leaves},
+    }
+
+
+def digest_of_data(data: Rows) -> str:
+    """All that in one, of a data set that may be looked at often. Local."""
+    return ", ".join(digests_of_data(data, _ALL_BYTES_EACH_TIME).values())
+
+
+def steadiness(data: Rows, rank: int) -> dict[str, str]:
+    """Whether a source's rows are the same when they are read again: equal on all processes if they are on all."""
+    if data.in_memory:
+        return {}
+    for row in _sample(len(data), _ROWS_READ_TWICE):
+        try:
+            first, again = (_digests(data, np.array([row])) for _ in range(2))
+        except Exception:  # the source's own, that a step will meet too; the others wait for an answer
+            return {}
+        if first != again:
+            return {"data, read twice,": f"data[{row}] is another example the second time (seen by rank {rank})"}
+    return {}
+
+
+def _digests(data: Rows, numbers: np.ndarray) -> list[str]:
+    """Of these rows, by leaf; read in blocks, so that data larger than memory need not be in it."""
+    leaves = jax.tree.leaves(data.example)
+    digests = [hashlib.blake2b(digest_size=8) for _ in leaves]
+    block = max(1, _BLOCK_BYTES // max(1, sum(leaf.nbytes for leaf in leaves)))
+    for start in range(0, len(numbers), block):
+        for digest, leaf in zip(digests, jax.tree.leaves(data.rows(numbers[start : start + block])), strict=True):
+            digest.update(np.ascontiguousarray(leaf).view(np.uint8).data if leaf.size else b"")
+    return [digest.hexdigest() for digest in digests]
+
+
+def _sample(length: int, rows: int) -> np.ndarray:
+    """The numbers of so many rows, one drawn from each of as many equal stretches; the same on all processes. Drawn,
+    since what differs may do so at regular distances.
+    """
+    if length <= rows:
+        return np.arange(length)
+    edges = np.linspace(0, length, rows + 1).astype(int)
+    return np.random.Generator(np.random.Philox(key=[length, rows])).integers(edges[:-1], edges[1:])

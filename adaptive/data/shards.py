@@ -1,0 +1,111 @@
+"""Data of each worker's own: what devices, hospitals and machines that may not share their data train on."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from itertools import accumulate
+from typing import Any
+
+import jax
+import numpy as np
+
+from adaptive.base.errors import DataError
+from adaptive.base.names import leaf_names
+
+from .examples import Examples, Lane, Rows, shapes_of
+
+
+class Shards:
+    """One data set per worker, for `Program`'s `data`.
+
+        program = ad.Program(driver, state, ad.Shards([data_0, data_1, data_2]), global_batch=96)
+
+    Worker i takes the next examples of shard i, which it goes through in another order in each epoch of the *shard*:
+    each example once per shard epoch, whatever is resized. How many it takes per step is its batch size, so a worker
+    with a larger batch goes through its shard more often. The program's own epochs count examples: as many as there are
+    in all shards, whoever takes them.
+
+    Every process is given all the shards, of which it reads those of its own workers. Numbered end to end they are one
+    data set, which is what `evaluate` takes them for.
+
+    Args:
+      data_sets: one per worker, in their order: pytrees of arrays, or sources, as for `Program`; examples of all must
+        have the same structure, shapes and dtypes. Their numbers may differ.
+
+    Raises:
+      DataError: no data sets, one that is empty, or one whose examples are built otherwise.
+    """
+
+    def __init__(self, data_sets: Iterable[Any]):
+        if isinstance(data_sets, str | Mapping) or hasattr(data_sets, "shape"):
+            raise DataError(f"Shards takes a list of data sets, one per worker; got a {type(data_sets).__name__}.")
+        self._shards = [_examples(number, data) for number, data in enumerate(data_sets)]
+        if not self._shards:
+            raise DataError("Shards takes one data set per worker; got none.")
+        self.example = self._shards[0].example
+        for number, shard in enumerate(self._shards):
+            _check_like(self.example, shard.example, number)
+        ends = list(accumulate(len(shard) for shard in self._shards))
+        self.length = ends[-1]
+        self.lanes = tuple(Lane(end - len(s), len(s)) for end, s in zip(ends, self._shards, strict=True))
+        self._ends = np.array(ends)
+
+    def __len__(self) -> int:
+        return self.length
+
+    def __repr__(self) -> str:
+        return f"Shards of {' + '.join(str(lane.length) for lane in self.lanes)} examples"
+
+    @property
+    def in_memory(self) -> bool:
+        """Whether all shards are arrays."""
+        return all(shard.in_memory for shard in self._shards)
+
+    def rows(self, indices: np.ndarray) -> Any:
+        """The examples numbered `indices`, the shards lying end to end, stacked."""
+        shard_of = np.searchsorted(self._ends, indices, side="right")
+        numbers = np.unique(shard_of)
+        parts = [self._shards[k].rows(indices[shard_of == k] - self.lanes[k].start) for k in numbers]
+        if len(parts) == 1:
+            return parts[0]
+        back = np.argsort(np.argsort(shard_of, kind="stable"))
+        return jax.tree.map(lambda *leaves: np.concatenate(leaves)[back], *parts)
+
+    def shapes(self, examples: int) -> Any:
+        """A batch of that many examples, as shapes."""
+        return shapes_of(self.example, examples)
+
+
+def rows_of(data: Any, workers: int | None = None) -> Rows:
+    """What a user gave as data.
+
+    Args:
+      workers: of which each must have a shard, if there are shards.
+
+    Raises:
+      DataError: it cannot be used.
+    """
+    if not isinstance(data, Shards):
+        return Examples(data)
+    if workers is not None and len(data.lanes) != workers:
+        raise DataError(f"Shards of {len(data.lanes)} data sets for {workers} workers. Give one for each worker.")
+    return data
+
+
+def _examples(number: int, data: Any) -> Examples:
+    try:
+        return Examples(data)
+    except DataError as error:
+        raise DataError(f"shard {number}: {error}") from None
+
+
+def _check_like(first: Any, example: Any, number: int) -> None:
+    if jax.tree.structure(example) != jax.tree.structure(first):
+        raise DataError(
+            f"shard {number} is built as {jax.tree.structure(example)}, shard 0 as {jax.tree.structure(first)}."
+        )
+    for name, a, b in zip(leaf_names(first, "example"), jax.tree.leaves(first), jax.tree.leaves(example), strict=True):
+        if (a.shape, a.dtype) != (b.shape, b.dtype):
+            raise DataError(
+                f"{name} is {b.dtype}{list(b.shape)} in shard {number}, but {a.dtype}{list(a.shape)} in shard 0."
+            )

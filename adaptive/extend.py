@@ -1,0 +1,50 @@
+"""What extensions are written with: worlds, collectives, monitors, policies of one's own, and tools around a run.
+
+`collectives`, `monitors` and `controllers` are built from `adaptive` and from this page alone, and whatever they can do
+another package can. It is less steady than what drivers are written with: it may change between minor versions, with a
+word in the changelog.
+
+* A **monitor** reads `Source`s, keeps state in `slot`s, and says by a `claim` what it must be given.
+* A **collective** is a call of `collective`; a **world** is what has the methods of `World`.
+* A **policy** is a pair of functions from an `Observation` to a `Decision`; a `Handler` stands behind a `hook`.
+* A **simulator** runs `Barrier` and `Sizes`, which take, merge and clip decisions as a program does.
+"""
+
+from adaptive.base.cores import allowed_cpus as allowed_cpus
+from adaptive.base.cores import chosen_threads as chosen_threads
+from adaptive.base.current import current_world as current_world
+from adaptive.base.current import enter as enter
+from adaptive.base.current import leave as leave
+from adaptive.base.decision import Decision as Decision
+from adaptive.base.decision import Handler as Handler
+from adaptive.base.decision import Limits as Limits
+from adaptive.base.decision import Observation as Observation
+from adaptive.base.failure import FAILURE_THREAD as FAILURE_THREAD
+from adaptive.base.failure import tell as tell
+from adaptive.base.launcher import launcher as launcher
+from adaptive.base.numbers import brief as brief
+from adaptive.base.numbers import real as real
+from adaptive.base.numbers import reals as reals
+from adaptive.base.numbers import whole as whole
+from adaptive.base.where import at as at
+from adaptive.base.where import current_line as current_line
+from adaptive.base.world import Parts as Parts
+from adaptive.base.world import World as World
+from adaptive.control.hooks import Barrier as Barrier
+from adaptive.control.hooks import Sizes as Sizes
+from adaptive.control.sizes import split as split
+from adaptive.graph.plan import HookPlan as HookPlan
+from adaptive.operators.claims import claim as claim
+from adaptive.operators.collectives import Op as Op
+from adaptive.operators.collectives import collective as collective
+from adaptive.operators.context import tracing as tracing
+from adaptive.operators.hooks import Hook as Hook
+from adaptive.operators.hooks import hook as hook
+from adaptive.operators.slots import slot as slot
+from adaptive.operators.sources import CALLS as CALLS
+from adaptive.operators.sources import EXAMPLES as EXAMPLES
+from adaptive.operators.sources import GLOBAL_BATCH as GLOBAL_BATCH
+from adaptive.operators.sources import Reading as Reading
+from adaptive.operators.sources import Source as Source
+from adaptive.operators.sources import read as read
+from adaptive.program.record import RECORD_VERSION as RECORD_VERSION

@@ -1,0 +1,1 @@
+"""From a driver to a plan: traced, checked, cut."""

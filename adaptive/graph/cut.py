@@ -1,0 +1,307 @@
+"""Cutting a graph into segments and messages: slices backwards from what each segment must deliver.
+
+At each level there can be three segments, each a slice of the graph and a program of its own for XLA:
+
+    once   what is computed once per worker from the messages before, and is wanted by the calls of this level
+    call   what touches the batch: run for every kernel call, compiled for every size; its results that go into the
+           message are accumulated over the calls
+    final  (behind the last message) the new state, slots, hook values and metrics; compiled once, whatever the sizes
+
+A value of an earlier segment is either kept for a later one (all that touches the batch, and whatever was computed from
+a message), or computed again there (what comes from state and sources alone: a learning rate is cheaper than its way
+through memory, and in the common driver nothing but the gradient crosses a cut).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from jax.extend.core import JaxprEqn, Var
+
+from adaptive.base.errors import DriverError
+from adaptive.base.where import at, line_of
+from adaptive.operators.collectives import n_values
+from adaptive.operators.hooks import hook_p
+from adaptive.operators.sources import BATCH_SIZE, source_p
+
+from .flow import Flow, Origin, Scope, has_effects
+from .plan import Contribution, HookPlan, Plan, Segment, Slot
+from .replication import check_replication
+from .trace import Atom, Graph
+
+
+def plan(
+    graph: Graph, *, local_state: Iterable[int] = (), sized: frozenset[Var] = frozenset(), whole: Iterable[str] = ()
+) -> Plan:
+    """Cut a graph into segments and messages, and check that all that must be replicated is.
+
+    Args:
+      local_state: state leaves (by index) that may differ between workers on purpose.
+      sized: variables that belong to the number of examples in a call (see `expressions`).
+      whole: reasons, known from elsewhere, why a local batch cannot run as several calls.
+
+    Raises:
+      ReplicationError: a hook, a metric, or the new state can differ between workers.
+      DriverError: effects that would take place in another order.
+    """
+    flow = Flow(graph, frozenset(local_state), sized)
+    check_replication(flow)
+    return _Cutter(flow, tuple(whole)).cut()
+
+
+class _Draft:
+    """A segment in the making."""
+
+    def __init__(self, kind: str, level: int):
+        self.kind, self.level = kind, level
+        self.eqns: set[int] = set()
+        self.inputs: dict[Var, Origin] = {}
+        self.outputs: list[Var] = []
+
+    def keep(self, var: Var) -> Origin:
+        """Keep a value for a later segment."""
+        if var not in self.outputs:
+            self.outputs.append(var)
+        return Origin(self.kind, self.level, self.outputs.index(var))
+
+
+class _Cutter:
+    """Slices backwards from what each segment must deliver. See above for the rules."""
+
+    def __init__(self, flow: Flow, whole: tuple[str, ...]):
+        self.flow, self.whole = flow, whole
+        self.drafts: dict[tuple[str, int], _Draft] = {}
+        self.homes: dict[int, _Draft] = {}  # of equations that are carried out once, in one place
+        self.hooks, self.slots = self._ends()
+        self.outputs = [*flow.graph.new_state, *(a for s in self.slots for a in s.new)]
+        self.outputs += [*(a for h in self.hooks for a in h.values), *flow.graph.metrics]
+        self.messages = self._find_messages()
+        self.results = {
+            c.result: Origin("message", level, i) for level, m in enumerate(self.messages) for i, c in enumerate(m)
+        }
+
+    def _ends(self) -> tuple[list[HookPlan], list[Slot]]:
+        flow = self.flow
+        hooks = [
+            HookPlan(e.params["hook"], tuple(e.invars), line_of(e.source_info))
+            for e in flow.graph.eqns
+            if e.primitive is hook_p
+        ]
+        slots: list[Slot] = []
+        count: dict[str, int] = {}
+        for k, (eqn, values, new) in enumerate(flow.slots):
+            label = eqn.params["label"]
+            count[label] = count.get(label, -1) + 1
+            scope = Scope.WORKER if k in flow.local_slots else Scope.ALL
+            init = tuple(eqn.params["init"].leaves)
+            slots.append(Slot(f"{label}/{count[label]}", init, values, new, scope, line_of(eqn.source_info)))
+        return hooks, slots
+
+    def _find_messages(self) -> list[tuple[Contribution, ...]]:
+        """All communicating collectives that anything depends on, by level; and what is `wanted` for all that."""
+        flow = self.flow
+        effects = {n for n in flow.at_home if has_effects(flow.graph.eqns[n])}
+        wanted = set(effects)
+        stack = [a for a in self.outputs if isinstance(a, Var)]
+        stack += [a for n in effects for a in flow.graph.eqns[n].invars if isinstance(a, Var)]
+        while stack:
+            number = flow.producer.get(stack.pop())
+            if number is None or number in wanted:
+                continue
+            wanted.add(number)
+            takes = flow.graph.eqns[number].invars if number in flow.communicates else flow.operands(number)
+            stack += [a for a in takes if isinstance(a, Var) and a not in flow.origin]
+        self.wanted = wanted
+        levels: dict[int, list[Contribution]] = {}
+        for number in sorted(wanted & flow.communicates):
+            eqn = flow.graph.eqns[number]
+            n = n_values(eqn.params, len(eqn.invars))
+            weight = eqn.invars[n] if n < len(eqn.invars) else None
+            names = eqn.params["names"] or ("",) * n
+            line = line_of(eqn.source_info)
+            for name, value, result in zip(names, eqn.invars[:n], eqn.outvars, strict=True):
+                scope = flow.scope_of([value] if weight is None else [value, weight])
+                params = eqn.params
+                levels.setdefault(flow.level_of(eqn.invars), []).append(
+                    Contribution(name, params["kind"], params["op"], params["root"], value, weight, result, scope, line)
+                )
+        return [tuple(levels[level]) for level in sorted(levels)]
+
+    def cut(self) -> Plan:
+        last = len(self.messages)
+        for number in sorted(self.flow.at_home & self.wanted):
+            self._settle(number)
+        for level, message in enumerate(self.messages):
+            needs = [a for c in message for a in (c.value, c.weight) if isinstance(a, Var)]
+            if any(c.scope == Scope.CALL for c in message):
+                self._slice(self._draft("call", level), needs)
+            else:
+                self._slice(self._draft("once", level), needs)
+        trial = _Draft("final", last)
+        self._slice(trial, self.outputs)  # only to learn which values of calls the final segment asks for
+        final = self.drafts["final", last] = _Draft("final", last)
+        self._slice(final, self.outputs)
+        return self._finish()
+
+    def _settle(self, number: int) -> None:
+        """Give an equation that is carried out once, in one place, that place: as soon as its operands are there."""
+        eqn = self.flow.graph.eqns[number]
+        kind = "call" if self.flow.scope_of_equation(number) == Scope.CALL else "once"
+        home = self._draft(kind, self._reached(eqn.invars))
+        self._check_order(eqn, home)
+        self.homes[number] = home
+        home.eqns.add(number)
+        self._slice(home, eqn.invars)
+
+    def _reached(self, atoms: Iterable[Atom]) -> int:
+        """How many of the step's messages must have arrived for `atoms` to be known."""
+        return min(self.flow.level_of(list(atoms)), len(self.messages))
+
+    def _check_order(self, eqn: JaxprEqn, home: _Draft) -> None:
+        """Effects that are ordered keep their order only if their segments have it."""
+        if not any("Ordered" in type(effect).__name__ for effect in eqn.effects):
+            return
+        place = (home.level, home.kind == "call")
+        if self._last_ordered > place:
+            raise DriverError(
+                f"an ordered effect ({eqn.primitive.name}){at(line_of(eqn.source_info))} would take place before one "
+                "that the driver has before it: what needs no batch runs before what does, in a program of its own. "
+                "Give it ordered=False, or hand it a value of the batch's too."
+            )
+        self._last_ordered = place
+
+    _last_ordered: tuple[int, bool] = (0, False)
+
+    def _draft(self, kind: str, level: int) -> _Draft:
+        return self.drafts.setdefault((kind, level), _Draft(kind, level))
+
+    def _slice(self, draft: _Draft, atoms: Iterable[Atom]) -> None:
+        """Add to a draft all that is needed to know `atoms`."""
+        stack = [a for a in atoms if isinstance(a, Var)]
+        while stack:
+            var = stack.pop()
+            if var in draft.inputs:
+                continue
+            origin = self.results.get(var) or self._given(draft, var) or self._kept(draft, var)
+            if origin is not None:
+                draft.inputs[var] = origin
+                continue
+            number = self.flow.producer[var]
+            if number not in draft.eqns:
+                draft.eqns.add(number)
+                stack += [a for a in self.flow.operands(number) if isinstance(a, Var)]
+
+    def _given(self, draft: _Draft, var: Var) -> Origin | None:
+        """Where an input of the step comes from; of an array that is another for each size, from the calls."""
+        origin = self.flow.origin.get(var)
+        if origin is not None and origin.kind == "const" and var in self.flow.sized and draft.kind != "call":
+            return self._demand("call", draft.level, var)
+        return origin
+
+    def _kept(self, draft: _Draft, var: Var) -> Origin | None:
+        """From which earlier segment a value is taken; `None` where it is computed here."""
+        scope, level = self.flow.scope.get(var, Scope.ALL), self.flow.level.get(var, 0)
+        number = self.flow.producer[var]
+        home = self.homes.get(number)
+        if home is not None:
+            return None if home is draft else home.keep(var)
+        if scope == Scope.CALL:
+            earlier = self.drafts.get(("call", level))
+            if earlier is not None and earlier is not draft and number in earlier.eqns:
+                return earlier.keep(var)
+            if draft.kind == "call":
+                return None
+            return self._demand("call", draft.level, var)
+        if level == 0:
+            return None
+        earlier = self.drafts.get(("once", level))
+        if earlier is not None and earlier is not draft and number in earlier.eqns:
+            return earlier.keep(var)
+        return self._demand("once", draft.level, var) if draft.kind == "call" else None
+
+    def _demand(self, kind: str, level: int, var: Var) -> Origin:
+        draft = self._draft(kind, level)
+        self._slice(draft, [var])
+        return draft.keep(var)
+
+    def _finish(self) -> Plan:
+        graph = self.flow.graph
+        segments = {key: self._segment(draft) for key, draft in self.drafts.items()}
+        read = {o.index for s in segments.values() for _, o in s.inputs if o.kind == "source"}
+        found = {e.params["source"].name: e.params["source"] for e in graph.eqns if e.primitive is source_p}
+        return Plan(
+            graph=graph,
+            messages=tuple(self.messages),
+            calls={level: s for (kind, level), s in sorted(segments.items()) if kind == "call"},
+            onces={level: s for (kind, level), s in sorted(segments.items()) if kind == "once"},
+            final=segments["final", len(self.messages)],
+            sources=tuple(s for name, s in found.items() if name in read),
+            slots=tuple(self.slots),
+            hooks=tuple(self.hooks),
+            local_state=self.flow.local_state,
+            unsplittable=(*self.whole, *self._reasons(segments)),
+            fixed=tuple(self._fixed(segments)),
+        )
+
+    def _fixed(self, segments: dict[tuple[str, int], Segment]) -> Iterable[Atom]:
+        """What is computed once per step or worker, and so must be the same for every size of a call."""
+        for segment in segments.values():
+            if segment.kind == "once":
+                yield from segment.outputs
+        sent = (a for m in self.messages for c in m for a in (c.value, c.weight) if c.scope < Scope.CALL)
+        yield from (a for a in (*sent, *self.outputs) if a is not None and self.flow.scope_of([a]) < Scope.CALL)
+
+    def _segment(self, draft: _Draft) -> Segment:
+        eqns = tuple(self.flow.graph.eqns[n] for n in sorted(draft.eqns))
+        inputs = tuple(sorted(draft.inputs.items(), key=lambda item: item[1]))
+        return Segment(draft.kind, draft.level, eqns, inputs, tuple(draft.outputs))
+
+    def _reasons(self, segments: dict[tuple[str, int], Segment]) -> Iterable[str]:
+        """Why a local batch cannot run as several calls."""
+        for steps, where in self.flow.graph.minibatches:
+            yield f"minibatches{where} takes {steps} steps on the whole local batch, and each call would take as many"
+        for message in self.messages:
+            for c in message:
+                if c.kind != "reduce" and c.scope == Scope.CALL:
+                    what = "all_gather" if c.kind == "gather" else "broadcast"
+                    yield (
+                        f"{what}{at(c.line)} takes a value of the whole local batch, {c.name or 'an array'}; the "
+                        "calls that a batch is split into would have one each"
+                    )
+                elif c.scope == Scope.CALL:
+                    yield from self._of_the_whole_batch(c)
+        for segment in segments.values():
+            taken = [o for _, o in segment.inputs if o.kind in ("call", "batch")]
+            if segment.kind == "final" and taken:
+                yield "local state is computed from the whole local batch"
+
+    def _of_the_whole_batch(self, c: Contribution) -> Iterable[str]:
+        """Why a contribution means the whole local batch: it, or its weight, goes by a number of the worker's."""
+        what = f"all_reduce{at(c.line)} of {c.name or 'a value'}"
+        if c.weight is not None and self.flow.scope_of([c.value]) == Scope.CALL > self.flow.scope_of([c.weight]):
+            yield (
+                f"{what} is weighed by what is the same in all calls that the local batch would be split into, however "
+                "many examples each has (ad.microbatch_size() is that number)"
+            )
+        elif BATCH_SIZE.name in self._sources_of((c.value, c.weight)):
+            yield (
+                f"{what} goes by ad.batch_size(), and the calls that the local batch would be split into have fewer "
+                "examples (ad.microbatch_size())"
+            )
+
+    def _sources_of(self, atoms: Iterable[Atom | None]) -> set[str]:
+        """The sources that values are computed from since the last message."""
+        stack = [a for a in atoms if isinstance(a, Var)]
+        seen: set[Var] = set()
+        found = set()
+        while stack:
+            var = stack.pop()
+            if var in seen or var in self.results:
+                continue
+            seen.add(var)
+            origin = self.flow.origin.get(var)
+            if origin is None:
+                stack += [a for a in self.flow.operands(self.flow.producer[var]) if isinstance(a, Var)]
+            elif origin.kind == "source":
+                found.add(origin.index)
+        return found

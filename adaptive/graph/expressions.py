@@ -1,0 +1,180 @@
+"""What each value of a driver is computed as: whether two traces say the same, and what in them is a number of a shape.
+
+A driver is traced once for each kernel size, and `len(batch)` is a literal in each trace, like any other number. Only
+another trace tells them apart. So every value gets an *expression*: a digest of the operations that lead to it, from
+the driver's inputs and from what its collectives bring. A value whose expression another trace has too is the same
+function of the same inputs there; one that the other trace has not is *sized*: it belongs to the number of examples
+that the driver was traced for, which is that of one kernel call.
+
+*Ends* are where values leave the graph: into collectives, hooks and slots, to the host, as the new state and as
+metrics. Two traces have them in the same order, so they are compared one by one.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Iterator
+from itertools import zip_longest
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+from jax.extend.core import JaxprEqn, Literal, Var
+
+from adaptive.base.errors import DriverError
+from adaptive.base.where import at, line_of
+from adaptive.operators.collectives import collective_p
+from adaptive.operators.slots import slot_read_p
+from adaptive.operators.sources import source_p
+
+from .closures import numbers_within
+from .flow import at_home
+from .text import params_text
+from .trace import OPERATORS, Atom, Graph, describe
+
+
+class Expressions:
+    """The expressions of a graph's values."""
+
+    def __init__(self, graph: Graph):
+        self.graph = graph
+        self.producer: dict[Var, JaxprEqn] = {}
+        self._of: dict[Var, bytes] = {}
+        self._inputs("state", graph.state_vars)
+        self._inputs("batch", graph.batch_vars)
+        for var, value in graph.consts.items():
+            self._of[var] = _digest("const", content(value))
+        operators = {collective_p: 0, slot_read_p: 0}
+        for eqn in graph.eqns:
+            self.producer.update((v, eqn) for v in eqn.outvars)
+            if eqn.primitive is source_p:
+                names: list[Any] = ["source", eqn.params["source"].name]
+            elif eqn.primitive in operators:  # what it brings is known by its place among its like
+                operators[eqn.primitive] += 1
+                names = [eqn.primitive.name, operators[eqn.primitive]]
+            else:
+                names = [eqn.primitive.name, params_text(eqn), *map(self.of, eqn.invars)]
+            names.append([str(v.aval) for v in eqn.outvars])
+            whole = _digest(*names)
+            self._of.update((v, _digest(whole, i)) for i, v in enumerate(eqn.outvars))
+
+    def _inputs(self, kind: str, variables: Iterable[Var]) -> None:
+        self._of.update((v, _digest(kind, i, str(v.aval))) for i, v in enumerate(variables))
+
+    def of(self, atom: Atom) -> bytes:
+        """A value's expression."""
+        if isinstance(atom, Literal):
+            return _digest("literal", str(atom.aval), content(atom.val))
+        return self._of[atom]
+
+    def all(self) -> set[bytes]:
+        """The expressions of all values."""
+        return set(self._of.values())
+
+    def variables(self) -> Iterator[tuple[Var, bytes]]:
+        """All values with their expressions."""
+        return iter(self._of.items())
+
+    def ends(self) -> Iterator[End]:
+        """Where values leave the graph, in order."""
+        outside = at_home(self.graph)
+        for number, eqn in enumerate(self.graph.eqns):
+            if eqn.primitive in OPERATORS and eqn.primitive is not source_p:
+                yield End(describe(eqn), tuple(eqn.invars), eqn)
+            elif number in outside:
+                yield End(eqn.primitive.name, tuple(eqn.invars), eqn)
+        yield End("what is returned", tuple(self.graph.outvars), None)
+
+
+class End(NamedTuple):
+    """Values that leave the graph at one place."""
+
+    what: str
+    atoms: tuple[Atom, ...]
+    eqn: JaxprEqn | None
+
+    @property
+    def collective(self) -> str:
+        """Which kind of collective this is the operand of; "" if of none."""
+        return self.eqn.params["kind"] if self.eqn is not None and self.eqn.primitive is collective_p else ""
+
+    @property
+    def numbers(self) -> tuple:
+        """What the Python function behind a hook or a callback closes over."""
+        return numbers_within([self.eqn.params.get(name) for name in ("hook", "callback")]) if self.eqn else ()
+
+    @property
+    def shapes(self) -> list[tuple[int, ...]]:
+        return [a.aval.shape for a in self.atoms]
+
+    @property
+    def where(self) -> str:
+        return line_of(self.eqn.source_info) if self.eqn is not None else ""
+
+
+def content(value: Any) -> bytes:
+    """A digest of an array, to the last bit."""
+    if isinstance(value, jax.Array) and jax.dtypes.issubdtype(value.dtype, jax.dtypes.prng_key):
+        value = jax.random.key_data(value)
+    array = np.asarray(value)
+    return _digest(str(array.dtype), array.shape, np.ascontiguousarray(array).tobytes())
+
+
+def _digest(*parts: Any) -> bytes:
+    digest = hashlib.blake2b(digest_size=16)
+    for part in parts:
+        digest.update(part if isinstance(part, bytes) else repr(part).encode())
+        digest.update(b"|")
+    return digest.digest()
+
+
+def check_same_operators(ours: Expressions, theirs: Expressions) -> None:
+    """Raise unless two traces of a driver have the same collectives, hooks, slots and effects, in the same order."""
+    for one, other in zip_longest(ours.ends(), theirs.ends()):
+        if one is None or other is None or (one.what, len(one.atoms)) != (other.what, len(other.atoms)):
+            there = next(end for end in (other, one) if end is not None and end.eqn is not None)
+            raise another_program(ours.graph, theirs.graph, there.where)
+
+
+def sized(ours: Expressions, theirs: Expressions) -> frozenset[Var]:
+    """The values of a trace that belong to the number of examples that it was made for, as another trace shows."""
+    there = theirs.all()
+    found = {var for var, expression in ours.variables() if expression not in there}
+    # By chance a number of the shape may be a number that stands elsewhere too; at the ends it is known which is which.
+    for one, other in zip(ours.ends(), theirs.ends(), strict=True):
+        pairs = zip(one.atoms, other.atoms, strict=True)
+        found |= {a for a, b in pairs if isinstance(a, Var) and ours.of(a) != theirs.of(b)}
+    return frozenset(found)
+
+
+def another_program(ours: Graph, theirs: Graph, where: str, how: str = "") -> DriverError:
+    """The error for a driver that says something else for another number of examples."""
+    return DriverError(
+        f"driver {ours.name!r}{at(where)} is another program for {theirs.examples} examples than for {ours.examples}"
+        f"{how}. What it sends, what hooks are given, and what is computed once per step must not depend on the size "
+        "of the batch: no Python `if` on it. A number taken from the batch's shape, such as len(batch), is the size of "
+        "one kernel call of one worker. Ask for the number that you mean:\n"
+        "    ad.global_batch()      all examples of the step\n"
+        "    ad.batch_size()        this worker's\n"
+        "    ad.microbatch_size()   those of this kernel call"
+    )
+
+
+def first_difference(ours: Expressions, a: Atom, theirs: Expressions, b: Atom) -> str | None:
+    """Where in the driver two values begin to be computed otherwise: a line, perhaps ""; `None` if they do not."""
+    if ours.of(a) == theirs.of(b):
+        return None
+    line = ""
+    while isinstance(a, Var) and isinstance(b, Var):
+        one, other = ours.producer.get(a), theirs.producer.get(b)
+        if one is None or other is None:
+            break
+        line = line_of(other.source_info) or line_of(one.source_info) or line
+        if one.primitive is not other.primitive or len(one.invars) != len(other.invars) or one.primitive in OPERATORS:
+            break
+        pairs = zip(one.invars, other.invars, strict=True)
+        deeper = next(((x, y) for x, y in pairs if ours.of(x) != theirs.of(y)), None)
+        if deeper is None:
+            break
+        a, b = deeper
+    return line

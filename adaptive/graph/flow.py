@@ -1,0 +1,166 @@
+"""What is known of every value in a driver's graph: how widely it is the same, and how many messages it waits for.
+
+*Scope*: how widely a value is the same. `ALL` workers (it is replicated), all kernel calls of one `WORKER`, or one
+`CALL` only. State starts as `ALL`, the batch as `CALL`, a source where it says, and so does what comes from the host
+(a callback's result is the worker's own) and what is made of the batch's shape (the call's own); an equation's result
+is as narrow as its narrowest operand; what comes out of a collective is `ALL`. Rule 2 (replication is checked, not
+hoped for) and rule 4 (a micro-batch is a worker that runs after another) are both read off this one lattice.
+
+*Level*: how many messages a value has to wait for. All collectives of one level travel in one message.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from enum import IntEnum
+from typing import Any, NamedTuple
+
+from jax.extend.core import ClosedJaxpr, DropVar, JaxprEqn, Var, jaxprs_in_params
+
+from adaptive.operators.claims import claim_p
+from adaptive.operators.collectives import collective_p, n_values
+from adaptive.operators.slots import slot_read_p, slot_write_p
+from adaptive.operators.sources import source_p
+
+from .trace import Atom, Graph, operands_of
+
+
+class Scope(IntEnum):
+    """How widely a value is the same."""
+
+    ALL = 0
+    WORKER = 1
+    CALL = 2
+
+
+_SOURCE_SCOPE = {"all": Scope.ALL, "worker": Scope.WORKER, "call": Scope.CALL}
+
+
+class Origin(NamedTuple):
+    """Where a segment's input comes from: `kind` and its indices.
+
+    ("state", i), ("batch", i), ("source", name), ("slot", k, leaf), ("const", i), ("message", level, contribution),
+    ("once", level, i) and ("call", level, i): the i-th kept value of that segment.
+    """
+
+    kind: str
+    index: Any
+    item: int = 0
+
+
+class Flow:
+    """Scope and level of every variable of a graph, and who makes and takes it.
+
+    Args:
+      local_state: state leaves (by index) that may differ between workers on purpose.
+      sized: variables that belong to the number of examples in a call (see `expressions`).
+    """
+
+    def __init__(self, graph: Graph, local_state: frozenset[int], sized: frozenset[Var] = frozenset()):
+        self.graph = graph
+        self.local_state, self.sized = local_state, sized
+        self.at_home = at_home(graph)
+        self.producer: dict[Var, int] = {}
+        for number, eqn in enumerate(graph.eqns):
+            self.producer.update((v, number) for v in eqn.outvars if not isinstance(v, DropVar))
+        self.origin = self._origins()
+        self.slots = self._find_slots()
+        self.local_slots: set[int] = set()
+        while True:  # a slot is as narrow as what is written to it, which may be computed from the slot
+            self._propagate()
+            narrowed = {k for k, (_, _, new) in enumerate(self.slots) if self.scope_of(new) > Scope.ALL}
+            if narrowed <= self.local_slots:
+                break
+            self.local_slots |= narrowed
+
+    def _origins(self) -> dict[Var, Origin]:
+        graph = self.graph
+        origin = {v: Origin("state", i) for i, v in enumerate(graph.state_vars)}
+        origin.update((v, Origin("batch", i)) for i, v in enumerate(graph.batch_vars))
+        origin.update((v, Origin("const", i)) for i, v in enumerate(graph.consts))
+        for eqn in graph.eqns:
+            if eqn.primitive is source_p:
+                origin[eqn.outvars[0]] = Origin("source", eqn.params["source"].name)
+        return origin
+
+    def _find_slots(self) -> list[tuple[JaxprEqn, tuple[Var, ...], tuple[Atom, ...]]]:
+        writes = {e.invars[0]: tuple(e.invars[1:]) for e in self.graph.eqns if e.primitive is slot_write_p}
+        slots: list[tuple[JaxprEqn, tuple[Var, ...], tuple[Atom, ...]]] = []
+        for eqn in self.graph.eqns:
+            if eqn.primitive is slot_read_p and eqn.outvars[0] in writes:
+                values = tuple(eqn.outvars[1:])
+                for leaf, var in enumerate(values):
+                    self.origin[var] = Origin("slot", len(slots), leaf)
+                slots.append((eqn, values, writes[eqn.outvars[0]]))
+        return slots
+
+    def scope_of(self, atoms: Sequence[Atom]) -> Scope:
+        return max((self.scope.get(a, Scope.ALL) for a in atoms if isinstance(a, Var)), default=Scope.ALL)
+
+    def level_of(self, atoms: Sequence[Atom]) -> int:
+        return max((self.level.get(a, 0) for a in atoms if isinstance(a, Var)), default=0)
+
+    def _propagate(self) -> None:
+        graph = self.graph
+        self.scope: dict[Var, Scope] = {}
+        self.level: dict[Var, int] = {}
+        self.communicates: set[int] = set()
+        self.scope.update((graph.state_vars[i], Scope.WORKER) for i in self.local_state)
+        self.scope.update((v, Scope.CALL) for v in graph.batch_vars)
+        self.scope.update((v, Scope.CALL) for v in graph.consts if v in self.sized)
+        for k in self.local_slots:
+            self.scope.update((v, Scope.WORKER) for v in self.slots[k][1])
+        for number, eqn in enumerate(graph.eqns):
+            if eqn.primitive is slot_read_p:
+                continue
+            if eqn.primitive is source_p:
+                self.scope[eqn.outvars[0]] = _SOURCE_SCOPE[eqn.params["source"].scope]
+                continue
+            scope, level = self.scope_of(eqn.invars), self.level_of(eqn.invars)
+            if eqn.primitive is collective_p:
+                n = n_values(eqn.params, len(eqn.invars))
+                if self.scope_of(eqn.invars[:n]) > Scope.ALL:
+                    self.communicates.add(number)
+                    level += 1
+                else:
+                    level = self.level_of(eqn.invars[:n])  # whatever its weight has to wait for
+                scope = Scope.ALL
+            elif eqn.primitive is claim_p:
+                replicated = eqn.params["claim"] == "replicated"
+                for var, operand in zip(eqn.outvars, eqn.invars, strict=True):
+                    self.scope[var] = Scope.ALL if replicated else self.scope_of([operand])
+                    self.level[var] = self.level_of([operand])
+                continue
+            elif number in self.at_home:
+                scope = max(scope, Scope.WORKER)
+            for var in eqn.outvars:
+                narrow = var in self.sized and eqn.primitive is not collective_p
+                self.scope[var], self.level[var] = Scope.CALL if narrow else scope, level
+
+    def scope_of_equation(self, number: int) -> Scope:
+        """How widely what an equation does is the same, even if nothing comes out of it."""
+        eqn = self.graph.eqns[number]
+        scope = max(self.scope_of(eqn.invars), Scope.WORKER if number in self.at_home else Scope.ALL)
+        return Scope.CALL if any(v in self.sized for v in eqn.outvars) else scope
+
+    def operands(self, number: int) -> Sequence[Atom]:
+        return operands_of(self.graph.eqns[number])
+
+
+# What these bring is not computed from their operands: it comes from the host, or from a generator with a state.
+_FROM_OUTSIDE = {"pure_callback", "io_callback", "rng_uniform", "infeed"}
+
+
+def at_home(graph: Graph) -> frozenset[int]:
+    """Equations that must be carried out once, in one place: those with an effect, and those that ask the host."""
+    return frozenset(n for n, e in enumerate(graph.eqns) if has_effects(e) or _asks_the_host(e))
+
+
+def has_effects(eqn: JaxprEqn) -> bool:
+    """Whether an equation does something beside its results, such as printing. Writing its own scratch is nothing."""
+    return any(type(effect).__name__ != "InternalMutableArrayEffect" for effect in eqn.effects)
+
+
+def _asks_the_host(eqn: JaxprEqn) -> bool:
+    nested = (j.jaxpr if isinstance(j, ClosedJaxpr) else j for j in jaxprs_in_params(eqn.params))
+    return eqn.primitive.name in _FROM_OUTSIDE or any(_asks_the_host(inner) for j in nested for inner in j.eqns)

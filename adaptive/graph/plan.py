@@ -1,0 +1,149 @@
+"""What a step does, as plain data: segments, messages, slots and hooks. `cut` makes it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+from jax.extend.core import JaxprEqn, Var
+
+from adaptive.operators.hooks import Hook
+from adaptive.operators.sources import Source
+
+from .flow import Origin, Scope
+from .text import hash_of
+from .trace import Atom, Graph
+
+
+@dataclass(frozen=True)
+class Contribution:
+    """One leaf's place in a message."""
+
+    name: str
+    kind: str  # reduce | gather | broadcast
+    op: str  # mean | sum | max | min
+    root: int
+    value: Atom
+    weight: Atom | None
+    result: Var
+    scope: Scope  # of value and weight together
+    line: str
+
+    @property
+    def signature(self) -> tuple:
+        return (self.name, self.kind, self.op, self.root, self.value.aval.shape, str(self.value.aval.dtype), self.scope)
+
+
+@dataclass(frozen=True)
+class Segment:
+    """A slice of the graph that becomes one XLA program."""
+
+    kind: str  # once | call | final
+    level: int
+    eqns: tuple[JaxprEqn, ...]
+    inputs: tuple[tuple[Var, Origin], ...]
+    outputs: tuple[Atom, ...]  # kept values; for the final segment, see Plan.final_outputs
+
+    @cached_property
+    def wiring(self) -> dict[str, list[tuple[Any, int]]]:
+        """Where the inputs of each kind come from, in order."""
+        kinds: dict[str, list[tuple[Any, int]]] = {
+            kind: [] for kind in ("state", "slot", "const", "batch", "once", "call", "source", "message")
+        }
+        for _, origin in self.inputs:
+            kinds[origin.kind].append((origin.index, origin.item))
+        return kinds
+
+    def reads(self, kind: str) -> list[int]:
+        """Indices of the inputs of one kind, in order."""
+        return [index for index, _ in self.wiring[kind]]
+
+    @cached_property
+    def message_levels(self) -> list[int]:
+        """The messages that are read, in order."""
+        return sorted(set(self.reads("message")))
+
+
+@dataclass(frozen=True)
+class Slot:
+    """State that an operator carries from step to step."""
+
+    name: str
+    init: tuple[Any, ...]  # numpy arrays
+    values: tuple[Var, ...]
+    new: tuple[Atom, ...]
+    scope: Scope
+    line: str
+
+
+@dataclass(frozen=True)
+class HookPlan:
+    """A hook in a plan: what it is given, and where in the driver it stands."""
+
+    hook: Hook
+    values: tuple[Atom, ...]
+    line: str
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What a step does, known before it runs, and the same on all workers."""
+
+    graph: Graph
+    messages: tuple[tuple[Contribution, ...], ...]
+    calls: dict[int, Segment]
+    onces: dict[int, Segment]
+    final: Segment
+    sources: tuple[Source, ...]
+    slots: tuple[Slot, ...]
+    hooks: tuple[HookPlan, ...]
+    local_state: frozenset[int]
+    unsplittable: tuple[str, ...] = field(default=())  # why a local batch cannot run as several calls; empty if it can
+    fixed: tuple[Atom, ...] = field(default=())  # what is computed once, and must be the same for every size
+
+    @property
+    def splittable(self) -> bool:
+        return not self.unsplittable
+
+    @property
+    def multiple(self) -> int:
+        """What sizes of local batches have to be multiples of."""
+        return self.graph.multiple
+
+    def packs(self, level: int) -> Segment:
+        """The segment that writes message `level`."""
+        return self.calls[level] if level in self.calls else self.onces[level]
+
+    @cached_property
+    def changed_state(self) -> tuple[int, ...]:
+        """The state leaves that a step changes; the others are passed through untouched."""
+        pairs = zip(self.graph.state_vars, self.graph.new_state, strict=True)
+        return tuple(i for i, (old, new) in enumerate(pairs) if old is not new)
+
+    @cached_property
+    def final_outputs(self) -> tuple[Atom, ...]:
+        """What the final segment returns: changed state, slots, hook values, metrics, in this order."""
+        state = [self.graph.new_state[i] for i in self.changed_state]
+        slots = [a for s in self.slots for a in s.new]
+        hooks = [a for h in self.hooks for a in h.values]
+        return (*state, *slots, *hooks, *self.graph.metrics)
+
+    @cached_property
+    def signature(self) -> tuple:
+        """All that must be equal between the plans of two sizes of one driver, and between workers."""
+        segments = [*self.calls.values(), *self.onces.values(), self.final]
+        return (
+            tuple(tuple(c.signature for c in m) for m in self.messages),
+            tuple(
+                (s.kind, s.level, tuple(o for _, o in s.inputs if o.kind != "const"), len(s.outputs)) for s in segments
+            ),
+            tuple(sorted(s.name for s in self.sources)),
+            tuple(
+                (s.name, tuple((a.shape, str(a.dtype), hash_of(a.tobytes())) for a in s.init), s.scope)
+                for s in self.slots
+            ),
+            tuple((h.hook.name, h.hook.every, tuple(a.aval.shape for a in h.values)) for h in self.hooks),
+            tuple((a.aval.shape, str(a.aval.dtype)) for a in self.graph.metrics),
+            self.unsplittable,
+        )

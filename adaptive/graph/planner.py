@@ -1,0 +1,209 @@
+"""From a driver to plans, for any number of examples: traced alike at every time, and in every thread.
+
+A driver is traced again for each size of a kernel, behind the steps, by another thread. So each trace is made in the
+surroundings in which the program was made (`Surroundings`), and is compared with the first one: what it sends and what
+is computed once must be the same. And the first size, traced once more beside it, must still say what it said,
+or kernels of two versions of the driver would be mixed in one step.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import jax
+from jax.extend.core import Var
+
+from adaptive.base.errors import AdaptiveError, CollectiveError, DriverError
+from adaptive.base.surroundings import Surroundings
+from adaptive.base.where import at
+
+from .cut import plan
+from .expressions import End, Expressions, another_program, check_same_operators, first_difference, sized
+from .plan import Plan
+from .trace import Graph, trace
+
+
+class Planner:
+    """Plans of one driver: `planner(examples)` is the plan of a kernel call of so many examples.
+
+    Args:
+      driver: `driver(state, batch) -> (state, metrics)`.
+      state: the state's shapes.
+      batch_of: a batch of so many examples, as shapes.
+      workers: how many workers there are.
+      local_state: state leaves (by index) that may differ between workers on purpose.
+      surroundings: in which to trace; those of here if not given.
+    """
+
+    reference: Plan
+
+    def __init__(
+        self,
+        driver: Callable[[Any, Any], tuple[Any, Any]],
+        state: Any,
+        batch_of: Callable[[int], Any],
+        *,
+        workers: int,
+        local_state: Iterable[int] = (),
+        surroundings: Surroundings | None = None,
+    ):
+        self._driver, self._state, self._batch_of = driver, state, batch_of
+        self._workers, self._local_state = workers, frozenset(local_state)
+        self._surroundings = surroundings or Surroundings()
+        self._lock = threading.RLock()  # the compiler's thread asks for plans, and so does `check`
+        self._whole: tuple[str, ...] = ()
+
+    def begin(self, examples: int) -> Plan:
+        """Trace the driver for the size that all others are compared with, and for another one, which tells what in it
+        is a number of the batch's shape.
+
+        Raises:
+          DriverError: the driver cannot be run as written.
+        """
+        with self._lock:
+            self._first = self._trace(examples)
+            while (settled := _settled(self._state, self._first.graph)) is not None:
+                self._state = settled
+                self._first = self._trace(examples)
+            size = _another(examples, self._first.graph.multiple)
+            try:
+                self._second: Expressions | None = self._trace(size)
+            except AdaptiveError:
+                raise
+            except Exception as error:  # the driver's own: it may be written for batches of one size
+                self._second = None
+                self._whole = (f"the driver cannot be traced for {size} examples ({_in_short(error)})",)
+            if self._second is not None:
+                check_same_operators(self._first, self._second)
+                self._check_closures(self._first, self._second)
+                self._whole = tuple(self._sent_by_size(self._first, self._second))
+            try:
+                self.reference = self._plan(self._first, self._sized(self._first, self._second))
+                if not self._whole and self._second is not None:
+                    other = self._plan(self._second, self._sized(self._second, self._first))
+                    self._check_same(self._second, other)
+            except DriverError:
+                self._check_unchanged()  # what changes with time looks like what changes with the size
+                raise
+            return self.reference
+
+    def __call__(self, examples: int) -> Plan:
+        """The plan for a kernel call of that many examples.
+
+        Raises:
+          DriverError: the driver is another program for that size, or now.
+        """
+        with self._lock:
+            if examples == self._first.graph.examples:
+                return self.reference
+            second = self._second
+            there = second is not None and second.graph.examples == examples
+            theirs = second if second is not None and there else self._trace(examples)
+            self._check_unchanged()
+            check_same_operators(self._first, theirs)
+            found = self._plan(theirs, self._sized(theirs, self._first))
+            self._check_same(theirs, found)
+            return found
+
+    def _trace(self, examples: int) -> Expressions:
+        batch = self._batch_of(examples)
+        graph = self._surroundings.run(trace, self._driver, self._state, batch, workers=self._workers)
+        return Expressions(graph)
+
+    def _plan(self, traced: Expressions, numbers: frozenset[Var]) -> Plan:
+        return plan(traced.graph, local_state=self._local_state, sized=numbers, whole=self._whole)
+
+    def _sized(self, ours: Expressions, theirs: Expressions | None) -> frozenset[Var]:
+        """What belongs to the size; nothing does where all batches are of one."""
+        return frozenset() if self._whole or theirs is None else sized(ours, theirs)
+
+    def _check_closures(self, ours: Expressions, theirs: Expressions) -> None:
+        """Raise where a hook or a callback closes over a number of the batch's shape: it is made for one size."""
+        of_the_call = sized(ours, theirs)
+        differing = [
+            n
+            for n, (one, other) in enumerate(zip(ours.ends(), theirs.ends(), strict=True))
+            if _told(one, other) and of_the_call.isdisjoint(a for a in one.atoms if isinstance(a, Var))
+        ]
+        if differing:  # or they differ each time that they are made, by the clock or by a counter
+            again = list(self._trace(ours.graph.examples).ends())
+            ends = list(ours.ends())
+            for n in differing:
+                if not _told(ends[n], again[n]):
+                    raise another_program(ours.graph, theirs.graph, ends[n].where, f" ({ends[n].what} closes over it)")
+
+    def _sent_by_size(self, ours: Expressions, theirs: Expressions) -> Iterable[str]:
+        """Which messages are larger for larger batches: rows of each example, sent to all.
+
+        Raises:
+          CollectiveError: such rows are reduced over the workers, one by one.
+        """
+        for one, other in zip(ours.ends(), theirs.ends(), strict=True):
+            if not one.collective or one.shapes == other.shapes:
+                continue
+            if one.collective == "reduce":
+                shape = next(a for a, b in zip(one.shapes, other.shapes, strict=True) if a != b)
+                raise CollectiveError(
+                    f"{one.what}{at(one.where)} is given an array of shape {shape}, which goes by the number of "
+                    "examples; and that is another one on each worker. Reduce it over the examples first:\n"
+                    "    comm.all_reduce(x.mean(0))        comm.all_reduce(x.sum(0), op='sum')"
+                )
+            yield f"{one.what}{at(one.where)} sends a row for each example of the whole local batch"
+
+    def _check_same(self, theirs: Expressions, other: Plan) -> None:
+        """Raise unless what is sent, and what is computed once, is the same as for the first size."""
+        ours, reference = self._first, self.reference
+        if reference.signature != other.signature or len(reference.fixed) != len(other.fixed):
+            pairs = zip(ours.ends(), theirs.ends(), strict=True)
+            raise another_program(
+                ours.graph, theirs.graph, next((a.where for a, b in pairs if a.shapes != b.shapes), "")
+            )
+        for a, b in zip(reference.fixed, other.fixed, strict=True):
+            where = first_difference(ours, a, theirs, b)
+            if where is not None:
+                raise another_program(ours.graph, theirs.graph, where)
+
+    def _check_unchanged(self) -> None:
+        """Raise unless the driver still says for the first size what it said when the program was made."""
+        now = self._trace(self._first.graph.examples)
+        check_same_operators(self._first, now)
+        for one, other in zip(self._first.ends(), now.ends(), strict=True):
+            for a, b in zip(one.atoms, other.atoms, strict=True):
+                where = first_difference(self._first, a, now, b)
+                if where is not None:
+                    raise DriverError(
+                        f"driver {now.graph.name!r}{at(where)} says something else than when the program was made, for "
+                        "the same batch. A driver is traced again for every size of kernel, at any time, in another "
+                        "thread: it must not depend on what changes meanwhile (a global, an attribute, a counter, "
+                        "the clock, numpy's random numbers). Keep such numbers in the state, or make another Program."
+                    )
+
+
+def _settled(state: Any, graph: Graph) -> Any:
+    """The state's shapes without the weak type of numbers that a step makes arrays of, or `None` where it makes none:
+    in the next step they are arrays, and the driver is compiled for all steps.
+    """
+    leaves, tree = jax.tree.flatten(state)
+    hardened = [old.weak_type and not new.aval.weak_type for old, new in zip(leaves, graph.new_state, strict=True)]
+    if not any(hardened):
+        return None
+    shapes = (jax.ShapeDtypeStruct(a.shape, a.dtype) if h else a for a, h in zip(leaves, hardened, strict=True))
+    return jax.tree.unflatten(tree, shapes)
+
+
+def _told(one: End, other: End) -> bool:
+    return one.numbers != other.numbers
+
+
+def _another(examples: int, multiple: int) -> int:
+    """A size to compare with: a rung of the ladder if one is below, and not 1, which is special to broadcasting."""
+    units = examples // multiple
+    below = 1 << (units - 1).bit_length() - 1 if units > 1 else 0
+    return multiple * (below if below > 1 else units + 1)
+
+
+def _in_short(error: Exception) -> str:
+    text = str(error).strip().splitlines()
+    return f"{type(error).__name__}: {text[0]}" if text else type(error).__name__

@@ -1,0 +1,196 @@
+"""Rule 2: replication is checked, not hoped for. What could differ between workers, and must not, is refused."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import jax
+import numpy as np
+from jax.extend.core import JaxprEqn, Var
+
+from adaptive.base.errors import CollectiveError, ReplicationError
+from adaptive.base.where import at, line_of
+from adaptive.operators.claims import claim_p
+from adaptive.operators.collectives import collective_p
+from adaptive.operators.hooks import Hook, hook_p
+
+from .flow import Flow, Scope
+from .trace import Atom, describe
+
+
+def check_replication(flow: Flow) -> None:
+    """Raise for a hook, state, metric or slot that is narrower than it has to be, and for claims that do not hold.
+
+    Raises:
+      ReplicationError: what must be equal on all workers can differ.
+      CollectiveError: an operator was given what is replicated where it takes a worker's own.
+    """
+    for eqn in flow.graph.eqns:
+        if eqn.primitive is claim_p:
+            _check_claim(flow, eqn)
+        if eqn.primitive is hook_p:
+            _check_hook(flow, eqn)
+    _check_state(flow)
+    for name, atom in zip(flow.graph.metric_names, flow.graph.metrics, strict=True):
+        if flow.scope_of([atom]) > Scope.ALL:
+            trail = Trail(flow, atom)
+            raise ReplicationError(
+                f"metric {name}{at(trail.made)} can differ between workers: it comes from {trail.cause}.\n"
+                "A report has one value for all. "
+                + (trail.advice or "Reduce it first:\n    comm.all_reduce(x)      comm.all_reduce(x, op='max')")
+            )
+    for eqn, _, new in flow.slots:
+        if flow.scope_of(new) == Scope.CALL:
+            trail = Trail(flow, _narrowest(flow, new))
+            raise ReplicationError(
+                f"{describe(eqn)}{at(line_of(eqn.source_info))} averages over steps what belongs to one kernel call of "
+                f"one worker: {trail.cause}. " + (trail.advice or "Reduce it first:  comm.all_reduce(...)")
+            )
+
+
+def _check_claim(flow: Flow, eqn: JaxprEqn) -> None:
+    where, scope = at(line_of(eqn.source_info)), flow.scope_of(eqn.invars)
+    if eqn.params["claim"] == "local" and scope == Scope.ALL:
+        raise CollectiveError(
+            f"{eqn.params['what']}{where} is given a gradient that is replicated already, in the place of this "
+            "worker's own: there is nothing to tell noise by. Keep both:\n"
+            "    avg_grads = comm.all_reduce(grads)\n"
+            f"    mon.{eqn.params['what']}(grads, avg_grads)"
+        )
+    if eqn.params["claim"] == "replicated" and scope == Scope.CALL:
+        cause = Trail(flow, _narrowest(flow, eqn.invars)).cause
+        raise ReplicationError(
+            f"{eqn.params['what']}{where} is said of a value that comes from {cause}. That is another one in every "
+            "kernel call. Reduce it:  comm.all_reduce(x)"
+        )
+
+
+def _check_state(flow: Flow) -> None:
+    graph = flow.graph
+    narrow = [
+        i for i, new in enumerate(graph.new_state) if i not in flow.local_state and flow.scope_of([new]) > Scope.ALL
+    ]
+    if not narrow:
+        return
+    more = f" and {len(narrow) - 3} more" if len(narrow) > 3 else ""
+    names = ", ".join(graph.state_names[i] for i in narrow[:3]) + more
+    first = graph.new_state[narrow[0]]
+    trail = Trail(flow, first)
+    raise ReplicationError(
+        f"the new state can differ between workers: {names}{at(trail.made)} comes from {trail.cause}, and no "
+        "collective stands between.\nEach worker would train a model of its own. "
+        + (trail.advice or _what_to_reduce(flow, graph.state_names[narrow[0]], first))
+    )
+
+
+def _what_to_reduce(flow: Flow, name: str, new: Atom) -> str:
+    """What to write for a leaf of the state: of gradients if nothing that is reduced gets into it, else of the leaf."""
+    if not any(flow.level_of([leaf]) and flow.scope_of([leaf]) == Scope.ALL for leaf in flow.graph.new_state):
+        return "Reduce the gradients first:\n    grads = comm.all_reduce(grads)"
+    if np.issubdtype(new.aval.dtype, np.integer) or new.aval.dtype == bool:
+        return (
+            f"What is reduced in this driver does not reach {name}. Decide from reduced values, or reduce it:\n"
+            "    new = comm.all_reduce(new, op='max')        or op='min', op='sum'"
+        )
+    return (
+        f"What is reduced in this driver does not reach {name}. Reduce it, too:\n"
+        "    new = comm.all_reduce(new)\n"
+        "Running statistics (batch normalisation) are such leaves, and a loss scale that is changed by what a worker "
+        "sees of its own gradients: decide by the reduced ones. State that shall differ is marked with local=."
+    )
+
+
+def _check_hook(flow: Flow, eqn: JaxprEqn) -> None:
+    hook: Hook = eqn.params["hook"]
+    for position, atom in enumerate(eqn.invars):
+        if flow.scope_of([atom]) == Scope.ALL:
+            continue
+        trail = Trail(flow, atom)
+        raise ReplicationError(
+            f"hook {hook.name!r}{at(line_of(eqn.source_info))} reads a value that can differ between "
+            f"workers: its {_leaf_path(hook, position)}, which comes from {trail.cause}.\n"
+            "One worker could then rescale while another does not. "
+            + (
+                trail.advice
+                or "Reduce it first:\n"
+                "    comm.all_reduce(x)      one value for all      or      comm.all_gather(x)      one row per worker"
+            )
+        )
+
+
+def _leaf_path(hook: Hook, position: int) -> str:
+    """ "2nd value, leaf .scale" for a leaf of a hook's values."""
+    tree = jax.tree.unflatten(hook.tree, range(hook.tree.num_leaves))
+    path = jax.tree_util.tree_leaves_with_path(tree)[position][0]
+    nth = {0: "1st", 1: "2nd", 2: "3rd"}.get(path[0].idx, f"{path[0].idx + 1}th")
+    rest = jax.tree_util.keystr(path[1:])
+    return f"{nth} value" + (f" ({rest})" if rest else "")
+
+
+def _narrowest(flow: Flow, atoms: Sequence[Atom]) -> Atom:
+    return max(atoms, key=lambda a: flow.scope_of([a]))
+
+
+_ORIGINS = {
+    "batch": "this worker's examples",
+    "slot": "a moving average of local values",
+    "state": "state marked as local",
+}
+
+
+class Trail:
+    """Where a local value was made, and what made it local.
+
+    Attributes:
+      made: the driver's line.
+      cause: "this worker's examples (driver.py:14)".
+      advice: what to write instead, where that does not depend on what is done with the value; or "".
+    """
+
+    def __init__(self, flow: Flow, atom: Atom):
+        self.made = self.advice = line = ""
+        self.cause = "a local value"
+        from_batch = _from_batch(flow)
+        while isinstance(atom, Var):
+            number = flow.producer.get(atom, -1)
+            before = line_of(flow.graph.eqns[number].source_info) if number >= 0 else ""
+            self.made, line = self.made or before, before or line
+            operands = flow.operands(number) if number >= 0 else ()
+            found = self._cause(flow, atom, number, flow.scope_of(operands))
+            if found:
+                self.cause, self.advice = found
+                break
+            # Of the batch's values and numbers of its shape, as in the gradient of a mean, the values are the cause.
+            atom = max(operands, key=lambda a: (flow.scope_of([a]), a in from_batch if isinstance(a, Var) else False))
+        self.cause += at(line)
+
+    @staticmethod
+    def _cause(flow: Flow, var: Var, number: int, before: Scope) -> tuple[str, str] | None:
+        """What makes a value narrower than `before`, its operands: in words, and what to write instead."""
+        origin = flow.origin.get(var)
+        if var in flow.sized and before < Scope.CALL and (origin is None or origin.kind == "const"):
+            return "a number of the batch's shape, the size of one kernel call", _NUMBERS
+        if origin is not None:
+            return _ORIGINS.get(origin.kind, f"{origin.index!r}, which each worker measures for itself"), ""
+        if number in flow.at_home and before < Scope.WORKER:
+            return f"the host ({flow.graph.eqns[number].primitive.name}), where each worker has its own", _HOST
+        return None
+
+
+def _from_batch(flow: Flow) -> set[Var]:
+    """What is computed from examples, with no collective between."""
+    found = set(flow.graph.batch_vars)
+    for eqn in flow.graph.eqns:
+        if eqn.primitive is not collective_p and any(isinstance(a, Var) and a in found for a in eqn.invars):
+            found.update(eqn.outvars)
+    return found
+
+
+_NUMBERS = """Ask for the number that you mean:
+    ad.global_batch()      all examples of the step
+    ad.batch_size()        this worker's
+or count:  comm.all_reduce(len(x), op="sum")"""
+
+_HOST = """Let all have one worker's, or say that it is the same on all:
+    x = comm.broadcast(x)
+    x = ad.replicated(x)"""

@@ -1,0 +1,83 @@
+"""Equations as text: equal for two traces of one program, whatever their variables are called."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from types import MappingProxyType
+from typing import Any, NamedTuple
+
+import numpy as np
+from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal, Var
+
+from adaptive.base.where import line_of
+
+from .trace import Atom
+
+# Where in memory a function lies, and on which device something is placed, are no part of what is computed.
+_ADDRESS = re.compile(r" at 0x[0-9a-f]+")
+_PLACE = re.compile(r"sharding|device|mesh")
+
+
+class Line(NamedTuple):
+    """One equation and what it says."""
+
+    text: str
+    eqn: JaxprEqn | None = None
+
+    @property
+    def where(self) -> str:
+        """Where in the driver it stems from; not cheap, so asked for only where it is told."""
+        return line_of(self.eqn.source_info) if self.eqn else ""
+
+
+def as_text(
+    inputs: Sequence[Var],
+    eqns: Iterable[JaxprEqn],
+    outputs: Sequence[Atom] = (),
+    contents: Mapping[Var, str] = MappingProxyType({}),
+) -> Iterator[Line]:
+    """Equations with their variables numbered, between the shapes of what goes in and the names of what comes out.
+
+    Args:
+      contents: what is in inputs that are known: told wherever they are used.
+    """
+    numbers: dict[Var, int] = {var: i for i, var in enumerate(inputs)}
+
+    def name(atom: Atom) -> str:
+        return f"{atom.val!r}:{atom.aval}" if isinstance(atom, Literal) else f"#{numbers[atom]}{contents.get(atom, '')}"
+
+    yield Line(repr([str(var.aval) for var in inputs]))
+    for eqn in eqns:
+        # The weight of a collective of what is replicated already is never used, so a segment does not hold it.
+        operands = [name(atom) for atom in eqn.invars if isinstance(atom, Literal) or atom in numbers]
+        params = params_text(eqn)
+        for var in eqn.outvars:
+            numbers[var] = len(numbers)
+        results = [str(var.aval) for var in eqn.outvars]
+        yield Line(f"{eqn.primitive} {operands} {params} -> {results}", eqn)
+    yield Line(repr([name(atom) for atom in outputs]))
+
+
+def params_text(eqn: JaxprEqn) -> str:
+    """What an equation says beside its operands; of jaxprs in it, the arrays that they close over too."""
+    texts = [(k, _ADDRESS.sub("", repr(v))) for k, v in sorted(eqn.params.items()) if not _PLACE.search(k)]
+    consts = [np.asarray(c) for nested in _closed_within(eqn.params) for c in nested.consts]
+    return repr((texts, [(str(c.dtype), c.shape, hash_of(c.tobytes())) for c in consts]))
+
+
+def _closed_within(params: dict[str, Any]) -> Iterator[ClosedJaxpr]:
+    """Jaxprs with what they close over, however deep."""
+    values = [v for value in params.values() for v in (value if isinstance(value, tuple | list) else (value,))]
+    for value in values:
+        if isinstance(value, ClosedJaxpr):
+            yield value
+        jaxpr = value.jaxpr if isinstance(value, ClosedJaxpr) else value
+        for eqn in jaxpr.eqns if isinstance(jaxpr, Jaxpr) else ():
+            yield from _closed_within(eqn.params)
+
+
+def hash_of(text: bytes) -> str:
+    """A short digest."""
+    return hashlib.blake2b(text, digest_size=8).hexdigest()

@@ -1,0 +1,314 @@
+"""From a driver program to one flat dataflow graph.
+
+The driver is traced by JAX itself. Nested `jax.jit`s are inlined, so that a collective in a helper function stands in
+the same list of equations as everything else; one inside `scan`, `cond` or `while` is refused, because whether and how
+often it runs would then depend on values, and a worker could wait for a message that another never sends.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from math import lcm
+from typing import Any, TypeAlias
+
+import jax
+import numpy as np
+from jax.extend.core import ClosedJaxpr, DropVar, Jaxpr, JaxprEqn, Literal, Var
+from jax.extend.core import jaxprs_in_params as _jaxprs_in_params
+
+from adaptive.base.errors import CollectiveError, DriverError
+from adaptive.base.names import leaf_names
+from adaptive.base.where import at, line_of, line_search_of
+from adaptive.operators.claims import claim_p
+from adaptive.operators.collectives import collective_p, n_values
+from adaptive.operators.context import trace_as
+from adaptive.operators.hooks import hook_p
+from adaptive.operators.slots import slot_read_p, slot_write_p
+from adaptive.operators.sources import Source, source_p
+
+Atom: TypeAlias = Var | Literal
+OPERATORS = {
+    collective_p: "collective",
+    source_p: "source",
+    slot_read_p: "slot",
+    slot_write_p: "slot",
+    hook_p: "hook",
+    claim_p: "claim",
+}
+_RESULTLESS = (hook_p, slot_write_p)
+_INLINED = {"jit": "jaxpr", "pjit": "jaxpr", "closed_call": "call_jaxpr", "core_call": "call_jaxpr"}
+_INLINED_FOR_OPERATORS = {"custom_jvp_call": "call_jaxpr", "custom_vjp_call": "call_jaxpr"}
+
+
+@dataclass(frozen=True)
+class Graph:
+    """A driver, traced for one kernel call of `examples` examples.
+
+    Attributes:
+      invars: state leaves, then batch leaves.
+      outvars: new state leaves, then metric leaves.
+      consts: values of arrays that the driver closes over, by variable.
+      minibatches: into how many of them the driver cuts its batch, and where (" (driver.py:15)").
+    """
+
+    name: str
+    examples: int
+    workers: int
+    invars: tuple[Var, ...]
+    outvars: tuple[Atom, ...]
+    eqns: tuple[JaxprEqn, ...]
+    consts: dict[Var, Any]
+    state_names: tuple[str, ...]
+    batch_names: tuple[str, ...]
+    metric_names: tuple[str, ...]
+    metrics_tree: jax.tree_util.PyTreeDef
+    minibatches: tuple[tuple[int, str], ...] = ()
+
+    @property
+    def multiple(self) -> int:
+        """What sizes of local batches have to be multiples of."""
+        return lcm(*(steps for steps, _ in self.minibatches))
+
+    @property
+    def state_vars(self) -> tuple[Var, ...]:
+        return self.invars[: len(self.state_names)]
+
+    @property
+    def batch_vars(self) -> tuple[Var, ...]:
+        return self.invars[len(self.state_names) :]
+
+    @property
+    def new_state(self) -> tuple[Atom, ...]:
+        return self.outvars[: len(self.state_names)]
+
+    @property
+    def metrics(self) -> tuple[Atom, ...]:
+        return self.outvars[len(self.state_names) :]
+
+
+def trace(driver: Callable, state: Any, batch: Any, *, workers: int) -> Graph:
+    """Trace `driver(state, batch) -> (state, metrics)`.
+
+    Args:
+      state: pytree of arrays or shapes.
+      batch: pytree of arrays or shapes, all with one leading axis: the examples of a kernel call.
+      workers: how many workers there are; shapes of gathered values depend on it.
+
+    Raises:
+      DriverError: the driver does not return `(state, metrics)`, or changes the state's structure, shapes or dtypes.
+      CollectiveError: an operator stands where it cannot.
+    """
+    examples = jax.tree.leaves(batch)[0].shape[0]
+    name = getattr(driver, "__name__", type(driver).__name__)
+    with trace_as(workers, examples) as tracing:
+        closed, shapes = jax.make_jaxpr(driver, return_shape=True)(state, batch)
+    if not (isinstance(shapes, tuple) and len(shapes) == 2):
+        raise DriverError(f"driver {name!r} must return (state, metrics), a pair; it returned {_kind(shapes)}.")
+    new_state, metrics = shapes
+    _check_state(name, state, new_state)
+    flat = _Flattener()
+    invars = [Var(v.aval) for v in closed.jaxpr.invars]
+    outvars = [flat.as_variable(atom) for atom in flat.inline(closed, invars)]
+    _check_none_left_out(tracing.must_stay, flat.eqns)
+    return Graph(
+        name=name,
+        examples=examples,
+        workers=workers,
+        invars=tuple(invars),
+        outvars=tuple(outvars),
+        eqns=tuple(flat.eqns),
+        consts=flat.consts,
+        state_names=leaf_names(state, "state"),
+        batch_names=leaf_names(batch, "batch"),
+        metric_names=leaf_names(metrics, ""),
+        metrics_tree=jax.tree.structure(metrics),
+        minibatches=tuple(dict.fromkeys(tracing.minibatches)),
+    )
+
+
+def _kind(shapes: Any) -> str:
+    return f"a tuple of {len(shapes)}" if isinstance(shapes, tuple) else f"a {type(shapes).__name__}"
+
+
+def _check_state(name: str, old: Any, new: Any) -> None:
+    if jax.tree.structure(old) != jax.tree.structure(new):
+        old_names, new_names = set(leaf_names(old, "state")), set(leaf_names(new, "state"))
+        change = [f"without {n}" for n in sorted(old_names - new_names)] + [
+            f"with {n}" for n in sorted(new_names - old_names)
+        ]
+        detail = "; ".join(change[:4]) or f"as {jax.tree.structure(new)}, not {jax.tree.structure(old)}"
+        raise DriverError(
+            f"driver {name!r} returns a state of another structure than it was given: {detail}. "
+            "The state it returns is what it is given in the next step."
+        )
+    for leaf_name, before, after in zip(
+        leaf_names(old, "state"), jax.tree.leaves(old), jax.tree.leaves(new), strict=True
+    ):
+        if (before.shape, before.dtype) != (after.shape, after.dtype):
+            raise DriverError(
+                f"driver {name!r} changes {leaf_name} from {before.dtype}{list(before.shape)} to "
+                f"{after.dtype}{list(after.shape)}. A state keeps its shapes and dtypes from step to step"
+                + (f": return it with .astype({before.dtype})." if before.shape == after.shape else ".")
+            )
+
+
+def _check_none_left_out(must_stay: Sequence[tuple[Any, str]], eqns: Sequence[JaxprEqn]) -> None:
+    """JAX differentiates a nested jit or checkpoint by taking its jaxpr apart, and leaves out what has no result."""
+    there = {id(e.params["hook" if e.primitive is hook_p else "written"]) for e in eqns if e.primitive in _RESULTLESS}
+    for mark, what in must_stay:
+        if id(mark) not in there:
+            raise CollectiveError(
+                f"{what} is lost: it stands inside a jax.jit or jax.checkpoint that is differentiated, and JAX leaves "
+                "out there what has no result. Return the value from the differentiated function (has_aux=True), and "
+                "apply the operator to it behind."
+            )
+
+
+class _Flattener:
+    """Copies equations out of nested jaxprs, under fresh variables."""
+
+    def __init__(self) -> None:
+        self.eqns: list[JaxprEqn] = []
+        self.consts: dict[Var, Any] = {}
+        self._const_vars: dict[int, Var] = {}
+        self._sources: dict[str, JaxprEqn] = {}
+
+    def inline(self, closed: ClosedJaxpr, args: Sequence[Atom], site: Any = None) -> list[Atom]:
+        """Take over the equations of a jaxpr, `site` being the source of the equation that calls it, if one does: JAX's
+        own jitted functions (`jnp.where`, `jnp.var`) know no line of the driver, and are called by one that does.
+        """
+        env: dict[Var, Atom] = dict(zip(closed.jaxpr.invars, args, strict=True))
+        for var, value in zip(closed.jaxpr.constvars, closed.consts, strict=True):
+            env[var] = self._const(var, value)
+
+        def look_up(atom: Atom) -> Atom:
+            return atom if isinstance(atom, Literal) else env[atom]
+
+        for eqn in closed.jaxpr.eqns:
+            operands = [look_up(a) for a in eqn.invars]
+            source = eqn.source_info if site is None or line_of(eqn.source_info) else site
+            if eqn.primitive is source_p and self._known_source(eqn):  # read twice, it is one value
+                env[eqn.outvars[0]] = self._sources[eqn.params["source"].name].outvars[0]
+                continue
+            nested = _nested_to_inline(eqn)
+            if nested is not None:
+                results = self.inline(nested, operands, source)
+                env.update(zip(eqn.outvars, results, strict=True))
+                continue
+            within = sorted(_operators_within(eqn), key=lambda e: e.primitive is not collective_p)
+            if within:  # a mean reads a source too, which the user has not written
+                raise _refusal(within[0], eqn)
+            _refuse_references(eqn)
+            if eqn.primitive in OPERATORS:
+                operands = [self.as_variable(a) for a in operands]
+            fresh = [v if isinstance(v, DropVar) else Var(v.aval) for v in eqn.outvars]
+            env.update(zip(eqn.outvars, fresh, strict=True))
+            self.eqns.append(eqn.replace(invars=operands, outvars=fresh, source_info=source))
+            if eqn.primitive is source_p:
+                self._sources[eqn.params["source"].name] = self.eqns[-1]
+        return [look_up(a) for a in closed.jaxpr.outvars]
+
+    def as_variable(self, atom: Atom) -> Atom:
+        """A number that leaves the graph as it stands, as a constant: whether it is one of the batch's shape is a fact
+        of a variable.
+        """
+        if not isinstance(atom, Literal):
+            return atom
+        var = Var(atom.aval)
+        self.consts[var] = atom.val
+        return var
+
+    def _known_source(self, eqn: JaxprEqn) -> bool:
+        source: Source = eqn.params["source"]
+        known = self._sources.get(source.name)
+        if known is not None and (known.params["source"].scope, known.params["source"].dtype) != (
+            source.scope,
+            source.dtype,
+        ):
+            raise CollectiveError(
+                f"two different sources are called {source.name!r}{at(line_of(eqn.source_info))}. "
+                "Give one another name."
+            )
+        return known is not None
+
+    def _const(self, var: Var, value: Any) -> Var:
+        known = self._const_vars.get(id(value))
+        if known is None:
+            known = self._const_vars[id(value)] = Var(var.aval)
+            # An array of the host may be written to later on, and XLA may read it where it lies.
+            self.consts[known] = value if isinstance(value, jax.Array) else np.array(value)
+        return known
+
+
+def _nested_to_inline(eqn: JaxprEqn) -> ClosedJaxpr | None:
+    name = eqn.primitive.name
+    key = _INLINED.get(name)
+    if key is None and name in _INLINED_FOR_OPERATORS and any(True for _ in _operators_within(eqn)):
+        key = _INLINED_FOR_OPERATORS[name]
+    if key is None or key not in eqn.params:
+        return None
+    nested = eqn.params[key]
+    return nested if isinstance(nested, ClosedJaxpr) else ClosedJaxpr(nested, ())
+
+
+def _refuse_references(eqn: JaxprEqn) -> None:
+    if any(hasattr(v.aval, "inner_aval") for v in (*eqn.invars, *eqn.outvars)):
+        raise CollectiveError(
+            f"a mutable array (jax.new_ref){at(line_of(eqn.source_info))}: a step is cut into programs of their own, "
+            "and what is written in one would not be seen in the next. Return new values instead:  x = x.at[i].set(y)"
+        )
+
+
+def _operators_within(eqn: JaxprEqn) -> Iterator[JaxprEqn]:
+    """Operators in the jaxprs nested in an equation, however deep."""
+    for nested in _jaxprs_in_params(eqn.params):
+        jaxpr: Jaxpr = nested.jaxpr if isinstance(nested, ClosedJaxpr) else nested
+        for inner in jaxpr.eqns:
+            if inner.primitive in OPERATORS:
+                yield inner
+            yield from _operators_within(inner)
+
+
+def operands_of(eqn: JaxprEqn) -> Sequence[Atom]:
+    """What must be known to compute an equation here: of a collective of replicated values, all but its weight."""
+    return eqn.invars[: n_values(eqn.params, len(eqn.invars))] if eqn.primitive is collective_p else eqn.invars
+
+
+def describe(eqn: JaxprEqn) -> str:
+    """What the user wrote, for an operator's equation: "all_reduce(op='mean')", "hook 'adapt'"…"""
+    params = eqn.params
+    if eqn.primitive is collective_p:
+        if params["kind"] == "reduce":
+            return f"all_reduce(op={params['op']!r})"
+        return {"gather": "all_gather", "broadcast": "broadcast"}[params["kind"]]
+    if eqn.primitive is source_p:
+        return f"source {params['source'].name!r}"
+    if eqn.primitive is hook_p:
+        return f"hook {params['hook'].name!r}"
+    if eqn.primitive is claim_p:
+        return params["what"]
+    return f"slot {params['label']!r}" if eqn.primitive is slot_read_p else "slot"
+
+
+def _refusal(inner: JaxprEqn, outer: JaxprEqn) -> CollectiveError:
+    where = line_of(inner.source_info)
+    holders = {
+        "scan": "jax.lax.scan (or fori_loop)",
+        "while": "jax.lax.while_loop",
+        "cond": "jax.lax.cond",
+        "checkpoint": "jax.checkpoint",
+        "remat2": "jax.checkpoint",
+    }
+    holder = holders.get(outer.primitive.name, f"{outer.primitive.name}")
+    advice = {
+        "collective": "It would then be sent again in the backward pass. Reduce the function's result, behind it."
+        if holder == "jax.checkpoint"
+        else "Then values would decide whether and how often a message is sent. Collect the values in the loop (as its "
+        "carry or its stacked outputs) and reduce them behind it." + line_search_of(inner.source_info),
+        "source": "Read it before, and pass the value in.",
+        "slot": "Apply the operator to the loop's result, behind it.",
+        "hook": "Hand over the loop's result, behind it.",
+        "claim": "Say it of the loop's result, behind it.",
+    }[OPERATORS[inner.primitive]]
+    return CollectiveError(f"{describe(inner)}{at(where)} stands inside {holder}. {advice}")

@@ -1,0 +1,88 @@
+"""The trace in progress: what is fixed while a driver is traced, and what must not get lost of it.
+
+JAX traces a driver more than once, and keeps the traces of nested `jax.jit`s. Two things need care for that: its caches
+do not know what a driver is traced for (see `trace_as`), and its dead code elimination takes operators without a result
+for dead (see `Tracing.must_stay`).
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import Any, NamedTuple
+
+import jax
+from jax.extend.core import Primitive
+from jax.interpreters import mlir
+
+from adaptive.base.errors import CollectiveError
+from adaptive.base.where import at, current_line
+
+
+class Tracing(NamedTuple):
+    """What is fixed while a driver is traced: numbers that shapes may be made of.
+
+    `must_stay` lists the operators without a result that the driver has called: what marks each one's equation, and
+    what to call it in an error if there is none in the graph. `minibatches` lists what the driver cuts its batch into,
+    and where.
+    """
+
+    workers: int
+    examples: int
+    must_stay: list[tuple[Any, str]]
+    minibatches: list[tuple[int, str]]
+
+
+class Mark:
+    """Tells one write to a slot from others."""
+
+
+def stays(what: str, mark: Any = None) -> Any:
+    """Note that an equation has to be in the graph, by a parameter of it; a new `Mark` if there is none."""
+    mark, trace = mark or Mark(), tracing()
+    if trace is not None:
+        trace.must_stay.append((mark, what + at(current_line())))
+    return mark
+
+
+_tracing: ContextVar[Tracing | None] = ContextVar("adaptive_tracing", default=None)
+
+
+def tracing() -> Tracing | None:
+    """The trace in progress, or `None` where a driver executes eagerly."""
+    return _tracing.get()
+
+
+# JAX keeps the trace of a nested jax.jit by the shapes that it is called with. What a driver is traced for is no
+# argument, so a helper that makes shapes of it would be given those of another trace; a context makes JAX tell them
+# apart. One per trace, and not per numbers: an operator that JAX leaves out would be missed in the first trace alone.
+_trace_cache_key = jax.make_user_context(default_value=0)
+_traces = itertools.count(1)
+
+
+@contextmanager
+def trace_as(workers: int, examples: int) -> Iterator[Tracing]:
+    """Trace a driver for that many workers, and examples in a call."""
+    trace = Tracing(workers, examples, [], [])
+    token = _tracing.set(trace)
+    try:
+        with _trace_cache_key(next(_traces)):
+            yield trace
+    finally:
+        _tracing.reset(token)
+
+
+def _refuse_to_compile(context, *operands, **params):
+    raise CollectiveError(
+        "an operator (a collective, monitor, hook, or a value such as ad.step()) is compiled by jax.jit outside a "
+        "program. Run the driver in an ad.Program, or eagerly:\n"
+        "    with jax.disable_jit():\n"
+        "        driver(state, batch)"
+    )
+
+
+def only_in_programs(primitive: Primitive) -> None:
+    """Have `jax.jit` outside a program refuse to compile what holds this primitive."""
+    mlir.register_lowering(primitive, _refuse_to_compile)

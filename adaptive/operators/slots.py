@@ -1,0 +1,82 @@
+"""Slots: state that an operator carries from step to step, such as a moving average."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.extend.core import Primitive
+
+from adaptive.base.errors import CollectiveError
+from adaptive.base.where import at, current_line
+
+from .context import only_in_programs, stays
+from .inert import inert
+
+
+class Frozen:
+    """A pytree leaf list as a primitive's parameter: hashable, compared by content."""
+
+    def __init__(self, leaves: Sequence[Any]):
+        self.leaves = [np.asarray(leaf, jax.dtypes.canonicalize_dtype(np.asarray(leaf).dtype)) for leaf in leaves]
+        self._key = tuple((a.shape, str(a.dtype), a.tobytes()) for a in self.leaves)
+
+    def __hash__(self) -> int:
+        return hash(self._key)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Frozen) and self._key == other._key
+
+    def __repr__(self) -> str:
+        return f"Frozen({', '.join(f'{a.dtype}{list(a.shape)}' for a in self.leaves)})"
+
+
+slot_read_p = Primitive("slot_read")  # -> handle, *values. The handle ties a slot's write to its read.
+slot_write_p = Primitive("slot_write")  # handle, *values ->
+for _p in (slot_read_p, slot_write_p):
+    _p.multiple_results = True
+    only_in_programs(_p)
+
+_HANDLE = jax.core.ShapedArray((), np.dtype(np.int32))
+slot_read_p.def_abstract_eval(
+    lambda *, label, init: [_HANDLE, *(jax.core.ShapedArray(a.shape, a.dtype) for a in init.leaves)]
+)
+slot_read_p.def_impl(lambda *, label, init: [np.int32(0), *map(jnp.asarray, init.leaves)])
+slot_write_p.def_abstract_eval(lambda *operands, written: [])
+slot_write_p.def_impl(lambda *operands, written: [])
+
+
+def slot(label: str, init: Any, update: Callable[[Any], tuple[Any, Any]]) -> Any:
+    """Carry state from step to step.
+
+    Args:
+      label: what to call it in `explain()` and in checkpoints, where slots of one label are numbered.
+      init: the state before the first step: a pytree of arrays and numbers (no tracers).
+      update: traced; takes the state, returns `(new state, result)`.
+
+    Returns:
+      `result`. The new state is replicated where all that it is computed from is.
+    """
+    leaves, tree = jax.tree.flatten(init)
+    if any(isinstance(leaf, jax.core.Tracer) for leaf in leaves):
+        raise CollectiveError(
+            f"slot {label!r}{at(current_line())}: its initial state must be known before the first step, but is "
+            "computed in the driver. Give plain arrays; shapes may come from traced values (jnp.zeros(x.shape))."
+        )
+    handle, *old = slot_read_p.bind(label=label, init=Frozen(leaves))
+    new, result = update(jax.tree.unflatten(tree, old))
+    new_leaves, new_tree = jax.tree.flatten(new)
+    if new_tree != tree or any(jnp.shape(n) != jnp.shape(o) for n, o in zip(new_leaves, old, strict=True)):
+        raise CollectiveError(
+            f"slot {label!r}{at(current_line())}: update() must return a state shaped like its initial one; "
+            f"got {jax.tree.map(jnp.shape, new)} for {jax.tree.map(jnp.shape, init)}."
+        )
+    cast = [jnp.asarray(n).astype(o.dtype) for n, o in zip(new_leaves, old, strict=True)]
+    slot_write_p.bind(handle, *cast, written=stays(f"slot {label!r}"))
+    return result
+
+
+inert(slot_write_p)

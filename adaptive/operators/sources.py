@@ -1,0 +1,81 @@
+"""Sources: scalars that the runtime measures and feeds in: a step number, seconds, batch sizes, free CPU."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.extend.core import Primitive
+
+from adaptive.base.current import current_world
+
+from .context import only_in_programs
+
+
+class Reading(NamedTuple):
+    """What the runtime knows of one worker at the start of a step; a source picks its value from here.
+
+    `examples`, `calls` and `offset` differ between the kernel calls that make up a worker's batch.
+    """
+
+    step: int  # steps done before this one
+    seed: int
+    worker: int
+    global_batch: int  # examples over all workers in this step
+    batch_size: int  # examples of this worker in this step
+    examples: int  # examples in this kernel call
+    calls: int  # kernel calls that this value stands for: 1 inside a call
+    offset: int  # position of the call's first example in the step's global batch
+    compute_seconds: float  # the previous step's computation on this worker; NaN where not known
+    iteration_seconds: float  # from the start of the previous step to the start of this one; NaN in the first
+
+
+@dataclass(frozen=True, eq=False)
+class Source:
+    """A scalar that the runtime feeds into the graph.
+
+    Attributes:
+      name: what `explain()` calls it.
+      read: picks or measures the value, once per worker and step ("call": once per kernel call).
+      dtype: `float32` or `int32`.
+      scope: where it is the same: "all" workers, all calls of one "worker", or one "call" only.
+      stand_in: its value outside a program.
+    """
+
+    name: str
+    read: Callable[[Reading], float]
+    dtype: Any = np.float32
+    scope: Literal["all", "worker", "call"] = "worker"
+    stand_in: float = 0.0
+
+
+EXAMPLES = Source("examples", lambda r: r.examples, scope="call", stand_in=1.0)
+CALLS = Source("calls", lambda r: r.calls, scope="call", stand_in=1.0)
+OFFSET = Source("offset", lambda r: r.offset, np.int32, scope="call")
+STEP = Source("step", lambda r: r.step, np.int32, scope="all")
+SEED = Source("seed", lambda r: r.seed & 0x7FFFFFFF, np.int32, scope="all")  # any Python integer will do
+GLOBAL_BATCH = Source("global_batch", lambda r: r.global_batch, np.int32, scope="all", stand_in=1)
+BATCH_SIZE = Source("batch_size", lambda r: r.batch_size, np.int32, stand_in=1)
+WORKER = Source("worker", lambda r: r.worker, np.int32)
+
+source_p = Primitive("source")
+only_in_programs(source_p)
+source_p.def_abstract_eval(lambda *, source: jax.core.ShapedArray((), source.dtype))
+
+
+@source_p.def_impl
+def _source_eager(*, source):
+    # How many examples this process holds is not known outside a program: a mean over several workers must not
+    # pretend that it is, and says so (see eager).
+    world = current_world.get()
+    unknown = source is EXAMPLES and world is not None and world.size > 1
+    return jnp.asarray(np.nan if unknown else source.stand_in, source.dtype)
+
+
+def read(source: Source) -> jax.Array:
+    """The source's value in this step: a scalar of its dtype; replicated or local as its scope says."""
+    return source_p.bind(source=source)

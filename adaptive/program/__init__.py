@@ -1,0 +1,1 @@
+"""The program: what a user holds."""

@@ -1,0 +1,419 @@
+"""All that a program is between two steps, as one pytree of host arrays and numbers, and back.
+
+What is equal on all workers is kept once; what belongs to a worker (state marked as local, slots of local values) is
+kept for each, on a leading axis. Any library that stores pytrees can store it: orbax, or pickle.
+
+Coming back, a checkpoint is not trusted. It is *parsed*: every leaf is found by its name and must have the dtype and
+shape that it has in this program, every number must be one that can be. Only then is anything replaced, and that
+cannot fail half way.
+"""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from adaptive.base.errors import AdaptiveError, CheckpointError, DriverError
+from adaptive.base.names import Leaf, Name, by_name
+from adaptive.base.world import World
+from adaptive.control.agreement import digest_of_tree
+from adaptive.control.hooks import Barrier, Sizes
+from adaptive.control.sizes import check_shares, equal
+from adaptive.data.stream import Stream
+from adaptive.graph.flow import Scope
+from adaptive.step.engine import Engine, copied
+
+Checkpoint = dict[str, Any]
+VERSION = 1
+_FIELDS = (
+    *("version", "state", "slots", "local", "hooks", "step", "cursor"),
+    *("batch_sizes", "shares", "seed", "examples"),
+)
+_MOST = 2**63 - 1
+
+
+# --- what is kept -----------------------------------------------------------------------------------------------------
+
+
+def save(engine: Engine, barrier: Barrier, sizes: Sizes, stream: Stream, *, step: int, like: Any) -> Checkpoint:
+    """A checkpoint. Communicates if anything is local, so all processes have to call it. Replicated.
+
+    Args:
+      like: the program's state, as shapes.
+    """
+    plan, world = engine.plan, engine.world
+    about = f"a checkpoint of {engine.name} behind step {step}"
+    barrier.catch_up(sizes)
+    wanted_state, wanted_slots = _of_state(engine, like), _of_slots(engine)
+    state = [
+        _of_all(world, [s[i] for s in engine.states], about) if wanted.local else _host(engine.states[0][i])
+        for i, wanted in enumerate(wanted_state.values())
+    ]
+    slots = {
+        slot.name: [
+            _host(engine.slots[0][k][leaf])
+            if slot.scope == Scope.ALL
+            else _of_all(world, [s[k][leaf] for s in engine.slots], about)
+            for leaf in range(len(slot.init))
+        ]
+        for k, slot in enumerate(plan.slots)
+    }
+    return {
+        "version": VERSION,
+        "state": jax.tree.unflatten(jax.tree.structure(like), state),
+        "slots": slots,
+        "local": {"state": _which_local(wanted_state), "slots": _which_local(wanted_slots)},
+        "hooks": hooks_to_keep(barrier),
+        "step": step,
+        "cursor": stream.cursors[0] if len(stream.lanes) == 1 else list(stream.cursors),
+        "batch_sizes": list(sizes.target),
+        "shares": list(sizes.shares),
+        "seed": stream.seed,
+        "examples": [lane.length for lane in stream.lanes],
+    }
+
+
+class _Wanted(NamedTuple):
+    """A leaf that a checkpoint of this program has."""
+
+    label: str
+    shape: tuple[int, ...]  # as it is stored: of what is local, a row per worker
+    dtype: np.dtype
+    local: bool = False
+
+
+def _of_state(engine: Engine, like: Any) -> dict[Name, _Wanted]:
+    n, local = engine.world.size, engine.plan.local_state
+    leaves = enumerate(by_name(like, "state").items())
+    return {name: _wanted(leaf, n if i in local else None) for i, (name, leaf) in leaves}
+
+
+def _of_slots(engine: Engine) -> dict[Name, _Wanted]:
+    slots, n = engine.plan.slots, engine.world.size
+    rows = {slot.name: None if slot.scope == Scope.ALL else n for slot in slots}
+    leaves = by_name({slot.name: list(slot.init) for slot in slots}, "slots")
+    ordered = [(slot.name, str(k)) for slot in slots for k in range(len(slot.init))]  # a dict's leaves are sorted
+    return {name: _wanted(leaves[name], rows[name[0]]) for name in ordered}
+
+
+def _wanted(leaf: Leaf, rows: int | None = None) -> _Wanted:
+    value = leaf.value
+    if _is_key(value):
+        value = jax.eval_shape(jax.random.key_data, value)
+    dtype = value.dtype if hasattr(value, "dtype") else np.asarray(value).dtype
+    shape = tuple(np.shape(value))
+    return _Wanted(leaf.label, shape if rows is None else (rows, *shape), np.dtype(dtype), rows is not None)
+
+
+def _which_local(wanted: Mapping[Name, _Wanted]) -> list[int]:
+    """Which leaves are local, as they are numbered by their names."""
+    return [number for number, name in enumerate(sorted(wanted)) if wanted[name].local]
+
+
+def hooks_to_keep(barrier: Barrier) -> dict[str, Any]:
+    """The hooks' states, by the hooks' names.
+
+    Raises:
+      DriverError: one is not built as it was when the hook began, so it could not be recognised when it comes back.
+    """
+    hooks = zip(barrier.names, barrier.hooks, barrier.states, barrier.first_states, strict=True)
+    for name, hook, state, first in hooks:
+        found = by_name(state, "state")
+        wanted = {path: _wanted(leaf) for path, leaf in by_name(first, "state").items()}
+        wrong = _not_alike(found, wanted) or next(filter(None, (_unfit(found[p], w) for p, w in wanted.items())), None)
+        if wrong:
+            raise DriverError(
+                f"hook {name!r} keeps a state that is not built as the one that it began with: {wrong}. It could "
+                f"not be recognised when it is restored. Let {hook.name}'s init return a state with the structure, "
+                "shapes and dtypes of those that follow."
+            )
+    return jax.tree.map(_plain, dict(zip(barrier.names, barrier.states, strict=True)))
+
+
+def _is_key(leaf: Any) -> bool:
+    return hasattr(leaf, "dtype") and jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key)
+
+
+def _host(leaf: Any) -> np.ndarray:
+    return np.array(jax.random.key_data(leaf) if _is_key(leaf) else leaf)
+
+
+def _plain(leaf: Any) -> Any:
+    """Of a hook's state, which is of whatever its policy is written in. Some libraries store no arrays of size zero,
+    and none needs to."""
+    if isinstance(leaf, jax.Array | np.ndarray | np.generic):
+        return _host(leaf) if np.size(leaf) else None
+    return leaf
+
+
+def _of_all(world: World, own: Sequence[jax.Array], about: str) -> np.ndarray:
+    """Every worker's value, on a leading axis."""
+    rows = [pickle.loads(b) for b in world.share(pickle.dumps([_host(leaf) for leaf in own]), about)]
+    return np.stack([row for process in rows for row in process])
+
+
+# --- and read back ----------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Parsed:
+    """A checkpoint that can be restored here.
+
+    Attributes:
+      batch_sizes, shares: for the workers of this world.
+      state, slots: arrays by their labels, in the order of the program; of what is local, a row per worker.
+      hooks: the hooks' states, built as they build them.
+    """
+
+    step: int
+    cursors: tuple[int, ...]
+    batch_sizes: tuple[int, ...]
+    shares: tuple[float, ...]
+    state: dict[str, np.ndarray]
+    slots: dict[str, np.ndarray]
+    hooks: dict[str, Any]
+
+    def digests(self) -> dict[str, str]:
+        """Of all that must be the same on all processes, by what it is called."""
+        leaves = {**self.state, **self.slots}
+        return {
+            "step": str(self.step),
+            "cursor": ", ".join(map(str, self.cursors)),
+            "batch sizes": str(self.batch_sizes),
+            "shares": str(self.shares),
+            **{label: digest_of_tree(leaf) for label, leaf in leaves.items()},
+            **{leaf.label: digest_of_tree(leaf.value) for leaf in by_name(self.hooks, "hooks").values()},
+        }
+
+
+def parse(checkpoint: Any, engine: Engine, barrier: Barrier, sizes: Sizes, stream: Stream, *, like: Any) -> Parsed:
+    """Read a checkpoint for this program. Changes nothing.
+
+    The number of workers may be another than it was: then batches begin equal, and hooks begin anew, because what they
+    have learned is about workers that may be gone. Local state has no meaning then, and is refused.
+
+    Args:
+      like: the program's state, as shapes.
+
+    Raises:
+      CheckpointError: it is damaged, or of another program.
+    """
+    fields = _fields(checkpoint)
+    cursors = _check_data(fields, stream)
+    batch_sizes = [_whole(n, "batch_sizes", least=1) for n in _numbers(fields["batch_sizes"], "batch_sizes")]
+    before, here = len(batch_sizes), engine.world.size
+    wanted_state, wanted_slots = _of_state(engine, like), _of_slots(engine)
+    if before != here and any(w.local for w in (*wanted_state.values(), *wanted_slots.values())):
+        raise CheckpointError(f"the checkpoint holds local state of {before} workers; here are {here}.")
+    try:
+        shares = tuple(check_shares(_numbers(fields["shares"], "shares"), before).tolist())
+        if before == here:
+            split = _fitting(batch_sizes, sizes)
+        else:
+            split, shares = equal(sizes.check_global(sum(batch_sizes)), sizes.limits), (1.0,) * here
+    except (AdaptiveError, TypeError, ValueError) as error:
+        raise CheckpointError(f"the checkpoint's sizes cannot be used here: {error}") from error
+    return Parsed(
+        step=_whole(fields["step"], "step", most=2**31 - 1),  # as drivers read it
+        cursors=cursors,
+        batch_sizes=split,
+        shares=shares,
+        state=_arrays(fields, "state", wanted_state),
+        slots=_arrays(fields, "slots", wanted_slots),
+        hooks=restored_hooks(fields, barrier)
+        if before == here
+        else dict(zip(barrier.names, barrier.begun(), strict=True)),
+    )
+
+
+def placed(parsed: Parsed, engine: Engine) -> tuple[list[list[jax.Array]], list[list[list[jax.Array]]]]:
+    """State and slots on the device of each worker of this process."""
+    states, slots, plan = [], [], engine.plan
+    for worker, device, old, old_slots in zip(
+        engine.world.workers, engine.world.devices, engine.states, engine.slots, strict=True
+    ):
+        mine = [leaf[worker] if i in plan.local_state else leaf for i, leaf in enumerate(parsed.state.values())]
+        states.append([_placed(leaf, device, like) for leaf, like in zip(mine, old, strict=True)])
+        leaves = iter(parsed.slots.values())
+        slots.append(
+            [
+                [_placed(next(leaves)[() if slot.scope == Scope.ALL else worker], device, like) for like in likes]
+                for slot, likes in zip(plan.slots, old_slots, strict=True)
+            ]
+        )
+    return states, slots
+
+
+def _placed(value: np.ndarray, device: jax.Device, like: jax.Array) -> jax.Array:
+    return copied(_like(value, like) if _is_key(like) else np.asarray(value), device)
+
+
+def _fields(checkpoint: Any) -> Mapping[str, Any]:
+    if not isinstance(checkpoint, Mapping):
+        raise CheckpointError(
+            f"restore takes what program.checkpoint() returned, a dict; got a {type(checkpoint).__name__}."
+        )
+    missing = [repr(name) for name in _FIELDS if name not in checkpoint]
+    if missing:
+        raise CheckpointError(
+            f"the checkpoint has no {', '.join(missing)}. It is damaged, or not what program.checkpoint() returns in "
+            "this version."
+        )
+    version = _whole(checkpoint["version"], "version")
+    if version != VERSION:
+        raise CheckpointError(f"the checkpoint is of version {version}; this library reads version {VERSION}.")
+    return checkpoint
+
+
+def _check_data(fields: Mapping[str, Any], stream: Stream) -> tuple[int, ...]:
+    """That the data are those of the checkpoint, as far as can be told. Returns the cursors."""
+    cursors = tuple(_whole(c, "cursor") for c in _numbers(fields["cursor"], "cursor"))
+    if len(cursors) != len(stream.lanes):
+        raise CheckpointError(
+            f"the checkpoint was made on {_data_of(len(cursors))}; this program has {_data_of(len(stream.lanes))}."
+        )
+    examples = [_whole(n, "examples") for n in _numbers(fields["examples"], "examples")]
+    here = [lane.length for lane in stream.lanes]
+    if examples != here:
+        raise CheckpointError(
+            f"the checkpoint was made on {' + '.join(map(str, examples))} examples; this program has "
+            f"{' + '.join(map(str, here))}, and where it stood among the others says nothing about these. To train on "
+            "with other data, begin from its state:  ad.Program(driver, state, data, …)"
+        )
+    seed = _whole(fields["seed"], "seed", least=None, most=None)
+    if seed != stream.seed:
+        raise CheckpointError(
+            f"the checkpoint was made with seed={seed}; this program has seed={stream.seed}, so that its data come in "
+            f"another order, and its random numbers are others. Build it with  ad.Program(…, seed={seed})"
+        )
+    return cursors
+
+
+def _data_of(lanes: int) -> str:
+    return "one data set for all workers" if lanes == 1 else f"{lanes} shards, one for each worker"
+
+
+def _fitting(batch_sizes: Sequence[int], sizes: Sizes) -> tuple[int, ...]:
+    """Sizes that were in force on as many workers, if they can be here: they are not rounded to others."""
+    sizes.check_global(sum(batch_sizes))
+    limits = sizes.limits
+    for worker, size in enumerate(batch_sizes):
+        lower, upper = limits.lower[worker], limits.upper[worker]
+        if not lower <= size <= upper or size % limits.multiple:
+            raise CheckpointError(
+                f"a batch of {size} examples for worker {worker}, which here takes {lower} to {upper} "
+                f"(max_local_batch), in multiples of {limits.multiple}."
+            )
+    return tuple(batch_sizes)
+
+
+def restored_hooks(fields: Mapping[str, Any], barrier: Barrier) -> dict[str, Any]:
+    """The hooks' states, built as the hooks build them."""
+    first = dict(zip(barrier.names, barrier.first_states, strict=True))
+    likes = by_name(first, "hooks")
+    try:
+        arrays = _arrays(fields, "hooks", {name: _wanted(leaf) for name, leaf in likes.items()})
+    except CheckpointError as error:
+        raise CheckpointError(
+            f'{error}\nTo begin the hooks anew:  checkpoint["hooks"] = program.checkpoint()["hooks"]'
+        ) from None
+    leaves = [_like(array, leaf.value) for array, leaf in zip(arrays.values(), likes.values(), strict=True)]
+    return jax.tree.unflatten(jax.tree.structure(first), leaves)
+
+
+# --- leaves and numbers -----------------------------------------------------------------------------------------------
+
+
+def _arrays(fields: Mapping[str, Any], field: str, wanted: Mapping[Name, _Wanted]) -> dict[str, np.ndarray]:
+    """The arrays of a field by their labels, each found by its name, and of the dtype and shape that it has here."""
+    found = by_name(fields[field], field)
+    others = _not_alike(found, wanted)
+    if others:
+        raise CheckpointError(f"the checkpoint is of another program: {others}.")
+    _check_local(fields, field, wanted)
+    for name, want in wanted.items():
+        wrong = name in found and _unfit(found[name], want)
+        if wrong:
+            raise CheckpointError(f"the checkpoint's {wrong}.")
+    return {
+        want.label: _host(found[name].value) if name in found else np.zeros(want.shape, want.dtype)
+        for name, want in wanted.items()
+    }
+
+
+def _not_alike(found: Mapping[Name, Leaf], wanted: Mapping[Name, _Wanted]) -> str:
+    """Which leaves are in one of two trees only. Those of size zero may be missing."""
+    missing = [w.label for name, w in wanted.items() if name not in found and np.prod(w.shape)]
+    unknown = [leaf.label for name, leaf in found.items() if name not in wanted]
+    texts = [f"it has no {_listed(missing)}"] * bool(missing) + [f"it has {_listed(unknown)} besides"] * bool(unknown)
+    return ", and ".join(texts)
+
+
+def _listed(labels: Sequence[str]) -> str:
+    return ", ".join(labels[:4]) + f" and {len(labels) - 4} more" * (len(labels) > 4)
+
+
+def _unfit(leaf: Leaf, want: _Wanted) -> str:
+    """What is wrong with an array, if anything is. Nothing is cast: what is cast in silence is wrong in silence."""
+    found = _wanted(leaf)
+    if found.shape != want.shape:
+        return f"{leaf.label} has shape {found.shape} for one of shape {want.shape}"
+    if found.dtype == want.dtype:
+        return ""
+    text = f"{leaf.label} is {found.dtype} for {want.dtype}"
+    kinds = "fiub"  # from complex numbers, text and objects there is no way
+    return f"{text}. To convert it on purpose:  .astype({want.dtype.name!r})" if found.dtype.kind in kinds else text
+
+
+def _check_local(fields: Mapping[str, Any], field: str, wanted: Mapping[Name, _Wanted]) -> None:
+    if field not in ("state", "slots"):
+        return
+    local = fields["local"]
+    if not isinstance(local, Mapping) or field not in local:
+        raise CheckpointError(f"the checkpoint does not say what of its {field} is local. It is damaged.")
+    names = sorted(wanted)
+    numbers = {_whole(n, "local") for n in _numbers(local[field], "local")}
+    odd = numbers ^ set(_which_local(wanted))
+    if odd:
+        number = min(odd)
+        label = wanted[names[number]].label if number < len(names) else field
+        there, here = ("local", "not") if number in numbers else ("not local", "it is")
+        raise CheckpointError(f"the checkpoint's {label} is {there}, and here {here}: it has a value for each worker.")
+
+
+def _like(array: np.ndarray, leaf: Any) -> Any:
+    """A value in the form of a leaf."""
+    if _is_key(leaf):
+        return jax.random.wrap_key_data(jnp.asarray(array), impl=jax.random.key_impl(leaf))
+    if isinstance(leaf, jax.Array):
+        return jnp.asarray(array)
+    if isinstance(leaf, np.generic):
+        return array[()]
+    return array if isinstance(leaf, np.ndarray) else array.item()
+
+
+def _numbers(value: Any, what: str) -> list[Any]:
+    """A number, or several: of a list, a tuple, an array, or a dict of "0", "1", …"""
+    leaves = {name: leaf.value for name, leaf in by_name(value, what).items()}
+    if () in leaves and np.ndim(leaves[()]) <= 1:
+        return list(_host(leaves[()])) if np.ndim(leaves[()]) else [leaves[()]]
+    if leaves.keys() != {(str(k),) for k in range(len(leaves))}:
+        raise CheckpointError(f"the checkpoint's {what} is no list of numbers: {value!r}.")
+    return [leaves[str(k),] for k in range(len(leaves))]
+
+
+def _whole(value: Any, what: str, *, least: int | None = 0, most: int | None = _MOST) -> int:
+    array = np.asarray(value)
+    whole = isinstance(value, int) or (array.ndim == 0 and array.dtype.kind in "iu")
+    if not whole or isinstance(value, bool):
+        raise CheckpointError(f"the checkpoint's {what} is no whole number: {value!r}.")
+    number = int(value)
+    if (least is not None and number < least) or (most is not None and number > most):
+        raise CheckpointError(f"the checkpoint's {what} cannot be {number}.")
+    return number

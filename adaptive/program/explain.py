@@ -1,0 +1,109 @@
+"""The plan, in words that a user understands at once."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from adaptive.base.where import at
+from adaptive.graph.flow import Scope
+from adaptive.graph.plan import Contribution, Plan, Segment
+from adaptive.step.message import Layout
+
+
+def explain(plan: Plan, layouts: Sequence[Layout], batch_sizes: Sequence[int], shards: Sequence[int] = ()) -> str:
+    """Segments, messages with their bytes, hooks and slots, in the order in which a step goes through them.
+
+    Args:
+      shards: examples in each worker's own data; empty where all share one data set.
+    """
+    graph = plan.graph
+    lines = [
+        f"driver {graph.name!r}: {len(graph.eqns)} equations, {len(graph.state_names)} state leaves",
+        f"{_count(len(batch_sizes), 'worker')}, global batch {sum(batch_sizes)} = {_sizes(batch_sizes)}",
+    ]
+    if shards:
+        lines.append(f"each worker's data is its own: {sum(shards)} examples = {_sizes(shards)}")
+    lines.append("")
+    for level in range(len(layouts) + 1):
+        if level in plan.onces:
+            lines.append(f"segment  once per step          {_work(plan.onces[level])}")
+        if level in plan.calls:
+            sizes = "size of a ladder" if plan.splittable else "batch size"
+            lines.append(f"segment  per kernel call        {_work(plan.calls[level])}; compiled for each {sizes}")
+        if level < len(layouts):
+            lines += _message(level, layouts[level])
+    lines.append(f"segment  once, behind the last  {_work(plan.final)}; compiled once")
+    lines += _hooks(plan)
+    lines += [
+        f"slot     {s.name}{at(s.line)}: {sum(a.size for a in s.init)} numbers"
+        + ("" if s.scope == Scope.ALL else ", of each worker its own")
+        for s in plan.slots
+    ]
+    measured = [s.name for s in plan.sources if s.scope != "call"]
+    if measured:
+        lines.append(f"sources  {', '.join(measured)}")
+    if plan.splittable:
+        lines.append("a local batch may run as several kernel calls: any size is made of the ladder's kernels")
+    else:
+        lines.append(
+            f"a local batch runs as one kernel call, and every new size is compiled: {'; '.join(plan.unsplittable)}"
+        )
+    if plan.multiple > 1:
+        lines.append(f"a local batch is a multiple of {plan.multiple} examples")
+    return "\n".join(lines)
+
+
+def _count(n: int, noun: str) -> str:
+    return f"{n} {noun}" + ("" if n == 1 else "s")
+
+
+def _sizes(sizes: Sequence[int]) -> str:
+    if len(set(sizes)) == 1 and len(sizes) > 1:
+        return f"{len(sizes)} x {sizes[0]}"
+    return " + ".join(map(str, sizes)) if len(sizes) <= 16 else f"{min(sizes)} … {max(sizes)} each"
+
+
+def _work(segment: Segment) -> str:
+    reads = []
+    for kind, label in (("state", "state"), ("batch", "batch"), ("slot", "slots"), ("message", "message")):
+        found = {o.index for _, o in segment.inputs if o.kind == kind}
+        if found:
+            reads.append(label if kind != "message" else ", ".join(f"message {i + 1}" for i in sorted(found)))
+    return f"{_count(len(segment.eqns), 'equation')} on {', '.join(reads) or 'nothing'}"
+
+
+def _message(level: int, layout: Layout) -> Iterator[str]:
+    yield f"message {level + 1}  {_bytes(layout.nbytes)} from each worker, {_count(len(layout.parts), 'buffer')}"
+    for kind, line, group in _groups(layout.contributions):
+        numbers = [i for i, c in enumerate(layout.contributions) if c in group]
+        size = sum(layout.entries[i].nbytes for i in numbers)
+        names = [c.name for c in group if c.name]
+        shown = (names[0] if len(names) == 1 else f"{names[0]} …") if names else "a value"
+        yield _row(kind, f"{len(group)} {'leaf' if len(group) == 1 else 'leaves'}", size, shown + at(line))
+    weights = len({w.offset for w in layout.weights if w is not None})
+    itemsize = layout.parts[0].dtype.itemsize
+    yield _row("weights", str(weights), weights * itemsize, "what means are divided by")
+    yield _row("tail", str(layout.tail), layout.tail * itemsize, "workers' status, and whether new sizes are ready")
+
+
+def _row(kind: str, count: str, nbytes: int, what: str) -> str:
+    return f"    {kind:<14} {count:<10} {_bytes(nbytes):>10}   {what}"
+
+
+def _groups(contributions: Sequence[Contribution]) -> Iterator[tuple[str, str, list[Contribution]]]:
+    """Contributions of one line and kind together."""
+    groups: dict[tuple[str, str], list[Contribution]] = {}
+    for c in contributions:
+        groups.setdefault((c.op if c.kind == "reduce" else c.kind, c.line), []).append(c)
+    for (kind, line), group in groups.items():
+        yield kind, line, group
+
+
+def _hooks(plan: Plan) -> Iterator[str]:
+    for h in plan.hooks:
+        often = "every step" if h.hook.every == 1 else f"every {h.hook.every} steps"
+        yield f"hook     {h.hook.name!r} {often}{at(h.line)}, reads {_count(len(h.values), 'value')}"
+
+
+def _bytes(n: int) -> str:
+    return f"{n:,} B" if n < 100_000 else f"{n / 1e3:,.0f} kB" if n < 10_000_000 else f"{n / 1e6:,.1f} MB"

@@ -1,0 +1,52 @@
+"""What a step was, for the program's user."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from adaptive.base.decision import Decision
+from adaptive.step.pieces import Pieces
+
+
+@dataclass(frozen=True)
+class Report:
+    """One step, as `Program.step` and `Program.run` report it.
+
+    Attributes:
+      step: steps done, this one included. Replicated.
+      epoch: whole epochs of data consumed. Replicated.
+      examples: examples consumed since the beginning. Replicated.
+      metrics: the driver's metrics: a pytree of scalars and arrays. Replicated. NaN where the step was skipped.
+      batch_sizes: examples per worker in this step. Replicated.
+      global_batch: their sum. Replicated.
+      messages: exchanges in this step. Replicated.
+      message_bytes: what each worker put into them. Replicated.
+      seconds: wall time from the start of this step to its end, hooks included. Local.
+      compute_seconds: per worker of this process, without waiting for others and without input. Local.
+      pieces: per worker of this process, the kernel calls that made up its batch. Local.
+      kernels: call kernels compiled so far. Local.
+      compile_seconds: what they took, most of it behind the steps. Local.
+      waited_seconds: that the program has stood still for a compiler so far; the start counts. Local.
+      decision: what the hooks of this step asked for, or `None`. Replicated.
+      skipped: whether the step was given up because what was reduced is not finite; `notes` say why. Replicated.
+      notes: lines on what was clipped, skipped, or decided. Replicated, but for one on a record that cannot be written.
+    """
+
+    step: int
+    epoch: int
+    examples: int
+    metrics: Any
+    batch_sizes: tuple[int, ...]
+    global_batch: int
+    messages: int
+    message_bytes: int
+    seconds: float
+    compute_seconds: tuple[float, ...]
+    pieces: tuple[Pieces, ...]
+    kernels: int
+    compile_seconds: float
+    waited_seconds: float
+    decision: Decision | None = None
+    skipped: bool = False
+    notes: tuple[str, ...] = field(default=())

@@ -1,0 +1,142 @@
+"""Where in the driver the first value was made that is not finite.
+
+XLA's programs do not tell: they return what crosses a cut. So, once it is known that a worker's contributions are not
+finite, its step is computed once more up to them, equation by equation, and the way is walked back from the
+contribution to the equation that made the first NaN, or infinity, of finite operands; or to the batch or the state,
+if it came with them. That takes long, and is done for an error only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from enum import IntEnum
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+from jax.extend.core import DropVar, JaxprEqn, Literal, Var
+
+from adaptive.base.where import at, line_of
+from adaptive.graph.plan import Plan
+from adaptive.graph.trace import Atom, describe, operands_of
+
+from .segment import evaluate
+
+
+class _Kind(IntEnum):
+    FINITE = 0
+    INFINITE = 1
+    NAN = 2
+
+
+_PLURAL = {_Kind.INFINITE: "infinities", _Kind.NAN: "NaNs"}
+
+
+def birthplace(plan: Plan, known: Mapping[Var, Any], atoms: Sequence[Atom]) -> str:
+    """In words, where the first value comes from that makes one of `atoms` not finite.
+
+    Args:
+      plan: of the kernel call.
+      known: values of all that the graph is given: state, batch, constants, slots, sources, what earlier messages
+        brought.
+      atoms: values of the graph.
+
+    Returns:
+      "the first NaNs come from log (driver.py:12)", "batch['x'] holds NaNs"; "" if all of `atoms` are finite.
+    """
+    walk = _Walk(plan, known, atoms)
+    return next((walk.back_from(atom) for atom in atoms if walk.kind_of(atom) > _Kind.FINITE), "")
+
+
+class _Walk:
+    def __init__(self, plan: Plan, known: Mapping[Var, Any], atoms: Sequence[Atom]):
+        self._plan, self._known = plan, known
+        self._producer = {v: eqn for eqn in plan.graph.eqns for v in eqn.outvars if not isinstance(v, DropVar)}
+        self._kinds: dict[Var, _Kind] = {}
+        self._run(atoms)
+
+    def kind_of(self, atom: Atom) -> _Kind:
+        return _kind(atom.val) if isinstance(atom, Literal) else self._kinds.get(atom, _Kind.FINITE)
+
+    def _run(self, atoms: Sequence[Atom]) -> None:
+        """Find the kinds of all values that `atoms` are made of; no value is held for longer than it is needed."""
+        known, wanted, stack = self._known, set(), [a for a in atoms if isinstance(a, Var)]
+        while stack:
+            var = stack.pop()
+            if var not in known and id(self._producer[var]) not in wanted:
+                wanted.add(id(self._producer[var]))
+                stack += [a for a in operands_of(self._producer[var]) if isinstance(a, Var)]
+        eqns = [eqn for eqn in self._plan.graph.eqns if id(eqn) in wanted]
+        effect = next((eqn for eqn in eqns if eqn.effects), None)
+        if effect is not None:
+            raise NotImplementedError(f"{_operation(effect)} has an effect, and is not carried out again")
+        last = {a: n for n, eqn in enumerate(eqns) for a in operands_of(eqn) if isinstance(a, Var)}
+        values: dict[Var, Any] = {}
+
+        def value_of(atom: Atom) -> Any:
+            if isinstance(atom, Literal):
+                return atom.val
+            if atom not in values:
+                values[atom] = known[atom]
+                self._kinds[atom] = _kind(known[atom])
+            return values[atom]
+
+        for number, eqn in enumerate(eqns):
+            operands = operands_of(eqn)
+            for var, value in zip(eqn.outvars, evaluate(eqn, [value_of(a) for a in operands]), strict=True):
+                if var in last:
+                    values[var] = value
+                self._kinds[var] = _kind(value)
+            for atom in operands:
+                if isinstance(atom, Var) and last[atom] == number:
+                    values.pop(atom, None)
+        for atom in atoms:
+            if isinstance(atom, Var) and atom not in self._kinds:
+                self._kinds[atom] = _kind(known[atom])
+
+    def back_from(self, atom: Atom) -> str:
+        """The way from a value that is not finite to where that began."""
+        kind = self.kind_of(atom)
+        place = self._first(atom, kind)
+        if not isinstance(place, JaxprEqn):
+            return f"{place} holds {_PLURAL[kind]}"
+        text = f"the first {_PLURAL[kind]} come from {_operation(place)}"
+        infinite = [a for a in operands_of(place) if isinstance(a, Var) and self.kind_of(a) > _Kind.FINITE]
+        if infinite:  # a NaN, of infinities that were there before
+            before = self._first(infinite[0], _Kind.INFINITE)
+            text += f", of infinities {_from(before)}"
+        return text
+
+    def _first(self, atom: Atom, kind: _Kind) -> JaxprEqn | str:
+        """The equation that made values of a kind of operands that had none, or the name of what they came with."""
+        while isinstance(atom, Var) and atom not in self._known:
+            eqn = self._producer[atom]
+            earlier = [a for a in operands_of(eqn) if isinstance(a, Var) and self.kind_of(a) >= kind]
+            if not earlier:
+                return eqn
+            atom = earlier[0]
+        return self._name(atom)
+
+    def _name(self, atom: Atom) -> str:
+        graph = self._plan.graph
+        for names, variables in ((graph.batch_names, graph.batch_vars), (graph.state_names, graph.state_vars)):
+            if atom in variables:
+                return names[variables.index(atom)]
+        eqn = self._producer.get(atom) if isinstance(atom, Var) else None
+        return "a constant of the driver" if eqn is None else f"{describe(eqn)}{at(line_of(eqn.source_info))}"
+
+
+def _from(place: JaxprEqn | str) -> str:
+    return f"from {_operation(place)}" if isinstance(place, JaxprEqn) else f"in {place}"
+
+
+def _operation(eqn: JaxprEqn) -> str:
+    return f"`{eqn.primitive.name}`{at(line_of(eqn.source_info))}"
+
+
+def _kind(value: Any) -> _Kind:
+    x = value if hasattr(value, "dtype") else np.asarray(value)
+    if not jnp.issubdtype(x.dtype, np.inexact):
+        return _Kind.FINITE
+    x = np.asarray(x)
+    return _Kind.NAN if np.isnan(x).any() else _Kind.INFINITE if np.isinf(x).any() else _Kind.FINITE

@@ -1,0 +1,270 @@
+"""Whether what a message brought is finite; and if it is not, through whom.
+
+One look at the reduced values sees what any worker contributed, sums that overflow, and means of nothing. What it
+sees is the same to the last bit on all workers, so all of them stop at the same message, before anything of the step
+is committed, and have the time then to find out, together, whose contributions they were.
+
+A mean is `sum_i w_i x_i / sum_i w_i`. Where all weights are zero it is a mean of nothing, 0 / 0, and no number.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import groupby
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from adaptive.base.errors import NonFiniteError
+from adaptive.base.where import at, name_workers
+from adaptive.base.world import World
+from adaptive.graph.plan import Contribution
+from adaptive.operators.eager import least_weight, mean_of_nothing
+
+from .message import Entry, Layout, must_be_finite
+
+_NAMED = 3  # leaves of one all_reduce that an error lists
+
+
+class _Range(NamedTuple):
+    """Neighbours in a part that come to the same type, by the same weight."""
+
+    part: int
+    start: int
+    stop: int
+    weight: Entry | None
+    dtype: np.dtype  # of the result
+
+
+class Look:
+    """How one message is looked at.
+
+    Args:
+      platform: of the devices on which it arrives. On a CPU it is read where it lies, by numpy.
+    """
+
+    def __init__(self, layout: Layout, platform: str):
+        self.layout, self._on_host = layout, platform == "cpu"
+        found = [
+            _Range(e.part, e.offset, e.offset + e.size, w, np.dtype(c.result.aval.dtype))
+            for c, e, w in self._all()
+            if must_be_finite(c)
+        ]
+        self._ranges = [(r, _limit(r.dtype)) for r in _joined(sorted(found, key=lambda r: (r.part, r.start)))]
+        # A weight that is not known may be so on purpose where it weighs what may be unknown, too.
+        weights = {(w, must_be_finite(c)) for c, _, w in self._all() if w is not None}
+        self._weights = [(w.offset, checked) for w, checked in sorted(weights, key=lambda found: found[0].offset)]
+        self._least = least_weight(layout.parts[0].dtype)
+
+    def passes(self, parts: Sequence[jax.Array]) -> bool:
+        """Whether all that must be finite is, with each mean's division carried out.
+
+        Args:
+          parts: reduced, on one worker's device.
+        """
+        if not self._on_host:
+            return bool(self._program(list(parts)))
+        host = [np.asarray(part).reshape(-1) for part in parts]
+        return all(self._is_weight(float(host[0][i]), checked) for i, checked in self._weights) and all(
+            _largest(host[r.part][r.start : r.stop]) / (1.0 if r.weight is None else float(host[0][r.weight.offset]))
+            < limit
+            for r, limit in self._ranges
+        )
+
+    @cached_property
+    def _program(self) -> Any:
+        """The same, for devices from which it would have to be copied."""
+
+        def look(parts: list[jax.Array]) -> jax.Array:
+            flat = [part.reshape(-1) for part in parts]
+            ok = [jnp.asarray(self._is_weight(flat[0][i], checked)) for i, checked in self._weights]
+            for r, _ in self._ranges:
+                x = flat[r.part][r.start : r.stop]
+                x = x if r.weight is None else x / flat[0][r.weight.offset].astype(x.dtype)
+                ok.append(jnp.isfinite(x.astype(r.dtype)).all())
+            return jnp.stack(ok).all() if ok else jnp.asarray(True)
+
+        return jax.jit(look)
+
+    def _is_weight(self, total: Any, checked: bool) -> Any:
+        usable = (total >= self._least) & (total < np.inf)
+        return usable if checked else usable | (total != total)
+
+    def of_worker(self, parts: Sequence[jax.Array]) -> list[int]:
+        """Which contributions are not finite, or have a weight that is not, in the parts that one worker sends."""
+        host = [np.asarray(part).reshape(-1) for part in parts]
+        found = []
+        for i, (c, e, w) in enumerate(self._all()):
+            ok = np.isfinite(host[e.part][e.offset : e.offset + e.size]).all() and (
+                w is None or np.isfinite(host[0][w.offset])
+            )
+            if must_be_finite(c) and not ok:
+                found.append(i)
+        return found
+
+    def of_all(self, parts: Sequence[jax.Array]) -> Arrived:
+        """What of the reduced parts is not finite, and which weights cannot be divided by."""
+        host = [np.asarray(part).reshape(-1) for part in parts]
+        weightless, too_large = [], []
+        for i, (c, e, w) in enumerate(self._all()):
+            total = 1.0 if w is None else float(host[0][w.offset])
+            if w is not None and not self._is_weight(total, must_be_finite(c)):
+                weightless.append((i, total))
+            elif must_be_finite(c):
+                largest = _largest(host[e.part][e.offset : e.offset + e.size])
+                if not largest / total < _limit(np.dtype(c.result.aval.dtype)):
+                    too_large.append(i)
+        return Arrived(weightless, too_large)
+
+    def _all(self) -> Iterator[tuple[Contribution, Entry, Entry | None]]:
+        return zip(self.layout.contributions, self.layout.entries, self.layout.weights, strict=True)
+
+
+def _joined(ranges: Iterable[_Range]) -> list[_Range]:
+    joined: list[_Range] = []
+    for r in ranges:
+        last = joined[-1] if joined else None
+        if last and (last.part, last.stop, last.weight, last.dtype) == (r.part, r.start, r.weight, r.dtype):
+            joined[-1] = last._replace(stop=r.stop)
+        else:
+            joined.append(r)
+    return joined
+
+
+def _limit(dtype: np.dtype) -> float:
+    """The least number that is rounded to infinity: half a step beyond the largest there is."""
+    info = jnp.finfo(dtype)
+    return float(info.max) + 2.0 ** (info.maxexp - 2 - info.nmant)
+
+
+def _largest(x: np.ndarray) -> float:
+    """The largest magnitude of real and imaginary parts; NaN if there is one."""
+    if x.dtype.kind == "c":
+        x = x.view(x.real.dtype)
+    # Neither makes an array of its own, and both keep NaNs. (A dot product takes half the time, but by the threads of
+    # a BLAS that knows nothing of those that this process was told to make do with.)
+    return max(float(np.maximum.reduce(x)), -float(np.minimum.reduce(x)))
+
+
+# --- whose they are ---------------------------------------------------------------------------------------------------
+
+
+class Arrived(NamedTuple):
+    """What is wrong with a reduced message."""
+
+    weightless: list[tuple[int, float]]  # contributions, with the sum of their weights
+    too_large: list[int]  # other contributions whose result is not finite
+
+
+@dataclass(frozen=True)
+class Culprit:
+    """A worker whose contributions are not finite.
+
+    Attributes:
+      contributions: which, by number.
+      origin: where the first such value comes from, as text; "" where that is not known.
+    """
+
+    worker: int
+    contributions: tuple[int, ...]
+    origin: str = ""
+
+
+@dataclass(frozen=True)
+class Trouble:
+    """Why a step was not committed. Replicated."""
+
+    message: tuple[Contribution, ...]
+    arrived: Arrived
+    culprits: tuple[Culprit, ...]
+
+    @property
+    def causes(self) -> list[str]:
+        """What is wrong, a line for each cause."""
+        found = [
+            f"{self._named(i for i, _ in same)} is {mean_of_nothing(total)}"
+            for total, same in groupby(self.arrived.weightless, key=lambda found: found[1])
+            if total == total  # else a worker's is NaN, which is said of it
+        ]
+        by_contributions = sorted(self.culprits, key=lambda c: (c.contributions, c.worker))
+        for numbers, same in groupby(by_contributions, key=lambda c: c.contributions):
+            who = name_workers([c.worker for c in same])
+            found.append(f"the contributions of {who} to {self._named(numbers)} hold infinities or NaNs")
+        if self.arrived.too_large and not self.culprits:
+            dtypes = sorted({str(self.message[i].result.aval.dtype) for i in self.arrived.too_large})
+            found.append(
+                f"the sum of all workers' contributions to {self._named(self.arrived.too_large)} is too large for "
+                f"{', '.join(dtypes)}, though each is finite"
+            )
+        return found
+
+    @property
+    def origins(self) -> list[str]:
+        """Where it comes from, a line for each worker of which that is known."""
+        return [f"On worker {c.worker} {c.origin}." for c in self.culprits if c.origin]
+
+    def _named(self, numbers: Iterable[int]) -> str:
+        """`all_reduce (driver.py:15) of ['kernel'], ['bias'] and 3 more`, for each line."""
+        by_line: dict[str, list[str]] = {}
+        for i in numbers:
+            by_line.setdefault(self.message[i].line, []).append(self.message[i].name)
+        texts = []
+        for line, names in by_line.items():
+            listed = ", ".join(n for n in names[:_NAMED] if n) + (
+                f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
+            )
+            texts.append(f"all_reduce{at(line)}" + (f" of {listed}" if listed else ""))
+        return " and ".join(texts)
+
+
+def find_together(world: World, message: tuple[Contribution, ...], arrived: Arrived, own: Sequence[Culprit]) -> Trouble:
+    """Put together what all processes found. All of them call it: they saw the same."""
+    told = json.dumps([(c.worker, c.contributions, c.origin) for c in own]).encode()
+    everyone = world.share(told, "whose contributions are not finite")
+    culprits = [Culprit(w, tuple(numbers), origin) for found in everyone for w, numbers, origin in json.loads(found)]
+    return Trouble(message, arrived, tuple(sorted(culprits, key=lambda c: c.worker)))
+
+
+# --- what is said of it -----------------------------------------------------------------------------------------------
+
+_BY_ITSELF = """\
+A driver that gets over such steps by itself, lowering a loss scale, say, decides by what it has reduced, which is equal
+on all workers, and is left alone:
+    grads = comm.all_reduce(grads)
+    finite = jnp.isfinite(optax.global_norm(grads))
+    ad.Program(..., nonfinite="allow")"""
+
+
+def not_finite(trouble: Trouble, step: int) -> NonFiniteError:
+    """A step that is not committed."""
+    return NonFiniteError(
+        "\n".join(
+            [
+                f"step {step}: {'; '.join(trouble.causes)}.",
+                *trouble.origins,
+                f"The state is that of step {step - 1}. To leave such steps out and go on: "
+                'ad.Program(..., nonfinite="skip").',
+                _BY_ITSELF,
+            ]
+        )
+    )
+
+
+def skipped_too_often(trouble: Trouble, step: int, limit: int) -> NonFiniteError:
+    """The last of many steps that were not committed."""
+    return NonFiniteError(
+        "\n".join(
+            [
+                f"step {step}: {'; '.join(trouble.causes)}. {limit} steps in a row were skipped before: as many as "
+                f"max_skipped={limit} allows.",
+                *trouble.origins,
+                f"The state is that of step {step - 1 - limit}, and so were all that these steps began with.",
+                _BY_ITSELF,
+            ]
+        )
+    )

@@ -1,0 +1,361 @@
+"""Kernels per batch size: compiled behind the steps, timed, and put together so that a size changes without a stall.
+
+XLA compiles per shape, for a third of a second to more than one. So the first size is the only compile that anyone
+waits for. Behind the steps a *ladder* of kernels (powers of two) is compiled; from then on every size is made of
+ladder kernels at once. Kernels are timed on the examples of real steps; a new one is tried with a part of a batch
+that has to be computed anyway. A kernel for an exact size is compiled only when that has begun to pay.
+"""
+
+from __future__ import annotations
+
+import itertools
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from math import inf
+from typing import Any
+
+import jax
+
+from .background import BackgroundCompiler
+from .cache import in_turn
+from .compile import compile_segment
+from .constants import Constants
+from .pieces import GAIN, Pieces, cheapest, predict
+
+CallSet = dict[int, "Kernel"]  # a kernel per level of the plan
+Traced = dict[int, tuple[Callable, Any, tuple[Any, ...]]]  # level -> function, shapes of its inputs, constants
+_SAMPLES = 3  # timings of a kernel before it counts as measured
+_PRICE_OF_GOING_ON = 1.5  # how much slower a step may be with the kernels there are than with those to come
+_RETIME = 64  # steps between two timings of a mixed batch
+_TRACES = 2  # that are kept for the other devices of this process
+_KEPT = 16  # sizes besides the ladder whose kernels a worker keeps at least
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """A compiled segment on one device, and the arrays that the driver closed over."""
+
+    run: Callable[[dict[str, Any]], dict[str, Any]]
+    consts: tuple[Any, ...]
+
+
+@dataclass
+class Counters:
+    """What compiling has cost. Local to this process."""
+
+    kernels: int = 0
+    compile_seconds: float = 0.0
+    waited_seconds: float = 0.0  # that a step, or the start, stood still for a compiler
+
+
+@dataclass
+class _Worker:
+    """What is there for one worker of this process."""
+
+    device: jax.Device
+    ready: dict[int, CallSet] = field(default_factory=dict)
+    changes: int = 0  # of what is ready
+    samples: dict[int, deque] = field(default_factory=dict)
+    size: int = 0
+    steps_at_size: int = 0
+    timings: int = 0  # how many sizes are measured, or were so since the last choice
+    chosen: tuple[tuple, Pieces] | None = None
+    used: dict[int, None] = field(default_factory=dict)  # sizes of calls, those used last at the end
+    asked: int = 0  # the size that was asked for last
+    current: int = 0  # the size of the steps until then
+    exact: int = 0  # the size that a kernel of its own was asked for last
+
+    def measured(self) -> dict[int, float]:
+        """Seconds by size. The least of the last timings: what else runs on the machine slows all sizes alike, and a
+        small call that happened to run undisturbed must not look better than a large one that did not."""
+        return {s: min(t) for s, t in list(self.samples.items()) if len(t) >= _SAMPLES}
+
+    def take(self, pieces: Pieces) -> None:
+        """Note that these are used from now on."""
+        for size in set(pieces):
+            self.used.pop(size, None)
+            self.used[size] = None
+
+
+class Kernels:
+    """The call kernels of this process's workers.
+
+    Args:
+      trace: traces and plans the driver for a size: per level, the function, the shapes of its inputs, its constants.
+      devices: one per worker of this process.
+      largest_call: the most examples in one call (`microbatch=`), or `None`.
+      splittable: whether a local batch may run as several calls; if not, every size needs a kernel of its own.
+      timed: whether pieces are chosen by measured time, and exact kernels compiled; else by size alone, so that
+        results do not depend, in their last bits, on how fast the machine was.
+      least_calls: calls that every step needs at least, from the first one on.
+      turn: which of how many ranks this is: those that share a compilation cache compile different kernels first.
+    """
+
+    def __init__(
+        self,
+        trace: Callable[[int], Traced],
+        devices: Sequence[jax.Device],
+        *,
+        largest_call: int | None,
+        splittable: bool,
+        timed: bool,
+        least_calls: int = 1,
+        turn: tuple[int, int] = (0, 1),
+    ):
+        self.counters = Counters()
+        self.largest_call, self.splittable, self.timed = largest_call, splittable, timed
+        self.least_calls = least_calls
+        self._trace = trace
+        self._traced: dict[int, Traced] = {}
+        self.constants = Constants()
+        self._workers = [_Worker(device) for device in devices]
+        self._turn, self._lock = turn, threading.Lock()
+        self._versions = itertools.count(1)
+        self._ladder: set[int] = set()
+        self._compiler = BackgroundCompiler(self)
+
+    # --- what a size is made of ---------------------------------------------------------------------------------------
+
+    def can_make(self, local: int, size: int) -> bool:
+        """Whether worker `local` of this process can compute `size` examples with no compile."""
+        worker = self._workers[local]
+        if not self.splittable or size in worker.ready:
+            return size in worker.ready
+        if not self.timed:
+            return worker.ready.keys() >= set(self._fixed(size, self.least_calls))
+        # A few calls more than the whole ladder would need are a price for going on at once; hundreds are not.
+        measured = worker.measured()
+        now, then = (self._cost(size, rungs, measured) for rungs in (list(worker.ready), self._ladder))
+        return now <= _PRICE_OF_GOING_ON * then < inf
+
+    @staticmethod
+    def _cost(size: int, kernels: Iterable[int], measured: Mapping[int, float]) -> float:
+        calls = cheapest(size, kernels, lambda k: predict(k, measured))
+        return inf if calls is None else sum(predict(k, measured) for k in calls)
+
+    def can_make_all(self) -> bool:
+        """Whether every size can be made, now and from now on."""
+        return self.splittable and 1 in self._ladder and all(self._ladder <= w.ready.keys() for w in self._workers)
+
+    def pieces(self, local: int, size: int, at_least: int = 1) -> Pieces:
+        """The calls that worker `local` makes for `size` examples in this step, at least so many of them."""
+        worker = self._workers[local]
+        worker.steps_at_size = worker.steps_at_size + 1 if size == worker.size else 0
+        worker.size = size
+        known = (size, at_least, worker.changes, worker.timings, worker.steps_at_size // _RETIME)
+        if worker.chosen is None or worker.chosen[0] != known:
+            worker.chosen = (known, self._choose(local, size, at_least) if self.splittable else (size,))
+            worker.take(worker.chosen[1])
+        return worker.chosen[1]
+
+    def _choose(self, local: int, size: int, at_least: int) -> Pieces:
+        worker = self._workers[local]
+        if not self.timed:
+            return self._fixed(size, at_least)
+        ready = [k for k in list(worker.ready) if k <= -(-size // at_least)]
+        measured = worker.measured()
+        untried = [k for k in ready if k not in measured and k <= size]
+        if untried and worker.steps_at_size > 1:
+            # A new kernel is tried on a part of the batch, which has to be computed anyway.
+            trial = max(untried)
+            rest = cheapest(size - trial, ready, lambda k: predict(k, measured)) if size > trial else ()
+            if rest is not None:
+                return (trial, *rest)
+        best = cheapest(size, ready, lambda k: predict(k, measured))
+        if best is None:
+            best = cheapest(size, list(worker.ready), lambda k: predict(k, measured))
+        assert best is not None, "a size is taken on when it can be made, and what makes it is kept"
+        if len(best) > 1:
+            self._consider_exact(local, size, best)
+        return best
+
+    def _fixed(self, size: int, at_least: int) -> Pieces:
+        """Calls by size alone, whatever is compiled: it would tell what sizes there were before, and how long ago."""
+        top = min(self.largest_call or size, -(-size // at_least))
+        calls = cheapest(size, [1 << i for i in range(top.bit_length())], lambda k: 1.0)
+        assert calls is not None, "one of the kernels is for one example"
+        return calls
+
+    def kernel(self, local: int, size: int, level: int) -> Kernel:
+        return self._workers[local].ready[size][level]
+
+    # --- timing -------------------------------------------------------------------------------------------------------
+
+    def wants_each_timed(self, local: int, pieces: Pieces) -> bool:
+        """Whether the calls of this step should be waited for one by one, to time each."""
+        if not self.timed or len(set(pieces)) == 1:
+            return False
+        worker = self._workers[local]
+        return worker.steps_at_size % _RETIME == 0 or any(len(worker.samples.get(p, ())) < _SAMPLES for p in pieces)
+
+    def record(self, local: int, size: int, seconds: float) -> None:
+        """One timing of one call."""
+        worker = self._workers[local]
+        samples = worker.samples.setdefault(size, deque(maxlen=2 * _SAMPLES + 1))
+        samples.append(seconds)
+        worker.timings += len(samples) <= _SAMPLES
+
+    def _consider_exact(self, local: int, size: int, pieces: Pieces) -> None:
+        """Compile a kernel for this very size if, were it to last as long again, that would have paid."""
+        worker = self._workers[local]
+        if size in worker.ready or (self.largest_call and size > self.largest_call) or not self.counters.kernels:
+            return
+        measured = worker.measured()
+        if not set(pieces) <= set(measured):
+            return
+        now = sum(measured[p] for p in pieces)
+        one_call = measured[max(pieces)] / max(pieces) * size
+        price = self.counters.compile_seconds / self.counters.kernels
+        if (now - one_call) * worker.steps_at_size > price:
+            if worker.exact not in self._ladder:
+                self._compiler.drop(local, worker.exact)
+            worker.exact = size
+            self._let_go(local)
+            self._put(local, size)
+
+    # --- compiling ----------------------------------------------------------------------------------------------------
+
+    def require(self, sizes: Sequence[int]) -> None:
+        """Have what `sizes` (one per worker of this process) need, waiting for it; then build the ladder behind the
+        steps.
+        """
+        start = time.perf_counter()
+        for local, size in enumerate(sizes):
+            if not self.can_make(local, size):
+                for needed in self._first_kernels(size):
+                    self.compile(local, needed)
+        self.counters.waited_seconds += time.perf_counter() - start
+        self.extend(max(sizes))
+
+    def require_calls(self, pieces: Sequence[Pieces]) -> None:
+        """Have kernels for these very calls (per worker of this process), waiting for them."""
+        for local, sizes in enumerate(pieces):
+            for size in set(sizes):
+                self.compile(local, size)
+
+    def _first_kernels(self, size: int) -> list[int]:
+        top = min(self.largest_call or size, -(-size // self.least_calls))
+        if not self.splittable:
+            return [size]
+        if not self.timed:
+            return sorted(set(self._fixed(size, self.least_calls)))
+        if size <= top:
+            return [size]
+        return [top, size % top] if size % top else [top]
+
+    def extend(self, largest: int) -> None:
+        """Ask for the ladder that a local batch of `largest` uses. Cheap where it is there already."""
+        if not self.splittable:
+            return
+        top = min(largest, self.largest_call or largest).bit_length()
+        missing = [1 << i for i in reversed(range(top)) if 1 << i not in self._ladder]
+        if not missing or self._is_long_enough():
+            return
+        self._ladder.update(missing)
+        for rung in in_turn(missing, *self._turn):
+            for local in range(len(self._workers)):
+                self._put(local, rung)
+
+    def _is_long_enough(self) -> bool:
+        """Whether the longest rung is no faster, by example, than the one before it: then nor is a longer one."""
+        if len(self._ladder) < 2 or not self.timed:
+            return False
+        last, longest = sorted(self._ladder)[-2:]
+        measured = [w.measured() for w in self._workers]
+        return all(longest in m and last in m and m[longest] > 2 * GAIN * m[last] for m in measured)
+
+    def ask(self, sizes: Sequence[int], current: Sequence[int]) -> None:
+        """Have compiled next, behind the steps, what `sizes` (one per worker of this process) cannot be made without.
+
+        Takes the place of what was asked for before: where that has not begun, it is not compiled any more.
+
+        Args:
+          current: the sizes of the next step.
+        """
+        for local, size in enumerate(sizes):
+            worker = self._workers[local]
+            worker.current = current[local]
+            if worker.asked == size:
+                continue
+            if not self.splittable:
+                self._compiler.drop(local, worker.asked)
+            worker.asked = size
+            self._let_go(local)
+            if not self.can_make(local, size):
+                of_the_ladder = cheapest(size, self._ladder, lambda k: predict(k, {})) if self.timed else None
+                pieces = of_the_ladder if self.splittable and of_the_ladder else self._first_kernels(size)
+                for needed in sorted(set(pieces)):
+                    self._put(local, needed, urgent=True)
+
+    def _put(self, local: int, size: int, *, urgent: bool = False) -> None:
+        if size not in self._workers[local].ready:
+            self._compiler.put(local, size, urgent=urgent)
+
+    def _let_go(self, local: int) -> None:
+        """Forget kernels that were used longest ago, so that memory does not grow with every size there ever was.
+
+        Never what the next steps may take: the ladder, the calls of the last step, the current size, and the one that
+        was asked for, which this process may already have told the others it can make. Called between the steps
+        alone, by their thread.
+        """
+        worker = self._workers[local]
+        if self.splittable and not (1 in self._ladder and self._ladder <= worker.ready.keys()):
+            return  # what cannot be made of the ladder yet may have to be made of these
+        pieces = worker.chosen[1] if worker.chosen else ()
+        needed = {*self._ladder, *pieces, worker.current, worker.asked, worker.exact}
+        since = {size: turn for turn, size in enumerate(worker.used)}
+        spare = sorted((s for s in list(worker.ready) if s not in needed), key=lambda s: since.get(s, -1))
+        for size in spare[: max(0, len(spare) - _KEPT)]:
+            for known in (worker.ready, worker.samples, worker.used):
+                known.pop(size, None)
+            worker.changes = next(self._versions)
+
+    def compile(self, local: int, size: int) -> None:
+        """Have the kernels of one size, waiting for them."""
+        worker = self._workers[local]
+        if size in worker.ready:
+            return
+        twins = [w.ready.get(size) for w in self._workers if w.device == worker.device]
+        there = next((kernels for kernels in twins if kernels is not None), None)
+        kernels = self._compiled(size, worker.device) if there is None else there  # stand-ins on one device share them
+        worker.ready[size] = kernels
+        worker.changes = next(self._versions)
+
+    def _compiled(self, size: int, device: jax.Device) -> CallSet:
+        start = time.perf_counter()
+        with self._lock:
+            if size not in self._traced:
+                self._traced[size] = self._trace(size)
+                while len(self._traced) > _TRACES:
+                    del self._traced[next(iter(self._traced))]
+            traced = self._traced[size]
+        kernels = {}
+        for level, (function, shapes, consts) in traced.items():
+            run = compile_segment(function, (shapes,), device, name=f"call_{level}_{size}")
+            kernels[level] = Kernel(run, tuple(self.constants.on(device, c) for c in consts))
+        self.counters.kernels += len(kernels)
+        self.counters.compile_seconds += time.perf_counter() - start
+        return kernels
+
+    @property
+    def warm(self) -> bool:
+        """Whether all that was asked for is compiled."""
+        return self._compiler.idle
+
+    def finish(self) -> None:
+        """Wait until all that was asked for is compiled."""
+        while not self.warm:
+            self.check()
+            time.sleep(0.005)
+
+    def check(self) -> None:
+        """Raise what the background compiler met."""
+        if self._compiler.error is not None:
+            raise self._compiler.error
+
+    def close(self) -> None:
+        """Compile no more behind the steps. Does not wait for what is being compiled."""
+        self._compiler.close()

@@ -1,0 +1,53 @@
+"""Workers of this process alone, in turn on one device: where a program runs when it is given no world.
+
+With one worker it is what `collectives.SoloWorld` is; with several it stands in for a cluster, in checks and in tests.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Sequence
+from functools import partial, reduce
+
+import jax
+import numpy as np
+
+from adaptive.base.world import Parts
+
+from .message import accumulate
+
+
+class LocalWorld:
+    """Some workers, one after another on one device.
+
+    Args:
+      workers: how many.
+      device: JAX's default device if not given.
+    """
+
+    rank, processes = 0, 1
+
+    def __init__(self, workers: int = 1, device: jax.Device | None = None):
+        self.size = workers
+        self.workers = range(workers)
+        self.devices = (device or jax.local_devices()[0],) * workers
+
+    def exchange(
+        self,
+        parts: Sequence[Parts],
+        ops: Sequence[str],
+        tail: np.ndarray,
+        channel: Hashable = 0,
+        about: str = "",
+        more: str = "",
+    ) -> tuple[list[list[jax.Array]], np.ndarray]:
+        reduced = reduce(partial(accumulate, ops), parts)
+        return [list(reduced) for _ in parts], tail
+
+    def share(self, value: bytes, about: str = "", more: str = "") -> list[bytes]:
+        return [value]
+
+    def barrier(self) -> None:
+        return None
+
+    def fail(self, why: str) -> None:
+        return None

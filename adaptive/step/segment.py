@@ -1,0 +1,128 @@
+"""From a segment of the plan to a JAX function of named inputs.
+
+Scalars come in two vectors, one of floats and one of integers: a step feeds a dozen of them, and each argument of a
+compiled program costs microseconds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.extend import source_info_util
+from jax.extend.core import JaxprEqn, Literal, Var
+
+from adaptive.graph.plan import Plan, Segment
+from adaptive.graph.trace import Atom, operands_of
+from adaptive.operators.claims import claim_p
+from adaptive.operators.collectives import collective_p
+from adaptive.operators.sources import WORKER, Reading, Source
+
+from .message import Layout, pack, unpack
+
+
+@dataclass(frozen=True)
+class Feed:
+    """How sources reach the segments: which stands where in the two vectors.
+
+    `first` (1 in the first call of a worker's step, else 0) and the worker's number are always there.
+    """
+
+    floats: tuple[Source, ...]
+    ints: tuple[Source, ...]
+
+    @staticmethod
+    def of(plan: Plan) -> Feed:
+        floats = tuple(s for s in plan.sources if np.dtype(s.dtype).kind == "f")
+        return Feed(floats, (WORKER, *(s for s in plan.sources if s not in floats and s.name != WORKER.name)))
+
+    def measure(self, reading: Reading) -> tuple[np.ndarray, np.ndarray]:
+        """Both vectors at the start of a worker's step."""
+        floats = np.array([1.0, *(s.read(reading) for s in self.floats)], np.float32)
+        return floats, np.array([s.read(reading) for s in self.ints], np.int32)
+
+    def for_call(
+        self, vectors: tuple[np.ndarray, np.ndarray], reading: Reading, first: bool
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """The vectors for one call: what differs between calls is read again, the rest is kept."""
+        floats, ints = vectors[0].copy(), vectors[1].copy()
+        floats[0] = first
+        for vector, sources, start in ((floats, self.floats, 1), (ints, self.ints, 0)):
+            for i, source in enumerate(sources, start):
+                if source.scope == "call":
+                    vector[i] = source.read(reading)
+        return floats, ints
+
+    def values(self, floats: jax.Array, ints: jax.Array) -> dict[str, jax.Array]:
+        named = {s.name: ints[i] for i, s in enumerate(self.ints)}
+        named.update((s.name, floats[i]) for i, s in enumerate(self.floats, 1))
+        return named
+
+
+def segment_function(
+    plan: Plan, segment: Segment, outputs: Sequence[Atom], feed: Feed, layouts: Sequence[Layout], writes: Layout | None
+) -> Callable[[dict[str, Any]], dict[str, Any]]:
+    """The segment as a function of `{"state": […], "slot": […], "floats": …, "ints": …, "const": […], "batch": […],
+    "message": […], "once": […], "call": […]}` in the order of its inputs, "message" holding the parts of those messages
+    that it reads (`Segment.message_levels`).
+
+    It returns `{"outputs": […]}` and, if it writes a message, `"parts"`.
+    """
+    eqns = segment.eqns
+
+    def run(given: dict[str, Any]) -> dict[str, Any]:
+        env: dict[Var, Any] = {}
+        scalars = feed.values(given["floats"], given["ints"])
+        at = dict.fromkeys(given, 0)
+        results = {
+            level: iter(
+                unpack(layouts[level], parts, [o.item for _, o in segment.inputs if o[:2] == ("message", level)])
+            )
+            for level, parts in zip(segment.message_levels, given["message"], strict=True)
+        }
+        for var, origin in segment.inputs:
+            if origin.kind == "source":
+                env[var] = scalars[origin.index].astype(var.aval.dtype)
+            elif origin.kind == "message":
+                env[var] = next(results[origin.index])
+            else:
+                env[var] = given[origin.kind][at[origin.kind]]
+                at[origin.kind] += 1
+
+        def value_of(atom: Atom) -> Any:
+            return atom.val if isinstance(atom, Literal) else env[atom]
+
+        for eqn in eqns:
+            env.update(zip(eqn.outvars, evaluate(eqn, [value_of(a) for a in operands_of(eqn)]), strict=True))
+        out: dict[str, Any] = {"outputs": [jnp.asarray(value_of(a)) for a in outputs]}
+        if writes is not None:
+            values = [value_of(c.value) for c in writes.contributions]
+            weights = [None if c.weight is None else value_of(c.weight) for c in writes.contributions]
+            out["parts"] = pack(writes, values, weights, worker=given["ints"][0], first=given["floats"][0])
+        return out
+
+    return run
+
+
+def evaluate(eqn: JaxprEqn, operands: list[Any]) -> list[Any]:
+    """An equation's results: traced, or computed at once where operands are numbers."""
+    if eqn.primitive is claim_p:
+        return operands
+    if eqn.primitive is collective_p:  # of replicated values: every worker knows the result already
+        return _of_replicated(eqn, operands)
+    info = eqn.source_info
+    with source_info_util.user_context(info.traceback, name_stack=info.name_stack), eqn.ctx.manager:
+        results = eqn.primitive.bind(*operands, **eqn.primitive.get_bind_params(eqn.params))
+    return list(results) if eqn.primitive.multiple_results else [results]
+
+
+def _of_replicated(eqn: JaxprEqn, operands: list[Any]) -> list[Any]:
+    kind, op, workers = (eqn.params[k] for k in ("kind", "op", "workers"))
+    values = [jnp.asarray(v) for v in operands]
+    if kind == "gather":
+        return [jnp.broadcast_to(v[None], (workers, *v.shape)) for v in values]
+    return [v * workers if (kind, op) == ("reduce", "sum") else v for v in values]

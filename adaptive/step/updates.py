@@ -1,0 +1,184 @@
+"""NaNs that an update of the state makes of finite values: an optimizer's 0 / 0, the root of a negative number.
+
+No message holds them, so none is looked at in time, and the final segment overwrites the old state, so it cannot be
+taken back. (To keep it, and choose by `jnp.where`, takes a multiple of the segment's time and memory.) Instead the
+segment returns a flag for each leaf that it changes. They are read where nothing waits for them: behind the dispatch of
+the next step's first calls, and when the state is asked for.
+
+Infinities do not count, and neither do NaNs that a leaf held before, or that came with what it is computed from and
+may be NaN, such as seconds that are not known yet: those are kept on purpose.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.extend.core import Literal, Var
+
+from adaptive.base.errors import NonFiniteError
+from adaptive.base.where import at, line_of, name_workers
+from adaptive.base.world import World
+from adaptive.graph.plan import Plan
+from adaptive.graph.trace import Atom, operands_of
+from adaptive.operators.eager import wire_dtype
+from adaptive.operators.sources import source_p
+
+from .message import must_be_finite
+
+_NAMED = 5  # leaves that an error lists
+
+
+class Found(NamedTuple):
+    """Leaves of the state that an update has filled with NaNs."""
+
+    replicated: tuple[int, ...]
+    local: dict[int, tuple[int, ...]]  # by worker, those that are local on purpose
+
+    def __bool__(self) -> bool:
+        return bool(self.replicated or self.local)
+
+
+NONE_FOUND = Found((), {})
+
+
+class NewNaNs:
+    """What the flags of the last update say, of the workers of this process.
+
+    Args:
+      states: each worker's, before the first step.
+
+    Attributes:
+      leaves: of the state, that are looked at.
+      may_differ: whether what is found may differ between processes.
+      carriers: what else the final segment is given that may hold NaNs and goes into the state.
+    """
+
+    def __init__(self, plan: Plan, states: Sequence[Sequence[jax.Array]]):
+        self._plan, self._local = plan, plan.local_state
+        self._places = [n for n, i in enumerate(plan.changed_state) if _is_inexact(plan.graph.new_state[i].aval.dtype)]
+        self.leaves = [plan.changed_state[n] for n in self._places]
+        self.may_differ = any(i in self._local for i in self.leaves)
+        self.carriers = _carriers(plan, [plan.graph.new_state[i] for i in self.leaves])
+        self.begin(states)
+
+    def begin(self, states: Sequence[Sequence[jax.Array]]) -> None:
+        """Take what these hold for intended."""
+        self._flags: list[jax.Array] = []
+        self._found = NONE_FOUND
+        of_all = {i for i, leaf in enumerate(states[0]) if i not in self._local and _holds_nan(leaf)}
+        self._held = [of_all | {i for i in self._local if _holds_nan(state[i])} for state in states]
+
+    def flags(self, outputs: Sequence[jax.Array], carriers: Sequence[jax.Array]) -> jax.Array:
+        """Whether each leaf, and each carrier, may hold a NaN. Traced into the final segment.
+
+        A sum is one pass at memory's speed; a look at each element takes several times as long. It is NaN, too, of
+        infinities of both signs: whoever reads the flag of a leaf looks again.
+
+        Args:
+          outputs: what the final segment returns.
+        """
+        looked_at = [*(outputs[n] for n in self._places), *carriers]
+        sums = [jnp.sum(x.astype(wire_dtype(x.dtype))) for x in looked_at]
+        return jnp.stack([jnp.isnan(s) for s in sums]) if sums else jnp.zeros(0, bool)
+
+    def committed(self, flags: Sequence[jax.Array]) -> None:
+        """Take the flags of the update that was just dispatched."""
+        self._flags = list(flags)
+
+    def read(self, states: Sequence[Sequence[jax.Array]], workers: range) -> Found:
+        """What the last update has done; waits for it. Once anything is found, that stays until `begin`."""
+        flags, self._flags = self._flags, []
+        if not flags or self._found:
+            return self._found
+        flagged = [np.asarray(f) for f in (flags if self.may_differ else flags[:1])]
+        if any(self._held) or any(f.any() for f in flagged):
+            new = [self._new(n, state, f) for n, (state, f) in enumerate(zip(states, flagged, strict=False))]
+            local = {workers[n]: tuple(i for i in found if i in self._local) for n, found in enumerate(new)}
+            replicated = tuple(i for i in new[0] if i not in self._local)
+            self._found = Found(replicated, {w: own for w, own in local.items() if own})
+        return self._found
+
+    def _new(self, n: int, state: Sequence[jax.Array], flagged: np.ndarray) -> list[int]:
+        """The leaves of the n-th worker's state in which NaNs are new, and were made."""
+        graph, held = self._plan.graph, self._held[n]
+        maybe = {leaf for leaf, flag in zip(self.leaves, flagged, strict=False) if flag}
+        new = [i for i in sorted(maybe - held) if _holds_nan(state[i])]
+        if new:
+            given = {graph.state_vars[i] for i in held | (self._held[0] - self._local)}
+            given |= {var for var, flag in zip(self.carriers, flagged[len(self.leaves) :], strict=True) if flag}
+            held |= {i for i in new if given & _upstream(self._plan, [graph.new_state[i]])}
+        made = [i for i in new if i not in held]
+        held -= set(self.leaves) - maybe  # a leaf that is finite again has to stay so
+        return made
+
+
+def share_found(world: World, found: Found, about: str) -> Found:
+    """What is found on any process. All of them call it."""
+    everyone = [json.loads(theirs) for theirs in world.share(json.dumps(list(found.local.items())).encode(), about)]
+    return Found(found.replicated, {w: tuple(leaves) for theirs in everyone for w, leaves in theirs})
+
+
+def made_nans(plan: Plan, found: Found, step: int) -> NonFiniteError:
+    """The update of `step` made NaNs, and its state is the program's."""
+    leaves = found.replicated or tuple(dict.fromkeys(i for own in found.local.values() for i in own))
+    graph = plan.graph
+    producer = {v: eqn for eqn in graph.eqns for v in eqn.outvars}
+    named = []
+    for i in leaves[:_NAMED]:
+        new = graph.new_state[i]
+        eqn = producer.get(new) if isinstance(new, Var) else None
+        named.append(graph.state_names[i] + (at(line_of(eqn.source_info)) if eqn is not None else ""))
+    more = f" and {len(leaves) - _NAMED} more" if len(leaves) > _NAMED else ""
+    where = "" if found.replicated else f" on {name_workers(sorted(found.local))}"
+    return NonFiniteError(
+        f"the update of step {step} made NaNs{where}: in {', '.join(named)}{more}. What all_reduce brought was finite; "
+        f"they were made behind it.\n"
+        f"The state is that of step {step}, NaNs and all: an update overwrites the state before it. Go on from a "
+        "checkpoint:  program.restore(checkpoint). Where NaNs are meant to be in the state:  "
+        'ad.Program(..., nonfinite="allow").'
+    )
+
+
+def _carriers(plan: Plan, leaves: Sequence[Atom]) -> list[Var]:
+    """The final segment's inputs that may hold NaNs with no fault of the driver's, and that a leaf comes from."""
+    free = {c.result for message in plan.messages for c in message if not must_be_finite(c)}
+    free |= {var for slot in plan.slots for var in slot.values}
+    sources = {eqn.outvars[0] for eqn in plan.graph.eqns if eqn.primitive is source_p}
+    taken = _upstream(plan, leaves)
+    return [
+        var
+        for var, origin in plan.final.inputs
+        if var in taken
+        and _is_inexact(var.aval.dtype)
+        and (var in free | sources or (origin.kind in ("once", "call") and free & _upstream(plan, [var])))
+    ]
+
+
+def _upstream(plan: Plan, atoms: Sequence[Atom]) -> set[Var]:
+    """All that values are made of, themselves included, back to the messages before them."""
+    producer = {v: eqn for eqn in plan.graph.eqns for v in eqn.outvars}
+    results = {c.result for message in plan.messages for c in message}
+    found: set[Var] = set()
+    stack = list(atoms)
+    while stack:
+        atom = stack.pop()
+        if isinstance(atom, Literal) or atom in found:
+            continue
+        found.add(atom)
+        if atom in producer and atom not in results:
+            stack += operands_of(producer[atom])
+    return found
+
+
+def _is_inexact(dtype: np.dtype) -> bool:
+    return jnp.issubdtype(dtype, np.inexact)
+
+
+def _holds_nan(leaf: jax.Array) -> bool:
+    """Whether an array of any type holds a NaN."""
+    return _is_inexact(leaf.dtype) and bool(np.isnan(np.asarray(leaf)).any())

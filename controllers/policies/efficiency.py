@@ -1,0 +1,66 @@
+"""What policies read of a noise scale, and what they make of it."""
+
+from __future__ import annotations
+
+import math
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from adaptive import DriverError
+
+
+class Bounds(NamedTuple):
+    """A noise scale in examples, and between which values it is. NaN where it is not known yet."""
+
+    scale: float
+    lower: float
+    upper: float
+
+    @property
+    def known(self) -> bool:
+        """Whether there is anything to go by."""
+        return self.scale >= 0 and self.lower >= 0 and self.upper >= 0  # False for NaN
+
+
+def read_noise(value: Any, policy: str) -> Bounds:
+    """The bounds of anything that has fields `scale`, `lower` and `upper`, or of one number, which bounds itself."""
+    try:
+        if hasattr(value, "scale"):
+            scale = float(value.scale)
+            return Bounds(scale, float(getattr(value, "lower", scale)), float(getattr(value, "upper", scale)))
+        return Bounds(*[float(value)] * 3)
+    except (TypeError, ValueError):
+        raise DriverError(
+            f"{policy} reads a noise scale; it was given a {type(value).__name__} of shape {np.shape(value)}. Write:\n"
+            f"    noise = mon.noise_scale(grads, avg_grads)\n"
+            f"    ctrl.hook(ctrl.{policy}(), noise)"
+        ) from None
+
+
+def efficiency(noise_scale: float, batch: float, base: float = 1.0) -> float:
+    """How much an example teaches in a batch of this size, relative to a batch of size `base`.
+
+        (noise + base) / (noise + batch)
+
+    References:
+      McCandlish et al. 2018, "An Empirical Model of Large-Batch Training", eq. 2.7; Qiao et al. 2021, "Pollux", eq. 6.
+    """
+    if math.isinf(noise_scale):
+        return 1.0
+    return (noise_scale + base) / (noise_scale + batch)
+
+
+def efficiency_cap(noise_scale: float, base: float, least: float) -> float:
+    """The largest batch in which an example teaches at least `least` (0 … 1) of what it does in one of size `base`."""
+    if math.isinf(noise_scale):
+        return math.inf
+    return (noise_scale + base) / least - noise_scale
+
+
+def round_batch(target: float, multiple: int, least: int, most: int) -> int:
+    """The multiple nearest to `target` between two bounds, or the nearest integer where there is no multiple."""
+    first, last = -(-least // multiple), most // multiple
+    if first > last:
+        return int(min(max(target, least), most))
+    return int(min(max(round(min(target / multiple, last)), first), last)) * multiple

@@ -1,0 +1,152 @@
+"""`goodput_batch`: the global batch with which training gets ahead fastest on these machines.
+
+Examples per second rise with the batch, as the fixed cost of a step is spread over more of them; what an example
+teaches falls, once the batch is larger than the noise scale. Their product, the *goodput*, has a maximum. With balanced
+workers whose times are lines, a step takes `T(B) = a + B/V`, and
+
+    goodput(B) = B / (a + B/V) * (phi + M) / (phi + B)        is largest at   B* = sqrt(phi * V * a):
+
+the geometric mean of the noise scale phi and of `V * a`, the batch at which half the time is overhead.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import numpy as np
+
+from adaptive import DriverError
+from adaptive.extend import Decision, Observation
+from controllers._policy import Policy
+from controllers.timing.allocate import fill
+from controllers.timing.batch_time import BatchTime
+from controllers.timing.time_model import TimeModel
+
+from .efficiency import Bounds, efficiency, read_noise, round_batch
+from .noise_batch import batch_bounds, batch_multiple
+
+CANDIDATES = 25
+
+
+class GoodputState(NamedTuple):
+    """What steps take: the workers' part, and the rest."""
+
+    times: TimeModel
+    overhead: np.ndarray  # shape=(), mean seconds of a step in which the slowest worker does not compute; NaN at first
+
+
+def best_goodput(noise_scale: float, examples_per_second: float, overhead_seconds: float) -> float:
+    """The batch of most goodput where a step takes `overhead + B / speed`: `sqrt(noise * speed * overhead)`.
+
+    >>> best_goodput(900, 2000, 0.05)
+    300.0
+    """
+    return math.sqrt(noise_scale * examples_per_second * overhead_seconds)
+
+
+def goodput_batch(
+    *,
+    min_batch: int | None = None,
+    max_batch: int | None = None,
+    growth: float = 2.0,
+    gain: float = 1.05,
+    multiple: int | None = None,
+) -> Policy:
+    """Choose the global batch by goodput: examples per second times what an example teaches.
+
+    Where communication is slow or workers have much fixed cost, that is a larger batch than the noise scale; where
+    machines are busy with few examples already, a smaller one.
+
+        noise = mon.noise_scale(grads, avg_grads)
+        seconds = comm.all_gather(mon.compute_seconds())
+        iteration = comm.all_reduce(mon.iteration_seconds(), op="max")
+        ctrl.hook(ctrl.goodput_batch(), noise, seconds, iteration, every=50)
+
+    Step times are learnt as in `min_max`, and the batch is taken to be split as that does it. What is expected to be
+    better is judged by the noise scale's lower bound where it is larger than now, and by its upper one where smaller.
+
+    Args:
+      min_batch, max_batch: bounds; by default what the workers can hold.
+      growth: how many times larger or smaller the batch may get at one decision.
+      gain: a change must promise this many times the goodput.
+      multiple: batches are multiples of this; by default of the program's quantum on every worker.
+
+    Returns:
+      A policy for a hook that is given a noise scale, the workers' compute seconds, shape=(n,), and the seconds of a
+      whole iteration.
+
+    References:
+      Qiao et al. 2021, "Pollux: Co-adaptive Cluster Scheduling for Goodput-Optimized Deep Learning", section 3.
+    """
+    if growth <= 1 or gain < 1:
+        raise ValueError(f"goodput_batch: growth must be above 1 and gain at least 1; got {growth} and {gain}.")
+
+    def init(n_workers: int) -> GoodputState:
+        return GoodputState(TimeModel.init(n_workers), np.asarray(np.nan))
+
+    def update(observation: Observation, state: GoodputState) -> tuple[Decision | None, GoodputState]:
+        noise, seconds, iteration = _read(observation)
+        times = state.times.observe(np.asarray(observation.previous_batch_sizes), seconds, observation.due)
+        state = GoodputState(times, _average(state.overhead, _idle(seconds, iteration)))
+        if not observation.due:
+            return None, state
+        if not (noise.known and state.times.measured.all() and state.overhead >= 0):
+            return None, state
+        return decide(observation, noise, state), state
+
+    def decide(observation: Observation, noise: Bounds, state: GoodputState) -> Decision | None:
+        now, step = observation.global_batch, multiple or batch_multiple(observation)
+        least, most = batch_bounds(observation, min_batch, max_batch)
+        fit, overhead = state.times.fit(), float(state.overhead)
+        reach = np.geomspace(max(now / growth, least), max(min(now * growth, most), least), CANDIDATES)
+        best, most_gain = now, gain
+        throughput_now = now / (_step_seconds(now, fit, observation) + overhead)
+        for batch in sorted({round_batch(float(b), step, least, most) for b in reach} - {now}):
+            phi = noise.lower if batch > now else noise.upper
+            throughput = batch / (_step_seconds(batch, fit, observation) + overhead)
+            ratio = throughput / throughput_now * efficiency(phi, batch, now)
+            if ratio > most_gain:
+                best, most_gain = batch, ratio
+        if best == now:
+            return None
+        note = f"batch {now} to {best}: {most_gain:.2f} times the goodput at a noise scale of {noise.scale:.4g}"
+        return Decision(global_batch=best, notes=(note,))
+
+    return Policy(init, update, "goodput_batch")
+
+
+def _read(observation: Observation) -> tuple[Bounds, np.ndarray, float]:
+    n = len(observation.batch_sizes)
+    values = observation.values
+    if len(values) != 3 or np.shape(values[1]) != (n,) or np.size(values[2]) not in (1, n):
+        raise DriverError(
+            f"goodput_batch reads a noise scale, {n} compute times and one iteration time; it was given "
+            f"{len(values)} values. For instance:\n"
+            f"    seconds = comm.all_gather(mon.compute_seconds())\n"
+            f"    iteration = comm.all_reduce(mon.iteration_seconds(), op='max')\n"
+            f"    ctrl.hook(ctrl.goodput_batch(), noise, seconds, iteration)"
+        )
+    return read_noise(values[0], "goodput_batch"), np.asarray(values[1], np.float64), float(np.max(values[2]))
+
+
+def _idle(seconds: np.ndarray, iteration: float) -> float:
+    """Seconds of an iteration in which nobody computes; NaN where a worker's time is not known."""
+    known = np.isfinite(iteration) and (seconds > 0).all() and (seconds < np.inf).all()
+    return iteration - float(seconds.max()) if known else math.nan
+
+
+def _average(mean: np.ndarray, new: float) -> np.ndarray:
+    """Over some twenty steps. A step ten times the mean is a pause, and counts as twice the mean."""
+    if not np.isfinite(new):
+        return mean
+    new = max(new, 0.0)
+    if not np.isfinite(mean):
+        return np.asarray(new)
+    return 0.95 * mean + 0.05 * (new if new < 10 * mean or mean == 0 else 2 * mean)
+
+
+def _step_seconds(batch: int, times: BatchTime, observation: Observation) -> float:
+    lower, upper = np.asarray(observation.limits.lower), np.asarray(observation.limits.upper)
+    batch = min(max(batch, int(lower.sum())), int(upper.sum()))
+    return float(times(fill(batch, times, lower, upper)).max())

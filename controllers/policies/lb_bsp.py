@@ -1,0 +1,73 @@
+"""`lb_bsp`: batches in proportion to the speeds that are predicted for the next step."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from adaptive.extend import Decision, Observation, split
+from controllers._policy import Policy
+from controllers.predictors.arx import arx
+from controllers.predictors.base import Predictor, PredictorState, best_of, known, memoryless, moving_average
+from controllers.timing.seconds import inputs_of, seconds_of
+
+
+class LbBspState(NamedTuple):
+    """State of `lb_bsp`."""
+
+    predictor: PredictorState
+    speeds: np.ndarray  # shape=(n,), examples per second: the last prediction; NaN before the first
+
+
+def lb_bsp(predictor: Predictor | None = None, *, n_inputs: int = 0, dead_band: float = 0.02) -> Policy:
+    """Split the global batch by predicted speeds: the rule for processors that others use too.
+
+        x_i = X v_i / sum_j v_j
+
+    A step's time is taken to be its examples over the worker's speed, and the speed to change from step to step, with
+    what other processes take. It is predicted from past speeds and from what the machine has left.
+
+        seconds = comm.all_gather(mon.compute_seconds())
+        cpu, memory = comm.all_gather(mon.cpu_available()), comm.all_gather(mon.memory_available())
+        ctrl.hook(ctrl.lb_bsp(n_inputs=2), seconds, cpu, memory)
+
+    Args:
+      predictor: of speeds. By default whichever of `arx()`, a moving average and the last speed has lately been the
+        most right, for each worker. The paper's is `narx()`, which costs some four times as much as all of these.
+      n_inputs: how many values the hook is given behind the seconds.
+      dead_band: no change unless the longest step is expected to shorten by more than this fraction. 0 as published,
+        where a size may be any number and changes in every step.
+
+    Returns:
+      A policy for a hook that is given each worker's compute seconds and `n_inputs` measurements, each of shape=(n,).
+      NaN where not known.
+
+    References:
+      Chen et al. 2020, "Semi-Dynamic Load Balancing: Efficient Distributed Learning in Non-Dedicated Environments"
+      (LB-BSP), section 3.2.
+    """
+    if n_inputs < 0 or dead_band < 0:
+        raise ValueError(f"lb_bsp: n_inputs and dead_band must not be negative; got {n_inputs} and {dead_band}.")
+    rule = predictor if predictor is not None else best_of(arx(), moving_average(), memoryless())
+
+    def init(n_workers: int) -> LbBspState:
+        return LbBspState(rule.init(n_workers, n_inputs), np.full(n_workers, np.nan))
+
+    def update(observation: Observation, state: LbBspState) -> tuple[Decision | None, LbBspState]:
+        seconds, inputs = seconds_of(observation, "lb_bsp"), inputs_of(observation, "lb_bsp", n_inputs)
+        with np.errstate(divide="ignore"):
+            speed = np.asarray(observation.previous_batch_sizes) / seconds
+        speeds, memory = rule.update(state.predictor, np.where(known(speed), speed, np.nan), inputs)
+        state = LbBspState(memory, speeds)
+        return decide(observation, speeds) if observation.due and known(speeds).all() else None, state
+
+    def decide(observation: Observation, speeds: np.ndarray) -> Decision | None:
+        total, stay = observation.global_batch, np.asarray(observation.batch_sizes, np.float64)
+        sizes = split(total, speeds.tolist(), observation.limits)
+        now, then = (stay * (total / stay.sum()) / speeds).max(), (np.asarray(sizes) / speeds).max()
+        if now - then <= dead_band * now:
+            return None
+        return Decision(shares=tuple(map(float, sizes)))
+
+    return Policy(init, update, "lb_bsp")

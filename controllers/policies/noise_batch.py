@@ -1,0 +1,97 @@
+"""`noise_batch`: a global batch that follows the gradient noise scale."""
+
+from __future__ import annotations
+
+from adaptive.extend import Decision, Observation
+from controllers._policy import Policy
+
+from .efficiency import efficiency_cap, read_noise, round_batch
+
+
+def noise_batch(
+    *,
+    min_batch: int | None = None,
+    max_batch: int | None = None,
+    growth: float = 2.0,
+    dead_band: float = 0.1,
+    monotone: bool = False,
+    confident: bool = True,
+    factor: float = 1.0,
+    multiple: int | None = None,
+    least_efficiency: float | None = None,
+    base_batch: int | None = None,
+) -> Policy:
+    """Let the global batch follow the noise scale, at which examples and steps are about equally well spent.
+
+    The batch grows to the scale's *lower* confidence bound and shrinks to its upper one; in between there is no
+    evidence for either, and it stays. It waits as long as the scale is not known (NaN).
+
+        noise = mon.noise_scale(grads, avg_grads)
+        ctrl.hook(ctrl.noise_batch(max_batch=4096), noise, every=20)
+
+    Args:
+      min_batch, max_batch: bounds; by default what the workers can hold.
+      growth: how many times larger or smaller the batch may get at one decision.
+      dead_band: relative changes smaller than this are not worth making.
+      monotone: never shrink.
+      confident: go by the confidence bounds; else by the scale itself, as KungFu does.
+      factor: what to multiply the scale by.
+      multiple: batches are multiples of this; by default of the program's quantum on every worker.
+      least_efficiency: between 0 and 1: never grow so far that an example teaches less than this fraction of …
+      base_batch: … what it does in a batch of this size.
+
+    Returns:
+      A policy for a hook that is given a noise scale: anything with fields `scale`, `lower` and `upper`, or one number.
+
+    References:
+      Mai et al. 2019, Listing 1; McCandlish et al. 2018, "An Empirical Model of Large-Batch Training", section 2.4.
+    """
+    if growth <= 1 or dead_band < 0 or factor <= 0 or (multiple is not None and multiple < 1):
+        raise ValueError(
+            f"noise_batch: growth must be above 1, factor above 0, dead_band not negative and multiple at least 1; "
+            f"got {growth}, {factor}, {dead_band} and {multiple}."
+        )
+    if min_batch is not None and max_batch is not None and not 1 <= min_batch <= max_batch:
+        raise ValueError(f"noise_batch: 1 <= min_batch <= max_batch must hold; got {min_batch} and {max_batch}.")
+    if (least_efficiency is None) != (base_batch is None) or not 0 < (least_efficiency or 1.0) <= 1:
+        raise ValueError(
+            f"noise_batch: least_efficiency, from 0 to 1, is relative to a base_batch: give both or neither; "
+            f"got {least_efficiency} and {base_batch}."
+        )
+
+    def update(observation: Observation, state: tuple[()]) -> tuple[Decision | None, tuple[()]]:
+        if not observation.due:
+            return None, state
+        noise = read_noise(observation.values[0] if observation.values else None, "noise_batch")
+        if not noise.known:
+            return None, state
+        current = observation.global_batch
+        lower, upper = (noise.lower, noise.upper) if confident else (noise.scale, noise.scale)
+        target = min(max(current, factor * lower), factor * upper)
+        if least_efficiency is not None and base_batch is not None:
+            low, high = (efficiency_cap(bound, base_batch, least_efficiency) for bound in (lower, upper))
+            target = min(target, max(low, current), high)  # bounds again: there may be no evidence for either
+        if monotone:
+            target = max(target, current)
+        target = min(max(target, current / growth), current * growth)
+        least, most = batch_bounds(observation, min_batch, max_batch)
+        batch = round_batch(target, multiple or batch_multiple(observation), least, most)
+        if abs(batch - current) <= dead_band * current and least <= current <= most:
+            return None, state
+        bounds = f"{noise.lower:.4g} to {noise.upper:.4g}"
+        note = f"batch {current} to {batch}: the noise scale is {noise.scale:.4g} ({bounds})"
+        return Decision(global_batch=batch, notes=(note,)), state
+
+    return Policy(lambda n_workers: (), update, "noise_batch")
+
+
+def batch_bounds(observation: Observation, min_batch: int | None, max_batch: int | None) -> tuple[int, int]:
+    """The least and the most examples that a policy may ask for; what the workers can hold goes first."""
+    least, most = sum(observation.limits.lower), sum(observation.limits.upper)
+    low = min(max(least, min_batch or least), most)
+    return low, max(min(most, max_batch or most), low)
+
+
+def batch_multiple(observation: Observation) -> int:
+    """A batch of which every worker may have the same number of whole quanta."""
+    return observation.limits.quantum * len(observation.batch_sizes)

@@ -1,0 +1,119 @@
+"""`proportional`: the controller of dynamic batching. Each worker's batch, times the mean time over its own."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from adaptive.extend import Decision, Limits, Observation, split
+from controllers._policy import Policy
+from controllers.timing.seconds import seconds_of
+from controllers.timing.steady_times import SteadyTimes
+
+
+class ProportionalState(NamedTuple):
+    """State of `proportional`."""
+
+    times: SteadyTimes
+    upper: np.ndarray  # shape=(n,), int64: learnt: the most examples with which a worker's throughput did not drop
+    sizes_before: np.ndarray  # shape=(n,), int64: before the last change; 0 where there was none
+    speed_before: np.ndarray  # shape=(n,), examples per second then
+
+
+def proportional(
+    *,
+    dead_band: float = 0.05,
+    smoothing: float = 0.2,
+    window: int = 5,
+    min_size: int = 1,
+    max_size: int | None = None,
+    renormalise: bool = True,
+    drop: float | None = 0.05,
+) -> Policy:
+    """Move every batch against its worker's lead or lag, by as many examples as it does in that time.
+
+        tau_k = mu_k - mean(mu),    b_k <- b_k - (b_k / mu_k) tau_k  =  b_k mean(mu) / mu_k
+
+    where `mu_k` is a moving average of the step time since sizes last changed. Then bounds, then the dead-band: either
+    all batches change, or none. There is nothing to tune, since a worker's throughput is its gain.
+
+    It takes time to be proportional to the batch. With a fixed part c in a step of T, what is off shrinks to c/T of it
+    per change. Where time is flat, a slow worker's batch shrinks to the minimum for nothing: `min_max` knows better.
+
+    Args:
+      dead_band: no change unless the largest relative one exceeds this. The published 5 % is for systems that restart
+        to change a batch.
+      smoothing: the moving average's weight of a new time. (Not given in the paper.)
+      window: how many steps at the sizes in force a decision needs.
+      min_size, max_size: bounds on a worker's batch; by default the program's.
+      renormalise: keep the global batch. As published (False) one step from b to b mean(t)/t changes it: by
+        mean(1/X) mean(X) >= 1 where speeds are X.
+      drop: when a worker's throughput fell by more than this fraction after its batch was raised, the batch before
+        becomes its upper bound. None: do not learn bounds. (Published: 0; measured times are too noisy for that.)
+
+    Returns:
+      A policy for a hook that is given each worker's compute seconds; shape=(n,). NaN where not known.
+
+    References:
+      Tyagi & Sharma 2020, "Taming Resource Heterogeneity in Distributed ML Training with Dynamic Batching", sections
+      III-C and III-D. Renormalised it is the rule of DBS/DLB too, share_k / t_k.
+    """
+    if dead_band < 0 or not 0 < smoothing <= 1 or window < 1 or not 1 <= min_size <= (max_size or min_size):
+        raise ValueError(
+            f"proportional: dead_band >= 0, 0 < smoothing <= 1, window >= 1 and 1 <= min_size <= max_size must hold; "
+            f"got {dead_band}, {smoothing}, {window}, {min_size} and {max_size}."
+        )
+
+    def init(n_workers: int) -> ProportionalState:
+        n = n_workers
+        unbounded = np.full(n, np.iinfo(np.int64).max)
+        return ProportionalState(SteadyTimes.init(n), unbounded, np.zeros(n, np.int64), np.full(n, np.nan))
+
+    def update(observation: Observation, state: ProportionalState) -> tuple[Decision | None, ProportionalState]:
+        seconds = seconds_of(observation, "proportional")
+        sizes = np.asarray(observation.previous_batch_sizes)
+        times = state.times.observe(sizes, seconds, smoothing)
+        if (sizes != state.times.sizes).any() and (state.times.taken > 0).all():
+            state = state._replace(sizes_before=state.times.sizes, speed_before=state.times.sizes / state.times.mean)
+        state = state._replace(times=times)
+        if not observation.due or not times.ready(observation.batch_sizes, window):
+            return None, state
+        if drop is not None:
+            state = state._replace(upper=_learn_upper(state, drop))
+        return decide(observation, state), state
+
+    def decide(observation: Observation, state: ProportionalState) -> Decision | None:
+        n, total = len(observation.batch_sizes), observation.global_batch
+        before = np.asarray(observation.batch_sizes) * (total / sum(observation.batch_sizes))
+        wanted = proportional_step(before, state.times.mean)
+        if renormalise:
+            wanted *= total / wanted.sum()
+        limits = observation.limits
+        lower = np.clip(np.full(n, min_size), limits.lower, limits.upper)
+        upper = np.clip(np.minimum(state.upper, max_size or state.upper), lower, limits.upper)
+        wanted = np.clip(wanted, lower, upper)
+        if not renormalise:
+            total = round(wanted.sum())
+        if not lower.sum() <= total <= upper.sum():  # the bounds wished for cannot all be kept: the program's can
+            lower, upper = np.asarray(limits.lower), np.asarray(limits.upper)
+        within = Limits(tuple(lower.tolist()), tuple(upper.tolist()), limits.quantum)
+        sizes = split(total, wanted.tolist(), within)
+        # Of the sizes that come out: what bounds cut off is wanted again and again.
+        if np.max(np.abs(np.asarray(sizes) - before) / before) <= dead_band or sizes == observation.batch_sizes:
+            return None
+        changed = total if total != observation.global_batch else None
+        return Decision(global_batch=changed, shares=tuple(map(float, sizes)))
+
+    return Policy(init, update, "proportional")
+
+
+def proportional_step(sizes: np.ndarray, seconds: np.ndarray) -> np.ndarray:
+    """Where the control law takes batches, in real numbers: `b - (b / t) (t - mean(t))`."""
+    return sizes - sizes / seconds * (seconds - seconds.mean())
+
+
+def _learn_upper(state: ProportionalState, drop: float) -> np.ndarray:
+    raised = (state.times.sizes > state.sizes_before) & (state.sizes_before > 0)
+    dropped = raised & (state.times.sizes / state.times.mean < (1 - drop) * state.speed_before)
+    return np.where(dropped, np.minimum(state.upper, state.sizes_before), state.upper)

@@ -1,0 +1,49 @@
+"""`schedule`: a global batch that is known beforehand."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Callable, Mapping
+from typing import Any, Literal
+
+import numpy as np
+
+from adaptive.extend import Decision, Observation, real
+from controllers._policy import Policy
+
+
+def schedule(batches: Mapping[float, int] | Callable[[Any], Any], *, by: Literal["step", "epoch"] = "step") -> Policy:
+    """Set the global batch by step or epoch, whatever is measured.
+
+        ctrl.hook(ctrl.schedule({0: 128, 1000: 256, 5000: 1024}))
+
+    It asks for a batch when the schedule's value changes, and again when another hook has changed the batch since.
+
+    Args:
+      batches: from which step on which batch, as above; or a function of the step, such as an optax schedule.
+      by: what to go by: "step", steps done; or "epoch", epochs of data consumed, as a fraction.
+
+    Returns:
+      A policy for a hook without values.
+    """
+    if by not in ("step", "epoch"):
+        raise ValueError(f"schedule: by= is 'step' or 'epoch', got {by!r}.")
+    of = _stairs(batches) if isinstance(batches, Mapping) else batches
+
+    def update(observation: Observation, state: tuple[()]) -> tuple[Decision | None, tuple[()]]:
+        batch = of(observation.step if by == "step" else observation.epoch)
+        number = real(batch)
+        if number is not None and np.isfinite(number):  # what is none is refused where the hook asks for it
+            batch = round(number)
+        if not observation.due or batch == observation.global_batch:
+            return None, state
+        return Decision(global_batch=batch), state
+
+    return Policy(lambda n_workers: (), update, "schedule")
+
+
+def _stairs(batches: Mapping[float, int]) -> Callable[[float], int]:
+    starts = sorted(batches)
+    if not starts or starts[0] > 0:
+        raise ValueError(f"schedule: say from 0 on which batch to use; the first entry is {starts[:1] or 'missing'}.")
+    return lambda at: batches[starts[bisect_right(starts, at) - 1]]

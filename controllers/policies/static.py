@@ -1,0 +1,74 @@
+"""`static_proportional`: batches in proportion to what the machines are, decided once."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+
+import jax
+import numpy as np
+
+from adaptive import DriverError
+from adaptive.extend import Decision, Observation, Reading, Source, read, split
+from controllers._policy import Policy
+
+
+def _count_cores(reading: Reading) -> float:
+    del reading
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    import psutil
+
+    return psutil.cpu_count(logical=False) or os.cpu_count() or 1
+
+
+CORES = Source("cores", _count_cores, stand_in=1.0)
+
+
+def cores() -> jax.Array:
+    """How many processor cores this worker's process may run on. A float32 scalar; local; 1 outside a program.
+
+    Example:
+      >>> ctrl.hook(ctrl.static_proportional(), comm.all_gather(ctrl.cores()))     # doctest: +SKIP
+    """
+    return read(CORES)
+
+
+def static_proportional(capacities: Sequence[float] | None = None) -> Policy:
+    """Split the global batch in proportion to the workers' capacities, before anything is measured.
+
+        b_k = B X_k / sum_i X_i
+
+    Args:
+      capacities: X, one per worker: cores where all workers compute on processors, half-precision FLOPS where some
+        have accelerators. By default the hook's value, which must be equal on all workers: gather what is known
+        locally, such as `cores()`.
+
+    Returns:
+      A policy for a hook with no values, or with one of shape=(n,).
+
+    References:
+      Tyagi & Sharma 2020, "Taming Resource Heterogeneity in Distributed ML Training with Dynamic Batching", section
+      III-B. (It prints b_0 X_k / sum X, which would sum to one worker's batch; meant is the sum K b_0.)
+    """
+
+    def update(observation: Observation, state: tuple[()]) -> tuple[Decision | None, tuple[()]]:
+        if not observation.due:
+            return None, state
+        sizes = split(observation.global_batch, _capacities(observation, capacities).tolist(), observation.limits)
+        if sizes == observation.batch_sizes:
+            return None, state
+        return Decision(shares=tuple(map(float, sizes))), state
+
+    return Policy(lambda n_workers: (), update, "static_proportional")
+
+
+def _capacities(observation: Observation, given: Sequence[float] | None) -> np.ndarray:
+    n = len(observation.batch_sizes)
+    value = given if given is not None else observation.values[0] if observation.values else None
+    if value is None or np.shape(value) != (n,):
+        raise DriverError(
+            f"static_proportional needs {n} capacities, one per worker; got {value!r}. Give them, or gather them:\n"
+            f"    ctrl.hook(ctrl.static_proportional(), comm.all_gather(ctrl.cores()))"
+        )
+    return np.asarray(value, np.float64)

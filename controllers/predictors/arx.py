@@ -1,0 +1,83 @@
+"""`arx`: speed as a line in past speeds, and in past and present inputs. Learnt as it goes."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from .base import Predictor, known, moving_average
+from .lags import Lags
+
+STIFFNESS = 1e-2  # of the prior "as fast as in the last step", relative to one record
+
+
+class ArxState(NamedTuple):
+    """State of `arx`. p = lags + (lags + 1) n_inputs + 1."""
+
+    lags: Lags
+    weights: np.ndarray  # shape=(n, p)
+    covariance: np.ndarray  # shape=(n, p, p)
+    records: np.ndarray  # shape=(n,), int64: how many it has learnt from
+    fallback: np.ndarray  # shape=(n,), examples per second: what is said until there are enough
+
+
+def arx(lags: int = 2, memory: float = 400.0, records: int = 20) -> Predictor:
+    """Autoregression with exogenous inputs, by recursive least squares with exponential forgetting.
+
+        v[k] = a_1 v[k-1] + … + a_L v[k-L] + b_0 u[k] + b_1 u[k-1] + … + b_L u[k-L] + d
+
+    What NARX is without its hidden layer, and nearly as good: what helps is to know the inputs of the step that is
+    predicted.
+
+    Args:
+      lags: L.
+      memory: over how many records it learns.
+      records: a moving average speaks until it has learnt from as many.
+    """
+    if lags < 1 or memory < 2 or records < 0:
+        raise ValueError(f"arx: lags >= 1, memory >= 2 and records >= 0 must hold; got {lags}, {memory}, {records}.")
+    forget = 1 - 1 / memory
+    average = moving_average()
+
+    def init(n_workers: int, n_inputs: int) -> ArxState:
+        size = lags + (lags + 1) * n_inputs + 1
+        weights = np.zeros((n_workers, size))
+        weights[:, 0] = 1
+        covariance = np.tile(np.eye(size) / STIFFNESS, (n_workers, 1, 1))
+        none = np.zeros(n_workers, np.int64)
+        return ArxState(Lags.init(n_workers, n_inputs, lags), weights, covariance, none, average.init(n_workers, 0))
+
+    def update(state: ArxState, speed: np.ndarray, inputs: np.ndarray) -> tuple[np.ndarray, ArxState]:
+        mean, fallback = average.update(state.fallback, speed, inputs)
+        row, target = state.lags.row(), speed / state.lags.speed_unit
+        learn = np.isfinite(row).all(axis=1) & known(target)
+        weights, covariance = _learn(state.weights, state.covariance, row, target, learn, forget)
+        count = state.records + learn
+        history = state.lags.push(speed, inputs)
+        said = (weights * history.row()).sum(axis=1) * history.speed_unit
+        trusted = (count >= records) & np.isfinite(said)
+        prediction = np.where(trusted, np.clip(said, mean / 3, mean * 3), mean)
+        return prediction, ArxState(history, weights, covariance, count, fallback)
+
+    return Predictor(init, update, "arx")
+
+
+def _learn(
+    weights: np.ndarray,
+    covariance: np.ndarray,
+    row: np.ndarray,
+    target: np.ndarray,
+    learn: np.ndarray,
+    forget: float,
+) -> tuple[np.ndarray, np.ndarray]:
+    """One step of recursive least squares for the workers where `learn`."""
+    row, target = np.where(learn[:, None], row, 0.0), np.where(learn, target, 0.0)
+    along = np.einsum("nij,nj->ni", covariance, row)
+    gain = along / (forget + (row * along).sum(axis=1))[:, None]
+    weights = weights + gain * (target - (weights * row).sum(axis=1))[:, None]
+    smaller = (covariance - gain[:, :, None] * along[:, None, :]) / forget
+    # What is never excited is forgotten without end: keep the prior's stiffness.
+    trace = np.trace(smaller, axis1=1, axis2=2)
+    smaller *= np.minimum(1.0, row.shape[1] / STIFFNESS / trace)[:, None, None]
+    return weights, np.where(learn[:, None, None], smaller, covariance)

@@ -1,0 +1,48 @@
+"""The latest speeds and inputs of each worker, as a regression wants them: one row of numbers near 1."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from .base import known
+
+
+class Lags(NamedTuple):
+    """A short history, in units of the first value seen. A pytree of arrays; methods return a new one."""
+
+    speeds: np.ndarray  # shape=(n, lags), latest first; NaN before there are that many
+    inputs: np.ndarray  # shape=(n, lags + 1, n_inputs), latest first
+    speed_unit: np.ndarray  # shape=(n,), examples per second; NaN before the first
+    input_unit: np.ndarray  # shape=(n, n_inputs)
+
+    @classmethod
+    def init(cls, n_workers: int, n_inputs: int, lags: int) -> Lags:
+        """No history."""
+        return cls(
+            np.full((n_workers, lags), np.nan),
+            np.full((n_workers, lags + 1, n_inputs), np.nan),
+            np.full(n_workers, np.nan),
+            np.full((n_workers, n_inputs), np.nan),
+        )
+
+    def row(self) -> np.ndarray:
+        """`v[k-1], …, v[k-L], u[k], …, u[k-L], 1` for the speed of step k; shape=(n, L + (L + 1) n_inputs + 1)."""
+        n = len(self.speeds)
+        return np.concatenate([self.speeds, self.inputs.reshape(n, -1), np.ones((n, 1))], axis=1)
+
+    def push(self, speed: np.ndarray, inputs: np.ndarray) -> Lags:
+        """A step on: its speed and the inputs of the next. What is missing is as it was last."""
+        speed_unit = np.where(np.isnan(self.speed_unit) & known(speed), speed, self.speed_unit)
+        usable = np.isfinite(inputs)
+        magnitude = np.where(inputs == 0, 1.0, np.abs(inputs))
+        input_unit = np.where(np.isnan(self.input_unit) & usable, magnitude, self.input_unit)
+        latest_speed = np.where(known(speed), speed / speed_unit, self.speeds[:, 0])
+        latest_inputs = np.where(usable, inputs / input_unit, self.inputs[:, 0])
+        return Lags(
+            np.concatenate([latest_speed[:, None], self.speeds[:, :-1]], axis=1),
+            np.concatenate([latest_inputs[:, None], self.inputs[:, :-1]], axis=1),
+            speed_unit,
+            input_unit,
+        )

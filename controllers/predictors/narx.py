@@ -1,0 +1,206 @@
+"""`narx`: speed from a small neural network of past speeds, and of past and present inputs. Learnt as it goes.
+
+The networks of all workers are trained side by side, as one network with an axis of workers, on the host's processor.
+A prediction is made with what was learnt before, so that it never waits for training.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+from .base import Predictor, best_of, known, memoryless, moving_average
+from .lags import Lags
+
+BUFFER = 400  # records that a network learns from
+BATCH = 32  # records in one step of training
+FIRST = 50  # records before it says anything
+
+
+class SpeedNetwork(nn.Module):
+    """From a row of lags, shape=(…, p), the change of speed; shape=(…,). At first there is none."""
+
+    width: int
+
+    @nn.compact
+    def __call__(self, rows: jax.Array) -> jax.Array:
+        hidden = nn.tanh(nn.Dense(self.width)(rows))
+        return nn.Dense(1, kernel_init=nn.initializers.zeros)(hidden)[..., 0]
+
+
+class Learner(NamedTuple):
+    """What n networks learn from, and what they have learnt: arrays of the host's device, or still being computed.
+    p = lags + (lags + 1) n_inputs."""
+
+    rows: Any  # shape=(BUFFER, n, p), float32: a ring of records
+    changes: Any  # shape=(BUFFER, n), float32: of speed, in the steps that the rows are about
+    usable: Any  # shape=(BUFFER, n), bool: where there is a record; elsewhere zeros
+    mean: Any  # shape=(n, p), float32: of the rows
+    scale: Any  # shape=(n, p), float32: standard deviation of the rows
+    params: Any  # every leaf of shape=(n, …)
+    opt_state: optax.OptState
+
+
+class NarxState(NamedTuple):
+    """State of `narx`."""
+
+    lags: Lags
+    seen: np.ndarray  # shape=(), int64: records so far
+    learner: Learner
+
+
+def narx(lags: int = 2, width: int = 10, steps: int = 2, learning_rate: float = 3e-3, seed: int = 0) -> Predictor:
+    """Nonlinear autoregression with exogenous inputs: the speed predictor of LB-BSP.
+
+        v[k] = F(v[k-1], …, v[k-L]; u[k], u[k-1], …, u[k-L])
+
+    with F a network of one hidden tanh layer. Series-parallel: it is fed true past speeds. After every prediction it
+    takes a few steps of Adam on records of the latest 400 steps, so that the prediction does not wait for them. It
+    speaks for a worker only while it has lately been better than a moving average and than the last speed.
+
+    Args:
+      lags: L.
+      width: of the hidden layer.
+      steps: of Adam per step of the program.
+      learning_rate: of Adam.
+      seed: of first weights, and of the records that training draws.
+
+    References:
+      Chen et al. 2020, "Semi-Dynamic Load Balancing" (LB-BSP), section 3.2, which leaves sizes and schedules open;
+      Diaconescu 2008, "The use of NARX neural networks to predict chaotic time series".
+    """
+    if lags < 1 or width < 1 or steps < 1 or learning_rate <= 0:
+        raise ValueError(
+            f"narx: lags, width and steps must be at least 1 and learning_rate positive; "
+            f"got {lags}, {width}, {steps} and {learning_rate}."
+        )
+
+    def init(n_workers: int, n_inputs: int) -> NarxState:
+        shape = n_workers, lags + (lags + 1) * n_inputs
+        with _on_host():
+            learner = _first(width, *shape, seed)
+            # Compiled here, before the program's first step, and not by the step that would be the first to need it.
+            _predict(width, learner, np.zeros(shape, np.float32))
+            nothing = np.zeros(shape, np.float32), np.zeros(n_workers, np.float32), np.zeros(n_workers, bool)
+            _learn(width, learning_rate, learner, nothing, np.int32(0), np.zeros((steps, BATCH), np.int32))
+        return NarxState(Lags.init(n_workers, n_inputs, lags), np.asarray(0), learner)
+
+    def update(state: NarxState, speed: np.ndarray, inputs: np.ndarray) -> tuple[np.ndarray, NarxState]:
+        before, history = state.lags, state.lags.push(speed, inputs)
+        row, target = before.row()[:, :-1], speed / before.speed_unit
+        usable = np.isfinite(row).all(axis=1) & known(target)
+        learner, seen = state.learner, int(state.seen)
+        now = history.row()[:, :-1]
+        with _on_host():
+            if usable.any():
+                record = _float32(row, usable[:, None]), _float32(target - row[:, 0], usable), usable
+                draw = np.random.default_rng((seed, seen)).integers(0, min(seen + 1, BUFFER), (steps, BATCH))
+                learner = _learn(width, learning_rate, learner, record, np.int32(seen), draw.astype(np.int32))
+                seen += 1
+            # By what was learnt before this step, so as not to wait for what is being learnt now.
+            change, ready = map(np.asarray, _predict(width, state.learner, _float32(now, np.isfinite(now))))
+        last = now[:, 0]
+        prediction = np.where(ready, np.clip(last + change, last / 3, last * 3), np.nan) * history.speed_unit
+        return prediction, NarxState(history, np.asarray(seen), learner)
+
+    return best_of(moving_average(), memoryless(), Predictor(init, update, "network"))._replace(name="narx")
+
+
+# --- the networks -----------------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def _on_host() -> Iterator[None]:
+    """Where controllers compute, whatever the program's steps compute on; and with the dtypes that flax and optax
+    expect, which multiply integers by floats.
+    """
+    with jax.default_device(jax.local_devices(backend="cpu")[0]), jax.numpy_dtype_promotion("standard"):
+        yield
+
+
+def _float32(values: np.ndarray, where: np.ndarray) -> np.ndarray:
+    return np.where(where, values, 0.0).astype(np.float32)
+
+
+@functools.partial(jax.jit, static_argnums=(0, 1, 2, 3))
+def _first(width: int, n: int, p: int, seed: int) -> Learner:
+    """All networks begin alike."""
+    params = SpeedNetwork(width).init(jax.random.key(seed), jnp.zeros(p, jnp.float32))
+    params = jax.tree.map(lambda leaf: jnp.tile(leaf, (n, *[1] * leaf.ndim)), params)
+    return Learner(
+        rows=jnp.zeros((BUFFER, n, p), jnp.float32),
+        changes=jnp.zeros((BUFFER, n), jnp.float32),
+        usable=jnp.zeros((BUFFER, n), bool),
+        mean=jnp.zeros((n, p), jnp.float32),
+        scale=jnp.ones((n, p), jnp.float32),
+        params=params,
+        opt_state=optax.adam(1.0).init(params),
+    )
+
+
+def _outputs(width: int, learner: Learner, rows: jax.Array) -> jax.Array:
+    """What the networks make of a row each, shape=(n, p), in units in which rows are around 0 and of size 1."""
+    network: Any = SpeedNetwork(width)  # whose apply is typed as returning more than it does
+    return jax.vmap(network.apply)(learner.params, (rows - learner.mean) / learner.scale)
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def _predict(width: int, learner: Learner, rows: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """The change of speed, and whether there are records enough to say so; each shape=(n,)."""
+    return _outputs(width, learner, rows), learner.usable.sum(axis=0) >= FIRST
+
+
+@functools.partial(jax.jit, static_argnums=(0, 1))
+def _learn(
+    width: int,
+    learning_rate: float,
+    learner: Learner,
+    record: tuple[jax.Array, jax.Array, jax.Array],
+    seen: jax.Array,
+    draw: jax.Array,
+) -> Learner:
+    """Put a record into the ring, and make steps of Adam on records that are drawn from it.
+
+    Args:
+      record: rows, changes, and where they are usable; shape=(n, p), (n,) and (n,).
+      seen: how many records there are already.
+      draw: places in the ring; shape=(steps, BATCH).
+    """
+    learner = _record(learner, *record, seen)
+
+    def loss(params: Any, places: jax.Array) -> jax.Array:
+        usable = learner.usable[places]
+        predicted = jax.vmap(lambda rows: _outputs(width, learner._replace(params=params), rows))(learner.rows[places])
+        squares = jnp.where(usable, predicted - learner.changes[places], 0.0) ** 2
+        return jnp.sum(squares / jnp.maximum(usable.sum(axis=0, keepdims=True), 1)) / 2
+
+    def step(carry: tuple[Any, Any], places: jax.Array) -> tuple[tuple[Any, Any], None]:
+        params, opt_state = carry
+        updates, opt_state = optax.adam(learning_rate).update(jax.grad(loss)(params, places), opt_state)
+        return (optax.apply_updates(params, updates), opt_state), None
+
+    (params, opt_state), _ = jax.lax.scan(step, (learner.params, learner.opt_state), draw)
+    return learner._replace(params=params, opt_state=opt_state)
+
+
+def _record(learner: Learner, rows: jax.Array, changes: jax.Array, usable: jax.Array, seen: jax.Array) -> Learner:
+    """Training must not see its inputs' units move under it: they are of all records at first, later of BUFFER."""
+    place = seen % BUFFER
+    weight = jnp.where(usable, 1.0 / jnp.minimum(seen + 1, BUFFER), 0.0)[:, None]
+    off = jnp.where(usable[:, None], rows - learner.mean, 0.0)
+    variance = jnp.where(seen == 0, 1.0, learner.scale**2) * (1 - weight) + weight * off**2
+    return learner._replace(
+        rows=learner.rows.at[place].set(rows),
+        changes=learner.changes.at[place].set(changes),
+        usable=learner.usable.at[place].set(usable),
+        mean=learner.mean + weight * off,
+        scale=jnp.sqrt(jnp.maximum(variance, 1e-4)),
+    )
