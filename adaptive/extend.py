@@ -5,7 +5,7 @@ another package can. It is less steady than what drivers are written with: it ma
 word in the changelog.
 
 * A **monitor** reads `Source`s, keeps state in `slot`s, and says by a `claim` what it must be given.
-* A **collective** is a call of `collective`; a **world** is what has the methods of `World`.
+* A **collective** is a `Collective`, and a call of `collective`; a **world** is what has the methods of `World`.
 * A **policy** is a pair of functions from an `Observation` to a `Decision`; a `Handler` stands behind a `hook`.
 * A **simulator** runs `Barrier` and `Sizes`, which take, merge and clip decisions as a program does.
 """
@@ -35,7 +35,7 @@ from adaptive.control.hooks import Sizes as Sizes
 from adaptive.control.sizes import split as split
 from adaptive.graph.plan import HookPlan as HookPlan
 from adaptive.operators.claims import claim as claim
-from adaptive.operators.collectives import Op as Op
+from adaptive.operators.collectives import Collective as Collective
 from adaptive.operators.collectives import collective as collective
 from adaptive.operators.context import tracing as tracing
 from adaptive.operators.hooks import Hook as Hook

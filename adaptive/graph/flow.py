@@ -124,7 +124,8 @@ class Flow:
                     level += 1
                 else:
                     level = self.level_of(eqn.invars[:n])  # whatever its weight has to wait for
-                scope = Scope.ALL
+                shared = eqn.params["how"].result_is_replicated or number not in self.communicates
+                scope = Scope.ALL if shared else Scope.WORKER
             elif eqn.primitive is claim_p:
                 replicated = eqn.params["claim"] == "replicated"
                 for var, operand in zip(eqn.outvars, eqn.invars, strict=True):

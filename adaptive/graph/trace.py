@@ -279,9 +279,7 @@ def describe(eqn: JaxprEqn) -> str:
     """What the user wrote, for an operator's equation: "all_reduce(op='mean')", "hook 'adapt'"…"""
     params = eqn.params
     if eqn.primitive is collective_p:
-        if params["kind"] == "reduce":
-            return f"all_reduce(op={params['op']!r})"
-        return {"gather": "all_gather", "broadcast": "broadcast"}[params["kind"]]
+        return params["how"].about
     if eqn.primitive is source_p:
         return f"source {params['source'].name!r}"
     if eqn.primitive is hook_p:

@@ -25,7 +25,7 @@ from adaptive.control.agreement import (
     tail_length,
     versions,
 )
-from adaptive.step.local_world import LocalWorld
+from adaptive.runtime.local_world import LocalWorld
 
 from .drivers import FEATURES, Recorder, mean_loss, planned
 

@@ -19,10 +19,10 @@ import collectives as comm
 from adaptive import operators
 from adaptive.data.stream import Share
 from adaptive.graph.flow import Scope
-from adaptive.operators.sources import CALLS, Reading, Source, read
+from adaptive.operators.sources import CALLS, EXAMPLES, OFFSET, Reading, Source, read
+from adaptive.runtime.engine import Engine
+from adaptive.runtime.local_world import LocalWorld
 from adaptive.step import message as _message
-from adaptive.step.engine import Engine
-from adaptive.step.local_world import LocalWorld
 from tests.relaxed import relaxed_tx
 
 from .drivers import FEATURES, make_data, mean_loss, planned, uncompiled
@@ -450,7 +450,7 @@ def test_a_measurement_is_taken_once_per_worker_and_step_whatever_the_calls():
 
 def test_calls_know_their_examples_and_where_they_stand():
     def driver(state, batch):
-        count, place = read(operators.EXAMPLES), read(operators.OFFSET).astype(jnp.float32)
+        count, place = read(EXAMPLES), read(OFFSET).astype(jnp.float32)
         return state, {
             "examples": comm.all_reduce(count, op="sum"),
             "squares": comm.all_reduce(count**2, op="sum"),

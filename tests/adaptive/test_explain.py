@@ -13,7 +13,7 @@ import monitors as mon
 from adaptive import operators
 from adaptive.control.agreement import tail_length
 from adaptive.program.explain import explain
-from adaptive.step.message import lay_out
+from adaptive.runtime.message import lay_out
 
 from .drivers import FEATURES, Recorder, mean_loss, planned, pointed_at
 
