@@ -26,6 +26,7 @@ from adaptive.base.numbers import brief as brief
 from adaptive.base.numbers import real as real
 from adaptive.base.numbers import reals as reals
 from adaptive.base.numbers import whole as whole
+from adaptive.base.seats import Seats as Seats
 from adaptive.base.where import at as at
 from adaptive.base.where import current_line as current_line
 from adaptive.base.world import Parts as Parts

@@ -44,8 +44,13 @@ class Control:
 
     @property
     def workers(self) -> int:
-        """How many workers there are."""
+        """How many workers there may be: the number of seats. Who is there is in `members`."""
         return len(self._observation.batch_sizes)
+
+    @property
+    def members(self) -> tuple[int, ...]:
+        """The seats with a worker on them."""
+        return self._observation.members
 
     @property
     def batch_sizes(self) -> tuple[int, ...]:
@@ -75,7 +80,8 @@ class Control:
         Args:
           global_batch: examples per step over all workers, rounded to an integer. Less than one example per worker, or
             more than all workers may hold, is clipped, with a note in the report.
-          shares: relative weights, one per worker. Integers that sum to the global batch are taken exactly.
+          shares: relative weights, one per worker. Integers that sum to the global batch are taken exactly. A worker
+            whose share is 0 takes no examples, until a later request gives it some; another takes at least one.
 
         Raises:
           BatchSizeError: a request that cannot be meant: NaN, infinite, negative, not one number; shares of another
@@ -84,10 +90,10 @@ class Control:
         self._check_open("rescale()")
         if global_batch is None and shares is None:
             self._refuse("rescale()", "neither global_batch= nor shares= is given.")
-        if global_batch is not None:
-            self._global_batch = self._clip(self._check_global_batch(global_batch))
         if shares is not None:
             self._shares = self._check_shares(shares)
+        if global_batch is not None:
+            self._global_batch = self._clip(self._check_global_batch(global_batch))
 
     def stop(self) -> None:
         """End the run after this step."""
@@ -133,12 +139,17 @@ class Control:
 
     def _clip(self, asked: float) -> int:
         limits = self._observation.limits
-        most = sum(limits.upper)
-        least = min(max(self.workers, sum(limits.lower)), most)
-        size = min(max(round(asked), least), most)
         self._notes.pop("global_batch", None)
+        if self._shares is not None:
+            takes_part = [share > 0 for share in self._shares]
+            if any(part and not most for part, most in zip(takes_part, limits.upper, strict=True)):
+                return max(round(asked), 1)  # who comes back has limits that are not known here: the program clips
+            limits = limits.of(takes_part)
+        workers, most = len(limits.active), sum(limits.upper)
+        least = min(max(workers, sum(limits.lower)), most)
+        size = min(max(round(asked), least), most)
         if size != round(asked):
-            bound = f"the least for {self.workers} workers" if size == least else "the most that the workers may hold"
+            bound = f"the least for {workers} workers" if size == least else "the most that the workers may hold"
             self._notes["global_batch"] = f"hook {self._name!r}: global batch {asked:g} clipped to {size}, {bound}."
         return size
 

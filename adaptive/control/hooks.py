@@ -1,5 +1,5 @@
 """What happens between two steps: hooks run, their requests become new sizes, and sizes wait until all can make
-them.
+them. Where others sit on the seats, batches are split anew at once.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from adaptive.base.errors import BatchSizeError
 from adaptive.base.numbers import brief, whole
 from adaptive.graph.plan import HookPlan
 
+from .newcomers import begun_anew
 from .sizes import check_shares, split
 
 
@@ -24,15 +25,35 @@ class Sizes:
     A decision takes effect at the first step for which every worker has kernels to make its new size. Until then it is
     pending, and the old split goes on. A later decision takes its place; but where every size has to be compiled
     (`one_by_one`), it waits behind it, or a driver that asks for another size in every step would never get any.
+
+    A worker takes part if there is one on its seat and its share is not 0. When others come to take part the global
+    batch stays, or comes as near to what was asked for last as their limits let it.
+
+    Args:
+      limits: of every seat, were there a worker on it that takes part.
+      examples: in the data set.
+      members: the seats with a worker on them; all by default.
+
+    Attributes:
+      shares: as they were asked for last; 0 for empty seats.
     """
 
     one_by_one = False
 
-    def __init__(self, global_batch: int, shares: Sequence[float], limits: Limits, examples: int):
+    def __init__(
+        self,
+        global_batch: int,
+        shares: Sequence[float],
+        limits: Limits,
+        examples: int,
+        members: Sequence[int] | None = None,
+    ):
         self.examples = examples
         self.limits = limits
-        self.shares = tuple(float(s) for s in check_shares(shares, len(limits.lower)))
-        self.current = split(self.check_global(global_batch), self.shares, limits)
+        self.members = tuple(range(len(limits.lower)) if members is None else members)
+        self.shares = self.checked(shares)
+        self.wanted = self.check_global(global_batch)
+        self.current = split(self.wanted, self.shares, limits)
         self.previous = self.current
         self.pending: tuple[int, ...] | None = None
         self.next: tuple[int, ...] | None = None  # behind the pending one
@@ -42,28 +63,46 @@ class Sizes:
         """The split that was asked for last."""
         return self.next or self.pending or self.current
 
+    def bounds(self, shares: Sequence[float] | None = None) -> Limits:
+        """The limits of those who take part: with the shares that were asked for last, or with others."""
+        return self.limits.of([share > 0 for share in (self.shares if shares is None else shares)])
+
+    def checked(self, shares: Any) -> tuple[float, ...]:
+        """Valid shares, 0 for empty seats; or an error that says why they are none."""
+        weights = check_shares(shares, len(self.limits.lower)).tolist()
+        taken = tuple(w if seat in self.members else 0.0 for seat, w in enumerate(weights))
+        if not any(taken):
+            seats = ", ".join(str(seat) for seat, w in enumerate(weights) if w)
+            raise BatchSizeError(f"shares give examples to seat {seats} alone, and nobody sits there.")
+        return taken
+
     @property
     def most(self) -> int:
-        """The largest global batch."""
-        most = min(self.examples, sum(self.limits.upper))
-        return most - most % self.limits.multiple
+        """The largest global batch of those who take part."""
+        return self._most(self.bounds())
 
-    def nearest(self, global_batch: float) -> int:
+    def _most(self, bounds: Limits) -> int:
+        most = min(self.examples, sum(bounds.upper))
+        return most - most % bounds.multiple
+
+    def nearest(self, global_batch: float, bounds: Limits | None = None) -> int:
         """The global batch that can be, nearest to one that is asked for."""
-        unit = self.limits.multiple
+        bounds = bounds or self.bounds()
+        unit = bounds.multiple
         rounded = (int(global_batch) + unit // 2) // unit * unit
-        return min(max(rounded, sum(self.limits.lower)), self.most)
+        return min(max(rounded, sum(bounds.lower)), self._most(bounds))
 
-    def check_global(self, global_batch: Any) -> int:
-        """A valid global batch, or an error that says why it is none."""
-        n = len(self.limits.lower)
+    def check_global(self, global_batch: Any, shares: Sequence[float] | None = None) -> int:
+        """A valid global batch, with these shares or the present ones, or an error that says why it is none."""
+        bounds = self.bounds(shares)
+        n = len(bounds.active)
         number = whole(global_batch)
         if number is None:
             raise BatchSizeError(f"global_batch must be a whole number of examples; got {global_batch!r}.")
-        if number < sum(self.limits.lower):
+        if number < sum(bounds.lower):
             raise BatchSizeError(
                 f"global_batch={brief(number)} is too small for {n} workers: each takes at least "
-                f"{_examples(self.limits.multiple)} in a step."
+                f"{_examples(bounds.multiple)} in a step, but for those whose share is 0."
                 if number > 0
                 else f"global_batch must be positive; got {brief(number)}."
             )
@@ -78,37 +117,65 @@ class Sizes:
                 f"global_batch={number} is no multiple of {unit}, the minibatches that the driver cuts every "
                 f"local batch into. The nearest are {below} and {below + unit}."
             )
-        if number > self.most:
+        if number > self._most(bounds):
             raise BatchSizeError(
-                f"global_batch={number} is more than the {n} workers may take together: {sum(self.limits.upper)}."
+                f"global_batch={number} is more than the {n} workers may take together: {sum(bounds.upper)}."
             )
         return number
 
     def ask(self, decision: Decision) -> list[str]:
         """Make a decision's sizes pending. Returns notes on what was clipped."""
-        notes, wanted = [], sum(self.target)
+        shares = self.shares if decision.shares is None else self.checked(decision.shares)
+        bounds, before = self.bounds(shares), sum(self.target)
+        asked = self.wanted if decision.global_batch is None else decision.global_batch
+        total, notes = self._clipped(asked, bounds, quiet=before if decision.global_batch is None else None)
         if decision.global_batch is not None:
-            wanted = self.nearest(decision.global_batch)
-            if wanted != decision.global_batch:
-                notes.append(f"global batch {decision.global_batch} {self._changed_to(wanted)}.")
-        if decision.shares is not None:
-            self.shares = tuple(float(s) for s in check_shares(decision.shares, len(self.limits.lower)))
-        elif wanted == sum(self.target):
+            self.wanted = total
+        if decision.shares is None and total == before:
             return notes  # nothing new, so the split stays as it is, to the last example
-        sizes = split(wanted, self.shares, self.limits)
+        self.shares = shares
+        sizes = split(total, shares, self.limits)
         if self.one_by_one and self.pending is not None and sizes != self.current:
             self.next = None if sizes == self.pending else sizes
         else:
             self.pending, self.next = None if sizes == self.current else sizes, None
         return notes
 
-    def _changed_to(self, wanted: int) -> str:
-        if wanted == self.most:
-            by_data = self.examples < sum(self.limits.upper)
-            return f"clipped to {wanted}, {'the size of the data set' if by_data else 'the most that workers may hold'}"
-        if wanted == sum(self.limits.lower):
-            return f"clipped to {wanted}, the least for {len(self.limits.lower)} workers"
-        return f"rounded to {wanted}, a multiple of {self.limits.multiple}"
+    def seat(self, members: Sequence[int], joined: Sequence[int]) -> list[str]:
+        """Others sit on the seats from now on: split anew, at once. Returns notes on it.
+
+        Args:
+          joined: seats with another worker than before. Nothing is known of its speed: it begins with the mean share of
+            those who stay.
+        """
+        left = [seat for seat in self.members if seat not in members]
+        notes = [f"seat {seat} is empty: its worker has left." for seat in left]
+        notes += [f"a worker has joined on seat {seat}." for seat in joined]
+        stay = [self.shares[seat] for seat in members if seat not in joined and self.shares[seat] > 0]
+        first = sum(stay) / len(stay) if stay else 1.0
+        shares = [first if seat in joined else share for seat, share in enumerate(self.shares)]
+        self.members = tuple(members)
+        if not any(shares[seat] for seat in members):  # those who took examples have all left
+            shares = [1.0] * len(shares)
+        self.shares = self.checked(shares)
+        total, clipped = self._clipped(self.wanted, self.bounds(), quiet=sum(self.current))
+        self.current, self.pending, self.next = split(total, self.shares, self.limits), None, None
+        return notes + clipped
+
+    def _clipped(self, asked: int, bounds: Limits, *, quiet: int | None) -> tuple[int, list[str]]:
+        """The global batch that can be, and a note where it is another, and not the `quiet` one, known already."""
+        total = self.nearest(asked, bounds)
+        if total in (asked, quiet):
+            return total, []
+        return total, [f"global batch {asked} {self._changed_to(total, bounds)}."]
+
+    def _changed_to(self, total: int, bounds: Limits) -> str:
+        if total == self._most(bounds):
+            by_data = self.examples < sum(bounds.upper)
+            return f"clipped to {total}, {'the size of the data set' if by_data else 'the most that workers may hold'}"
+        if total == sum(bounds.lower):
+            return f"clipped to {total}, the least for {len(bounds.active)} workers"
+        return f"rounded to {total}, a multiple of {bounds.multiple}"
 
     def step_done(self, *, apply: bool) -> None:
         """A step has run with the current sizes; the next one may have the pending ones."""
@@ -118,7 +185,7 @@ class Sizes:
 
     def restart(self, sizes: Sequence[int], shares: Sequence[float]) -> None:
         """Take up a split that was in force before, and the shares that it was made by. Both must be valid."""
-        self.shares = tuple(shares)
+        self.shares, self.wanted = tuple(shares), sum(sizes)
         self.current = self.previous = tuple(sizes)
         self.pending = self.next = None
 
@@ -140,6 +207,8 @@ class _Seen(NamedTuple):
     leaves: list[jax.Array]
     batch_sizes: tuple[int, ...]
     previous: tuple[int, ...]
+    members: tuple[int, ...]
+    joined: tuple[int, ...]
 
 
 class Barrier:
@@ -152,6 +221,7 @@ class Barrier:
         self.states = list(self.first_states)
         self.names = [f"{i}/{hook.name}" for i, hook in enumerate(self.hooks)]
         self._seen: list[list[_Seen]] = [[] for _ in hooks]
+        self._joined: list[set[int]] = [set() for _ in hooks]  # seats, since the last step that was shown
 
     def run(
         self,
@@ -178,10 +248,11 @@ class Barrier:
         for i, hook in enumerate(self.hooks):
             due = step % hook.every == 0
             if due or hook.handler.every_step:
-                self._seen[i].append(_Seen(step, epoch, values[i], *ran))
+                joined, self._joined[i] = tuple(sorted(self._joined[i])), set()
+                self._seen[i].append(_Seen(step, epoch, values[i], *ran, sizes.members, joined))
             if not due:
                 continue
-            decision = self._show(i, sizes, merged.global_batch)
+            decision = self._show(i, sizes, merged)
             if decision is not None:
                 merged = merge(merged, decision)
             (asked if decision else silent).append(hook.name)
@@ -190,7 +261,16 @@ class Barrier:
     def catch_up(self, sizes: Sizes) -> None:
         """Show the hooks all steps that were kept for their next turn, so that their states hold what is known."""
         for i in range(len(self.hooks)):
-            self._show(i, sizes, None, due=False)
+            self._show(i, sizes, Decision(), due=False)
+
+    def seat(self, joined: Sequence[int], sizes: Sizes) -> None:
+        """Others sit on these seats from now on: what the hooks have learned of those before begins anew."""
+        if not joined:
+            return
+        self.catch_up(sizes)
+        for i, hook in enumerate(self.hooks):
+            self.states[i] = begun_anew(self.states[i], hook.handler.init, self.n_workers, joined)
+            self._joined[i].update(joined)
 
     def begun(self) -> list[Any]:
         """States in which the hooks have seen nothing yet."""
@@ -201,9 +281,11 @@ class Barrier:
         self.states = list(states)
         self._seen = [[] for _ in self.hooks]
 
-    def _show(self, i: int, sizes: Sizes, global_batch: int | None, *, due: bool = True) -> Decision | None:
+    def _show(self, i: int, sizes: Sizes, asked: Decision, *, due: bool = True) -> Decision | None:
+        """`asked` is what earlier hooks of this barrier asked for."""
         hook, decision = self.hooks[i], None
-        wanted = sizes.nearest(sum(sizes.target) if global_batch is None else global_batch)
+        bounds = sizes.bounds(None if asked.shares is None else sizes.checked(asked.shares))
+        wanted = sizes.nearest(sum(sizes.target) if asked.global_batch is None else asked.global_batch, bounds)
         seen, self._seen[i] = self._seen[i], []
         for number, step in enumerate(seen, 1):
             values = jax.tree.unflatten(hook.tree, [np.asarray(leaf)[()] for leaf in step.leaves])
@@ -214,8 +296,10 @@ class Barrier:
                 step.batch_sizes,
                 step.previous,
                 wanted,
-                sizes.limits,
-                due=due and number == len(seen),
+                bounds,
+                due and number == len(seen),
+                step.members,
+                step.joined,
             )
             decision, self.states[i] = hook.handler(observation, self.states[i])
         return decision

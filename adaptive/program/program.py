@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from math import lcm
@@ -31,7 +31,7 @@ from adaptive.check.invariance import Invariance, check_invariance
 from adaptive.control import agreement
 from adaptive.control.heterogeneous import are_unlike, decided_by_first
 from adaptive.control.hooks import Barrier, Sizes
-from adaptive.control.sizes import check_shares, equal, most_of_each, positive
+from adaptive.control.sizes import equal, most_of_each, positive
 from adaptive.control.together import together
 from adaptive.data.same_data import digests_of_data, steadiness
 from adaptive.data.shards import Shards, rows_of
@@ -77,7 +77,8 @@ class Program:
       world: where to run. By default the world that was entered last in this thread, or else this process as one
         worker, if there are no others.
       seed: of the order of examples and of `step_key()`.
-      shares: relative sizes of the workers' first batches. Equal by default.
+      shares: relative sizes of the workers' first batches; a worker whose share is 0 takes no examples. Equal by
+        default.
       microbatch: the most examples in one kernel call, for memory. A larger local batch runs as several calls.
       max_local_batch: the most examples that a worker may get: one number for all, or one per worker.
       quantum: what sizes are rounded to when they are changed, so that a size is made of few kernel calls. By default a
@@ -188,6 +189,8 @@ class Program:
             },
             finite=nonfinite != "allow",
         )
+        self._since = self._who_is_there()
+        self._engine.seat(self._places(self._since), ())
         self._barrier = Barrier(self._plan.hooks, self.world.size)
         self._unlike = bool(self._plan.hooks) and are_unlike(self.world, f"machines of {self._name}")
         self._ledger = agreement.Ledger()
@@ -206,6 +209,7 @@ class Program:
         self._compiled = False
         self._recorder: Recorder | None = None
         self._notes: list[str] = []  # of the step in progress
+        self._told_of: list[str] = []  # what is to be said in the next step's report
 
     # --- building -----------------------------------------------------------------------------------------------------
 
@@ -247,11 +251,12 @@ class Program:
         upper = tuple(most // multiple * multiple for most in there)
         most = -(-examples // multiple) * multiple  # a larger quantum is as good as this
         limits = Limits((multiple,) * n, upper, min(quantum or multiple, most), multiple)
-        sizes = Sizes(global_batch, [1] * n if shares is None else shares, limits, examples)
+        sizes = Sizes(global_batch, [1] * n if shares is None else shares, limits, examples, self.world.members)
         if quantum is None:
-            sizes.limits = limits._replace(quantum=auto_quantum(sum(sizes.current), n, multiple))
+            taking = len(sizes.bounds().active)
+            sizes.limits = limits._replace(quantum=auto_quantum(sum(sizes.current), taking, multiple))
         if shares is None:
-            sizes.current = sizes.previous = equal(sum(sizes.current), limits)
+            sizes.current = sizes.previous = equal(sum(sizes.current), sizes.bounds())
         return sizes
 
     def _check_alike(self, state: Any, settings: dict[str, Any]) -> None:
@@ -271,6 +276,36 @@ class Program:
     def _local(self, sizes: Sequence[int]) -> list[int]:
         return [sizes[w] for w in self.world.workers]
 
+    # --- who is there -------------------------------------------------------------------------------------------------
+
+    def _who_is_there(self) -> dict[int, int]:
+        """The members' seats, and in which generation each came."""
+        return dict(zip(self.world.members, self.world.since, strict=True))
+
+    def _places(self, seats: Iterable[int]) -> list[int]:
+        """Those of these seats that this process carries, by their places in it."""
+        return [self.world.workers.index(seat) for seat in seats if seat in self.world.workers]
+
+    def _seat(self) -> None:
+        """Notice who has left and who has joined since the last step: the batch is split anew, nothing is compiled."""
+        there = self._who_is_there()
+        if there == self._since:
+            return
+        joined = [seat for seat, since in there.items() if self._since.get(seat) != since]
+        self._check_update(together="a change of members")
+        self._barrier.seat(joined, self._sizes)
+        self._engine.seat(self._places(there), self._places(joined))
+        self._since = there
+        self._told_of += self._sizes.seat(list(there), joined)
+        self._update_quantum()
+        for place in self._places(joined):
+            self._compute_seconds[place] = float("nan")
+        if self._compiled:
+            current = self._local(self._sizes.current)
+            if not all(self._engine.kernels.can_make(i, size) for i, size in enumerate(current)):
+                self._engine.kernels.require(current)
+            self._engine.kernels.ask(current, current)
+
     # --- reading ------------------------------------------------------------------------------------------------------
 
     @property
@@ -284,7 +319,7 @@ class Program:
         """
         if not self._told:
             self._check_update()
-        return self._as_given([jnp.copy(leaf) for leaf in self._engine.states[0]])
+        return self._as_given([jnp.copy(leaf) for leaf in self._engine.states[self._engine.present[0]]])
 
     def _as_given(self, leaves: Sequence[jax.Array]) -> Any:
         """The state as the user knows it: what is a Python number in the driver is promoted like one here too."""
@@ -397,6 +432,7 @@ class Program:
     def _take_step(self) -> Report:
         began = time.perf_counter()
         self._compile_first()
+        self._seat()
         try:
             self._engine.kernels.check()
             share = self._stream.take(self._sizes.current)
@@ -422,11 +458,13 @@ class Program:
             self._engine.kernels.require(sizes)
         else:
             self._engine.compile(sizes)
+            if not any(sizes):  # workers that may be given examples yet have the ladder of those who have them
+                self._engine.kernels.extend(max(self._sizes.current))
             self._compiled = True
 
     def _run_engine(self, share, began: float) -> Outcome:
         since = began - self._started_at
-        self._notes = []
+        self._notes, self._told_of = self._told_of, []
         self._started_at, sizes = began, self._sizes.current
         readings = [
             Reading(
@@ -599,12 +637,13 @@ class Program:
         """Have kernels compiled for the sizes to come, and for no others."""
         current = self._local(self._sizes.current)
         wanted = current if self._sizes.pending is None else self._local(self._sizes.pending)
-        self._engine.kernels.extend(max(wanted))
+        self._engine.kernels.extend(max(wanted) or max(self._sizes.target))
         self._engine.kernels.ask(wanted, current)
 
     def _update_quantum(self) -> None:
         if self._auto_quantum:
-            quantum = auto_quantum(sum(self._sizes.target), self.world.size, self._sizes.limits.multiple)
+            taking = len(self._sizes.bounds().active)
+            quantum = auto_quantum(sum(self._sizes.target), taking, self._sizes.limits.multiple)
             self._sizes.limits = self._sizes.limits._replace(quantum=quantum)
 
     @as_made
@@ -613,15 +652,18 @@ class Program:
 
         Args:
           global_batch: examples per step over all workers.
-          shares: relative sizes, one per worker; whole numbers that sum to the global batch are taken exactly.
+          shares: relative sizes, one per worker; whole numbers that sum to the global batch are taken exactly. A worker
+            whose share is 0 takes no examples, until it is given another share; any other takes at least one.
 
         Raises:
           BatchSizeError: they cannot be.
         """
-        if global_batch is not None:
-            global_batch = self._sizes.check_global(global_batch)
         if shares is not None:
-            shares = tuple(check_shares(shares, self.world.size).tolist())
+            shares = self._sizes.checked(shares)
+        if global_batch is not None or shares is not None:
+            wanted = self._sizes.wanted if global_batch is None else global_batch
+            wanted = self._sizes.check_global(wanted, shares)
+            global_batch = None if global_batch is None else wanted
         decision = Decision(global_batch, shares)
         self._ask(decision)
         self._ledger.enter(self._step, (), decision)
@@ -688,7 +730,7 @@ class Program:
         self._stream.cursors = parsed.cursors
         self._step, self._skipped, self._told, self._ready = parsed.step, 0, False, False
         if self._engine.new_nans is not None:
-            self._engine.new_nans.begin(self._engine.states)
+            self._engine.new_nans.begin([self._engine.states[place] for place in self._engine.present])
         self._ledger.restart(parsed.step, digests)
         self._started_at = float("nan")
         self._compute_seconds = [float("nan")] * len(self._compute_seconds)
@@ -718,7 +760,7 @@ class Program:
         self._check_update(together="evaluate")
         states = [self._as_given(leaves) for leaves in self._engine.states]
         about = f"evaluate of {self._name} behind step {self._step}"
-        return evaluate(fn, states, data, self.world, batch, about)
+        return evaluate(fn, states, data, self.world, batch, about, tuple(self._since))
 
     @as_made
     def check(self, batch: Any = None, *, seed: int = 0, tolerance: float | None = None) -> Invariance:

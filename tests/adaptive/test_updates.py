@@ -12,8 +12,14 @@ import adaptive as ad
 import collectives as comm
 import controllers as ctrl
 import monitors as mon
+<<<<<<< HEAD
 from adaptive.runtime.local_world import LocalWorld
 from adaptive.runtime.message import accumulate
+=======
+from adaptive.base.seats import Seats
+from adaptive.step.local_world import LocalWorld
+from adaptive.step.message import accumulate
+>>>>>>> 286bd03 (A worker with no examples is legal, and a seat may be empty: splits, steps, worlds and who sits where)
 from tests.relaxed import relaxed_tx
 
 X = np.arange(1.0, 25, dtype=np.float32)
@@ -209,6 +215,7 @@ class Twin(LocalWorld):
 
     def __init__(self, number):
         super().__init__(1)
+        Seats.__init__(self, 2)
         self.size, self.rank, self.workers = 2, number, range(number, number + 1)
         self.tails, self.heard = [], []
 
