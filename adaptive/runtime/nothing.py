@@ -12,7 +12,6 @@ import jax
 import numpy as np
 
 from adaptive.graph.plan import Plan
-from adaptive.operators.eager import neutral, unknown
 
 from .message import Layout
 
@@ -46,10 +45,9 @@ class Nothing:
 
 
 def parts_of_nothing(layout: Layout, worker: int) -> list[np.ndarray]:
-    """What worker `worker` adds to a message for which it has computed nothing."""
-    parts = [np.full(part.shape, neutral(part.op, part.dtype), part.dtype) for part in layout.parts]
+    """What worker number `worker` adds to a message for which it has computed nothing."""
+    parts = [np.zeros(part.shape, part.dtype) for part in layout.parts]
     for c, entry in zip(layout.contributions, layout.entries, strict=True):
-        if c.kind == "gather":
-            rows = parts[entry.part].reshape(-1)[entry.offset : entry.offset + entry.size].reshape(entry.shape)
-            rows[worker] = unknown(c.value.aval.dtype)
+        sent = c.how.encode_nothing(c.value.aval.shape, entry.dtype, worker, layout.workers)
+        parts[entry.part].reshape(-1)[entry.offset : entry.offset + entry.size] = np.asarray(sent).reshape(-1)
     return parts

@@ -87,9 +87,7 @@ def test_workers_with_no_share_take_nothing():
     assert split(16, [1, 0, 1], limits) == (8, 0, 8)
     assert split(1, [0, 1, 0], limits) == (0, 1, 0)  # so a batch may be smaller than the number of workers
     assert split(9, [0, 1, 1e-300], limits) == (0, 8, 1)
-    with pytest.raises(
-        ad.BatchSizeError, match="16 cannot be split over 1 workers that take at least 1 and at most 10"
-    ):
+    with pytest.raises(ad.BatchSizeError, match=r"16 cannot be split over 1 workers .* at least 1 and at most 10"):
         split(16, [1, 0, 0], limits)
 
 

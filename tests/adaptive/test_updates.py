@@ -12,14 +12,9 @@ import adaptive as ad
 import collectives as comm
 import controllers as ctrl
 import monitors as mon
-<<<<<<< HEAD
+from adaptive.base.seats import Seats
 from adaptive.runtime.local_world import LocalWorld
 from adaptive.runtime.message import accumulate
-=======
-from adaptive.base.seats import Seats
-from adaptive.step.local_world import LocalWorld
-from adaptive.step.message import accumulate
->>>>>>> 286bd03 (A worker with no examples is legal, and a seat may be empty: splits, steps, worlds and who sits where)
 from tests.relaxed import relaxed_tx
 
 X = np.arange(1.0, 25, dtype=np.float32)
