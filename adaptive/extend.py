@@ -33,6 +33,7 @@ from adaptive.base.world import Parts as Parts
 from adaptive.base.world import World as World
 from adaptive.control.hooks import Barrier as Barrier
 from adaptive.control.hooks import Sizes as Sizes
+from adaptive.control.newcomers import begun_anew as begun_anew
 from adaptive.control.sizes import split as split
 from adaptive.graph.plan import HookPlan as HookPlan
 from adaptive.operators.claims import claim as claim

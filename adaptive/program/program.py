@@ -210,6 +210,7 @@ class Program:
         self._recorder: Recorder | None = None
         self._notes: list[str] = []  # of the step in progress
         self._told_of: list[str] = []  # what is to be said in the next step's report
+        self._joined: list[int] = []  # seats with another worker than in the last step
 
     # --- building -----------------------------------------------------------------------------------------------------
 
@@ -297,6 +298,7 @@ class Program:
         self._engine.seat(self._places(there), self._places(joined))
         self._since = there
         self._told_of += self._sizes.seat(list(there), joined)
+        self._joined += joined
         self._update_quantum()
         for place in self._places(joined):
             self._compute_seconds[place] = float("nan")
@@ -517,7 +519,8 @@ class Program:
             raise error
 
     def _finish(self, outcome: Outcome, began: float) -> Report:
-        sizes = self._sizes.current
+        sizes, members, joined = self._sizes.current, self._sizes.members, tuple(self._joined)
+        self._joined = []
         self._step += 1
         self._skipped = 0 if outcome.committed else self._skipped + 1
         self._stream.advance(sizes)
@@ -548,6 +551,8 @@ class Program:
             decision=decision,
             skipped=not outcome.committed,
             notes=tuple(notes),
+            members=members,
+            joined=joined,
         )
         if self._recorder is not None:
             lost = self._recorder.step(report, previous, epoch, self._barrier, outcome.hooks)

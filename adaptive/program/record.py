@@ -74,6 +74,8 @@ class Recorder:
             epoch=epoch,
             batch_sizes=list(report.batch_sizes),
             previous_batch_sizes=list(previous),
+            members=list(report.members),
+            joined=list(report.joined),
             seconds=report.seconds,
             message_bytes=report.message_bytes,
             hooks={

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from adaptive.extend import Decision, Observation
+from adaptive.extend import Decision, Observation, begun_anew
 from controllers._policy import Policy
 from controllers.timing.batch_time import BatchTime
 
@@ -45,6 +45,8 @@ def replay(
     for step, then in zip(recording.steps, following, strict=True):
         if not step.hooks.get(hook):
             continue
+        if step.joined:
+            state = begun_anew(state, policy.init, recording.workers, step.joined)
         observation = Observation(
             step=step.step,
             epoch=step.epoch,
@@ -54,6 +56,8 @@ def replay(
             global_batch=sum(then.batch_sizes),
             limits=recording.limits.of([size > 0 for size in then.batch_sizes]),
             due=step.step % every == 0,
+            members=step.members,
+            joined=step.joined,
         )
         decision, state = policy.update(observation, state)
         if observation.due and decision:
@@ -127,7 +131,7 @@ def _trace(rows: np.ndarray | None) -> Trace | None:
 
 
 def _filled(column: np.ndarray) -> np.ndarray:
-    """Steps whose time is not known take as long as the one before; the first ones as the first known. 1 where none is."""
+    """Steps whose time is not known take as long as the one before, the first ones as the first known; 1 if none is."""
     known = np.isfinite(column)
     if not known.any():
         return np.ones_like(column)
