@@ -39,6 +39,7 @@ class Sizes:
     """
 
     one_by_one = False
+    needed: tuple[int, ...] = ()  # workers that must take examples
 
     def __init__(
         self,
@@ -74,6 +75,11 @@ class Sizes:
         if not any(taken):
             seats = ", ".join(str(seat) for seat, w in enumerate(weights) if w)
             raise BatchSizeError(f"shares give examples to seat {seats} alone, and nobody sits there.")
+        missing = [seat for seat in self.needed if not taken[seat]]
+        if missing:
+            raise BatchSizeError(
+                f"worker {missing[0]} must take examples, at least a few: the driver broadcasts what that worker has."
+            )
         return taken
 
     @property
@@ -183,8 +189,11 @@ class Sizes:
         if apply:
             self.apply()
 
-    def restart(self, sizes: Sequence[int], shares: Sequence[float]) -> None:
-        """Take up a split that was in force before, and the shares that it was made by. Both must be valid."""
+    def restart(self, sizes: Sequence[int], shares: Sequence[float], members: Sequence[int] | None = None) -> None:
+        """Take up a split that was in force before, the shares that it was made by, and who was there, if others were
+        than now. All must be valid.
+        """
+        self.members = self.members if members is None else tuple(members)
         self.shares, self.wanted = tuple(shares), sum(sizes)
         self.current = self.previous = tuple(sizes)
         self.pending = self.next = None

@@ -25,7 +25,7 @@ from adaptive.base.failure import heard_by_all, tell
 from adaptive.base.names import leaf_names
 from adaptive.base.numbers import whole
 from adaptive.base.surroundings import Surroundings, as_made, unwatched
-from adaptive.base.where import at, current_line
+from adaptive.base.where import at, current_line, name_workers
 from adaptive.base.world import World
 from adaptive.check.invariance import Invariance, check_invariance
 from adaptive.control import agreement
@@ -160,6 +160,8 @@ class Program:
         first_sizes = partial(self._first_sizes, global_batch, shares, max_local_batch, quantum)
         self._sizes, self._plan = self._first_plan(first_sizes, microbatch)
         self._sizes.one_by_one = not self._plan.splittable
+        self._sizes.needed = tuple(sorted({seat for m in self._plan.messages for c in m for seat in c.how.needed}))
+        self._sizes.checked(self._sizes.shares)
         self._check_alike(
             state,
             {
@@ -342,6 +344,11 @@ class Program:
         return sum(self._sizes.current)
 
     @property
+    def members(self) -> tuple[int, ...]:
+        """The seats with a worker on them, as of the last step. Replicated."""
+        return self._sizes.members
+
+    @property
     def steps(self) -> int:
         """Steps done. Replicated."""
         return self._step
@@ -434,9 +441,9 @@ class Program:
     def _take_step(self) -> Report:
         began = time.perf_counter()
         self._compile_first()
-        self._seat()
         try:
             self._engine.kernels.check()
+            self._seat()
             share = self._stream.take(self._sizes.current)
             outcome = self._run_engine(share, began)
             if outcome.trouble is not None:
@@ -525,8 +532,8 @@ class Program:
         self._skipped = 0 if outcome.committed else self._skipped + 1
         self._stream.advance(sizes)
         self._compute_seconds = self._undisturbed(outcome.compute_seconds)
-        notes = list(self._notes)
         previous = self._sizes.previous
+        notes = [*self._notes, *self._unused(sizes, previous)]
         self._sizes.step_done(apply=self._agreed_to_apply())
         if self._sizes.pending is not None and self._sizes.current != sizes:  # one waited behind the one taken up
             self._prepare()
@@ -558,6 +565,13 @@ class Program:
             lost = self._recorder.step(report, previous, epoch, self._barrier, outcome.hooks)
             report = replace(report, notes=(*report.notes, lost)) if lost else report
         return report
+
+    def _unused(self, sizes: Sequence[int], previous: Sequence[int]) -> list[str]:
+        """What is to be said of workers whose own data are not used from this step on."""
+        if not isinstance(self._data, Shards):
+            return []
+        new = [w for w, size in enumerate(sizes) if size == 0 and (previous[w] or self._step == 1)]
+        return [f"no examples for {name_workers(new)}, whose data are not used."] if new else []
 
     def _undisturbed(self, seconds: list[float]) -> list[float]:
         """NaN for a step beside which this process's own compiler took much of its cores: such seconds are not the
@@ -730,7 +744,10 @@ class Program:
         together(self.world, f"restore of {self._name}", prepare, _SAME_CHECKPOINT)
         ((parsed, digests, (self._engine.states, self._engine.slots)),) = prepared
         self._barrier.restart([parsed.hooks[name] for name in self._barrier.names])
-        self._sizes.restart(parsed.batch_sizes, parsed.shares)
+        self._sizes.restart(parsed.batch_sizes, parsed.shares, parsed.members)
+        there = self._who_is_there()  # who was not, will have joined by the next step
+        self._since = {seat: there.get(seat, 0) for seat in parsed.members}
+        self._engine.present = self._places(parsed.members)
         self._update_quantum()
         self._stream.cursors = parsed.cursors
         self._step, self._skipped, self._told, self._ready = parsed.step, 0, False, False
