@@ -15,8 +15,8 @@ from jax.extend.core import Literal, Var
 
 from adaptive.graph.plan import Contribution, Scope
 from adaptive.operators.collectives import Collective
+from adaptive.runtime import message as _message
 from adaptive.runtime.message import accumulate, lay_out, pack, unpack
-from adaptive.step import message as _message
 from collectives._all_gather import Gather
 from collectives._all_reduce import Reduce
 from collectives._broadcast import Broadcast
