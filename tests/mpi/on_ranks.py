@@ -162,6 +162,7 @@ def test_one_broadcast_makes_states_alike(world):
         ("microbatch", lambda odd: {"microbatch": 4 if odd else None}),
         ("nonfinite", lambda odd: {"nonfinite": "skip" if odd else "raise"}),
         ("quantum", lambda odd: {"quantum": 1 + odd}),
+        ("resizable", lambda odd: {"resizable": bool(odd)}),
     ],
 )
 def test_settings_that_differ(world, name, mine):
