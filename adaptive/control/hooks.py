@@ -27,6 +27,7 @@ class Sizes:
     """
 
     one_by_one = False
+    resizable = True
 
     def __init__(self, global_batch: int, shares: Sequence[float], limits: Limits, examples: int):
         self.examples = examples
@@ -84,18 +85,31 @@ class Sizes:
             )
         return number
 
-    def ask(self, decision: Decision) -> list[str]:
-        """Make a decision's sizes pending. Returns notes on what was clipped."""
-        notes, wanted = [], sum(self.target)
+    def ask(self, decision: Decision, who: str = "rescale") -> list[str]:
+        """Make a decision's sizes pending. Returns notes on what was clipped.
+
+        Args:
+          who: asks for it, in words.
+
+        Raises:
+          BatchSizeError: the sizes stay as they are.
+        """
+        notes, wanted, shares = [], sum(self.target), self.shares
         if decision.global_batch is not None:
             wanted = self.nearest(decision.global_batch)
             if wanted != decision.global_batch:
                 notes.append(f"global batch {decision.global_batch} {self._changed_to(wanted)}.")
         if decision.shares is not None:
-            self.shares = tuple(float(s) for s in check_shares(decision.shares, len(self.limits.lower)))
+            shares = tuple(float(s) for s in check_shares(decision.shares, len(self.limits.lower)))
         elif wanted == sum(self.target):
             return notes  # nothing new, so the split stays as it is, to the last example
-        sizes = split(wanted, self.shares, self.limits)
+        sizes = split(wanted, shares, self.limits)
+        if not self.resizable and sizes != self.current:
+            raise BatchSizeError(
+                f"{who} asked for batch sizes {sizes}, but this program's stay as they are, {self.current}: it was "
+                "made with resizable=False. Leave that out of ad.Program(...) where sizes are to change."
+            )
+        self.shares = shares
         if self.one_by_one and self.pending is not None and sizes != self.current:
             self.next = None if sizes == self.pending else sizes
         else:

@@ -94,6 +94,9 @@ class Program:
         batch as one kernel call.
       deterministic: choose kernel calls by size alone and not by measured time, and take up new sizes at once, waiting
         for their kernels, so that two runs with the same decisions are equal to the last bit.
+      resizable: whether batch sizes may change while the program runs. If `False`, nothing is compiled behind the
+        steps: there are kernels for the first sizes and for no others, and whoever asks for others gets an error. Only
+        `restore` brings other sizes, and waits for their kernels.
 
     Raises:
       DriverError: the driver cannot be run as written; or there is no world, and several processes.
@@ -129,6 +132,7 @@ class Program:
         max_skipped: int = 25,
         local: Callable[[Any], Any] | None = None,
         deterministic: bool = False,
+        resizable: bool = True,
     ):
         self._surroundings = Surroundings()
         self.world = _world_of(world)
@@ -159,6 +163,7 @@ class Program:
         first_sizes = partial(self._first_sizes, global_batch, shares, max_local_batch, quantum)
         self._sizes, self._plan = self._first_plan(first_sizes, microbatch)
         self._sizes.one_by_one = not self._plan.splittable
+        self._sizes.resizable = bool(resizable)
         self._check_alike(
             state,
             {
@@ -169,6 +174,7 @@ class Program:
                 "seed": self._seed,
                 "nonfinite": nonfinite,
                 "max_skipped": max_skipped,
+                "resizable": bool(resizable),
             },
         )
         _built[self.world] = _built.get(self.world, 0) + 1
@@ -184,6 +190,7 @@ class Program:
             kernels={
                 "largest_call": microbatch,
                 "timed": not deterministic,
+                "resizable": bool(resizable),
                 "turn": (self.world.rank, self.world.processes),
             },
             finite=nonfinite != "allow",
@@ -327,7 +334,7 @@ class Program:
     def explain(self) -> str:
         """The plan in words: segments, messages with their bytes, hooks, slots; with the driver's lines."""
         shards = [lane.length for lane in self._data.lanes] if isinstance(self._data, Shards) else []
-        return explain(self._plan, self._engine.layouts, self._sizes.current, shards)
+        return explain(self._plan, self._engine.layouts, self._sizes.current, shards, self._sizes.resizable)
 
     # --- running ------------------------------------------------------------------------------------------------------
 
@@ -577,15 +584,15 @@ class Program:
                 self._ledger.enter(self._step, names, decision)
             if decision is not None:
                 self._stopped = decision.stop
-                notes += [*decision.notes, *self._ask(decision)]
+                notes += [*decision.notes, *self._ask(decision, f"hook {', '.join(map(repr, names))}")]
         except Exception as error:
             error.add_note(f"behind step {self._step}, on {self._who()}")
             tell(self.world, f"at the barrier behind step {self._step} of {self._name}", error)
             raise
         return decision
 
-    def _ask(self, decision: Decision) -> list[str]:
-        notes = self._sizes.ask(decision)
+    def _ask(self, decision: Decision, who: str = "program.rescale") -> list[str]:
+        notes = self._sizes.ask(decision, who)
         self._update_quantum()
         if self._waits and self._sizes.pending is not None:
             self._sizes.apply()
@@ -616,7 +623,7 @@ class Program:
           shares: relative sizes, one per worker; whole numbers that sum to the global batch are taken exactly.
 
         Raises:
-          BatchSizeError: they cannot be.
+          BatchSizeError: they cannot be, or this program's sizes stay as they are (`resizable=False`).
         """
         if global_batch is not None:
             global_batch = self._sizes.check_global(global_batch)

@@ -90,6 +90,7 @@ class Kernels:
       splittable: whether a local batch may run as several calls; if not, every size needs a kernel of its own.
       timed: whether pieces are chosen by measured time, and exact kernels compiled; else by size alone, so that
         results do not depend, in their last bits, on how fast the machine was.
+      resizable: whether sizes change from step to step; if not, nothing is compiled but what is required.
       least_calls: calls that every step needs at least, from the first one on.
       turn: which of how many ranks this is: those that share a compilation cache compile different kernels first.
     """
@@ -102,12 +103,13 @@ class Kernels:
         largest_call: int | None,
         splittable: bool,
         timed: bool,
+        resizable: bool = True,
         least_calls: int = 1,
         turn: tuple[int, int] = (0, 1),
     ):
         self.counters = Counters()
         self.largest_call, self.splittable, self.timed = largest_call, splittable, timed
-        self.least_calls = least_calls
+        self.resizable, self.least_calls = resizable, least_calls
         self._trace = trace
         self._traced: dict[int, Traced] = {}
         self.constants = Constants()
@@ -168,13 +170,15 @@ class Kernels:
         if best is None:
             best = cheapest(size, list(worker.ready), lambda k: predict(k, measured))
         assert best is not None, "a size is taken on when it can be made, and what makes it is kept"
-        if len(best) > 1:
+        if len(best) > 1 and self.resizable:
             self._consider_exact(local, size, best)
         return best
 
     def _fixed(self, size: int, at_least: int) -> Pieces:
         """Calls by size alone, whatever is compiled: it would tell what sizes there were before, and how long ago."""
         top = min(self.largest_call or size, -(-size // at_least))
+        if not self.resizable:
+            return (top,) * (size // top) + ((size % top,) if size % top else ())
         calls = cheapest(size, [1 << i for i in range(top.bit_length())], lambda k: 1.0)
         assert calls is not None, "one of the kernels is for one example"
         return calls
@@ -248,7 +252,7 @@ class Kernels:
 
     def extend(self, largest: int) -> None:
         """Ask for the ladder that a local batch of `largest` uses. Cheap where it is there already."""
-        if not self.splittable:
+        if not (self.splittable and self.resizable):
             return
         top = min(largest, self.largest_call or largest).bit_length()
         missing = [1 << i for i in reversed(range(top)) if 1 << i not in self._ladder]
