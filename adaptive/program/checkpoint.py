@@ -22,7 +22,7 @@ import numpy as np
 from adaptive.base.errors import AdaptiveError, CheckpointError, DriverError
 from adaptive.base.names import Leaf, Name, by_name
 from adaptive.base.world import World
-from adaptive.control.agreement import digest_of_tree
+from adaptive.control.alike import digest_of_tree
 from adaptive.control.hooks import Barrier, Sizes
 from adaptive.control.sizes import check_shares, equal
 from adaptive.data.stream import Stream

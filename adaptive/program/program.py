@@ -28,10 +28,12 @@ from adaptive.base.surroundings import Surroundings, as_made, unwatched
 from adaptive.base.where import at, current_line
 from adaptive.base.world import World
 from adaptive.check.invariance import Invariance, check_invariance
-from adaptive.control import agreement
+from adaptive.control.alike import check_built_alike, digest_of_tree
+from adaptive.control.decision_digest import DecisionDigest
 from adaptive.control.heterogeneous import are_unlike, decided_by_first
 from adaptive.control.hooks import Barrier, Sizes
 from adaptive.control.sizes import check_shares, equal, most_of_each, positive
+from adaptive.control.status import Status
 from adaptive.control.together import together
 from adaptive.data.same_data import digests_of_data, steadiness
 from adaptive.data.shards import Shards, rows_of
@@ -174,12 +176,13 @@ class Program:
         _built[self.world] = _built.get(self.world, 0) + 1
         if self.world.processes > 1:
             share_compilations()
+        self._digest = DecisionDigest()
         self._engine = Engine(
             self._planner,
             self._plan,
             jax.tree.leaves(state),
             self.world,
-            tail=agreement.tail_length(self.world.size),
+            status=Status(self.world, self._digest, self),
             name=self._name,
             kernels={
                 "largest_call": microbatch,
@@ -190,7 +193,6 @@ class Program:
         )
         self._barrier = Barrier(self._plan.hooks, self.world.size)
         self._unlike = bool(self._plan.hooks) and are_unlike(self.world, f"machines of {self._name}")
-        self._ledger = agreement.Ledger()
         self._step = 0
         self._alone = threading.Lock()  # held while a step is under way
         self._skipped = 0  # steps in a row
@@ -261,12 +263,10 @@ class Program:
         built.update(digests_of_data(self._data))
         leaves = zip(leaf_names(state, "state"), jax.tree.leaves(state), strict=True)
         built.update(
-            (name, agreement.digest_of_tree(leaf))
-            for i, (name, leaf) in enumerate(leaves)
-            if i not in self._local_state
+            (name, digest_of_tree(leaf)) for i, (name, leaf) in enumerate(leaves) if i not in self._local_state
         )
         steady = partial(steadiness, self._data, self.world.rank)
-        agreement.check_built_alike(self.world, built, self._plan, f"building {self._name}", steady)
+        check_built_alike(self.world, built, self._plan, f"building {self._name}", steady)
 
     def _local(self, sizes: Sequence[int]) -> list[int]:
         return [sizes[w] for w in self.world.workers]
@@ -450,7 +450,7 @@ class Program:
 
         search = self._skipped == self._max_skipped or self._nonfinite == "raise"
         more = self._last_decision()
-        return self._engine.step(share, readings, self._speak, self._listen, meanwhile, search=search, more=more)
+        return self._engine.step(share, readings, meanwhile, search=search, more=more)
 
     def _skip(self, trouble: Trouble) -> None:
         """Leave a step out, or raise."""
@@ -534,34 +534,36 @@ class Program:
 
     # --- what rides on every message ----------------------------------------------------------------------------------
 
-    def _speak(self) -> np.ndarray:
-        tail = np.zeros(agreement.tail_length(self.world.size))
-        tail[self.world.workers.start : self.world.workers.stop] = self._ledger.status
-        kernels = self._engine.kernels
-        pending = self._sizes.pending
-        tail[-2] = pending is not None and all(kernels.can_make(i, s) for i, s in enumerate(self._local(pending)))
-        tail[-1] = kernels.can_make_all()
-        return tail
+    @property
+    def ready(self) -> bool:
+        """Whether this process can make the sizes that are pending. Local."""
+        kernels, pending = self._engine.kernels, self._sizes.pending
+        return pending is not None and all(kernels.can_make(i, s) for i, s in enumerate(self._local(pending)))
 
-    def _listen(self, tail: np.ndarray) -> None:
-        agreement.judge(tail[:-2], self._ledger, own=self.world.workers)
-        self._ready = tail[-2] == self.world.processes
-        self._any_size = self._any_size or tail[-1] == self.world.processes
+    @property
+    def able(self) -> bool:
+        """Whether this process can make any sizes. Local."""
+        return self._engine.kernels.can_make_all()
+
+    def agreed(self, *, ready: bool, able: bool) -> None:
+        """Take what all processes are. Replicated."""
+        self._ready = ready
+        self._any_size = self._any_size or able
 
     _ready = False
 
     def _agreed_to_apply(self) -> bool:
-        return self._sizes.pending is not None and (self._ready or self._any_size)
+        ready, self._ready = self._ready, False  # each is of one step: where a later one ends early, nothing is heard
+        return self._sizes.pending is not None and (ready or self._any_size)
 
     def _last_decision(self) -> str:
-        return self._ledger.last if self._ledger.step else ""
+        return self._digest.last if self._digest.step else ""
 
     def _close_step(self) -> None:
         """The last decision has had no message to be compared in: compare it in one that carries nothing else."""
         if self.world.processes > 1 and self._engine.layouts and self._plan.hooks:
             about = f"the end of run() behind step {self._step} of {self._name}"
-            tail = self._engine.signal(self._speak(), about, self._last_decision())
-            agreement.judge(tail[:-2], self._ledger, own=self.world.workers)
+            self._engine.exchange_status(about, self._last_decision())
 
     # --- deciding -----------------------------------------------------------------------------------------------------
 
@@ -574,7 +576,7 @@ class Program:
             if names and self._unlike:
                 decision = decided_by_first(self.world, decision, f"decision {self._step} of {self._name}")
             if names:
-                self._ledger.enter(self._step, names, decision)
+                self._digest.enter(self._step, names, decision)
             if decision is not None:
                 self._stopped = decision.stop
                 notes += [*decision.notes, *self._ask(decision)]
@@ -624,7 +626,7 @@ class Program:
             shares = tuple(check_shares(shares, self.world.size).tolist())
         decision = Decision(global_batch, shares)
         self._ask(decision)
-        self._ledger.enter(self._step, (), decision)
+        self._digest.enter(self._step, (), decision)
 
     @as_made
     def warm_up(self) -> None:
@@ -689,7 +691,7 @@ class Program:
         self._step, self._skipped, self._told, self._ready = parsed.step, 0, False, False
         if self._engine.new_nans is not None:
             self._engine.new_nans.begin(self._engine.states)
-        self._ledger.restart(parsed.step, digests)
+        self._digest.restart(parsed.step, digests)
         self._started_at = float("nan")
         self._compute_seconds = [float("nan")] * len(self._compute_seconds)
 

@@ -13,7 +13,7 @@ from adaptive import operators
 from adaptive.base.world import World
 from adaptive.operators.context import trace_as, tracing
 from adaptive.operators.slots import Frozen
-from adaptive.operators.sources import Reading, Source, read
+from adaptive.operators.sources import OFFSET, SEED, Reading, Source, read
 from adaptive.step.local_world import LocalWorld
 from adaptive.step.segment import Feed
 
@@ -162,7 +162,7 @@ def test_sources_reach_the_segments_in_two_vectors():
 
     def driver(state, batch):
         found = {"speed": comm.all_reduce(read(speed)), "rank": comm.all_reduce(read(rank), op="max")}
-        return state + ad.step().astype(float) + 0 * comm.all_reduce(read(operators.OFFSET).astype(float)), found
+        return state + ad.step().astype(float) + 0 * comm.all_reduce(read(OFFSET).astype(float)), found
 
     feed = Feed.of(planned(driver, 0.0))
     floats, ints = feed.measure(READING)
@@ -186,7 +186,7 @@ def test_sources_reach_the_segments_in_two_vectors():
 
 def test_any_seed_fits_a_source():
     for seed in (0, 2**31, 2**40 + 3, -1):
-        value = operators.SEED.read(READING._replace(seed=seed))
+        value = SEED.read(READING._replace(seed=seed))
         assert np.int32(value) == value
 
 
@@ -201,6 +201,6 @@ def test_the_stand_in_for_a_cluster_is_a_world():
     assert world.share(b"x") == [b"x"]
     assert world.barrier() is None
     parts = [[jnp.array([1.0 + w, 0.0]), jnp.array(w), jnp.array(-w)] for w in range(3)]
-    results, tail = world.exchange(parts, ["sum", "max", "min"], np.array([7.0]))
+    results, status = world.exchange(parts, ["sum", "max", "min"], np.array([7.0]))
     assert [[np.asarray(x).tolist() for x in row] for row in results] == [[[6.0, 0.0], 2, -2]] * 3
-    assert tail.tolist() == [7.0]
+    assert status.tolist() == [7.0]
