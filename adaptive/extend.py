@@ -7,7 +7,8 @@ word in the changelog.
 * A **monitor** reads `Source`s, keeps state in `slot`s, and says by a `claim` what it must be given.
 * A **collective** is a call of `collective`; a **world** is what has the methods of `World`.
 * A **policy** is a pair of functions from an `Observation` to a `Decision`; a `Handler` stands behind a `hook`.
-* A **simulator** runs `Barrier` and `Sizes`, which take, merge and clip decisions as a program does.
+* A **simulator** runs `Hooks` and `BatchSizes`, which take, merge, clip and apply decisions as a program does; when
+  sizes can be made is its `Readiness`.
 """
 
 from adaptive.base.cores import allowed_cpus as allowed_cpus
@@ -30,9 +31,10 @@ from adaptive.base.where import at as at
 from adaptive.base.where import current_line as current_line
 from adaptive.base.world import Parts as Parts
 from adaptive.base.world import World as World
-from adaptive.control.hooks import Barrier as Barrier
-from adaptive.control.hooks import Sizes as Sizes
-from adaptive.control.sizes import split as split
+from adaptive.control.batch_sizes import BatchSizes as BatchSizes
+from adaptive.control.hooks import Hooks as Hooks
+from adaptive.control.readiness import Readiness as Readiness
+from adaptive.control.split import split as split
 from adaptive.graph.plan import HookPlan as HookPlan
 from adaptive.operators.claims import claim as claim
 from adaptive.operators.collectives import Op as Op

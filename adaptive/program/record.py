@@ -20,7 +20,8 @@ from typing import IO, Any
 import jax
 import numpy as np
 
-from adaptive.control.hooks import Barrier, Sizes
+from adaptive.control.batch_sizes import BatchSizes
+from adaptive.control.hooks import Hooks
 
 from .report import Report
 
@@ -44,23 +45,23 @@ class Recorder:
             except OSError as error:
                 self._lose(error)
 
-    def header(self, barrier: Barrier, sizes: Sizes, *, seed: int) -> None:
+    def header(self, hooks: Hooks, sizes: BatchSizes, *, seed: int) -> None:
         self._line(
             kind="header",
             version=RECORD_VERSION,
             workers=len(sizes.current),
-            examples=sizes.examples,
+            examples=sizes.limits.examples,
             seed=seed,
             global_batch=sum(sizes.current),
             lower=list(sizes.limits.lower),
             upper=list(sizes.limits.upper),
             quantum=sizes.limits.quantum,
             multiple=sizes.limits.multiple,
-            hooks=[{"name": name, "every": h.every} for name, h in zip(barrier.names, barrier.hooks, strict=True)],
+            hooks=[{"name": name, "every": h.every} for name, h in zip(hooks.names, hooks.hooks, strict=True)],
         )
 
     def step(
-        self, report: Report, previous: Sequence[int], epoch: float, barrier: Barrier, values: Sequence[list[jax.Array]]
+        self, report: Report, previous: Sequence[int], epoch: float, hooks: Hooks, values: Sequence[list[jax.Array]]
     ) -> str:
         """One step. `values` are the leaves that each hook was given; none, where the step was skipped.
 
@@ -78,7 +79,7 @@ class Recorder:
             message_bytes=report.message_bytes,
             hooks={
                 name: [_plain(np.asarray(leaf).tolist()) for leaf in leaves]
-                for name, leaves in zip(barrier.names, values, strict=False)
+                for name, leaves in zip(hooks.names, values, strict=False)
             },
             decision=None
             if decision is None

@@ -54,7 +54,7 @@ class DeviceWorld(Scope):
         about: str = "",
         more: str = "",
     ) -> tuple[list[list[jax.Array]], np.ndarray]:
-        """Reduce in one sharded XLA program: the protocol of `World`. There is one process, so what it says is the sum."""
+        """Reduce in one sharded XLA program: the protocol of `World`. What the only process says is the sum."""
         self._check_open()
         columns = list(zip(*parts, strict=True))
         joined = [self._join(column) for column in columns]
