@@ -7,6 +7,7 @@ word in the changelog.
 * A **monitor** reads `Source`s, keeps state in `slot`s, and says by a `claim` what it must be given.
 * A **collective** is a call of `collective`; a **world** is what has the methods of `World`.
 * A **policy** is a pair of functions from an `Observation` to a `Decision`; a `Handler` stands behind a `hook`.
+* A **listener** is called with a `StepEvent` after each step: `program.subscribe(listener)`.
 * A **simulator** runs `Hooks` and `BatchSizes`, which take, merge, clip and apply decisions as a program does; when
   sizes can be made is its `Readiness`.
 """
@@ -49,4 +50,9 @@ from adaptive.operators.sources import GLOBAL_BATCH as GLOBAL_BATCH
 from adaptive.operators.sources import Reading as Reading
 from adaptive.operators.sources import Source as Source
 from adaptive.operators.sources import read as read
+from adaptive.program.events import HookValues as HookValues
+from adaptive.program.events import Listener as Listener
+from adaptive.program.events import StepEvent as StepEvent
+from adaptive.program.events import Subscription as Subscription
+from adaptive.program.events import Unsubscribe as Unsubscribe
 from adaptive.program.record import RECORD_VERSION as RECORD_VERSION

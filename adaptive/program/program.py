@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing, contextmanager
 from dataclasses import replace
 from functools import partial
 from math import lcm
@@ -52,6 +53,7 @@ from adaptive.step.updates import made_nans, share_found
 
 from . import checkpoint as _checkpoint
 from .evaluate import evaluate
+from .events import HookValues, Listener, Listeners, StepEvent, Subscription
 from .explain import explain
 from .record import Recorder
 from .report import Report
@@ -207,7 +209,7 @@ class Program:
         self._compiling = False  # in a way that slows the steps down
         self._stopped = False
         self._compiled = False
-        self._recorder: Recorder | None = None
+        self._listeners = Listeners()
         self._notes: list[str] = []  # of the step in progress
 
     # --- building -----------------------------------------------------------------------------------------------------
@@ -346,22 +348,35 @@ class Program:
         last_epoch = None if epochs is None else self.epoch + _count("epochs", epochs)
         last_step = None if steps is None else self._step + _count("steps", steps)
         self._stopped = False
-        if record is not None:
-            self._recorder = Recorder(record, writes=self.world.rank == 0)
-            self._recorder.header(self._hooks, self._sizes, seed=self._seed)
-        try:
+        with self._recorded(record):
             while not self._stopped:
                 if last_epoch is not None and self.epoch >= last_epoch:
                     break
                 if last_step is not None and self._step >= last_step:
                     break
                 yield self.step()
-        finally:
-            if self._recorder is not None:
-                self._recorder.close()
-                self._recorder = None
         self._check_update(together="the end of run()")
         self._close_step()
+
+    @contextmanager
+    def _recorded(self, path: str | Path | None) -> Iterator[None]:
+        if path is None or self.world.rank:
+            yield
+        else:
+            with closing(Recorder(path)) as recorder, self.subscribe(recorder):
+                yield
+
+    def subscribe(self, listener: Listener) -> Subscription:
+        """Have `listener(event)` called with a `StepEvent` after every step of this process.
+
+        Args:
+          listener: must not communicate with other processes. One that raises is told no more: a warning in the log
+            "adaptive" and a note in this process's report say so, and the run goes on.
+
+        Returns:
+          What ends it: `subscription.close()`, or a `with` block.
+        """
+        return self._listeners.add(listener)
 
     def step(self) -> Report:
         """Run one step.
@@ -475,7 +490,7 @@ class Program:
             raise error
 
     def _finish(self, outcome: Outcome, began: float) -> Report:
-        sizes = self._sizes.current
+        sizes, limits = self._sizes.current, self._sizes.limits
         self._step += 1
         self._skipped = 0 if outcome.committed else self._skipped + 1
         self._stream.advance(sizes)
@@ -505,9 +520,14 @@ class Program:
             skipped=not outcome.committed,
             notes=tuple(notes),
         )
-        if self._recorder is not None:
-            lost = self._recorder.step(report, previous, epoch, self._hooks, outcome.hooks)
-            report = replace(report, notes=(*report.notes, lost)) if lost else report
+        if self._listeners:
+            named = zip(self._hooks.names, self._hooks.hooks, strict=True)
+            told = tuple(
+                HookValues(name, hook.every, hook.leaf_names, outcome.hooks[i] if outcome.hooks else [])
+                for i, (name, hook) in enumerate(named)
+            )
+            lost = self._listeners.tell(StepEvent(report, epoch, previous, limits, self._seed, told))
+            report = replace(report, notes=(*report.notes, *lost)) if lost else report
         return report
 
     def _undisturbed(self, seconds: list[float]) -> list[float]:
