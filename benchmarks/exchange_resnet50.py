@@ -60,7 +60,7 @@ def our_way(world: comm.MPIWorld, grads: Sequence[jax.Array], looking: bool = Fa
         return comm.all_reduce([x * batch.sum() for x in state], op="sum"), {}
 
     graph = trace(driver, list(grads), jax.ShapeDtypeStruct((1,), np.float32), workers=world.size)
-    layout = message.lay_out(plan(graph).messages[0], workers=world.size, tail=0)
+    layout = message.lay_out(plan(graph).messages[0], workers=world.size, status=0)
     look = Look(layout, "cpu")
     parts_of = [entry.part for entry in layout.entries]
     small = [i for i, part in enumerate(parts_of) if part == 0]

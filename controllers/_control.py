@@ -29,7 +29,6 @@ class Control:
         self._global_batch: int | None = None
         self._shares: tuple[float, ...] | None = None
         self._stop = False
-        self._notes: dict[str, str] = {}  # by what they are about: a request overridden takes its note with it
         self._closed = False
 
     @property
@@ -55,7 +54,8 @@ class Control:
     @property
     def global_batch(self) -> int:
         """Examples over all workers in the next step, as asked for so far: by earlier hooks, and by this one."""
-        return self._observation.global_batch if self._global_batch is None else self._global_batch
+        asked = self._global_batch
+        return self._observation.global_batch if asked is None else self._observation.limits.nearest(asked)
 
     def barrier(self) -> None:
         """Mark where all workers have arrived, as the paper's listing does.
@@ -74,7 +74,7 @@ class Control:
 
         Args:
           global_batch: examples per step over all workers, rounded to an integer. Less than one example per worker, or
-            more than all workers may hold, is clipped, with a note in the report.
+            more than all workers may hold, is clipped by the program, with a note in the report.
           shares: relative weights, one per worker. Integers that sum to the global batch are taken exactly.
 
         Raises:
@@ -85,7 +85,7 @@ class Control:
         if global_batch is None and shares is None:
             self._refuse("rescale()", "neither global_batch= nor shares= is given.")
         if global_batch is not None:
-            self._global_batch = self._clip(self._check_global_batch(global_batch))
+            self._global_batch = round(self._check_global_batch(global_batch))
         if shares is not None:
             self._shares = self._check_shares(shares)
 
@@ -97,7 +97,7 @@ class Control:
     def close(self, notes: Sequence[str] = ()) -> Decision | None:
         """Called when the hook has returned: what it asked for, or None."""
         self._closed = True
-        decision = Decision(self._global_batch, self._shares, self._stop, (*notes, *self._notes.values()))
+        decision = Decision(self._global_batch, self._shares, self._stop, tuple(notes))
         return decision if decision or decision.notes else None
 
     def _check_global_batch(self, value: ArrayLike) -> float:
@@ -130,17 +130,6 @@ class Control:
         if number < 0:
             self._refuse(request, "a global batch cannot be negative.")
         return number
-
-    def _clip(self, asked: float) -> int:
-        limits = self._observation.limits
-        most = sum(limits.upper)
-        least = min(max(self.workers, sum(limits.lower)), most)
-        size = min(max(round(asked), least), most)
-        self._notes.pop("global_batch", None)
-        if size != round(asked):
-            bound = f"the least for {self.workers} workers" if size == least else "the most that the workers may hold"
-            self._notes["global_batch"] = f"hook {self._name!r}: global batch {asked:g} clipped to {size}, {bound}."
-        return size
 
     def _check_shares(self, value: ArrayLike | Sequence[float]) -> tuple[float, ...]:
         shares = reals(value)

@@ -16,7 +16,6 @@ import jax.numpy as jnp
 import numpy as np
 
 from adaptive.base.world import Parts
-from adaptive.control.agreement import tail_length
 from adaptive.data.stream import Share
 from adaptive.graph.flow import Scope
 from adaptive.graph.plan import Plan
@@ -174,18 +173,18 @@ class _Wire(LocalWorld):
         self,
         parts: Sequence[Parts],
         ops: Sequence[str],
-        tail: np.ndarray,
+        status: np.ndarray,
         channel: Hashable = 0,
         about: str = "",
         more: str = "",
     ) -> tuple[list[list[jax.Array]], np.ndarray]:
-        results, tail = super().exchange(parts, ops, tail, channel, about, more)
+        results, status = super().exchange(parts, ops, status, channel, about, more)
         arrived = [np.asarray(p) for p in results[0]]
         self.brought.append(arrived)
         if self.instead is not None:
             changed = [jax.device_put(p, self.devices[0]) for p in self.instead(len(self.brought) - 1, arrived)]
             results = [changed for _ in results]
-        return results, tail
+        return results, status
 
 
 class Bench:
@@ -213,7 +212,6 @@ class Bench:
             plan,
             self.start.states[0],
             self._wire,
-            tail=tail_length(n),
             kernels={"largest_call": None, "timed": False},
         )
         feed = self._trial.feed
@@ -249,13 +247,10 @@ class Bench:
             Reading(step, self._seed, w, self._examples, size, size, 1, begins, 1.0, 1.0)
             for w, (size, begins) in enumerate(zip(sizes, starts, strict=False))
         ]
-        tail = trial.layouts[0].tail if trial.layouts else 0
         self._wire.instead, self._wire.brought = instead, []
         outcome = trial.step(
             Share(tuple(sizes), tuple(starts[:-1]), batches),
             readings,
-            lambda: np.zeros(tail),
-            lambda tail: None,
             pieces=split,
         )
         brought = self._wire.brought

@@ -92,7 +92,8 @@ def _message(level: int, layout: Layout) -> Iterator[str]:
     weights = len({w.offset for w in layout.weights if w is not None})
     itemsize = layout.parts[0].dtype.itemsize
     yield _row("weights", str(weights), weights * itemsize, "what means are divided by")
-    yield _row("tail", str(layout.tail), layout.tail * itemsize, "workers' status, and whether new sizes are ready")
+    if layout.status:
+        yield _row("status", str(layout.status), layout.status * itemsize, "of workers, and of new sizes")
 
 
 def _row(kind: str, count: str, nbytes: int, what: str) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing, contextmanager
 from dataclasses import replace
 from functools import partial
 from math import lcm
@@ -28,10 +29,14 @@ from adaptive.base.surroundings import Surroundings, as_made, unwatched
 from adaptive.base.where import at, current_line
 from adaptive.base.world import World
 from adaptive.check.invariance import Invariance, check_invariance
-from adaptive.control import agreement
+from adaptive.control.alike import check_built_alike, digest_of_tree
+from adaptive.control.batch_sizes import BatchSizes
+from adaptive.control.decision_digest import DecisionDigest
 from adaptive.control.heterogeneous import are_unlike, decided_by_first
-from adaptive.control.hooks import Barrier, Sizes
-from adaptive.control.sizes import check_shares, equal, most_of_each, positive
+from adaptive.control.hooks import Hooks
+from adaptive.control.readiness import KernelsOf
+from adaptive.control.split import most_of_each, positive
+from adaptive.control.status import Status
 from adaptive.control.together import together
 from adaptive.data.same_data import digests_of_data, steadiness
 from adaptive.data.shards import Shards, rows_of
@@ -48,6 +53,7 @@ from adaptive.runtime.updates import made_nans, share_found
 
 from . import checkpoint as _checkpoint
 from .evaluate import evaluate
+from .events import HookValues, Listener, Listeners, StepEvent, Subscription
 from .explain import explain
 from .record import Recorder
 from .report import Report
@@ -144,7 +150,6 @@ class Program:
         if self._max_skipped < 1:
             raise DriverError(f"max_skipped must be positive; got {max_skipped}.")
         self._data = rows_of(data, self.world.size)
-        self._auto_quantum = quantum is None
         microbatch = None if microbatch is None else positive("microbatch", microbatch)
         quantum = None if quantum is None else positive("quantum", quantum)
         self._state_tree, weak = jax.tree.structure(state), jax.tree.map(_is_weak, state)
@@ -162,8 +167,6 @@ class Program:
         )
         first_sizes = partial(self._first_sizes, global_batch, shares, max_local_batch, quantum)
         self._sizes, self._plan = self._first_plan(first_sizes, microbatch)
-        self._sizes.one_by_one = not self._plan.splittable
-        self._sizes.resizable = bool(resizable)
         self._check_alike(
             state,
             {
@@ -180,12 +183,13 @@ class Program:
         _built[self.world] = _built.get(self.world, 0) + 1
         if self.world.processes > 1:
             share_compilations()
+        self._digest = DecisionDigest()
         self._engine = Engine(
             self._planner,
             self._plan,
             jax.tree.leaves(state),
             self.world,
-            tail=agreement.tail_length(self.world.size),
+            status=Status(self.world, self._digest, self._sizes),
             name=self._name,
             kernels={
                 "largest_call": microbatch,
@@ -195,9 +199,12 @@ class Program:
             },
             finite=nonfinite != "allow",
         )
-        self._barrier = Barrier(self._plan.hooks, self.world.size)
+        # Without a message nobody can tell that all are ready; and when they are depends on how fast machines are.
+        waits = deterministic or not self._engine.layouts
+        readiness = KernelsOf(self._engine.kernels, self.world.workers)
+        self._sizes.take_effect(readiness, one_by_one=not self._plan.splittable, waits=waits, resizable=bool(resizable))
+        self._hooks = Hooks(self._plan.hooks, self.world.size)
         self._unlike = bool(self._plan.hooks) and are_unlike(self.world, f"machines of {self._name}")
-        self._ledger = agreement.Ledger()
         self._step = 0
         self._alone = threading.Lock()  # held while a step is under way
         self._skipped = 0  # steps in a row
@@ -206,17 +213,14 @@ class Program:
         self._compute_seconds = [float("nan")] * len(self.world.workers)
         self._few_cores = self.world.devices[0].platform == "cpu" and n_cores() < FEW_CORES
         self._compiling = False  # in a way that slows the steps down
-        self._any_size = False  # whether every worker can make every size: once true, it stays
-        # Without a message nobody can tell that all are ready; and when they are depends on how fast machines are.
-        self._waits = deterministic or not self._engine.layouts
         self._stopped = False
         self._compiled = False
-        self._recorder: Recorder | None = None
+        self._listeners = Listeners()
         self._notes: list[str] = []  # of the step in progress
 
     # --- building -----------------------------------------------------------------------------------------------------
 
-    def _first_plan(self, first_sizes: Callable[[int], Sizes], microbatch: int | None) -> tuple[Sizes, Plan]:
+    def _first_plan(self, first_sizes: Callable[[int], BatchSizes], microbatch: int | None) -> tuple[BatchSizes, Plan]:
         """Sizes of the first step and a plan for the largest of them.
 
         What sizes have to be multiples of is told by the driver's trace, which is made for a size: if that was none,
@@ -238,7 +242,7 @@ class Program:
                 found = error.steps
             multiple = lcm(multiple, found)
 
-    def _first_sizes(self, global_batch, shares, max_local_batch, quantum, multiple: int) -> Sizes:
+    def _first_sizes(self, global_batch, shares, max_local_batch, quantum, multiple: int) -> BatchSizes:
         n, examples = self.world.size, len(self._data)
         largest = [examples] * n if max_local_batch is None else most_of_each(max_local_batch, n)
         if quantum is not None and quantum % multiple:
@@ -253,13 +257,8 @@ class Program:
                 )
         upper = tuple(most // multiple * multiple for most in there)
         most = -(-examples // multiple) * multiple  # a larger quantum is as good as this
-        limits = Limits((multiple,) * n, upper, min(quantum or multiple, most), multiple)
-        sizes = Sizes(global_batch, [1] * n if shares is None else shares, limits, examples)
-        if quantum is None:
-            sizes.limits = limits._replace(quantum=auto_quantum(sum(sizes.current), n, multiple))
-        if shares is None:
-            sizes.current = sizes.previous = equal(sum(sizes.current), limits)
-        return sizes
+        limits = Limits((multiple,) * n, upper, multiple=multiple, examples=examples)
+        return BatchSizes(global_batch, shares, limits, quantum=None if quantum is None else min(quantum, most))
 
     def _check_alike(self, state: Any, settings: dict[str, Any]) -> None:
         if self.world.processes == 1:
@@ -268,12 +267,10 @@ class Program:
         built.update(digests_of_data(self._data))
         leaves = zip(leaf_names(state, "state"), jax.tree.leaves(state), strict=True)
         built.update(
-            (name, agreement.digest_of_tree(leaf))
-            for i, (name, leaf) in enumerate(leaves)
-            if i not in self._local_state
+            (name, digest_of_tree(leaf)) for i, (name, leaf) in enumerate(leaves) if i not in self._local_state
         )
         steady = partial(steadiness, self._data, self.world.rank)
-        agreement.check_built_alike(self.world, built, self._plan, f"building {self._name}", steady)
+        check_built_alike(self.world, built, self._plan, f"building {self._name}", steady)
 
     def _local(self, sizes: Sequence[int]) -> list[int]:
         return [sizes[w] for w in self.world.workers]
@@ -357,22 +354,35 @@ class Program:
         last_epoch = None if epochs is None else self.epoch + _count("epochs", epochs)
         last_step = None if steps is None else self._step + _count("steps", steps)
         self._stopped = False
-        if record is not None:
-            self._recorder = Recorder(record, writes=self.world.rank == 0)
-            self._recorder.header(self._barrier, self._sizes, seed=self._seed)
-        try:
+        with self._recorded(record):
             while not self._stopped:
                 if last_epoch is not None and self.epoch >= last_epoch:
                     break
                 if last_step is not None and self._step >= last_step:
                     break
                 yield self.step()
-        finally:
-            if self._recorder is not None:
-                self._recorder.close()
-                self._recorder = None
         self._check_update(together="the end of run()")
         self._close_step()
+
+    @contextmanager
+    def _recorded(self, path: str | Path | None) -> Iterator[None]:
+        if path is None or self.world.rank:
+            yield
+        else:
+            with closing(Recorder(path)) as recorder, self.subscribe(recorder):
+                yield
+
+    def subscribe(self, listener: Listener) -> Subscription:
+        """Have `listener(event)` called with a `StepEvent` after every step of this process.
+
+        Args:
+          listener: must not communicate with other processes. One that raises is told no more: a warning in the log
+            "adaptive" and a note in this process's report say so, and the run goes on.
+
+        Returns:
+          What ends it: `subscription.close()`, or a `with` block.
+        """
+        return self._listeners.add(listener)
 
     def step(self) -> Report:
         """Run one step.
@@ -457,7 +467,7 @@ class Program:
 
         search = self._skipped == self._max_skipped or self._nonfinite == "raise"
         more = self._last_decision()
-        return self._engine.step(share, readings, self._speak, self._listen, meanwhile, search=search, more=more)
+        return self._engine.step(share, readings, meanwhile, search=search, more=more)
 
     def _skip(self, trouble: Trouble) -> None:
         """Leave a step out, or raise."""
@@ -486,16 +496,14 @@ class Program:
             raise error
 
     def _finish(self, outcome: Outcome, began: float) -> Report:
-        sizes = self._sizes.current
+        sizes, limits = self._sizes.current, self._sizes.limits
         self._step += 1
         self._skipped = 0 if outcome.committed else self._skipped + 1
         self._stream.advance(sizes)
         self._compute_seconds = self._undisturbed(outcome.compute_seconds)
         notes = list(self._notes)
         previous = self._sizes.previous
-        self._sizes.step_done(apply=self._agreed_to_apply())
-        if self._sizes.pending is not None and self._sizes.current != sizes:  # one waited behind the one taken up
-            self._prepare()
+        self._sizes.step_done()
         epoch = self._stream.consumed / len(self._data)
         decision = self._run_hooks(outcome, epoch, (sizes, previous), notes) if outcome.committed else None
         counters = self._engine.kernels.counters
@@ -518,9 +526,14 @@ class Program:
             skipped=not outcome.committed,
             notes=tuple(notes),
         )
-        if self._recorder is not None:
-            lost = self._recorder.step(report, previous, epoch, self._barrier, outcome.hooks)
-            report = replace(report, notes=(*report.notes, lost)) if lost else report
+        if self._listeners:
+            named = zip(self._hooks.names, self._hooks.hooks, strict=True)
+            told = tuple(
+                HookValues(name, hook.every, hook.leaf_names, outcome.hooks[i] if outcome.hooks else [])
+                for i, (name, hook) in enumerate(named)
+            )
+            lost = self._listeners.tell(StepEvent(report, epoch, previous, limits, self._seed, told))
+            report = replace(report, notes=(*report.notes, *lost)) if lost else report
         return report
 
     def _undisturbed(self, seconds: list[float]) -> list[float]:
@@ -539,36 +552,14 @@ class Program:
         workers = list(self.world.workers)
         return f"worker {workers[0]}" if len(workers) == 1 else f"workers {workers[0]}–{workers[-1]}"
 
-    # --- what rides on every message ----------------------------------------------------------------------------------
-
-    def _speak(self) -> np.ndarray:
-        tail = np.zeros(agreement.tail_length(self.world.size))
-        tail[self.world.workers.start : self.world.workers.stop] = self._ledger.status
-        kernels = self._engine.kernels
-        pending = self._sizes.pending
-        tail[-2] = pending is not None and all(kernels.can_make(i, s) for i, s in enumerate(self._local(pending)))
-        tail[-1] = kernels.can_make_all()
-        return tail
-
-    def _listen(self, tail: np.ndarray) -> None:
-        agreement.judge(tail[:-2], self._ledger, own=self.world.workers)
-        self._ready = tail[-2] == self.world.processes
-        self._any_size = self._any_size or tail[-1] == self.world.processes
-
-    _ready = False
-
-    def _agreed_to_apply(self) -> bool:
-        return self._sizes.pending is not None and (self._ready or self._any_size)
-
     def _last_decision(self) -> str:
-        return self._ledger.last if self._ledger.step else ""
+        return self._digest.last if self._digest.step else ""
 
     def _close_step(self) -> None:
         """The last decision has had no message to be compared in: compare it in one that carries nothing else."""
         if self.world.processes > 1 and self._engine.layouts and self._plan.hooks:
             about = f"the end of run() behind step {self._step} of {self._name}"
-            tail = self._engine.signal(self._speak(), about, self._last_decision())
-            agreement.judge(tail[:-2], self._ledger, own=self.world.workers)
+            self._engine.exchange_status(about, self._last_decision())
 
     # --- deciding -----------------------------------------------------------------------------------------------------
 
@@ -577,42 +568,19 @@ class Program:
     ) -> Decision | None:
         """`ran` are the sizes of this step and of the one before."""
         try:
-            decision, names = self._barrier.run(self._step, epoch, outcome.hooks, ran, self._sizes)
+            decision, names = self._hooks.run(self._step, epoch, outcome.hooks, ran, self._sizes)
             if names and self._unlike:
                 decision = decided_by_first(self.world, decision, f"decision {self._step} of {self._name}")
             if names:
-                self._ledger.enter(self._step, names, decision)
+                self._digest.enter(self._step, names, decision)
             if decision is not None:
                 self._stopped = decision.stop
-                notes += [*decision.notes, *self._ask(decision, f"hook {', '.join(map(repr, names))}")]
+                notes += [*decision.notes, *self._sizes.request(decision, names)]
         except Exception as error:
             error.add_note(f"behind step {self._step}, on {self._who()}")
             tell(self.world, f"at the barrier behind step {self._step} of {self._name}", error)
             raise
         return decision
-
-    def _ask(self, decision: Decision, who: str = "program.rescale") -> list[str]:
-        notes = self._sizes.ask(decision, who)
-        self._update_quantum()
-        if self._waits and self._sizes.pending is not None:
-            self._sizes.apply()
-            self._engine.kernels.require(self._local(self._sizes.current))
-        self._prepare()
-        if self._any_size:
-            self._sizes.apply()
-        return notes
-
-    def _prepare(self) -> None:
-        """Have kernels compiled for the sizes to come, and for no others."""
-        current = self._local(self._sizes.current)
-        wanted = current if self._sizes.pending is None else self._local(self._sizes.pending)
-        self._engine.kernels.extend(max(wanted))
-        self._engine.kernels.ask(wanted, current)
-
-    def _update_quantum(self) -> None:
-        if self._auto_quantum:
-            quantum = auto_quantum(sum(self._sizes.target), self.world.size, self._sizes.limits.multiple)
-            self._sizes.limits = self._sizes.limits._replace(quantum=quantum)
 
     @as_made
     def rescale(self, *, global_batch: int | None = None, shares: Sequence[float] | None = None) -> None:
@@ -625,13 +593,9 @@ class Program:
         Raises:
           BatchSizeError: they cannot be, or this program's sizes stay as they are (`resizable=False`).
         """
-        if global_batch is not None:
-            global_batch = self._sizes.check_global(global_batch)
-        if shares is not None:
-            shares = tuple(check_shares(shares, self.world.size).tolist())
-        decision = Decision(global_batch, shares)
-        self._ask(decision)
-        self._ledger.enter(self._step, (), decision)
+        decision = self._sizes.exactly(global_batch, shares)
+        self._sizes.request(decision)
+        self._digest.enter(self._step, (), decision)
 
     @as_made
     def warm_up(self) -> None:
@@ -657,7 +621,7 @@ class Program:
         """
         self._check_update(together="a checkpoint")
         return _checkpoint.save(
-            self._engine, self._barrier, self._sizes, self._stream, step=self._step, like=self._state_shapes
+            self._engine, self._hooks, self._sizes, self._stream, step=self._step, like=self._state_shapes
         )
 
     @as_made
@@ -680,7 +644,7 @@ class Program:
 
         def prepare() -> tuple[dict[str, str], None]:
             parsed = _checkpoint.parse(
-                checkpoint, self._engine, self._barrier, self._sizes, self._stream, like=self._state_shapes
+                checkpoint, self._engine, self._hooks, self._sizes, self._stream, like=self._state_shapes
             )
             digests = parsed.digests() if self.world.processes > 1 else {}
             prepared.append((parsed, digests, _checkpoint.placed(parsed, self._engine)))
@@ -689,14 +653,13 @@ class Program:
 
         together(self.world, f"restore of {self._name}", prepare, _SAME_CHECKPOINT)
         ((parsed, digests, (self._engine.states, self._engine.slots)),) = prepared
-        self._barrier.restart([parsed.hooks[name] for name in self._barrier.names])
+        self._hooks.restart([parsed.hooks[name] for name in self._hooks.names])
         self._sizes.restart(parsed.batch_sizes, parsed.shares)
-        self._update_quantum()
         self._stream.cursors = parsed.cursors
-        self._step, self._skipped, self._told, self._ready = parsed.step, 0, False, False
+        self._step, self._skipped, self._told = parsed.step, 0, False
         if self._engine.new_nans is not None:
             self._engine.new_nans.begin(self._engine.states)
-        self._ledger.restart(parsed.step, digests)
+        self._digest.restart(parsed.step, digests)
         self._started_at = float("nan")
         self._compute_seconds = [float("nan")] * len(self._compute_seconds)
 
@@ -796,13 +759,6 @@ _built: WeakKeyDictionary[World, int] = WeakKeyDictionary()  # how many programs
 def _next_name(world: World, driver: Driver) -> str:
     """What a program is called in errors, and told from others by: equal on all processes, which build alike."""
     return f"program {_built.get(world, 0) + 1} ({getattr(driver, '__name__', type(driver).__name__)!r})"
-
-
-def auto_quantum(global_batch: int, n_workers: int, multiple: int = 1) -> int:
-    """A power of two of about a sixteenth of a worker's batch: rounding costs 3 % at most, and a size is a few pieces.
-    Times `multiple`, of which batches are made.
-    """
-    return multiple << max(0, (global_batch // multiple // n_workers // 16).bit_length() - 1)
 
 
 def _is_weak(leaf: Any) -> bool:

@@ -30,7 +30,7 @@ class Report:
       waited_seconds: that the program has stood still for a compiler so far; the start counts. Local.
       decision: what the hooks of this step asked for, or `None`. Replicated.
       skipped: whether the step was given up because what was reduced is not finite; `notes` say why. Replicated.
-      notes: lines on what was clipped, skipped, or decided. Replicated, but for one on a record that cannot be written.
+      notes: lines on what was clipped, skipped, or decided. Replicated, but for those on listeners that have failed.
     """
 
     step: int

@@ -14,7 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from itertools import compress, islice
-from typing import Any
+from typing import Any, Protocol
 
 import jax
 import jax.numpy as jnp
@@ -30,7 +30,7 @@ from .birthplace import birthplace
 from .compile import compile_segment
 from .finite import Culprit, Look, Trouble, find_together
 from .kernels import Kernels, Traced
-from .message import Layout, accumulate, lay_out, unpack
+from .message import accumulate, lay_out_all, unpack
 from .pieces import Pieces
 from .segment import Feed, segment_function
 from .updates import NONE_FOUND, Found, NewNaNs
@@ -58,6 +58,32 @@ class Outcome:
         return self.trouble is None
 
 
+class StatusLike(Protocol):
+    """What this process says of itself in each step, with its last message, and what it takes of the others'."""
+
+    length: int  # elements of the message
+
+    def encode(self) -> np.ndarray:
+        """This process's part of a sum over all processes; shape=(length,)."""
+        ...
+
+    def decode(self, elements: np.ndarray) -> None:
+        """Take the sum; raises what ends the run."""
+        ...
+
+
+class NoStatus:
+    """Of a process that says nothing, and hears nothing."""
+
+    length = 0
+
+    def encode(self) -> np.ndarray:
+        return np.zeros(0)
+
+    def decode(self, elements: np.ndarray) -> None:
+        del elements
+
+
 class Engine:
     """Carries out steps of one plan.
 
@@ -65,8 +91,8 @@ class Engine:
       plan_for: traces and plans the driver for a number of examples.
       plan: the plan for some size; all but the call segments is taken from it.
       state: leaves of the initial state, on the host or any device. Copied.
-      tail: elements of each message that are the caller's.
       kernels: how to compile and choose call kernels; see `Kernels`.
+      status: what rides on the last message of each step.
       finite: whether what is not finite keeps a step from being committed.
       name: the program's, to tell its messages from those of others in this world.
     """
@@ -78,14 +104,15 @@ class Engine:
         state: Sequence[Any],
         world: World,
         *,
-        tail: int,
         kernels: dict[str, Any],
+        status: StatusLike | None = None,
         finite: bool = False,
         name: str = "",
     ):
         self.plan, self.world, self._plan_for = plan, world, plan_for
         self.feed = Feed.of(plan)
-        self.layouts: list[Layout] = [lay_out(m, workers=world.size, tail=tail) for m in plan.messages]
+        self.status = status or NoStatus()
+        self.layouts = lay_out_all(plan.messages, workers=world.size, status=self.status.length)
         self._bytes = np.cumsum([0, *(layout.nbytes for layout in self.layouts)]).tolist()  # of the first messages
         self.looks = [Look(layout, world.devices[0].platform) for layout in self.layouts] if finite else []
         # A noise scale needs two groups of examples at least; a lone worker makes them by splitting its batch.
@@ -176,9 +203,7 @@ class Engine:
 
     def _trace_calls(self, size: int) -> Traced:
         plan = self._plan_for(size)
-        layouts = [
-            lay_out(m, workers=old.workers, tail=old.tail) for m, old in zip(plan.messages, self.layouts, strict=True)
-        ]
+        layouts = lay_out_all(plan.messages, workers=self.world.size, status=self.status.length)
         traced: Traced = {}
         for level, segment in plan.calls.items():
             writes = layouts[level] if level < len(layouts) else None
@@ -207,8 +232,6 @@ class Engine:
         self,
         share: Share,
         readings: Sequence[Reading],
-        speak: Callable[[], np.ndarray],
-        listen: Callable[[np.ndarray], None],
         meanwhile: Callable[[], None] = lambda: None,
         pieces: Sequence[Pieces] | None = None,
         search: bool = True,
@@ -219,8 +242,6 @@ class Engine:
         Args:
           share: the batches of this process's workers.
           readings: what sources pick from, per worker of this process.
-          speak: makes this process's tail.
-          listen: takes the reduced tail; raises what ends the run.
           meanwhile: called once, when the first calls are under way.
           pieces: each worker's calls; by default those that are cheapest.
           search: whether to find out where values were made that are not finite: it takes seconds.
@@ -241,10 +262,14 @@ class Engine:
             # What the step before has read must be done with before it is written again.
             for result in self._committed:
                 result.block_until_ready()
-            own = speak().astype(parts[0][0].dtype)
+            tells = level == last - 1
+            own = (self.status.encode() if tells else np.zeros(0)).astype(parts[0][0].dtype)
             about = f"message {level + 1} of step {readings[0].step + 1} of {self.name}"
-            results, tail = self.world.exchange(parts, self.layouts[level].ops, own, self._channels[level], about, more)
-            listen(tail)
+            results, heard = self.world.exchange(
+                parts, self.layouts[level].ops, own, self._channels[level], about, more
+            )
+            if tells:
+                self.status.decode(heard)
             if self.looks and not self.looks[level].passes(results[0]):
                 return run.given_up(level, results[0], search)
             run.messages[level] = results
@@ -255,10 +280,11 @@ class Engine:
         """Which leaves of the state the last step has filled with NaNs; waits for it."""
         return NONE_FOUND if self.new_nans is None else self.new_nans.read(self.states, self.world.workers)
 
-    def signal(self, tail: np.ndarray, about: str, more: str) -> np.ndarray:
-        """Exchange nothing but a tail."""
-        parts = [[jax.device_put(np.zeros(len(tail), np.float32), d)] for d in self.world.devices]
-        return self.world.exchange(parts, ["sum"], tail.astype(np.float32), self._channels[0], about, more)[1]
+    def exchange_status(self, about: str, more: str) -> None:
+        """A message that carries the status alone."""
+        own = self.status.encode().astype(np.float32)
+        parts = [[jax.device_put(np.zeros(len(own), np.float32), d)] for d in self.world.devices]
+        self.status.decode(self.world.exchange(parts, ["sum"], own, self._channels[-1], about, more)[1])
 
     def close(self) -> None:
         self.kernels.close()

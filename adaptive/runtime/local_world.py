@@ -35,13 +35,13 @@ class LocalWorld:
         self,
         parts: Sequence[Parts],
         ops: Sequence[str],
-        tail: np.ndarray,
+        status: np.ndarray,
         channel: Hashable = 0,
         about: str = "",
         more: str = "",
     ) -> tuple[list[list[jax.Array]], np.ndarray]:
         reduced = reduce(partial(accumulate, ops), parts)
-        return [list(reduced) for _ in parts], tail
+        return [list(reduced) for _ in parts], status
 
     def share(self, value: bytes, about: str = "", more: str = "") -> list[bytes]:
         return [value]

@@ -32,14 +32,14 @@ class SoloWorld(Scope):
         self,
         parts: Sequence[Parts],
         ops: Sequence[str],
-        tail: np.ndarray,
+        status: np.ndarray,
         channel: Hashable = 0,
         about: str = "",
         more: str = "",
     ) -> tuple[list[list[jax.Array]], np.ndarray]:
-        """The parts and the tail, as given: the protocol of `World`."""
+        """The parts and the status, as given: the protocol of `World`."""
         self._check_open()
-        return [list(parts[0])], tail
+        return [list(parts[0])], status
 
     def share(self, value: bytes, about: str = "", more: str = "") -> list[bytes]:
         """The only process's value."""

@@ -182,7 +182,7 @@ def min_max(
     def worth_it(now: float, then: float, band: float) -> bool:
         return now - then > band * now and (now - then) * horizon > switch_seconds
 
-    return Policy(init, update, "min_max")
+    return Policy(init, update, "min_max", ("seconds",))
 
 
 def _split(

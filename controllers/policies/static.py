@@ -60,7 +60,7 @@ def static_proportional(capacities: Sequence[float] | None = None) -> Policy:
             return None, state
         return Decision(shares=tuple(map(float, sizes))), state
 
-    return Policy(lambda n_workers: (), update, "static_proportional")
+    return Policy(lambda n_workers: (), update, "static_proportional", ("capacities",))
 
 
 def _capacities(observation: Observation, given: Sequence[float] | None) -> np.ndarray:

@@ -54,17 +54,17 @@ def make_state() -> TrainState:
     return TrainState.create(apply_fn=net.apply, params=params, tx=relaxed_tx(optax.adam(0.02)))
 
 
-def test_a_step_is_one_message_of_the_gradient_and_a_tail(world):
+def test_a_step_is_one_message_of_the_gradient_and_a_status(world):
     state, n = make_state(), world.size
     gradient = sum(leaf.size for leaf in jax.tree.leaves(state.params))
-    weight, loss, noise, seconds, tail = 1, 1, 3, n, n + 2
+    weight, loss, noise, seconds, status = 1, 1, 3, n, n + 2
     with build(driver, state, make_data(), 16, world=world) as program:
         reports = list(program.run(steps=5))
         assert len(program.plan.messages) == 1
         (layout,) = program._engine.layouts
         assert len(layout.parts) == 1  # in one buffer
     assert {r.messages for r in reports} == {1}
-    assert {r.message_bytes for r in reports} == {4 * (gradient + weight + loss + noise + seconds + tail)}
+    assert {r.message_bytes for r in reports} == {4 * (gradient + weight + loss + noise + seconds + status)}
 
 
 def test_exchanges_are_counted_where_they_are_made(world, monkeypatch):

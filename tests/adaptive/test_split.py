@@ -1,0 +1,111 @@
+"""A global batch is split in proportion, in whole numbers, within the limits: exactly."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import assume, given
+from hypothesis import strategies as st
+
+import adaptive as ad
+from adaptive.base.decision import Limits
+from adaptive.control.split import check_shares, equal, split
+
+
+@st.composite
+def problems(draw):
+    """Limits that can be kept, a global batch within them, and shares."""
+    n = draw(st.integers(1, 6))
+    lower = draw(st.lists(st.integers(1, 9), min_size=n, max_size=n))
+    upper = [low + draw(st.integers(0, 60)) for low in lower]
+    total = draw(st.integers(sum(lower), sum(upper)))
+    share = st.one_of(st.floats(0, 100), st.sampled_from([0.0, 1.0, 1e-30, 1e30, 5e-324, 1e308]))
+    shares = draw(st.lists(share, min_size=n, max_size=n).filter(any))
+    quantum = draw(st.sampled_from([1, 1, 2, 3, 4, 8, 16]))
+    return total, shares, Limits(tuple(lower), tuple(upper), quantum)
+
+
+@given(problems())
+def test_a_split_sums_up_and_keeps_its_limits(problem):
+    total, shares, limits = problem
+    sizes = split(total, shares, limits)
+    assert sum(sizes) == total
+    assert all(low <= s <= up for low, s, up in zip(limits.lower, sizes, limits.upper, strict=True))
+    assert all(type(s) is int for s in sizes)
+
+
+@given(problems())
+def test_a_split_is_taken_again_as_it_is(problem):
+    total, shares, limits = problem
+    sizes = split(total, shares, limits)
+    assert split(total, sizes, limits) == sizes
+    assert split(total, [float(s) for s in sizes], limits._replace(quantum=16)) == sizes
+
+
+@given(st.lists(st.floats(0.01, 100), min_size=1, max_size=6), st.integers(6, 4000))
+def test_without_limits_no_size_is_one_example_from_its_share(shares, total):
+    n = len(shares)
+    sizes = split(total, shares, Limits((0,) * n, (total,) * n))
+    ideal = total * np.array(shares) / np.sum(shares)
+    assert np.abs(np.array(sizes) - ideal).max() < 1 + 1e-5
+
+
+@given(st.lists(st.floats(0.1, 100), min_size=1, max_size=6), st.integers(1, 60), st.sampled_from([2, 4, 8]))
+def test_sizes_are_multiples_of_the_quantum_but_for_the_rest(shares, quanta, quantum):
+    n = len(shares)
+    total = quanta * quantum + quantum // 2
+    sizes = split(total, shares, Limits((0,) * n, (total,) * n, quantum))
+    assume(max(sizes) != total)
+    odd = [s for s in sizes if s % quantum]
+    assert len(odd) <= 1
+    ideal = total * np.array(shares) / np.sum(shares)
+    assert np.abs(np.array(sizes) - ideal).max() < 2 * quantum
+
+
+@given(st.integers(1, 8), st.integers(8, 500))
+def test_equal_is_as_equal_as_whole_numbers_can_be(n, total):
+    sizes = equal(total, Limits((1,) * n, (total,) * n, 16))
+    assert sum(sizes) == total
+    assert max(sizes) - min(sizes) <= 1
+
+
+def test_a_larger_share_never_gets_less():
+    sizes = split(100, [1, 2, 3, 4, 5], Limits((1,) * 5, (100,) * 5))
+    assert list(sizes) == sorted(sizes)
+
+
+def test_what_a_full_worker_cannot_take_goes_to_the_others_in_proportion():
+    assert split(100, [8, 1, 1], Limits((1,) * 3, (40, 100, 100))) == (40, 30, 30)
+
+
+def test_workers_with_no_share_take_what_is_left_when_the_others_are_full():
+    assert split(16, [1, 0, 0], Limits((1,) * 3, (10, 10, 10))) == (10, 3, 3)
+    assert split(7, [1, 0, 0], Limits((1,) * 3, (10, 10, 10))) == (5, 1, 1)
+
+
+def test_whole_numbers_outside_the_limits_are_shares():
+    assert split(10, [8, 2], Limits((1, 1), (6, 10))) == (6, 4)
+
+
+@pytest.mark.parametrize(
+    ("shares", "wrong"),
+    [
+        ([1.0], r"one number per worker, 2 of them; got shape \(1,\)"),
+        ([[1.0, 2.0]], r"got shape \(1, 2\)"),
+        ([1.0, float("nan")], "finite and not negative; got"),
+        ([1.0, float("inf")], "finite and not negative"),
+        ([1.0, -0.5], r"not negative; got \[1.0, -0.5\]"),
+        ([0, 0], "all zero"),
+    ],
+)
+def test_shares_that_are_none_are_refused(shares, wrong):
+    with pytest.raises(ad.BatchSizeError, match=wrong):
+        check_shares(shares, 2)
+    with pytest.raises(ad.BatchSizeError, match=wrong):
+        split(10, shares, Limits((1, 1), (10, 10)))
+
+
+@pytest.mark.parametrize("total", [1, 21])
+def test_a_batch_that_fits_nowhere_is_refused(total):
+    with pytest.raises(ad.BatchSizeError, match=f"{total} cannot be split over 2 .* at least 2 and at most 20"):
+        split(total, [1, 1], Limits((1, 1), (10, 10)))
