@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import replace
 from functools import partial
@@ -83,7 +83,8 @@ class Program:
       world: where to run. By default the world that was entered last in this thread, or else this process as one
         worker, if there are no others.
       seed: of the order of examples and of `step_key()`.
-      shares: relative sizes of the workers' first batches. Equal by default.
+      shares: relative sizes of the workers' first batches; a worker whose share is 0 takes no examples. Equal by
+        default.
       microbatch: the most examples in one kernel call, for memory. A larger local batch runs as several calls.
       max_local_batch: the most examples that a worker may get: one number for all, or one per worker.
       quantum: what sizes are rounded to when they are changed, so that a size is made of few kernel calls. By default a
@@ -203,6 +204,8 @@ class Program:
         waits = deterministic or not self._engine.layouts
         readiness = KernelsOf(self._engine.kernels, self.world.workers)
         self._sizes.take_effect(readiness, one_by_one=not self._plan.splittable, waits=waits, resizable=bool(resizable))
+        self._since = self._who_is_there()
+        self._engine.seat(self._places(self._since), ())
         self._hooks = Hooks(self._plan.hooks, self.world.size)
         self._unlike = bool(self._plan.hooks) and are_unlike(self.world, f"machines of {self._name}")
         self._step = 0
@@ -217,6 +220,8 @@ class Program:
         self._compiled = False
         self._listeners = Listeners()
         self._notes: list[str] = []  # of the step in progress
+        self._told_of: list[str] = []  # what is to be said in the next step's report
+        self._joined: list[int] = []  # seats with another worker than in the last step
 
     # --- building -----------------------------------------------------------------------------------------------------
 
@@ -258,7 +263,8 @@ class Program:
         upper = tuple(most // multiple * multiple for most in there)
         most = -(-examples // multiple) * multiple  # a larger quantum is as good as this
         limits = Limits((multiple,) * n, upper, multiple=multiple, examples=examples)
-        return BatchSizes(global_batch, shares, limits, quantum=None if quantum is None else min(quantum, most))
+        quantum = None if quantum is None else min(quantum, most)
+        return BatchSizes(global_batch, shares, limits, quantum=quantum, members=self.world.members)
 
     def _check_alike(self, state: Any, settings: dict[str, Any]) -> None:
         if self.world.processes == 1:
@@ -275,6 +281,36 @@ class Program:
     def _local(self, sizes: Sequence[int]) -> list[int]:
         return [sizes[w] for w in self.world.workers]
 
+    # --- who is there -------------------------------------------------------------------------------------------------
+
+    def _who_is_there(self) -> dict[int, int]:
+        """The members' seats, and in which generation each came."""
+        return dict(zip(self.world.members, self.world.since, strict=True))
+
+    def _places(self, seats: Iterable[int]) -> list[int]:
+        """Those of these seats that this process carries, by their places in it."""
+        return [self.world.workers.index(seat) for seat in seats if seat in self.world.workers]
+
+    def _seat(self) -> None:
+        """Notice who has left and who has joined since the last step: the batch is split anew, nothing is compiled."""
+        there = self._who_is_there()
+        if there == self._since:
+            return
+        joined = [seat for seat, since in there.items() if self._since.get(seat) != since]
+        self._check_update(together="a change of members")
+        self._hooks.seat(joined, self._sizes)
+        self._engine.seat(self._places(there), self._places(joined))
+        self._since = there
+        self._told_of += self._sizes.seat(list(there), joined)
+        self._joined += joined
+        for place in self._places(joined):
+            self._compute_seconds[place] = float("nan")
+        if self._compiled:
+            current = self._local(self._sizes.current)
+            if not all(self._engine.kernels.can_make(i, size) for i, size in enumerate(current)):
+                self._engine.kernels.require(current)
+            self._engine.kernels.ask(current, current)
+
     # --- reading ------------------------------------------------------------------------------------------------------
 
     @property
@@ -288,7 +324,7 @@ class Program:
         """
         if not self._told:
             self._check_update()
-        return self._as_given([jnp.copy(leaf) for leaf in self._engine.states[0]])
+        return self._as_given([jnp.copy(leaf) for leaf in self._engine.states[self._engine.present[0]]])
 
     def _as_given(self, leaves: Sequence[jax.Array]) -> Any:
         """The state as the user knows it: what is a Python number in the driver is promoted like one here too."""
@@ -414,6 +450,7 @@ class Program:
     def _take_step(self) -> Report:
         began = time.perf_counter()
         self._compile_first()
+        self._seat()
         try:
             self._engine.kernels.check()
             share = self._stream.take(self._sizes.current)
@@ -439,11 +476,13 @@ class Program:
             self._engine.kernels.require(sizes)
         else:
             self._engine.compile(sizes)
+            if not any(sizes):  # workers that may be given examples yet have the ladder of those who have them
+                self._engine.kernels.extend(max(self._sizes.current))
             self._compiled = True
 
     def _run_engine(self, share, began: float) -> Outcome:
         since = began - self._started_at
-        self._notes = []
+        self._notes, self._told_of = self._told_of, []
         self._started_at, sizes = began, self._sizes.current
         readings = [
             Reading(
@@ -497,6 +536,8 @@ class Program:
 
     def _finish(self, outcome: Outcome, began: float) -> Report:
         sizes, limits = self._sizes.current, self._sizes.limits
+        members, joined = self._sizes.members, tuple(self._joined)
+        self._joined = []
         self._step += 1
         self._skipped = 0 if outcome.committed else self._skipped + 1
         self._stream.advance(sizes)
@@ -525,6 +566,8 @@ class Program:
             decision=decision,
             skipped=not outcome.committed,
             notes=tuple(notes),
+            members=members,
+            joined=joined,
         )
         if self._listeners:
             named = zip(self._hooks.names, self._hooks.hooks, strict=True)
@@ -588,7 +631,8 @@ class Program:
 
         Args:
           global_batch: examples per step over all workers.
-          shares: relative sizes, one per worker; whole numbers that sum to the global batch are taken exactly.
+          shares: relative sizes, one per worker; whole numbers that sum to the global batch are taken exactly. A worker
+            whose share is 0 takes no examples, until it is given another share; any other takes at least one.
 
         Raises:
           BatchSizeError: they cannot be, or this program's sizes stay as they are (`resizable=False`).
@@ -658,7 +702,7 @@ class Program:
         self._stream.cursors = parsed.cursors
         self._step, self._skipped, self._told = parsed.step, 0, False
         if self._engine.new_nans is not None:
-            self._engine.new_nans.begin(self._engine.states)
+            self._engine.new_nans.begin([self._engine.states[place] for place in self._engine.present])
         self._digest.restart(parsed.step, digests)
         self._started_at = float("nan")
         self._compute_seconds = [float("nan")] * len(self._compute_seconds)
@@ -688,7 +732,7 @@ class Program:
         self._check_update(together="evaluate")
         states = [self._as_given(leaves) for leaves in self._engine.states]
         about = f"evaluate of {self._name} behind step {self._step}"
-        return evaluate(fn, states, data, self.world, batch, about)
+        return evaluate(fn, states, data, self.world, batch, about, tuple(self._since))
 
     @as_made
     def check(self, batch: Any = None, *, seed: int = 0, tolerance: float | None = None) -> Invariance:

@@ -17,6 +17,7 @@ import monitors as mon
 from adaptive import operators
 from adaptive.base import failure as _failure
 from adaptive.base.decision import Decision
+from adaptive.base.seats import Seats
 from adaptive.control.decision_digest import DecisionDigest
 from adaptive.operators.sources import Source, read
 from adaptive.program import program as _program
@@ -488,6 +489,7 @@ class Twin(LocalWorld):
 
     def __init__(self):
         super().__init__(1)
+        Seats.__init__(self, 2)
         self.size, self.sent = 2, []
         self.other = lambda status: status  # what becomes of the other worker's status
         self.culprits = []  # what the other process finds, of contributions that are not finite

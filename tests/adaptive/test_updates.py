@@ -12,6 +12,7 @@ import adaptive as ad
 import collectives as comm
 import controllers as ctrl
 import monitors as mon
+from adaptive.base.seats import Seats
 from adaptive.runtime.local_world import LocalWorld
 from adaptive.runtime.message import accumulate
 from tests.relaxed import relaxed_tx
@@ -211,6 +212,7 @@ class Twin(LocalWorld):
 
     def __init__(self, number):
         super().__init__(1)
+        Seats.__init__(self, 2)
         self.size, self.rank, self.workers = 2, number, range(number, number + 1)
         self.statuses, self.heard = [], []
 
