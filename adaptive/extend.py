@@ -5,7 +5,7 @@ another package can. It is less steady than what drivers are written with: it ma
 word in the changelog.
 
 * A **monitor** reads `Source`s, keeps state in `slot`s, and says by a `claim` what it must be given.
-* A **collective** is a call of `collective`; a **world** is what has the methods of `World`.
+* A **collective** is a `Collective`, and a call of `collective`; a **world** is what has the methods of `World`.
 * A **policy** is a pair of functions from an `Observation` to a `Decision`; a `Handler` stands behind a `hook`.
 * A **listener** is called with a `StepEvent` after each step: `program.subscribe(listener)`.
 * A **simulator** runs `Hooks` and `BatchSizes`, which take, merge, clip and apply decisions as a program does; when
@@ -38,7 +38,7 @@ from adaptive.control.readiness import Readiness as Readiness
 from adaptive.control.split import split as split
 from adaptive.graph.plan import HookPlan as HookPlan
 from adaptive.operators.claims import claim as claim
-from adaptive.operators.collectives import Op as Op
+from adaptive.operators.collectives import Collective as Collective
 from adaptive.operators.collectives import collective as collective
 from adaptive.operators.context import tracing as tracing
 from adaptive.operators.hooks import Hook as Hook

@@ -27,8 +27,8 @@ from mpi4py import MPI
 import collectives as comm
 from adaptive.graph.cut import plan
 from adaptive.graph.trace import trace
-from adaptive.step import message
-from adaptive.step.finite import Look
+from adaptive.runtime import message
+from adaptive.runtime.finite import Look
 from collectives.worlds import mpi as _mpi
 
 Shape = tuple[int, ...]

@@ -1,8 +1,8 @@
 """Collective operators, and the worlds that carry them out."""
 
-from ._ops import all_gather as all_gather
-from ._ops import all_reduce as all_reduce
-from ._ops import broadcast as broadcast
+from ._all_gather import all_gather as all_gather
+from ._all_reduce import all_reduce as all_reduce
+from ._broadcast import broadcast as broadcast
 from .worlds.devices import DeviceWorld as DeviceWorld
 from .worlds.launch import LaunchError as LaunchError
 from .worlds.mpi import MPIWorld as MPIWorld

@@ -31,7 +31,7 @@ from adaptive.base.errors import BatchSizeError
 from adaptive.base.where import at
 from adaptive.graph.plan import Contribution, Plan
 from adaptive.operators.sources import CALLS, STEP
-from adaptive.step.engine import Engine
+from adaptive.runtime.engine import Engine
 
 from .influence import Influence, Place, steps_named
 from .trials import Bench, Output, Result, Split, Start, even_split, uneven_splits
@@ -227,7 +227,7 @@ class _Comparison:
     def _look_for_what_is_not_finite(self, result: Result) -> None:
         for place in self._relevant:
             c = self._contribution(place)
-            if c.kind == "reduce" and self._facts(place).of_data and not _is_finite(result.contributions[place]):
+            if c.how.reduces and self._facts(place).of_data and not _is_finite(result.contributions[place]):
                 self.not_finite[self._name(place)] = None
         for output, value in zip(self.outputs, result.outputs, strict=True):
             if output.kind == "state" and not _is_finite(value) and self.influence.of(output.atom).through:
@@ -289,7 +289,7 @@ class _Comparison:
         return any(
             _apart(a.contributions[p], b.contributions[p]) > 1e-3 * _norm(a.contributions[p])
             for p in self._relevant
-            if self._contribution(p).kind == "reduce" and not self._is_negligible(p, a)
+            if self._contribution(p).how.reduces and not self._is_negligible(p, a)
         )
 
     def _is_negligible(self, place: Place, result: Result) -> bool:
@@ -314,7 +314,7 @@ class _Comparison:
         if not of.through & self.influence.bit[place] or (output.kind == "slot" and not self._slot_is_read(output)):
             return False
         sent, c = self._facts(place), self._contribution(place)
-        as_it_is = c.kind == "gather" and output.atom is c.result
+        as_it_is = c.how.shows_workers and output.atom is c.result
         over_calls = bool(sent.sources) and CALLS.name in of.sources
         return self._is_state(output) or (sent.of_data and not as_it_is and not over_calls)
 
@@ -372,7 +372,7 @@ class _Comparison:
 
     def _name(self, place: Place) -> str:
         c = self._contribution(place)
-        how = "" if c.kind == "reduce" else ", gathered" if c.kind == "gather" else ", broadcast"
+        how = "" if c.how.reduces else f", by {c.how.name}"
         return f"{c.name or 'a value'}{how}{at(c.line)}"
 
 

@@ -21,11 +21,11 @@ from adaptive.graph.flow import Scope
 from adaptive.graph.plan import Plan
 from adaptive.graph.trace import Atom
 from adaptive.operators.sources import Reading, Source
-from adaptive.step.engine import Engine, copied
-from adaptive.step.local_world import LocalWorld
-from adaptive.step.message import Layout, unpack
-from adaptive.step.pieces import Pieces
-from adaptive.step.segment import Feed
+from adaptive.runtime.engine import Engine, copied
+from adaptive.runtime.local_world import LocalWorld
+from adaptive.runtime.message import Layout, unpack
+from adaptive.runtime.pieces import Pieces
+from adaptive.runtime.segment import Feed
 
 from .influence import Place
 from .widen import wide
@@ -257,7 +257,7 @@ class Bench:
         contributions = {}
         with np.errstate(all="ignore"):  # a mean of nothing is no number
             for level, layout in enumerate(trial.layouts):
-                values = unpack(layout, cast(Any, brought[level]), range(len(layout.contributions)))
+                values = unpack(layout, cast(Any, brought[level]), range(len(layout.contributions)), worker=0)
                 contributions.update({(level, i): value for i, value in enumerate(values)})
         after = Start([list(leaves) for leaves in trial.states], [[list(s) for s in slots] for slots in trial.slots])
         new, old = self._kept(after), self._kept(start)

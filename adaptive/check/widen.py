@@ -14,9 +14,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.extend import source_info_util
 from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal, Var
 
+from adaptive.base.jaxprs import bind, called
 from adaptive.graph.plan import Plan
 from adaptive.graph.planner import Planner
 from adaptive.graph.trace import Atom
@@ -26,7 +26,6 @@ from adaptive.operators.slots import Frozen
 from .influence import dtypes_of
 
 SINGLE = np.dtype(np.float32)
-_INLINED = {"custom_jvp_call": "call_jaxpr", "custom_vjp_call": "call_jaxpr", "checkpoint": "jaxpr", "remat2": "jaxpr"}
 _BY_BITS = ("bitcast_convert_type", "nextafter")  # what they do is of the dtype itself
 _PRECISE = ("dot_general", "conv_general_dilated")
 
@@ -96,35 +95,28 @@ def _value(env: dict[Var, Any], atom: Atom) -> Any:
 
 def _evaluate(eqns: Sequence[JaxprEqn], env: dict[Var, Any]) -> None:
     for eqn in eqns:
-        info = eqn.source_info
-        with source_info_util.user_context(info.traceback, name_stack=info.name_stack), eqn.ctx.manager:
-            results = _results(eqn, [_value(env, a) for a in eqn.invars])
-        env.update(zip(eqn.outvars, results, strict=True))
+        env.update(zip(eqn.outvars, _results(eqn, [_value(env, a) for a in eqn.invars]), strict=True))
 
 
 def _results(eqn: JaxprEqn, operands: list[Any]) -> list[Any]:
     name = eqn.primitive.name
     if name == "reduce_precision":
         return operands
-    if name in _INLINED and _INLINED[name] in eqn.params:
-        return _inlined(eqn.params[_INLINED[name]], operands)
+    function = called(eqn, derivatives=True, checkpoints=True)
+    if function is not None:
+        return _inlined(function, operands)
     if name not in _BY_BITS:
         params = {key: _wide_parameter(value) for key, value in eqn.params.items()}
         if name in _PRECISE:
             params["precision"] = (jax.lax.Precision.HIGHEST, jax.lax.Precision.HIGHEST)
         try:
-            results = _bind(eqn, operands, params)
+            results = bind(eqn, operands, params)
         except Exception:  # a primitive that is made for its dtypes: done in them
             results = None
         if results is not None and all(map(_is_as_meant, results, eqn.outvars)):
             return results
     narrow = [_narrowed(x, a) for x, a in zip(operands, eqn.invars, strict=True)]
-    return [wide(x) for x in _bind(eqn, narrow, eqn.params)]
-
-
-def _bind(eqn: JaxprEqn, operands: Sequence[Any], params: dict[str, Any]) -> list[Any]:
-    results = eqn.primitive.bind(*operands, **eqn.primitive.get_bind_params(params))
-    return list(results) if eqn.primitive.multiple_results else [results]
+    return [wide(x) for x in bind(eqn, narrow)]
 
 
 def _is_as_meant(result: Any, var: Var) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
-from adaptive.step.kernels import Kernels
+from adaptive.runtime.kernels import Kernels
 
 
 class Readiness(Protocol):

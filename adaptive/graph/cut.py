@@ -19,12 +19,13 @@ from collections.abc import Iterable
 from jax.extend.core import JaxprEqn, Var
 
 from adaptive.base.errors import DriverError
+from adaptive.base.jaxprs import has_effects, has_ordered_effects
 from adaptive.base.where import at, line_of
 from adaptive.operators.collectives import n_values
 from adaptive.operators.hooks import hook_p
 from adaptive.operators.sources import BATCH_SIZE, source_p
 
-from .flow import Flow, Origin, Scope, has_effects
+from .flow import Flow, Origin, Scope
 from .plan import Contribution, HookPlan, Plan, Segment, Slot
 from .replication import check_replication
 from .trace import Atom, Graph
@@ -121,9 +122,8 @@ class _Cutter:
             line = line_of(eqn.source_info)
             for name, value, result in zip(names, eqn.invars[:n], eqn.outvars, strict=True):
                 scope = flow.scope_of([value] if weight is None else [value, weight])
-                params = eqn.params
                 levels.setdefault(flow.level_of(eqn.invars), []).append(
-                    Contribution(name, params["kind"], params["op"], params["root"], value, weight, result, scope, line)
+                    Contribution(name, eqn.params["how"], value, weight, result, scope, line)
                 )
         return [tuple(levels[level]) for level in sorted(levels)]
 
@@ -159,7 +159,7 @@ class _Cutter:
 
     def _check_order(self, eqn: JaxprEqn, home: _Draft) -> None:
         """Effects that are ordered keep their order only if their segments have it."""
-        if not any("Ordered" in type(effect).__name__ for effect in eqn.effects):
+        if not has_ordered_effects(eqn):
             return
         place = (home.level, home.kind == "call")
         if self._last_ordered > place:
@@ -262,10 +262,9 @@ class _Cutter:
             yield f"minibatches{where} takes {steps} steps on the whole local batch, and each call would take as many"
         for message in self.messages:
             for c in message:
-                if c.kind != "reduce" and c.scope == Scope.CALL:
-                    what = "all_gather" if c.kind == "gather" else "broadcast"
+                if not c.how.reduces and c.scope == Scope.CALL:
                     yield (
-                        f"{what}{at(c.line)} takes a value of the whole local batch, {c.name or 'an array'}; the "
+                        f"{c.how.name}{at(c.line)} takes a value of the whole local batch, {c.name or 'an array'}; the "
                         "calls that a batch is split into would have one each"
                     )
                 elif c.scope == Scope.CALL:
@@ -277,7 +276,7 @@ class _Cutter:
 
     def _of_the_whole_batch(self, c: Contribution) -> Iterable[str]:
         """Why a contribution means the whole local batch: it, or its weight, goes by a number of the worker's."""
-        what = f"all_reduce{at(c.line)} of {c.name or 'a value'}"
+        what = f"{c.how.name}{at(c.line)} of {c.name or 'a value'}"
         if c.weight is not None and self.flow.scope_of([c.value]) == Scope.CALL > self.flow.scope_of([c.weight]):
             yield (
                 f"{what} is weighed by what is the same in all calls that the local batch would be split into, however "

@@ -23,7 +23,7 @@ from jax.extend.core import JaxprEqn, Literal, Var
 
 from adaptive.base.errors import DriverError
 from adaptive.base.where import at, line_of
-from adaptive.operators.collectives import collective_p
+from adaptive.operators.collectives import Collective, collective_p
 from adaptive.operators.slots import slot_read_p
 from adaptive.operators.sources import source_p
 
@@ -94,9 +94,9 @@ class End(NamedTuple):
     eqn: JaxprEqn | None
 
     @property
-    def collective(self) -> str:
-        """Which kind of collective this is the operand of; "" if of none."""
-        return self.eqn.params["kind"] if self.eqn is not None and self.eqn.primitive is collective_p else ""
+    def collective(self) -> Collective | None:
+        """What these are the operands of, if of a collective."""
+        return self.eqn.params["how"] if self.eqn is not None and self.eqn.primitive is collective_p else None
 
     @property
     def numbers(self) -> tuple:

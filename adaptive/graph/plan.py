@@ -8,6 +8,7 @@ from typing import Any
 
 from jax.extend.core import JaxprEqn, Var
 
+from adaptive.operators.collectives import Collective
 from adaptive.operators.hooks import Hook
 from adaptive.operators.sources import Source
 
@@ -21,9 +22,7 @@ class Contribution:
     """One leaf's place in a message."""
 
     name: str
-    kind: str  # reduce | gather | broadcast
-    op: str  # mean | sum | max | min
-    root: int
+    how: Collective
     value: Atom
     weight: Atom | None
     result: Var
@@ -32,7 +31,7 @@ class Contribution:
 
     @property
     def signature(self) -> tuple:
-        return (self.name, self.kind, self.op, self.root, self.value.aval.shape, str(self.value.aval.dtype), self.scope)
+        return (self.name, self.how, self.value.aval.shape, str(self.value.aval.dtype), self.scope)
 
 
 @dataclass(frozen=True)

@@ -141,9 +141,9 @@ class Planner:
           CollectiveError: such rows are reduced over the workers, one by one.
         """
         for one, other in zip(ours.ends(), theirs.ends(), strict=True):
-            if not one.collective or one.shapes == other.shapes:
+            if one.collective is None or one.shapes == other.shapes:
                 continue
-            if one.collective == "reduce":
+            if one.collective.reduces:
                 shape = next(a for a, b in zip(one.shapes, other.shapes, strict=True) if a != b)
                 raise CollectiveError(
                     f"{one.what}{at(one.where)} is given an array of shape {shape}, which goes by the number of "

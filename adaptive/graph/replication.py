@@ -172,6 +172,9 @@ class Trail:
             return "a number of the batch's shape, the size of one kernel call", _NUMBERS
         if origin is not None:
             return _ORIGINS.get(origin.kind, f"{origin.index!r}, which each worker measures for itself"), ""
+        if number in flow.communicates:
+            how = flow.graph.eqns[number].params["how"]
+            return f"{how.name}, which brings each worker something else", ""
         if number in flow.at_home and before < Scope.WORKER:
             return f"the host ({flow.graph.eqns[number].primitive.name}), where each worker has its own", _HOST
         return None

@@ -1,24 +1,118 @@
-"""Collectives: values combined over all workers."""
+"""Collectives: values combined over all workers.
+
+What a collective does is an object, a `Collective`: what is sent of a value, how that is reduced over the workers, and
+what comes out. Planning, messages, kernels, eager execution and errors go by that object, so a new one is one class.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
-from jax.extend import source_info_util
 from jax.extend.core import Primitive
 from jax.interpreters import ad, batching
 
 from adaptive.base.current import current_world
 from adaptive.base.errors import CollectiveError
+from adaptive.base.jaxprs import current_source
 from adaptive.base.where import at, current_line, line_search_of
 
 from .context import only_in_programs, tracing
 from .eager import exchange_eagerly
 
-Op = Literal["mean", "sum", "max", "min"]
+Shape = tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Collective:
+    """One way to combine a value over all workers. Subclasses are frozen dataclasses too, compared by their fields.
+
+    A mean of neighbouring workers, say, sends one row for each worker, as `all_gather` does, and takes three of them:
+
+        @dataclass(frozen=True)
+        class Neighbours(Collective):
+            name = "neighbours"
+            result_is_replicated = False
+
+            def sent_shape(self, shape, workers):
+                return (workers, *shape)
+
+            def encode(self, x, worker, workers):
+                return jnp.zeros((workers, *x.shape), x.dtype).at[worker].set(x)
+
+            def decode(self, x, worker, workers):
+                return (x[worker - 1] + x[worker] + x[(worker + 1) % workers]) / 3
+
+            def of_replicated(self, x, workers):
+                return x
+
+        def neighbours(x):
+            return collective(Neighbours(), [x])[0]
+
+    Attributes of the class, or properties:
+      name: what users call it.
+      op: how what workers send is reduced: "sum", "max" or "min".
+      weighted: whether it is a mean: what is sent is multiplied by a weight, and what has arrived divided by their sum.
+      reduces: whether values of parts of the examples (of workers, of kernel calls) combine by `op` to that of all. If
+        not, a local batch of which it takes a value runs as one call.
+      result_is_replicated: whether all workers get the same.
+      shows_workers: whether what comes out tells of each worker by itself, so that it goes by the split on purpose.
+      is_linear: whether tangents are combined as values are.
+    """
+
+    name = "collective"
+    reduces = False
+    result_is_replicated = True
+    shows_workers = False
+    is_linear = True
+
+    @property
+    def op(self) -> Literal["sum", "max", "min"]:
+        """How what workers send is reduced."""
+        return "sum"
+
+    @property
+    def weighted(self) -> bool:
+        """Whether it is a mean."""
+        return False
+
+    def result_shape(self, shape: Shape, workers: int) -> Shape:
+        """Of the result for a value of `shape`."""
+        return shape
+
+    def sent_shape(self, shape: Shape, workers: int) -> Shape:
+        """Of what each worker sends, for a value of `shape`."""
+        return shape
+
+    def encode(self, x: jax.Array, worker: Any, workers: int) -> jax.Array:
+        """What worker number `worker` sends; traced. `x` has the dtype in which it travels."""
+        return x
+
+    def decode(self, x: jax.Array, worker: Any, workers: int) -> jax.Array:
+        """The result, of what has been reduced over the workers (and divided by the sum of weights); traced."""
+        return x
+
+    def of_replicated(self, x: jax.Array, workers: int) -> jax.Array:
+        """The result where all workers have `x`: then nothing is sent."""
+        return x
+
+    def result_axis(self, axis: int) -> int:
+        """Which axis of the result is a value's axis `axis`: what `jax.vmap` has mapped."""
+        return axis
+
+    @property
+    def label(self) -> str:
+        """In a word, for `explain()`."""
+        return self.name
+
+    @property
+    def about(self) -> str:
+        """With its options, for errors: "all_reduce(op='mean')"."""
+        return self.name
+
 
 collective_p = Primitive("collective")
 collective_p.multiple_results = True
@@ -26,93 +120,82 @@ only_in_programs(collective_p)
 
 
 def collective(
-    kind: Literal["reduce", "gather", "broadcast"],
-    leaves: Sequence[jax.Array],
-    *,
-    op: Op = "sum",
-    weight: jax.Array | None = None,
-    root: int = 0,
-    names: Sequence[str] = (),
+    how: Collective, leaves: Sequence[jax.Array], *, weight: jax.Array | None = None, names: Sequence[str] = ()
 ) -> list[jax.Array]:
     """Combine `leaves` over all workers: the primitive behind everything in `collectives`.
 
     Args:
-      kind: "reduce" (by `op`), "gather" (one row per worker on a new leading axis) or "broadcast" (the root's value).
+      how: what is done.
       leaves: arrays of any shape; local or replicated.
-      op: for a reduction. "mean" is `sum_i w_i x_i / sum_i w_i`.
-      weight: scalar `w_i`; for "mean" only.
-      root: the worker whose value is broadcast.
+      weight: scalar `w_i`; where `how` is weighted.
       names: what to call each leaf in messages and errors.
 
     Returns:
-      One replicated array per leaf.
+      One array per leaf; replicated, or as `how` says.
     """
     trace, world = tracing(), current_world.get()
     n_workers = trace.workers if trace else world.size if world else 1
     # An empty leaf is its own result, and equal on all workers: nothing of it is sent.
     sent = [i for i, leaf in enumerate(leaves) if leaf.size]
-    operands = [leaves[i] for i in sent] + ([weight] if op == "mean" and kind == "reduce" else [])
-    params = {"kind": kind, "op": op if kind == "reduce" else "sum", "root": root, "workers": n_workers}
+    operands = [leaves[i] for i in sent] + ([weight] if how.weighted else [])
     named = tuple(names[i] for i in sent) if names else ()
-    results = iter(collective_p.bind(*operands, names=named, **params) if sent else ())
-    rows = (n_workers,) if kind == "gather" else ()
-    return [next(results) if leaf.size else jnp.zeros((*rows, *leaf.shape), leaf.dtype) for leaf in leaves]
+    results = iter(collective_p.bind(*operands, how=how, names=named, workers=n_workers) if sent else ())
+    return [
+        next(results) if leaf.size else jnp.zeros(how.result_shape(leaf.shape, n_workers), leaf.dtype)
+        for leaf in leaves
+    ]
 
 
 def n_values(params: dict[str, Any], n_operands: int) -> int:
     """How many of a collective's operands are values; the weight, where there is one, comes behind them."""
-    return n_operands - (params["kind"] == "reduce" and params["op"] == "mean")
+    return n_operands - params["how"].weighted
 
 
 @collective_p.def_abstract_eval
-def _collective_abstract(*operands, **params):
-    values = operands[: n_values(params, len(operands))]
-    if params["kind"] != "gather":
-        return [jax.core.ShapedArray(v.shape, v.dtype) for v in values]
-    return [jax.core.ShapedArray((params["workers"], *v.shape), v.dtype) for v in values]
+def _collective_abstract(*operands, how, names, workers):
+    values = operands[: len(operands) - how.weighted]
+    return [jax.core.ShapedArray(how.result_shape(v.shape, workers), v.dtype) for v in values]
 
 
 @collective_p.def_impl
-def _collective_eager(*operands, kind, op, root, names, workers):
-    values = operands[: n_values({"kind": kind, "op": op}, len(operands))]
-    weight = operands[-1] if len(values) < len(operands) else None
-    return exchange_eagerly(kind, values, op=op, weight=weight, root=root)
+def _collective_eager(*operands, how, names, workers):
+    values = operands[: len(operands) - how.weighted]
+    return exchange_eagerly(how, values, weight=operands[-1] if how.weighted else None)
 
 
-def _collective_jvp(primals, tangents, **params):
+def _collective_jvp(primals, tangents, *, how, **params):
     # Linear in its values, so tangents are combined as values are: with the same weights. A weight that itself is
     # differentiated, and the extremes, have no such rule.
-    n = n_values(params, len(primals))
-    moving_weight = n < len(primals) and not isinstance(tangents[-1], ad.Zero)
-    if params["op"] in ("max", "min") or moving_weight:
-        what = "its weight" if moving_weight else f"op={params['op']!r}"
-        raise CollectiveError(
-            f"all_reduce cannot be differentiated with respect to {what}{at(current_line())}. "
-            "Differentiate the local value and reduce the gradient."
-        )
+    n = len(primals) - how.weighted
+    moving_weight = how.weighted and not isinstance(tangents[-1], ad.Zero)
+    if moving_weight or not how.is_linear:
+        what = f"{how.name} cannot be differentiated with respect to its weight" if moving_weight else how.about
+        what += "" if moving_weight else " cannot be differentiated"
+        raise CollectiveError(f"{what}{at(current_line())}. Differentiate the local value and reduce the gradient.")
     dense = [ad.instantiate_zeros(t) for t in tangents[:n]]
-    return collective_p.bind(*primals, **params), collective_p.bind(*dense, *primals[n:], **params)
-
-
-def _collective_transpose(cotangents, *operands, **params):
-    kind = {"reduce": "all_reduce", "gather": "all_gather"}.get(params["kind"], params["kind"])
-    raise CollectiveError(  # JAX transposes an equation in the place of the driver that it stems from
-        f"reverse-mode differentiation through a collective: jax.grad of a function that calls comm.{kind}"
-        f"{at(current_line())}. Each "
-        "worker would get only its own share of the gradient. Differentiate the local loss, then reduce:\n"
-        "    loss, grads = jax.value_and_grad(local_loss)(params, batch)\n"
-        "    grads = comm.all_reduce(grads)" + line_search_of(source_info_util.current())
+    return (
+        collective_p.bind(*primals, how=how, **params),
+        collective_p.bind(*dense, *primals[n:], how=how, **params),
     )
 
 
-def _collective_batch(operands, dims, *, kind, **params):
-    n = n_values({"kind": kind, **params}, len(operands))
-    if n < len(operands) and dims[-1] is not None:
+def _collective_transpose(cotangents, *operands, how, **params):
+    raise CollectiveError(  # JAX transposes an equation in the place of the driver that it stems from
+        f"reverse-mode differentiation through a collective: jax.grad of a function that calls {how.name}"
+        f"{at(current_line())}. Each "
+        "worker would get only its own share of the gradient. Differentiate the local loss, then reduce:\n"
+        "    loss, grads = jax.value_and_grad(local_loss)(params, batch)\n"
+        "    grads = comm.all_reduce(grads)" + line_search_of(current_source())
+    )
+
+
+def _collective_batch(operands, dims, *, how, **params):
+    if how.weighted and dims[-1] is not None:
         raise CollectiveError(
-            f"all_reduce: weight= must be one scalar per worker, not mapped by vmap{at(current_line())}."
+            f"{how.name}: weight= must be one scalar per worker, not mapped by vmap{at(current_line())}."
         )
-    results = collective_p.bind(*operands, kind=kind, **params)
-    moved = [d if d is None or kind != "gather" else d + 1 for d in dims[:n]]  # None: not mapped
+    results = collective_p.bind(*operands, how=how, **params)
+    moved = [d if d is None else how.result_axis(d) for d in dims[: len(dims) - how.weighted]]  # None: not mapped
     return results, moved
 
 

@@ -7,7 +7,7 @@ process every worker holds the value that the process holds.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
@@ -17,8 +17,11 @@ from adaptive.base.current import current_world, why_not_alone
 from adaptive.base.errors import CollectiveError, NonFiniteError
 from adaptive.base.where import at, current_line
 
+if TYPE_CHECKING:
+    from .collectives import Collective
 
-def exchange_eagerly(kind: str, values: Sequence, *, op: str, weight, root: int) -> list[jax.Array]:
+
+def exchange_eagerly(how: Collective, values: Sequence, *, weight: Any) -> list[jax.Array]:
     """What a collective returns when its operands are numbers and not tracers. Blocks until all workers have called
     it.
 
@@ -29,10 +32,10 @@ def exchange_eagerly(kind: str, values: Sequence, *, op: str, weight, root: int)
     alone = why_not_alone()
     if alone:
         raise CollectiveError(
-            f"{_names[kind]} outside a program{at(current_line())} has no world, so it would reduce nothing: {alone}. "
+            f"{how.name} outside a program{at(current_line())} has no world, so it would reduce nothing: {alone}. "
             "Write it inside the world's block, in the thread that has entered it:\n"
             "    with comm.world():\n"
-            f"        x = comm.{_names[kind]}(x)"
+            f"        x = comm.{how.name}(x)"
         )
     values = [jnp.asarray(v) for v in values]
     dtypes = [v.dtype for v in values]
@@ -40,40 +43,29 @@ def exchange_eagerly(kind: str, values: Sequence, *, op: str, weight, root: int)
     if world is None or world.size == 1:
         if weight is not None:
             _check_weight(jnp.asarray(weight))
-        return [v[None] if kind == "gather" else v for v in values]
+        return [how.of_replicated(v, 1) for v in values]
     if weight is not None and not np.isfinite(weight):
         raise CollectiveError(
-            f"all_reduce outside a program{at(current_line())}: a mean is over examples, and how many each worker "
+            f"{how.name} outside a program{at(current_line())}: a mean is over examples, and how many each worker "
             f"has is known only inside one. Say what to weigh by, or reduce by another op:\n"
             f"    comm.all_reduce(x, weight=n_examples)        comm.all_reduce(x, op='sum')"
         )
-    how = {"reduce": f" {op!r}", "gather": "", "broadcast": f" from {root}"}[kind]
     what = ", ".join(f"{v.dtype}{list(v.shape)}" for v in values)
-    about = f"{_names[kind]}{how} of {what}, outside a program"
+    about = f"{how.about} of {what}, outside a program"
     values = [v.astype(wire_dtype(v.dtype)) for v in values]
-    parts, ops = [], []
+    parts = []
     for worker, device in zip(world.workers, world.devices, strict=True):
-        row = [jnp.zeros(1)]
-        if weight is not None:
-            w = jnp.asarray(weight)
-            row += [w, *(scaled(v, w) for v in values)]
-        elif kind == "gather":
-            row += [jnp.zeros((world.size, *v.shape), v.dtype).at[worker].set(v) for v in values]
-        elif kind == "broadcast":
-            row += [v if worker == root else jnp.zeros_like(v) for v in values]
-        else:
-            row += values
+        sent = [how.encode(v if weight is None else scaled(v, weight), worker, world.size) for v in values]
+        row = [jnp.zeros(1), *([] if weight is None else [jnp.asarray(weight)]), *sent]
         parts.append([jax.device_put(p, device) for p in row])
-        ops = ["sum"] + [op if kind == "reduce" and op != "mean" else "sum"] * (len(row) - 1)
+    ops = ["sum", *([] if weight is None else ["sum"]), *[how.op] * len(values)]
     results, _ = world.exchange(parts, ops, np.zeros(1, np.float32), about=about)
     out = [jnp.array(r) for r in results[0][1:]]  # copies: the world may write its buffers again
     if weight is not None:
         _check_weight(out[0])
         out = [divided(s, out[0]) for s in out[1:]]
+    out = [how.decode(v, world.workers[0], world.size) for v in out]
     return jax.block_until_ready([v.astype(dtype) for v, dtype in zip(out, dtypes, strict=True)])
-
-
-_names = {"reduce": "all_reduce", "gather": "all_gather", "broadcast": "broadcast"}
 
 
 def _check_weight(total: jax.Array) -> None:

@@ -28,7 +28,7 @@ from adaptive.control.hooks import Hooks
 from adaptive.control.split import check_shares, equal
 from adaptive.data.stream import Stream
 from adaptive.graph.flow import Scope
-from adaptive.step.engine import Engine, copied
+from adaptive.runtime.engine import Engine, copied
 
 Checkpoint = dict[str, Any]
 VERSION = 1

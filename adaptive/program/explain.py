@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from adaptive.base.where import at
 from adaptive.graph.flow import Scope
 from adaptive.graph.plan import Contribution, Plan, Segment
-from adaptive.step.message import Layout
+from adaptive.runtime.message import Layout
 
 
 def explain(plan: Plan, layouts: Sequence[Layout], batch_sizes: Sequence[int], shards: Sequence[int] = ()) -> str:
@@ -95,7 +95,7 @@ def _groups(contributions: Sequence[Contribution]) -> Iterator[tuple[str, str, l
     """Contributions of one line and kind together."""
     groups: dict[tuple[str, str], list[Contribution]] = {}
     for c in contributions:
-        groups.setdefault((c.op if c.kind == "reduce" else c.kind, c.line), []).append(c)
+        groups.setdefault((c.how.label, c.line), []).append(c)
     for (kind, line), group in groups.items():
         yield kind, line, group
 

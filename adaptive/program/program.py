@@ -45,11 +45,11 @@ from adaptive.graph.plan import Plan
 from adaptive.graph.planner import Planner
 from adaptive.operators.minibatches import NotEqualPartsError
 from adaptive.operators.sources import Reading
-from adaptive.step.cache import share_compilations
-from adaptive.step.engine import Engine, Outcome
-from adaptive.step.finite import Trouble, not_finite, skipped_too_often
-from adaptive.step.local_world import LocalWorld
-from adaptive.step.updates import made_nans, share_found
+from adaptive.runtime.cache import share_compilations
+from adaptive.runtime.engine import Engine, Outcome
+from adaptive.runtime.finite import Trouble, not_finite, skipped_too_often
+from adaptive.runtime.local_world import LocalWorld
+from adaptive.runtime.updates import made_nans, share_found
 
 from . import checkpoint as _checkpoint
 from .evaluate import evaluate

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from adaptive.base.decision import Decision
-from adaptive.step.pieces import Pieces
+from adaptive.runtime.pieces import Pieces
 
 
 @dataclass(frozen=True)

@@ -18,9 +18,9 @@ from adaptive.graph.cut import plan
 from adaptive.graph.plan import Plan
 from adaptive.graph.planner import Planner
 from adaptive.graph.trace import Graph, trace
-from adaptive.step import engine as _engine
-from adaptive.step import kernels as _kernels
-from adaptive.step.kernels import Kernels
+from adaptive.runtime import engine as _engine
+from adaptive.runtime import kernels as _kernels
+from adaptive.runtime.kernels import Kernels
 
 FEATURES = 3
 HERE = Path(__file__).parent

@@ -15,8 +15,8 @@ import jax.numpy as jnp
 
 import adaptive as ad
 import collectives as comm
-from adaptive.step import ending as _ending
-from adaptive.step import kernels as _kernels
+from adaptive.runtime import ending as _ending
+from adaptive.runtime import kernels as _kernels
 
 HOW, MARKER, *OPTIONS = sys.argv[1:]
 BACKGROUND, REAL = "adaptive-compiler", _kernels.compile_segment

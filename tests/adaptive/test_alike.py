@@ -19,7 +19,7 @@ from adaptive.control.alike import (
     digests_of_lines,
     versions,
 )
-from adaptive.step.local_world import LocalWorld
+from adaptive.runtime.local_world import LocalWorld
 
 from .drivers import FEATURES, Recorder, mean_loss, planned
 

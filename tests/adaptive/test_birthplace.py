@@ -13,7 +13,7 @@ import pytest
 import adaptive as ad
 import collectives as comm
 import monitors as mon
-from adaptive.step.local_world import LocalWorld
+from adaptive.runtime.local_world import LocalWorld
 
 X = np.arange(1.0, 9, dtype=np.float32)
 
@@ -167,5 +167,5 @@ def test_an_error_on_the_way_keeps_nobody_waiting(monkeypatch):
     def broken(*args):
         raise MemoryError("all gone")
 
-    monkeypatch.setattr("adaptive.step.engine.birthplace", broken)
+    monkeypatch.setattr("adaptive.runtime.engine.birthplace", broken)
     assert "could not be found out where they come from: MemoryError: all gone" in origin(driver)

@@ -9,7 +9,7 @@ import stat
 import jax
 import pytest
 
-from adaptive.step.cache import CompilationCacheWarning, share_compilations
+from adaptive.runtime.cache import CompilationCacheWarning, share_compilations
 
 
 @pytest.fixture

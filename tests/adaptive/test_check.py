@@ -15,7 +15,7 @@ import controllers as ctrl
 import monitors as mon
 from adaptive import operators
 from adaptive.check.trials import even_split, uneven_splits
-from adaptive.step.local_world import LocalWorld
+from adaptive.runtime.local_world import LocalWorld
 from tests.relaxed import relaxed_tx
 
 from .drivers import FEATURES, Recorder, make_data, mean_loss, planned, pointed_at
@@ -118,7 +118,7 @@ def test_gathered_rows_may_differ_as_they_are_but_not_what_is_made_of_them():
     found = check(averaging, W)
     assert found.verdict == "no"
     assert list(found.reports) == ["metric ['loss']"]
-    assert "gathered" in str(found)
+    assert "by all_gather" in str(found)
 
 
 def test_metrics_and_hook_values_are_compared():

@@ -17,7 +17,7 @@ import monitors as mon
 from adaptive import operators
 from adaptive.base.decision import Decision
 from adaptive.operators.sources import Source, read
-from adaptive.step.local_world import LocalWorld
+from adaptive.runtime.local_world import LocalWorld
 from tests.stored import stored
 
 from .drivers import Recorder, make_data, mean_loss

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 from jax.experimental.compilation_cache import compilation_cache
 
-from adaptive.step.cache import CompilationCacheWarning
-from adaptive.step.compile import compile_segment
+from adaptive.runtime.cache import CompilationCacheWarning
+from adaptive.runtime.compile import compile_segment
 
 SHAPE = jax.ShapeDtypeStruct((2,), jnp.float32)
 

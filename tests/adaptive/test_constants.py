@@ -10,8 +10,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from adaptive.step.constants import Constants
-from adaptive.step.kernels import Kernels
+from adaptive.runtime.constants import Constants
+from adaptive.runtime.kernels import Kernels
 
 TABLES = [
     np.arange(6, dtype=np.float32).reshape(2, 3),

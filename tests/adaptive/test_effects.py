@@ -10,7 +10,7 @@ from jax.experimental import io_callback
 
 import adaptive as ad
 import collectives as comm
-from adaptive.step.local_world import LocalWorld
+from adaptive.runtime.local_world import LocalWorld
 
 from .drivers import FEATURES, make_data, mean_loss, planned
 

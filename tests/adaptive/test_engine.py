@@ -20,9 +20,9 @@ from adaptive import operators
 from adaptive.data.stream import Share
 from adaptive.graph.flow import Scope
 from adaptive.operators.sources import CALLS, EXAMPLES, OFFSET, Reading, Source, read
-from adaptive.step import message as _message
-from adaptive.step.engine import Engine
-from adaptive.step.local_world import LocalWorld
+from adaptive.runtime import message as _message
+from adaptive.runtime.engine import Engine
+from adaptive.runtime.local_world import LocalWorld
 from tests.relaxed import relaxed_tx
 
 from .drivers import FEATURES, make_data, mean_loss, planned, uncompiled

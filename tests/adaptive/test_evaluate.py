@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 import adaptive as ad
 import collectives as comm
 from adaptive.program.evaluate import evaluate
-from adaptive.step.local_world import LocalWorld
+from adaptive.runtime.local_world import LocalWorld
 
 from .drivers import make_data, mean_loss
 

@@ -15,7 +15,7 @@ import monitors as mon
 from adaptive.base.decision import Decision
 from adaptive.extend import HookValues, StepEvent, Unsubscribe
 from adaptive.program import program as _program
-from adaptive.step.local_world import LocalWorld
+from adaptive.runtime.local_world import LocalWorld
 
 from .drivers import make_data
 

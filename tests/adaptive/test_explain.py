@@ -13,7 +13,7 @@ import monitors as mon
 from adaptive import operators
 from adaptive.control.status import status_length
 from adaptive.program.explain import explain
-from adaptive.step.message import lay_out_all
+from adaptive.runtime.message import lay_out_all
 
 from .drivers import FEATURES, Recorder, mean_loss, planned, pointed_at
 

@@ -11,9 +11,12 @@ from jax.extend.core import Var
 from adaptive.base.errors import NonFiniteError
 from adaptive.graph.flow import Scope
 from adaptive.graph.plan import Contribution
-from adaptive.step.finite import Arrived, Culprit, Look, Trouble, find_together, not_finite, skipped_too_often
-from adaptive.step.local_world import LocalWorld
-from adaptive.step.message import accumulate, lay_out, pack, unpack
+from adaptive.runtime.finite import Arrived, Culprit, Look, Trouble, find_together, not_finite, skipped_too_often
+from adaptive.runtime.local_world import LocalWorld
+from adaptive.runtime.message import accumulate, lay_out, pack, unpack
+from collectives._all_gather import Gather
+from collectives._all_reduce import Reduce
+from collectives._broadcast import Broadcast
 
 LARGEST = float(np.finfo(np.float32).max)
 
@@ -25,10 +28,11 @@ def variable(shape, dtype):
 EXAMPLES, TOKENS, NUMBER = (variable((), np.float32) for _ in range(3))
 
 
-def contribution(dtype="float32", shape=(2,), op="mean", kind="reduce", scope=Scope.CALL, weight=EXAMPLES, name="x"):
-    weight = weight if op == "mean" and kind == "reduce" else None
-    result = variable((2, *shape) if kind == "gather" else shape, dtype)
-    return Contribution(name, kind, op, 0, variable(shape, dtype), weight, result, scope, "driver.py:7")
+def contribution(dtype="float32", shape=(2,), op="mean", how=None, scope=Scope.CALL, weight=EXAMPLES, name="x"):
+    how = how or Reduce(op)
+    result = variable(how.result_shape(shape, 2), dtype)
+    weight = weight if how.weighted else None
+    return Contribution(name, how, variable(shape, dtype), weight, result, scope, "driver.py:7")
 
 
 def arrive(contributions, values, weights=1.0, workers=2):
@@ -52,8 +56,8 @@ def passes(contributions, values, weights=1.0):
     layout, _, reduced = arrive(contributions, values, weights)
     found = {Look(layout, platform).passes(reduced) for platform in ("cpu", "gpu")}
     assert len(found) == 1
-    wanted = [i for i, c in enumerate(contributions) if c.kind == "reduce" and c.scope == Scope.CALL]
-    result = unpack(layout, reduced, wanted)
+    wanted = [i for i, c in enumerate(contributions) if c.how.reduces and c.scope == Scope.CALL]
+    result = unpack(layout, reduced, wanted, worker=0)
     if all(w == 1.0 for w in np.ravel(weights)):
         assert found == {all(bool(jnp.isfinite(x).all()) for x in result)}
     return found.pop()
@@ -91,7 +95,7 @@ def test_a_half_that_overflows_where_it_is_half_again_is_seen(half, sums):
         leaf = contribution(half, op="sum")
         layout = lay_out([leaf], workers=1, status=3)
         parts = [jnp.array([total, total, 0, 0, 0], np.float32)]
-        finite = bool(jnp.isfinite(unpack(layout, parts, [0])[0]).all())
+        finite = bool(jnp.isfinite(unpack(layout, parts, [0], worker=0)[0]).all())
         assert [Look(layout, p).passes(parts) for p in ("cpu", "gpu")] == [finite] * 2, total
 
 
@@ -121,8 +125,8 @@ def test_one_worker_of_no_weight_is_no_fault():
 
 def test_what_may_be_nan_is_let_through():
     free = [
-        contribution(kind="gather"),
-        contribution(kind="broadcast"),
+        contribution(how=Gather()),
+        contribution(how=Broadcast()),
         contribution(op="sum", scope=Scope.WORKER),
         contribution("int32", op="sum"),
     ]

@@ -13,10 +13,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from adaptive.step import kernels as _kernels
-from adaptive.step.cache import in_turn
-from adaptive.step.compile import compile_segment
-from adaptive.step.kernels import Kernels
+from adaptive.runtime import kernels as _kernels
+from adaptive.runtime.cache import in_turn
+from adaptive.runtime.compile import compile_segment
+from adaptive.runtime.kernels import Kernels
 
 from .drivers import HeldCompiler
 

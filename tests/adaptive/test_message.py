@@ -14,8 +14,12 @@ from hypothesis import strategies as st
 from jax.extend.core import Literal, Var
 
 from adaptive.graph.plan import Contribution, Scope
-from adaptive.step import message as _message
-from adaptive.step.message import accumulate, lay_out, pack, unpack
+from adaptive.operators.collectives import Collective
+from adaptive.runtime import message as _message
+from adaptive.runtime.message import accumulate, lay_out, pack, unpack
+from collectives._all_gather import Gather
+from collectives._all_reduce import Reduce
+from collectives._broadcast import Broadcast
 
 LARGE = 40  # bytes from which on a leaf is large, in these tests
 STATUS = 5
@@ -41,6 +45,9 @@ class Leaf:
     scope: Scope = Scope.CALL
     weight: str = "examples"  # which of the weights, for a mean
 
+    def how(self, workers: int) -> Collective:
+        return {"reduce": Reduce(self.op), "gather": Gather(), "broadcast": Broadcast(self.root % workers)}[self.kind]
+
 
 def variable(shape, dtype):
     return Var(jax.core.ShapedArray(shape, np.dtype(dtype)))
@@ -51,15 +58,13 @@ def contributions(leaves, workers):
     found = []
     for number, leaf in enumerate(leaves):
         shape = (workers, *leaf.shape) if leaf.kind == "gather" else leaf.shape
-        has_weight = leaf.kind == "reduce" and leaf.op == "mean"
+        how = leaf.how(workers)
         found.append(
             Contribution(
                 name=f"leaf {number}",
-                kind=leaf.kind,
-                op=leaf.op if leaf.kind == "reduce" else "sum",
-                root=leaf.root % workers,
+                how=how,
                 value=variable(leaf.shape, leaf.dtype),
-                weight=weights[leaf.weight] if has_weight else None,
+                weight=weights[leaf.weight] if how.weighted else None,
                 result=variable(shape, leaf.dtype),
                 scope=leaf.scope,
                 line="",
@@ -92,7 +97,7 @@ def send(layout, values, weights):
             )
             assert [(p.shape, p.dtype) for p in parts] == [(p.shape, p.dtype) for p in layout.layout.parts]
             arrived = parts if arrived is None else accumulate(layout.layout.ops, arrived, parts)
-    return unpack(layout.layout, arrived, range(len(layout.contributions)))
+    return unpack(layout.layout, arrived, range(len(layout.contributions)), worker=0)
 
 
 @dataclass
@@ -272,7 +277,7 @@ def test_literal_weights_are_shared_by_value():
     def weighted(value):
         aval = jax.core.ShapedArray((), np.dtype(np.float32))
         x = Var(aval)
-        return Contribution("", "reduce", "mean", 0, x, Literal(np.float32(value), aval), Var(aval), Scope.CALL, "")
+        return Contribution("", Reduce("mean"), x, Literal(np.float32(value), aval), Var(aval), Scope.CALL, "")
 
     weights = lay_out([weighted(1.0), weighted(1.0), weighted(2.0)], workers=2, status=0).weights
     assert weights[0] == weights[1] != weights[2]
@@ -317,7 +322,7 @@ def test_weights_of_large_double_leaves_are_double():
         layout = lay_out(
             [
                 Contribution(
-                    "", "reduce", "mean", 0, variable((8,), "float64"), variable((), "float64"),
+                    "", Reduce("mean"), variable((8,), "float64"), variable((), "float64"),
                     variable((8,), "float64"), Scope.CALL, "",
                 )
             ],
@@ -328,7 +333,7 @@ def test_weights_of_large_double_leaves_are_double():
             pack(layout, [jnp.full(8, x)], [jnp.float64(w)], worker=jnp.int32(i), first=jnp.float32(1))
             for i, (x, w) in enumerate([(1.0, 1 / 3), (2.0, 1 / 7)])
         ]
-        (mean,) = unpack(layout, accumulate(layout.ops, *parts), [0])
+        (mean,) = unpack(layout, accumulate(layout.ops, *parts), [0], worker=0)
     assert np.allclose(mean, (1 / 3 + 2 / 7) / (1 / 3 + 1 / 7), rtol=1e-15, atol=0)
 
 
@@ -336,4 +341,4 @@ def test_only_what_is_wanted_is_unpacked():
     layout = named([Leaf("float32", (2,), op="sum"), Leaf("float32", ()), Leaf("int32", (), op="sum")], 1)
     values = [jnp.array([1.0, 2.0]), jnp.float32(3), jnp.int32(4)]
     parts = pack(layout.layout, values, [None, jnp.float32(2), None], worker=jnp.int32(0), first=jnp.float32(1))
-    assert [float(x) for x in unpack(layout.layout, parts, [2, 1])] == [4.0, 3.0]
+    assert [float(x) for x in unpack(layout.layout, parts, [2, 1], worker=0)] == [4.0, 3.0]

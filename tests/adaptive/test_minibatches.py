@@ -18,7 +18,7 @@ import controllers as ctrl
 from adaptive.base.decision import Decision, Limits
 from adaptive.control.batch_sizes import BatchSizes
 from adaptive.control.split import equal, split
-from adaptive.step.local_world import LocalWorld
+from adaptive.runtime.local_world import LocalWorld
 
 from .drivers import HeldCompiler, make_data, mean_loss, planned, pointed_at
 

@@ -14,8 +14,8 @@ from adaptive.base.world import World
 from adaptive.operators.context import trace_as, tracing
 from adaptive.operators.slots import Frozen
 from adaptive.operators.sources import OFFSET, SEED, Reading, Source, read
-from adaptive.step.local_world import LocalWorld
-from adaptive.step.segment import Feed
+from adaptive.runtime.local_world import LocalWorld
+from adaptive.runtime.segment import Feed
 
 from .drivers import Recorder, planned, pointed_at, traced
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from adaptive.step.pieces import GAIN, cheapest, predict
+from adaptive.runtime.pieces import GAIN, cheapest, predict
 
 POWERS = [1, 2, 4, 8, 16]
 

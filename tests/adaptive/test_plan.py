@@ -45,7 +45,7 @@ def sgd(state, batch):
 def test_a_gradient_step_is_one_call_one_message_and_what_follows():
     plan = planned(sgd, W)
     assert levels(plan) == {"calls": [0], "onces": [], "messages": 1}
-    assert [c.op for c in plan.messages[0]] == ["mean", "mean"]
+    assert [c.how.label for c in plan.messages[0]] == ["mean", "mean"]
     assert plan.packs(0) is plan.calls[0]
     assert plan.calls[0].outputs == ()  # nothing is kept in memory for later
     assert origins(plan.final, "batch") == origins(plan.final, "call") == []
@@ -66,14 +66,14 @@ def test_everything_of_one_level_travels_in_one_message():
 
     plan = planned(driver, W)
     assert len(plan.messages) == 1
-    found = [(c.kind, c.op if c.kind == "reduce" else c.root, c.scope) for c in plan.messages[0]]
+    found = [(c.how.about, c.scope) for c in plan.messages[0]]
     assert found == [
-        ("reduce", "mean", Scope.CALL),
-        ("gather", 0, Scope.WORKER),
-        ("reduce", "max", Scope.CALL),
-        ("reduce", "sum", Scope.CALL),
-        ("reduce", "mean", Scope.CALL),
-        ("broadcast", 1, Scope.WORKER),
+        ("all_reduce(op='mean')", Scope.CALL),
+        ("all_gather", Scope.WORKER),
+        ("all_reduce(op='max')", Scope.CALL),
+        ("all_reduce(op='sum')", Scope.CALL),
+        ("all_reduce(op='mean')", Scope.CALL),
+        ("broadcast from 1", Scope.WORKER),
     ]
     assert [s.name for s in plan.sources] == ["examples", "seconds"]
 
@@ -95,7 +95,7 @@ def test_a_collective_of_what_is_replicated_already_sends_nothing(again):
 
     plan = planned(driver, W)
     assert len(plan.messages) == 1
-    assert [c.kind for c in plan.messages[0]] == ["reduce"]
+    assert [c.how.name for c in plan.messages[0]] == ["all_reduce"]
     assert "seconds" not in [s.name for s in plan.sources]
 
 
@@ -206,7 +206,7 @@ def test_each_call_has_its_own_distance_from_the_mean_loss():
     plan = planned(driver, W)
     assert [v.aval.shape for v in plan.calls[0].outputs] == [()]
     assert origins(plan.calls[1], "call") == [("call", 0, 0)]
-    assert [c.op for c in plan.messages[1]] == ["max"]
+    assert [c.how.label for c in plan.messages[1]] == ["max"]
 
 
 def test_a_second_message_that_no_batch_goes_into_is_written_once():

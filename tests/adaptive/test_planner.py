@@ -17,7 +17,7 @@ import monitors as mon
 from adaptive import operators
 from adaptive.graph.expressions import Expressions, sized
 from adaptive.graph.planner import Planner
-from adaptive.step.local_world import LocalWorld
+from adaptive.runtime.local_world import LocalWorld
 
 from .drivers import FEATURES, batch_of, make_data, mean_loss, planner, pointed_at, traced
 

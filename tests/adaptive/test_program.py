@@ -20,8 +20,8 @@ from adaptive.base.decision import Decision
 from adaptive.control.decision_digest import DecisionDigest
 from adaptive.operators.sources import Source, read
 from adaptive.program import program as _program
-from adaptive.step.local_world import LocalWorld
-from adaptive.step.message import accumulate
+from adaptive.runtime.local_world import LocalWorld
+from adaptive.runtime.message import accumulate
 
 from .drivers import FEATURES, HeldCompiler, Recorder, make_data, mean_loss, sizes_of, two_statuses, uncompiled
 

@@ -15,7 +15,7 @@ import collectives as comm
 from adaptive import operators
 from adaptive.base.decision import Decision
 from adaptive.program import record as _record
-from adaptive.step.local_world import LocalWorld
+from adaptive.runtime.local_world import LocalWorld
 from controllers.simulate import read_trace
 
 from .drivers import Recorder, make_data

@@ -14,7 +14,7 @@ import collectives as comm
 from adaptive.data.examples import Examples
 from adaptive.data.same_data import digests_of_data
 from adaptive.data.stream import Stream
-from adaptive.step.local_world import LocalWorld
+from adaptive.runtime.local_world import LocalWorld
 
 LENGTHS = (7, 12, 5)
 

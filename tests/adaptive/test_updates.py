@@ -12,8 +12,8 @@ import adaptive as ad
 import collectives as comm
 import controllers as ctrl
 import monitors as mon
-from adaptive.step.local_world import LocalWorld
-from adaptive.step.message import accumulate
+from adaptive.runtime.local_world import LocalWorld
+from adaptive.runtime.message import accumulate
 from tests.relaxed import relaxed_tx
 
 from .drivers import two_statuses

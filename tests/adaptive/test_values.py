@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 import adaptive as ad
 import collectives as comm
 from adaptive.operators.sources import Reading
-from adaptive.step.local_world import LocalWorld
-from adaptive.step.segment import Feed, segment_function
+from adaptive.runtime.local_world import LocalWorld
+from adaptive.runtime.segment import Feed, segment_function
 
 from .drivers import batch_of, planned, traced
 

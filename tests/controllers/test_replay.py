@@ -13,7 +13,7 @@ import adaptive as ad
 import collectives as comm
 import controllers as ctrl
 import monitors as mon
-from adaptive.step.local_world import LocalWorld
+from adaptive.runtime.local_world import LocalWorld
 from controllers.simulate import (
     Cluster,
     Hooked,

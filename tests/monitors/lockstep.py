@@ -39,7 +39,7 @@ def operators(closed: ClosedJaxpr) -> list[str]:
         match eqn.primitive.name:
             case "collective":
                 shapes = [str(v.aval.shape) for v in eqn.invars[: n_values(eqn.params, len(eqn.invars))]]
-                found.append(f"{eqn.params['kind']} {eqn.params['op']} {' '.join(shapes)}")
+                found.append(f"{eqn.params['how'].about} {' '.join(shapes)}")
             case "source":
                 found.append(f"source {eqn.params['source'].name}")
             case "slot_read":
@@ -110,11 +110,12 @@ class Lockstep:
 def _combine(params: dict[str, Any], operands: list[list[Any]]) -> list[Any]:
     n = n_values(params, len(operands[0]))
     columns = [np.stack([np.asarray(row[j]) for row in operands]) for j in range(n)]
-    if params["kind"] == "gather":
+    how = params["how"]
+    if how.name == "all_gather":
         return columns
-    if params["kind"] == "broadcast":
-        return [column[params["root"]] for column in columns]
-    if params["op"] == "mean":
+    if how.name == "broadcast":
+        return [column[how.root] for column in columns]
+    if how.weighted:
         weights = np.asarray([row[-1] for row in operands], np.float64)
         return [np.average(c, axis=0, weights=weights).astype(c.dtype) for c in columns]
-    return [getattr(np, params["op"])(c, axis=0).astype(c.dtype) for c in columns]
+    return [getattr(np, how.op)(c, axis=0).astype(c.dtype) for c in columns]

@@ -54,13 +54,13 @@ def expected(steps, sizes, decay=0.95, confidence=0.95):
 
 def test_it_adds_three_numbers_to_the_message_and_one_slot():
     grads = {"w": jnp.ones((3, 2)), "b": jnp.ones(2)}
-    reduced = "source examples", "reduce mean (2,) (3, 2)"
+    reduced = "source examples", "all_reduce(op='mean') (2,) (3, 2)"
     assert operators(graph(comm.all_reduce, grads)) == [*reduced]
     assert operators(graph(both, grads)) == [
         *reduced,
         "source examples",
         "source calls",
-        "reduce sum () () ()",
+        "all_reduce(op='sum') () () ()",
         "slot noise_scale",
     ]
 

@@ -46,5 +46,5 @@ def test_what_is_not_finite():
     run_suite("mpi", 2, PROGRAM / "test_not_finite.py")
 
 
-def test_federated_rounds():
-    run_suite("mpi-two-devices", 2, PROGRAM / "test_federated.py")
+def test_federated_rounds_and_collectives_of_ones_own():
+    run_suite("mpi-two-devices", 2, PROGRAM / "test_federated.py", PROGRAM / "test_own_collectives.py")

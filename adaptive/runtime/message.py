@@ -96,7 +96,7 @@ def must_be_finite(c: Contribution) -> bool:
     """Whether infinities and NaNs in a contribution are a fault: not in what is gathered or broadcast, nor in what a
     worker measures once per step, such as seconds that are not known yet.
     """
-    return c.kind == "reduce" and c.scope == Scope.CALL and jnp.issubdtype(c.value.aval.dtype, jnp.inexact)
+    return c.how.reduces and c.scope == Scope.CALL and jnp.issubdtype(c.value.aval.dtype, jnp.inexact)
 
 
 def lay_out_all(messages: Sequence[Sequence[Contribution]], *, workers: int, status: int) -> list[Layout]:
@@ -111,10 +111,8 @@ def lay_out(contributions: Sequence[Contribution], *, workers: int, status: int)
     What is weighed alike, and must be finite, lies side by side: so few operations weigh it, and few look at it.
     """
     wire = [wire_dtype(c.value.aval.dtype) for c in contributions]
-    shapes = [
-        ((workers, *c.value.aval.shape) if c.kind == "gather" else tuple(c.value.aval.shape)) for c in contributions
-    ]
-    ops = [c.op if c.op in ("max", "min") else "sum" for c in contributions]
+    shapes = [tuple(c.how.sent_shape(c.value.aval.shape, workers)) for c in contributions]
+    ops = [c.how.op for c in contributions]
     size = [int(np.prod(s, dtype=int)) for s in shapes]
     large = [op == "sum" and n * d.itemsize >= LARGE_BYTES for op, n, d in zip(ops, size, wire, strict=True)]
     # One floating buffer for everything small that is summed: what is single precision travels in double where
@@ -138,7 +136,7 @@ def lay_out(contributions: Sequence[Contribution], *, workers: int, status: int)
     # What is weighed once per worker and what is weighed in every call have two sums, even of one weight.
     keys = [
         None
-        if c.weight is None or c.kind != "reduce"
+        if c.weight is None
         else (c.weight if isinstance(c.weight, Var) else float(c.weight.val), c.scope < Scope.CALL)
         for c in contributions
     ]
@@ -167,19 +165,15 @@ def pack(layout: Layout, values: Sequence[jax.Array], weights: Sequence[jax.Arra
 
     Args:
       values, weights: one per contribution.
-      worker: this worker's number, for gathered values' rows.
+      worker: this worker's number.
       first: 1.0 in the first call of a worker's step: what belongs to the worker and not to the call counts once.
     """
     pieces: list[list[_Piece]] = [[] for _ in layout.parts]
     weights_written = set()
     for i, (c, entry, value) in enumerate(zip(layout.contributions, layout.entries, values, strict=True)):
         x = jnp.asarray(value).astype(entry.dtype)
-        if c.kind == "gather":
-            row = (jnp.arange(layout.workers, dtype=jnp.int32) == worker).reshape((-1,) + (1,) * x.ndim)
-            x = jnp.where(row, x[None], jnp.zeros((), x.dtype))
-        elif c.kind == "broadcast":
-            x = jnp.where(worker == c.root, x, jnp.zeros((), x.dtype))
-        weight, once = layout.weights[i], c.scope < Scope.CALL and c.op not in ("max", "min")
+        x = c.how.encode(x, worker, layout.workers)
+        weight, once = layout.weights[i], c.scope < Scope.CALL and c.how.op == "sum"
         factor = None if weight is None else weights[i]
         pieces[entry.part].append(_Piece(entry.offset, x, weight.offset if weight else -1, factor, once))
         if weight is not None and weight.offset not in weights_written:
@@ -217,8 +211,12 @@ def _join(part: Part, pieces: Sequence[_Piece], first: Any) -> jax.Array:
     return runs[0] if len(runs) == 1 else jnp.concatenate([run.reshape(-1) for run in runs])
 
 
-def unpack(layout: Layout, parts: Sequence[jax.Array], wanted: Sequence[int]) -> list[jax.Array]:
-    """The contributions numbered `wanted`, out of the reduced parts. Traced into the segment that takes them."""
+def unpack(layout: Layout, parts: Sequence[jax.Array], wanted: Sequence[int], *, worker: Any) -> list[jax.Array]:
+    """The results numbered `wanted`, out of the reduced parts. Traced into the segment that takes them.
+
+    Args:
+      worker: this worker's number.
+    """
     inverse: dict[int, jax.Array] = {}
 
     def one(i: int) -> jax.Array:
@@ -227,7 +225,7 @@ def unpack(layout: Layout, parts: Sequence[jax.Array], wanted: Sequence[int]) ->
             if weight.offset not in inverse:
                 inverse[weight.offset] = _take(layout, parts, weight)
             x = divided(x, inverse[weight.offset])
-        return x.astype(c.result.aval.dtype)
+        return c.how.decode(x, worker, layout.workers).astype(c.result.aval.dtype)
 
     return [one(i) for i in wanted]
 

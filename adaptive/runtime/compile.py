@@ -10,6 +10,8 @@ from typing import Any
 
 import jax
 
+from adaptive.base.jaxprs import give_name, names_of, text_of
+
 from .cache import CompilationCacheWarning
 from .ending import uninterruptible
 
@@ -44,12 +46,8 @@ def compile_segment(
 
 
 def _compile(lowered: Any, name: str) -> tuple[Any, str]:
-    module = lowered.compiler_ir()
-    says = lowered.as_text().split(maxsplit=2)[2]  # but for "module @name"
-    title = f"{name}_{hashlib.blake2b(says.encode(), digest_size=8).hexdigest()}"
-    names = module.operation.attributes
-    names["sym_name"] = type(names["sym_name"]).get(title, module.context)
-    module.context.enable_multithreading(False)  # JAX's pool of threads is Python's, which may end before XLA has
+    title = f"{name}_{hashlib.blake2b(text_of(lowered).encode(), digest_size=8).hexdigest()}"
+    give_name(lowered, title)
     with uninterruptible():
         return lowered.compile(), title
 
@@ -57,4 +55,4 @@ def _compile(lowered: Any, name: str) -> tuple[Any, str]:
 def _is_called(title: str, compiled: Any) -> bool:
     if jax.config.jax_compilation_cache_dir is None:
         return True  # it was compiled just now
-    return [module.name for module in compiled.runtime_executable().hlo_modules()] == [title]
+    return names_of(compiled) == [title]

@@ -210,15 +210,16 @@ class Trouble:
 
     def _named(self, numbers: Iterable[int]) -> str:
         """`all_reduce (driver.py:15) of ['kernel'], ['bias'] and 3 more`, for each line."""
-        by_line: dict[str, list[str]] = {}
+        by_line: dict[tuple[str, str], list[str]] = {}
         for i in numbers:
-            by_line.setdefault(self.message[i].line, []).append(self.message[i].name)
+            c = self.message[i]
+            by_line.setdefault((c.how.name, c.line), []).append(c.name)
         texts = []
-        for line, names in by_line.items():
+        for (what, line), names in by_line.items():
             listed = ", ".join(n for n in names[:_NAMED] if n) + (
                 f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
             )
-            texts.append(f"all_reduce{at(line)}" + (f" of {listed}" if listed else ""))
+            texts.append(f"{what}{at(line)}" + (f" of {listed}" if listed else ""))
         return " and ".join(texts)
 
 

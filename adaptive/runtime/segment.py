@@ -13,9 +13,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.extend import source_info_util
 from jax.extend.core import JaxprEqn, Literal, Var
 
+from adaptive.base.jaxprs import bind
 from adaptive.graph.plan import Plan, Segment
 from adaptive.graph.trace import Atom, operands_of
 from adaptive.operators.claims import claim_p
@@ -80,7 +80,12 @@ def segment_function(
         at = dict.fromkeys(given, 0)
         results = {
             level: iter(
-                unpack(layouts[level], parts, [o.item for _, o in segment.inputs if o[:2] == ("message", level)])
+                unpack(
+                    layouts[level],
+                    parts,
+                    [o.item for _, o in segment.inputs if o[:2] == ("message", level)],
+                    worker=given["ints"][0],
+                )
             )
             for level, parts in zip(segment.message_levels, given["message"], strict=True)
         }
@@ -113,16 +118,6 @@ def evaluate(eqn: JaxprEqn, operands: list[Any]) -> list[Any]:
     if eqn.primitive is claim_p:
         return operands
     if eqn.primitive is collective_p:  # of replicated values: every worker knows the result already
-        return _of_replicated(eqn, operands)
-    info = eqn.source_info
-    with source_info_util.user_context(info.traceback, name_stack=info.name_stack), eqn.ctx.manager:
-        results = eqn.primitive.bind(*operands, **eqn.primitive.get_bind_params(eqn.params))
-    return list(results) if eqn.primitive.multiple_results else [results]
-
-
-def _of_replicated(eqn: JaxprEqn, operands: list[Any]) -> list[Any]:
-    kind, op, workers = (eqn.params[k] for k in ("kind", "op", "workers"))
-    values = [jnp.asarray(v) for v in operands]
-    if kind == "gather":
-        return [jnp.broadcast_to(v[None], (workers, *v.shape)) for v in values]
-    return [v * workers if (kind, op) == ("reduce", "sum") else v for v in values]
+        how, workers = eqn.params["how"], eqn.params["workers"]
+        return [how.of_replicated(jnp.asarray(v), workers) for v in operands]
+    return bind(eqn, operands)

@@ -459,7 +459,8 @@ class _Step:
         for earlier in range(level):
             results = [c.result for c in plan.messages[earlier]]
             parts = self.messages[earlier][local]
-            known.update(zip(results, unpack(engine.layouts[earlier], parts, range(len(results))), strict=True))
+            arrived = unpack(engine.layouts[earlier], parts, range(len(results)), worker=vectors[1][0])
+            known.update(zip(results, arrived, strict=True))
         return known
 
     def commit(self) -> tuple[list[list[jax.Array]], list[jax.Array]]:

@@ -1,0 +1,62 @@
+"""`all_gather`: what each worker has, on every worker."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import jax
+import jax.numpy as jnp
+
+from adaptive.extend import Collective
+
+from ._leaves import combine, leaves_of
+
+T = TypeVar("T")
+
+
+def all_gather(tree: T) -> T:
+    """Show every worker what all the workers have.
+
+    Costs, per leaf, its bytes times the number of workers on the message: each worker fills its row, and rows are
+    summed. Meant for scalars and small arrays, such as seconds of each worker.
+
+    Args:
+      tree: a pytree of arrays and numbers, each of the same shape on all workers. Local.
+
+    Returns:
+      `tree` with each leaf of shape `(workers, *shape)`: row i is worker i's. Replicated.
+
+    Raises:
+      CollectiveError: for leaves that cannot be sent.
+
+    Example:
+      >>> import collectives as comm
+      >>> print(comm.all_gather(2.5))  # outside a program: one worker
+      [2.5]
+    """
+    return combine(Gather(), tree, leaves_of("all_gather", tree))
+
+
+@dataclass(frozen=True)
+class Gather(Collective):
+    """A row for each worker: each fills its own, and rows are summed."""
+
+    name = "all_gather"
+    label = "gather"
+    shows_workers = True
+
+    def result_shape(self, shape: tuple[int, ...], workers: int) -> tuple[int, ...]:
+        return (workers, *shape)
+
+    sent_shape = result_shape
+
+    def encode(self, x: jax.Array, worker: Any, workers: int) -> jax.Array:
+        row = (jnp.arange(workers, dtype=jnp.int32) == worker).reshape((-1,) + (1,) * x.ndim)
+        return jnp.where(row, x[None], jnp.zeros((), x.dtype))
+
+    def of_replicated(self, x: jax.Array, workers: int) -> jax.Array:
+        return jnp.broadcast_to(x[None], (workers, *x.shape))
+
+    def result_axis(self, axis: int) -> int:
+        return axis + 1

@@ -1,0 +1,66 @@
+"""`broadcast`: what one worker has, on every worker."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import jax
+import jax.numpy as jnp
+
+from adaptive.extend import Collective, brief, current_world, tracing, whole
+
+from ._leaves import combine, error, leaves_of
+
+T = TypeVar("T")
+
+
+def broadcast(tree: T, root: int = 0) -> T:
+    """Give every worker what one of them has.
+
+    Costs the leaves' bytes on the message: the others add zeros.
+
+    Args:
+      tree: a pytree of arrays and numbers, each of the same shape on all workers. Local.
+      root: the number of the worker whose values are taken.
+
+    Returns:
+      `tree` with the root's leaves. Replicated.
+
+    Raises:
+      CollectiveError: for leaves that cannot be sent, and where there is no worker `root`.
+
+    Example:
+      >>> import jax, collectives as comm
+      >>> order = comm.broadcast(jax.random.permutation(jax.random.key(0), 4))
+      >>> sorted(order.tolist())
+      [0, 1, 2, 3]
+    """
+    number, workers = whole(root), _known_workers()
+    if number is None:
+        raise error("broadcast", f"root={root!r} must be an integer known while tracing: a worker's number.")
+    if number < 0 or (workers is not None and number >= workers):
+        there = "workers are numbered from 0" if workers is None else f"the workers are 0 to {workers - 1}"
+        raise error("broadcast", f"there is no worker root={brief(number)}: {there}.")
+    return combine(Broadcast(number), tree, leaves_of("broadcast", tree))
+
+
+@dataclass(frozen=True)
+class Broadcast(Collective):
+    """The root's value: the others add zeros."""
+
+    root: int = 0
+
+    name = "broadcast"
+
+    def encode(self, x: jax.Array, worker: Any, workers: int) -> jax.Array:
+        return jnp.where(worker == self.root, x, jnp.zeros((), x.dtype))
+
+    @property
+    def about(self) -> str:
+        return f"broadcast from {self.root}"
+
+
+def _known_workers() -> int | None:
+    trace, world = tracing(), current_world.get()
+    return trace.workers if trace else world.size if world else None

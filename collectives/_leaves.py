@@ -1,0 +1,62 @@
+"""Trees that go through a collective, leaf by leaf."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import jax
+import jax.numpy as jnp
+
+from adaptive import CollectiveError
+from adaptive.extend import Collective, at, collective, current_line
+
+T = TypeVar("T")
+
+
+def combine(how: Collective, tree: T, leaves: dict[str, jax.Array], weight: jax.Array | None = None) -> T:
+    """The tree with its leaves, by name, combined."""
+    if not leaves:
+        return tree
+    results = collective(how, list(leaves.values()), weight=weight, names=list(leaves))
+    return jax.tree.unflatten(jax.tree.structure(tree), results)
+
+
+def leaves_of(
+    what: str, tree: Any, problem_of_dtype: Callable[[Any], str | None] = lambda dtype: None
+) -> dict[str, jax.Array]:
+    """The tree's leaves, as arrays, by their paths; or an error that names the first one that cannot be sent."""
+    leaves = {}
+    for path, value in jax.tree_util.tree_leaves_with_path(tree):
+        name = jax.tree_util.keystr(path)
+        problem = _problem(value) or problem_of_dtype(jnp.asarray(value).dtype)
+        if problem:
+            raise error(what, f"{name or 'the value'} is {problem}")
+        leaves[name] = jnp.asarray(value)
+    return leaves
+
+
+def _problem(value: Any) -> str | None:
+    """Why `value` cannot be sent at all, and what to write instead."""
+    dtype = getattr(value, "dtype", None)
+    if dtype == jax.dtypes.float0:
+        return (
+            "the gradient of an integer (float0), which holds nothing. Differentiate with respect to floats alone, or "
+            "leave it out of the tree."
+        )
+    if dtype is not None and jnp.issubdtype(dtype, jax.dtypes.prng_key):
+        return (
+            "a PRNG key. Send what it is made of:\n"
+            "    jax.random.wrap_key_data(comm.broadcast(jax.random.key_data(key)))"
+        )
+    try:
+        jnp.asarray(value)
+    except (TypeError, ValueError, OverflowError) as error:
+        text = str(error).splitlines()[0] if isinstance(error, OverflowError) else "neither an array nor a number"
+        return f"{value!r}: {text}. Leave it out of the tree."
+    return None
+
+
+def error(what: str, text: str) -> CollectiveError:
+    """An error in a call of `what`, with the driver's line."""
+    return CollectiveError(f"{what}{at(current_line())}: {text}")
