@@ -35,6 +35,7 @@ from adaptive.base.world import World as World
 from adaptive.control.batch_sizes import BatchSizes as BatchSizes
 from adaptive.control.hooks import Hooks as Hooks
 from adaptive.control.readiness import Readiness as Readiness
+from adaptive.control.split import check_shares as check_shares
 from adaptive.control.split import split as split
 from adaptive.graph.plan import HookPlan as HookPlan
 from adaptive.operators.claims import claim as claim
