@@ -18,6 +18,7 @@ if "JAX_COMPILATION_CACHE_DIR" not in os.environ:  # most time goes into compili
 
 import hypothesis
 import jax
+import pytest
 
 from tests.mpirun import mpirun_version
 
@@ -30,6 +31,11 @@ jax.config.update("jax_numpy_dtype_promotion", "strict")
 # No deadline: the first example often compiles something.
 hypothesis.settings.register_profile("suite", derandomize=True, deadline=None)
 hypothesis.settings.load_profile("suite")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """What takes longest goes first, so that no process is left with it when the others have done."""
+    items.sort(key=lambda item: item.get_closest_marker("ranks") is None)
 
 
 def pytest_report_header() -> list[str]:

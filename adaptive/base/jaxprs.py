@@ -6,13 +6,18 @@ their effects and primitives are called, where they come from, how a compiled pr
 
 from __future__ import annotations
 
+import io
 import itertools
+import pickle
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
 import jax
+import numpy as np
+from jax.experimental import serialize_executable
 from jax.extend import source_info_util
+from jax.extend.backend import get_compile_options
 from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, jaxprs_in_params
 
 NEWEST_TESTED = (0, 10)  # JAX's series with which all of this was last seen to hold
@@ -153,6 +158,11 @@ def text_of(lowered: Any) -> str:
     return lowered.as_text().split(maxsplit=2)[2]  # behind "module @name"
 
 
+def calls_back(text: str) -> bool:
+    """Whether a lowered program calls Python: which function is not said in its text."""
+    return "callback" in text
+
+
 def give_name(lowered: Any, name: str) -> None:
     """Call a lowered program something else. And keep to this thread: JAX's pool of threads for lowered programs is
     Python's, which may end before XLA has."""
@@ -165,3 +175,35 @@ def give_name(lowered: Any, name: str) -> None:
 def names_of(compiled: Any) -> list[str]:
     """What a compiled program's modules are called."""
     return [module.name for module in compiled.runtime_executable().hlo_modules()]
+
+
+_CODE = (b"\x7fELF", b"\xcf\xfa\xed\xfe")  # what object files begin with, on Linux and macOS
+
+
+def loaded_on(compiled: jax.stages.Compiled, device: jax.Device) -> jax.stages.Compiled:
+    """A program that was compiled here for one CPU device, as it is, loaded on another one.
+
+    Raises:
+      Exception: of any kind, where it cannot be.
+    """
+    payload, in_tree, out_tree = serialize_executable.serialize(compiled)
+    if not any(mark in payload for mark in _CODE):  # XLA would load it, and find its functions missing when it is run
+        raise ValueError("the program comes from the compilation cache; of such XLA does not keep the code")
+    executable, arguments, no_keywords = _Loader(io.BytesIO(payload), device).load()
+    described = in_tree.unflatten(arguments)
+    return jax.stages.Compiled(executable.load(), [], described, out_tree, no_kwargs=no_keywords)
+
+
+class _Loader(pickle.Unpickler):
+    """JAX's own loader takes a program back to the device it was compiled for."""
+
+    def __init__(self, file: io.BytesIO, device: jax.Device):
+        super().__init__(file)
+        self._device = device
+
+    def persistent_load(self, name: Any) -> Any:
+        kind, client = name[0], self._device.client
+        if kind == "exec":
+            options = get_compile_options(1, 1, device_assignment=np.array([[self._device.id]]))
+            return client.deserialize_executable(name[1], executable_devices=[self._device], compile_options=options)
+        return self._device if kind == "device" else client

@@ -46,6 +46,7 @@ class BatchSizes:
       limits: with the quantum of the sizes that were asked for last.
       one_by_one: whether a later request waits behind the one that is being prepared. Where every size has to be
         compiled, a driver that asks for another one in every step would never get any, otherwise.
+      resizable: whether sizes change at all.
       waits: whether new sizes are taken up at once, and the program stands still until they can be made.
     """
 
@@ -63,12 +64,15 @@ class BatchSizes:
         self.pending: Split | None = None
         self.next: Split | None = None
         self.one_by_one = self.waits = False
+        self.resizable = True
         self._readiness: Readiness = AtOnce()
         self._all_ready = self._all_able = False
 
-    def take_effect(self, readiness: Readiness, *, one_by_one: bool = False, waits: bool = False) -> None:
+    def take_effect(
+        self, readiness: Readiness, *, one_by_one: bool = False, waits: bool = False, resizable: bool = True
+    ) -> None:
         """Say when sizes can be made; until then, they can be at once."""
-        self._readiness, self.one_by_one, self.waits = readiness, one_by_one, waits
+        self._readiness, self.one_by_one, self.waits, self.resizable = readiness, one_by_one, waits, resizable
 
     @property
     def target(self) -> Split:
@@ -85,18 +89,29 @@ class BatchSizes:
 
         Returns:
           Notes on what was asked for and cannot be.
+
+        Raises:
+          BatchSizeError: the sizes stay as they are (`resizable`).
         """
-        notes, total = [], sum(self.target)
+        notes, total, shares = [], sum(self.target), self.shares
         if decision.global_batch is not None:
             total = self.limits.nearest(decision.global_batch)
             if total != decision.global_batch:
-                by = f"hook {', '.join(map(repr, hooks))}: " if hooks else ""
+                by = f"{_who(hooks)}: " if hooks else ""
                 notes.append(f"{by}global batch {brief(decision.global_batch)} {self._changed_to(total)}.")
         if decision.shares is not None:
-            self.shares = tuple(check_shares(decision.shares, len(self.shares)).tolist())
+            shares = tuple(check_shares(decision.shares, len(self.shares)).tolist())
         if decision.shares is not None or total != sum(self.target):  # or the split stays, to the last example
             self._set_quantum(total)
-            self._put(split(total, self.shares, self.limits))
+            sizes = split(total, shares, self.limits)
+            if not self.resizable and sizes != self.current:
+                raise BatchSizeError(
+                    f"{_who(hooks)} asked for batch sizes {sizes}, but this program's stay as they are, "
+                    f"{self.current}: it was made with resizable=False. Leave that out of ad.Program(...) where sizes "
+                    "are to change."
+                )
+            self.shares = shares
+            self._put(sizes)
         if self.waits and self.pending is not None:
             self._take_up()
             self._readiness.wait_for(self.current)
@@ -215,6 +230,10 @@ def auto_quantum(global_batch: int, n_workers: int, multiple: int = 1) -> int:
     Times `multiple`, of which batches are made.
     """
     return multiple << max(0, (global_batch // multiple // n_workers // 16).bit_length() - 1)
+
+
+def _who(hooks: Sequence[str]) -> str:
+    return f"hook {', '.join(map(repr, hooks))}" if hooks else "program.rescale"
 
 
 def _examples(number: int) -> str:

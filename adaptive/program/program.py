@@ -101,6 +101,9 @@ class Program:
         batch as one kernel call.
       deterministic: choose kernel calls by size alone and not by measured time, and take up new sizes at once, waiting
         for their kernels, so that two runs with the same decisions are equal to the last bit.
+      resizable: whether batch sizes may change while the program runs. If `False`, nothing is compiled behind the
+        steps: there are kernels for the first sizes and for no others, and whoever asks for others gets an error. Only
+        `restore` brings other sizes, and waits for their kernels.
 
     Raises:
       DriverError: the driver cannot be run as written; or there is no world, and several processes.
@@ -136,6 +139,7 @@ class Program:
         max_skipped: int = 25,
         local: Callable[[Any], Any] | None = None,
         deterministic: bool = False,
+        resizable: bool = True,
     ):
         self._surroundings = Surroundings()
         self.world = _world_of(world)
@@ -174,6 +178,7 @@ class Program:
                 "seed": self._seed,
                 "nonfinite": nonfinite,
                 "max_skipped": max_skipped,
+                "resizable": bool(resizable),
             },
         )
         _built[self.world] = _built.get(self.world, 0) + 1
@@ -187,13 +192,13 @@ class Program:
             self.world,
             status=Status(self.world, self._digest, self._sizes),
             name=self._name,
-            kernels=KernelOptions(microbatch, not deterministic, machines.compile_order),
+            kernels=KernelOptions(microbatch, not deterministic, bool(resizable), machines.compile_order),
             finite=nonfinite != "allow",
         )
         # Without a message nobody can tell that all are ready; and when they are depends on how fast machines are.
         waits = deterministic or not self._engine.layouts
         readiness = KernelsOf(self._engine.kernels, self.world.workers)
-        self._sizes.take_effect(readiness, one_by_one=not self._plan.splittable, waits=waits)
+        self._sizes.take_effect(readiness, one_by_one=not self._plan.splittable, waits=waits, resizable=bool(resizable))
         self._hooks = Hooks(self._plan.hooks, self.world.size)
         self._heterogeneous = machines.heterogeneous
         self._step = 0
@@ -322,7 +327,7 @@ class Program:
     def explain(self) -> str:
         """The plan in words: segments, messages with their bytes, hooks, slots; with the driver's lines."""
         shards = [lane.length for lane in self._data.lanes] if isinstance(self._data, Shards) else []
-        return explain(self._plan, self._engine.layouts, self._sizes.current, shards)
+        return explain(self._plan, self._engine.layouts, self._sizes.current, shards, self._sizes.resizable)
 
     # --- running ------------------------------------------------------------------------------------------------------
 
@@ -582,7 +587,7 @@ class Program:
           shares: relative sizes, one per worker; whole numbers that sum to the global batch are taken exactly.
 
         Raises:
-          BatchSizeError: they cannot be.
+          BatchSizeError: they cannot be, or this program's sizes stay as they are (`resizable=False`).
         """
         decision = self._sizes.exactly(global_batch, shares)
         self._sizes.request(decision)

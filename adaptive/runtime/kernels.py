@@ -88,12 +88,14 @@ class KernelOptions:
       largest_call: the most examples in one call (`microbatch=`), or `None`.
       timed: whether pieces are chosen by measured time, and exact kernels compiled; else by size alone, so that
         results do not depend, in their last bits, on how fast the machine was.
+      resizable: whether sizes change from step to step; if not, nothing is compiled but what is required.
       compile_order: which of how many processes this is that share a compilation cache: they compile different kernels
         first.
     """
 
     largest_call: int | None = None
     timed: bool = True
+    resizable: bool = True
     compile_order: tuple[int, int] = (0, 1)
 
 
@@ -118,7 +120,7 @@ class Kernels:
     ):
         self.counters = Counters()
         self.largest_call, self.timed = options.largest_call, options.timed
-        self.splittable, self.least_calls = splittable, least_calls
+        self.resizable, self.splittable, self.least_calls = options.resizable, splittable, least_calls
         self._calls = calls
         self._traced: dict[int, Mapping[int, Call]] = {}
         self.constants = Constants()
@@ -179,13 +181,15 @@ class Kernels:
         if best is None:
             best = cheapest(size, list(worker.ready), lambda k: predict(k, measured))
         assert best is not None, "a size is taken on when it can be made, and what makes it is kept"
-        if len(best) > 1:
+        if len(best) > 1 and self.resizable:
             self._consider_exact(local, size, best)
         return best
 
     def _fixed(self, size: int, at_least: int) -> Pieces:
         """Calls by size alone, whatever is compiled: it would tell what sizes there were before, and how long ago."""
         top = min(self.largest_call or size, -(-size // at_least))
+        if not self.resizable:
+            return (top,) * (size // top) + ((size % top,) if size % top else ())
         calls = cheapest(size, [1 << i for i in range(top.bit_length())], lambda k: 1.0)
         assert calls is not None, "one of the kernels is for one example"
         return calls
@@ -259,7 +263,7 @@ class Kernels:
 
     def extend(self, largest: int) -> None:
         """Ask for the ladder that a local batch of `largest` uses. Cheap where it is there already."""
-        if not self.splittable:
+        if not (self.splittable and self.resizable):
             return
         top = min(largest, self.largest_call or largest).bit_length()
         missing = [1 << i for i in reversed(range(top)) if 1 << i not in self._ladder]

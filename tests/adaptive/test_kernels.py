@@ -40,7 +40,7 @@ def make(monkeypatch):
             trace,
             jax.local_devices()[:workers],
             splittable=splittable,
-            options=KernelOptions(largest_call, timed, compile_order),
+            options=KernelOptions(largest_call, timed, compile_order=compile_order),
         )
         HeldCompiler(kernels)
         return kernels
@@ -261,8 +261,7 @@ def test_what_can_be_made_is_made(size, others, microbatch, least_calls, timed, 
             kernels.ask([wanted], [size])
         for _local, rung in held.asked[:compiled]:
             held.compile(rung)
-        if not kernels.can_make(0, wanted):
-            assert number
+        if number and not kernels.can_make(0, wanted):
             kernels.require([wanted])
         for _ in range(4):
             pieces = kernels.pieces(0, wanted, least_calls)

@@ -281,7 +281,7 @@ def test_two_programs_in_two_threads_with_a_world_each():
         options = [{"world": one}, {"world": other, "seed": 7}]
 
         def alone(**options):
-            with build(adapting, 0.0, make_data(), N, deterministic=True, **options) as program:
+            with build(adapting, 0.0, make_data(), N, deterministic=True, resizable=True, **options) as program:
                 program.warm_up()
                 losses = train(program)
                 return losses, float(program.state), program.batch_sizes

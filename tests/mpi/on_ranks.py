@@ -162,6 +162,7 @@ def test_one_broadcast_makes_states_alike(world):
         ("microbatch", lambda odd: {"microbatch": 4 if odd else None}),
         ("nonfinite", lambda odd: {"nonfinite": "skip" if odd else "raise"}),
         ("quantum", lambda odd: {"quantum": 1 + odd}),
+        ("resizable", lambda odd: {"resizable": bool(odd)}),
     ],
 )
 def test_settings_that_differ(world, name, mine):
@@ -183,7 +184,7 @@ def decide(world, ask):
         ctrl.hook(adapt, metrics["loss"])
         return state, metrics
 
-    return build(driver, 0.0, make_data(), N, world=world)
+    return build(driver, 0.0, make_data(), N, world=world, resizable=True)
 
 
 ASKS = {
@@ -220,7 +221,7 @@ def test_hooks_that_decide_differently(world, ask, steps):
 
 
 def test_a_rescale_between_steps_that_differs(world):
-    with build(descend, 0.0, make_data(), N, world=world) as program:
+    with build(descend, 0.0, make_data(), N, world=world, resizable=True) as program:
         program.step()
         program.rescale(global_batch=20 + odd(world))
         with pytest.raises(ad.DisagreementError, match=r"program.rescale asked for rescale\(global_batch=2[01]\)"):
@@ -238,7 +239,7 @@ def test_hooks_that_decide_alike_at_different_speeds(world):
         ctrl.hook(adapt, metrics["loss"], every=3)
         return state, metrics
 
-    with build(driver, 0.0, make_data(), N, world=world) as program:
+    with build(driver, 0.0, make_data(), N, world=world, resizable=True) as program:
         reports = []
         for report in program.run(steps=12):
             time.sleep(0.02 * odd(world))
@@ -592,7 +593,7 @@ def test_a_batch_that_does_not_fit_one_rank(world):
             raise MemoryError("no room for 2")
         return descend(state, batch)
 
-    program = build(driver, 0.0, make_data(), 5 * world.size, world=world)
+    program = build(driver, 0.0, make_data(), 5 * world.size, world=world, resizable=True)
     with program, pytest.raises(MemoryError if odd(world) else ad.WorkerError):
         list(program.run(steps=10_000))  # as soon as it is found, which is beside one of the first
 
