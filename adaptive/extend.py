@@ -37,6 +37,7 @@ from adaptive.control.batch_sizes import BatchSizes as BatchSizes
 from adaptive.control.hooks import Hooks as Hooks
 from adaptive.control.newcomers import begun_anew as begun_anew
 from adaptive.control.readiness import Readiness as Readiness
+from adaptive.control.split import check_shares as check_shares
 from adaptive.control.split import split as split
 from adaptive.graph.plan import HookPlan as HookPlan
 from adaptive.operators.claims import claim as claim

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import numbers
 from collections.abc import Sequence
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import numpy as np
 from numpy.typing import ArrayLike
 
 from adaptive import AdaptiveError, BatchSizeError
-from adaptive.extend import Decision, Observation, brief, real, reals
+from adaptive.extend import Decision, Observation, brief, check_shares, real
 
 
 class Control:
@@ -137,20 +137,11 @@ class Control:
             self._refuse(request, "a global batch cannot be negative.")
         return number
 
-    def _check_shares(self, value: ArrayLike | Sequence[float]) -> tuple[float, ...]:
-        shares = reals(value)
-        if shares is None:
-            self._refuse("rescale(shares=…)", f"shares are numbers, one per worker; got {value!r}.")
-        if shares.shape != (self.workers,):
-            what = "one number" if shares.shape == () else f"shape {shares.shape}"
-            self._refuse("rescale(shares=…)", f"one share per worker: expected {self.workers} of them, got {what}.")
-        request = f"rescale(shares={_brief(shares)})"
-        for wrong, what in ((np.isnan(shares), "NaN"), (np.isinf(shares), "infinite"), (shares < 0, "negative")):
-            if wrong.any():
-                self._refuse(request, f"the share of worker {', '.join(map(str, np.flatnonzero(wrong)))} is {what}.")
-        if not shares.any():
-            self._refuse(request, "all shares are zero; at least one worker must get examples.")
-        return tuple((shares + 0.0).tolist())  # no negative zeros
+    def _check_shares(self, value: Any) -> tuple[float, ...]:
+        try:
+            return tuple(check_shares(value, self.workers).tolist())
+        except BatchSizeError as error:
+            self._refuse("rescale(shares=…)", str(error))
 
     def _check_open(self, request: str) -> None:
         if self._closed:
@@ -161,8 +152,3 @@ class Control:
 
     def _refuse(self, request: str, why: str) -> NoReturn:
         raise BatchSizeError(f"hook {self._name!r}{self._where}, step {self.step}: {request}: {why}")
-
-
-def _brief(values: np.ndarray) -> str:
-    shown = ", ".join(f"{v:g}" for v in values[:8])
-    return f"({shown}, …)" if len(values) > 8 else f"({shown})"

@@ -21,7 +21,9 @@ from adaptive.graph.flow import Scope
 from adaptive.graph.plan import Plan
 from adaptive.graph.trace import Atom
 from adaptive.operators.sources import Reading, Source
+from adaptive.runtime.calls import Plans
 from adaptive.runtime.engine import Engine, copied
+from adaptive.runtime.kernels import KernelOptions
 from adaptive.runtime.local_world import LocalWorld
 from adaptive.runtime.message import Layout, unpack
 from adaptive.runtime.pieces import Pieces
@@ -191,14 +193,14 @@ class Bench:
     """Runs trials of a plan.
 
     Args:
-      plan_for: plans the driver for a number of examples.
+      plans: of the driver.
       engine: whose state and slots the first trial starts from. Not changed.
       batch: the examples, as one batch.
       seed: the program's.
     """
 
-    def __init__(self, plan_for: Callable[[int], Plan], plan: Plan, engine: Engine, batch: Any, *, seed: int):
-        n, device = engine.world.size, engine.world.devices[0]
+    def __init__(self, plans: Plans, engine: Engine, batch: Any, *, seed: int):
+        plan, n, device = plans.reference, engine.world.size, engine.world.devices[0]
         self.plan, self.batch, self._seed = plan, jax.tree.map(_as_row_dtype, batch), seed
         self._examples = len(jax.tree.leaves(batch)[0])
         self._wire, self.outputs = _Wire(n, device), outputs_of(plan)
@@ -208,11 +210,10 @@ class Bench:
             [[[wide(a) for a in slot] for slot in engine.slots[i]] for i in of],
         )
         self._trial = Engine(
-            plan_for,
-            plan,
+            plans,
             self.start.states[0],
             self._wire,
-            kernels={"largest_call": None, "timed": False},
+            kernels=KernelOptions(timed=False),
         )
         feed = self._trial.feed
         self._trial.feed = Feed(tuple(map(_held_fixed, feed.floats)), tuple(map(_held_fixed, feed.ints)))

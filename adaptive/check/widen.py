@@ -7,7 +7,7 @@ would hide. So `check` asks it of this driver.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -22,6 +22,7 @@ from adaptive.graph.planner import Planner
 from adaptive.graph.trace import Atom
 from adaptive.operators.context import tracing
 from adaptive.operators.slots import Frozen
+from adaptive.runtime.calls import Plans
 
 from .influence import dtypes_of
 
@@ -42,20 +43,12 @@ def must_widen(plan: Plan, device: jax.Device) -> bool:
     return device.platform != "cpu" or any(map(is_half, values | dtypes_of(plan.graph.eqns)))
 
 
-def widened(plan_for: Callable[[int], Plan], plan: Plan) -> tuple[Planner, Plan]:
-    """The same driver, with half precisions replaced by single, and products at their full precision.
-
-    Args:
-      plan_for: plans the driver for a number of examples.
-      plan: one such plan.
-
-    Returns:
-      Its planner, and its plan of as many examples as `plan` is for.
-    """
-    graph = plan.graph
+def widened(plans: Plans) -> Planner:
+    """The plans of the same driver, with half precisions replaced by single, and products at their full precision."""
+    plan, graph = plans.reference, plans.reference.graph
 
     def driver(state: list[Any], batch: list[Any]) -> tuple[list[Any], list[Any]]:
-        narrow, current = plan_for(len(batch[0])).graph, tracing()
+        narrow, current = plans(len(batch[0])).graph, tracing()
         assert current is not None
         current.minibatches.extend(narrow.minibatches)
         env: dict[Var, Any] = dict(zip(narrow.invars, [*state, *batch], strict=True))
@@ -74,7 +67,8 @@ def widened(plan_for: Callable[[int], Plan], plan: Plan) -> tuple[Planner, Plan]
     )
     found = planner.begin(graph.examples)
     names = {key: getattr(graph, key) for key in ("state_names", "batch_names", "metric_names", "metrics_tree")}
-    return planner, replace(found, graph=replace(found.graph, **names))
+    planner.reference = replace(found, graph=replace(found.graph, **names))
+    return planner
 
 
 def wide(value: Any) -> Any:

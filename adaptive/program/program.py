@@ -32,8 +32,8 @@ from adaptive.check.invariance import Invariance, check_invariance
 from adaptive.control.alike import check_built_alike, digest_of_tree
 from adaptive.control.batch_sizes import BatchSizes
 from adaptive.control.decision_digest import DecisionDigest
-from adaptive.control.heterogeneous import are_unlike, decided_by_first
 from adaptive.control.hooks import Hooks
+from adaptive.control.machines import Machines, decided_by_first
 from adaptive.control.readiness import KernelsOf
 from adaptive.control.split import most_of_each, positive
 from adaptive.control.status import Status
@@ -48,6 +48,7 @@ from adaptive.operators.sources import Reading
 from adaptive.runtime.cache import share_compilations
 from adaptive.runtime.engine import Engine, Outcome
 from adaptive.runtime.finite import Trouble, not_finite, skipped_too_often
+from adaptive.runtime.kernels import KernelOptions
 from adaptive.runtime.local_world import LocalWorld
 from adaptive.runtime.updates import made_nans, share_found
 
@@ -184,20 +185,15 @@ class Program:
         _built[self.world] = _built.get(self.world, 0) + 1
         if self.world.processes > 1:
             share_compilations()
+        machines = Machines(self.world, f"machines of {self._name}")
         self._digest = DecisionDigest()
         self._engine = Engine(
             self._planner,
-            self._plan,
             jax.tree.leaves(state),
             self.world,
             status=Status(self.world, self._digest, self._sizes),
             name=self._name,
-            kernels={
-                "largest_call": microbatch,
-                "timed": not deterministic,
-                "resizable": bool(resizable),
-                "turn": (self.world.rank, self.world.processes),
-            },
+            kernels=KernelOptions(microbatch, not deterministic, bool(resizable), machines.compile_order),
             finite=nonfinite != "allow",
         )
         # Without a message nobody can tell that all are ready; and when they are depends on how fast machines are.
@@ -207,7 +203,7 @@ class Program:
         self._since = self._who_is_there()
         self._engine.seat(self._places(self._since), ())
         self._hooks = Hooks(self._plan.hooks, self.world.size)
-        self._unlike = bool(self._plan.hooks) and are_unlike(self.world, f"machines of {self._name}")
+        self._heterogeneous = machines.heterogeneous
         self._step = 0
         self._alone = threading.Lock()  # held while a step is under way
         self._skipped = 0  # steps in a row
@@ -612,7 +608,7 @@ class Program:
         """`ran` are the sizes of this step and of the one before."""
         try:
             decision, names = self._hooks.run(self._step, epoch, outcome.hooks, ran, self._sizes)
-            if names and self._unlike:
+            if names and self._heterogeneous:
                 decision = decided_by_first(self.world, decision, f"decision {self._step} of {self._name}")
             if names:
                 self._digest.enter(self._step, names, decision)
@@ -762,7 +758,6 @@ class Program:
                 f"the data as {jax.tree.structure(self._data.example)}."
             )
         return check_invariance(
-            self._planner,
             self._engine,
             batch,
             seed=seed,

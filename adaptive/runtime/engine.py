@@ -28,9 +28,10 @@ from adaptive.graph.plan import Plan, Segment
 from adaptive.operators.sources import CALLS, Reading, source_p
 
 from .birthplace import birthplace
+from .calls import Calls, Plans, segment_shapes
 from .compile import compile_segment
 from .finite import Culprit, Look, Trouble, find_together
-from .kernels import Kernels, Traced
+from .kernels import KernelOptions, Kernels
 from .message import accumulate, lay_out_all, unpack
 from .nothing import Nothing
 from .pieces import Pieces
@@ -90,8 +91,7 @@ class Engine:
     """Carries out steps of one plan.
 
     Args:
-      plan_for: traces and plans the driver for a number of examples.
-      plan: the plan for some size; all but the call segments is taken from it.
+      plans: of the driver, for any number of examples; all but the call segments is taken from their reference.
       state: leaves of the initial state, on the host or any device. Copied.
       kernels: how to compile and choose call kernels; see `Kernels`.
       status: what rides on the last message of each step.
@@ -101,17 +101,17 @@ class Engine:
 
     def __init__(
         self,
-        plan_for: Callable[[int], Plan],
-        plan: Plan,
+        plans: Plans,
         state: Sequence[Any],
         world: World,
         *,
-        kernels: dict[str, Any],
+        kernels: KernelOptions = KernelOptions(),  # noqa: B008  (it is frozen)
         status: StatusLike | None = None,
         finite: bool = False,
         name: str = "",
     ):
-        self.plan, self.world, self._plan_for = plan, world, plan_for
+        self.plan, self.world, self.plans = plans.reference, world, plans
+        plan = self.plan
         self.feed = Feed.of(plan)
         self.status = status or NoStatus()
         self.layouts = lay_out_all(plan.messages, workers=world.size, status=self.status.length)
@@ -119,8 +119,9 @@ class Engine:
         self.looks = [Look(layout, world.devices[0].platform) for layout in self.layouts] if finite else []
         # A noise scale needs two groups of examples at least; a lone worker makes them by splitting its batch.
         self.least_calls = 2 if world.size == 1 and any(s.name == CALLS.name for s in plan.sources) else 1
+        calls = Calls(plans, self.feed, self.layouts)
         self.kernels = Kernels(
-            self._trace_calls, world.devices, splittable=plan.splittable, least_calls=self.least_calls, **kernels
+            calls, world.devices, splittable=plan.splittable, least_calls=self.least_calls, options=kernels
         )
         self.states: PerWorker = [[copied(leaf, d) for leaf in state] for d in world.devices]
         self.slots: PerWorker = [[[copied(a, d) for a in s.init] for s in plan.slots] for d in world.devices]
@@ -153,16 +154,16 @@ class Engine:
         for local, device in enumerate(self.world.devices):
             if ("final", 0, local) in self._compiled:
                 continue
-            twin = self.world.devices.index(device)
-            if twin < local:  # stand-ins on one device share their programs
-                of_twin = {key: run for key, run in self._compiled.items() if key[2] == twin}
-                self._compiled.update({(kind, level, local): run for (kind, level, _), run in of_twin.items()})
+            same_device = self.world.devices.index(device)
+            if same_device < local:  # stand-ins on one device share their programs
+                there = {key: run for key, run in self._compiled.items() if key[2] == same_device}
+                self._compiled.update({(kind, level, local): run for (kind, level, _), run in there.items()})
                 continue
             for level, segment in self.plan.onces.items():
                 writes = self.layouts[level] if level < len(self.layouts) and level not in self.plan.calls else None
                 function = segment_function(self.plan, segment, segment.outputs, self.feed, self.layouts, writes)
                 self._compiled["once", level, local] = compile_segment(
-                    function, (self._shapes(self.plan, segment),), device, name=f"once_{level}"
+                    function, (segment_shapes(segment, self.feed, self.layouts),), device, name=f"once_{level}"
                 )
             self._compiled["final", 0, local] = self._compile_final(device)
             for level in self.plan.calls:
@@ -184,7 +185,7 @@ class Engine:
         if self.new_nans is not None:
             wanted = (*wanted, *self.new_nans.carriers)
         function = segment_function(self.plan, final, wanted, self.feed, self.layouts, None)
-        shapes = self._shapes(self.plan, final)
+        shapes = segment_shapes(final, self.feed, self.layouts)
         # Only what the step replaces may be overwritten.
         self._given_up = [i in changed for i in final.reads("state")]
         self._kept = [not gone for gone in self._given_up]
@@ -205,31 +206,6 @@ class Engine:
         """
         given_up = (list(compress(given["state"], self._given_up)), given["slot"])
         return given_up, {**given, "state": list(compress(given["state"], self._kept)), "slot": []}
-
-    def _trace_calls(self, size: int) -> Traced:
-        plan = self._plan_for(size)
-        layouts = lay_out_all(plan.messages, workers=self.world.size, status=self.status.length)
-        traced: Traced = {}
-        for level, segment in plan.calls.items():
-            writes = layouts[level] if level < len(layouts) else None
-            function = segment_function(plan, segment, segment.outputs, self.feed, layouts, writes)
-            values = list(plan.graph.consts.values())
-            traced[level] = (function, self._shapes(plan, segment), tuple(values[i] for i in segment.reads("const")))
-        return traced
-
-    def _shapes(self, plan: Plan, segment: Segment) -> dict[str, Any]:
-        """The shapes of a segment's inputs, in the form that it takes them."""
-        shapes: dict[str, Any] = {kind: [] for kind in ("state", "slot", "const", "batch", "once", "call")}
-        for var, origin in segment.inputs:
-            if origin.kind in shapes:
-                shapes[origin.kind].append(jax.ShapeDtypeStruct(var.aval.shape, var.aval.dtype))
-        shapes["floats"] = jax.ShapeDtypeStruct((1 + len(self.feed.floats),), np.float32)
-        shapes["ints"] = jax.ShapeDtypeStruct((len(self.feed.ints),), np.int32)
-        shapes["message"] = [
-            [jax.ShapeDtypeStruct(p.shape, p.dtype) for p in self.layouts[level].parts]
-            for level in segment.message_levels
-        ]
-        return shapes
 
     # --- a step -------------------------------------------------------------------------------------------------------
 
@@ -470,7 +446,7 @@ class _Step:
         start = 0
         try:
             for call, size in enumerate(self.pieces[local]):
-                plan = self.engine._plan_for(size)
+                plan = self.engine.plans(size)
                 ends = [a for i in numbers for a in (plan.messages[level][i].value, plan.messages[level][i].weight)]
                 known = self._known(plan, local, level, call, start)
                 found = birthplace(plan, known, [a for a in ends if a is not None])

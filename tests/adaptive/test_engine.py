@@ -22,24 +22,26 @@ from adaptive.graph.flow import Scope
 from adaptive.operators.sources import CALLS, EXAMPLES, OFFSET, Reading, Source, read
 from adaptive.runtime import message as _message
 from adaptive.runtime.engine import Engine
+from adaptive.runtime.kernels import KernelOptions
 from adaptive.runtime.local_world import LocalWorld
 from tests.relaxed import relaxed_tx
 
 from .drivers import FEATURES, make_data, mean_loss, planned, uncompiled
 
 W = jnp.array([0.3, -0.2, 0.1])
-KERNELS = {"largest_call": None, "timed": False}
+KERNELS = KernelOptions(timed=False)
 grad = jax.grad(mean_loss)
 
 
 def engine_of(driver, state, workers, examples=4, *, world=None, status=None, finite=False):
     world = world or LocalWorld(workers)
 
-    def plan_for(size):
+    def plans(size):
         return planned(driver, state, size, workers=workers)
 
     leaves = jax.tree.leaves(state)
-    return Engine(plan_for, plan_for(examples), leaves, world, status=status, kernels=KERNELS, finite=finite)
+    plans.reference = plans(examples)
+    return Engine(plans, leaves, world, status=status, kernels=KERNELS, finite=finite)
 
 
 def step(engine, batch, split, *, number=0, seconds=None):

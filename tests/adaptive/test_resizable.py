@@ -11,8 +11,8 @@ import adaptive as ad
 import collectives as comm
 import monitors as mon
 from adaptive import operators
-from adaptive._decision import Decision
-from adaptive._local import LocalWorld
+from adaptive.base.decision import Decision
+from adaptive.runtime.local_world import LocalWorld
 
 from .drivers import Recorder, make_data, mean_loss, sizes_of
 

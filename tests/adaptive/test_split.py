@@ -108,7 +108,7 @@ def test_whole_numbers_outside_the_limits_are_shares():
         ([[1.0, 2.0]], r"got shape \(1, 2\)"),
         ([1.0, float("nan")], "finite and not negative; got"),
         ([1.0, float("inf")], "finite and not negative"),
-        ([1.0, -0.5], r"not negative; got \[1.0, -0.5\]"),
+        ([1.0, -0.5], r"not negative; got \[1, -0.5\]: the share of worker 1 is negative"),
         ([0, 0], "all zero"),
     ],
 )

@@ -89,12 +89,12 @@ def test_an_impossible_global_batch_is_refused_by_name(wrong, says):
 @pytest.mark.parametrize(
     ("wrong", "says"),
     [
-        ([1.0], "expected 2"),
-        (3.0, "one number"),
+        ([1.0], "2 of them; got shape (1,)"),
+        (3.0, "one number per worker"),
         ([1.0, -1.0], "worker 1 is negative"),
         ([np.nan, 1.0], "worker 0 is NaN"),
         ([np.inf, 1.0], "worker 0 is infinite"),
-        ([0.0, 0.0], "all shares are zero"),
+        ([0.0, 0.0], "shares are all zero"),
         (["a", "b"], "numbers"),
         (np.ones((2, 2)), "shape (2, 2)"),
     ],

@@ -18,7 +18,7 @@ import adaptive as ad
 import collectives as comm
 import controllers as ctrl
 import monitors as mon
-from adaptive.control.heterogeneous import are_unlike
+from adaptive.control.machines import Machines
 from tests.program.problems import adam_driver, adam_state, build, descend, make_data, make_params
 
 N = 16
@@ -440,20 +440,29 @@ def test_a_record_that_cannot_be_written_ends_nothing_on_any_rank(trained, tmp_p
 
 
 @pytest.fixture
-def unlike(world, monkeypatch):
+def heterogeneous(world, monkeypatch):
     """One rank seems to be a machine of another kind."""
     kind = "another" if odd(world) else "a kind"
-    monkeypatch.setattr("adaptive.control.heterogeneous.kind_of_machine", lambda devices: kind)
+    monkeypatch.setattr("adaptive.control.machines.kind_of_machine", lambda devices: kind)
 
 
 def test_which_worlds_are_of_unlike_machines(world, request):
-    assert not are_unlike(world)  # these ranks share one
-    request.getfixturevalue("unlike")
-    assert are_unlike(world)
+    assert not Machines(world).heterogeneous  # these ranks share one
+    request.getfixturevalue("heterogeneous")
+    assert Machines(world).heterogeneous
+
+
+@pytest.mark.parametrize("hosts", [["a", "a"], ["a", "b"], ["b", None]])
+def test_processes_of_one_host_compile_in_an_order_of_their_own(world, monkeypatch, hosts):
+    """Numbered among those that share a compilation cache, whatever their ranks are."""
+    own = hosts[world.rank % len(hosts)]
+    monkeypatch.setattr("adaptive.control.machines.cache_of_host", lambda: own)
+    same = [rank for rank in range(world.processes) if hosts[rank % len(hosts)] == own]
+    assert Machines(world).compile_order == ((same.index(world.rank), len(same)) if own else (0, 1))
 
 
 @pytest.mark.parametrize("ask", list(ASKS))
-def test_on_unlike_machines_one_decides_for_all(world, unlike, ask):
+def test_on_unlike_machines_one_decides_for_all(world, heterogeneous, ask):
     """Were each to go by its own last bits, the run would end as soon as they matter."""
     with decide(world, ASKS[ask]) as program:
         program.warm_up()
@@ -465,7 +474,7 @@ def test_on_unlike_machines_one_decides_for_all(world, unlike, ask):
         assert reports[-1].global_batch == 20
 
 
-def test_a_hook_that_raises_on_one_of_unlike_machines(world, unlike):
+def test_a_hook_that_raises_on_one_of_unlike_machines(world, heterogeneous):
     def fail(control, odd):
         if odd:
             raise RuntimeError("out of ideas")
