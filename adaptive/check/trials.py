@@ -204,7 +204,8 @@ class Bench:
         self.plan, self.batch, self._seed = plan, jax.tree.map(_as_row_dtype, batch), seed
         self._examples = len(jax.tree.leaves(batch)[0])
         self._wire, self.outputs = _Wire(n, device), outputs_of(plan)
-        of = [w % len(engine.states) for w in range(n)]  # where other processes have workers, this one's stand in
+        there = engine.present
+        of = [there[w % len(there)] for w in range(n)]  # where other processes have workers, this one's stand in
         self.start = Start(
             [[wide(leaf) for leaf in engine.states[i]] for i in of],
             [[[wide(a) for a in slot] for slot in engine.slots[i]] for i in of],

@@ -26,7 +26,7 @@ from adaptive.base.failure import heard_by_all, tell
 from adaptive.base.names import leaf_names
 from adaptive.base.numbers import whole
 from adaptive.base.surroundings import Surroundings, as_made, unwatched
-from adaptive.base.where import at, current_line
+from adaptive.base.where import at, current_line, name_workers
 from adaptive.base.world import World
 from adaptive.check.invariance import Invariance, check_invariance
 from adaptive.control.alike import check_built_alike, digest_of_tree
@@ -169,6 +169,7 @@ class Program:
         )
         first_sizes = partial(self._first_sizes, global_batch, shares, max_local_batch, quantum)
         self._sizes, self._plan = self._first_plan(first_sizes, microbatch)
+        self._sizes.must_take(seat for message in self._plan.messages for c in message for seat in c.how.needed)
         self._check_alike(
             state,
             {
@@ -341,6 +342,11 @@ class Program:
         return sum(self._sizes.current)
 
     @property
+    def members(self) -> tuple[int, ...]:
+        """The seats with a worker on them, as of the last step. Replicated."""
+        return self._sizes.members
+
+    @property
     def steps(self) -> int:
         """Steps done. Replicated."""
         return self._step
@@ -446,9 +452,9 @@ class Program:
     def _take_step(self) -> Report:
         began = time.perf_counter()
         self._compile_first()
-        self._seat()
         try:
             self._engine.kernels.check()
+            self._seat()
             share = self._stream.take(self._sizes.current)
             outcome = self._run_engine(share, began)
             if outcome.trouble is not None:
@@ -538,8 +544,8 @@ class Program:
         self._skipped = 0 if outcome.committed else self._skipped + 1
         self._stream.advance(sizes)
         self._compute_seconds = self._undisturbed(outcome.compute_seconds)
-        notes = list(self._notes)
         previous = self._sizes.previous
+        notes = [*self._notes, *self._unused(sizes, previous)]
         self._sizes.step_done()
         epoch = self._stream.consumed / len(self._data)
         decision = self._run_hooks(outcome, epoch, (sizes, previous), notes) if outcome.committed else None
@@ -574,6 +580,13 @@ class Program:
             lost = self._listeners.tell(StepEvent(report, epoch, previous, limits, self._seed, told))
             report = replace(report, notes=(*report.notes, *lost)) if lost else report
         return report
+
+    def _unused(self, sizes: Sequence[int], previous: Sequence[int]) -> list[str]:
+        """What is to be said of workers whose own data are not used from this step on."""
+        if not isinstance(self._data, Shards):
+            return []
+        new = [w for w, size in enumerate(sizes) if size == 0 and (previous[w] or self._step == 1)]
+        return [f"no examples for {name_workers(new)}, whose data are not used."] if new else []
 
     def _undisturbed(self, seconds: list[float]) -> list[float]:
         """NaN for a step beside which this process's own compiler took much of its cores: such seconds are not the
@@ -694,7 +707,10 @@ class Program:
         together(self.world, f"restore of {self._name}", prepare, _SAME_CHECKPOINT)
         ((parsed, digests, (self._engine.states, self._engine.slots)),) = prepared
         self._hooks.restart([parsed.hooks[name] for name in self._hooks.names])
-        self._sizes.restart(parsed.batch_sizes, parsed.shares)
+        self._sizes.restart(parsed.batch_sizes, parsed.shares, parsed.members)
+        there = self._who_is_there()  # who was not, will have joined by the next step
+        self._since = {seat: there.get(seat, 0) for seat in parsed.members}
+        self._engine.present = self._places(parsed.members)
         self._stream.cursors = parsed.cursors
         self._step, self._skipped, self._told = parsed.step, 0, False
         if self._engine.new_nans is not None:

@@ -13,7 +13,7 @@ import pytest
 
 import controllers as ctrl
 from adaptive.program.checkpoint import hooks_to_keep, restored_hooks
-from controllers.simulate import Simulation, simulate
+from controllers.simulate import Cluster, Hooked, Simulation, jitter, simulate
 from tests.stored import stored
 
 from .observations import observe
@@ -197,6 +197,56 @@ def test_one_worker_alone_is_no_special_case(name):
     assert (sim.sizes >= 1).all()
     if not any(of_batch in name for of_batch in ("batch", "schedule", "published")):
         assert (sim.sizes == 32).all()
+
+
+@every_policy
+def test_empty_seats_get_nothing_and_newcomers_their_part(name):
+    """A worker leaves, comes back as another one, and another one leaves for good."""
+
+    def present(step: int) -> np.ndarray:
+        return np.array([True, not 40 <= step < 80, step < 120, True])
+
+    _, values = POLICIES[name]
+    policy = POLICIES[name][0]()
+    cluster = Cluster(TRUE, present=present, noise=jitter(0.05))
+    sim = simulate(policy, cluster, [32] * 4, 200, every=5, values=values)
+    there = np.array([present(step) for step in range(1, 201)])
+    assert ((sim.sizes > 0) == there).all()
+    split = [(step, np.array(d.shares)) for step, d in sim.decisions if d.shares is not None]
+    assert all((shares[~present(step)] == 0).all() for step, shares in split)
+    if not any(of_batch in name for of_batch in ("batch", "schedule", "published")):
+        assert (sim.sizes.sum(axis=1) == 128).all()
+        if name not in ("static_proportional", "federated"):  # which go by something else than the seconds
+            assert sim.over_ideal[79] > 2  # a newcomer begins with the mean share, and this one is slow
+            assert (sim.over_ideal[[38, 78, 118, 199]] < 1.35).all()  # at the end of each spell
+
+
+@every_policy
+def test_a_worker_that_is_left_out_is_no_hindrance_and_comes_back(name):
+    """By another hook's word, which stands before the policy in the driver."""
+    script = {40: (1.0, 0.0, 1.0, 1.0), 80: (1.0, 1.0, 1.0, 1.0), 120: (0.0, 1.0, 0.0, 1.0)}
+
+    def update(observation, state):
+        shares = script.get(observation.step)
+        return (None if shares is None else ctrl.Decision(shares=shares)), state
+
+    other = Hooked(ctrl.Policy(lambda n: (), update, "other"), ())
+    _, values = POLICIES[name]
+    sim = simulate([other, Hooked(POLICIES[name][0](), values, 5)], Cluster(TRUE, noise=jitter(0.05)), [32] * 4, 160)
+    busy = np.ones((160, 4), bool)
+    busy[40:80, 1] = busy[120:, [0, 2]] = False
+    assert ((sim.sizes > 0) == busy).all()
+    if not any(of_batch in name for of_batch in ("batch", "schedule", "published")):
+        assert (sim.sizes.sum(axis=1) == 128).all()
+
+
+@every_policy
+def test_one_of_many_seats_taken_is_no_special_case(name):
+    _, values = POLICIES[name]
+    cluster = Cluster(TRUE, present=lambda step: np.array([False, False, step > 0, step > 50]))
+    sim = simulate(POLICIES[name][0](), cluster, 64, 100, every=5, values=values)
+    assert (sim.sizes[:50, [0, 1, 3]] == 0).all()
+    assert (sim.sizes[51:, 2:] > 0).all()
 
 
 @every_policy
