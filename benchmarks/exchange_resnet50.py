@@ -77,8 +77,9 @@ def our_way(world: comm.MPIWorld, grads: Sequence[jax.Array], looking: bool = Fa
 
     def exchange() -> list[jax.Array]:
         parts = [pack(grads), *(grads[large[part]] for part in range(1, len(layout.parts)))]
-        (results,), _ = world.exchange([parts], layout.ops, np.zeros(0, np.float32))
-        assert not looking or look.passes(results)
+        glances = look.glances() if looking else None
+        (results,), _ = world.exchange([parts], layout.ops, np.zeros(0, np.float32), look=glances)
+        assert not looking or look.passes(results, glances)
         reduced = dict(zip(small, unpack(results[0]), strict=True)) | {large[p]: results[p] for p in large}
         return jax.block_until_ready([reduced[i] for i in range(len(grads))])
 

@@ -11,7 +11,7 @@ from functools import partial, reduce
 import jax
 import numpy as np
 
-from adaptive.base.world import Parts
+from adaptive.base.world import LookAtPiece, Parts
 
 from .message import accumulate
 
@@ -39,6 +39,7 @@ class LocalWorld:
         channel: Hashable = 0,
         about: str = "",
         more: str = "",
+        look: LookAtPiece | None = None,
     ) -> tuple[list[list[jax.Array]], np.ndarray]:
         reduced = reduce(partial(accumulate, ops), parts)
         return [list(reduced) for _ in parts], status

@@ -348,7 +348,7 @@ class Faulty(LocalWorld):
 
     broken: int | None = None
 
-    def exchange(self, parts, ops, status, channel=0, about="", more=""):
+    def exchange(self, parts, ops, status, channel=0, about="", more="", look=None):
         if self.broken == channel[1]:
             raise OSError("the network is down")
         return super().exchange(parts, ops, status, channel)
