@@ -100,7 +100,7 @@ def of_program(p: ad.Program, world: Any) -> tuple[Clock, Callable[[], Any]]:
     clock.wrap(p._stream, "take", DATA)
     clock.wrap(p._stream, "prefetch", DATA)
     clock.wrap(engine, "made_nans", NANS)
-    clock.wrap(p._barrier, "run", HOOKS)
+    clock.wrap(p._hooks, "run", HOOKS)
     for look in engine.looks:
         clock.wrap(look, "passes", LOOK)
     for key, run in engine._compiled.items():

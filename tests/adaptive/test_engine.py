@@ -377,7 +377,7 @@ class Lengths(LocalWorld):
         super().__init__(workers)
         self.lengths = []
 
-    def exchange(self, parts, ops, status, channel=0, about="", more=""):
+    def exchange(self, parts, ops, status, channel=0, about="", more="", look=None):
         self.lengths.append(len(status))
         return super().exchange(parts, ops, status, channel)
 
