@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from adaptive.base.world import Parts
+from adaptive.base.world import LookAtPiece, Parts
 from adaptive.data.stream import Share
 from adaptive.graph.flow import Scope
 from adaptive.graph.plan import Plan
@@ -179,6 +179,7 @@ class _Wire(LocalWorld):
         channel: Hashable = 0,
         about: str = "",
         more: str = "",
+        look: LookAtPiece | None = None,
     ) -> tuple[list[list[jax.Array]], np.ndarray]:
         results, status = super().exchange(parts, ops, status, channel, about, more)
         arrived = [np.asarray(p) for p in results[0]]
