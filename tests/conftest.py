@@ -22,8 +22,8 @@ import hypothesis
 import jax
 import pytest
 
-from adaptive._background import BackgroundCompiler
-from adaptive._kernels import Kernels
+from adaptive.runtime.background import BackgroundCompiler
+from adaptive.runtime.kernels import Kernels
 from tests.mpirun import mpirun_version
 
 jax.config.update("jax_num_cpu_devices", 4)  # before any backend is used: workers of a DeviceWorld
