@@ -25,7 +25,7 @@ NAN = float("nan")
 
 def build(driver, state, *, workers=2, **options):
     world = options.pop("world", None) or LocalWorld(workers)
-    return ad.Program(driver, state, {"x": X}, global_batch=12, world=world, **options)
+    return ad.Program(driver, state, {"x": X}, global_batch=12, world=world, resizable=False, **options)
 
 
 def rooted(state, batch):
