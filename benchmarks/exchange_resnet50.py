@@ -195,8 +195,8 @@ def main() -> None:
     if rank == 0:
         n, mib = len(grads), sum(g.nbytes for g in grads) / 2**20
         report(
-            f"Exchanging ResNet-50's gradients and checking them takes {checked.ratio_of_medians:.2f} times the best of "
-            "raw mpi4py",
+            f"Exchanging ResNet-50's gradients and checking them takes {checked.ratio_of_medians:.2f} times the best "
+            "of raw mpi4py",
             [*summary(seconds, best), *(row for table in tables for row in table)],
             "exchange_resnet50.txt",
             [
