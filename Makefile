@@ -26,7 +26,7 @@ run: $(STAMP)  ## run the main example under mpirun (RANKS=2, EXAMPLE=examples/l
 	    $(BIN)/mpirun --oversubscribe -n $(RANKS) $(BIN)/python -m mpi4py $(EXAMPLE) $(ARGS)
 
 test: $(STAMP)  ## run the tests, those under mpirun included (TESTS="tests/adaptive -x" for some of them, JOBS=1 for one process)
-	@$(BIN)/python -m pytest -q -n $(JOBS) $(TESTS)
+	@$(BIN)/python -m pytest -q -n $(JOBS) --dist worksteal $(TESTS)
 
 lint: $(STAMP)  ## check style and formatting
 	@$(BIN)/python -m ruff check

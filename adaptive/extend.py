@@ -7,7 +7,9 @@ word in the changelog.
 * A **monitor** reads `Source`s, keeps state in `slot`s, and says by a `claim` what it must be given.
 * A **collective** is a `Collective`, and a call of `collective`; a **world** is what has the methods of `World`.
 * A **policy** is a pair of functions from an `Observation` to a `Decision`; a `Handler` stands behind a `hook`.
-* A **simulator** runs `Barrier` and `Sizes`, which take, merge and clip decisions as a program does.
+* A **listener** is called with a `StepEvent` after each step: `program.subscribe(listener)`.
+* A **simulator** runs `Hooks` and `BatchSizes`, which take, merge, clip and apply decisions as a program does; when
+  sizes can be made is its `Readiness`.
 """
 
 from adaptive.base.cores import allowed_cpus as allowed_cpus
@@ -29,12 +31,15 @@ from adaptive.base.numbers import whole as whole
 from adaptive.base.seats import Seats as Seats
 from adaptive.base.where import at as at
 from adaptive.base.where import current_line as current_line
+from adaptive.base.world import LookAtPiece as LookAtPiece
 from adaptive.base.world import Parts as Parts
 from adaptive.base.world import World as World
-from adaptive.control.hooks import Barrier as Barrier
-from adaptive.control.hooks import Sizes as Sizes
+from adaptive.control.batch_sizes import BatchSizes as BatchSizes
+from adaptive.control.hooks import Hooks as Hooks
 from adaptive.control.newcomers import begun_anew as begun_anew
-from adaptive.control.sizes import split as split
+from adaptive.control.readiness import Readiness as Readiness
+from adaptive.control.split import check_shares as check_shares
+from adaptive.control.split import split as split
 from adaptive.graph.plan import HookPlan as HookPlan
 from adaptive.operators.claims import claim as claim
 from adaptive.operators.collectives import Collective as Collective
@@ -49,4 +54,9 @@ from adaptive.operators.sources import GLOBAL_BATCH as GLOBAL_BATCH
 from adaptive.operators.sources import Reading as Reading
 from adaptive.operators.sources import Source as Source
 from adaptive.operators.sources import read as read
+from adaptive.program.events import HookValues as HookValues
+from adaptive.program.events import Listener as Listener
+from adaptive.program.events import StepEvent as StepEvent
+from adaptive.program.events import Subscription as Subscription
+from adaptive.program.events import Unsubscribe as Unsubscribe
 from adaptive.program.record import RECORD_VERSION as RECORD_VERSION

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import numbers
 from collections.abc import Sequence
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import numpy as np
 from numpy.typing import ArrayLike
 
 from adaptive import AdaptiveError, BatchSizeError
-from adaptive.extend import Decision, Observation, brief, real, reals
+from adaptive.extend import Decision, Observation, brief, check_shares, real
 
 
 class Control:
@@ -29,7 +29,6 @@ class Control:
         self._global_batch: int | None = None
         self._shares: tuple[float, ...] | None = None
         self._stop = False
-        self._notes: dict[str, str] = {}  # by what they are about: a request overridden takes its note with it
         self._closed = False
 
     @property
@@ -60,7 +59,8 @@ class Control:
     @property
     def global_batch(self) -> int:
         """Examples over all workers in the next step, as asked for so far: by earlier hooks, and by this one."""
-        return self._observation.global_batch if self._global_batch is None else self._global_batch
+        asked = self._global_batch
+        return self._observation.global_batch if asked is None else self._observation.limits.nearest(asked)
 
     def barrier(self) -> None:
         """Mark where all workers have arrived, as the paper's listing does.
@@ -79,7 +79,7 @@ class Control:
 
         Args:
           global_batch: examples per step over all workers, rounded to an integer. Less than one example per worker, or
-            more than all workers may hold, is clipped, with a note in the report.
+            more than all workers may hold, is clipped by the program, with a note in the report.
           shares: relative weights, one per worker. Integers that sum to the global batch are taken exactly. A worker
             whose share is 0 takes no examples, until a later request gives it some; another takes at least one.
 
@@ -90,10 +90,10 @@ class Control:
         self._check_open("rescale()")
         if global_batch is None and shares is None:
             self._refuse("rescale()", "neither global_batch= nor shares= is given.")
+        if global_batch is not None:
+            self._global_batch = round(self._check_global_batch(global_batch))
         if shares is not None:
             self._shares = self._check_shares(shares)
-        if global_batch is not None:
-            self._global_batch = self._clip(self._check_global_batch(global_batch))
 
     def stop(self) -> None:
         """End the run after this step."""
@@ -103,7 +103,7 @@ class Control:
     def close(self, notes: Sequence[str] = ()) -> Decision | None:
         """Called when the hook has returned: what it asked for, or None."""
         self._closed = True
-        decision = Decision(self._global_batch, self._shares, self._stop, (*notes, *self._notes.values()))
+        decision = Decision(self._global_batch, self._shares, self._stop, tuple(notes))
         return decision if decision or decision.notes else None
 
     def _check_global_batch(self, value: ArrayLike) -> float:
@@ -137,36 +137,11 @@ class Control:
             self._refuse(request, "a global batch cannot be negative.")
         return number
 
-    def _clip(self, asked: float) -> int:
-        limits = self._observation.limits
-        self._notes.pop("global_batch", None)
-        if self._shares is not None:
-            takes_part = [share > 0 for share in self._shares]
-            if any(part and not most for part, most in zip(takes_part, limits.upper, strict=True)):
-                return max(round(asked), 1)  # who comes back has limits that are not known here: the program clips
-            limits = limits.of(takes_part)
-        workers, most = len(limits.active), sum(limits.upper)
-        least = min(max(workers, sum(limits.lower)), most)
-        size = min(max(round(asked), least), most)
-        if size != round(asked):
-            bound = f"the least for {workers} workers" if size == least else "the most that the workers may hold"
-            self._notes["global_batch"] = f"hook {self._name!r}: global batch {asked:g} clipped to {size}, {bound}."
-        return size
-
-    def _check_shares(self, value: ArrayLike | Sequence[float]) -> tuple[float, ...]:
-        shares = reals(value)
-        if shares is None:
-            self._refuse("rescale(shares=…)", f"shares are numbers, one per worker; got {value!r}.")
-        if shares.shape != (self.workers,):
-            what = "one number" if shares.shape == () else f"shape {shares.shape}"
-            self._refuse("rescale(shares=…)", f"one share per worker: expected {self.workers} of them, got {what}.")
-        request = f"rescale(shares={_brief(shares)})"
-        for wrong, what in ((np.isnan(shares), "NaN"), (np.isinf(shares), "infinite"), (shares < 0, "negative")):
-            if wrong.any():
-                self._refuse(request, f"the share of worker {', '.join(map(str, np.flatnonzero(wrong)))} is {what}.")
-        if not shares.any():
-            self._refuse(request, "all shares are zero; at least one worker must get examples.")
-        return tuple((shares + 0.0).tolist())  # no negative zeros
+    def _check_shares(self, value: Any) -> tuple[float, ...]:
+        try:
+            return tuple(check_shares(value, self.workers).tolist())
+        except BatchSizeError as error:
+            self._refuse("rescale(shares=…)", str(error))
 
     def _check_open(self, request: str) -> None:
         if self._closed:
@@ -177,8 +152,3 @@ class Control:
 
     def _refuse(self, request: str, why: str) -> NoReturn:
         raise BatchSizeError(f"hook {self._name!r}{self._where}, step {self.step}: {request}: {why}")
-
-
-def _brief(values: np.ndarray) -> str:
-    shown = ", ".join(f"{v:g}" for v in values[:8])
-    return f"({shown}, …)" if len(values) > 8 else f"({shown})"

@@ -45,17 +45,17 @@ def hook(fn_or_policy: Callable[..., Any] | Policy, *values: Any, every: int = 1
     where = at(current_line())
     handler: PolicyHandler | _FunctionHandler
     if isinstance(fn_or_policy, Policy):
-        name = name or fn_or_policy.name
+        name, reads = name or fn_or_policy.name, fn_or_policy.reads
         handler = PolicyHandler(fn_or_policy, name, where)
     elif callable(fn_or_policy):
         name = name or _name_of(fn_or_policy)
-        _check_signature(fn_or_policy, values, name, where)
+        reads = _check_signature(fn_or_policy, values, name, where)
         handler = _FunctionHandler(fn_or_policy, name, where)
     else:
         raise CollectiveError(f"hook(){where}: expected a function or a policy, got {fn_or_policy!r}.")
     every = _check_every(every, name, where)
     try:
-        extend.hook(name, handler, values, every=every)
+        extend.hook(name, handler, values, every=every, value_names=reads)
     except TypeError as error:
         raise CollectiveError(f"hook {name!r}{where}: values must be pytrees of numbers: {error}") from error
 
@@ -129,12 +129,14 @@ def _check_every(every: int, name: str, where: str) -> int:
     return number
 
 
-def _check_signature(fn: Any, values: tuple[Any, ...], name: str, where: str) -> None:
-    """A function that cannot be called is found when the program is built, not at the first due step."""
+def _check_signature(fn: Any, values: tuple[Any, ...], name: str, where: str) -> tuple[str, ...]:
+    """What the function calls the values. One that cannot be called is found when the program is built, not at the
+    first due step.
+    """
     try:
         signature = inspect.signature(fn)
     except (TypeError, ValueError):  # some built-in functions have none
-        return
+        return ()
     try:
         signature.bind(None, *values)
     except TypeError as error:
@@ -146,3 +148,5 @@ def _check_signature(fn: Any, values: tuple[Any, ...], name: str, where: str) ->
             f"hook {name!r}{where}: it will be called as {name}(control, *values) with {len(values)} values, but its "
             f"signature is {name}{signature}: {error}."
         ) from error
+    named = [p.name for p in signature.parameters.values() if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+    return tuple(named[1 : 1 + len(values)])

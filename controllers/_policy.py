@@ -30,8 +30,11 @@ class Policy(NamedTuple):
         its arguments, so that all workers decide alike, and must not write into the state that it is given: a step
         that fails is taken again from that state.
       name: what reports and errors call it.
+      reads: what the values are called that its hook is given, in their order; by these names they are found in a
+        recorded run.
     """
 
     init: InitFn
     update: UpdateFn
     name: str = "policy"
+    reads: tuple[str, ...] = ()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
 import time
 from collections.abc import Callable, Iterator
 from functools import lru_cache
@@ -13,7 +12,7 @@ from typing import NamedTuple
 import jax
 import numpy as np
 
-from adaptive.extend import Reading, Source, read
+from adaptive.extend import Reading, Source, allowed_cpus, read
 
 # Seconds. The kernel counts busy time in ticks of 10 ms, so a share over less than this would be coarse. And it bounds
 # the cost: 20 to 100 microseconds for a measurement, 0.2 for the steps in between.
@@ -50,7 +49,7 @@ def cpu_times() -> CpuTimes:
     import psutil
 
     per_core = psutil.cpu_times(percpu=True)
-    allowed = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else range(len(per_core))
+    allowed = allowed_cpus()
     # Cores are listed in order and without their numbers: where some are offline, the numbers do not fit the list.
     cores = frozenset(allowed) if max(allowed) < len(per_core) else frozenset(range(len(per_core)))
     rows = [per_core[core] for core in cores]

@@ -38,6 +38,7 @@ MAY_IMPORT = {
 }
 DECLARED = {"jax", "flax", "optax", "numpy", "mpi4py", "psutil"}
 THE_MPI_FILE = "collectives/worlds/mpi.py"
+THE_JAX_FILE = "adaptive/base/jaxprs.py"
 OPTIONAL = {"matplotlib": "controllers/simulate/_draw.py"}  # imported where it is used, so that all runs without
 FILES = [path.relative_to(ROOT).as_posix() for package in MAY_IMPORT for path in sorted((ROOT / package).rglob("*.py"))]
 
@@ -100,6 +101,15 @@ def from_above(source: str, file: str) -> list[str]:
     return wrong
 
 
+def jax_corners(source: str, file: str) -> list[str]:
+    """What of JAX is not promised to stay, outside the one file that holds all of it."""
+    names = ("source_info_util", "get_bind_params", "make_user_context", "inner_aval", "effects", "compiler_ir")
+    names += ("runtime_executable", "jaxprs_in_params", "ctx")
+    found = {n.attr: n.lineno for n in ast.walk(ast.parse(source)) if isinstance(n, ast.Attribute)}
+    found |= {name.rpartition(".")[2]: line for line, name in imports(source, "")}
+    return [f"{file}:{found[name]}: {name} belongs in {THE_JAX_FILE}" for name in names if name in found]
+
+
 def private_jax(source: str, file: str) -> list[str]:
     """Private JAX reached by attribute, with no import to see."""
     nodes = ast.walk(ast.parse(source))
@@ -149,6 +159,11 @@ def public(door: ModuleType) -> dict[str, object]:
 def test_imports_keep_their_direction(file):
     source = (ROOT / file).read_text()
     assert wrong_imports(source, file) + private_jax(source, file) == []
+
+
+@pytest.mark.parametrize("file", [f for f in FILES if f != THE_JAX_FILE])
+def test_one_file_knows_the_corners_of_jax(file):
+    assert jax_corners((ROOT / file).read_text(), file) == []
 
 
 @pytest.mark.parametrize("file", [f for f in FILES if f.startswith("adaptive/")])
@@ -242,6 +257,11 @@ def test_right_imports_are_let_through():
     )
     assert wrong_imports(source, "collectives/_world.py") == []
     assert wrong_imports("import mpi4py", THE_MPI_FILE) == []
+
+
+def test_a_corner_of_jax_is_seen():
+    assert jax_corners("def f(eqn):\n    return eqn.effects", "f.py") == [f"f.py:2: effects belongs in {THE_JAX_FILE}"]
+    assert jax_corners("from jax.extend import source_info_util", "f.py")
 
 
 def test_private_jax_is_seen_without_an_import():

@@ -6,6 +6,7 @@ applies it between steps, on all workers at once.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
@@ -21,6 +22,23 @@ class Limits(NamedTuple):
     upper: tuple[int, ...]  # the most examples each worker may get
     quantum: int = 1  # sizes are best multiples of this, so that each is made of few kernels
     multiple: int = 1  # sizes are always multiples of this: the minibatches that a driver cuts its batches into
+    examples: int = sys.maxsize  # the most of all workers together: what there is in the data set
+
+    @property
+    def least(self) -> int:
+        """The smallest global batch."""
+        return max(sum(self.lower), self.multiple)
+
+    @property
+    def most(self) -> int:
+        """The largest global batch."""
+        most = min(self.examples, sum(self.upper))
+        return most - most % self.multiple
+
+    def nearest(self, global_batch: int) -> int:
+        """The global batch that can be, nearest to one that is asked for."""
+        rounded = (global_batch + self.multiple // 2) // self.multiple * self.multiple
+        return min(max(rounded, self.least), self.most)
 
     @property
     def active(self) -> tuple[int, ...]:

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from functools import lru_cache
 from importlib.util import find_spec
 
-from jax.extend import source_info_util
+from .jaxprs import current_source, frames_of
 
 _FRAME = re.compile(r"^(?P<file>.*?):(?P<line>\d+)(?::\d+)? \(.*\)$")
 
@@ -23,7 +23,7 @@ def _library_folders() -> tuple[str, ...]:
 
 def line_of(source_info) -> str:
     """`driver.py:15` for an equation's `source_info`, or "" where no line of a user's file is known."""
-    frames = source_info_util.summarize(source_info, num_frames=64).splitlines()
+    frames = frames_of(source_info)
     for frame in reversed(frames):  # the innermost comes last
         match = _FRAME.match(frame)
         if match and not match["file"].startswith(_library_folders()):
@@ -33,12 +33,12 @@ def line_of(source_info) -> str:
 
 def current_line() -> str:
     """`driver.py:15` for the line of the driver that is being executed or traced."""
-    return line_of(source_info_util.current())
+    return line_of(current_source())
 
 
 def line_search_of(source_info) -> str:
     """What to write for a line search of optax's, if the driver came here through one; else nothing."""
-    if "linesearch.py:" not in source_info_util.summarize(source_info, num_frames=64):
+    if not any("linesearch.py:" in frame for frame in frames_of(source_info)):
         return ""
     return (
         "\nA line search can try a fixed number of step sizes side by side, their losses in one message: see "

@@ -10,13 +10,14 @@ between two steps.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from typing import Protocol, runtime_checkable
 
 import jax
 import numpy as np
 
 Parts = Sequence[jax.Array]
+LookAtPiece = Callable[[int, int, np.ndarray], None]  # the part's number, the piece's first element in it, the piece
 
 
 @runtime_checkable
@@ -75,27 +76,31 @@ class World(Protocol):
         self,
         parts: Sequence[Parts],
         ops: Sequence[str],
-        tail: np.ndarray,
+        status: np.ndarray,
         channel: Hashable = 0,
         about: str = "",
         more: str = "",
+        look: LookAtPiece | None = None,
     ) -> tuple[list[list[jax.Array]], np.ndarray]:
         """Reduce a message over all workers; blocks until it has arrived.
 
         Args:
           parts: `parts[i][j]` is part j of this process's i-th worker, on that worker's device; any shape, and of
-            equal shape and dtype on all workers. Part 0 is one-dimensional and floating, and its last `len(tail)`
-            elements are free: whatever the workers put there is replaced by `tail`.
+            equal shape and dtype on all workers. Part 0 is one-dimensional and floating, and its last `len(status)`
+            elements are free: whatever the workers put there is replaced by `status`.
           ops: for each part, "sum", "max" or "min"; `ops[0]` is "sum".
-          tail: what this *process* adds to the message itself, of part 0's dtype; summed over processes.
+          status: what this *process* adds to the message itself, of part 0's dtype; summed over processes. Of any
+            length, 0 too.
           channel: which of a program's messages this is; results of other channels stay as they are.
           about, more: see `World`.
+          look: for worlds that reduce on the host, piece by piece, to call with each piece that has just been reduced,
+            as long as it is in the caches. Others need not call it, nor for all pieces.
 
         Returns:
-          `(results, tail)`. `results[i][j]` is part j, reduced, on the device of this process's i-th worker, bitwise
+          `(results, status)`. `results[i][j]` is part j, reduced, on the device of this process's i-th worker, bitwise
           equal on all workers. It stays valid until the second-next call of `exchange` on the same channel, provided
-          that whatever reads it has finished by then. `tail` is the reduced tail on the host. What `results[i][0]`
-          holds in its tail is unspecified.
+          that whatever reads it has finished by then. `status` is reduced, on the host. What `results[i][0]` holds in
+          its place is unspecified.
 
         Raises:
           DisagreementError: the processes' calls differ. On every process.

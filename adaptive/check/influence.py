@@ -6,14 +6,15 @@ split on purpose.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import jax
 import numpy as np
-from jax.extend.core import JaxprEqn, Var, jaxprs_in_params
+from jax.extend.core import JaxprEqn, Var
 
+from adaptive.base.jaxprs import nested_equations
 from adaptive.graph.flow import Scope
 from adaptive.graph.plan import Contribution, Plan
 from adaptive.graph.trace import Atom, operands_of
@@ -94,7 +95,7 @@ class Influence:
 
     def _of_equation(self, eqn: JaxprEqn) -> None:
         known = _joined([self.of(a) for a in eqn.invars])
-        inner = max((eps_of(v.aval) for nested in _nested(eqn) for v in nested.outvars), default=0.0)
+        inner = max((eps_of(v.aval) for nested in nested_equations(eqn) for v in nested.outvars), default=0.0)
         for var in eqn.outvars:
             decides = eqn.primitive.name in _DECIDES or getattr(var.aval, "dtype", None) == np.bool_
             facts = replace(known, steadily=0) if decides else known
@@ -113,20 +114,12 @@ class Influence:
             self._facts[result] = replace(known, eps=max(known.eps, eps_of(result.aval)))
 
 
-def _nested(eqn: JaxprEqn) -> Iterator[JaxprEqn]:
-    """The equations in the jaxprs nested in one, however deep."""
-    for nested in jaxprs_in_params(eqn.params):
-        for inner in nested.eqns:
-            yield inner
-            yield from _nested(inner)
-
-
 def dtypes_of(eqns: Sequence[JaxprEqn]) -> set[np.dtype]:
     """Of all that is computed, in nested jaxprs too."""
     return {
         v.aval.dtype
         for eqn in eqns
-        for e in (eqn, *_nested(eqn))
+        for e in (eqn, *nested_equations(eqn))
         for v in (*e.outvars, *e.invars)
         if hasattr(v.aval, "dtype")
     }

@@ -19,7 +19,7 @@ differs on the way to them is
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -29,7 +29,7 @@ import numpy as np
 
 from adaptive.base.errors import BatchSizeError
 from adaptive.base.where import at
-from adaptive.graph.plan import Contribution, Plan
+from adaptive.graph.plan import Contribution
 from adaptive.operators.sources import CALLS, STEP
 from adaptive.runtime.engine import Engine
 
@@ -108,7 +108,6 @@ def _listed(title: str, found: dict[str, float], of: str) -> list[str]:
 
 
 def check_invariance(
-    plan_for: Callable[[int], Plan],
     engine: Engine,
     batch: Any,
     *,
@@ -138,9 +137,8 @@ def check_invariance(
     splits = uneven_splits(rng, _SPLITS, even, plan, least=least, most=most)
     if not splits:
         return few
-    if must_widen(plan, engine.world.devices[0]):
-        plan_for, plan = widened(plan_for, plan)
-    bench = Bench(plan_for, plan, engine, batch, seed=program_seed)
+    plans = widened(engine.plans) if must_widen(plan, engine.world.devices[0]) else engine.plans
+    bench = Bench(plans, engine, batch, seed=program_seed)
     try:
         return _Comparison(bench, even, splits, rng, tolerance).of_steps(step)
     finally:

@@ -15,14 +15,15 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from adaptive.base.world import Parts
-from adaptive.control.agreement import tail_length
+from adaptive.base.world import LookAtPiece, Parts
 from adaptive.data.stream import Share
 from adaptive.graph.flow import Scope
 from adaptive.graph.plan import Plan
 from adaptive.graph.trace import Atom
 from adaptive.operators.sources import Reading, Source
+from adaptive.runtime.calls import Plans
 from adaptive.runtime.engine import Engine, copied
+from adaptive.runtime.kernels import KernelOptions
 from adaptive.runtime.local_world import LocalWorld
 from adaptive.runtime.message import Layout, unpack
 from adaptive.runtime.pieces import Pieces
@@ -174,32 +175,33 @@ class _Wire(LocalWorld):
         self,
         parts: Sequence[Parts],
         ops: Sequence[str],
-        tail: np.ndarray,
+        status: np.ndarray,
         channel: Hashable = 0,
         about: str = "",
         more: str = "",
+        look: LookAtPiece | None = None,
     ) -> tuple[list[list[jax.Array]], np.ndarray]:
-        results, tail = super().exchange(parts, ops, tail, channel, about, more)
+        results, status = super().exchange(parts, ops, status, channel, about, more)
         arrived = [np.asarray(p) for p in results[0]]
         self.brought.append(arrived)
         if self.instead is not None:
             changed = [jax.device_put(p, self.devices[0]) for p in self.instead(len(self.brought) - 1, arrived)]
             results = [changed for _ in results]
-        return results, tail
+        return results, status
 
 
 class Bench:
     """Runs trials of a plan.
 
     Args:
-      plan_for: plans the driver for a number of examples.
+      plans: of the driver.
       engine: whose state and slots the first trial starts from. Not changed.
       batch: the examples, as one batch.
       seed: the program's.
     """
 
-    def __init__(self, plan_for: Callable[[int], Plan], plan: Plan, engine: Engine, batch: Any, *, seed: int):
-        n, device = engine.world.size, engine.world.devices[0]
+    def __init__(self, plans: Plans, engine: Engine, batch: Any, *, seed: int):
+        plan, n, device = plans.reference, engine.world.size, engine.world.devices[0]
         self.plan, self.batch, self._seed = plan, jax.tree.map(_as_row_dtype, batch), seed
         self._examples = len(jax.tree.leaves(batch)[0])
         self._wire, self.outputs = _Wire(n, device), outputs_of(plan)
@@ -210,12 +212,10 @@ class Bench:
             [[[wide(a) for a in slot] for slot in engine.slots[i]] for i in of],
         )
         self._trial = Engine(
-            plan_for,
-            plan,
+            plans,
             self.start.states[0],
             self._wire,
-            tail=tail_length(n),
-            kernels={"largest_call": None, "timed": False},
+            kernels=KernelOptions(timed=False),
         )
         feed = self._trial.feed
         self._trial.feed = Feed(tuple(map(_held_fixed, feed.floats)), tuple(map(_held_fixed, feed.ints)))
@@ -250,13 +250,10 @@ class Bench:
             Reading(step, self._seed, w, self._examples, size, size, 1, begins, 1.0, 1.0)
             for w, (size, begins) in enumerate(zip(sizes, starts, strict=False))
         ]
-        tail = trial.layouts[0].tail if trial.layouts else 0
         self._wire.instead, self._wire.brought = instead, []
         outcome = trial.step(
             Share(tuple(sizes), tuple(starts[:-1]), batches),
             readings,
-            lambda: np.zeros(tail),
-            lambda tail: None,
             pieces=split,
         )
         brought = self._wire.brought

@@ -7,26 +7,26 @@ would hide. So `check` asks it of this driver.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.extend import source_info_util
 from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal, Var
 
+from adaptive.base.jaxprs import bind, called
 from adaptive.graph.plan import Plan
 from adaptive.graph.planner import Planner
 from adaptive.graph.trace import Atom
 from adaptive.operators.context import tracing
 from adaptive.operators.slots import Frozen
+from adaptive.runtime.calls import Plans
 
 from .influence import dtypes_of
 
 SINGLE = np.dtype(np.float32)
-_INLINED = {"custom_jvp_call": "call_jaxpr", "custom_vjp_call": "call_jaxpr", "checkpoint": "jaxpr", "remat2": "jaxpr"}
 _BY_BITS = ("bitcast_convert_type", "nextafter")  # what they do is of the dtype itself
 _PRECISE = ("dot_general", "conv_general_dilated")
 
@@ -43,20 +43,12 @@ def must_widen(plan: Plan, device: jax.Device) -> bool:
     return device.platform != "cpu" or any(map(is_half, values | dtypes_of(plan.graph.eqns)))
 
 
-def widened(plan_for: Callable[[int], Plan], plan: Plan) -> tuple[Planner, Plan]:
-    """The same driver, with half precisions replaced by single, and products at their full precision.
-
-    Args:
-      plan_for: plans the driver for a number of examples.
-      plan: one such plan.
-
-    Returns:
-      Its planner, and its plan of as many examples as `plan` is for.
-    """
-    graph = plan.graph
+def widened(plans: Plans) -> Planner:
+    """The plans of the same driver, with half precisions replaced by single, and products at their full precision."""
+    plan, graph = plans.reference, plans.reference.graph
 
     def driver(state: list[Any], batch: list[Any]) -> tuple[list[Any], list[Any]]:
-        narrow, current = plan_for(len(batch[0])).graph, tracing()
+        narrow, current = plans(len(batch[0])).graph, tracing()
         assert current is not None
         current.minibatches.extend(narrow.minibatches)
         env: dict[Var, Any] = dict(zip(narrow.invars, [*state, *batch], strict=True))
@@ -75,7 +67,8 @@ def widened(plan_for: Callable[[int], Plan], plan: Plan) -> tuple[Planner, Plan]
     )
     found = planner.begin(graph.examples)
     names = {key: getattr(graph, key) for key in ("state_names", "batch_names", "metric_names", "metrics_tree")}
-    return planner, replace(found, graph=replace(found.graph, **names))
+    planner.reference = replace(found, graph=replace(found.graph, **names))
+    return planner
 
 
 def wide(value: Any) -> Any:
@@ -96,35 +89,28 @@ def _value(env: dict[Var, Any], atom: Atom) -> Any:
 
 def _evaluate(eqns: Sequence[JaxprEqn], env: dict[Var, Any]) -> None:
     for eqn in eqns:
-        info = eqn.source_info
-        with source_info_util.user_context(info.traceback, name_stack=info.name_stack), eqn.ctx.manager:
-            results = _results(eqn, [_value(env, a) for a in eqn.invars])
-        env.update(zip(eqn.outvars, results, strict=True))
+        env.update(zip(eqn.outvars, _results(eqn, [_value(env, a) for a in eqn.invars]), strict=True))
 
 
 def _results(eqn: JaxprEqn, operands: list[Any]) -> list[Any]:
     name = eqn.primitive.name
     if name == "reduce_precision":
         return operands
-    if name in _INLINED and _INLINED[name] in eqn.params:
-        return _inlined(eqn.params[_INLINED[name]], operands)
+    function = called(eqn, derivatives=True, checkpoints=True)
+    if function is not None:
+        return _inlined(function, operands)
     if name not in _BY_BITS:
         params = {key: _wide_parameter(value) for key, value in eqn.params.items()}
         if name in _PRECISE:
             params["precision"] = (jax.lax.Precision.HIGHEST, jax.lax.Precision.HIGHEST)
         try:
-            results = _bind(eqn, operands, params)
+            results = bind(eqn, operands, params)
         except Exception:  # a primitive that is made for its dtypes: done in them
             results = None
         if results is not None and all(map(_is_as_meant, results, eqn.outvars)):
             return results
     narrow = [_narrowed(x, a) for x, a in zip(operands, eqn.invars, strict=True)]
-    return [wide(x) for x in _bind(eqn, narrow, eqn.params)]
-
-
-def _bind(eqn: JaxprEqn, operands: Sequence[Any], params: dict[str, Any]) -> list[Any]:
-    results = eqn.primitive.bind(*operands, **eqn.primitive.get_bind_params(params))
-    return list(results) if eqn.primitive.multiple_results else [results]
+    return [wide(x) for x in bind(eqn, narrow)]
 
 
 def _is_as_meant(result: Any, var: Var) -> bool:

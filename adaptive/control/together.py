@@ -10,7 +10,7 @@ from typing import TypeVar
 
 from adaptive.base.world import World
 
-from .agreement import compare
+from .alike import compare
 
 T = TypeVar("T")
 

@@ -19,12 +19,13 @@ from collections.abc import Iterable
 from jax.extend.core import JaxprEqn, Var
 
 from adaptive.base.errors import DriverError
+from adaptive.base.jaxprs import has_effects, has_ordered_effects
 from adaptive.base.where import at, line_of
 from adaptive.operators.collectives import n_values
 from adaptive.operators.hooks import hook_p
 from adaptive.operators.sources import BATCH_SIZE, source_p
 
-from .flow import Flow, Origin, Scope, has_effects
+from .flow import Flow, Origin, Scope
 from .plan import Contribution, HookPlan, Plan, Segment, Slot
 from .replication import check_replication
 from .trace import Atom, Graph
@@ -158,7 +159,7 @@ class _Cutter:
 
     def _check_order(self, eqn: JaxprEqn, home: _Draft) -> None:
         """Effects that are ordered keep their order only if their segments have it."""
-        if not any("Ordered" in type(effect).__name__ for effect in eqn.effects):
+        if not has_ordered_effects(eqn):
             return
         place = (home.level, home.kind == "call")
         if self._last_ordered > place:

@@ -15,8 +15,9 @@ from collections.abc import Sequence
 from enum import IntEnum
 from typing import Any, NamedTuple
 
-from jax.extend.core import ClosedJaxpr, DropVar, JaxprEqn, Var, jaxprs_in_params
+from jax.extend.core import DropVar, JaxprEqn, Var
 
+from adaptive.base.jaxprs import asks_the_host, has_effects
 from adaptive.operators.claims import claim_p
 from adaptive.operators.collectives import collective_p, n_values
 from adaptive.operators.slots import slot_read_p, slot_write_p
@@ -148,20 +149,6 @@ class Flow:
         return operands_of(self.graph.eqns[number])
 
 
-# What these bring is not computed from their operands: it comes from the host, or from a generator with a state.
-_FROM_OUTSIDE = {"pure_callback", "io_callback", "rng_uniform", "infeed"}
-
-
 def at_home(graph: Graph) -> frozenset[int]:
     """Equations that must be carried out once, in one place: those with an effect, and those that ask the host."""
-    return frozenset(n for n, e in enumerate(graph.eqns) if has_effects(e) or _asks_the_host(e))
-
-
-def has_effects(eqn: JaxprEqn) -> bool:
-    """Whether an equation does something beside its results, such as printing. Writing its own scratch is nothing."""
-    return any(type(effect).__name__ != "InternalMutableArrayEffect" for effect in eqn.effects)
-
-
-def _asks_the_host(eqn: JaxprEqn) -> bool:
-    nested = (j.jaxpr if isinstance(j, ClosedJaxpr) else j for j in jaxprs_in_params(eqn.params))
-    return eqn.primitive.name in _FROM_OUTSIDE or any(_asks_the_host(inner) for j in nested for inner in j.eqns)
+    return frozenset(n for n, e in enumerate(graph.eqns) if has_effects(e) or asks_the_host(e))

@@ -6,11 +6,12 @@ import hashlib
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
-from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal, Var
+from jax.extend.core import JaxprEqn, Literal, Var
 
+from adaptive.base.jaxprs import closed_within
 from adaptive.base.where import line_of
 
 from .trace import Atom
@@ -63,19 +64,8 @@ def as_text(
 def params_text(eqn: JaxprEqn) -> str:
     """What an equation says beside its operands; of jaxprs in it, the arrays that they close over too."""
     texts = [(k, _ADDRESS.sub("", repr(v))) for k, v in sorted(eqn.params.items()) if not _PLACE.search(k)]
-    consts = [np.asarray(c) for nested in _closed_within(eqn.params) for c in nested.consts]
+    consts = [np.asarray(c) for nested in closed_within(eqn.params) for c in nested.consts]
     return repr((texts, [(str(c.dtype), c.shape, hash_of(c.tobytes())) for c in consts]))
-
-
-def _closed_within(params: dict[str, Any]) -> Iterator[ClosedJaxpr]:
-    """Jaxprs with what they close over, however deep."""
-    values = [v for value in params.values() for v in (value if isinstance(value, tuple | list) else (value,))]
-    for value in values:
-        if isinstance(value, ClosedJaxpr):
-            yield value
-        jaxpr = value.jaxpr if isinstance(value, ClosedJaxpr) else value
-        for eqn in jaxpr.eqns if isinstance(jaxpr, Jaxpr) else ():
-            yield from _closed_within(eqn.params)
 
 
 def hash_of(text: bytes) -> str:

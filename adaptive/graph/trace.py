@@ -14,10 +14,10 @@ from typing import Any, TypeAlias
 
 import jax
 import numpy as np
-from jax.extend.core import ClosedJaxpr, DropVar, Jaxpr, JaxprEqn, Literal, Var
-from jax.extend.core import jaxprs_in_params as _jaxprs_in_params
+from jax.extend.core import ClosedJaxpr, DropVar, JaxprEqn, Literal, Var
 
 from adaptive.base.errors import CollectiveError, DriverError
+from adaptive.base.jaxprs import called, has_references, holder, is_checkpoint, nested_equations
 from adaptive.base.names import leaf_names
 from adaptive.base.where import at, line_of, line_search_of
 from adaptive.operators.claims import claim_p
@@ -37,8 +37,6 @@ OPERATORS = {
     claim_p: "claim",
 }
 _RESULTLESS = (hook_p, slot_write_p)
-_INLINED = {"jit": "jaxpr", "pjit": "jaxpr", "closed_call": "call_jaxpr", "core_call": "call_jaxpr"}
-_INLINED_FOR_OPERATORS = {"custom_jvp_call": "call_jaxpr", "custom_vjp_call": "call_jaxpr"}
 
 
 @dataclass(frozen=True)
@@ -191,9 +189,9 @@ class _Flattener:
             if eqn.primitive is source_p and self._known_source(eqn):  # read twice, it is one value
                 env[eqn.outvars[0]] = self._sources[eqn.params["source"].name].outvars[0]
                 continue
-            nested = _nested_to_inline(eqn)
-            if nested is not None:
-                results = self.inline(nested, operands, source)
+            function = called(eqn, derivatives=any(_operators_within(eqn)))
+            if function is not None:
+                results = self.inline(function, operands, source)
                 env.update(zip(eqn.outvars, results, strict=True))
                 continue
             within = sorted(_operators_within(eqn), key=lambda e: e.primitive is not collective_p)
@@ -241,19 +239,8 @@ class _Flattener:
         return known
 
 
-def _nested_to_inline(eqn: JaxprEqn) -> ClosedJaxpr | None:
-    name = eqn.primitive.name
-    key = _INLINED.get(name)
-    if key is None and name in _INLINED_FOR_OPERATORS and any(True for _ in _operators_within(eqn)):
-        key = _INLINED_FOR_OPERATORS[name]
-    if key is None or key not in eqn.params:
-        return None
-    nested = eqn.params[key]
-    return nested if isinstance(nested, ClosedJaxpr) else ClosedJaxpr(nested, ())
-
-
 def _refuse_references(eqn: JaxprEqn) -> None:
-    if any(hasattr(v.aval, "inner_aval") for v in (*eqn.invars, *eqn.outvars)):
+    if has_references(eqn):
         raise CollectiveError(
             f"a mutable array (jax.new_ref){at(line_of(eqn.source_info))}: a step is cut into programs of their own, "
             "and what is written in one would not be seen in the next. Return new values instead:  x = x.at[i].set(y)"
@@ -262,12 +249,7 @@ def _refuse_references(eqn: JaxprEqn) -> None:
 
 def _operators_within(eqn: JaxprEqn) -> Iterator[JaxprEqn]:
     """Operators in the jaxprs nested in an equation, however deep."""
-    for nested in _jaxprs_in_params(eqn.params):
-        jaxpr: Jaxpr = nested.jaxpr if isinstance(nested, ClosedJaxpr) else nested
-        for inner in jaxpr.eqns:
-            if inner.primitive in OPERATORS:
-                yield inner
-            yield from _operators_within(inner)
+    return (inner for inner in nested_equations(eqn) if inner.primitive in OPERATORS)
 
 
 def operands_of(eqn: JaxprEqn) -> Sequence[Atom]:
@@ -291,17 +273,9 @@ def describe(eqn: JaxprEqn) -> str:
 
 def _refusal(inner: JaxprEqn, outer: JaxprEqn) -> CollectiveError:
     where = line_of(inner.source_info)
-    holders = {
-        "scan": "jax.lax.scan (or fori_loop)",
-        "while": "jax.lax.while_loop",
-        "cond": "jax.lax.cond",
-        "checkpoint": "jax.checkpoint",
-        "remat2": "jax.checkpoint",
-    }
-    holder = holders.get(outer.primitive.name, f"{outer.primitive.name}")
     advice = {
         "collective": "It would then be sent again in the backward pass. Reduce the function's result, behind it."
-        if holder == "jax.checkpoint"
+        if is_checkpoint(outer)
         else "Then values would decide whether and how often a message is sent. Collect the values in the loop (as its "
         "carry or its stacked outputs) and reduce them behind it." + line_search_of(inner.source_info),
         "source": "Read it before, and pass the value in.",
@@ -309,4 +283,4 @@ def _refusal(inner: JaxprEqn, outer: JaxprEqn) -> CollectiveError:
         "hook": "Hand over the loop's result, behind it.",
         "claim": "Say it of the loop's result, behind it.",
     }[OPERATORS[inner.primitive]]
-    return CollectiveError(f"{describe(inner)}{at(where)} stands inside {holder}. {advice}")
+    return CollectiveError(f"{describe(inner)}{at(where)} stands inside {holder(outer)}. {advice}")

@@ -13,12 +13,12 @@ from typing import Any, Literal
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.extend import source_info_util
 from jax.extend.core import Primitive
 from jax.interpreters import ad, batching
 
 from adaptive.base.current import current_world
 from adaptive.base.errors import CollectiveError
+from adaptive.base.jaxprs import current_source
 from adaptive.base.where import at, current_line, line_search_of
 
 from .context import only_in_programs, tracing
@@ -209,7 +209,7 @@ def _collective_transpose(cotangents, *operands, how, **params):
         f"{at(current_line())}. Each "
         "worker would get only its own share of the gradient. Differentiate the local loss, then reduce:\n"
         "    loss, grads = jax.value_and_grad(local_loss)(params, batch)\n"
-        "    grads = comm.all_reduce(grads)" + line_search_of(source_info_util.current())
+        "    grads = comm.all_reduce(grads)" + line_search_of(current_source())
     )
 
 

@@ -7,17 +7,16 @@ for dead (see `Tracing.must_stay`).
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any, NamedTuple
 
-import jax
 from jax.extend.core import Primitive
 from jax.interpreters import mlir
 
 from adaptive.base.errors import CollectiveError
+from adaptive.base.jaxprs import traced_anew
 from adaptive.base.where import at, current_line
 
 
@@ -55,20 +54,13 @@ def tracing() -> Tracing | None:
     return _tracing.get()
 
 
-# JAX keeps the trace of a nested jax.jit by the shapes that it is called with. What a driver is traced for is no
-# argument, so a helper that makes shapes of it would be given those of another trace; a context makes JAX tell them
-# apart. One per trace, and not per numbers: an operator that JAX leaves out would be missed in the first trace alone.
-_trace_cache_key = jax.make_user_context(default_value=0)
-_traces = itertools.count(1)
-
-
 @contextmanager
 def trace_as(workers: int, examples: int) -> Iterator[Tracing]:
     """Trace a driver for that many workers, and examples in a call."""
     trace = Tracing(workers, examples, [], [])
     token = _tracing.set(trace)
     try:
-        with _trace_cache_key(next(_traces)):
+        with traced_anew():
             yield trace
     finally:
         _tracing.reset(token)

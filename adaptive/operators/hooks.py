@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,6 +11,7 @@ import jax.numpy as jnp
 from jax.extend.core import Primitive
 
 from adaptive.base.decision import Handler
+from adaptive.base.names import leaf_names
 
 from .context import only_in_programs, stays
 from .inert import inert
@@ -30,11 +32,20 @@ class Hook:
     handler: Handler
     every: int
     tree: jax.tree_util.PyTreeDef
+    leaf_names: tuple[str, ...] = ()
 
 
-def hook(name: str, handler: Handler, values: tuple[Any, ...], *, every: int = 1) -> None:
-    """Hand `values` (replicated) to `handler` at the barrier behind every `every`-th step."""
+def hook(
+    name: str, handler: Handler, values: tuple[Any, ...], *, every: int = 1, value_names: Sequence[str] = ()
+) -> None:
+    """Hand values (replicated) to `handler` after every `every`-th step.
+
+    Args:
+      value_names: what the values are called where steps are recorded; those without a name by their number.
+    """
     leaves, tree = jax.tree.flatten(values)
-    hook = Hook(name, handler, every, tree)
+    roots = [*value_names[: len(values)], *(f"value_{i}" for i in range(len(value_names), len(values)))]
+    names = [name for root, value in zip(roots, values, strict=True) for name in leaf_names(value, root)]
+    hook = Hook(name, handler, every, tree, tuple(names))
     stays(f"hook {name!r}", hook)
     hook_p.bind(*map(jnp.asarray, leaves), hook=hook)

@@ -22,9 +22,10 @@ import numpy as np
 from adaptive.base.errors import AdaptiveError, CheckpointError, DriverError
 from adaptive.base.names import Leaf, Name, by_name
 from adaptive.base.world import World
-from adaptive.control.agreement import digest_of_tree
-from adaptive.control.hooks import Barrier, Sizes
-from adaptive.control.sizes import check_shares, equal
+from adaptive.control.alike import digest_of_tree
+from adaptive.control.batch_sizes import BatchSizes
+from adaptive.control.hooks import Hooks
+from adaptive.control.split import check_shares, equal
 from adaptive.data.stream import Stream
 from adaptive.graph.flow import Scope
 from adaptive.runtime.engine import Engine, copied
@@ -41,7 +42,7 @@ _MOST = 2**63 - 1
 # --- what is kept -----------------------------------------------------------------------------------------------------
 
 
-def save(engine: Engine, barrier: Barrier, sizes: Sizes, stream: Stream, *, step: int, like: Any) -> Checkpoint:
+def save(engine: Engine, hooks: Hooks, sizes: BatchSizes, stream: Stream, *, step: int, like: Any) -> Checkpoint:
     """A checkpoint. Communicates if anything is local, so all processes have to call it. Replicated.
 
     Args:
@@ -49,7 +50,7 @@ def save(engine: Engine, barrier: Barrier, sizes: Sizes, stream: Stream, *, step
     """
     plan, world = engine.plan, engine.world
     about = f"a checkpoint of {engine.name} behind step {step}"
-    barrier.catch_up(sizes)
+    hooks.catch_up(sizes)
     wanted_state, wanted_slots = _of_state(engine, like), _of_slots(engine)
     one = engine.present[0]
     state = [
@@ -70,7 +71,7 @@ def save(engine: Engine, barrier: Barrier, sizes: Sizes, stream: Stream, *, step
         "state": jax.tree.unflatten(jax.tree.structure(like), state),
         "slots": slots,
         "local": {"state": _which_local(wanted_state), "slots": _which_local(wanted_slots)},
-        "hooks": hooks_to_keep(barrier),
+        "hooks": hooks_to_keep(hooks),
         "step": step,
         "cursor": stream.cursors[0] if len(stream.lanes) == 1 else list(stream.cursors),
         "batch_sizes": list(sizes.target),
@@ -118,14 +119,14 @@ def _which_local(wanted: Mapping[Name, _Wanted]) -> list[int]:
     return [number for number, name in enumerate(sorted(wanted)) if wanted[name].local]
 
 
-def hooks_to_keep(barrier: Barrier) -> dict[str, Any]:
+def hooks_to_keep(hooks: Hooks) -> dict[str, Any]:
     """The hooks' states, by the hooks' names.
 
     Raises:
       DriverError: one is not built as it was when the hook began, so it could not be recognised when it comes back.
     """
-    hooks = zip(barrier.names, barrier.hooks, barrier.states, barrier.first_states, strict=True)
-    for name, hook, state, first in hooks:
+    each = zip(hooks.names, hooks.hooks, hooks.states, hooks.first_states, strict=True)
+    for name, hook, state, first in each:
         found = by_name(state, "state")
         wanted = {path: _wanted(leaf) for path, leaf in by_name(first, "state").items()}
         wrong = _not_alike(found, wanted) or next(filter(None, (_unfit(found[p], w) for p, w in wanted.items())), None)
@@ -135,7 +136,7 @@ def hooks_to_keep(barrier: Barrier) -> dict[str, Any]:
                 f"not be recognised when it is restored. Let {hook.name}'s init return a state with the structure, "
                 "shapes and dtypes of those that follow."
             )
-    return jax.tree.map(_plain, dict(zip(barrier.names, barrier.states, strict=True)))
+    return jax.tree.map(_plain, dict(zip(hooks.names, hooks.states, strict=True)))
 
 
 def _is_key(leaf: Any) -> bool:
@@ -197,7 +198,7 @@ class Parsed:
         }
 
 
-def parse(checkpoint: Any, engine: Engine, barrier: Barrier, sizes: Sizes, stream: Stream, *, like: Any) -> Parsed:
+def parse(checkpoint: Any, engine: Engine, hooks: Hooks, sizes: BatchSizes, stream: Stream, *, like: Any) -> Parsed:
     """Read a checkpoint for this program. Changes nothing.
 
     The number of workers may be another than it was: then batches begin equal, and hooks begin anew, because what they
@@ -233,9 +234,7 @@ def parse(checkpoint: Any, engine: Engine, barrier: Barrier, sizes: Sizes, strea
         members=members,
         state=_arrays(fields, "state", wanted_state),
         slots=_arrays(fields, "slots", wanted_slots),
-        hooks=restored_hooks(fields, barrier)
-        if before == here
-        else dict(zip(barrier.names, barrier.begun(), strict=True)),
+        hooks=restored_hooks(fields, hooks) if before == here else dict(zip(hooks.names, hooks.begun(), strict=True)),
     )
 
 
@@ -314,7 +313,7 @@ def _members(fields: Mapping[str, Any], seats: int) -> tuple[int, ...]:
     return members
 
 
-def _fitting(batch_sizes: Sequence[int], shares: Sequence[float], sizes: Sizes) -> tuple[int, ...]:
+def _fitting(batch_sizes: Sequence[int], shares: Sequence[float], sizes: BatchSizes) -> tuple[int, ...]:
     """Sizes that were in force on as many workers, if they can be here: they are not rounded to others."""
     sizes.check_global(sum(batch_sizes), shares)
     limits = sizes.bounds(shares)
@@ -328,9 +327,9 @@ def _fitting(batch_sizes: Sequence[int], shares: Sequence[float], sizes: Sizes) 
     return tuple(batch_sizes)
 
 
-def restored_hooks(fields: Mapping[str, Any], barrier: Barrier) -> dict[str, Any]:
+def restored_hooks(fields: Mapping[str, Any], hooks: Hooks) -> dict[str, Any]:
     """The hooks' states, built as the hooks build them."""
-    first = dict(zip(barrier.names, barrier.first_states, strict=True))
+    first = dict(zip(hooks.names, hooks.first_states, strict=True))
     likes = by_name(first, "hooks")
     try:
         arrays = _arrays(fields, "hooks", {name: _wanted(leaf) for name, leaf in likes.items()})

@@ -14,8 +14,8 @@ from jax.extend.core import ClosedJaxpr
 from adaptive.base.errors import DriverError
 from adaptive.base.names import leaf_names
 from adaptive.base.world import World
-from adaptive.control.agreement import digest_of_text, digest_of_tree
-from adaptive.control.sizes import positive
+from adaptive.control.alike import digest_of_text, digest_of_tree
+from adaptive.control.split import positive
 from adaptive.control.together import together
 from adaptive.data.examples import Rows
 from adaptive.data.same_data import digest_of_data

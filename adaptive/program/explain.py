@@ -10,11 +10,18 @@ from adaptive.graph.plan import Contribution, Plan, Segment
 from adaptive.runtime.message import Layout
 
 
-def explain(plan: Plan, layouts: Sequence[Layout], batch_sizes: Sequence[int], shards: Sequence[int] = ()) -> str:
+def explain(
+    plan: Plan,
+    layouts: Sequence[Layout],
+    batch_sizes: Sequence[int],
+    shards: Sequence[int] = (),
+    resizable: bool = True,
+) -> str:
     """Segments, messages with their bytes, hooks and slots, in the order in which a step goes through them.
 
     Args:
       shards: examples in each worker's own data; empty where all share one data set.
+      resizable: whether batch sizes change while the program runs.
     """
     graph = plan.graph
     lines = [
@@ -31,7 +38,7 @@ def explain(plan: Plan, layouts: Sequence[Layout], batch_sizes: Sequence[int], s
         if level in plan.onces:
             lines.append(f"segment  once per step          {_work(plan.onces[level])}")
         if level in plan.calls:
-            sizes = "size of a ladder" if plan.splittable else "batch size"
+            sizes = "size of a ladder" if plan.splittable and resizable else "batch size"
             lines.append(f"segment  per kernel call        {_work(plan.calls[level])}; compiled for each {sizes}")
         if level < len(layouts):
             lines += _message(level, layouts[level])
@@ -45,7 +52,9 @@ def explain(plan: Plan, layouts: Sequence[Layout], batch_sizes: Sequence[int], s
     measured = [s.name for s in plan.sources if s.scope != "call"]
     if measured:
         lines.append(f"sources  {', '.join(measured)}")
-    if plan.splittable:
+    if not resizable:
+        lines.append("batch sizes stay as they are (resizable=False): nothing is compiled for others")
+    elif plan.splittable:
         lines.append("a local batch may run as several kernel calls: any size is made of the ladder's kernels")
     else:
         lines.append(
@@ -86,7 +95,8 @@ def _message(level: int, layout: Layout) -> Iterator[str]:
     weights = len({w.offset for w in layout.weights if w is not None})
     itemsize = layout.parts[0].dtype.itemsize
     yield _row("weights", str(weights), weights * itemsize, "what means are divided by")
-    yield _row("tail", str(layout.tail), layout.tail * itemsize, "workers' status, and whether new sizes are ready")
+    if layout.status:
+        yield _row("status", str(layout.status), layout.status * itemsize, "of workers, and of new sizes")
 
 
 def _row(kind: str, count: str, nbytes: int, what: str) -> str:

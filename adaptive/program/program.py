@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import closing, contextmanager
 from dataclasses import replace
 from functools import partial
 from math import lcm
@@ -28,10 +29,14 @@ from adaptive.base.surroundings import Surroundings, as_made, unwatched
 from adaptive.base.where import at, current_line, name_workers
 from adaptive.base.world import World
 from adaptive.check.invariance import Invariance, check_invariance
-from adaptive.control import agreement
-from adaptive.control.heterogeneous import are_unlike, decided_by_first
-from adaptive.control.hooks import Barrier, Sizes
-from adaptive.control.sizes import equal, most_of_each, positive
+from adaptive.control.alike import check_built_alike, digest_of_tree
+from adaptive.control.batch_sizes import BatchSizes
+from adaptive.control.decision_digest import DecisionDigest
+from adaptive.control.hooks import Hooks
+from adaptive.control.machines import Machines, decided_by_first
+from adaptive.control.readiness import KernelsOf
+from adaptive.control.split import most_of_each, positive
+from adaptive.control.status import Status
 from adaptive.control.together import together
 from adaptive.data.same_data import digests_of_data, steadiness
 from adaptive.data.shards import Shards, rows_of
@@ -43,11 +48,13 @@ from adaptive.operators.sources import Reading
 from adaptive.runtime.cache import share_compilations
 from adaptive.runtime.engine import Engine, Outcome
 from adaptive.runtime.finite import Trouble, not_finite, skipped_too_often
+from adaptive.runtime.kernels import KernelOptions
 from adaptive.runtime.local_world import LocalWorld
 from adaptive.runtime.updates import made_nans, share_found
 
 from . import checkpoint as _checkpoint
 from .evaluate import evaluate
+from .events import HookValues, Listener, Listeners, StepEvent, Subscription
 from .explain import explain
 from .record import Recorder
 from .report import Report
@@ -95,6 +102,9 @@ class Program:
         batch as one kernel call.
       deterministic: choose kernel calls by size alone and not by measured time, and take up new sizes at once, waiting
         for their kernels, so that two runs with the same decisions are equal to the last bit.
+      resizable: whether batch sizes may change while the program runs. If `False`, nothing is compiled behind the
+        steps: there are kernels for the first sizes and for no others, and whoever asks for others gets an error. Only
+        `restore` brings other sizes, and waits for their kernels.
 
     Raises:
       DriverError: the driver cannot be run as written; or there is no world, and several processes.
@@ -130,6 +140,7 @@ class Program:
         max_skipped: int = 25,
         local: Callable[[Any], Any] | None = None,
         deterministic: bool = False,
+        resizable: bool = True,
     ):
         self._surroundings = Surroundings()
         self.world = _world_of(world)
@@ -141,7 +152,6 @@ class Program:
         if self._max_skipped < 1:
             raise DriverError(f"max_skipped must be positive; got {max_skipped}.")
         self._data = rows_of(data, self.world.size)
-        self._auto_quantum = quantum is None
         microbatch = None if microbatch is None else positive("microbatch", microbatch)
         quantum = None if quantum is None else positive("quantum", quantum)
         self._state_tree, weak = jax.tree.structure(state), jax.tree.map(_is_weak, state)
@@ -159,9 +169,7 @@ class Program:
         )
         first_sizes = partial(self._first_sizes, global_batch, shares, max_local_batch, quantum)
         self._sizes, self._plan = self._first_plan(first_sizes, microbatch)
-        self._sizes.one_by_one = not self._plan.splittable
-        self._sizes.needed = tuple(sorted({seat for m in self._plan.messages for c in m for seat in c.how.needed}))
-        self._sizes.checked(self._sizes.shares)
+        self._sizes.must_take(seat for message in self._plan.messages for c in message for seat in c.how.needed)
         self._check_alike(
             state,
             {
@@ -172,30 +180,31 @@ class Program:
                 "seed": self._seed,
                 "nonfinite": nonfinite,
                 "max_skipped": max_skipped,
+                "resizable": bool(resizable),
             },
         )
         _built[self.world] = _built.get(self.world, 0) + 1
         if self.world.processes > 1:
             share_compilations()
+        machines = Machines(self.world, f"machines of {self._name}")
+        self._digest = DecisionDigest()
         self._engine = Engine(
             self._planner,
-            self._plan,
             jax.tree.leaves(state),
             self.world,
-            tail=agreement.tail_length(self.world.size),
+            status=Status(self.world, self._digest, self._sizes),
             name=self._name,
-            kernels={
-                "largest_call": microbatch,
-                "timed": not deterministic,
-                "turn": (self.world.rank, self.world.processes),
-            },
+            kernels=KernelOptions(microbatch, not deterministic, bool(resizable), machines.compile_order),
             finite=nonfinite != "allow",
         )
+        # Without a message nobody can tell that all are ready; and when they are depends on how fast machines are.
+        waits = deterministic or not self._engine.layouts
+        readiness = KernelsOf(self._engine.kernels, self.world.workers)
+        self._sizes.take_effect(readiness, one_by_one=not self._plan.splittable, waits=waits, resizable=bool(resizable))
         self._since = self._who_is_there()
         self._engine.seat(self._places(self._since), ())
-        self._barrier = Barrier(self._plan.hooks, self.world.size)
-        self._unlike = bool(self._plan.hooks) and are_unlike(self.world, f"machines of {self._name}")
-        self._ledger = agreement.Ledger()
+        self._hooks = Hooks(self._plan.hooks, self.world.size)
+        self._heterogeneous = machines.heterogeneous
         self._step = 0
         self._alone = threading.Lock()  # held while a step is under way
         self._skipped = 0  # steps in a row
@@ -204,19 +213,16 @@ class Program:
         self._compute_seconds = [float("nan")] * len(self.world.workers)
         self._few_cores = self.world.devices[0].platform == "cpu" and n_cores() < FEW_CORES
         self._compiling = False  # in a way that slows the steps down
-        self._any_size = False  # whether every worker can make every size: once true, it stays
-        # Without a message nobody can tell that all are ready; and when they are depends on how fast machines are.
-        self._waits = deterministic or not self._engine.layouts
         self._stopped = False
         self._compiled = False
-        self._recorder: Recorder | None = None
+        self._listeners = Listeners()
         self._notes: list[str] = []  # of the step in progress
         self._told_of: list[str] = []  # what is to be said in the next step's report
         self._joined: list[int] = []  # seats with another worker than in the last step
 
     # --- building -----------------------------------------------------------------------------------------------------
 
-    def _first_plan(self, first_sizes: Callable[[int], Sizes], microbatch: int | None) -> tuple[Sizes, Plan]:
+    def _first_plan(self, first_sizes: Callable[[int], BatchSizes], microbatch: int | None) -> tuple[BatchSizes, Plan]:
         """Sizes of the first step and a plan for the largest of them.
 
         What sizes have to be multiples of is told by the driver's trace, which is made for a size: if that was none,
@@ -238,7 +244,7 @@ class Program:
                 found = error.steps
             multiple = lcm(multiple, found)
 
-    def _first_sizes(self, global_batch, shares, max_local_batch, quantum, multiple: int) -> Sizes:
+    def _first_sizes(self, global_batch, shares, max_local_batch, quantum, multiple: int) -> BatchSizes:
         n, examples = self.world.size, len(self._data)
         largest = [examples] * n if max_local_batch is None else most_of_each(max_local_batch, n)
         if quantum is not None and quantum % multiple:
@@ -253,14 +259,9 @@ class Program:
                 )
         upper = tuple(most // multiple * multiple for most in there)
         most = -(-examples // multiple) * multiple  # a larger quantum is as good as this
-        limits = Limits((multiple,) * n, upper, min(quantum or multiple, most), multiple)
-        sizes = Sizes(global_batch, [1] * n if shares is None else shares, limits, examples, self.world.members)
-        if quantum is None:
-            taking = len(sizes.bounds().active)
-            sizes.limits = limits._replace(quantum=auto_quantum(sum(sizes.current), taking, multiple))
-        if shares is None:
-            sizes.current = sizes.previous = equal(sum(sizes.current), sizes.bounds())
-        return sizes
+        limits = Limits((multiple,) * n, upper, multiple=multiple, examples=examples)
+        quantum = None if quantum is None else min(quantum, most)
+        return BatchSizes(global_batch, shares, limits, quantum=quantum, members=self.world.members)
 
     def _check_alike(self, state: Any, settings: dict[str, Any]) -> None:
         if self.world.processes == 1:
@@ -269,12 +270,10 @@ class Program:
         built.update(digests_of_data(self._data))
         leaves = zip(leaf_names(state, "state"), jax.tree.leaves(state), strict=True)
         built.update(
-            (name, agreement.digest_of_tree(leaf))
-            for i, (name, leaf) in enumerate(leaves)
-            if i not in self._local_state
+            (name, digest_of_tree(leaf)) for i, (name, leaf) in enumerate(leaves) if i not in self._local_state
         )
         steady = partial(steadiness, self._data, self.world.rank)
-        agreement.check_built_alike(self.world, built, self._plan, f"building {self._name}", steady)
+        check_built_alike(self.world, built, self._plan, f"building {self._name}", steady)
 
     def _local(self, sizes: Sequence[int]) -> list[int]:
         return [sizes[w] for w in self.world.workers]
@@ -296,12 +295,11 @@ class Program:
             return
         joined = [seat for seat, since in there.items() if self._since.get(seat) != since]
         self._check_update(together="a change of members")
-        self._barrier.seat(joined, self._sizes)
+        self._hooks.seat(joined, self._sizes)
         self._engine.seat(self._places(there), self._places(joined))
         self._since = there
         self._told_of += self._sizes.seat(list(there), joined)
         self._joined += joined
-        self._update_quantum()
         for place in self._places(joined):
             self._compute_seconds[place] = float("nan")
         if self._compiled:
@@ -371,7 +369,7 @@ class Program:
     def explain(self) -> str:
         """The plan in words: segments, messages with their bytes, hooks, slots; with the driver's lines."""
         shards = [lane.length for lane in self._data.lanes] if isinstance(self._data, Shards) else []
-        return explain(self._plan, self._engine.layouts, self._sizes.current, shards)
+        return explain(self._plan, self._engine.layouts, self._sizes.current, shards, self._sizes.resizable)
 
     # --- running ------------------------------------------------------------------------------------------------------
 
@@ -394,22 +392,35 @@ class Program:
         last_epoch = None if epochs is None else self.epoch + _count("epochs", epochs)
         last_step = None if steps is None else self._step + _count("steps", steps)
         self._stopped = False
-        if record is not None:
-            self._recorder = Recorder(record, writes=self.world.rank == 0)
-            self._recorder.header(self._barrier, self._sizes, seed=self._seed)
-        try:
+        with self._recorded(record):
             while not self._stopped:
                 if last_epoch is not None and self.epoch >= last_epoch:
                     break
                 if last_step is not None and self._step >= last_step:
                     break
                 yield self.step()
-        finally:
-            if self._recorder is not None:
-                self._recorder.close()
-                self._recorder = None
         self._check_update(together="the end of run()")
         self._close_step()
+
+    @contextmanager
+    def _recorded(self, path: str | Path | None) -> Iterator[None]:
+        if path is None or self.world.rank:
+            yield
+        else:
+            with closing(Recorder(path)) as recorder, self.subscribe(recorder):
+                yield
+
+    def subscribe(self, listener: Listener) -> Subscription:
+        """Have `listener(event)` called with a `StepEvent` after every step of this process.
+
+        Args:
+          listener: must not communicate with other processes. One that raises is told no more: a warning in the log
+            "adaptive" and a note in this process's report say so, and the run goes on.
+
+        Returns:
+          What ends it: `subscription.close()`, or a `with` block.
+        """
+        return self._listeners.add(listener)
 
     def step(self) -> Report:
         """Run one step.
@@ -497,7 +508,7 @@ class Program:
 
         search = self._skipped == self._max_skipped or self._nonfinite == "raise"
         more = self._last_decision()
-        return self._engine.step(share, readings, self._speak, self._listen, meanwhile, search=search, more=more)
+        return self._engine.step(share, readings, meanwhile, search=search, more=more)
 
     def _skip(self, trouble: Trouble) -> None:
         """Leave a step out, or raise."""
@@ -526,7 +537,8 @@ class Program:
             raise error
 
     def _finish(self, outcome: Outcome, began: float) -> Report:
-        sizes, members, joined = self._sizes.current, self._sizes.members, tuple(self._joined)
+        sizes, limits = self._sizes.current, self._sizes.limits
+        members, joined = self._sizes.members, tuple(self._joined)
         self._joined = []
         self._step += 1
         self._skipped = 0 if outcome.committed else self._skipped + 1
@@ -534,9 +546,7 @@ class Program:
         self._compute_seconds = self._undisturbed(outcome.compute_seconds)
         previous = self._sizes.previous
         notes = [*self._notes, *self._unused(sizes, previous)]
-        self._sizes.step_done(apply=self._agreed_to_apply())
-        if self._sizes.pending is not None and self._sizes.current != sizes:  # one waited behind the one taken up
-            self._prepare()
+        self._sizes.step_done()
         epoch = self._stream.consumed / len(self._data)
         decision = self._run_hooks(outcome, epoch, (sizes, previous), notes) if outcome.committed else None
         counters = self._engine.kernels.counters
@@ -561,9 +571,14 @@ class Program:
             members=members,
             joined=joined,
         )
-        if self._recorder is not None:
-            lost = self._recorder.step(report, previous, epoch, self._barrier, outcome.hooks)
-            report = replace(report, notes=(*report.notes, lost)) if lost else report
+        if self._listeners:
+            named = zip(self._hooks.names, self._hooks.hooks, strict=True)
+            told = tuple(
+                HookValues(name, hook.every, hook.leaf_names, outcome.hooks[i] if outcome.hooks else [])
+                for i, (name, hook) in enumerate(named)
+            )
+            lost = self._listeners.tell(StepEvent(report, epoch, previous, limits, self._seed, told))
+            report = replace(report, notes=(*report.notes, *lost)) if lost else report
         return report
 
     def _unused(self, sizes: Sequence[int], previous: Sequence[int]) -> list[str]:
@@ -589,36 +604,14 @@ class Program:
         workers = list(self.world.workers)
         return f"worker {workers[0]}" if len(workers) == 1 else f"workers {workers[0]}–{workers[-1]}"
 
-    # --- what rides on every message ----------------------------------------------------------------------------------
-
-    def _speak(self) -> np.ndarray:
-        tail = np.zeros(agreement.tail_length(self.world.size))
-        tail[self.world.workers.start : self.world.workers.stop] = self._ledger.status
-        kernels = self._engine.kernels
-        pending = self._sizes.pending
-        tail[-2] = pending is not None and all(kernels.can_make(i, s) for i, s in enumerate(self._local(pending)))
-        tail[-1] = kernels.can_make_all()
-        return tail
-
-    def _listen(self, tail: np.ndarray) -> None:
-        agreement.judge(tail[:-2], self._ledger, own=self.world.workers)
-        self._ready = tail[-2] == self.world.processes
-        self._any_size = self._any_size or tail[-1] == self.world.processes
-
-    _ready = False
-
-    def _agreed_to_apply(self) -> bool:
-        return self._sizes.pending is not None and (self._ready or self._any_size)
-
     def _last_decision(self) -> str:
-        return self._ledger.last if self._ledger.step else ""
+        return self._digest.last if self._digest.step else ""
 
     def _close_step(self) -> None:
         """The last decision has had no message to be compared in: compare it in one that carries nothing else."""
         if self.world.processes > 1 and self._engine.layouts and self._plan.hooks:
             about = f"the end of run() behind step {self._step} of {self._name}"
-            tail = self._engine.signal(self._speak(), about, self._last_decision())
-            agreement.judge(tail[:-2], self._ledger, own=self.world.workers)
+            self._engine.exchange_status(about, self._last_decision())
 
     # --- deciding -----------------------------------------------------------------------------------------------------
 
@@ -627,43 +620,19 @@ class Program:
     ) -> Decision | None:
         """`ran` are the sizes of this step and of the one before."""
         try:
-            decision, names = self._barrier.run(self._step, epoch, outcome.hooks, ran, self._sizes)
-            if names and self._unlike:
+            decision, names = self._hooks.run(self._step, epoch, outcome.hooks, ran, self._sizes)
+            if names and self._heterogeneous:
                 decision = decided_by_first(self.world, decision, f"decision {self._step} of {self._name}")
             if names:
-                self._ledger.enter(self._step, names, decision)
+                self._digest.enter(self._step, names, decision)
             if decision is not None:
                 self._stopped = decision.stop
-                notes += [*decision.notes, *self._ask(decision)]
+                notes += [*decision.notes, *self._sizes.request(decision, names)]
         except Exception as error:
             error.add_note(f"behind step {self._step}, on {self._who()}")
             tell(self.world, f"at the barrier behind step {self._step} of {self._name}", error)
             raise
         return decision
-
-    def _ask(self, decision: Decision) -> list[str]:
-        notes = self._sizes.ask(decision)
-        self._update_quantum()
-        if self._waits and self._sizes.pending is not None:
-            self._sizes.apply()
-            self._engine.kernels.require(self._local(self._sizes.current))
-        self._prepare()
-        if self._any_size:
-            self._sizes.apply()
-        return notes
-
-    def _prepare(self) -> None:
-        """Have kernels compiled for the sizes to come, and for no others."""
-        current = self._local(self._sizes.current)
-        wanted = current if self._sizes.pending is None else self._local(self._sizes.pending)
-        self._engine.kernels.extend(max(wanted) or max(self._sizes.target))
-        self._engine.kernels.ask(wanted, current)
-
-    def _update_quantum(self) -> None:
-        if self._auto_quantum:
-            taking = len(self._sizes.bounds().active)
-            quantum = auto_quantum(sum(self._sizes.target), taking, self._sizes.limits.multiple)
-            self._sizes.limits = self._sizes.limits._replace(quantum=quantum)
 
     @as_made
     def rescale(self, *, global_batch: int | None = None, shares: Sequence[float] | None = None) -> None:
@@ -675,17 +644,11 @@ class Program:
             whose share is 0 takes no examples, until it is given another share; any other takes at least one.
 
         Raises:
-          BatchSizeError: they cannot be.
+          BatchSizeError: they cannot be, or this program's sizes stay as they are (`resizable=False`).
         """
-        if shares is not None:
-            shares = self._sizes.checked(shares)
-        if global_batch is not None or shares is not None:
-            wanted = self._sizes.wanted if global_batch is None else global_batch
-            wanted = self._sizes.check_global(wanted, shares)
-            global_batch = None if global_batch is None else wanted
-        decision = Decision(global_batch, shares)
-        self._ask(decision)
-        self._ledger.enter(self._step, (), decision)
+        decision = self._sizes.exactly(global_batch, shares)
+        self._sizes.request(decision)
+        self._digest.enter(self._step, (), decision)
 
     @as_made
     def warm_up(self) -> None:
@@ -711,7 +674,7 @@ class Program:
         """
         self._check_update(together="a checkpoint")
         return _checkpoint.save(
-            self._engine, self._barrier, self._sizes, self._stream, step=self._step, like=self._state_shapes
+            self._engine, self._hooks, self._sizes, self._stream, step=self._step, like=self._state_shapes
         )
 
     @as_made
@@ -734,7 +697,7 @@ class Program:
 
         def prepare() -> tuple[dict[str, str], None]:
             parsed = _checkpoint.parse(
-                checkpoint, self._engine, self._barrier, self._sizes, self._stream, like=self._state_shapes
+                checkpoint, self._engine, self._hooks, self._sizes, self._stream, like=self._state_shapes
             )
             digests = parsed.digests() if self.world.processes > 1 else {}
             prepared.append((parsed, digests, _checkpoint.placed(parsed, self._engine)))
@@ -743,17 +706,16 @@ class Program:
 
         together(self.world, f"restore of {self._name}", prepare, _SAME_CHECKPOINT)
         ((parsed, digests, (self._engine.states, self._engine.slots)),) = prepared
-        self._barrier.restart([parsed.hooks[name] for name in self._barrier.names])
+        self._hooks.restart([parsed.hooks[name] for name in self._hooks.names])
         self._sizes.restart(parsed.batch_sizes, parsed.shares, parsed.members)
         there = self._who_is_there()  # who was not, will have joined by the next step
         self._since = {seat: there.get(seat, 0) for seat in parsed.members}
         self._engine.present = self._places(parsed.members)
-        self._update_quantum()
         self._stream.cursors = parsed.cursors
-        self._step, self._skipped, self._told, self._ready = parsed.step, 0, False, False
+        self._step, self._skipped, self._told = parsed.step, 0, False
         if self._engine.new_nans is not None:
             self._engine.new_nans.begin([self._engine.states[place] for place in self._engine.present])
-        self._ledger.restart(parsed.step, digests)
+        self._digest.restart(parsed.step, digests)
         self._started_at = float("nan")
         self._compute_seconds = [float("nan")] * len(self._compute_seconds)
 
@@ -812,7 +774,6 @@ class Program:
                 f"the data as {jax.tree.structure(self._data.example)}."
             )
         return check_invariance(
-            self._planner,
             self._engine,
             batch,
             seed=seed,
@@ -853,13 +814,6 @@ _built: WeakKeyDictionary[World, int] = WeakKeyDictionary()  # how many programs
 def _next_name(world: World, driver: Driver) -> str:
     """What a program is called in errors, and told from others by: equal on all processes, which build alike."""
     return f"program {_built.get(world, 0) + 1} ({getattr(driver, '__name__', type(driver).__name__)!r})"
-
-
-def auto_quantum(global_batch: int, n_workers: int, multiple: int = 1) -> int:
-    """A power of two of about a sixteenth of a worker's batch: rounding costs 3 % at most, and a size is a few pieces.
-    Times `multiple`, of which batches are made.
-    """
-    return multiple << max(0, (global_batch // multiple // n_workers // 16).bit_length() - 1)
 
 
 def _is_weak(leaf: Any) -> bool:

@@ -1,7 +1,7 @@
 """A trace of a run, as JSON lines: what the hooks were shown in every step, and what they decided.
 
-With it a policy can be replayed, and another one tried, without the cluster. The first line is a header, then comes a
-line for each step; `null` stands for NaN.
+With it a policy can be replayed, and another one tried, without the cluster. The first line is a header, which names
+the leaves that hooks are given; then comes a line for each step. `null` stands for NaN.
 
 A record is beside the point of a run, and never ends it: where it cannot be written, the run goes on without.
 """
@@ -9,105 +9,89 @@ A record is beside the point of a run, and never ends it: where it cannot be wri
 from __future__ import annotations
 
 import json
-import logging
 import math
 import os
-from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import IO, Any
 
-import jax
 import numpy as np
 
-from adaptive.control.hooks import Barrier, Sizes
+from .events import StepEvent, Unsubscribe
 
-from .report import Report
-
-RECORD_VERSION = 1
+RECORD_VERSION = 2  # 1 had no names of leaves
 
 
 class Recorder:
-    """Appends to one file. Only rank 0 writes; the others' recorders do nothing.
+    """A listener that adds a line for each step to a file, and a header before the first.
 
     Args:
       path: the file; lines are added behind those of an earlier run.
-      writes: whether this process is the one that writes.
     """
 
-    def __init__(self, path: str | Path, *, writes: bool):
-        self._path, self._lost = Path(path), ""
+    def __init__(self, path: str | Path):
+        self._path = Path(path)
         self._file: IO[str] | None = None
-        if writes:
-            try:
+
+    def __call__(self, event: StepEvent) -> None:
+        try:
+            if self._file is None:
                 self._file = _opened(self._path)
-            except OSError as error:
-                self._lose(error)
-
-    def header(self, barrier: Barrier, sizes: Sizes, *, seed: int) -> None:
-        self._line(
-            kind="header",
-            version=RECORD_VERSION,
-            workers=len(sizes.current),
-            examples=sizes.examples,
-            seed=seed,
-            global_batch=sum(sizes.current),
-            lower=list(sizes.limits.lower),
-            upper=list(sizes.limits.upper),
-            quantum=sizes.limits.quantum,
-            multiple=sizes.limits.multiple,
-            hooks=[{"name": name, "every": h.every} for name, h in zip(barrier.names, barrier.hooks, strict=True)],
-        )
-
-    def step(
-        self, report: Report, previous: Sequence[int], epoch: float, barrier: Barrier, values: Sequence[list[jax.Array]]
-    ) -> str:
-        """One step. `values` are the leaves that each hook was given; none, where the step was skipped.
-
-        Returns:
-          A note on what cannot be recorded from this step on, once; else nothing.
-        """
-        decision = report.decision
-        self._line(
-            kind="step",
-            step=report.step,
-            epoch=epoch,
-            batch_sizes=list(report.batch_sizes),
-            previous_batch_sizes=list(previous),
-            members=list(report.members),
-            joined=list(report.joined),
-            seconds=report.seconds,
-            message_bytes=report.message_bytes,
-            hooks={
-                name: [_plain(np.asarray(leaf).tolist()) for leaf in leaves]
-                for name, leaves in zip(barrier.names, values, strict=False)
-            },
-            decision=None
-            if decision is None
-            else {"global_batch": decision.global_batch, "shares": decision.shares, "stop": decision.stop},
-            notes=list(report.notes),
-        )
-        note, self._lost = self._lost, ""
-        return note
-
-    def _line(self, **fields: Any) -> None:
-        if self._file is not None:
-            line = json.dumps(fields, default=_as_json) + "\n"
-            try:
-                self._file.write(line)
-                self._file.flush()  # a run that is killed leaves all its steps
-            except OSError as error:
-                self._lose(error)
-
-    def _lose(self, error: OSError) -> None:
-        self.close()
-        self._file, self._lost = None, f"the run is not recorded any more: {error.strerror or error}: {self._path}"
-        logging.getLogger("adaptive").warning("%s", self._lost)
+                _write(self._file, _header(event))
+            _write(self._file, _step(event))
+        except OSError as error:
+            self.close()
+            why = f"the run is not recorded any more: {error.strerror or error}: {self._path}"
+            raise Unsubscribe(why) from error
 
     def close(self) -> None:
         if self._file is not None:
             with suppress(OSError):  # what could not be written is tried once more
                 self._file.close()
+
+
+def _header(event: StepEvent) -> dict[str, Any]:
+    limits, sizes = event.limits, event.report.batch_sizes
+    return {
+        "kind": "header",
+        "version": RECORD_VERSION,
+        "workers": len(sizes),
+        "examples": limits.examples,
+        "seed": event.seed,
+        "global_batch": sum(sizes),
+        "lower": list(limits.lower),
+        "upper": list(limits.upper),
+        "quantum": limits.quantum,
+        "multiple": limits.multiple,
+        "hooks": [{"name": hook.name, "every": hook.every, "leaves": hook.names} for hook in event.hooks],
+    }
+
+
+def _step(event: StepEvent) -> dict[str, Any]:
+    report, decision = event.report, event.report.decision
+    return {
+        "kind": "step",
+        "step": report.step,
+        "epoch": event.epoch,
+        "batch_sizes": list(report.batch_sizes),
+        "previous_batch_sizes": list(event.previous_batch_sizes),
+        "members": list(report.members),
+        "joined": list(report.joined),
+        "seconds": report.seconds,
+        "message_bytes": report.message_bytes,
+        "hooks": {
+            hook.name: [_plain(leaf.tolist()) for leaf in hook.values.values()] for hook in event.hooks if hook.values
+        },
+        "decision": None
+        if decision is None
+        else {"global_batch": decision.global_batch, "shares": decision.shares, "stop": decision.stop},
+        "notes": list(report.notes),
+    }
+
+
+def _write(file: IO[str], fields: dict[str, Any]) -> None:
+    file.write(json.dumps(fields, default=_as_json) + "\n")
+    file.flush()  # a run that is killed leaves all its steps
 
 
 def _opened(path: Path) -> IO[str]:

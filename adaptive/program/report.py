@@ -31,8 +31,8 @@ class Report:
       waited_seconds: that the program has stood still for a compiler so far; the start counts. Local.
       decision: what the hooks of this step asked for, or `None`. Replicated.
       skipped: whether the step was given up because what was reduced is not finite; `notes` say why. Replicated.
-      notes: lines on what was clipped, skipped, or decided, and on who has left or joined. Replicated, but for one on a
-        record that cannot be written.
+      notes: lines on what was clipped, skipped, or decided, and on who has left or joined. Replicated, but for those on
+        listeners that have failed.
       members: the seats with a worker on them in this step. Replicated.
       joined: those with another worker than in the step before. Replicated.
     """

@@ -74,7 +74,7 @@ def _belongs_to_others(folder: Path) -> str | None:
     return None
 
 
-def in_turn(rungs: Sequence[int], rank: int, ranks: int) -> list[int]:
+def compile_order(rungs: Sequence[int], rank: int, ranks: int) -> list[int]:
     """The order in which one of several ranks compiles what all of them need: a part that is its own first, and then
     what the others will have put into the cache by that time.
     """

@@ -6,9 +6,13 @@ import hashlib
 import secrets
 import warnings
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
+from weakref import WeakValueDictionary
 
 import jax
+
+from adaptive.base.jaxprs import calls_back, give_name, loaded_on, names_of, text_of
 
 from .cache import CompilationCacheWarning
 from .ending import uninterruptible
@@ -18,6 +22,9 @@ def compile_segment(
     function: Callable, shapes: Any, device: jax.Device, *, name: str = "segment", donate: bool = False
 ) -> Callable:
     """Compile ahead of time, for one device.
+
+    What is compiled and in use already is not compiled again: it is the same program, or, on CPUs, is loaded on this
+    device as well. (On other devices the compilation cache does that; it takes CPUs for different kinds.)
 
     The program is named for what it computes, `name` and a digest: that is what profiles show. A cached program carries
     its name too, so one that lies in the cache under another's key is found out, and compiled anew.
@@ -30,7 +37,10 @@ def compile_segment(
     sharding = jax.sharding.SingleDeviceSharding(device)
     placed = jax.tree.map(lambda s: jax.ShapeDtypeStruct(s.shape, s.dtype, sharding=sharding), shapes)
     given_up = (0,) if donate else ()
-    compiled, title = _compile(jax.jit(function, donate_argnums=given_up).lower(*placed), name)
+    # What is not used is kept, so that the text of a program says all of how it is called.
+    compiled, title = _compile(
+        jax.jit(function, donate_argnums=given_up, keep_unused=True).lower(*placed), name, device
+    )
     if not _is_called(title, compiled):
         warnings.warn(
             f"the compilation cache in {jax.config.jax_compilation_cache_dir} holds another program under the name of "
@@ -39,22 +49,42 @@ def compile_segment(
             stacklevel=2,
         )
         afresh = jax.jit(lambda *args: function(*args), donate_argnums=given_up).lower(*placed)
-        compiled, _ = _compile(afresh, f"{name}_{secrets.token_hex(4)}")  # a name that no cache knows
+        compiled, _ = _compile(afresh, f"{name}_{secrets.token_hex(4)}", device)  # a name that no cache knows
     return compiled
 
 
-def _compile(lowered: Any, name: str) -> tuple[Any, str]:
-    module = lowered.compiler_ir()
-    says = lowered.as_text().split(maxsplit=2)[2]  # but for "module @name"
-    title = f"{name}_{hashlib.blake2b(says.encode(), digest_size=8).hexdigest()}"
-    names = module.operation.attributes
-    names["sym_name"] = type(names["sym_name"]).get(title, module.context)
-    module.context.enable_multithreading(False)  # JAX's pool of threads is Python's, which may end before XLA has
-    with uninterruptible():
-        return lowered.compile(), title
+def _compile(lowered: Any, name: str, device: jax.Device) -> tuple[Any, str]:
+    text = text_of(lowered)
+    title = f"{name}_{hashlib.blake2b(text.encode(), digest_size=8).hexdigest()}"
+    give_name(lowered, title)
+    key = (title, lowered.in_tree, lowered.out_tree, calls_back(text) and object())
+    known = _in_use(key, device)
+    if known is None:
+        with uninterruptible():
+            known = lowered.compile()
+        if not _is_called(title, known):
+            return known, title
+    _programs[*key, device] = known
+    return known, title
+
+
+_programs: WeakValueDictionary[tuple, jax.stages.Compiled] = WeakValueDictionary()  # by what they compute, and where
+
+
+def _in_use(key: tuple, device: jax.Device) -> jax.stages.Compiled | None:
+    """The same program, if it is there: on this device, or on another of its kind from which XLA can load it."""
+    known = _programs.get((*key, device))
+    if known is not None or device.platform != "cpu":
+        return known
+    for other in device.client.local_devices():
+        source = _programs.get((*key, other))
+        if source is not None:
+            with suppress(Exception):  # where XLA does not know how, it is compiled
+                return loaded_on(source, device)
+    return None
 
 
 def _is_called(title: str, compiled: Any) -> bool:
     if jax.config.jax_compilation_cache_dir is None:
         return True  # it was compiled just now
-    return [module.name for module in compiled.runtime_executable().hlo_modules()] == [title]
+    return names_of(compiled) == [title]

@@ -14,7 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from itertools import compress, islice
-from typing import Any
+from typing import Any, Protocol
 
 import jax
 import jax.numpy as jnp
@@ -28,10 +28,11 @@ from adaptive.graph.plan import Plan, Segment
 from adaptive.operators.sources import CALLS, Reading, source_p
 
 from .birthplace import birthplace
+from .calls import Calls, Plans, segment_shapes
 from .compile import compile_segment
 from .finite import Culprit, Look, Trouble, find_together
-from .kernels import Kernels, Traced
-from .message import Layout, accumulate, lay_out, unpack
+from .kernels import KernelOptions, Kernels
+from .message import accumulate, lay_out_all, unpack
 from .nothing import Nothing
 from .pieces import Pieces
 from .segment import Feed, segment_function
@@ -60,40 +61,67 @@ class Outcome:
         return self.trouble is None
 
 
+class StatusLike(Protocol):
+    """What this process says of itself in each step, with its last message, and what it takes of the others'."""
+
+    length: int  # elements of the message
+
+    def encode(self) -> np.ndarray:
+        """This process's part of a sum over all processes; shape=(length,)."""
+        ...
+
+    def decode(self, elements: np.ndarray) -> None:
+        """Take the sum; raises what ends the run."""
+        ...
+
+
+class NoStatus:
+    """Of a process that says nothing, and hears nothing."""
+
+    length = 0
+
+    def encode(self) -> np.ndarray:
+        return np.zeros(0)
+
+    def decode(self, elements: np.ndarray) -> None:
+        del elements
+
+
 class Engine:
     """Carries out steps of one plan.
 
     Args:
-      plan_for: traces and plans the driver for a number of examples.
-      plan: the plan for some size; all but the call segments is taken from it.
+      plans: of the driver, for any number of examples; all but the call segments is taken from their reference.
       state: leaves of the initial state, on the host or any device. Copied.
-      tail: elements of each message that are the caller's.
       kernels: how to compile and choose call kernels; see `Kernels`.
+      status: what rides on the last message of each step.
       finite: whether what is not finite keeps a step from being committed.
       name: the program's, to tell its messages from those of others in this world.
     """
 
     def __init__(
         self,
-        plan_for: Callable[[int], Plan],
-        plan: Plan,
+        plans: Plans,
         state: Sequence[Any],
         world: World,
         *,
-        tail: int,
-        kernels: dict[str, Any],
+        kernels: KernelOptions = KernelOptions(),  # noqa: B008  (it is frozen)
+        status: StatusLike | None = None,
         finite: bool = False,
         name: str = "",
     ):
-        self.plan, self.world, self._plan_for = plan, world, plan_for
+        self.plan, self.world, self.plans = plans.reference, world, plans
+        plan = self.plan
         self.feed = Feed.of(plan)
-        self.layouts: list[Layout] = [lay_out(m, workers=world.size, tail=tail) for m in plan.messages]
+        self.status = status or NoStatus()
+        self.layouts = lay_out_all(plan.messages, workers=world.size, status=self.status.length)
         self._bytes = np.cumsum([0, *(layout.nbytes for layout in self.layouts)]).tolist()  # of the first messages
         self.looks = [Look(layout, world.devices[0].platform) for layout in self.layouts] if finite else []
         # A noise scale needs two groups of examples at least; a lone worker makes them by splitting its batch.
         self.least_calls = 2 if world.size == 1 and any(s.name == CALLS.name for s in plan.sources) else 1
+        calls = Calls(plans, self.feed, self.layouts)
         self.kernels = Kernels(
-            self._trace_calls, world.devices, splittable=plan.splittable, least_calls=self.least_calls, **kernels
+            calls, world.devices, splittable=plan.splittable, least_calls=self.least_calls, options=kernels
         )
         self.states: PerWorker = [[copied(leaf, d) for leaf in state] for d in world.devices]
         self.slots: PerWorker = [[[copied(a, d) for a in s.init] for s in plan.slots] for d in world.devices]
@@ -126,16 +154,16 @@ class Engine:
         for local, device in enumerate(self.world.devices):
             if ("final", 0, local) in self._compiled:
                 continue
-            twin = self.world.devices.index(device)
-            if twin < local:  # stand-ins on one device share their programs
-                of_twin = {key: run for key, run in self._compiled.items() if key[2] == twin}
-                self._compiled.update({(kind, level, local): run for (kind, level, _), run in of_twin.items()})
+            same_device = self.world.devices.index(device)
+            if same_device < local:  # stand-ins on one device share their programs
+                there = {key: run for key, run in self._compiled.items() if key[2] == same_device}
+                self._compiled.update({(kind, level, local): run for (kind, level, _), run in there.items()})
                 continue
             for level, segment in self.plan.onces.items():
                 writes = self.layouts[level] if level < len(self.layouts) and level not in self.plan.calls else None
                 function = segment_function(self.plan, segment, segment.outputs, self.feed, self.layouts, writes)
                 self._compiled["once", level, local] = compile_segment(
-                    function, (self._shapes(self.plan, segment),), device, name=f"once_{level}"
+                    function, (segment_shapes(segment, self.feed, self.layouts),), device, name=f"once_{level}"
                 )
             self._compiled["final", 0, local] = self._compile_final(device)
             for level in self.plan.calls:
@@ -157,7 +185,7 @@ class Engine:
         if self.new_nans is not None:
             wanted = (*wanted, *self.new_nans.carriers)
         function = segment_function(self.plan, final, wanted, self.feed, self.layouts, None)
-        shapes = self._shapes(self.plan, final)
+        shapes = segment_shapes(final, self.feed, self.layouts)
         # Only what the step replaces may be overwritten.
         self._given_up = [i in changed for i in final.reads("state")]
         self._kept = [not gone for gone in self._given_up]
@@ -179,41 +207,12 @@ class Engine:
         given_up = (list(compress(given["state"], self._given_up)), given["slot"])
         return given_up, {**given, "state": list(compress(given["state"], self._kept)), "slot": []}
 
-    def _trace_calls(self, size: int) -> Traced:
-        plan = self._plan_for(size)
-        layouts = [
-            lay_out(m, workers=old.workers, tail=old.tail) for m, old in zip(plan.messages, self.layouts, strict=True)
-        ]
-        traced: Traced = {}
-        for level, segment in plan.calls.items():
-            writes = layouts[level] if level < len(layouts) else None
-            function = segment_function(plan, segment, segment.outputs, self.feed, layouts, writes)
-            values = list(plan.graph.consts.values())
-            traced[level] = (function, self._shapes(plan, segment), tuple(values[i] for i in segment.reads("const")))
-        return traced
-
-    def _shapes(self, plan: Plan, segment: Segment) -> dict[str, Any]:
-        """The shapes of a segment's inputs, in the form that it takes them."""
-        shapes: dict[str, Any] = {kind: [] for kind in ("state", "slot", "const", "batch", "once", "call")}
-        for var, origin in segment.inputs:
-            if origin.kind in shapes:
-                shapes[origin.kind].append(jax.ShapeDtypeStruct(var.aval.shape, var.aval.dtype))
-        shapes["floats"] = jax.ShapeDtypeStruct((1 + len(self.feed.floats),), np.float32)
-        shapes["ints"] = jax.ShapeDtypeStruct((len(self.feed.ints),), np.int32)
-        shapes["message"] = [
-            [jax.ShapeDtypeStruct(p.shape, p.dtype) for p in self.layouts[level].parts]
-            for level in segment.message_levels
-        ]
-        return shapes
-
     # --- a step -------------------------------------------------------------------------------------------------------
 
     def step(
         self,
         share: Share,
         readings: Sequence[Reading],
-        speak: Callable[[], np.ndarray],
-        listen: Callable[[np.ndarray], None],
         meanwhile: Callable[[], None] = lambda: None,
         pieces: Sequence[Pieces] | None = None,
         search: bool = True,
@@ -224,8 +223,6 @@ class Engine:
         Args:
           share: the batches of this process's workers.
           readings: what sources pick from, per worker of this process.
-          speak: makes this process's tail.
-          listen: takes the reduced tail; raises what ends the run.
           meanwhile: called once, when the first calls are under way.
           pieces: each worker's calls; by default those that are cheapest.
           search: whether to find out where values were made that are not finite: it takes seconds.
@@ -246,11 +243,17 @@ class Engine:
             # What the step before has read must be done with before it is written again.
             for result in self._committed:
                 result.block_until_ready()
-            own = speak().astype(parts[0][0].dtype)
+            tells = level == last - 1
+            own = (self.status.encode() if tells else np.zeros(0)).astype(parts[0][0].dtype)
             about = f"message {level + 1} of step {readings[0].step + 1} of {self.name}"
-            results, tail = self.world.exchange(parts, self.layouts[level].ops, own, self._channels[level], about, more)
-            listen(tail)
-            if self.looks and not self.looks[level].passes(results[0]):
+            look = self.looks[level] if self.looks else None
+            glances = None if look is None else look.glances()
+            results, heard = self.world.exchange(
+                parts, self.layouts[level].ops, own, self._channels[level], about, more, glances
+            )
+            if tells:
+                self.status.decode(heard)
+            if look is not None and not look.passes(results[0], glances):
                 return run.given_up(level, results[0], search)
             run.messages[level] = results
         hooks, metrics = run.commit()
@@ -286,10 +289,11 @@ class Engine:
         workers = [self.world.workers[local] for local in self.present]
         return self.new_nans.read([self.states[local] for local in self.present], workers)
 
-    def signal(self, tail: np.ndarray, about: str, more: str) -> np.ndarray:
-        """Exchange nothing but a tail."""
-        parts = [[jax.device_put(np.zeros(len(tail), np.float32), d)] for d in self.world.devices]
-        return self.world.exchange(parts, ["sum"], tail.astype(np.float32), self._channels[0], about, more)[1]
+    def exchange_status(self, about: str, more: str) -> None:
+        """A message that carries the status alone."""
+        own = self.status.encode().astype(np.float32)
+        parts = [[jax.device_put(np.zeros(len(own), np.float32), d)] for d in self.world.devices]
+        self.status.decode(self.world.exchange(parts, ["sum"], own, self._channels[-1], about, more)[1])
 
     def close(self) -> None:
         self.kernels.close()
@@ -444,7 +448,7 @@ class _Step:
         start = 0
         try:
             for call, size in enumerate(self.pieces[local]):
-                plan = self.engine._plan_for(size)
+                plan = self.engine.plans(size)
                 ends = [a for i in numbers for a in (plan.messages[level][i].value, plan.messages[level][i].weight)]
                 known = self._known(plan, local, level, call, start)
                 found = birthplace(plan, known, [a for a in ends if a is not None])

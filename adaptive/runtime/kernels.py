@@ -20,13 +20,13 @@ from typing import Any
 import jax
 
 from .background import BackgroundCompiler
-from .cache import in_turn
+from .cache import compile_order
+from .calls import Call
 from .compile import compile_segment
 from .constants import Constants
 from .pieces import GAIN, Pieces, cheapest, predict
 
 CallSet = dict[int, "Kernel"]  # a kernel per level of the plan
-Traced = dict[int, tuple[Callable, Any, tuple[Any, ...]]]  # level -> function, shapes of its inputs, constants
 _SAMPLES = 3  # timings of a kernel before it counts as measured
 _PRICE_OF_GOING_ON = 1.5  # how much slower a step may be with the kernels there are than with those to come
 _RETIME = 64  # steps between two timings of a mixed batch
@@ -80,39 +80,52 @@ class _Worker:
             self.used[size] = None
 
 
+@dataclass(frozen=True)
+class KernelOptions:
+    """How kernels are chosen, and in which order they are compiled.
+
+    Attributes:
+      largest_call: the most examples in one call (`microbatch=`), or `None`.
+      timed: whether pieces are chosen by measured time, and exact kernels compiled; else by size alone, so that
+        results do not depend, in their last bits, on how fast the machine was.
+      resizable: whether sizes change from step to step; if not, nothing is compiled but what is required.
+      compile_order: which of how many processes this is that share a compilation cache: they compile different kernels
+        first.
+    """
+
+    largest_call: int | None = None
+    timed: bool = True
+    resizable: bool = True
+    compile_order: tuple[int, int] = (0, 1)
+
+
 class Kernels:
     """The call kernels of this process's workers.
 
     Args:
-      trace: traces and plans the driver for a size: per level, the function, the shapes of its inputs, its constants.
+      calls: of a size, by level: what is to be compiled.
       devices: one per worker of this process.
-      largest_call: the most examples in one call (`microbatch=`), or `None`.
       splittable: whether a local batch may run as several calls; if not, every size needs a kernel of its own.
-      timed: whether pieces are chosen by measured time, and exact kernels compiled; else by size alone, so that
-        results do not depend, in their last bits, on how fast the machine was.
       least_calls: calls that every step needs at least, from the first one on.
-      turn: which of how many ranks this is: those that share a compilation cache compile different kernels first.
     """
 
     def __init__(
         self,
-        trace: Callable[[int], Traced],
+        calls: Callable[[int], Mapping[int, Call]],
         devices: Sequence[jax.Device],
         *,
-        largest_call: int | None,
         splittable: bool,
-        timed: bool,
         least_calls: int = 1,
-        turn: tuple[int, int] = (0, 1),
+        options: KernelOptions = KernelOptions(),
     ):
         self.counters = Counters()
-        self.largest_call, self.splittable, self.timed = largest_call, splittable, timed
-        self.least_calls = least_calls
-        self._trace = trace
-        self._traced: dict[int, Traced] = {}
+        self.largest_call, self.timed = options.largest_call, options.timed
+        self.resizable, self.splittable, self.least_calls = options.resizable, splittable, least_calls
+        self._calls = calls
+        self._traced: dict[int, Mapping[int, Call]] = {}
         self.constants = Constants()
         self._workers = [_Worker(device) for device in devices]
-        self._turn, self._lock = turn, threading.Lock()
+        self._compile_order, self._lock = options.compile_order, threading.Lock()
         self._versions = itertools.count(1)
         self._ladder: set[int] = set()
         self._compiler = BackgroundCompiler(self)
@@ -172,13 +185,15 @@ class Kernels:
         if best is None:
             best = cheapest(size, list(worker.ready), lambda k: predict(k, measured))
         assert best is not None, "a size is taken on when it can be made, and what makes it is kept"
-        if len(best) > 1:
+        if len(best) > 1 and self.resizable:
             self._consider_exact(local, size, best)
         return best
 
     def _fixed(self, size: int, at_least: int) -> Pieces:
         """Calls by size alone, whatever is compiled: it would tell what sizes there were before, and how long ago."""
         top = min(self.largest_call or size, -(-size // at_least))
+        if not self.resizable:
+            return (top,) * (size // top) + ((size % top,) if size % top else ())
         calls = cheapest(size, [1 << i for i in range(top.bit_length())], lambda k: 1.0)
         assert calls is not None, "one of the kernels is for one example"
         return calls
@@ -252,14 +267,14 @@ class Kernels:
 
     def extend(self, largest: int) -> None:
         """Ask for the ladder that a local batch of `largest` uses. Cheap where it is there already."""
-        if not self.splittable:
+        if not (self.splittable and self.resizable):
             return
         top = min(largest, self.largest_call or largest).bit_length()
         missing = [1 << i for i in reversed(range(top)) if 1 << i not in self._ladder]
         if not missing or self._is_long_enough():
             return
         self._ladder.update(missing)
-        for rung in in_turn(missing, *self._turn):
+        for rung in compile_order(missing, *self._compile_order):
             for local in range(len(self._workers)):
                 self._put(local, rung)
 
@@ -310,7 +325,7 @@ class Kernels:
             return  # what cannot be made of the ladder yet may have to be made of these
         pieces = worker.chosen[1] if worker.chosen else ()
         needed = {*self._ladder, *pieces, worker.current, worker.asked, worker.exact}
-        since = {size: turn for turn, size in enumerate(worker.used)}
+        since = {size: when for when, size in enumerate(worker.used)}
         spare = sorted((s for s in list(worker.ready) if s not in needed), key=lambda s: since.get(s, -1))
         for size in spare[: max(0, len(spare) - _KEPT)]:
             for known in (worker.ready, worker.samples, worker.used):
@@ -322,8 +337,8 @@ class Kernels:
         worker = self._workers[local]
         if size in worker.ready:
             return
-        twins = [w.ready.get(size) for w in self._workers if w.device == worker.device]
-        there = next((kernels for kernels in twins if kernels is not None), None)
+        same_device = [w.ready.get(size) for w in self._workers if w.device == worker.device]
+        there = next((kernels for kernels in same_device if kernels is not None), None)
         kernels = self._compiled(size, worker.device) if there is None else there  # stand-ins on one device share them
         worker.ready[size] = kernels
         worker.changes = next(self._versions)
@@ -332,7 +347,7 @@ class Kernels:
         start = time.perf_counter()
         with self._lock:
             if size not in self._traced:
-                self._traced[size] = self._trace(size)
+                self._traced[size] = self._calls(size)
                 while len(self._traced) > _TRACES:
                     del self._traced[next(iter(self._traced))]
             traced = self._traced[size]

@@ -12,7 +12,7 @@ import jax
 import numpy as np
 
 from adaptive.base.seats import Seats
-from adaptive.base.world import Parts
+from adaptive.base.world import LookAtPiece, Parts
 
 from .message import accumulate
 
@@ -37,13 +37,14 @@ class LocalWorld(Seats):
         self,
         parts: Sequence[Parts],
         ops: Sequence[str],
-        tail: np.ndarray,
+        status: np.ndarray,
         channel: Hashable = 0,
         about: str = "",
         more: str = "",
+        look: LookAtPiece | None = None,
     ) -> tuple[list[list[jax.Array]], np.ndarray]:
         reduced = reduce(partial(accumulate, ops), parts)
-        return [list(reduced) for _ in parts], tail
+        return [list(reduced) for _ in parts], status
 
     def share(self, value: bytes, about: str = "", more: str = "") -> list[bytes]:
         return [value]

@@ -13,9 +13,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.extend import source_info_util
 from jax.extend.core import JaxprEqn, Literal, Var
 
+from adaptive.base.jaxprs import bind
 from adaptive.graph.plan import Plan, Segment
 from adaptive.graph.trace import Atom, operands_of
 from adaptive.operators.claims import claim_p
@@ -120,7 +120,4 @@ def evaluate(eqn: JaxprEqn, operands: list[Any]) -> list[Any]:
     if eqn.primitive is collective_p:  # of replicated values: every worker knows the result already
         how, workers = eqn.params["how"], eqn.params["workers"]
         return [how.of_replicated(jnp.asarray(v), workers) for v in operands]
-    info = eqn.source_info
-    with source_info_util.user_context(info.traceback, name_stack=info.name_stack), eqn.ctx.manager:
-        results = eqn.primitive.bind(*operands, **eqn.primitive.get_bind_params(eqn.params))
-    return list(results) if eqn.primitive.multiple_results else [results]
+    return bind(eqn, operands)

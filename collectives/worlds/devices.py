@@ -12,7 +12,7 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from adaptive.extend import Parts, Seats
+from adaptive.extend import LookAtPiece, Parts, Seats
 
 from .scope import Scope, describe
 
@@ -53,19 +53,20 @@ class DeviceWorld(Seats, Scope):
         self,
         parts: Sequence[Parts],
         ops: Sequence[str],
-        tail: np.ndarray,
+        status: np.ndarray,
         channel: Hashable = 0,
         about: str = "",
         more: str = "",
+        look: LookAtPiece | None = None,
     ) -> tuple[list[list[jax.Array]], np.ndarray]:
-        """Reduce in one sharded XLA program: the protocol of `World`. There is one process, so the tail is its sum."""
+        """Reduce in one sharded XLA program: the protocol of `World`. What the only process says is the sum."""
         self._check_open()
         columns = list(zip(*parts, strict=True))
         joined = [self._join(column) for column in columns]
         with _one_at_a_time:
             reduced = self._reduce(joined, ops=tuple(ops), scalar=tuple(column[0].ndim == 0 for column in columns))
             jax.block_until_ready(reduced)
-        return [list(row) for row in zip(*map(self._copies, reduced), strict=True)], tail
+        return [list(row) for row in zip(*map(self._copies, reduced), strict=True)], status
 
     def share(self, value: bytes, about: str = "", more: str = "") -> list[bytes]:
         """The only process's value."""

@@ -7,7 +7,7 @@ from collections.abc import Hashable, Sequence
 import jax
 import numpy as np
 
-from adaptive.extend import Parts
+from adaptive.extend import LookAtPiece, Parts
 
 from .scope import Scope, describe
 
@@ -32,14 +32,15 @@ class SoloWorld(Scope):
         self,
         parts: Sequence[Parts],
         ops: Sequence[str],
-        tail: np.ndarray,
+        status: np.ndarray,
         channel: Hashable = 0,
         about: str = "",
         more: str = "",
+        look: LookAtPiece | None = None,
     ) -> tuple[list[list[jax.Array]], np.ndarray]:
-        """The parts and the tail, as given: the protocol of `World`."""
+        """The parts and the status, as given: the protocol of `World`."""
         self._check_open()
-        return [list(parts[0])], tail
+        return [list(parts[0])], status
 
     def share(self, value: bytes, about: str = "", more: str = "") -> list[bytes]:
         """The only process's value."""

@@ -99,4 +99,4 @@ def federated(predictor: Predictor | None = None, *, dead_band: float = 0.05) ->
         note = f"a round is expected to take {then:.3g} s, down from {now:.3g} s"
         return Decision(shares=shares_of(split, active, len(limits.lower)), notes=(note,))
 
-    return Policy(init, update, "federated")
+    return Policy(init, update, "federated", ("seconds", "link_seconds"))

@@ -115,7 +115,7 @@ def goodput_batch(
         note = f"batch {now} to {best}: {most_gain:.2f} times the goodput at a noise scale of {noise.scale:.4g}"
         return Decision(global_batch=best, notes=(note,))
 
-    return Policy(init, update, "goodput_batch")
+    return Policy(init, update, "goodput_batch", ("noise_scale", "seconds", "iteration_seconds"))
 
 
 def _read(observation: Observation) -> tuple[Bounds, np.ndarray, float]:

@@ -75,4 +75,4 @@ def lb_bsp(predictor: Predictor | None = None, *, n_inputs: int = 0, dead_band: 
             return None
         return Decision(shares=tuple(map(float, sizes)))
 
-    return Policy(init, update, "lb_bsp")
+    return Policy(init, update, "lb_bsp", ("seconds", "cpu_available", "memory_available"))

@@ -100,4 +100,4 @@ def leader_straggler(*, step: int = 5, window: int = 10, gap: float = 0.03, min_
         sizes[straggler] -= moved
         return Decision(shares=tuple(map(float, sizes))), state._replace(pair=np.array([leader, straggler]))
 
-    return Policy(init, update, "leader_straggler")
+    return Policy(init, update, "leader_straggler", ("seconds", "memory_available"))

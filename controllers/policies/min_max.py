@@ -161,7 +161,7 @@ def min_max(
         stay = sizes * (total / sizes.sum())  # what the split would be if it stays as it is
         times = model.fit()
         seconds = times(stay)
-        now, band = seconds.max(), max(dead_band, _feigned(model, stay, seconds))
+        now, band = seconds.max(), max(dead_band, _noise_band(model, stay, seconds))
         if not worth_it(now, level_of_lines(total, times), band):
             return None
         trusted = np.minimum(
@@ -185,7 +185,7 @@ def min_max(
     def worth_it(now: float, then: float, band: float) -> bool:
         return now - then > band * now and (now - then) * horizon > switch_seconds
 
-    return Policy(init, update, "min_max")
+    return Policy(init, update, "min_max", ("seconds",))
 
 
 def _split(
@@ -206,7 +206,7 @@ def _split(
     return allocate(total, times, lower, upper, near=stay)
 
 
-def _feigned(model: TimeModel, sizes: np.ndarray, seconds: np.ndarray) -> float:
+def _noise_band(model: TimeModel, sizes: np.ndarray, seconds: np.ndarray) -> float:
     """How far the slowest of n equal workers may seem to lag behind, relatively: some standard deviations more than the
     largest of n is off by on average. While its speed drifts, or those of most do, to follow is worth more than not to
     be deceived."""

@@ -82,7 +82,7 @@ def noise_batch(
         note = f"batch {current} to {batch}: the noise scale is {noise.scale:.4g} ({bounds})"
         return Decision(global_batch=batch, notes=(note,)), state
 
-    return Policy(lambda n_workers: (), update, "noise_batch")
+    return Policy(lambda n_workers: (), update, "noise_batch", ("noise_scale",))
 
 
 def batch_bounds(observation: Observation, min_batch: int | None, max_batch: int | None) -> tuple[int, int]:

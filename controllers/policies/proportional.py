@@ -110,7 +110,7 @@ def proportional(
         changed = total if total != observation.global_batch else None
         return Decision(global_batch=changed, shares=sizes)
 
-    return Policy(init, update, "proportional")
+    return Policy(init, update, "proportional", ("seconds",))
 
 
 def proportional_step(sizes: np.ndarray, seconds: np.ndarray) -> np.ndarray:

@@ -2,24 +2,19 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 
 import jax
 import numpy as np
 
 from adaptive import DriverError
-from adaptive.extend import Decision, Observation, Reading, Source, read, split
+from adaptive.extend import Decision, Observation, Reading, Source, allowed_cpus, read, split
 from controllers._policy import Policy
 
 
 def _count_cores(reading: Reading) -> float:
     del reading
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    import psutil
-
-    return psutil.cpu_count(logical=False) or os.cpu_count() or 1
+    return len(allowed_cpus())
 
 
 CORES = Source("cores", _count_cores, stand_in=1.0)
@@ -60,7 +55,7 @@ def static_proportional(capacities: Sequence[float] | None = None) -> Policy:
             return None, state
         return Decision(shares=tuple(map(float, sizes))), state
 
-    return Policy(lambda n_workers: (), update, "static_proportional")
+    return Policy(lambda n_workers: (), update, "static_proportional", ("capacities",))
 
 
 def _capacities(observation: Observation, given: Sequence[float] | None) -> np.ndarray:

@@ -26,7 +26,7 @@ class Cluster:
       slowdown: by what the times are multiplied, step by step: changes of speed. By default 1.
       noise: multiplies them too. What the best possible split is, is said without it.
       lower, upper: bounds on the workers' batches, shape=(n,) or one for all: memory, for instance.
-      quantum: sizes are best multiples of this.
+      quantum: sizes are best multiples of this; `None` for one that follows the global batch, as a program's own does.
       overhead: seconds of a step in which nobody computes: the exchange.
       present: which workers there are, `present(step) -> bool, shape=(n,)`: joins and losses. By default all.
       noise_scale: the gradient noise scale after a number of examples, `noise_scale(examples) -> examples`.
@@ -40,7 +40,7 @@ class Cluster:
     noise: Noise | None = None
     lower: ArrayLike = 1
     upper: ArrayLike = 10**9
-    quantum: int = 1
+    quantum: int | None = 1
     overhead: float = 0.0
     present: Callable[[int], np.ndarray] | None = None
     noise_scale: Callable[[float], float] | None = None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import math
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
@@ -19,18 +20,19 @@ from controllers.policies.efficiency import Bounds
 _log = logging.getLogger("adaptive")
 _BEGINS = '{"kind": "'  # every line that a program writes
 _HEADER = _BEGINS + 'header"'
-NOISE_LEAVES = 5  # scale, trace, signal, lower, upper: the fields of a NoiseScale
-READS = {  # what policies read, by their names: how a hook's leaves are told apart
-    "noise_batch": ("noise_scale",),
-    "goodput_batch": ("noise_scale", "seconds", "iteration_seconds"),
-    "lb_bsp": ("seconds", "cpu_available", "memory_available"),
-    "leader_straggler": ("seconds", "memory_available"),
-    "static_proportional": ("capacities",),
-}
+_NAME = re.compile(r"(\w+)\.?(.*)")  # of a leaf: the value's, and what it is in it
+_OF_NOISE = {"scale", "lower", "upper"}  # fields of a NoiseScale that policies read
 
 
 class TraceError(ValueError):
     """A file that is no trace, or a trace that does not hold what is asked of it."""
+
+
+class RecordedHook(NamedTuple):
+    """What is the same of a hook in all steps."""
+
+    every: int
+    leaves: tuple[str, ...]  # names: "noise.scale"
 
 
 class RecordedStep(NamedTuple):
@@ -54,7 +56,7 @@ class Recording:
     workers: int
     examples: int
     limits: Limits
-    hooks: dict[str, int]  # name: every
+    hooks: dict[str, RecordedHook]  # by name
     steps: tuple[RecordedStep, ...]
 
     @cached_property
@@ -68,49 +70,48 @@ class Recording:
         told = self.series("seconds")
         if told is None:
             raise TraceError(
-                "no hook of this run was given the workers' compute seconds, so nothing is known of their speed. "
-                "Record one with  ctrl.hook(ctrl.balance(), comm.all_gather(mon.compute_seconds()))"
+                "no hook of this run was given the workers' compute seconds under the name of `seconds`, so nothing is "
+                "known of their speed. Record one with\n"
+                "    ctrl.hook(ctrl.balance(), comm.all_gather(mon.compute_seconds()))"
             )
         rows = np.concatenate([told[1:], np.full((1, self.workers), np.nan)])  # told behind the next step
         return np.where(rows > 0, rows, np.nan)
 
     def series(self, signal: str) -> np.ndarray | None:
         """One number per worker and step that some hook was given; shape=(steps, n), NaN where not known."""
-        name = next((name for name in self.hooks if signal in self._layout(name)), None)
-        if name is None:
-            return None
         rows = np.full((len(self.steps), self.workers), np.nan)
-        for k, step in enumerate(self.steps):
-            if step.hooks.get(name):
-                rows[k] = self.signals(name, step)[signal]
-        return rows
+        for name in self.hooks:
+            found = [self._of_workers(name, step).get(signal) for step in self.steps]
+            if any(value is not None for value in found):
+                for row, value in zip(rows, found, strict=True):
+                    row[:] = np.nan if value is None else value
+                return rows
+        return None
+
+    def _of_workers(self, name: str, step: RecordedStep) -> dict[str, np.ndarray]:
+        given = self.signals(name, step) if step.hooks.get(name) else {}
+        return {signal: value for signal, value in given.items() if np.shape(value) == (self.workers,)}
 
     def signals(self, name: str, step: RecordedStep) -> dict[str, Any]:
-        """What a hook was given in a step, by what it is; nothing where that cannot be told."""
-        leaves, found = [array_of(leaf) for leaf in step.hooks[name]], dict[str, Any]()
-        for signal, count in self._layout(name).items():
-            if signal == "noise_scale":
-                scale, lower, upper = (float(leaves[k % count]) for k in (0, NOISE_LEAVES - 2, NOISE_LEAVES - 1))
-                found[signal] = Bounds(scale, lower, upper)
-            else:
-                found[signal] = leaves[0]
-            leaves = leaves[count:]
-        return found
+        """What a hook was given in a step, by its name.
 
-    def _layout(self, name: str) -> dict[str, int]:
-        """How many leaves each thing that a hook was given has: by the policy's name, if the shapes agree."""
-        first = next((step.hooks[name] for step in self.steps if step.hooks.get(name)), [])
-        sizes = [np.size(array_of(leaf)) for leaf in first]
-        layout, at = {}, 0
-        for signal in READS.get(name.partition("/")[2], ("seconds",)):
-            if at == len(sizes):
-                break
-            count = NOISE_LEAVES if signal == "noise_scale" and len(sizes) >= NOISE_LEAVES else 1
-            expected = 1 if signal in ("noise_scale", "iteration_seconds") else self.workers
-            if sizes[at : at + count] != [expected] * count:
-                return {}
-            layout[signal], at = count, at + count
-        return layout if at == len(sizes) else {}
+        Returns:
+          Arrays; of a value of several leaves, a dict of them. What has the fields of a noise scale, or its name, is
+          `noise_scale`, whatever else it is called.
+        """
+        values: dict[str, dict[str, np.ndarray]] = {}
+        for label, leaf in zip(self.hooks[name].leaves, step.hooks[name], strict=True):
+            root, inner = _NAME.fullmatch(label).groups()  # type: ignore[union-attr]
+            values.setdefault(root, {})[inner] = array_of(leaf)
+        found: dict[str, Any] = {}
+        for root, fields in values.items():
+            if fields.keys() >= _OF_NOISE:
+                found["noise_scale"] = Bounds(*(float(fields[field]) for field in ("scale", "lower", "upper")))
+            elif root == "noise_scale" and fields.keys() == {""}:
+                found[root] = Bounds(*(float(fields[""]),) * 3)
+            else:
+                found[root] = fields[""] if fields.keys() == {""} else fields
+        return found
 
 
 def read_trace(path: str | Path, run: int = -1) -> Recording:
@@ -133,7 +134,8 @@ def read_trace(path: str | Path, run: int = -1) -> Recording:
         elif line.get("kind") == "header":
             if line.get("version") != RECORD_VERSION:
                 raise TraceError(
-                    f"{path}:{number}: a trace of version {line.get('version')}; this reads {RECORD_VERSION}."
+                    f"{path}:{number}: a trace of version {line.get('version')}; this reads {RECORD_VERSION}, in which "
+                    "values have names. Record the run again."
                 )
             runs.append((line, []))
             whole = True
@@ -148,7 +150,7 @@ def read_trace(path: str | Path, run: int = -1) -> Recording:
     if not steps:
         raise TraceError(f"{path}: the run has no steps.")
     limits = Limits(tuple(header["lower"]), tuple(header["upper"]), header["quantum"], header.get("multiple", 1))
-    hooks = {hook["name"]: hook["every"] for hook in header["hooks"]}
+    hooks = {hook["name"]: RecordedHook(hook["every"], tuple(hook["leaves"])) for hook in header["hooks"]}
     return Recording(header["workers"], header["examples"], limits, hooks, tuple(steps))
 
 

@@ -12,7 +12,7 @@ from controllers._policy import Policy
 from controllers.timing.batch_time import BatchTime
 
 from ._cluster import Cluster, Trace, by_step
-from ._recording import RecordedStep, Recording, TraceError, array_of
+from ._recording import RecordedStep, Recording, TraceError
 
 WINDOW = 10  # steps over which a worker's speed is taken to be constant
 FLOOR_GAIN = 0.15  # a floor must explain this fraction more than the line alone
@@ -39,7 +39,7 @@ def replay(
     """
     if hook not in recording.hooks:
         raise TraceError(f"no hook of this run is called {hook!r}; there are {', '.join(recording.hooks) or 'none'}.")
-    every = every or recording.hooks[hook]
+    every = every or recording.hooks[hook].every
     state, asked = policy.init(recording.workers), []
     following = [*recording.steps[1:], recording.steps[-1]]
     for step, then in zip(recording.steps, following, strict=True):
@@ -68,10 +68,10 @@ def replay(
 def _values(recording: Recording, hook: str, step: RecordedStep, reads: Sequence[str] | None) -> tuple[Any, ...]:
     signals = recording.signals(hook, step)
     if reads is None:
-        return tuple(signals.values()) or tuple(array_of(leaf) for leaf in step.hooks[hook])
+        return tuple(signals.values())
     missing = [name for name in reads if name not in signals]
     if missing:
-        known = ", ".join(signals) or "nothing that is known by name"
+        known = ", ".join(signals) or "nothing"
         raise TraceError(f"the policy reads {', '.join(missing)}, and hook {hook!r} was given {known}.")
     return tuple(signals[name] for name in reads)
 

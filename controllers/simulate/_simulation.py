@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from adaptive.extend import Barrier, Decision, Hook, HookPlan, Limits, Observation, Sizes
+from adaptive.extend import BatchSizes, Decision, Hook, HookPlan, Hooks, Limits, Observation
 from controllers._hook import PolicyHandler
 from controllers._policy import Policy
 from controllers.policies.efficiency import Bounds
@@ -136,11 +136,13 @@ def simulate(
     global_batch: Callable[[int], int] | None = None,
     values: Callable[[int, np.ndarray], tuple[Any, ...]] | None = None,
     examples: int = EXAMPLES,
+    ready_after: int = 0,
 ) -> Simulation:
     """Run policies as a program would, on workers whose step times are given.
 
-    Decisions are taken, merged, clipped and rounded by the program's own code (`adaptive/control`); only steps are
-    made up. As in a program, the seconds that a policy is given are those of the step before the one it stands behind.
+    Decisions are taken, merged, clipped, rounded and applied by the program's own code (`adaptive/control`); only steps
+    are made up. As in a program, the seconds that a policy is given are those of the step before the one that it
+    follows.
 
     Args:
       policy: decides from the workers' seconds; or several, each with what it reads, in their order in the driver.
@@ -154,6 +156,8 @@ def simulate(
       global_batch: another hook's rule, which comes first: `global_batch(step) -> examples` in the step behind it.
       values: `values(step, seconds)`: what the policy is given instead of the seconds.
       examples: in the data set, by which epochs are counted.
+      ready_after: how many steps go on with the sizes there are while new ones are made ready, as a program's do while
+        kernels are compiled. 0: the next step has what was asked for.
 
     Returns:
       What happened: sizes, seconds, decisions, and what would have been best.
@@ -171,7 +175,8 @@ def simulate(
     noise = 1 + jitter * np.clip(draw.standard_normal((steps, n)), -3, 3)
     if cluster and cluster.noise:
         noise = noise * cluster.noise(draw, steps, n)
-    run = _Run(hooks, times, limits or _limits(cluster, n), noise, examples, seed)
+    quantum = limits.quantum if limits else cluster.quantum if cluster else 1
+    run = _Run(hooks, times, limits or _limits(cluster, n), quantum, ready_after, noise, examples, seed)
     return run.run(sizes, steps)
 
 
@@ -183,18 +188,21 @@ class _Run:
         hooks: Sequence[Hooked],
         times: Cluster | Callable[[int, np.ndarray], np.ndarray],
         limits: Limits,
+        quantum: int | None,
+        ready_after: int,
         noise: np.ndarray,
         examples: int,
         seed: int,
     ):
         n = noise.shape[1]
         self._hooks, self._limits, self._noise, self._examples = hooks, limits, noise, examples
+        self._quantum, self._ready_after = quantum, ready_after
         self._function = None if isinstance(times, Cluster) else times
         self._cluster = times if isinstance(times, Cluster) else Cluster(BatchTime(np.ones(n)))
         self._sensors = np.random.default_rng([seed, 1])
         self._clock, self._consumed, self._slowdown = 0.0, 0, np.ones(n)
         self._measured, self._iteration = np.full(n, np.nan), float("nan")
-        self._barrier: Barrier | None = None
+        self._states: Hooks | None = None
 
     def run(self, first: Sequence[int] | int, steps: int) -> Simulation:
         n, cluster = len(self._measured), self._cluster
@@ -223,15 +231,15 @@ class _Run:
         """These workers are there from now on; in the first step with the sizes that they begin with."""
         if first is not None:
             total = first if isinstance(first, int) else sum(first)
-            shares = [1.0] * len(self._measured) if isinstance(first, int) else [float(size) for size in first]
-            # Equal means equal, not equal multiples of the quantum.
-            exact = self._limits._replace(quantum=1)
-            self._sizes = Sizes(total, shares, exact, max(self._examples, total), members)
-            self._sizes.limits = self._limits
+            shares = None if isinstance(first, int) else [float(size) for size in first]
+            limits = self._limits._replace(quantum=1, examples=max(self._examples, total))
+            self._sizes = BatchSizes(total, shares, limits, quantum=self._quantum, members=members)
+            if self._ready_after:
+                self._sizes.take_effect(_AfterSteps(self._ready_after))
         elif members != self._sizes.members:
             joined = [seat for seat in members if seat not in self._sizes.members]
-            assert self._barrier is not None, "it is there behind the first step"
-            self._barrier.seat(joined, self._sizes)
+            assert self._states is not None, "they are there after the first step"
+            self._states.seat(joined, self._sizes)
             self._sizes.seat(members, joined)
 
     def _behind(self, step: int) -> Decision | None:
@@ -240,14 +248,14 @@ class _Run:
         ran = sizes.current, sizes.previous
         self._consumed += sum(sizes.current)
         values = [self._read(hook.reads, step) for hook in self._hooks]
-        if self._barrier is None:
-            self._barrier = Barrier([_plan(*pair) for pair in zip(self._hooks, values, strict=True)], len(ran[0]))
-        sizes.step_done(apply=False)
+        if self._states is None:
+            self._states = Hooks([_plan(*pair) for pair in zip(self._hooks, values, strict=True)], len(ran[0]))
+        sizes.agreed(ready=sizes.ready, able=sizes.able)
+        sizes.step_done()
         epoch = self._consumed / self._examples
-        decision, _ = self._barrier.run(step, epoch, [jax.tree.leaves(v) for v in values], ran, sizes)
+        decision, names = self._states.run(step, epoch, [jax.tree.leaves(v) for v in values], ran, sizes)
         if decision is not None:
-            sizes.ask(decision)
-            sizes.apply()
+            sizes.request(decision, names)
         return decision
 
     def _read(self, reads: tuple[str, ...] | Reader, step: int) -> tuple[Any, ...]:
@@ -284,6 +292,28 @@ class _Run:
         return values * (1 + self._cluster.sensor_noise * self._sensors.standard_normal(len(values)))
 
 
+class _AfterSteps:
+    """Sizes can be made so many steps after they were asked for: the `Readiness` of workers that run nothing."""
+
+    def __init__(self, steps: int):
+        self._steps, self._left = steps, 0
+        self._asked: Sequence[int] = ()
+
+    def ready_for(self, sizes: Sequence[int]) -> bool:
+        self._left -= 1  # it is asked once in each step
+        return self._left <= 0
+
+    def ready_for_any(self) -> bool:
+        return False
+
+    def prepare(self, sizes: Sequence[int], current: Sequence[int]) -> None:
+        if sizes != self._asked:
+            self._asked, self._left = sizes, self._steps
+
+    def wait_for(self, sizes: Sequence[int]) -> None:
+        self._left = 0
+
+
 def _plan(hook: Hooked, values: tuple[Any, ...]) -> HookPlan:
     name = hook.policy.name
     return HookPlan(Hook(name, PolicyHandler(hook.policy, name, ""), hook.every, jax.tree.structure(values)), (), "")
@@ -300,7 +330,7 @@ def _limits(cluster: Cluster | None, n: int) -> Limits:
     if cluster is None:
         return Limits((1,) * n, (10**9,) * n)
     lower, upper = (np.broadcast_to(np.asarray(b, np.int64), n) for b in (cluster.lower, cluster.upper))
-    return Limits(tuple(lower.tolist()), tuple(upper.tolist()), cluster.quantum)
+    return Limits(tuple(lower.tolist()), tuple(upper.tolist()), cluster.quantum or 1)
 
 
 def _best(total: int, times: BatchTime, slowdown: np.ndarray, here: np.ndarray, limits: Limits) -> np.ndarray:

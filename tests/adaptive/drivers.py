@@ -122,3 +122,17 @@ def uncompiled(monkeypatch: Any) -> None:
     """Run segments operation by operation: what is tested is what they do, and compiling takes most of the time."""
     for module in (_engine, _kernels):
         monkeypatch.setattr(module, "compile_segment", lambda function, shapes, device, **options: function)
+
+
+def two_statuses(status: np.ndarray, other: Callable[[float], float] = lambda digest: digest) -> np.ndarray:
+    """What two processes of one worker each say, of whom one says `status`, and the other the same.
+
+    Args:
+      other: what the other's digest is, where this one's is known.
+    """
+    total = status.copy()
+    if len(total):  # or it is a message without
+        own = int(np.argmax(total[:2]))
+        total[1 - own] = other(total[own])
+        total[2:] *= 2
+    return total

@@ -20,7 +20,7 @@ from adaptive.runtime import kernels as _kernels
 
 HOW, MARKER, *OPTIONS = sys.argv[1:]
 BACKGROUND, REAL = "adaptive-compiler", _kernels.compile_segment
-LAYERS = 60 if "short" in OPTIONS else 3000
+LAYERS = 60 if "short" in OPTIONS else 1000
 
 
 def large(x):

@@ -256,7 +256,7 @@ def test_all_of_a_program_comes_back_by_name(through):
         other.restore(kept)
         assert course(other, 6) == expected
         assert jax.tree.all(jax.tree.map(np.array_equal, plain(other.state), end))
-        ((hook_state,),) = [other._barrier.states]
+        ((hook_state,),) = [other._hooks.states]
         assert type(hook_state["steps"]) is int
         assert isinstance(hook_state["on device"], jax.Array)
 
@@ -321,7 +321,7 @@ def test_each_hook_gets_its_own_state_back_however_many_there_are():
 
     with build(driver, 0.0) as program:
         program.restore(program.checkpoint())
-        assert [int(s[0]) for s in program._barrier.states] == list(range(12))
+        assert [int(s[0]) for s in program._hooks.states] == list(range(12))
 
 
 def test_arrays_of_size_zero_need_no_room():
@@ -329,7 +329,7 @@ def test_arrays_of_size_zero_need_no_room():
     with build(driver_of(Handles(empty)), state()) as program:
         program.step()
         program.restore(stored(program.checkpoint()))
-        (found,) = program._barrier.states
+        (found,) = program._hooks.states
         assert jax.tree.all(jax.tree.map(np.array_equal, found, empty))
         assert found["a"].dtype == float
 
@@ -410,9 +410,9 @@ def standing():
 
 
 def all_of(program):
-    return pickle.dumps(
-        (plain(program.state), program.steps, program._stream.cursors, vars(program._sizes), program._barrier.states)
-    )
+    sizes = program._sizes
+    kept = (sizes.current, sizes.previous, sizes.target, sizes.shares, sizes.limits)
+    return pickle.dumps((plain(program.state), program.steps, program._stream.cursors, kept, program._hooks.states))
 
 
 @pytest.mark.parametrize("name", DAMAGED)
@@ -468,6 +468,6 @@ def test_on_another_number_of_workers_hooks_begin_anew(kept):
     with build(driver_of(handler), state(), workers=3) as program:
         course(program, 2)
         program.restore(pickle.loads(kept))
-        (begun,) = program._barrier.states
+        (begun,) = program._hooks.states
     assert begun["steps"] == 0
     assert begun["losses"].tolist() == [0, 0, 0]

@@ -54,6 +54,82 @@ def test_where_a_line_stands_is_no_part_of_what_it_computes():
     assert name_of(compile_segment(above, (SHAPE,), jax.local_devices()[0], name="update")) == name_of(update(0.25))
 
 
+@pytest.fixture
+def compiles(monkeypatch, folder):
+    """Counts what XLA compiles, or looks for in a cache that is empty at first."""
+    count = []
+    compile_ = jax.stages.Lowered.compile
+    monkeypatch.setattr(jax.stages.Lowered, "compile", lambda *a, **k: count.append(a) or compile_(*a, **k))
+    return count
+
+
+def test_devices_of_a_kind_share_what_is_compiled(compiles):
+    devices = jax.local_devices()
+    programs = [update(0.125, device) for device in (*devices, devices[0])]
+    assert len(compiles) == 1
+    assert programs[-1] is programs[0]
+    for program, device in zip(programs, devices, strict=False):
+        result = program(jax.device_put(np.arange(2, dtype=np.float32), device))
+        assert result.devices() == {device}
+        assert result.tolist() == [0, 0.875]
+
+
+def test_what_comes_from_the_cache_is_not_loaded_elsewhere(compiles):
+    one, other = jax.local_devices()[:2]
+    result(update(0.03125, one))
+    jax.clear_caches()
+    kept = update(0.03125, one)  # XLA does not keep the code of what it reads from there
+    assert update(0.03125, other)(jax.device_put(np.ones(2, np.float32), other)).tolist() == [0.96875] * 2
+    assert len(compiles) == 3
+    assert result(kept) == 0.96875
+
+
+def test_memory_that_is_given_up_is_so_on_every_device(compiles):
+    kept = []
+    for device in jax.local_devices():
+        program = compile_segment(lambda x: 2 * x, (SHAPE,), device, name="double", donate=True)
+        given = jax.device_put(np.ones(2, np.float32), device)
+        assert program(given).tolist() == [2, 2]
+        assert given.is_deleted()
+        assert len(compiles) == 1
+        kept.append(program)
+
+
+def test_what_nobody_uses_any_more_is_forgotten(compiles):
+    update(0.0625)
+    update(0.0625)
+    assert len(compiles) == 2
+
+
+def test_what_looks_alike_and_returns_another_tree_is_another_program(compiles):
+    one, other = (
+        compile_segment(f, (SHAPE,), jax.local_devices()[0], name="tree")
+        for f in (lambda x: {"a": x + 3}, lambda x: {"b": x + 3})
+    )
+    assert (list(one(np.ones(2, np.float32))), list(other(np.ones(2, np.float32)))) == (["a"], ["b"])
+
+
+def test_which_argument_is_used_makes_another_program(compiles):
+    one, other = (
+        compile_segment(f, (SHAPE, SHAPE), jax.local_devices()[0], name="choose")
+        for f in (lambda x, y: x, lambda x, y: y)
+    )
+    given = np.zeros(2, np.float32), np.ones(2, np.float32)
+    assert (one(*given).tolist(), other(*given).tolist()) == ([0, 0], [1, 1])
+
+
+def test_programs_that_call_python_are_told_apart(compiles):
+    def calls(number):
+        def function(x):
+            return x + jax.pure_callback(lambda: np.float32(number), jax.ShapeDtypeStruct((), np.float32))
+
+        return compile_segment(function, (SHAPE,), jax.local_devices()[0], name="calls")
+
+    one, other = calls(1), calls(2)
+    assert (result(one), result(other)) == (2, 3)
+    assert len(compiles) == 2
+
+
 def test_a_program_is_read_from_the_cache(folder):
     update(0.25)
     (entry,) = folder.glob("update_*-cache")

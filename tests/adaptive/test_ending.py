@@ -11,6 +11,8 @@ import pytest
 
 from tests import mpirun
 
+pytestmark = pytest.mark.ranks
+
 SCRIPT = Path(__file__).with_name("ending.py")
 # In a cache the kernel would be found, were it ever compiled; a crash is told by its signal.
 ENVIRONMENT = {"JAX_ENABLE_COMPILATION_CACHE": "0"}

@@ -22,24 +22,26 @@ from adaptive.graph.flow import Scope
 from adaptive.operators.sources import CALLS, EXAMPLES, OFFSET, Reading, Source, read
 from adaptive.runtime import message as _message
 from adaptive.runtime.engine import Engine
+from adaptive.runtime.kernels import KernelOptions
 from adaptive.runtime.local_world import LocalWorld
 from tests.relaxed import relaxed_tx
 
 from .drivers import FEATURES, make_data, mean_loss, planned, uncompiled
 
 W = jnp.array([0.3, -0.2, 0.1])
-KERNELS = {"largest_call": None, "timed": False}
+KERNELS = KernelOptions(timed=False)
 grad = jax.grad(mean_loss)
 
 
-def engine_of(driver, state, workers, examples=4, *, world=None, tail=0, finite=False):
+def engine_of(driver, state, workers, examples=4, *, world=None, status=None, finite=False):
     world = world or LocalWorld(workers)
 
-    def plan_for(size):
+    def plans(size):
         return planned(driver, state, size, workers=workers)
 
     leaves = jax.tree.leaves(state)
-    return Engine(plan_for, plan_for(examples), leaves, world, tail=tail, kernels=KERNELS, finite=finite)
+    plans.reference = plans(examples)
+    return Engine(plans, leaves, world, status=status, kernels=KERNELS, finite=finite)
 
 
 def step(engine, batch, split, *, number=0, seconds=None):
@@ -54,7 +56,7 @@ def step(engine, batch, split, *, number=0, seconds=None):
     ]
     share = Share(tuple(sizes), tuple(starts[:-1]), batches)
     engine.kernels.require_calls(split)
-    return engine.step(share, readings, lambda: np.zeros(0), lambda tail: None, pieces=split)
+    return engine.step(share, readings, pieces=split)
 
 
 def run(driver, state, split, data, count=2):
@@ -348,10 +350,57 @@ class Faulty(LocalWorld):
 
     broken: int | None = None
 
-    def exchange(self, parts, ops, tail, channel=0, about="", more=""):
+    def exchange(self, parts, ops, status, channel=0, about="", more="", look=None):
         if self.broken == channel[1]:
             raise OSError("the network is down")
-        return super().exchange(parts, ops, tail, channel)
+        return super().exchange(parts, ops, status, channel)
+
+
+class Heard:
+    """A status of two elements that keeps what it hears."""
+
+    length = 2
+
+    def __init__(self):
+        self.said, self.heard = 0, []
+
+    def encode(self):
+        self.said += 1
+        return np.array([float(self.said), 0.5])
+
+    def decode(self, elements):
+        self.heard.append(elements.tolist())
+
+
+class Lengths(LocalWorld):
+    """Keeps how many elements of each message are the status."""
+
+    def __init__(self, workers):
+        super().__init__(workers)
+        self.lengths = []
+
+    def exchange(self, parts, ops, status, channel=0, about="", more="", look=None):
+        self.lengths.append(len(status))
+        return super().exchange(parts, ops, status, channel)
+
+
+def counting_first(state, batch):
+    """Two messages, of which the first is whole numbers alone."""
+    count = comm.all_reduce(jnp.sum(batch["y"] > 0), op="sum")
+    return state + comm.all_reduce(batch["y"].mean() * count.astype(jnp.float32)), {}
+
+
+@pytest.mark.parametrize("driver", [sharpness_aware, counting_first])
+def test_the_last_message_of_a_step_carries_the_status(driver):
+    world, status, data = Lengths(2), Heard(), make_data(6)
+    engine = engine_of(driver, W, 2, world=world, status=status)
+    engine.compile([], pieces=[(2, 1), (3,)])
+    for number in range(2):
+        step(engine, data, [(2, 1), (3,)], number=number)
+    assert [layout.status for layout in engine.layouts] == [0, 2]
+    assert world.lengths == [0, 2] * 2
+    assert (status.said, status.heard) == (2, [[1.0, 0.5], [2.0, 0.5]])
+    engine.close()
 
 
 @pytest.mark.parametrize("broken", [0, 1])

@@ -11,9 +11,9 @@ import pytest
 import collectives as comm
 import monitors as mon
 from adaptive import operators
-from adaptive.control.agreement import tail_length
+from adaptive.control.status import status_length
 from adaptive.program.explain import explain
-from adaptive.runtime.message import lay_out
+from adaptive.runtime.message import lay_out_all
 
 from .drivers import FEATURES, Recorder, mean_loss, planned, pointed_at
 
@@ -37,7 +37,7 @@ def driver(state, batch):
 def text_of(driver, state=W, batch_sizes=(4, 4), shards=()):
     workers = len(batch_sizes)
     plan = planned(driver, state, workers=workers)
-    layouts = [lay_out(m, workers=workers, tail=tail_length(workers)) for m in plan.messages]
+    layouts = lay_out_all(plan.messages, workers=workers, status=status_length(workers))
     return explain(plan, layouts, batch_sizes, shards), layouts
 
 

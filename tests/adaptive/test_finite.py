@@ -37,7 +37,7 @@ def contribution(dtype="float32", shape=(2,), op="mean", how=None, scope=Scope.C
 
 def arrive(contributions, values, weights=1.0, workers=2):
     """The layout, each worker's parts, and what arrives, where both workers send `values[worker]`."""
-    layout = lay_out(contributions, workers=workers, tail=3)
+    layout = lay_out(contributions, workers=workers, status=3)
     weights = np.broadcast_to(weights, (workers, len(contributions)))
     sent = []
     for worker, (row, ws) in enumerate(zip(values, weights, strict=True)):
@@ -55,12 +55,29 @@ def passes(contributions, values, weights=1.0):
     """What the look says, on a CPU and on other devices alike; checked against what comes out of the message."""
     layout, _, reduced = arrive(contributions, values, weights)
     found = {Look(layout, platform).passes(reduced) for platform in ("cpu", "gpu")}
+    found |= {passes_in_pieces(layout, reduced, size) for size in (1, 3, 100)}
     assert len(found) == 1
     wanted = [i for i, c in enumerate(contributions) if c.how.reduces and c.scope == Scope.CALL]
     result = unpack(layout, reduced, wanted, worker=0)
     if all(w == 1.0 for w in np.ravel(weights)):
         assert found == {all(bool(jnp.isfinite(x).all()) for x in result)}
     return found.pop()
+
+
+def passes_in_pieces(layout, reduced, size):
+    """What the look says that was shown pieces of `size` elements, as they arrived, and then nothing but weights."""
+    look = Look(layout, "cpu")
+    glances = look.glances()
+    if glances is None:
+        return look.passes(reduced)
+    for part, values in enumerate(reduced):
+        flat = np.asarray(values).reshape(-1)
+        for start in range(0, len(flat), size):
+            glances(part, start, flat[start : start + size])
+    weights = {w.offset for w in layout.weights if w is not None}
+    kept = [np.zeros_like(np.asarray(part)) for part in reduced]
+    kept[0][list(weights)] = np.asarray(reduced[0])[list(weights)]
+    return look.passes(kept, glances)
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
@@ -93,7 +110,7 @@ def test_a_half_that_overflows_where_it_is_half_again_is_seen(half, sums):
     """Halves travel in single precision; the sum there is finite."""
     for total in sums:
         leaf = contribution(half, op="sum")
-        layout = lay_out([leaf], workers=1, tail=3)
+        layout = lay_out([leaf], workers=1, status=3)
         parts = [jnp.array([total, total, 0, 0, 0], np.float32)]
         finite = bool(jnp.isfinite(unpack(layout, parts, [0], worker=0)[0]).all())
         assert [Look(layout, p).passes(parts) for p in ("cpu", "gpu")] == [finite] * 2, total
@@ -107,10 +124,21 @@ def test_single_precision_in_a_message_of_doubles_overflows_where_it_is_single_a
         assert not passes([single, double], [[1.0, 1e308], [1.0, 1e308]])
 
 
+def test_what_was_not_looked_at_while_it_arrived_is_looked_at_then():
+    layout, _, reduced = arrive([contribution(shape=(6,))], [[1.0], [np.nan]])
+    look = Look(layout, "cpu")
+    glances = look.glances()
+    glances(0, 0, np.ones(4, np.float32))
+    assert not look.passes(reduced, glances)
+    glances = look.glances()
+    glances(0, 0, np.ones(6, np.float32))
+    assert look.passes(reduced, glances)  # all of it was, and found to be well
+
+
 def test_a_division_that_overflows_is_seen():
     assert passes([contribution()], [[1e30], [1e30]], 1e-30)
-    layout = lay_out([contribution()], workers=1, tail=3)
-    parts = [jnp.array([1e20, 1, 1e-20, 0, 0, 0], np.float32)]  # numerators, their weight, the tail
+    layout = lay_out([contribution()], workers=1, status=3)
+    parts = [jnp.array([1e20, 1, 1e-20, 0, 0, 0], np.float32)]  # numerators, their weight, the status
     assert [Look(layout, p).passes(parts) for p in ("cpu", "gpu")] == [False, False]
 
 
@@ -141,9 +169,9 @@ def test_what_may_be_nan_is_let_through():
 
 
 def test_neighbours_are_looked_at_as_one():
-    layout = lay_out([contribution(shape=(n,)) for n in (3, 4, 5)], workers=2, tail=3)
+    layout = lay_out([contribution(shape=(n,)) for n in (3, 4, 5)], workers=2, status=3)
     assert [(r.start, r.stop) for r, _ in Look(layout, "cpu")._ranges] == [(0, 12)]
-    layout = lay_out([contribution(), contribution(weight=TOKENS), contribution("bfloat16")], workers=2, tail=3)
+    layout = lay_out([contribution(), contribution(weight=TOKENS), contribution("bfloat16")], workers=2, status=3)
     assert len(Look(layout, "cpu")._ranges) == 3
 
 

@@ -22,7 +22,7 @@ from collectives._all_reduce import Reduce
 from collectives._broadcast import Broadcast
 
 LARGE = 40  # bytes from which on a leaf is large, in these tests
-TAIL = 5
+STATUS = 5
 SHAPES = [(), (3,), (3, 4)]  # few, since each is compiled for
 FLOATS = ["float16", "bfloat16", "float32"]
 DTYPES = [*FLOATS, "int32", "uint8", "int16", "float64", "int64"]  # the last two under x64 only
@@ -110,8 +110,8 @@ class _Named:
         return self.layout.contributions
 
 
-def named(leaves, workers, tail=TAIL):
-    return _Named(lay_out(contributions(leaves, workers), workers=workers, tail=tail), [x.weight for x in leaves])
+def named(leaves, workers, status=STATUS):
+    return _Named(lay_out(contributions(leaves, workers), workers=workers, status=status), [x.weight for x in leaves])
 
 
 def expected(number, leaf, values, weights):
@@ -182,8 +182,8 @@ def check_layout(layout, leaves, workers):
     places = {(e.part, e.offset): e for e in [*layout.entries, *filter(None, layout.weights)]}
     for entry in places.values():
         used[entry.part][entry.offset : entry.offset + entry.size] += 1
-    if layout.tail:
-        used[0][-layout.tail :] += 1
+    if layout.status:
+        used[0][-layout.status :] += 1
     assert all((u == 1).all() for u in used)
     for leaf, entry in zip(leaves, layout.entries, strict=True):
         rows = workers if leaf.kind == "gather" else 1
@@ -261,10 +261,10 @@ def test_half_precisions_are_summed_in_single():
 # --- layout -----------------------------------------------------------------------------------------------------------
 
 
-def test_bytes_are_those_of_leaves_weights_and_tail():
+def test_bytes_are_those_of_leaves_weights_and_status():
     leaves = [Leaf("float32", (3,)), Leaf("bfloat16", (2,)), Leaf("float32", (), "gather", scope=Scope.WORKER)]
     layout = named(leaves, 4).layout
-    assert layout.nbytes == 4 * (3 + 2 + 4 + 1 + TAIL)  # one weight for both means
+    assert layout.nbytes == 4 * (3 + 2 + 4 + 1 + STATUS)  # one weight for both means
     assert len(layout.parts) == 1
 
 
@@ -279,7 +279,7 @@ def test_literal_weights_are_shared_by_value():
         x = Var(aval)
         return Contribution("", Reduce("mean"), x, Literal(np.float32(value), aval), Var(aval), Scope.CALL, "")
 
-    weights = lay_out([weighted(1.0), weighted(1.0), weighted(2.0)], workers=2, tail=0).weights
+    weights = lay_out([weighted(1.0), weighted(1.0), weighted(2.0)], workers=2, status=0).weights
     assert weights[0] == weights[1] != weights[2]
 
 
@@ -288,16 +288,16 @@ def test_every_operation_and_dtype_has_a_buffer_of_its_own():
     leaves += [Leaf("float32", (), op="max"), Leaf("bfloat16", (), op="max"), Leaf("int32", (), op="min")]
     parts = named(leaves, 2).layout.parts
     assert [(p.op, str(p.dtype), p.shape) for p in parts] == [
-        ("sum", "float32", (1 + 1 + TAIL,)),
+        ("sum", "float32", (1 + 1 + STATUS,)),
         ("max", "float32", (2,)),
         ("sum", "int32", (4,)),
         ("min", "int32", (1,)),
     ]
 
 
-def test_a_message_of_integers_still_opens_with_floats_for_the_tail():
+def test_a_message_of_integers_still_opens_with_floats_for_the_status():
     parts = named([Leaf("int32", (), op="sum")], 2).layout.parts
-    assert [(str(p.dtype), p.shape) for p in parts] == [("float32", (TAIL,)), ("int32", (1,))]
+    assert [(str(p.dtype), p.shape) for p in parts] == [("float32", (STATUS,)), ("int32", (1,))]
 
 
 def test_what_must_be_finite_and_is_weighed_alike_lies_side_by_side():
@@ -311,7 +311,7 @@ def test_what_must_be_finite_and_is_weighed_alike_lies_side_by_side():
 def test_large_leaves_travel_from_their_own_memory():
     leaves = [Leaf("float32", (3, 4)), Leaf("float32", (3,)), Leaf("float32", (3, 4), op="max")]
     layout = named(leaves, 2).layout
-    assert [p.shape for p in layout.parts] == [(3 + 1 + TAIL,), (12,), (3, 4)]
+    assert [p.shape for p in layout.parts] == [(3 + 1 + STATUS,), (12,), (3, 4)]
     x = jnp.arange(12.0).reshape(3, 4)
     parts = pack(layout, [x, x[0, :3], x], [jnp.float32(1)] * 3, worker=jnp.int32(0), first=jnp.float32(1))
     assert parts[2].shape == (3, 4)
@@ -327,7 +327,7 @@ def test_weights_of_large_double_leaves_are_double():
                 )
             ],
             workers=2,
-            tail=2,
+            status=2,
         )  # fmt: skip
         parts = [
             pack(layout, [jnp.full(8, x)], [jnp.float64(w)], worker=jnp.int32(i), first=jnp.float32(1))

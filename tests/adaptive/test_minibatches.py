@@ -16,8 +16,8 @@ import adaptive as ad
 import collectives as comm
 import controllers as ctrl
 from adaptive.base.decision import Decision, Limits
-from adaptive.control.hooks import Sizes
-from adaptive.control.sizes import equal, split
+from adaptive.control.batch_sizes import BatchSizes
+from adaptive.control.split import equal, split
 from adaptive.runtime.local_world import LocalWorld
 
 from .drivers import HeldCompiler, make_data, mean_loss, planned, pointed_at
@@ -158,13 +158,14 @@ def test_bounds_that_multiples_cannot_keep_are_refused():
 @given(problems(), st.integers(-10, 1000))
 def test_global_batches_asked_for_are_rounded_to_multiples(problem, asked):
     total, shares, limits = problem
-    examples = sum(limits.upper) + 1
-    sizes = Sizes(total, shares, limits, examples)
-    notes = sizes.ask(Decision(global_batch=asked, shares=tuple(shares)))
+    limits = limits._replace(examples=sum(limits.upper) + 1)
+    sizes = BatchSizes(total, shares, limits, quantum=limits.quantum)
+    notes = sizes.request(Decision(global_batch=asked, shares=tuple(shares)))
     got = sum(sizes.target)
     assert got % limits.multiple == 0
     assert len(notes) == (got != asked)
-    if sum(limits.lower) <= asked <= sum(limits.upper):
+    bounds = sizes.bounds()
+    if sum(bounds.lower) <= asked <= sum(bounds.upper):
         assert abs(got - asked) <= limits.multiple / 2
     assert all(s % limits.multiple == 0 for s in sizes.target)
 
@@ -222,7 +223,7 @@ def test_hooks_that_know_nothing_of_multiples_get_them():
 
     with program_of(driver) as program:
         note = program.step().notes[-1]
-        assert note == "global batch 50 rounded to 52, a multiple of 4."
+        assert note == "hook 'adapt': global batch 50 rounded to 52, a multiple of 4."
         assert program._sizes.target == (12, 12, 28)
 
 

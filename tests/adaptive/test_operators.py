@@ -201,6 +201,6 @@ def test_the_stand_in_for_a_cluster_is_a_world():
     assert world.share(b"x") == [b"x"]
     assert world.barrier() is None
     parts = [[jnp.array([1.0 + w, 0.0]), jnp.array(w), jnp.array(-w)] for w in range(3)]
-    results, tail = world.exchange(parts, ["sum", "max", "min"], np.array([7.0]))
+    results, status = world.exchange(parts, ["sum", "max", "min"], np.array([7.0]))
     assert [[np.asarray(x).tolist() for x in row] for row in results] == [[[6.0, 0.0], 2, -2]] * 3
-    assert tail.tolist() == [7.0]
+    assert status.tolist() == [7.0]

@@ -18,13 +18,13 @@ from adaptive import operators
 from adaptive.base import failure as _failure
 from adaptive.base.decision import Decision
 from adaptive.base.seats import Seats
-from adaptive.control.agreement import Ledger
+from adaptive.control.decision_digest import DecisionDigest
 from adaptive.operators.sources import Source, read
 from adaptive.program import program as _program
 from adaptive.runtime.local_world import LocalWorld
 from adaptive.runtime.message import accumulate
 
-from .drivers import FEATURES, HeldCompiler, Recorder, make_data, mean_loss, sizes_of, uncompiled
+from .drivers import FEATURES, HeldCompiler, Recorder, make_data, mean_loss, sizes_of, two_statuses, uncompiled
 
 W = np.array([0.3, -0.2, 0.1], np.float32)
 
@@ -495,14 +495,11 @@ class Twin(LocalWorld):
         self.culprits = []  # what the other process finds, of contributions that are not finite
         self.heard = []
 
-    def exchange(self, parts, ops, tail, channel=0, about="", more=""):
-        self.sent.append((about, tail.tolist()))
+    def exchange(self, parts, ops, status, channel=0, about="", more="", look=None):
+        self.sent.append((about, status.tolist()))
         theirs = [jnp.full_like(x, np.nan) for x in parts[0]] if self.culprits else parts[0]
         results = accumulate(ops, parts[0], theirs)
-        tail = tail.copy()
-        tail[1] = self.other(tail[0])
-        tail[2:] *= 2
-        return [results], tail
+        return [results], two_statuses(status, self.other)
 
     def share(self, value, about="", more=""):
         return [value, json.dumps(self.culprits).encode() if self.culprits else value]
@@ -516,7 +513,7 @@ def test_two_processes_that_agree_take_their_steps():
     with build(sgd, W, world=world) as program:
         reports = list(program.run(steps=2))
     assert sizes_of(reports) == [(3, 3)] * 2
-    assert [tail[0] for _, tail in world.sent] == [Ledger().status] * 2
+    assert [status[0] for _, status in world.sent] == [DecisionDigest().value] * 2
 
 
 def test_another_process_that_fails_ends_the_step():
@@ -550,7 +547,7 @@ def test_another_process_that_decides_otherwise_is_found_in_the_next_message():
     world = Twin()
     with build(watched(Recorder(lambda o: Decision(global_batch=8))), world=world) as program:
         program.step()
-        world.other = lambda status: Ledger().status
+        world.other = lambda status: DecisionDigest().value
         with pytest.raises(ad.DisagreementError, match=r"hook 'watch' asked for rescale\(global_batch=8\)"):
             program.step()
 
@@ -558,7 +555,7 @@ def test_another_process_that_decides_otherwise_is_found_in_the_next_message():
 def test_the_last_decision_of_a_run_is_compared_too():
     world = Twin()
     with build(watched(Recorder(lambda o: Decision(stop=True))), world=world) as program:
-        world.other = lambda status: status if len(world.sent) == 1 else Ledger().status
+        world.other = lambda status: status if len(world.sent) == 1 else DecisionDigest().value
         with pytest.raises(ad.DisagreementError, match=r"stop\(\)"):
             list(program.run(steps=3))
 

@@ -36,7 +36,7 @@ def program():
     def decide(observation):
         return Decision(shares=(1.0,), notes=("as it was",))
 
-    with ad.Program(driver, 0.0, make_data(24), global_batch=4, world=LocalWorld()) as program:
+    with ad.Program(driver, 0.0, make_data(24), global_batch=4, world=LocalWorld(), resizable=False) as program:
         program.step()
         yield program
 
@@ -123,7 +123,7 @@ def test_a_whole_file_gets_no_empty_line(program, trace):
 
 
 def test_what_json_has_no_form_for_does_not_end_the_run(program, trace, monkeypatch):
-    monkeypatch.setattr(program._barrier.hooks[0].handler, "_decide", lambda o: Decision(shares=np.ones(1, np.float32)))
+    monkeypatch.setattr(program._hooks.hooks[0].handler, "_decide", lambda o: Decision(shares=np.ones(1, np.float32)))
     list(program.run(steps=2, record=trace))
     (asked,) = [step.decision for step in read_trace(trace).steps if step.decision]
     assert asked.shares == (1.0,)

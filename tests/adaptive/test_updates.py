@@ -17,13 +17,15 @@ from adaptive.runtime.local_world import LocalWorld
 from adaptive.runtime.message import accumulate
 from tests.relaxed import relaxed_tx
 
+from .drivers import two_statuses
+
 X = np.arange(1.0, 25, dtype=np.float32)
 NAN = float("nan")
 
 
 def build(driver, state, *, workers=2, **options):
     world = options.pop("world", None) or LocalWorld(workers)
-    return ad.Program(driver, state, {"x": X}, global_batch=12, world=world, **options)
+    return ad.Program(driver, state, {"x": X}, global_batch=12, world=world, resizable=False, **options)
 
 
 def rooted(state, batch):
@@ -212,14 +214,11 @@ class Twin(LocalWorld):
         super().__init__(1)
         Seats.__init__(self, 2)
         self.size, self.rank, self.workers = 2, number, range(number, number + 1)
-        self.tails, self.heard = [], []
+        self.statuses, self.heard = [], []
 
-    def exchange(self, parts, ops, tail, channel=0, about="", more=""):
-        self.tails.append(tail.tolist())
-        tail = tail.copy()
-        tail[1 - self.rank] = max(tail[:2])
-        tail[2:] *= 2
-        return [accumulate(ops, parts[0], parts[0])], tail
+    def exchange(self, parts, ops, status, channel=0, about="", more="", look=None):
+        self.statuses.append(status.tolist())
+        return [accumulate(ops, parts[0], parts[0])], two_statuses(status)
 
     def share(self, value, about=""):
         return [value, value]
@@ -232,10 +231,10 @@ def test_the_others_are_told_of_local_state_in_the_message_they_wait_for():
     world = Twin(1)
     with build(own_root, LOCAL, local=local, world=world) as program:
         [program.step() for _ in range(3)]
-        assert len(world.tails) == 3
+        assert len(world.statuses) == 3
         with pytest.raises(ad.NonFiniteError, match="the update of step 3 made NaNs on worker 1"):
             program.step()
-        assert len(world.tails) == 3
+        assert len(world.statuses) == 3
         assert len(world.heard) == 1
         assert "in step 4 of program 1 ('own_root'): NonFiniteError" in world.heard[0]
 
@@ -246,14 +245,14 @@ def test_of_replicated_state_every_process_finds_the_same_by_itself():
         [program.step() for _ in range(2)]
         with pytest.raises(ad.NonFiniteError, match=TOLD):
             program.step()
-        assert len(world.tails) == 2
+        assert len(world.statuses) == 2
         assert world.heard == []  # nobody has to be told
 
 
 def test_all_processes_hear_together_of_local_state_that_one_of_them_asks_for():
     class Odd(Twin):
         def share(self, value, about=""):
-            return [value, b"[[1, [0]]]"] if value == b"[]" and self.tails else [value, value]
+            return [value, b"[[1, [0]]]"] if value == b"[]" and self.statuses else [value, value]
 
     world = Odd(0)
     with build(own_root, LOCAL, local=local, world=world) as program:

@@ -14,10 +14,17 @@ from adaptive.base.errors import CollectiveError, DisagreementError, WorkerError
 from collectives.worlds.mpi import PIECE_BYTES
 
 
-def send(world, *values, tail=0):
-    head = np.zeros(1 + tail, np.float32)
+@pytest.fixture(scope="module")
+def world():
+    """A device for each rank, whatever worlds the rest of the suite runs over."""
+    with comm.MPIWorld() as world:
+        yield world
+
+
+def send(world, *values, status=0):
+    head = np.zeros(1 + status, np.float32)
     parts = [[jax.device_put(x, device) for x in (head, *values)] for device in world.devices]
-    return world.exchange(parts, ["sum"] * (1 + len(values)), np.zeros(tail, np.float32))
+    return world.exchange(parts, ["sum"] * (1 + len(values)), np.zeros(status, np.float32))
 
 
 def test_it_keeps_to_the_communicator_it_was_given(world):
@@ -66,9 +73,9 @@ def test_ranks_that_send_different_messages_are_told(world):
         return
     with pytest.raises(DisagreementError) as e:
         send(world, np.zeros(n, np.float32))
-    assert f"rank {world.rank}: sum float32[1], sum float32[{n}]; tail 0 (on_ranks.py:" in str(e.value)
+    assert f"rank {world.rank}: sum float32[1], sum float32[{n}]; status 0 (on_ranks.py:" in str(e.value)
     with pytest.raises(DisagreementError, match="meet in different collectives"):
-        send(world, np.zeros(499, np.float32), tail=world.rank)
+        send(world, np.zeros(499, np.float32), status=world.rank)
     assert float(comm.all_reduce(1.0, op="sum")) == world.size  # and the world is as good as before
 
 

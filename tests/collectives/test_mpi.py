@@ -9,8 +9,10 @@ import pytest
 
 from tests.mpirun import run
 
-HERE = Path(__file__).parent
+LIMIT = 300.0  # seconds: many tests in one launch
+pytestmark = [pytest.mark.ranks, pytest.mark.timeout(LIMIT + 30)]
 
+HERE = Path(__file__).parent
 
 SUITE, ALONE = HERE / "test_worlds.py", HERE / "on_ranks.py"
 
@@ -18,17 +20,15 @@ SUITE, ALONE = HERE / "test_worlds.py", HERE / "on_ranks.py"
 @pytest.mark.parametrize(
     ("ranks", "kind", "files"),
     [
-        (2, "mpi", [SUITE, ALONE]),
+        (2, "mpi mpi-two-devices mpi-uneven", [SUITE, ALONE]),
         (3, "mpi", [SUITE, ALONE]),
-        (2, "mpi-two-devices", [SUITE]),
-        (2, "mpi-uneven", [SUITE]),
         (1, "mpi", [SUITE, ALONE]),
     ],
 )
 def test_the_suite_on_ranks(ranks, kind, files):
     pytest = ["-m", "pytest", "-x", "-q", "--color=no", "-p", "no:cacheprovider", *files]
-    result = run(pytest, n=ranks, env={"TESTS_WORLD": kind}, timeout=100)
+    result = run(pytest, n=ranks, env={"TESTS_WORLD": kind}, timeout=LIMIT)
     passed = re.search(r"(\d+) passed in", result.stdout)
     assert passed, result
-    assert int(passed[1]) >= 35, result
+    assert int(passed[1]) >= 35 * len(kind.split()), result
     assert "skipped" not in result.stdout, result

@@ -18,17 +18,17 @@ from adaptive.base.world import World
 
 SHAPES = [(), (1,), (5,), (3, 4), (2, 1, 3, 5), (200_003,), (3, 100, 701)]  # the last two are more than one piece
 NUMPY = {"sum": np.add, "max": np.maximum, "min": np.minimum}
-NO_TAIL = np.zeros(0, np.float32)
+NO_STATUS = np.zeros(0, np.float32)
 
 
-def exchange(world, values, ops, tail=NO_TAIL):
+def exchange(world, values, ops, status=NO_STATUS):
     """Exchange `values(worker)`, a list of arrays, as parts 1…; returns, by worker, what arrived for them."""
     parts = [
-        [jax.device_put(x, device) for x in (np.zeros(1 + len(tail), tail.dtype), *values(worker))]
+        [jax.device_put(x, device) for x in (np.zeros(1 + len(status), status.dtype), *values(worker))]
         for worker, device in zip(world.workers, world.devices, strict=True)
     ]
-    results, tail = world.exchange(parts, ["sum", *ops], tail)
-    return [row[1:] for row in results], tail
+    results, status = world.exchange(parts, ["sum", *ops], status)
+    return [row[1:] for row in results], status
 
 
 def reduced(world, values, ops):
@@ -114,24 +114,32 @@ def test_extremes_keep_nans_and_infinities_of_any_worker(world):
     assert len(set(on_all_workers(world, rows))) == 1
 
 
-def test_part_0_carries_the_tail_of_every_process(world):
-    tail = np.array([1.0, world.rank, 0.5], np.float32)
+def test_part_0_carries_the_status_of_every_process(world):
+    status = np.array([1.0, world.rank, 0.5], np.float32)
     parts = [
         [jax.device_put(np.array([worker, 10, 777, 777, 777], np.float32), device)]  # the last three are free
         for worker, device in zip(world.workers, world.devices, strict=True)
     ]
-    results, total = world.exchange(parts, ["sum"], tail)
+    results, total = world.exchange(parts, ["sum"], status)
     p, n = world.processes, world.size
     np.testing.assert_array_equal(total, [p, p * (p - 1) / 2, p / 2])
-    assert total.dtype == tail.dtype
+    assert total.dtype == status.dtype
     for row in results:
         np.testing.assert_array_equal(row[0][:2], [n * (n - 1) / 2, 10 * n])
 
 
-def test_part_0_needs_no_tail(world):
+def test_part_0_may_be_empty(world):
+    rows = [[jax.device_put(x, d) for x in (np.zeros(0, np.float32), np.arange(3))] for d in world.devices]
+    for _ in range(3):
+        results, status = world.exchange(rows, ["sum", "sum"], NO_STATUS)
+        assert len(status) == 0
+        assert [np.asarray(x).tolist() for x in results[0]] == [[], [0, world.size, 2 * world.size]]
+
+
+def test_part_0_needs_no_status(world):
     parts = [[jax.device_put(np.full(3, 2.0, np.float32), device)] for device in world.devices]
-    results, tail = world.exchange(parts, ["sum"], NO_TAIL)
-    assert len(tail) == 0
+    results, status = world.exchange(parts, ["sum"], NO_STATUS)
+    assert len(status) == 0
     np.testing.assert_array_equal(results[0][0], np.full(3, 2.0 * world.size))
 
 
@@ -152,7 +160,7 @@ def test_results_are_valid_until_the_second_next_call_of_their_shapes(world):
         earlier = later
 
 
-def test_tails_and_results_of_one_call_are_not_those_of_the_next(world):
+def test_statuses_and_results_of_one_call_are_not_those_of_the_next(world):
     _, first = exchange(world, lambda worker: [], [], np.ones(2, np.float32))
     exchange(world, lambda worker: [], [], np.full(2, 5, np.float32))
     exchange(world, lambda worker: [], [], np.full(2, 6, np.float32))
@@ -175,7 +183,7 @@ def test_messages_of_many_layouts_do_not_disturb_each_other(make_world, monkeypa
 def test_messages_of_one_shape_on_several_channels_do_not_disturb_each_other(world):
     def send(number, channel):
         parts = [[jax.device_put(np.full(9, number, np.float32), device)] for device in world.devices]
-        return world.exchange(parts, ["sum"], NO_TAIL, channel)[0]
+        return world.exchange(parts, ["sum"], NO_STATUS, channel)[0]
 
     for step in range(3):
         results = [send(10 * step + channel, channel) for channel in range(4)]
@@ -188,7 +196,7 @@ def test_results_can_be_sent_again(world):
     zero = [jax.device_put(np.zeros(1, np.float32), d) for d in world.devices]
     big = [jax.device_put(np.ones((3, 100, 701), np.float32), d) for d in world.devices]
     for power in range(1, 5):
-        results, _ = world.exchange([[z, b] for z, b in zip(zero, big, strict=True)], ["sum", "sum"], NO_TAIL)
+        results, _ = world.exchange([[z, b] for z, b in zip(zero, big, strict=True)], ["sum", "sum"], NO_STATUS)
         big = [row[1] for row in results]
         np.testing.assert_array_equal(big[0], np.full((3, 100, 701), world.size**power))
 
@@ -336,10 +344,8 @@ def test_a_program_sends_any_dtype(world):
 
     n = world.size
     data = {"x": np.arange(8.0 * n, dtype=np.float32)}
-    shares = range(1, n + 1)
-    with ad.Program(
-        driver, jnp.zeros(()), data, global_batch=8 * n, shares=shares, microbatch=3, world=world
-    ) as program:
+    options = {"shares": range(1, n + 1), "microbatch": 3, "resizable": False}
+    with ad.Program(driver, jnp.zeros(()), data, global_batch=8 * n, world=world, **options) as program:
         metrics = program.step().metrics
         np.testing.assert_array_equal(metrics["odd"], np.arange(n) % 2 == 1)
         assert metrics["odd"].dtype == metrics["first"].dtype == jnp.bool_
@@ -368,7 +374,7 @@ def test_complex_values_that_are_not_finite_are_told(world):
 
     data = {"x": np.zeros(world.size, np.float32)}
     with (
-        ad.Program(driver, jnp.zeros(()), data, global_batch=world.size, world=world) as program,
+        ad.Program(driver, jnp.zeros(()), data, global_batch=world.size, world=world, resizable=False) as program,
         pytest.raises(ad.NonFiniteError),
     ):
         program.step()

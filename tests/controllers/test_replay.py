@@ -28,12 +28,13 @@ from controllers.simulate import (
 )
 
 
-def write(path, simulation, hooks=(("0/balance", 1),), leaves=None, wall=0.0):
-    """A trace as `Program.run` would have written it."""
+def write(path, simulation, hooks=(("0/balance", 1),), leaves=None, wall=0.0, names=None):
+    """A trace as `Program.run` would have written it; `names` are those of hooks' leaves that are not just seconds."""
     n = simulation.sizes.shape[1]
-    header = {"kind": "header", "version": 1, "workers": n, "examples": 1000, "seed": 0, "global_batch": 1,
+    header = {"kind": "header", "version": 2, "workers": n, "examples": 1000, "seed": 0, "global_batch": 1,
               "lower": [1] * n, "upper": [10**6] * n, "quantum": 1,
-              "hooks": [{"name": name, "every": every} for name, every in hooks]}  # fmt: skip
+              "hooks": [{"name": name, "every": every, "leaves": (names or {}).get(name, ["seconds"])}
+                        for name, every in hooks]}  # fmt: skip
     asked, before, lines = dict(simulation.decisions), [None] * n, [header]
     for k, (sizes, seconds) in enumerate(zip(simulation.sizes.tolist(), simulation.seconds.tolist(), strict=True)):
         decision = asked.get(k + 1)
@@ -60,7 +61,7 @@ def test_a_recorded_run_replays_to_the_same_decisions(trace):
         mean = np.where(np.isfinite(seconds), 0.5 * (mean + seconds), mean)
         return ctrl.Decision(shares=tuple(mean)), mean  # no sense in it, but it depends on every digit
 
-    policy = ctrl.Policy(np.ones, update, "averages")
+    policy = ctrl.Policy(np.ones, update, "averages", reads=("seconds",))
 
     def driver(w, batch):
         grad = comm.all_reduce(jax.grad(lambda w: jnp.mean((batch["x"] @ w) ** 2))(w))
@@ -91,7 +92,7 @@ def test_a_simulated_run_replays_to_the_same_decisions(trace):
     assert len(replay(ctrl.proportional(), recording, "0/balance", reads=("seconds",))) > 0
 
 
-def test_a_hooks_values_are_known_by_the_policys_name(trace):
+def test_a_hooks_values_are_known_by_their_names(trace):
     simulation = simulate(ctrl.balance(), Cluster(ctrl.BatchTime(np.ones(2))), 8, 3)
     hooks = [("0/noise_batch", 20), ("1/lb_bsp", 1), ("2/mine", 1), ("3/noise_batch", 1)]
 
@@ -99,13 +100,19 @@ def test_a_hooks_values_are_known_by_the_policys_name(trace):
         noise = [float(k), 1.0, 1.0, None if k == 0 else 5.0, "inf"]
         return {"0/noise_batch": noise, "1/lb_bsp": [seconds, [0.5, 0.25]], "2/mine": [1.5], "3/noise_batch": [7.0]}
 
-    write(trace, simulation, hooks, leaves)
+    names = {
+        "0/noise_batch": [f"noise.{field}" for field in mon.NoiseScale._fields],
+        "1/lb_bsp": ["seconds", "cpu_available"],
+        "2/mine": ["value_0"],
+        "3/noise_batch": ["noise_scale"],
+    }
+    write(trace, simulation, hooks, leaves, names=names)
     recording = read_trace(trace)
     step = recording.steps[2]
     assert recording.signals("0/noise_batch", step)["noise_scale"] == (2.0, 5.0, np.inf)
     assert np.isnan(recording.signals("0/noise_batch", recording.steps[0])["noise_scale"].lower)
     assert recording.signals("3/noise_batch", step)["noise_scale"] == (7.0, 7.0, 7.0)
-    assert recording.signals("2/mine", step) == {}
+    assert recording.signals("2/mine", step) == {"value_0": 1.5}
     np.testing.assert_array_equal(recording.signals("1/lb_bsp", step)["cpu_available"], [0.5, 0.25])
     np.testing.assert_array_equal(recording.series("cpu_available"), [[0.5, 0.25]] * 3)
     assert recording.series("memory_available") is None
@@ -246,9 +253,10 @@ def test_limits_are_those_of_the_run(trace):
         ("[1]\n", ":1: not a line of JSON"),
         ('{"kind": "step"}\n', ":1: neither a header nor"),
         ('{"kind": "header", "version": 9}\n', ":1: a trace of version 9"),
+        ('{"kind": "header", "version": 1}\n', "version 1; this reads 2, in which values have names. Record the run"),
         ("", "holds 0 runs"),
-        ('{"kind": "header", "version": 1}\n', "no steps"),
-        ('{"kind": "header", "version": 1}\n{"kind": "step", "step": 1}\n', ":2: a step without 'decision'"),
+        ('{"kind": "header", "version": 2}\n', "no steps"),
+        ('{"kind": "header", "version": 2}\n{"kind": "step", "step": 1}\n', ":2: a step without 'decision'"),
     ],
 )
 def test_what_is_no_trace_is_refused_with_its_line(trace, text, why):

@@ -53,6 +53,27 @@ def test_seconds_are_those_of_the_step_before_and_so_are_the_sizes_they_belong_t
         np.testing.assert_array_equal(observation.values[0], AFFINE(simulation.sizes[step - 2]))
 
 
+@pytest.mark.parametrize("ready_after", [0, 1, 3])
+def test_sizes_are_taken_up_when_they_can_be_made(ready_after):
+    asked = {2: ctrl.Decision(shares=(5.0, 3.0, 4.0)), 9: ctrl.Decision(global_batch=15)}
+    simulation = simulate(scripted(asked), Cluster(AFFINE), [4, 4, 4], 14, ready_after=ready_after)
+    assert simulation.changes.tolist() == [2 + ready_after, 9 + ready_after]  # indices: of the steps 3 and 10, at once
+
+
+def test_a_request_takes_the_place_of_one_that_is_not_ready_yet():
+    asked = {2: ctrl.Decision(global_batch=15), 3: ctrl.Decision(global_batch=18)}
+    simulation = simulate(scripted(asked), Cluster(AFFINE), 12, 8, ready_after=2)
+    assert simulation.global_batch.tolist() == [12] * 5 + [18] * 3
+
+
+def test_a_quantum_that_is_not_given_follows_the_batch():
+    seen = []
+    policy = scripted({2: ctrl.Decision(global_batch=1200, shares=(1.0, 2.0, 3.0))}, seen)
+    simulation = simulate(policy, Cluster(AFFINE, quantum=None), 12, 4)
+    assert [o.limits.quantum for o in seen] == [1, 1, 16, 16]
+    assert all(size % 16 == 0 for size in simulation.sizes[-1])
+
+
 def test_a_policy_sees_the_steps_between_due_ones_and_decides_at_those():
     seen = []
     always = {step: ctrl.Decision(shares=(3.0 * step, 4.0, 4.0)) for step in range(1, 10)}

@@ -11,6 +11,8 @@ import pytest
 
 from tests.mpirun import ROOT, run
 
+pytestmark = pytest.mark.ranks
+
 SCRIPT = ROOT / "examples" / "federated.py"
 BRIEF = ["--rounds", "4", "--block", "2", "--local-batch", "16", "--local-steps", "2"]
 

@@ -241,7 +241,7 @@ def a_length_in_a_callbacks_closure(state, batch):
     return step(state, gradient / size), {}
 
 
-@refused(ad.DriverError, "is another program for")
+@refused(ad.DriverError, "is another program for", global_batch=18)
 def another_collective_for_some_sizes(state, batch):
     gradient = jax.grad(loss)(state["w"], batch)
     return step(state, comm.all_reduce(gradient, op="max" if len(batch["y"]) % 3 else "mean")), {}

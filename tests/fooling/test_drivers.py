@@ -21,7 +21,7 @@ def make_data():
 
 
 def build(case: Case, world, **defaults) -> ad.Program:
-    options = {"global_batch": BATCH, "seed": SEED, **defaults, **case.options}
+    options = {"global_batch": BATCH, "seed": SEED, "resizable": False, **defaults, **case.options}
     return ad.Program(case.driver, case.state, make_data(), world=world, **options)
 
 
@@ -58,8 +58,8 @@ def test_it_is_right(world, case):
 
 
 @pytest.mark.parametrize("case", of_verdict(Named))
-def test_it_is_named_by_check(world, case):
-    with build(case, world) as program:
+def test_it_is_named_by_check(workers, case):
+    with build(case, workers) as program:
         found = program.check()
     assert not found
     for leaf in case.verdict.leaves:

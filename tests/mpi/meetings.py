@@ -147,7 +147,13 @@ def test_messages_of_another_precision(world):
             parts = [[jax.device_put(np.ones(3, dtype), d)] for d in world.devices]
             return world.exchange(parts, ["sum"], np.zeros(0, dtype))
 
-    meet(world, lambda: send(np.float64), lambda: send(np.float32), "sum float32[3]; tail 0", "sum float64[3]; tail 0")
+    meet(
+        world,
+        lambda: send(np.float64),
+        lambda: send(np.float32),
+        "sum float32[3]; status 0",
+        "sum float64[3]; status 0",
+    )
 
 
 def test_the_precision_of_a_rank_is_named_when_a_program_is_built(world):
@@ -275,7 +281,7 @@ def test_two_programs_in_two_threads_with_a_world_each():
         options = [{"world": one}, {"world": other, "seed": 7}]
 
         def alone(**options):
-            with build(adapting, 0.0, make_data(), N, deterministic=True, **options) as program:
+            with build(adapting, 0.0, make_data(), N, deterministic=True, resizable=True, **options) as program:
                 program.warm_up()
                 losses = train(program)
                 return losses, float(program.state), program.batch_sizes

@@ -18,7 +18,7 @@ import adaptive as ad
 import collectives as comm
 import controllers as ctrl
 import monitors as mon
-from adaptive.control.heterogeneous import are_unlike
+from adaptive.control.machines import Machines
 from tests.program.problems import adam_driver, adam_state, build, descend, make_data, make_params
 
 N = 16
@@ -162,6 +162,7 @@ def test_one_broadcast_makes_states_alike(world):
         ("microbatch", lambda odd: {"microbatch": 4 if odd else None}),
         ("nonfinite", lambda odd: {"nonfinite": "skip" if odd else "raise"}),
         ("quantum", lambda odd: {"quantum": 1 + odd}),
+        ("resizable", lambda odd: {"resizable": bool(odd)}),
     ],
 )
 def test_settings_that_differ(world, name, mine):
@@ -183,7 +184,7 @@ def decide(world, ask):
         ctrl.hook(adapt, metrics["loss"])
         return state, metrics
 
-    return build(driver, 0.0, make_data(), N, world=world)
+    return build(driver, 0.0, make_data(), N, world=world, resizable=True)
 
 
 ASKS = {
@@ -220,7 +221,7 @@ def test_hooks_that_decide_differently(world, ask, steps):
 
 
 def test_a_rescale_between_steps_that_differs(world):
-    with build(descend, 0.0, make_data(), N, world=world) as program:
+    with build(descend, 0.0, make_data(), N, world=world, resizable=True) as program:
         program.step()
         program.rescale(global_batch=20 + odd(world))
         with pytest.raises(ad.DisagreementError, match=r"program.rescale asked for rescale\(global_batch=2[01]\)"):
@@ -238,7 +239,7 @@ def test_hooks_that_decide_alike_at_different_speeds(world):
         ctrl.hook(adapt, metrics["loss"], every=3)
         return state, metrics
 
-    with build(driver, 0.0, make_data(), N, world=world) as program:
+    with build(driver, 0.0, make_data(), N, world=world, resizable=True) as program:
         reports = []
         for report in program.run(steps=12):
             time.sleep(0.02 * odd(world))
@@ -439,20 +440,29 @@ def test_a_record_that_cannot_be_written_ends_nothing_on_any_rank(trained, tmp_p
 
 
 @pytest.fixture
-def unlike(world, monkeypatch):
+def heterogeneous(world, monkeypatch):
     """One rank seems to be a machine of another kind."""
     kind = "another" if odd(world) else "a kind"
-    monkeypatch.setattr("adaptive.control.heterogeneous.kind_of_machine", lambda devices: kind)
+    monkeypatch.setattr("adaptive.control.machines.kind_of_machine", lambda devices: kind)
 
 
 def test_which_worlds_are_of_unlike_machines(world, request):
-    assert not are_unlike(world)  # these ranks share one
-    request.getfixturevalue("unlike")
-    assert are_unlike(world)
+    assert not Machines(world).heterogeneous  # these ranks share one
+    request.getfixturevalue("heterogeneous")
+    assert Machines(world).heterogeneous
+
+
+@pytest.mark.parametrize("hosts", [["a", "a"], ["a", "b"], ["b", None]])
+def test_processes_of_one_host_compile_in_an_order_of_their_own(world, monkeypatch, hosts):
+    """Numbered among those that share a compilation cache, whatever their ranks are."""
+    own = hosts[world.rank % len(hosts)]
+    monkeypatch.setattr("adaptive.control.machines.cache_of_host", lambda: own)
+    same = [rank for rank in range(world.processes) if hosts[rank % len(hosts)] == own]
+    assert Machines(world).compile_order == ((same.index(world.rank), len(same)) if own else (0, 1))
 
 
 @pytest.mark.parametrize("ask", list(ASKS))
-def test_on_unlike_machines_one_decides_for_all(world, unlike, ask):
+def test_on_unlike_machines_one_decides_for_all(world, heterogeneous, ask):
     """Were each to go by its own last bits, the run would end as soon as they matter."""
     with decide(world, ASKS[ask]) as program:
         program.warm_up()
@@ -464,7 +474,7 @@ def test_on_unlike_machines_one_decides_for_all(world, unlike, ask):
         assert reports[-1].global_batch == 20
 
 
-def test_a_hook_that_raises_on_one_of_unlike_machines(world, unlike):
+def test_a_hook_that_raises_on_one_of_unlike_machines(world, heterogeneous):
     def fail(control, odd):
         if odd:
             raise RuntimeError("out of ideas")
@@ -583,7 +593,7 @@ def test_a_batch_that_does_not_fit_one_rank(world):
             raise MemoryError("no room for 2")
         return descend(state, batch)
 
-    program = build(driver, 0.0, make_data(), 5 * world.size, world=world)
+    program = build(driver, 0.0, make_data(), 5 * world.size, world=world, resizable=True)
     with program, pytest.raises(MemoryError if odd(world) else ad.WorkerError):
         list(program.run(steps=10_000))  # as soon as it is found, which is beside one of the first
 

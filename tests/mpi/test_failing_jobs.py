@@ -10,6 +10,8 @@ import pytest
 
 from tests.mpirun import Result, run
 
+pytestmark = pytest.mark.ranks
+
 SCRIPT = Path(__file__).parent / "failing_jobs.py"
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -130,5 +131,11 @@ def same_everywhere(world: Any, value: Any) -> bool:
     return len(set(world.share(repr(leaves).encode()))) == 1
 
 
+def by_first(world: Any, compute: Callable[[], Any]) -> Any:
+    """What one process computes for all: a reference is the same on each."""
+    return pickle.loads(world.share(pickle.dumps(compute() if world.rank == 0 else None))[0])
+
+
 def build(driver: Callable, state: Any, data: Any, global_batch: int, **options: Any) -> ad.Program:
-    return ad.Program(driver, state, data, global_batch=global_batch, **{"seed": 3, **options})
+    """A program whose sizes stay as they are, unless it is told otherwise: most tests need no ladder of kernels."""
+    return ad.Program(driver, state, data, global_batch=global_batch, **{"seed": 3, "resizable": False, **options})

@@ -283,6 +283,13 @@ def test_a_source_with_an_odd_row(world, row, says):
     assert all("failed in step 1" in e for e in errors if not e.startswith("DataError"))
 
 
+@pytest.fixture(scope="module")
+def standing(world):
+    """A program that goes on whatever is asked of it."""
+    with build(total, 0.0, X, 12, resizable=True) as program:
+        yield program
+
+
 # --- sizes ------------------------------------------------------------------------------------------------------------
 
 
@@ -304,15 +311,14 @@ def test_a_source_with_an_odd_row(world, row, says):
         (25, "global_batch=25 is larger than the data set, which has 24 examples"),
     ],
 )
-def test_a_global_batch_that_cannot_be(world, global_batch, says):
+def test_a_global_batch_that_cannot_be(standing, global_batch, says):
     refused(ad.BatchSizeError, says, global_batch=global_batch)
-    with build(total, 0.0, X, 12) as program:
-        if global_batch is not None:  # which leaves it as it is
-            with pytest.raises(ad.BatchSizeError) as caught:
-                program.rescale(global_batch=global_batch)
-            assert says in str(caught.value)
-        program.step()
-        assert program.global_batch == 12
+    if global_batch is not None:  # which leaves it as it is
+        with pytest.raises(ad.BatchSizeError) as caught:
+            standing.rescale(global_batch=global_batch)
+        assert says in str(caught.value)
+    standing.step()
+    assert standing.global_batch == 12
 
 
 def test_fewer_examples_than_workers(workers):
@@ -345,13 +351,12 @@ def bad_shares(n: int) -> dict[str, tuple[list[float], str]]:
 
 
 @pytest.mark.parametrize("which", list(bad_shares(1)))
-def test_shares_that_are_none(world, which):
+def test_shares_that_are_none(world, standing, which):
     shares, says = bad_shares(world.size)[which]
     refused(ad.BatchSizeError, "shares", says, shares=shares)
-    with build(total, 0.0, X, 12) as program:
-        with pytest.raises(ad.BatchSizeError, match="shares"):
-            program.rescale(shares=shares)
-        assert program.batch_sizes == program.step().batch_sizes
+    with pytest.raises(ad.BatchSizeError, match="shares"):
+        standing.rescale(shares=shares)
+    assert standing.batch_sizes == standing.step().batch_sizes
 
     def adapt(control):
         control.rescale(shares=shares)
@@ -397,7 +402,7 @@ def test_numbers_of_any_kind_and_size_are_taken_alike(world):
     plain = {"microbatch": 3, "quantum": 24, "shares": [1] * n, "seed": 3}
     states = []
     for global_batch, given in ((np.array(12), {**options, "max_local_batch": 10**400}), (12, plain)):
-        with build(total, 0.0, X, global_batch, **given) as program:
+        with build(total, 0.0, X, global_batch, **given, resizable=True) as program:
             program.rescale(global_batch=jnp.int32(16), shares=np.ones(n, int))
             reports = list(program.run(steps=np.int32(2)))
             states.append((float(program.state), [r.batch_sizes for r in reports]))
@@ -512,7 +517,7 @@ def test_requests_out_of_range_are_clipped_with_a_note(world, asked, got):
         ctrl.hook(adapt)
         return total(state, batch)
 
-    with build(driver, 0.0, X, 12, world=world) as program:
+    with build(driver, 0.0, X, 12, world=world, resizable=True) as program:
         program.warm_up()
         report = program.step()
         assert "hook 'adapt': global batch" in report.notes[0]

@@ -42,7 +42,7 @@ def federated_round(state, batch):
 
 
 def program_over(world, **options) -> ad.Program:
-    options = {"world": world, "local": lambda state: state["momentum"], **options}
+    options = {"world": world, "local": lambda state: state["momentum"], "resizable": True, **options}
     data = ad.Shards(shards_of(world.size))
     return build(federated_round, initial_state(), data, 6 * world.size, **options)
 
@@ -119,7 +119,7 @@ def test_the_policy_resizes_a_federated_program(workers):
         return federated_round(state, batch)
 
     data = ad.Shards([make_data(200, seed=w) for w in range(workers.size)])
-    options = {"world": workers, "local": lambda state: state["momentum"]}
+    options = {"world": workers, "local": lambda state: state["momentum"], "resizable": True}
     with build(driver, initial_state(), data, 24 * workers.size, **options) as program:
         equal = (24,) * workers.size
         assert program.batch_sizes == equal

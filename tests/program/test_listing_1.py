@@ -54,33 +54,35 @@ def make_state() -> TrainState:
     return TrainState.create(apply_fn=net.apply, params=params, tx=relaxed_tx(optax.adam(0.02)))
 
 
-def test_a_step_is_one_message_of_the_gradient_and_a_tail(world):
+def test_a_step_is_one_message_of_the_gradient_and_a_status(world):
     state, n = make_state(), world.size
     gradient = sum(leaf.size for leaf in jax.tree.leaves(state.params))
-    weight, loss, noise, seconds, tail = 1, 1, 3, n, n + 2
+    weight, loss, noise, seconds, status = 1, 1, 3, n, n + 2
     with build(driver, state, make_data(), 16, world=world) as program:
-        reports = list(program.run(steps=45))
+        reports = list(program.run(steps=5))
         assert len(program.plan.messages) == 1
         (layout,) = program._engine.layouts
         assert len(layout.parts) == 1  # in one buffer
     assert {r.messages for r in reports} == {1}
-    assert {r.message_bytes for r in reports} == {4 * (gradient + weight + loss + noise + seconds + tail)}
+    assert {r.message_bytes for r in reports} == {4 * (gradient + weight + loss + noise + seconds + status)}
 
 
 def test_exchanges_are_counted_where_they_are_made(world, monkeypatch):
     calls = []
     exchange = type(world).exchange
     monkeypatch.setattr(type(world), "exchange", lambda *args: calls.append(1) or exchange(*args))
-    with build(driver, make_state(), make_data(), 16, world=world) as program:
+    with build(driver, make_state(), make_data(), 16, world=world, resizable=True) as program:
         for step in range(1, 12):
             program.step()
             assert len(calls) == step
 
 
 def test_it_trains_and_adapts(world):
-    with build(driver, make_state(), make_data(320), 32, world=world) as program:
+    with build(driver, make_state(), make_data(320), 32, world=world, resizable=True) as program:
         first = program.step()
         reports = list(program.run(epochs=12))
+        program.warm_up()  # by now at the latest what was asked for can be made
+        reports += list(program.run(steps=2))
         last = reports[-1]
         assert program.epoch == last.epoch >= 12
         assert last.step == program.steps
@@ -93,15 +95,16 @@ def test_it_trains_and_adapts(world):
         assert same_everywhere(world, [program.state.params, program.batch_sizes, last.notes])
     assert all(sum(r.batch_sizes) == r.global_batch and len(r.batch_sizes) == world.size for r in reports)
     assert {r.messages for r in reports} == {1}
+    assert {r.message_bytes for r in reports} == {first.message_bytes}
 
 
 def test_the_plan_says_what_happens(world):
-    with build(driver, make_state(), make_data(), 16, world=world) as program:
+    with build(driver, make_state(), make_data(), 12, world=world) as program:
         text = program.explain()
         plan = program.plan
     n = world.size
     assert "driver 'driver'" in text
-    assert (f"{n} workers, global batch 16 = {n} x {16 // n}" if n > 1 else "1 worker, global batch 16") in text
+    assert (f"{n} workers, global batch 12 = {n} x {12 // n}" if n > 1 else "1 worker, global batch 12") in text
     assert text.count("message 1 ") == 1
     assert "message 2" not in text
     assert "hook     'adapt_batch_size' every 20 steps (test_listing_1.py:" in text

@@ -217,11 +217,11 @@ def line_search_step(state, batch, reduce):
     return (moved(size), opt), {"loss": loss, "size": size}
 
 
-def test_a_line_search_over_sizes_side_by_side(world):
+def test_a_line_search_over_sizes_side_by_side(workers):
     """Two messages a step, whatever is found; and the same course as on one worker without the library."""
     params, data = make_params(), make_data(48)
     state = params, LBFGS.init(params)
-    with build(lambda s, b: line_search_step(s, b, comm.all_reduce), state, data, 48, world=world) as program:
+    with build(lambda s, b: line_search_step(s, b, comm.all_reduce), state, data, 48, world=workers) as program:
         reports = [program.step() for _ in range(12)]
     plain, expected = jax.jit(lambda s: line_search_step(s, data, lambda x: x)), []
     for _ in range(12):
@@ -268,7 +268,8 @@ def test_keys_do_not_depend_on_the_split(world):
     data, reports = make_data(), {}
 
     def train(world, shares, pieces):
-        with build(dropout_driver, make_params(), data, 10, world=world, shares=shares, seed=11) as program:
+        options = {"shares": shares, "seed": 11, "microbatch": 2 if pieces else None, "resizable": pieces}
+        with build(dropout_driver, make_params(), data, 10, world=world, **options) as program:
             program.warm_up()
             if pieces:
                 force_pieces(program, 5, largest=2)
@@ -314,7 +315,7 @@ def test_what_a_driver_may_ask(world):
         rows = comm.all_gather(mine)
         return state + comm.all_reduce(batch["x"].mean()), {"rows": rows, "n": jnp.asarray(ad.workers())}
 
-    with build(driver, 0.0, make_data(), 24, world=world, microbatch=4) as program:
+    with build(driver, 0.0, make_data(), 24, world=world, microbatch=4, resizable=True) as program:
         program.warm_up()
         for total in (24, 30):
             report = program.step()
@@ -435,11 +436,12 @@ def normalised(params, batch):
     ],
     ids=["mean", "sum", "coupled", "batch norm"],
 )
-def test_check_tells_which_drivers_depend_on_the_split(world, loss_fn, differs):
+def test_check_tells_which_drivers_depend_on_the_split(workers, loss_fn, differs):
+    """A lone worker's are in tests/adaptive/test_check.py."""
     params = make_params()
     if loss_fn is normalised:
         params = BatchNormNet().init(jax.random.key(0), jnp.zeros((2, FEATURES)))["params"]
-    with build(sgd(loss_fn), {"params": params, "steps": 0}, make_data(), 32, world=world) as program:
+    with build(sgd(loss_fn), {"params": params, "steps": 0}, make_data(), 32, world=workers) as program:
         before = program.state
         found = program.check()
         assert difference(program.state, before) == 0  # it changes nothing
@@ -454,11 +456,11 @@ def test_check_tells_which_drivers_depend_on_the_split(world, loss_fn, differs):
         assert "test_states_and_values.py:" in text
     else:
         assert text.startswith("split-invariant: ")
-    assert same_everywhere(world, sorted(found.differences))
+    assert same_everywhere(workers, sorted(found.differences))
 
 
-def test_check_takes_a_batch_of_the_users_own(world):
-    with build(adam_driver, adam_state(), make_data(), 32, world=world) as program:
+def test_check_takes_a_batch_of_the_users_own(workers):
+    with build(adam_driver, adam_state(), make_data(), 32, world=workers) as program:
         assert program.check(jax.tree.map(lambda a: a[:20], make_data(seed=9)))
         with pytest.raises(ad.DataError, match="check: batch is built as"):
             program.check({"x": make_data()["x"]})

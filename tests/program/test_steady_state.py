@@ -43,7 +43,7 @@ def test_the_listener_hears_a_compiler(compiles):
 
 
 def test_nothing_is_compiled_in_steady_state(world, compiles):
-    with build(observed, 0.0, make_data(), 24, world=world) as program:
+    with build(observed, 0.0, make_data(), 24, world=world, resizable=True) as program:
         warm(program)
         before = program.step()
         compiles.clear()
@@ -72,7 +72,7 @@ def test_sizes_never_seen_compile_nothing_and_hold_from_the_next_step(world, com
         ctrl.hook(resize, every=3)
         return descend(state, batch)
 
-    with build(driver, 0.0, make_data(), 64, world=world) as program:
+    with build(driver, 0.0, make_data(), 64, world=world, resizable=True) as program:
         warm(program)
         before = program.step()
         compiles.clear()
@@ -91,7 +91,7 @@ def test_sizes_never_seen_compile_nothing_and_hold_from_the_next_step(world, com
 
 def test_a_size_that_is_not_ready_is_waited_for_without_standing_still(world):
     """Before the ladder is there, the old sizes go on until every worker can make its new one."""
-    with build(descend, 0.0, make_data(), 48, world=world) as program:
+    with build(descend, 0.0, make_data(), 48, world=world, resizable=True) as program:
         first = program.step()
         program.rescale(global_batch=60, shares=range(1, world.size + 1))
         reports, deadline = [], time.monotonic() + 60
@@ -114,7 +114,7 @@ def test_a_driver_that_cannot_be_split_waits_for_its_kernel(world, compiles):
         return state, {**metrics, "first": comm.all_gather(batch["x"][0, 0])}
 
     n = world.size
-    with build(driver, 0.0, make_data(), 8 * n, world=world) as program:
+    with build(driver, 0.0, make_data(), 8 * n, world=world, resizable=True) as program:
         assert not program.plan.splittable
         first = program.step()
         program.rescale(global_batch=12 * n)

@@ -1,12 +1,4 @@
-"""Making sure that workers agree: on what they were built from, and on every decision.
-
-When a program is built, digests of its driver, data, state and settings are compared. In a step, every message
-carries a *tail*: one float per worker, its status, and two floats per process. The status is a digest of the worker's
-decisions so far, so a decision that differs is found in the very next message, before it can do harm, and no message
-is needed for it.
-
-    status > 0   all is well; the digest
-"""
+"""Making sure that all processes have built the same program, on the same data, under the same settings of JAX."""
 
 from __future__ import annotations
 
@@ -14,24 +6,15 @@ import hashlib
 import json
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
-from zlib import crc32
 
 import jax
 import numpy as np
 
-from adaptive.base.decision import Decision
 from adaptive.base.errors import DisagreementError
 from adaptive.base.surroundings import settings_in_words
-from adaptive.base.where import name_workers
 from adaptive.base.world import World
 from adaptive.graph.plan import Plan
 from adaptive.graph.text import Line, as_text
-
-_DIGEST_BITS = 24  # what a float32 holds exactly
-
-
-def tail_length(n_workers: int) -> int:
-    return n_workers + 2
 
 
 def check_built_alike(
@@ -167,60 +150,3 @@ def _lines(plan: Plan) -> Iterator[Line]:
 
 def digest_of_text(text: str) -> str:
     return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
-
-
-class Ledger:
-    """A digest of every decision so far, and who took the last one."""
-
-    def __init__(self) -> None:
-        self.digest = 1
-        self.step = 0
-        self.last = "nothing was decided yet"
-
-    def enter(self, step: int, names: Sequence[str], decision: Decision | None) -> None:
-        """Take down what was asked for at the barrier behind `step`, even if that is nothing.
-
-        Args:
-          names: of the hooks that were asked; none for a call of `Program.rescale`.
-        """
-        who = ("hook " + ", ".join(map(repr, names))) if names else "program.rescale"
-        self.step, self.last = step, f"{who} asked for {_wish(decision)}"
-        if decision:
-            text = repr((self.digest, step, decision.global_batch, decision.shares, decision.stop))
-            self.digest = crc32(text.encode()) % (2**_DIGEST_BITS - 1) + 1
-
-    def restart(self, step: int, digests: dict[str, str]) -> None:
-        """Begin anew behind a restored step: equal on all processes that restored the same, whatever they did before,
-        and unlike that of one which has not restored."""
-        self.step, self.last = step, f"program.restore went back to step {step}"
-        self.digest = crc32(repr(sorted(digests.items())).encode()) % (2**_DIGEST_BITS - 1) + 1
-
-    @property
-    def status(self) -> float:
-        return float(self.digest)
-
-
-def _wish(decision: Decision | None) -> str:
-    if not decision:
-        return "nothing"
-    sizes = [
-        f"{k}={v}" for k, v in (("global_batch", decision.global_batch), ("shares", decision.shares)) if v is not None
-    ]
-    return " and ".join([f"rescale({', '.join(sizes)})"] * bool(sizes) + ["stop()"] * decision.stop)
-
-
-def judge(statuses: np.ndarray, ledger: Ledger, *, own: range) -> None:
-    """Read the workers' statuses.
-
-    Raises:
-      DisagreementError: some worker has decided otherwise.
-    """
-    if (statuses == ledger.digest).all():
-        return
-    others = [w for w, s in enumerate(statuses) if s != ledger.digest]
-    raise DisagreementError(
-        f"workers decided differently at the barrier behind step {ledger.step}: {name_workers(others)} did not do what "
-        f"this process ({name_workers(own)}) did.\n"
-        f"Here {ledger.last}.\n"
-        "A hook must decide from its arguments alone: no rank, clock, random number or file."
-    )

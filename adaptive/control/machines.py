@@ -1,10 +1,9 @@
-"""Worlds of unlike machines: their arithmetic differs in last bits, so what is decided from it is taken from one of
-them.
+"""The machines that processes run on: whether they compute alike, and which processes share what they compile.
 
-Messages are equal on all workers to the last bit. What each computes behind them is too, on machines of one kind. On
+Messages are equal on all workers to the last bit. What each computes after them is too, on machines of one kind. On
 others a noise scale may differ in its seventh digit, and once in a while a batch that is rounded from it in an example.
-Then the first process's decision is everyone's, at the price of one small message behind the steps at which a hook is
-due.
+Then what is decided is taken from the first process, at the price of one small message after the steps at which a hook
+is due.
 """
 
 from __future__ import annotations
@@ -24,11 +23,29 @@ from adaptive.base.decision import Decision
 from adaptive.base.world import World
 
 
-def are_unlike(world: World, about: str = "") -> bool:
-    """Whether processes compute on hardware of different kinds, or with different software. Replicated."""
-    if world.processes == 1:
-        return False
-    return len(set(world.share(kind_of_machine(world.devices).encode(), about))) > 1
+class Machines:
+    """What processes tell each other of their machines, once. Communicates.
+
+    Attributes:
+      heterogeneous: whether processes compute on hardware of different kinds, or with different software. Replicated.
+      compile_order: which of how many processes this is, of those on its host that share its compilation cache. Local.
+    """
+
+    def __init__(self, world: World, about: str = ""):
+        own = json.dumps([kind_of_machine(world.devices), cache_of_host()]).encode()
+        everyone = [json.loads(told) for told in world.share(own, about)] if world.processes > 1 else [json.loads(own)]
+        self.heterogeneous = len({kind for kind, _ in everyone}) > 1
+        caches = [cache for _, cache in everyone]
+        own_cache = caches[world.rank] if world.processes > 1 else None
+        self.compile_order = (0, 1)
+        if own_cache is not None:
+            self.compile_order = (caches[: world.rank].count(own_cache), caches.count(own_cache))
+
+
+def cache_of_host() -> str | None:
+    """The compilation cache, with its host: what lies in it for CPUs holds instructions of the very machine. Local."""
+    folder = jax.config.jax_compilation_cache_dir
+    return f"{platform.node()}:{folder}" if folder and jax.config.jax_enable_compilation_cache else None
 
 
 def kind_of_machine(devices: Sequence) -> str:

@@ -12,31 +12,32 @@ from hypothesis import strategies as st
 
 from adaptive import operators
 from adaptive.base.decision import Decision, Limits
-from adaptive.control.hooks import Barrier, Sizes, merge
+from adaptive.control.batch_sizes import BatchSizes
+from adaptive.control.hooks import Hooks, merge
 
 from .drivers import Recorder, planned
 
 
-def barrier_of(*hooks, workers=2):
-    """A barrier behind a driver whose hooks are `(handler, every)`; each is handed the step's number and rows."""
+def hooks_of(*hooks, workers=2):
+    """The hooks of a driver, which are `(handler, every)`; each is handed the step's number and rows."""
 
     def driver(state, batch):
         for number, (handler, every) in enumerate(hooks):
             operators.hook(f"hook{number}", handler, (state, {"rows": jnp.zeros(3) + state}), every=every)
         return state + 1, {}
 
-    return Barrier(planned(driver, 0.0, workers=workers).hooks, workers)
+    return Hooks(planned(driver, 0.0, workers=workers).hooks, workers)
 
 
 def sizes_of(global_batch=12, workers=2, examples=100):
-    return Sizes(global_batch, [1] * workers, Limits((1,) * workers, (40,) * workers), examples)
+    return BatchSizes(global_batch, None, Limits((1,) * workers, (40,) * workers, examples=examples), quantum=1)
 
 
-def steps(barrier, count, sizes=None, start=1):
+def steps(those, count, sizes=None, start=1):
     sizes = sizes or sizes_of()
     ran = (sizes.current, sizes.current)
     return [
-        barrier.run(s, s / 10, [[jnp.float32(s), jnp.full(3, s)] for _ in barrier.hooks], ran, sizes)
+        those.run(s, s / 10, [[jnp.float32(s), jnp.full(3, s)] for _ in those.hooks], ran, sizes)
         for s in range(start, start + count)
     ]
 
@@ -50,14 +51,14 @@ def asks(**what):
 
 def test_a_hook_is_shown_its_due_steps():
     recorder = Recorder()
-    steps(barrier_of((recorder, 3)), 10)
+    steps(hooks_of((recorder, 3)), 10)
     assert [o.step for o in recorder.seen] == [3, 6, 9]
     assert all(o.due for o in recorder.seen)
 
 
 def test_a_policy_is_shown_every_step_in_order_and_decides_at_due_ones():
     recorder = Recorder(asks(stop=True), every_step=True)
-    results = steps(barrier_of((recorder, 3)), 8)
+    results = steps(hooks_of((recorder, 3)), 8)
     assert [o.step for o in recorder.seen] == [1, 2, 3, 4, 5, 6]  # 7 and 8 are shown at 9
     assert [o.due for o in recorder.seen] == [False, False, True] * 2
     assert [decision is not None for decision, _ in results] == [s % 3 == 0 for s in range(1, 9)]
@@ -65,25 +66,25 @@ def test_a_policy_is_shown_every_step_in_order_and_decides_at_due_ones():
 
 def test_what_a_policy_would_have_asked_for_in_between_is_not_done():
     recorder = Recorder(lambda o: None if o.due else Decision(stop=True), every_step=True)
-    assert [d for d, _ in steps(barrier_of((recorder, 2)), 4)] == [None] * 4
+    assert [d for d, _ in steps(hooks_of((recorder, 2)), 4)] == [None] * 4
 
 
 def test_catching_up_shows_what_was_kept_and_decides_nothing():
     recorder = Recorder(asks(stop=True), every_step=True)
-    barrier = barrier_of((recorder, 5))
-    steps(barrier, 3)
+    those = hooks_of((recorder, 5))
+    steps(those, 3)
     assert recorder.seen == []
-    barrier.catch_up(sizes_of())
+    those.catch_up(sizes_of())
     assert [(o.step, o.due) for o in recorder.seen] == [(1, False), (2, False), (3, False)]
-    steps(barrier, 2, start=4)
+    steps(those, 2, start=4)
     assert [o.step for o in recorder.seen] == [1, 2, 3, 4, 5]
 
 
 def test_states_are_kept_from_step_to_step():
-    barrier = barrier_of((Recorder(), 2), (Recorder(every_step=True), 2))
-    steps(barrier, 6)
-    assert barrier.states == [3, 6]
-    assert barrier.names == ["0/hook0", "1/hook1"]
+    those = hooks_of((Recorder(), 2), (Recorder(every_step=True), 2))
+    steps(those, 6)
+    assert those.states == [3, 6]
+    assert those.names == ["0/hook0", "1/hook1"]
 
 
 # --- what -------------------------------------------------------------------------------------------------------------
@@ -101,8 +102,8 @@ def test_values_come_as_the_pytrees_they_were_given_as_in_numpy():
         operators.hook("watch", recorder, (Pair(state, jnp.zeros(3)), [state]))
         return state, {}
 
-    barrier = Barrier(planned(driver, 0.0).hooks, 2)
-    barrier.run(1, 0.5, [[jnp.float32(2), jnp.arange(3), jnp.float32(4)]], ((7, 5), (6, 6)), sizes_of())
+    those = Hooks(planned(driver, 0.0).hooks, 2)
+    those.run(1, 0.5, [[jnp.float32(2), jnp.arange(3), jnp.float32(4)]], ((7, 5), (6, 6)), sizes_of())
     (seen,) = recorder.seen
     pair, (four,) = seen.values
     assert isinstance(pair, Pair)
@@ -115,31 +116,31 @@ def test_values_come_as_the_pytrees_they_were_given_as_in_numpy():
 
 def test_each_step_is_shown_with_the_sizes_it_ran_with():
     recorder = Recorder(every_step=True)
-    barrier, sizes = barrier_of((recorder, 3)), sizes_of()
+    those, sizes = hooks_of((recorder, 3)), sizes_of()
     ran = [((6, 6), (6, 6)), ((5, 7), (6, 6)), ((4, 4), (5, 7))]
     for step, sizes_ran in enumerate(ran, 1):
-        barrier.run(step, 0.0, [[jnp.float32(step), jnp.zeros(3)]], sizes_ran, sizes)
+        those.run(step, 0.0, [[jnp.float32(step), jnp.zeros(3)]], sizes_ran, sizes)
     assert [(o.batch_sizes, o.previous_batch_sizes) for o in recorder.seen] == ran
     assert [float(o.values[0]) for o in recorder.seen] == [1, 2, 3]
 
 
 def test_a_hook_sees_the_batch_that_earlier_hooks_asked_for():
     later = Recorder()
-    steps(barrier_of((Recorder(asks(global_batch=20)), 1), (later, 1)), 1)
+    steps(hooks_of((Recorder(asks(global_batch=20)), 1), (later, 1)), 1)
     assert later.seen[0].global_batch == 20
 
 
 def test_a_hook_sees_the_batch_that_waits_to_be_applied():
     recorder, sizes = Recorder(), sizes_of()
-    sizes.ask(Decision(global_batch=30))
-    steps(barrier_of((recorder, 1)), 1, sizes)
+    sizes.request(Decision(global_batch=30))
+    steps(hooks_of((recorder, 1)), 1, sizes)
     assert recorder.seen[0].global_batch == 30
     assert recorder.seen[0].batch_sizes == (6, 6)
 
 
 def test_a_hook_sees_what_is_possible_of_what_was_asked_for():
     later = Recorder()
-    steps(barrier_of((Recorder(asks(global_batch=10**9)), 1), (later, 1)), 1)
+    steps(hooks_of((Recorder(asks(global_batch=10**9)), 1), (later, 1)), 1)
     assert later.seen[0].global_batch == 80
 
 
@@ -147,25 +148,25 @@ def test_a_hook_sees_what_is_possible_of_what_was_asked_for():
 
 
 def test_requests_of_several_hooks_are_one_decision_in_the_drivers_order():
-    barrier = barrier_of(
+    those = hooks_of(
         (Recorder(asks(global_batch=20, notes=("more",))), 1),
         (Recorder(), 1),
         (Recorder(asks(shares=(3.0, 1.0), notes=("uneven",))), 2),
         (Recorder(asks(global_batch=24)), 2),
     )
-    first, second = steps(barrier, 2)
+    first, second = steps(those, 2)
     assert first == (Decision(20, notes=("more",)), ["hook0"])
     assert second == (Decision(24, (3.0, 1.0), notes=("more", "uneven")), ["hook0", "hook2", "hook3"])
 
 
 def test_where_nobody_asks_those_that_were_asked_are_named():
-    ((decision, names),) = steps(barrier_of((Recorder(), 1), (Recorder(), 2), (Recorder(), 1)), 1)
+    ((decision, names),) = steps(hooks_of((Recorder(), 1), (Recorder(), 2), (Recorder(), 1)), 1)
     assert decision is None
     assert names == ["hook0", "hook2"]
 
 
 def test_a_note_alone_is_passed_on():
-    ((decision, names),) = steps(barrier_of((Recorder(asks(notes=("waiting",))), 1)), 1)
+    ((decision, names),) = steps(hooks_of((Recorder(asks(notes=("waiting",))), 1)), 1)
     assert decision == Decision(notes=("waiting",))
     assert not decision
     assert names == ["hook0"]
@@ -193,4 +194,4 @@ def test_requests_merge_in_order(a, b, c):
 
 def test_an_error_of_a_hook_passes_through():
     with pytest.raises(ZeroDivisionError):
-        steps(barrier_of((Recorder(lambda o: 1 / 0), 2)), 2)
+        steps(hooks_of((Recorder(lambda o: 1 / 0), 2)), 2)

@@ -1,4 +1,4 @@
-"""Processes that differ are told so, in what they were built from and in what they decide."""
+"""Processes that were built from different things are told so."""
 
 from __future__ import annotations
 
@@ -8,21 +8,15 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 import adaptive as ad
 import collectives as comm
 from adaptive import operators
-from adaptive.base.decision import Decision
-from adaptive.control.agreement import (
-    Ledger,
+from adaptive.control.alike import (
     check_built_alike,
     digest_of_plan,
     digest_of_tree,
     digests_of_lines,
-    judge,
-    tail_length,
     versions,
 )
 from adaptive.runtime.local_world import LocalWorld
@@ -30,7 +24,6 @@ from adaptive.runtime.local_world import LocalWorld
 from .drivers import FEATURES, Recorder, mean_loss, planned
 
 W = jnp.zeros(FEATURES)
-OWN = range(1)
 
 
 # --- what a program is built from -------------------------------------------------------------------------------------
@@ -177,84 +170,5 @@ def test_digests_of_trees_are_of_contents_dtypes_and_shapes():
     assert digest_of_tree([np.zeros((0, 2)), jnp.ones(2, jnp.bfloat16), True])
 
 
-# --- decisions --------------------------------------------------------------------------------------------------------
-
-DECISIONS = [
-    Decision(global_batch=8),
-    Decision(global_batch=9),
-    Decision(shares=(1.0, 2.0)),
-    Decision(shares=(2.0, 1.0)),
-    Decision(stop=True),
-]
-entries = st.lists(st.tuples(st.integers(1, 3), st.sampled_from(DECISIONS)), max_size=4)
-
-
-def ledger_of(entered):
-    ledger = Ledger()
-    for step, decision in entered:
-        ledger.enter(step, ["hook"], decision)
-    return ledger
-
-
-@given(entries, entries)
-def test_ledgers_agree_if_and_only_if_their_decisions_do(one, other):
-    a, b = ledger_of(one), ledger_of(other)
-    assert (a.digest == b.digest) == (one == other)
-
-
-@given(entries)
-def test_a_status_survives_single_precision_and_is_never_zero(entered):
-    status = ledger_of(entered).status
-    assert float(np.float32(status)) == status > 0
-
-
-def test_silence_and_notes_leave_the_digest_but_are_remembered():
-    ledger = ledger_of([(3, DECISIONS[0])])
-    before = ledger.digest
-    ledger.enter(4, ["quiet"], None)
-    ledger.enter(5, ["quiet"], Decision(notes=("seen",)))
-    assert ledger.digest == before
-    assert ledger.step == 5
-    assert "hook 'quiet' asked for nothing" in ledger.last
-
-
-@pytest.mark.parametrize(
-    ("names", "decision", "said"),
-    [
-        (
-            ["grow", "stop"],
-            Decision(global_batch=64, stop=True),
-            "hook 'grow', 'stop' asked for rescale(global_batch=64)",
-        ),
-        ([], Decision(shares=(1.0, 3.0)), "program.rescale asked for rescale(shares=(1.0, 3.0))"),
-    ],
-)
-def test_a_ledger_says_who_asked_for_what(names, decision, said):
-    ledger = Ledger()
-    ledger.enter(7, names, decision)
-    assert said in ledger.last
-
-
-def test_all_is_well_if_all_statuses_are_ones_own():
-    ledger = ledger_of([(1, DECISIONS[0])])
-    judge(np.full(3, ledger.status), ledger, own=OWN)
-
-
-def test_a_worker_that_decided_otherwise_is_named_with_what_was_decided_here():
-    ledger = Ledger()
-    ledger.enter(4, ["grow"], Decision(global_batch=64))
-    theirs = ledger_of([(4, Decision(global_batch=65))])
-    with pytest.raises(ad.DisagreementError) as error:
-        judge(np.array([ledger.status, theirs.status]), ledger, own=range(1))
-    text = str(error.value)
-    assert "behind step 4: worker 1 did not do what this process (worker 0) did" in text
-    assert "hook 'grow' asked for rescale(global_batch=64)" in text
-    assert "no rank, clock, random number or file" in text
-
-
-def test_a_tail_has_a_place_for_every_worker_and_two_more():
-    assert tail_length(5) == 7
-
-
 def test_lines_are_those_of_the_driver():
-    assert any("test_agreement.py" in name for name in digests_of_lines(PLAN))
+    assert any("test_alike.py" in name for name in digests_of_lines(PLAN))

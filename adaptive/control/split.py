@@ -55,11 +55,20 @@ def check_shares(shares: Sequence[float], n_workers: int) -> np.ndarray:
         raise BatchSizeError(f"shares are numbers, one per worker, {n_workers} of them; got {shares!r}.")
     if weight.shape != (n_workers,):
         raise BatchSizeError(f"shares must be one number per worker, {n_workers} of them; got shape {weight.shape}.")
-    if not np.isfinite(weight).all() or (weight < 0).any():
-        raise BatchSizeError(f"shares must be finite and not negative; got {[float(w) for w in weight]}.")
+    for wrong, what in ((np.isnan(weight), "NaN"), (np.isinf(weight), "infinite"), (weight < 0, "negative")):
+        if wrong.any():
+            raise BatchSizeError(
+                f"shares must be finite and not negative; got {_brief(weight)}: the share of worker "
+                f"{', '.join(map(str, np.flatnonzero(wrong)))} is {what}."
+            )
     if not weight.any():
         raise BatchSizeError("shares are all zero; at least one worker has to take examples.")
     return weight + 0.0  # no negative zeros: what is asked for is compared between processes as text
+
+
+def _brief(values: np.ndarray) -> str:
+    shown = ", ".join(f"{v:g}" for v in values[:8])
+    return f"[{shown}, …]" if len(values) > 8 else f"[{shown}]"
 
 
 def positive(name: str, value: Any) -> int:

@@ -1,0 +1,313 @@
+"""Batch sizes, from a request for others to the step that is the first to have them.
+
+    request    `Hooks`, or `Program.rescale`, hands on what was asked for. The global batch is clipped and rounded to
+               one that can be (`Limits.nearest`); the quantum follows it; `split` makes sizes of it. These are
+               *pending*.
+    prepare    What steps of these sizes need is made beside the steps (`Readiness`).
+    status     In every step each process says whether it is `ready` for the pending sizes, and `able` to make any;
+               `agreed` is what all of them are (`status.py`).
+    step_done  Where all are ready the pending sizes are taken up, between the same two steps on all workers.
+
+Where others sit on the seats than before (`seat`), batches are split anew at once.
+
+A program has such sizes, and so has a simulated cluster.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from adaptive.base.decision import Decision, Limits
+from adaptive.base.errors import BatchSizeError
+from adaptive.base.numbers import brief, whole
+
+from .readiness import AtOnce, Readiness
+from .split import check_shares, equal, split
+
+Split = tuple[int, ...]  # examples, by worker
+
+
+class BatchSizes:
+    """The split in force, and those that were asked for. Replicated, but for `ready` and `able`.
+
+    A worker takes part if there is one on its seat and its share is not 0. When others come to take part the global
+    batch stays, or comes as near to what was asked for last as their limits let it.
+
+    Args:
+      global_batch: of the first step.
+      shares: relative sizes of the first batches; equal where there are none.
+      limits: what every split has to keep: of every seat, were there a worker on it that takes part.
+      quantum: what later sizes are rounded to. By default one that follows the global batch; then the first sizes are
+        rounded to nothing but `limits.multiple`.
+      members: the seats with a worker on them; all by default.
+
+    Attributes:
+      current: examples by worker, in the next step.
+      previous: in the step before the last.
+      pending: what was asked for, and is taken up at the first step for which every worker can make its new size. A
+        later request takes its place.
+      next: what was asked for behind `pending`, where sizes are prepared `one_by_one`.
+      shares: what was asked for last; 0 for empty seats.
+      wanted: the global batch that was asked for last.
+      limits: with the quantum of the sizes that were asked for last.
+      one_by_one: whether a later request waits behind the one that is being prepared. Where every size has to be
+        compiled, a driver that asks for another one in every step would never get any, otherwise.
+      resizable: whether sizes change at all.
+      waits: whether new sizes are taken up at once, and the program stands still until they can be made.
+    """
+
+    def __init__(
+        self,
+        global_batch: int,
+        shares: Sequence[float] | None,
+        limits: Limits,
+        *,
+        quantum: int | None = None,
+        members: Sequence[int] | None = None,
+    ):
+        n = len(limits.lower)
+        self._follows = quantum is None
+        self.limits = limits._replace(quantum=limits.multiple if quantum is None else quantum)
+        self.members = tuple(range(n) if members is None else members)
+        self._needed: tuple[int, ...] = ()  # seats whose workers must take examples
+        self.shares = self.checked([1.0] * n if shares is None else shares)
+        self.wanted = total = self.check_global(global_batch)
+        first = equal(total, self.bounds()) if shares is None else split(total, self.shares, self.limits)
+        self.current: Split = first
+        self._set_quantum(total)
+        self.previous = self.current
+        self.pending: Split | None = None
+        self.next: Split | None = None
+        self.one_by_one = self.waits = False
+        self.resizable = True
+        self._readiness: Readiness = AtOnce()
+        self._all_ready = self._all_able = False
+
+    def take_effect(
+        self, readiness: Readiness, *, one_by_one: bool = False, waits: bool = False, resizable: bool = True
+    ) -> None:
+        """Say when sizes can be made; until then, they can be at once."""
+        self._readiness, self.one_by_one, self.waits, self.resizable = readiness, one_by_one, waits, resizable
+
+    def must_take(self, seats: Iterable[int]) -> None:
+        """Refuse from now on, and of the shares that there are, those that give these seats no examples."""
+        self._needed = tuple(sorted(set(seats)))
+        self.checked(self.shares)
+
+    @property
+    def target(self) -> Split:
+        """The split that was asked for last."""
+        return self.next or self.pending or self.current
+
+    def bounds(self, shares: Sequence[float] | None = None) -> Limits:
+        """The limits of those who take part: with the shares that were asked for last, or with others."""
+        return self.limits.of([share > 0 for share in (self.shares if shares is None else shares)])
+
+    # --- request ------------------------------------------------------------------------------------------------------
+
+    def request(self, decision: Decision, hooks: Sequence[str] = ()) -> list[str]:
+        """Make a decision's sizes pending.
+
+        Args:
+          hooks: names of those that have decided.
+
+        Returns:
+          Notes on what was asked for and cannot be.
+
+        Raises:
+          BatchSizeError: the sizes stay as they are (`resizable`).
+        """
+        shares = self.shares if decision.shares is None else self.checked(decision.shares)
+        before, asked = sum(self.target), self.wanted if decision.global_batch is None else decision.global_batch
+        known = before if decision.global_batch is None else None
+        total, notes = self._nearest(asked, self.bounds(shares), known, f"{_who(hooks)}: " if hooks else "")
+        if decision.global_batch is not None:
+            self.wanted = total
+        if decision.shares is not None or total != before:  # or the split stays, to the last example
+            self._set_quantum(total)
+            sizes = split(total, shares, self.limits)
+            if not self.resizable and sizes != self.current:
+                raise BatchSizeError(
+                    f"{_who(hooks)} asked for batch sizes {sizes}, but this program's stay as they are, "
+                    f"{self.current}: it was made with resizable=False. Leave that out of ad.Program(...) where sizes "
+                    "are to change."
+                )
+            self.shares = shares
+            self._put(sizes)
+        if self.waits and self.pending is not None:
+            self._take_up()
+            self._readiness.wait_for(self.current)
+        self._prepare()
+        if self._all_able:
+            self._take_up()
+        return notes
+
+    def _put(self, sizes: Split) -> None:
+        if self.one_by_one and self.pending is not None and sizes != self.current:
+            self.next = None if sizes == self.pending else sizes
+        else:
+            self.pending, self.next = None if sizes == self.current else sizes, None
+
+    def _nearest(self, asked: int, bounds: Limits, known: int | None, by: str = "") -> tuple[int, list[str]]:
+        """The global batch that can be; and a note where it is not what was asked for, unless that is known."""
+        total = bounds.nearest(asked)
+        if total in (asked, known):
+            return total, []
+        return total, [f"{by}global batch {brief(asked)} {self._changed_to(total, bounds)}."]
+
+    @staticmethod
+    def _changed_to(total: int, limits: Limits) -> str:
+        if total == limits.most:
+            by_data = limits.examples < sum(limits.upper)
+            return f"clipped to {total}, {'the size of the data set' if by_data else 'the most that workers may hold'}"
+        if total == limits.least:
+            return f"clipped to {total}, the least for {len(limits.active)} workers"
+        return f"rounded to {total}, a multiple of {limits.multiple}"
+
+    def _set_quantum(self, total: int) -> None:
+        if self._follows:
+            quantum = auto_quantum(total, len(self.bounds().active), self.limits.multiple)
+            self.limits = self.limits._replace(quantum=quantum)
+
+    def _prepare(self) -> None:
+        self._readiness.prepare(self.current if self.pending is None else self.pending, self.current)
+
+    # --- seats --------------------------------------------------------------------------------------------------------
+
+    def seat(self, members: Sequence[int], joined: Sequence[int]) -> list[str]:
+        """Others sit on the seats from now on: split anew, at once. Returns notes on it.
+
+        Args:
+          joined: seats with another worker than before. Nothing is known of its speed: it begins with the mean share of
+            those who stay.
+        """
+        left = [seat for seat in self.members if seat not in members]
+        notes = [f"seat {seat} is empty: its worker has left." for seat in left]
+        notes += [f"a worker has joined on seat {seat}." for seat in joined]
+        stay = [self.shares[seat] for seat in members if seat not in joined and self.shares[seat] > 0]
+        first = sum(stay) / len(stay) if stay else 1.0
+        shares = [first if seat in joined else share for seat, share in enumerate(self.shares)]
+        self.members = tuple(members)
+        if not any(shares[seat] for seat in members):  # those who took examples have all left
+            shares = [1.0] * len(shares)
+        self.shares = self.checked(shares)
+        total, changed = self._nearest(self.wanted, self.bounds(), sum(self.current))
+        self._set_quantum(total)
+        self.current, self.pending, self.next = split(total, self.shares, self.limits), None, None
+        return notes + changed
+
+    # --- readiness ----------------------------------------------------------------------------------------------------
+
+    @property
+    def ready(self) -> bool:
+        """Whether this process can make the pending sizes. Local."""
+        return self.pending is not None and self._readiness.ready_for(self.pending)
+
+    @property
+    def able(self) -> bool:
+        """Whether this process can make any sizes, now and from now on. Local."""
+        return self._readiness.ready_for_any()
+
+    def agreed(self, *, ready: bool, able: bool) -> None:
+        """Take what all processes are, of which each has said so in this step. Once all are able, they stay so."""
+        self._all_ready, self._all_able = ready, self._all_able or able
+
+    # --- force --------------------------------------------------------------------------------------------------------
+
+    def step_done(self) -> None:
+        """A step has run with the current sizes. The next one has the pending ones, if all can make them."""
+        self.previous = self.current
+        ready, self._all_ready = self._all_ready, False  # was said of these; the next step may end with nothing said
+        if self.pending is not None and (ready or self._all_able):
+            self._take_up()
+            if self.pending is not None:
+                self._prepare()
+
+    def _take_up(self) -> None:
+        if self.pending is not None:
+            self.current, self.pending, self.next = self.pending, self.next, None
+
+    def restart(self, sizes: Sequence[int], shares: Sequence[float], members: Sequence[int] | None = None) -> None:
+        """Take up a split that was in force before, the shares that it was made by, and who was there, if others were
+        than now. All must be valid.
+        """
+        self.members = self.members if members is None else tuple(members)
+        self.shares, self.wanted = tuple(shares), sum(sizes)
+        self.current = self.previous = tuple(sizes)
+        self.pending = self.next = None
+        self._all_ready = False
+        self._set_quantum(sum(self.current))
+
+    # --- what can be asked for ----------------------------------------------------------------------------------------
+
+    def exactly(self, global_batch: Any = None, shares: Any = None) -> Decision:
+        """A decision for these, neither clipped nor rounded.
+
+        Raises:
+          BatchSizeError: they cannot be.
+        """
+        if shares is not None:
+            shares = self.checked(shares)
+        if global_batch is not None or shares is not None:  # with other workers the old one may be too small
+            number = self.check_global(self.wanted if global_batch is None else global_batch, shares)
+            global_batch = None if global_batch is None else number
+        return Decision(global_batch, shares)
+
+    def checked(self, shares: Any) -> tuple[float, ...]:
+        """Valid shares, 0 for empty seats; or an error that says why they are none."""
+        weights = check_shares(shares, len(self.limits.lower)).tolist()
+        taken = tuple(w if seat in self.members else 0.0 for seat, w in enumerate(weights))
+        if not any(taken):
+            seats = ", ".join(str(seat) for seat, w in enumerate(weights) if w)
+            raise BatchSizeError(f"shares give examples to seat {seats} alone, and nobody sits there.")
+        missing = [seat for seat in self._needed if not taken[seat]]
+        if missing:
+            raise BatchSizeError(
+                f"worker {missing[0]} must take examples, at least a few: the driver broadcasts what that worker has."
+            )
+        return taken
+
+    def check_global(self, global_batch: Any, shares: Sequence[float] | None = None) -> int:
+        """A valid global batch, with these shares or the present ones, or an error that says why it is none."""
+        limits, number = self.bounds(shares), whole(global_batch)
+        n, unit = len(limits.active), limits.multiple
+        if number is None:
+            raise BatchSizeError(f"global_batch must be a whole number of examples; got {global_batch!r}.")
+        if number < limits.least:
+            raise BatchSizeError(
+                f"global_batch={brief(number)} is too small for {n} workers: each takes at least {_examples(unit)} in "
+                "a step, but for those whose share is 0."
+                if number > 0
+                else f"global_batch must be positive; got {brief(number)}."
+            )
+        if number > limits.examples:
+            raise BatchSizeError(
+                f"global_batch={brief(number)} is larger than the data set, which has {limits.examples} examples."
+            )
+        if number % unit:
+            below = number // unit * unit
+            raise BatchSizeError(
+                f"global_batch={number} is no multiple of {unit}, the minibatches that the driver cuts every "
+                f"local batch into. The nearest are {below} and {below + unit}."
+            )
+        if number > limits.most:
+            raise BatchSizeError(
+                f"global_batch={number} is more than the {n} workers may take together: {sum(limits.upper)}."
+            )
+        return number
+
+
+def auto_quantum(global_batch: int, n_workers: int, multiple: int = 1) -> int:
+    """A power of two of about a sixteenth of a worker's batch: rounding costs 3 % at most, and a size is a few pieces.
+    Times `multiple`, of which batches are made.
+    """
+    return multiple << max(0, (global_batch // multiple // n_workers // 16).bit_length() - 1)
+
+
+def _who(hooks: Sequence[str]) -> str:
+    return f"hook {', '.join(map(repr, hooks))}" if hooks else "program.rescale"
+
+
+def _examples(number: int) -> str:
+    return "one example" if number == 1 else f"{number} examples"

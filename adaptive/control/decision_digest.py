@@ -1,0 +1,83 @@
+"""A digest of all decisions that were taken so far, by which processes see that they take the same.
+
+Every process runs the same hooks on the same values, so it takes the same decisions. That it does is compared in every
+step: the digest is part of the status that rides on its last message (`status.py`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from zlib import crc32
+
+import numpy as np
+
+from adaptive.base.decision import Decision
+from adaptive.base.errors import DisagreementError
+from adaptive.base.where import name_workers
+
+_BITS = 24  # a float32 holds whole numbers of so many exactly
+
+
+class DecisionDigest:
+    """Of every decision so far, with what is known of the last one.
+
+    Attributes:
+      value: a positive whole number, which a float32 holds.
+      step: behind which the last decision was taken; 0 before the first.
+      last: in words, who asked for what then.
+    """
+
+    def __init__(self) -> None:
+        self.value = 1
+        self.step = 0
+        self.last = "nothing was decided yet"
+
+    def enter(self, step: int, names: Sequence[str], decision: Decision | None) -> None:
+        """Take down what was asked for after `step`, even if that is nothing.
+
+        Args:
+          names: of the hooks that were asked; none for a call of `Program.rescale`.
+        """
+        who = ("hook " + ", ".join(map(repr, names))) if names else "program.rescale"
+        self.step, self.last = step, f"{who} asked for {_wish(decision)}"
+        if decision:
+            self.value = _digest(repr((self.value, step, decision.global_batch, decision.shares, decision.stop)))
+
+    def restart(self, step: int, digests: Mapping[str, str]) -> None:
+        """Begin anew after a restored step: equal on all processes that restored the same, whatever they did before,
+        and unlike that of one which has not restored.
+        """
+        self.step, self.last = step, f"program.restore went back to step {step}"
+        self.value = _digest(repr(sorted(digests.items())))
+
+    def compare(self, values: np.ndarray, *, own: range) -> None:
+        """Raise where some worker's digest is another than this one.
+
+        Args:
+          values: every worker's; shape=(workers,).
+          own: the workers of this process.
+
+        Raises:
+          DisagreementError: some worker has decided otherwise.
+        """
+        others = np.flatnonzero(values != self.value)
+        if len(others):
+            raise DisagreementError(
+                f"workers decided differently at the barrier behind step {self.step}: {name_workers(others.tolist())} "
+                f"did not do what this process ({name_workers(own)}) did.\n"
+                f"Here {self.last}.\n"
+                "A hook must decide from its arguments alone: no rank, clock, random number or file."
+            )
+
+
+def _digest(text: str) -> int:
+    return crc32(text.encode()) % (2**_BITS - 1) + 1
+
+
+def _wish(decision: Decision | None) -> str:
+    if not decision:
+        return "nothing"
+    sizes = [
+        f"{k}={v}" for k, v in (("global_batch", decision.global_batch), ("shares", decision.shares)) if v is not None
+    ]
+    return " and ".join([f"rescale({', '.join(sizes)})"] * bool(sizes) + ["stop()"] * decision.stop)

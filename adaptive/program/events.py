@@ -1,0 +1,143 @@
+"""What a program tells of each step, to whoever listens.
+
+    def watch(event):
+        print(event.report.step, event.report.seconds, event.hooks[0].values)
+
+    with program.subscribe(watch):
+        ...
+
+What is told is local: each process tells its own listeners, and where nobody listens nothing is made. A listener is
+beside the point of a run: one that raises is told no more, with a warning in the log "adaptive" and a note in this
+process's report, and the run goes on, here and on the others.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+import jax
+import numpy as np
+
+from adaptive.base.decision import Limits
+
+from .report import Report
+
+_log = logging.getLogger("adaptive")
+
+
+@dataclass(frozen=True)
+class HookValues:
+    """What one hook was given in a step.
+
+    Attributes:
+      name: of the hook, with its number in the driver: "0/adapt_batch_size". Replicated.
+      every: at which steps it decides. Replicated.
+      names: of the leaves: "noise.scale". By the function's parameters, or by what the policy says that it reads.
+        Replicated.
+    """
+
+    name: str
+    every: int
+    names: tuple[str, ...]
+    _leaves: list[jax.Array] = field(repr=False)
+
+    @cached_property
+    def values(self) -> dict[str, np.ndarray]:
+        """The leaves, by their names. Empty where the step was skipped. Copied from the device when first asked for,
+        which waits for the step. Replicated.
+        """
+        return {name: np.asarray(leaf) for name, leaf in zip(self.names, self._leaves, strict=False)}
+
+
+@dataclass(frozen=True)
+class StepEvent:
+    """One step, as those see it who listen to a program.
+
+    Attributes:
+      report: what the program's user gets, with the decision, sizes, seconds and notes.
+      epoch: epochs of data consumed, as a fraction. Replicated.
+      previous_batch_sizes: of the step before: seconds that hooks are given are of that one. Replicated.
+      limits: what the step's sizes keep. Replicated.
+      seed: the program's. Replicated.
+      hooks: what each was given, in the order of the driver.
+    """
+
+    report: Report
+    epoch: float
+    previous_batch_sizes: tuple[int, ...]
+    limits: Limits
+    seed: int
+    hooks: tuple[HookValues, ...]
+
+
+Listener = Callable[[StepEvent], Any]
+"""`listener(event)`, called after each step, in the thread of the steps. It must communicate with no other process."""
+
+
+class Unsubscribe(Exception):
+    """Raised by a listener that is to be told no more; its text is the note on it, if there is any."""
+
+
+class Subscription:
+    """Ends with `close()`, or with its `with` block."""
+
+    def __init__(self, listeners: Listeners, listener: Listener):
+        self._listeners, self._listener = listeners, listener
+
+    def close(self) -> None:
+        """Tell the listener no more."""
+        self._listeners.remove(self)
+
+    def tell(self, event: StepEvent) -> None:
+        """Call the listener."""
+        self._listener(event)
+
+    def __enter__(self) -> Subscription:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"listener {getattr(self._listener, '__name__', type(self._listener).__name__)!r}"
+
+
+class Listeners:
+    """Those of one program, in this process."""
+
+    def __init__(self) -> None:
+        self._all: tuple[Subscription, ...] = ()
+
+    def __bool__(self) -> bool:
+        return bool(self._all)
+
+    def add(self, listener: Listener) -> Subscription:
+        new = Subscription(self, listener)
+        self._all = (*self._all, new)
+        return new
+
+    def remove(self, subscription: Subscription) -> None:
+        self._all = tuple(s for s in self._all if s is not subscription)
+
+    def tell(self, event: StepEvent) -> list[str]:
+        """Tell all of them.
+
+        Returns:
+          Notes on those that are told no more.
+        """
+        notes = []
+        for subscription in self._all:
+            try:
+                subscription.tell(event)
+            except Exception as error:
+                self.remove(subscription)
+                expected = isinstance(error, Unsubscribe)
+                why = str(error) if expected else f"{subscription} failed, and is told no more: {error!r}"
+                if why:
+                    notes.append(why)
+                    _log.warning("%s", why, exc_info=not expected)
+        return notes

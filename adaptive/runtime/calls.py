@@ -1,0 +1,72 @@
+"""From a number of examples to what a kernel call of so many is compiled from."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple, Protocol
+
+import jax
+import numpy as np
+
+from adaptive.graph.plan import Plan, Segment
+
+from .message import Layout, lay_out_all
+from .segment import Feed, segment_function
+
+
+class Plans(Protocol):
+    """Plans of one driver; `adaptive.graph.planner.Planner` makes them."""
+
+    @property
+    def reference(self) -> Plan:
+        """The plan that all others are like, but for the size."""
+        ...
+
+    def __call__(self, examples: int) -> Plan:
+        """The plan of a kernel call of so many examples."""
+        ...
+
+
+class Call(NamedTuple):
+    """A segment of a kernel call, ready to be compiled."""
+
+    function: Callable[[dict[str, Any]], dict[str, Any]]
+    shapes: dict[str, Any]  # of what it is given
+    consts: tuple[Any, ...]  # what the driver closed over, as far as the segment reads it
+
+
+class Calls:
+    """The call segments of a driver: `calls(examples)` are those of a kernel call of so many, by level.
+
+    Args:
+      layouts: of the messages, at any size.
+    """
+
+    def __init__(self, plans: Plans, feed: Feed, layouts: Sequence[Layout]):
+        self._plans, self._feed, self._layouts = plans, feed, layouts
+
+    def __call__(self, examples: int) -> dict[int, Call]:
+        plan = self._plans(examples)
+        workers, status = (self._layouts[-1].workers, self._layouts[-1].status) if self._layouts else (1, 0)
+        layouts = lay_out_all(plan.messages, workers=workers, status=status)
+        values, found = list(plan.graph.consts.values()), {}
+        for level, segment in plan.calls.items():
+            writes = layouts[level] if level < len(layouts) else None
+            function = segment_function(plan, segment, segment.outputs, self._feed, layouts, writes)
+            shapes = segment_shapes(segment, self._feed, self._layouts)
+            found[level] = Call(function, shapes, tuple(values[i] for i in segment.reads("const")))
+        return found
+
+
+def segment_shapes(segment: Segment, feed: Feed, layouts: Sequence[Layout]) -> dict[str, Any]:
+    """The shapes of a segment's inputs, in the form that it takes them."""
+    shapes: dict[str, Any] = {kind: [] for kind in ("state", "slot", "const", "batch", "once", "call")}
+    for var, origin in segment.inputs:
+        if origin.kind in shapes:
+            shapes[origin.kind].append(jax.ShapeDtypeStruct(var.aval.shape, var.aval.dtype))
+    shapes["floats"] = jax.ShapeDtypeStruct((1 + len(feed.floats),), np.float32)
+    shapes["ints"] = jax.ShapeDtypeStruct((len(feed.ints),), np.int32)
+    shapes["message"] = [
+        [jax.ShapeDtypeStruct(p.shape, p.dtype) for p in layouts[level].parts] for level in segment.message_levels
+    ]
+    return shapes

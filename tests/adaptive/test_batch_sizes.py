@@ -1,0 +1,205 @@
+"""From a request for other sizes to the step that has them."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import adaptive as ad
+from adaptive.base.decision import Decision, Limits
+from adaptive.control.batch_sizes import BatchSizes
+
+
+class Made:
+    """Sizes are ready when the test says so."""
+
+    def __init__(self):
+        self.able, self.ready, self.prepared, self.waited = False, set(), [], []
+
+    def ready_for(self, sizes):
+        return sizes in self.ready
+
+    def ready_for_any(self):
+        return self.able
+
+    def prepare(self, sizes, current):
+        self.prepared.append((sizes, current))
+
+    def wait_for(self, sizes):
+        self.waited.append(sizes)
+
+
+def in_force(global_batch=12, upper=(10, 10), shares=(1, 1), quantum=1, examples=100, **how):
+    sizes = BatchSizes(global_batch, shares, Limits((1,) * len(upper), upper, examples=examples), quantum=quantum)
+    sizes.made = Made()
+    sizes.take_effect(sizes.made, **how)
+    return sizes
+
+
+def step(sizes, *, ready=None, able=False):
+    """A step, in which all processes say what this one does, or what the test says."""
+    sizes.agreed(ready=sizes.ready if ready is None else ready, able=able or sizes.able)
+    sizes.step_done()
+
+
+def test_a_request_waits_until_all_can_make_it():
+    sizes = in_force()
+    assert sizes.request(Decision(global_batch=16)) == []
+    assert (sizes.current, sizes.pending, sizes.target) == ((6, 6), (8, 8), (8, 8))
+    assert sizes.made.prepared == [((8, 8), (6, 6))]
+    step(sizes)
+    assert (sizes.previous, sizes.current, sizes.pending) == ((6, 6), (6, 6), (8, 8))
+    sizes.made.ready = {(8, 8)}
+    assert sizes.ready
+    step(sizes, ready=False)  # another process is not
+    assert sizes.pending == (8, 8)
+    step(sizes)
+    assert (sizes.previous, sizes.current, sizes.pending) == ((6, 6), (8, 8), None)
+    step(sizes, ready=True)  # where nothing waits, nothing changes
+    assert (sizes.previous, sizes.ready) == ((8, 8), False)
+
+
+def test_where_any_sizes_can_be_made_the_next_step_has_them():
+    sizes = in_force()
+    step(sizes, able=True)
+    sizes.request(Decision(global_batch=16))
+    assert (sizes.current, sizes.pending) == ((8, 8), None)
+
+
+def test_sizes_that_wait_are_taken_up_as_soon_as_any_can_be_made():
+    sizes = in_force()
+    sizes.request(Decision(global_batch=16))
+    step(sizes, able=True)
+    assert sizes.current == (8, 8)
+
+
+def test_what_was_said_of_sizes_that_are_taken_up_says_nothing_of_later_ones():
+    sizes = in_force()
+    sizes.request(Decision(global_batch=16))
+    step(sizes, ready=True)
+    sizes.request(Decision(global_batch=18))
+    sizes.step_done()  # of a step that ended before its last message
+    assert (sizes.current, sizes.pending) == ((8, 8), (9, 9))
+
+
+def test_where_nobody_can_tell_the_others_sizes_are_waited_for():
+    sizes = in_force(waits=True)
+    sizes.request(Decision(global_batch=16))
+    assert (sizes.current, sizes.pending, sizes.made.waited) == ((8, 8), None, [(8, 8)])
+
+
+def test_the_quantum_follows_the_batch_before_it_is_split():
+    limits = Limits((1, 1), (4000, 4000), examples=10_000)
+    sizes = BatchSizes(100, None, limits)
+    assert (sizes.current, sizes.limits.quantum) == ((50, 50), 2)
+    sizes.request(Decision(global_batch=4001, shares=(1.0, 2.0)))
+    assert sizes.limits.quantum == 64
+    assert sizes.target == (1344, 2657)
+    sizes.request(Decision(global_batch=100))
+    assert (sizes.limits.quantum, sizes.target) == (2, (34, 66))
+
+
+def test_a_quantum_that_is_given_stays():
+    sizes = in_force(upper=(4000, 4000), quantum=4, examples=10_000)
+    sizes.request(Decision(global_batch=4001))
+    assert sizes.limits.quantum == 4
+
+
+def test_first_sizes_without_shares_are_equal_whatever_the_quantum():
+    assert in_force(shares=None, upper=(10, 10, 10), quantum=8).current == (4, 4, 4)
+
+
+def test_a_later_decision_replaces_one_that_waits():
+    sizes = in_force()
+    sizes.request(Decision(global_batch=16))
+    sizes.request(Decision(shares=(3, 1)))  # of the batch asked for, not of the one in force
+    assert sizes.pending == (10, 6)
+    sizes.request(Decision(global_batch=12, shares=(1, 1)))
+    assert sizes.pending is None  # what is in force already has nothing to wait for
+
+
+def test_where_every_size_is_compiled_a_later_decision_waits_behind_the_one_that_is_being_prepared():
+    sizes = in_force(one_by_one=True)
+    for batch in (16, 14, 18):  # or one that comes in every step would put all of them off for ever
+        sizes.request(Decision(global_batch=batch))
+        assert sizes.pending == (8, 8)
+        assert sum(sizes.target) == batch
+    step(sizes, ready=True)
+    assert (sizes.current, sizes.pending, sizes.target) == ((8, 8), (9, 9), (9, 9))
+    step(sizes, ready=True)
+    assert (sizes.current, sizes.pending) == ((9, 9), None)
+    sizes.request(Decision(global_batch=10))
+    sizes.request(Decision(global_batch=12))
+    sizes.request(Decision(global_batch=10))  # it is being prepared already
+    step(sizes, ready=True)
+    assert (sizes.current, sizes.pending) == ((5, 5), None)
+    sizes.request(Decision(global_batch=12))
+    sizes.request(Decision(global_batch=10))  # what is in force already has nothing to wait for
+    assert (sizes.pending, sizes.target) == (None, (5, 5))
+
+
+def test_shares_stay_when_the_global_batch_changes():
+    sizes = in_force(shares=(1, 2))
+    sizes.request(Decision(global_batch=6))
+    assert sizes.pending == (2, 4)
+
+
+@pytest.mark.parametrize("decision", [Decision(stop=True), Decision(notes=("seen",)), Decision(global_batch=11)])
+def test_a_decision_that_asks_for_no_other_size_changes_no_split(decision):
+    sizes = in_force(global_batch=11, upper=(20, 20, 20), shares=(1, 1, 1))
+    sizes.restart((4, 4, 3), (1, 1, 1))
+    sizes.limits = sizes.limits._replace(quantum=4)
+    sizes.request(decision)
+    assert sizes.target == (4, 4, 3)
+
+
+@pytest.mark.parametrize(("asked", "taken"), [(1, 2), (0, 2), (1000, 20)])
+def test_a_batch_out_of_range_is_clipped_with_a_note(asked, taken):
+    sizes = in_force()
+    (note,) = sizes.request(Decision(global_batch=asked))
+    assert note.startswith(f"global batch {asked} clipped to {taken}")
+    assert sum(sizes.target) == taken
+    (note,) = sizes.request(Decision(global_batch=asked), ["grow"])
+    assert note.startswith(f"hook 'grow': global batch {asked} clipped to {taken}")
+
+
+def test_the_data_set_bounds_the_batch():
+    sizes = in_force(examples=15)
+    assert sizes.limits.most == 15
+    sizes.request(Decision(global_batch=18))
+    assert sum(sizes.target) == 15
+
+
+@pytest.mark.parametrize(
+    ("global_batch", "wrong"),
+    [
+        (2.5, "whole number of examples; got 2.5"),
+        (float("nan"), "whole number of examples; got nan"),
+        (float("inf"), "whole number"),
+        ("many", "whole number of examples; got 'many'"),
+        (None, "whole number"),
+        (True, "whole number of examples; got True"),
+        (np.ones(2), "whole number"),
+        (0, "positive; got 0"),
+        (-4, "positive; got -4"),
+        (1, "too small for 2 workers: each takes at least one example in a step, but for those whose share is 0"),
+        (101, "larger than the data set, which has 100"),
+        (21, "more than the 2 workers may take together: 20"),
+    ],
+)
+def test_a_global_batch_that_cannot_be_is_refused(global_batch, wrong):
+    with pytest.raises(ad.BatchSizeError, match=wrong):
+        in_force(global_batch=global_batch)
+
+
+@pytest.mark.parametrize("global_batch", [12, 12.0, np.int64(12), np.float32(12)])
+def test_whole_numbers_of_any_kind_are_taken(global_batch):
+    assert in_force(global_batch=global_batch).current == (6, 6)
+
+
+def test_a_split_that_was_in_force_before_is_taken_up_again():
+    sizes = in_force()
+    sizes.request(Decision(global_batch=16))
+    sizes.restart((9, 5), (2, 1))
+    assert sizes.shares == (2, 1)
+    assert (sizes.current, sizes.previous, sizes.pending) == ((9, 5), (9, 5), None)

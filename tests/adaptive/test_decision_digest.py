@@ -1,0 +1,84 @@
+"""Processes that decide differently are told so."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import adaptive as ad
+from adaptive.base.decision import Decision
+from adaptive.control.decision_digest import DecisionDigest
+
+DECISIONS = [
+    Decision(global_batch=8),
+    Decision(global_batch=9),
+    Decision(shares=(1.0, 2.0)),
+    Decision(shares=(2.0, 1.0)),
+    Decision(stop=True),
+]
+entries = st.lists(st.tuples(st.integers(1, 3), st.sampled_from(DECISIONS)), max_size=4)
+
+
+def digest_of(entered):
+    digest = DecisionDigest()
+    for step, decision in entered:
+        digest.enter(step, ["hook"], decision)
+    return digest
+
+
+@given(entries, entries)
+def test_digests_are_equal_if_and_only_if_the_decisions_are(one, other):
+    a, b = digest_of(one), digest_of(other)
+    assert (a.value == b.value) == (one == other)
+
+
+@given(entries)
+def test_a_digest_survives_single_precision_and_is_never_zero(entered):
+    value = digest_of(entered).value
+    assert float(np.float32(value)) == value > 0
+
+
+def test_silence_and_notes_leave_the_digest_but_are_remembered():
+    digest = digest_of([(3, DECISIONS[0])])
+    before = digest.value
+    digest.enter(4, ["quiet"], None)
+    digest.enter(5, ["quiet"], Decision(notes=("seen",)))
+    assert digest.value == before
+    assert digest.step == 5
+    assert "hook 'quiet' asked for nothing" in digest.last
+
+
+@pytest.mark.parametrize(
+    ("names", "decision", "said"),
+    [
+        (
+            ["grow", "stop"],
+            Decision(global_batch=64, stop=True),
+            "hook 'grow', 'stop' asked for rescale(global_batch=64)",
+        ),
+        ([], Decision(shares=(1.0, 3.0)), "program.rescale asked for rescale(shares=(1.0, 3.0))"),
+    ],
+)
+def test_a_digest_says_who_asked_for_what(names, decision, said):
+    digest = DecisionDigest()
+    digest.enter(7, names, decision)
+    assert said in digest.last
+
+
+def test_all_is_well_if_all_digests_are_ones_own():
+    digest = digest_of([(1, DECISIONS[0])])
+    digest.compare(np.full(3, float(digest.value)), own=range(1))
+
+
+def test_a_worker_that_decided_otherwise_is_named_with_what_was_decided_here():
+    digest = DecisionDigest()
+    digest.enter(4, ["grow"], Decision(global_batch=64))
+    theirs = digest_of([(4, Decision(global_batch=65))])
+    with pytest.raises(ad.DisagreementError) as error:
+        digest.compare(np.array([digest.value, theirs.value]), own=range(1))
+    text = str(error.value)
+    assert "behind step 4: worker 1 did not do what this process (worker 0) did" in text
+    assert "hook 'grow' asked for rescale(global_batch=64)" in text
+    assert "no rank, clock, random number or file" in text

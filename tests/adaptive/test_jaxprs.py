@@ -1,0 +1,176 @@
+"""The corners of JAX that the library stands in: each is there, and does what it is used for."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.experimental import io_callback
+
+from adaptive.base import jaxprs
+
+
+def equations(function, *args):
+    return jax.make_jaxpr(function)(*args).jaxpr.eqns
+
+
+def the(name, eqns):
+    (found,) = [e for e in eqns if e.primitive.name == name]
+    return found
+
+
+def test_this_version_of_jax_has_been_looked_at():
+    """Fails with a newer JAX: run all tests with it, mend adaptive/base/jaxprs.py, then raise NEWEST_TESTED."""
+    installed = tuple(int(part) for part in jax.__version__.split(".")[:2])
+    assert installed <= jaxprs.NEWEST_TESTED
+
+
+def test_equations_are_bound_again():
+    eqn = the("dot_general", equations(lambda x: x @ x, jnp.eye(2)))
+    (result,) = jaxprs.bind(eqn, [2 * jnp.eye(2), 3 * jnp.eye(2)])
+    np.testing.assert_array_equal(result, 6 * np.eye(2))
+    eqn = the("scan", equations(lambda x: jax.lax.scan(lambda c, y: (c + y, c), 0.0, x), jnp.ones(3)))
+    total, sums = jaxprs.bind(eqn, [jnp.float32(1.0), jnp.arange(3.0)])
+    assert float(total) == 4.0
+    assert sums.tolist() == [1.0, 1.0, 2.0]
+
+
+def test_parameters_may_be_others():
+    eqn = the("reduce_sum", equations(lambda x: x.sum(axis=0), jnp.ones((2, 3))))
+    (result,) = jaxprs.bind(eqn, [jnp.ones((2, 3))], {**eqn.params, "axes": (1,)})
+    assert result.tolist() == [3.0, 3.0]
+
+
+def test_what_is_nested_is_found_however_deep():
+    @jax.jit
+    def inner(x):
+        return jnp.sin(x)
+
+    eqn = the("scan", equations(lambda x: jax.lax.scan(lambda c, _: (inner(c), None), x, length=3)[0], 1.0))
+    assert {"jit", "sin"} <= {e.primitive.name for e in jaxprs.nested_equations(eqn)}
+    assert [len(j.invars) for j in jaxprs.nested(eqn)]
+
+
+def test_what_nested_functions_close_over_is_found():
+    table = np.arange(3.0)
+    eqn = the(
+        "scan",
+        equations(lambda x: jax.lax.scan(lambda c, _: (c + jnp.asarray(table).sum(), None), x, length=2)[0], 1.0),
+    )
+    assert list(jaxprs.closed_within(eqn.params))
+
+
+@jax.custom_jvp
+def with_jvp(x):
+    return jnp.sin(x)
+
+
+with_jvp.defjvp(lambda primals, tangents: (jnp.sin(*primals), *tangents))
+
+
+@jax.custom_vjp
+def with_vjp(x):
+    return jnp.sin(x)
+
+
+with_vjp.defvjp(lambda x: (jnp.sin(x), None), lambda _, g: (g,))
+
+
+@pytest.mark.parametrize(
+    ("function", "options"),
+    [
+        (jax.jit(jnp.sin), {}),
+        (with_jvp, {"derivatives": True}),
+        (with_vjp, {"derivatives": True}),
+        (jax.checkpoint(jnp.sin), {"checkpoints": True}),
+    ],
+    ids=["jit", "jvp", "vjp", "checkpoint"],
+)
+def test_what_is_only_called_is_known_as_such(function, options):
+    (eqn,) = equations(function, 1.0)
+    found = jaxprs.called(eqn, **options)
+    assert found is not None
+    assert len(found.jaxpr.invars) == 1
+    assert not options or jaxprs.called(eqn) is None
+
+
+@pytest.mark.parametrize(
+    ("function", "name"),
+    [
+        (lambda x: jax.lax.scan(lambda c, _: (c, None), x, length=2)[0], "jax.lax.scan (or fori_loop)"),
+        (lambda x: jax.lax.while_loop(lambda c: c < 3, lambda c: c + 1, x), "jax.lax.while_loop"),
+        (lambda x: jax.lax.cond(x > 0, jnp.sin, jnp.cos, x), "jax.lax.cond"),
+        (jax.checkpoint(jnp.sin), "jax.checkpoint"),
+    ],
+)
+def test_users_know_them_by_these_names(function, name):
+    held = [e for e in equations(function, 1.0) if list(jaxprs.nested(e))]
+    assert [jaxprs.holder(e) for e in held] == [name]
+    assert jaxprs.is_checkpoint(held[0]) == (name == "jax.checkpoint")
+
+
+def test_what_comes_from_outside():
+    shape = jax.ShapeDtypeStruct((), np.float32)
+
+    def asks(x):
+        return jax.lax.scan(lambda c, _: (jax.pure_callback(lambda y: y, shape, c), None), x, length=2)[0]
+
+    assert jaxprs.asks_the_host(the("scan", equations(asks, 1.0)))
+    assert jaxprs.asks_the_host(the("rng_uniform", equations(lambda x: jax.lax.rng_uniform(0.0, x, (2,)), 1.0)))
+    assert not any(map(jaxprs.asks_the_host, equations(lambda x: jnp.sin(x) + 1, 1.0)))
+
+
+def test_effects_and_their_order():
+    shape = jax.ShapeDtypeStruct((), np.float32)
+
+    def asks(ordered):
+        return equations(lambda x: io_callback(lambda y: y, shape, x, ordered=ordered), 1.0)
+
+    assert [jaxprs.has_effects(e) for e in (*asks(True), *asks(False))] == [True, True]
+    assert [jaxprs.has_ordered_effects(e) for e in (*asks(True), *asks(False))] == [True, False]
+    assert not any(map(jaxprs.has_effects, equations(lambda x: jnp.sin(x), 1.0)))
+
+
+def test_mutable_arrays_are_seen():
+    def writes(x):
+        ref = jax.new_ref(x)
+        ref[...] = x + 1
+        return ref[...]
+
+    assert any(map(jaxprs.has_references, equations(writes, 1.0)))
+    assert not any(map(jaxprs.has_references, equations(jnp.sin, 1.0)))
+
+
+def test_equations_know_where_they_come_from():
+    (eqn,) = equations(lambda x: jax.lax.sin(x), 1.0)
+    assert any("test_jaxprs.py:" in frame for frame in jaxprs.frames_of(eqn.source_info))
+    assert any("test_jaxprs.py:" in frame for frame in jaxprs.frames_of(jaxprs.current_source()))
+
+
+def test_traces_that_jax_has_kept_can_be_passed_by():
+    traced = []
+
+    @jax.jit
+    def helper(x):
+        traced.append(x)
+        return x
+
+    for anew in (False, False, True):
+        if anew:
+            with jaxprs.traced_anew():
+                jax.make_jaxpr(helper)(1.0)
+        else:
+            jax.make_jaxpr(helper)(1.0)
+    assert len(traced) == 2
+
+
+def test_programs_are_named_and_known_by_name():
+    def lower():
+        return jax.jit(lambda x: x + 1).lower(jax.ShapeDtypeStruct((), np.float32))
+
+    one, other = lower(), lower()
+    jaxprs.give_name(one, "some_name")
+    assert "@some_name" in one.as_text()
+    assert jaxprs.text_of(one) == jaxprs.text_of(other)
+    assert jaxprs.names_of(one.compile()) == ["some_name"]

@@ -1,0 +1,142 @@
+"""Programs whose batch sizes stay as they are: `resizable=False`."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import adaptive as ad
+import collectives as comm
+import monitors as mon
+from adaptive import operators
+from adaptive.base.decision import Decision
+from adaptive.runtime.local_world import LocalWorld
+
+from .drivers import Recorder, make_data, mean_loss, sizes_of
+
+W = np.array([0.3, -0.2, 0.1], np.float32)
+
+
+def sgd(state, batch):
+    loss, grads = jax.value_and_grad(mean_loss)(state, batch)
+    return state - 0.1 * comm.all_reduce(grads), {"loss": comm.all_reduce(loss)}
+
+
+def build(driver=sgd, *, workers=2, global_batch=12, resizable=False, **options):
+    world = LocalWorld(workers)
+    return ad.Program(driver, W, make_data(), global_batch=global_batch, world=world, resizable=resizable, **options)
+
+
+def test_nothing_is_compiled_but_what_the_first_step_needs():
+    kernels = {}
+    for resizable in (True, False):
+        with build(resizable=resizable) as program:
+            program.step()
+            assert program.warm or resizable
+            program.warm_up()
+            kernels[resizable] = program.step().kernels
+    assert kernels[False] == 1  # of 6 examples, for both workers
+    assert kernels[True] == 4  # and the ladder
+
+
+def test_it_takes_the_steps_that_a_resizable_program_takes():
+    states = []
+    for resizable in (True, False):
+        with build(resizable=resizable, shares=(8, 4)) as program:
+            reports = list(program.run(steps=4))
+            states.append(program.state)
+        assert sizes_of(reports) == [(8, 4)] * 4
+    np.testing.assert_allclose(*states, rtol=1e-6)
+
+
+@pytest.mark.parametrize("options", [{}, {"deterministic": True}])
+@pytest.mark.parametrize(
+    ("workers", "global_batch", "microbatch", "pieces"),
+    [(2, 14, None, [(7,), (7,)]), (2, 14, 3, [(3, 3, 1)] * 2), (1, 7, None, [(4, 3)])],
+)
+def test_a_batch_is_as_few_calls_as_can_be(workers, global_batch, microbatch, pieces, options):
+    """A noise scale needs two calls of a lone worker."""
+
+    def driver(state, batch):
+        grads = jax.grad(mean_loss)(state, batch)
+        mean = comm.all_reduce(grads)
+        return state - 0.1 * mean, {"noise": mon.noise_scale(grads, mean).scale}
+
+    with build(driver, workers=workers, global_batch=global_batch, microbatch=microbatch, **options) as program:
+        reports = [program.step() for _ in range(4)]
+    assert [list(r.pieces) for r in reports] == [pieces] * 4
+
+
+def test_other_sizes_are_refused_and_the_program_goes_on():
+    with build() as program:
+        program.step()
+        for asked, sizes in (({"global_batch": 20}, "(10, 10)"), ({"shares": (2, 1)}, "(8, 4)")):
+            with pytest.raises(ad.BatchSizeError, match="resizable=False") as caught:
+                program.rescale(**asked)
+            assert f"program.rescale asked for batch sizes {sizes}" in str(caught.value)
+            assert "stay as they are, (6, 6)" in str(caught.value)
+        program.rescale(global_batch=12, shares=(1, 1))  # they are that
+        assert program.step().batch_sizes == (6, 6)
+
+
+def test_a_hook_that_asks_for_other_sizes_is_named():
+    recorder = Recorder(lambda o: Decision(global_batch=12 if o.step < 2 else 24))
+
+    def driver(state, batch):
+        new, metrics = sgd(state, batch)
+        operators.hook("grow", recorder, (metrics["loss"],))
+        return new, metrics
+
+    with build(driver) as program:
+        program.step()  # the sizes that there are may be asked for
+        with pytest.raises(ad.BatchSizeError, match=r"hook 'grow' asked for batch sizes \(12, 12\)") as caught:
+            program.step()
+    assert any("behind step 2" in note for note in caught.value.__notes__)
+
+
+def test_a_checkpoint_brings_its_own_sizes():
+    """As building does: kernels are waited for, and there are no others."""
+    with build(resizable=True, shares=(8, 4)) as program:
+        program.step()
+        checkpoint = program.checkpoint()
+        expected = program.step().metrics["loss"]
+    with build() as program:
+        before = program.step()
+        program.restore(checkpoint)
+        after = program.step()
+        assert program.warm
+    assert after.batch_sizes == (8, 4)
+    assert after.metrics["loss"] == pytest.approx(float(expected), rel=1e-6)
+    assert after.kernels == before.kernels + 2
+    assert after.waited_seconds > before.waited_seconds
+
+
+def test_it_explains_itself():
+    with build() as program:
+        text = program.explain()
+    assert "compiled for each batch size" in text
+    assert "batch sizes stay as they are (resizable=False): nothing is compiled for others" in text
+    assert "ladder" not in text
+
+
+def test_numbers_of_the_batchs_shape_are_the_calls_all_the_same():
+    """Workers' sizes differ, however long they last."""
+
+    def driver(state, batch):
+        return sgd(state, batch)[0] / len(batch["y"]), {}
+
+    with pytest.raises(ad.ReplicationError, match="a number of the batch's shape"):
+        build(driver, shares=(8, 4))
+
+
+def test_local_batches_that_cannot_be_split_stay_as_they_are_too():
+    def driver(state, batch):
+        rows = comm.all_gather(jnp.sort(batch["y"]))
+        return sgd(state, batch)[0], {"least": rows.min()}
+
+    with build(driver) as program:
+        program.step()
+        with pytest.raises(ad.BatchSizeError, match="resizable=False"):
+            program.rescale(global_batch=24)

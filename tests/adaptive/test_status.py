@@ -1,0 +1,66 @@
+"""What processes say of themselves with a step, summed over all, is what each of them hears."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import adaptive as ad
+from adaptive.base.decision import Decision
+from adaptive.control.decision_digest import DecisionDigest
+from adaptive.control.status import Status, status_length
+
+
+class Process:
+    """One of several processes, and its sizes."""
+
+    def __init__(self, workers: range, size: int, processes: int, *, ready: bool = False, able: bool = False):
+        self.workers, self.size, self.processes = workers, size, processes
+        self.ready, self.able, self.heard = ready, able, None
+        self.digest = DecisionDigest()
+        self.status = Status(self, self.digest, self)
+
+    def agreed(self, *, ready: bool, able: bool) -> None:
+        self.heard = (ready, able)
+
+
+def processes(counts, saying):
+    ends = np.cumsum(counts).tolist()
+    ranges = [range(end - count, end) for end, count in zip(ends, counts, strict=True)]
+    return [Process(r, ends[-1], len(counts), **said) for r, said in zip(ranges, saying, strict=True)]
+
+
+def exchange(all_of_them, dtype=np.float32):
+    total = sum(p.status.encode().astype(dtype) for p in all_of_them)
+    for process in all_of_them:
+        process.status.decode(total)
+
+
+saying = st.lists(st.fixed_dictionaries({"ready": st.booleans(), "able": st.booleans()}), min_size=1, max_size=4)
+
+
+@given(saying, st.integers(1, 3), st.sampled_from([np.float32, np.float64]))
+def test_all_are_ready_if_each_is(saying, workers, dtype):
+    these = processes([workers] * len(saying), saying)
+    exchange(these, dtype)
+    expected = (all(s["ready"] for s in saying), all(s["able"] for s in saying))
+    assert [p.heard for p in these] == [expected] * len(these)
+
+
+@pytest.mark.parametrize("counts", [[1, 1], [2, 1], [1, 3, 2]])
+def test_a_process_that_decided_otherwise_is_found_by_all_and_takes_nothing_up(counts):
+    these = processes(counts, [{"ready": True}] * len(counts))
+    for number, process in enumerate(these):
+        process.digest.enter(3, ["grow"], Decision(global_batch=64 if number != 1 else 65))
+    total = sum(p.status.encode().astype(np.float32) for p in these)
+    for process in these:
+        with pytest.raises(ad.DisagreementError, match="decided differently"):
+            process.status.decode(total)
+        assert process.heard is None
+
+
+def test_a_status_is_as_long_as_it_says():
+    (one,) = processes([3], [{}])
+    assert one.status.encode().shape == (one.status.length,) == (status_length(3),)
