@@ -122,8 +122,6 @@ class BatchSizes:
         before, asked = sum(self.target), self.wanted if decision.global_batch is None else decision.global_batch
         known = before if decision.global_batch is None else None
         total, notes = self._nearest(asked, self.bounds(shares), known, f"{_who(hooks)}: " if hooks else "")
-        if decision.global_batch is not None:
-            self.wanted = total
         if decision.shares is not None or total != before:  # or the split stays, to the last example
             self._set_quantum(total)
             sizes = split(total, shares, self.limits)
@@ -135,6 +133,8 @@ class BatchSizes:
                 )
             self.shares = shares
             self._put(sizes)
+        if decision.global_batch is not None:  # behind what may raise
+            self.wanted = total
         if self.waits and self.pending is not None:
             self._take_up()
             self._readiness.wait_for(self.current)
