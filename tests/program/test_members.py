@@ -13,7 +13,8 @@ import controllers as ctrl
 import monitors as mon
 from adaptive.runtime.local_world import LocalWorld
 
-from .problems import adam_driver, adam_state, build, descend, difference, make_data, mean_loss, plain_adam, stream
+from . import problems
+from .problems import adam_driver, adam_state, descend, difference, make_data, mean_loss, plain_adam, stream
 
 SEED = 3
 
@@ -22,6 +23,10 @@ SEED = 3
 def seats(request):
     """A world of four seats."""
     return LocalWorld(4) if request.param == "local" else comm.DeviceWorld()
+
+
+def build(*args, **options) -> ad.Program:
+    return problems.build(*args, **{"resizable": True, **options})
 
 
 def data_of(examples: int = 48) -> dict[str, np.ndarray]:

@@ -110,7 +110,8 @@ def test_a_share_of_nothing_is_no_examples(workers, precision):
         }
 
     outs = [shares for worker in range(n) for shares in (np.arange(n) != worker, np.arange(n) == worker)]
-    with build(driver, jnp.zeros(()), data, 24, world=workers, shares=outs[0] * 1.0, deterministic=True) as program:
+    options = {"shares": outs[0] * 1.0, "deterministic": True, "resizable": True}
+    with build(driver, jnp.zeros(()), data, 24, world=workers, **options) as program:
         for shares in outs:
             program.rescale(global_batch=24 if shares.sum() > 1 else 1, shares=shares * 1.0)  # one, for n workers
             report = program.step()
