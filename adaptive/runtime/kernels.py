@@ -135,10 +135,10 @@ class Kernels:
     def can_make(self, local: int, size: int) -> bool:
         """Whether worker `local` of this process can compute `size` examples with no compile."""
         worker = self._workers[local]
+        if self.splittable and not self.timed:  # whether it has a kernel of its own or not
+            return worker.ready.keys() >= set(self._fixed(size, self.least_calls))
         if not self.splittable or size in worker.ready:
             return size in worker.ready
-        if not self.timed:
-            return worker.ready.keys() >= set(self._fixed(size, self.least_calls))
         # A few calls more than the whole ladder would need are a price for going on at once; hundreds are not.
         measured = worker.measured()
         now, then = (self._cost(size, rungs, measured) for rungs in (list(worker.ready), self._ladder))
