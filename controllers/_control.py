@@ -43,8 +43,13 @@ class Control:
 
     @property
     def workers(self) -> int:
-        """How many workers there are."""
+        """How many workers there may be: the number of seats. Who is there is in `members`."""
         return len(self._observation.batch_sizes)
+
+    @property
+    def members(self) -> tuple[int, ...]:
+        """The seats with a worker on them."""
+        return self._observation.members
 
     @property
     def batch_sizes(self) -> tuple[int, ...]:
@@ -75,7 +80,8 @@ class Control:
         Args:
           global_batch: examples per step over all workers, rounded to an integer. Less than one example per worker, or
             more than all workers may hold, is clipped by the program, with a note in the report.
-          shares: relative weights, one per worker. Integers that sum to the global batch are taken exactly.
+          shares: relative weights, one per worker. Integers that sum to the global batch are taken exactly. A worker
+            whose share is 0 takes no examples, until a later request gives it some; another takes at least one.
 
         Raises:
           BatchSizeError: a request that cannot be meant: NaN, infinite, negative, not one number; shares of another

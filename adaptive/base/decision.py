@@ -7,12 +7,16 @@ applies it between steps, on all workers at once.
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
 
 class Limits(NamedTuple):
-    """What a split over the workers has to keep. Replicated."""
+    """What a split over the workers has to keep. Replicated.
+
+    Of a worker that takes no part, because nobody sits on its seat or its share is 0, both bounds are 0.
+    """
 
     lower: tuple[int, ...]  # the least examples each worker may get
     upper: tuple[int, ...]  # the most examples each worker may get
@@ -36,6 +40,19 @@ class Limits(NamedTuple):
         rounded = (global_batch + self.multiple // 2) // self.multiple * self.multiple
         return min(max(rounded, self.least), self.most)
 
+    @property
+    def active(self) -> tuple[int, ...]:
+        """The workers that take examples: a policy splits over these, and gives 0 to the others."""
+        return tuple(i for i, most in enumerate(self.upper) if most > 0)
+
+    def of(self, takes_part: Sequence[bool]) -> Limits:
+        """The limits where the others take no part."""
+        lower, upper = (
+            tuple(bound if there else 0 for bound, there in zip(bounds, takes_part, strict=True))
+            for bounds in (self.lower, self.upper)
+        )
+        return self._replace(lower=lower, upper=upper)
+
 
 class Observation(NamedTuple):
     """One step, as a hook sees it at the barrier behind it. Every field is replicated."""
@@ -48,6 +65,8 @@ class Observation(NamedTuple):
     global_batch: int  # the global batch of the next step as asked for so far: earlier hooks of this barrier included
     limits: Limits
     due: bool = True  # whether a decision is taken now; steps in between are shown too, for policies that average
+    members: tuple[int, ...] = ()  # the seats with a worker on them; `limits.active` are those that take examples
+    joined: tuple[int, ...] = ()  # seats with another worker than in the step shown before: nothing is known of it
 
 
 @dataclass(frozen=True)
@@ -56,7 +75,8 @@ class Decision:
 
     Attributes:
       global_batch: examples per step over all workers.
-      shares: relative weights, one per worker; integers that sum to the global batch are taken exactly.
+      shares: relative weights, one per worker; integers that sum to the global batch are taken exactly. A worker whose
+        share is 0 takes no examples until it is given another share.
       stop: end the run after this step.
       notes: lines for the report: why this was asked for, what was clipped.
     """

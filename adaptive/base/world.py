@@ -3,6 +3,9 @@
 A *process* runs this Python program; a *worker* computes one local batch. A process carries one worker per local
 device it was given, so `size` (workers) may exceed `processes`. Workers are numbered 0 … size-1 in rank order, and
 a process carries the contiguous range `workers`.
+
+These numbers are *seats*: `size` is what programs are compiled for, and stays. Who is there, `members`, may change
+between two steps.
 """
 
 from __future__ import annotations
@@ -18,7 +21,7 @@ Parts = Sequence[jax.Array]
 
 @runtime_checkable
 class World(Protocol):
-    """A fixed set of workers and the one thing they do together: exchange messages.
+    """Seats, workers on them, and the one thing these do together: exchange messages.
 
     Everything that processes do together is *about* something, said in words (`about=`) that are equal on all of them.
     Where they are not, or where one process is in another collective than the others, all processes raise
@@ -27,7 +30,25 @@ class World(Protocol):
 
     @property
     def size(self) -> int:
-        """How many workers there are, over all processes. Replicated."""
+        """How many workers there can be, over all processes: the number of seats. Replicated."""
+        ...
+
+    @property
+    def members(self) -> tuple[int, ...]:
+        """The seats with a worker on them, in order; at least one. Replicated.
+
+        What is exchanged has a place for every seat all the same; what it holds for an empty one changes no result.
+        """
+        ...
+
+    @property
+    def since(self) -> tuple[int, ...]:
+        """For each member the generation in which it came: it tells a new worker on an old seat. Replicated."""
+        ...
+
+    @property
+    def generation(self) -> int:
+        """How often anybody has left or joined. Replicated."""
         ...
 
     @property

@@ -8,6 +8,8 @@
                `agreed` is what all of them are (`status.py`).
     step_done  Where all are ready the pending sizes are taken up, between the same two steps on all workers.
 
+Where others sit on the seats than before (`seat`), batches are split anew at once.
+
 A program has such sizes, and so has a simulated cluster.
 """
 
@@ -29,12 +31,16 @@ Split = tuple[int, ...]  # examples, by worker
 class BatchSizes:
     """The split in force, and those that were asked for. Replicated, but for `ready` and `able`.
 
+    A worker takes part if there is one on its seat and its share is not 0. When others come to take part the global
+    batch stays, or comes as near to what was asked for last as their limits let it.
+
     Args:
       global_batch: of the first step.
       shares: relative sizes of the first batches; equal where there are none.
-      limits: what every split has to keep.
+      limits: what every split has to keep: of every seat, were there a worker on it that takes part.
       quantum: what later sizes are rounded to. By default one that follows the global batch; then the first sizes are
         rounded to nothing but `limits.multiple`.
+      members: the seats with a worker on them; all by default.
 
     Attributes:
       current: examples by worker, in the next step.
@@ -42,7 +48,8 @@ class BatchSizes:
       pending: what was asked for, and is taken up at the first step for which every worker can make its new size. A
         later request takes its place.
       next: what was asked for behind `pending`, where sizes are prepared `one_by_one`.
-      shares: what was asked for last.
+      shares: what was asked for last; 0 for empty seats.
+      wanted: the global batch that was asked for last.
       limits: with the quantum of the sizes that were asked for last.
       one_by_one: whether a later request waits behind the one that is being prepared. Where every size has to be
         compiled, a driver that asks for another one in every step would never get any, otherwise.
@@ -51,15 +58,23 @@ class BatchSizes:
     """
 
     def __init__(
-        self, global_batch: int, shares: Sequence[float] | None, limits: Limits, *, quantum: int | None = None
+        self,
+        global_batch: int,
+        shares: Sequence[float] | None,
+        limits: Limits,
+        *,
+        quantum: int | None = None,
+        members: Sequence[int] | None = None,
     ):
         n = len(limits.lower)
         self._follows = quantum is None
         self.limits = limits._replace(quantum=limits.multiple if quantum is None else quantum)
-        self.shares = tuple(check_shares([1.0] * n if shares is None else shares, n).tolist())
-        total = self.check_global(global_batch)
-        self.current: Split = equal(total, limits) if shares is None else split(total, self.shares, self.limits)
-        self._set_quantum(total)
+        self.members = tuple(range(n) if members is None else members)
+        self.shares = self.checked([1.0] * n if shares is None else shares)
+        self.wanted = total = self.check_global(global_batch)
+        first = equal(total, self.bounds()) if shares is None else split(total, self.shares, self.limits)
+        self.current: Split = first
+        self.limits = self._with_quantum(total, self.shares)
         self.previous = self.current
         self.pending: Split | None = None
         self.next: Split | None = None
@@ -79,6 +94,10 @@ class BatchSizes:
         """The split that was asked for last."""
         return self.next or self.pending or self.current
 
+    def bounds(self, shares: Sequence[float] | None = None) -> Limits:
+        """The limits of those who take part: with the shares that were asked for last, or with others."""
+        return self.limits.of([share > 0 for share in (self.shares if shares is None else shares)])
+
     # --- request ------------------------------------------------------------------------------------------------------
 
     def request(self, decision: Decision, hooks: Sequence[str] = ()) -> list[str]:
@@ -93,25 +112,23 @@ class BatchSizes:
         Raises:
           BatchSizeError: the sizes stay as they are (`resizable`).
         """
-        notes, total, shares = [], sum(self.target), self.shares
-        if decision.global_batch is not None:
-            total = self.limits.nearest(decision.global_batch)
-            if total != decision.global_batch:
-                by = f"{_who(hooks)}: " if hooks else ""
-                notes.append(f"{by}global batch {brief(decision.global_batch)} {self._changed_to(total)}.")
-        if decision.shares is not None:
-            shares = tuple(check_shares(decision.shares, len(self.shares)).tolist())
-        if decision.shares is not None or total != sum(self.target):  # or the split stays, to the last example
-            self._set_quantum(total)
-            sizes = split(total, shares, self.limits)
+        shares = self.shares if decision.shares is None else self.checked(decision.shares)
+        before, asked = sum(self.target), self.wanted if decision.global_batch is None else decision.global_batch
+        known = before if decision.global_batch is None else None
+        total, notes = self._nearest(asked, self.bounds(shares), known, f"{_who(hooks)}: " if hooks else "")
+        if decision.shares is not None or total != before:  # or the split stays, to the last example
+            limits = self._with_quantum(total, shares)
+            sizes = split(total, shares, limits)
             if not self.resizable and sizes != self.current:
                 raise BatchSizeError(
                     f"{_who(hooks)} asked for batch sizes {sizes}, but this program's stay as they are, "
                     f"{self.current}: it was made with resizable=False. Leave that out of ad.Program(...) where sizes "
                     "are to change."
                 )
-            self.shares = shares
+            self.shares, self.limits = shares, limits
             self._put(sizes)
+        if decision.global_batch is not None:
+            self.wanted = total
         if self.waits and self.pending is not None:
             self._take_up()
             self._readiness.wait_for(self.current)
@@ -126,22 +143,58 @@ class BatchSizes:
         else:
             self.pending, self.next = None if sizes == self.current else sizes, None
 
-    def _changed_to(self, total: int) -> str:
-        limits = self.limits
+    def _nearest(self, asked: int, bounds: Limits, known: int | None, by: str = "") -> tuple[int, list[str]]:
+        """The global batch that can be; and a note where it is not what was asked for, unless that is known."""
+        total = bounds.nearest(asked)
+        if total in (asked, known):
+            return total, []
+        return total, [f"{by}global batch {brief(asked)} {self._changed_to(total, bounds)}."]
+
+    @staticmethod
+    def _changed_to(total: int, limits: Limits) -> str:
         if total == limits.most:
             by_data = limits.examples < sum(limits.upper)
             return f"clipped to {total}, {'the size of the data set' if by_data else 'the most that workers may hold'}"
         if total == limits.least:
-            return f"clipped to {total}, the least for {len(limits.lower)} workers"
+            return f"clipped to {total}, the least for {len(limits.active)} workers"
         return f"rounded to {total}, a multiple of {limits.multiple}"
 
-    def _set_quantum(self, total: int) -> None:
-        if self._follows:
-            quantum = auto_quantum(total, len(self.shares), self.limits.multiple)
-            self.limits = self.limits._replace(quantum=quantum)
+    def _with_quantum(self, total: int, shares: Sequence[float]) -> Limits:
+        """The limits, with the quantum of such sizes."""
+        if not self._follows:
+            return self.limits
+        quantum = auto_quantum(total, len(self.bounds(shares).active), self.limits.multiple)
+        return self.limits._replace(quantum=quantum)
 
     def _prepare(self) -> None:
         self._readiness.prepare(self.current if self.pending is None else self.pending, self.current)
+
+    # --- seats --------------------------------------------------------------------------------------------------------
+
+    def seat(self, members: Sequence[int], joined: Sequence[int]) -> list[str]:
+        """Others sit on the seats from now on: split anew, at once. Returns notes on it.
+
+        Args:
+          joined: seats with another worker than before. Nothing is known of its speed: it begins with the mean share of
+            those who stay.
+        """
+        left = [seat for seat in self.members if seat not in members]
+        notes = [f"seat {seat} is empty: its worker has left." for seat in left]
+        notes += [f"a worker has joined on seat {seat}." for seat in joined]
+        stay = [self.shares[seat] for seat in members if seat not in joined and self.shares[seat] > 0]
+        first = sum(stay) / len(stay) if stay else 1.0
+        shares = [first if seat in joined else share for seat, share in enumerate(self.shares)]
+        self.members = tuple(members)
+        if not any(shares[seat] for seat in members):  # those who took examples have all left
+            shares = [1.0] * len(shares)
+        self.shares = self.checked(shares)
+        total, changed = self._nearest(self.wanted, self.bounds(), sum(self.current))
+        self.limits = self._with_quantum(total, self.shares)
+        self.current, self.pending, self.next = split(total, self.shares, self.limits), None, None
+        if not self._readiness.ready_for(self.current):
+            self._readiness.wait_for(self.current)
+        self._prepare()
+        return notes + changed
 
     # --- readiness ----------------------------------------------------------------------------------------------------
 
@@ -176,11 +229,11 @@ class BatchSizes:
 
     def restart(self, sizes: Sequence[int], shares: Sequence[float]) -> None:
         """Take up a split that was in force before, and the shares that it was made by. Both must be valid."""
-        self.shares = tuple(shares)
+        self.shares, self.wanted = tuple(shares), sum(sizes)
         self.current = self.previous = tuple(sizes)
         self.pending = self.next = None
         self._all_ready = False
-        self._set_quantum(sum(self.current))
+        self.limits = self._with_quantum(sum(self.current), self.shares)
 
     # --- what can be asked for ----------------------------------------------------------------------------------------
 
@@ -190,21 +243,32 @@ class BatchSizes:
         Raises:
           BatchSizeError: they cannot be.
         """
-        return Decision(
-            None if global_batch is None else self.check_global(global_batch),
-            None if shares is None else tuple(check_shares(shares, len(self.shares)).tolist()),
-        )
+        if shares is not None:
+            shares = self.checked(shares)
+        if global_batch is not None or shares is not None:  # with other workers the old one may be too small
+            number = self.check_global(self.wanted if global_batch is None else global_batch, shares)
+            global_batch = None if global_batch is None else number
+        return Decision(global_batch, shares)
 
-    def check_global(self, global_batch: Any) -> int:
-        """A valid global batch, or an error that says why it is none."""
-        limits, number = self.limits, whole(global_batch)
-        n, unit = len(limits.lower), limits.multiple
+    def checked(self, shares: Any) -> tuple[float, ...]:
+        """Valid shares, 0 for empty seats; or an error that says why they are none."""
+        weights = check_shares(shares, len(self.limits.lower)).tolist()
+        taken = tuple(w if seat in self.members else 0.0 for seat, w in enumerate(weights))
+        if not any(taken):
+            seats = ", ".join(str(seat) for seat, w in enumerate(weights) if w)
+            raise BatchSizeError(f"shares give examples to seat {seats} alone, and nobody sits there.")
+        return taken
+
+    def check_global(self, global_batch: Any, shares: Sequence[float] | None = None) -> int:
+        """A valid global batch, with these shares or the present ones, or an error that says why it is none."""
+        limits, number = self.bounds(shares), whole(global_batch)
+        n, unit = len(limits.active), limits.multiple
         if number is None:
             raise BatchSizeError(f"global_batch must be a whole number of examples; got {global_batch!r}.")
         if number < limits.least:
             raise BatchSizeError(
                 f"global_batch={brief(number)} is too small for {n} workers: each takes at least {_examples(unit)} in "
-                "a step."
+                "a step, but for those whose share is 0."
                 if number > 0
                 else f"global_batch must be positive; got {brief(number)}."
             )

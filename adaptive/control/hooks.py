@@ -12,6 +12,7 @@ from adaptive.base.decision import Decision, Observation
 from adaptive.graph.plan import HookPlan
 
 from .batch_sizes import BatchSizes
+from .newcomers import begun_anew
 
 
 class _Seen(NamedTuple):
@@ -22,6 +23,8 @@ class _Seen(NamedTuple):
     leaves: list[jax.Array]
     batch_sizes: tuple[int, ...]
     previous: tuple[int, ...]
+    members: tuple[int, ...]
+    joined: tuple[int, ...]
 
 
 class Hooks:
@@ -34,6 +37,7 @@ class Hooks:
         self.states = list(self.first_states)
         self.names = [f"{i}/{hook.name}" for i, hook in enumerate(self.hooks)]
         self._seen: list[list[_Seen]] = [[] for _ in hooks]
+        self._joined: list[set[int]] = [set() for _ in hooks]  # seats, since the last step that was shown
 
     def run(
         self,
@@ -60,10 +64,11 @@ class Hooks:
         for i, hook in enumerate(self.hooks):
             due = step % hook.every == 0
             if due or hook.handler.every_step:
-                self._seen[i].append(_Seen(step, epoch, values[i], *ran))
+                joined, self._joined[i] = tuple(sorted(self._joined[i])), set()
+                self._seen[i].append(_Seen(step, epoch, values[i], *ran, sizes.members, joined))
             if not due:
                 continue
-            decision = self._show(i, sizes, merged.global_batch)
+            decision = self._show(i, sizes, merged)
             if decision is not None:
                 merged = merge(merged, decision)
             (asked if decision else silent).append(hook.name)
@@ -72,7 +77,16 @@ class Hooks:
     def catch_up(self, sizes: BatchSizes) -> None:
         """Show the hooks all steps that were kept for their next turn, so that their states hold what is known."""
         for i in range(len(self.hooks)):
-            self._show(i, sizes, None, due=False)
+            self._show(i, sizes, Decision(), due=False)
+
+    def seat(self, joined: Sequence[int], sizes: BatchSizes) -> None:
+        """Others sit on these seats from now on: what the hooks have learned of those before begins anew."""
+        if not joined:
+            return
+        self.catch_up(sizes)
+        for i, hook in enumerate(self.hooks):
+            self.states[i] = begun_anew(self.states[i], hook.handler.init, self.n_workers, joined)
+            self._joined[i].update(joined)
 
     def begun(self) -> list[Any]:
         """States in which the hooks have seen nothing yet."""
@@ -83,9 +97,11 @@ class Hooks:
         self.states = list(states)
         self._seen = [[] for _ in self.hooks]
 
-    def _show(self, i: int, sizes: BatchSizes, global_batch: int | None, *, due: bool = True) -> Decision | None:
+    def _show(self, i: int, sizes: BatchSizes, asked: Decision, *, due: bool = True) -> Decision | None:
+        """`asked` is what earlier hooks asked for after this step."""
         hook, decision = self.hooks[i], None
-        wanted = sizes.limits.nearest(sum(sizes.target) if global_batch is None else global_batch)
+        bounds = sizes.bounds(None if asked.shares is None else sizes.checked(asked.shares))
+        wanted = bounds.nearest(sum(sizes.target) if asked.global_batch is None else asked.global_batch)
         seen, self._seen[i] = self._seen[i], []
         for number, step in enumerate(seen, 1):
             values = jax.tree.unflatten(hook.tree, [np.asarray(leaf)[()] for leaf in step.leaves])
@@ -96,8 +112,10 @@ class Hooks:
                 step.batch_sizes,
                 step.previous,
                 wanted,
-                sizes.limits,
-                due=due and number == len(seen),
+                bounds,
+                due and number == len(seen),
+                step.members,
+                step.joined,
             )
             decision, self.states[i] = hook.handler(observation, self.states[i])
         return decision

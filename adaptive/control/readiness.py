@@ -69,7 +69,7 @@ class KernelsOf:
 
     def prepare(self, sizes: Sequence[int], current: Sequence[int]) -> None:
         own = self._own(sizes)
-        self._kernels.extend(max(own))
+        self._kernels.extend(max(own) or max(sizes))
         self._kernels.ask(own, self._own(current))
 
     def wait_for(self, sizes: Sequence[int]) -> None:

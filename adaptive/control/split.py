@@ -15,9 +15,10 @@ from adaptive.base.numbers import brief, reals, whole
 def split(global_batch: int, shares: Sequence[float], limits: Limits) -> tuple[int, ...]:
     """Whole batch sizes in proportion to `shares`, that sum to `global_batch` and keep the limits.
 
-    Shares that are such sizes already are returned as they are. Otherwise sizes are rounded to multiples of
-    `limits.quantum` by largest remainder; what of the global batch is no multiple goes to the largest share. They are
-    multiples of `limits.multiple` in any case.
+    A share of 0 is no examples, whatever the limits; a positive one is `limits.lower` at least. Shares that are such
+    sizes already are returned as they are. Otherwise sizes are rounded to multiples of `limits.quantum` by largest
+    remainder; what of the global batch is no multiple goes to the largest share. They are multiples of
+    `limits.multiple` in any case.
 
     Args:
       global_batch: examples over all workers; a multiple of `limits.multiple`.
@@ -28,13 +29,15 @@ def split(global_batch: int, shares: Sequence[float], limits: Limits) -> tuple[i
       BatchSizeError: the shares are no shares, or no split keeps the limits.
     """
     weight = check_shares(shares, len(limits.lower))
+    limits = limits.of((weight > 0).tolist())
     unit = limits.multiple
     if global_batch % unit:
         raise BatchSizeError(f"a global batch of {global_batch} is no multiple of {unit}, as all batches have to be.")
     lower, upper = -(-np.asarray(limits.lower) // unit) * unit, np.asarray(limits.upper) // unit * unit
+    weight = np.where(upper > 0, weight, 0.0)
     if not lower.sum() <= global_batch <= upper.sum():
         raise BatchSizeError(
-            f"a global batch of {global_batch} cannot be split over {len(lower)} workers that take at least "
+            f"a global batch of {global_batch} cannot be split over {len(limits.active)} workers that take at least "
             f"{lower.sum()} and at most {upper.sum()} examples together."
         )
     weight = weight / weight.max() * global_batch if weight.max() > global_batch else weight  # keeps sums in range
@@ -126,5 +129,5 @@ def _round(total: int, ideal: np.ndarray, lower: np.ndarray, upper: np.ndarray, 
 
 
 def equal(global_batch: int, limits: Limits) -> tuple[int, ...]:
-    """As equal as whole numbers can be."""
+    """As equal as whole numbers can be, over those who take part."""
     return split(global_batch, [1.0] * len(limits.lower), limits._replace(quantum=1))

@@ -26,7 +26,7 @@ QUICK_SECONDS = 300e-6
 
 
 class Share(NamedTuple):
-    """What this process computes in a step: one batch per worker that it carries."""
+    """What this process computes in a step: one batch per worker that it carries; `None` for one without examples."""
 
     sizes: tuple[int, ...]  # of all workers
     offsets: tuple[int, ...]  # of this process's workers: where in the step's global batch their examples start
@@ -105,7 +105,7 @@ class Stream:
     def _fetch(self, cursors: Cursors, sizes: tuple[int, ...]) -> Share:
         began = time.thread_time()  # its own time: kernels may be running on this core meanwhile
         offsets = list(accumulate(sizes, initial=0))
-        batches = tuple(self.examples.rows(i) for i in self._indices(cursors, sizes, self.workers))
+        batches = tuple(self.examples.rows(i) if len(i) else None for i in self._indices(cursors, sizes, self.workers))
         self._quick = self.examples.in_memory and time.thread_time() - began < QUICK_SECONDS
         return Share(sizes, tuple(offsets[w] for w in self.workers), batches)
 
@@ -138,7 +138,7 @@ class Stream:
             rows = self._order(lane, epoch)[first : first + count]
             found.append(rows + start if start else rows)
             position, count = position + len(found[-1]), count - len(found[-1])
-        return found[0] if len(found) == 1 else np.concatenate(found)
+        return found[0] if len(found) == 1 else np.concatenate([np.zeros(0, int), *found])
 
     def _order(self, lane: int, epoch: int) -> np.ndarray:
         order = self._orders.get((lane, epoch))

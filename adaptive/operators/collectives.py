@@ -12,6 +12,7 @@ from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.extend.core import Primitive
 from jax.interpreters import ad, batching
 
@@ -91,6 +92,15 @@ class Collective:
         """What worker number `worker` sends; traced. `x` has the dtype in which it travels."""
         return x
 
+    def encode_nothing(self, shape: Shape, dtype: np.dtype, worker: int, workers: int) -> jax.Array:
+        """What a worker sends that has no examples, and so no value of `shape`: what changes nothing where values are
+        reduced; else what `encode` makes of NaN, or of 0 among integers.
+        """
+        if self.reduces:
+            return jnp.full(self.sent_shape(shape, workers), _neutral(self.op, dtype), dtype)
+        unknown = np.nan if jnp.issubdtype(dtype, jnp.inexact) else 0
+        return self.encode(jnp.full(shape, unknown, dtype), worker, workers)
+
     def decode(self, x: jax.Array, worker: Any, workers: int) -> jax.Array:
         """The result, of what has been reduced over the workers (and divided by the sum of weights); traced."""
         return x
@@ -112,6 +122,15 @@ class Collective:
     def about(self) -> str:
         """With its options, for errors: "all_reduce(op='mean')"."""
         return self.name
+
+
+def _neutral(op: str, dtype: np.dtype) -> Any:
+    """What changes nothing that it is combined with."""
+    if op == "sum":
+        return 0
+    if jnp.issubdtype(dtype, jnp.floating):
+        return -np.inf if op == "max" else np.inf
+    return jnp.iinfo(dtype).min if op == "max" else jnp.iinfo(dtype).max
 
 
 collective_p = Primitive("collective")

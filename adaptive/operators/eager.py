@@ -55,8 +55,12 @@ def exchange_eagerly(how: Collective, values: Sequence, *, weight: Any) -> list[
     values = [v.astype(wire_dtype(v.dtype)) for v in values]
     parts = []
     for worker, device in zip(world.workers, world.devices, strict=True):
-        sent = [how.encode(v if weight is None else scaled(v, weight), worker, world.size) for v in values]
-        row = [jnp.zeros(1), *([] if weight is None else [jnp.asarray(weight)]), *sent]
+        if worker in world.members:
+            sent = [how.encode(v if weight is None else scaled(v, weight), worker, world.size) for v in values]
+        else:
+            sent = [how.encode_nothing(v.shape, v.dtype, worker, world.size) for v in values]
+        weights = [] if weight is None else [jnp.asarray(weight) * (worker in world.members)]
+        row = [jnp.zeros(1), *weights, *sent]
         parts.append([jax.device_put(p, device) for p in row])
     ops = ["sum", *([] if weight is None else ["sum"]), *[how.op] * len(values)]
     results, _ = world.exchange(parts, ops, np.zeros(1, np.float32), about=about)

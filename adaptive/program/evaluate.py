@@ -29,7 +29,15 @@ _SAME_ON_ALL = (
 )
 
 
-def evaluate(fn: Callable, states: Sequence[Any], data: Any, world: World, batch: int, about: str = "") -> Any:
+def evaluate(
+    fn: Callable,
+    states: Sequence[Any],
+    data: Any,
+    world: World,
+    batch: int,
+    about: str = "",
+    members: Sequence[int] | None = None,
+) -> Any:
     """Means of `fn(state, batch)` over `data`, weighted by examples. Communicates once.
 
     Args:
@@ -37,6 +45,7 @@ def evaluate(fn: Callable, states: Sequence[Any], data: Any, world: World, batch
       data: as for `Program`.
       batch: examples in one call; the last one may be smaller.
       about: which evaluation this is, in words.
+      members: the workers that take part; those of the world by default.
 
     Returns:
       A pytree of numpy arrays. Replicated, to the last bit.
@@ -45,15 +54,17 @@ def evaluate(fn: Callable, states: Sequence[Any], data: Any, world: World, batch
       WorkerError: another process failed. On every other process.
       DisagreementError: processes differ in what they evaluate. On every process.
     """
+    members = world.members if members is None else members
+    state = next(state for worker, state in zip(world.workers, states, strict=True) if worker in members)
     whole: list[tuple[int, Any]] = []  # how many examples, and what fn returns
 
     def work() -> tuple[dict[str, str], list[np.ndarray]]:
         rows, each = rows_of(data), positive("batch", batch)
-        closed, shapes = jax.make_jaxpr(fn, return_shape=True)(states[0], rows.shapes(min(each, len(rows))))
-        _check_means(fn, shapes, states[0], rows, each)
+        closed, shapes = jax.make_jaxpr(fn, return_shape=True)(state, rows.shapes(min(each, len(rows))))
+        _check_means(fn, shapes, state, rows, each)
         whole.append((len(rows), shapes))
         digests = _digests(closed, shapes, rows, each) if world.processes > 1 else {}
-        return digests, _sums(fn, shapes, states, rows, world, each)
+        return digests, _sums(fn, shapes, states, rows, world, members, each)
 
     everyone = together(world, about, work, _SAME_ON_ALL)
     ((examples, shapes),) = whole
@@ -94,7 +105,15 @@ def _check_means(fn: Callable, shapes: Any, state: Any, data: Rows, batch: int) 
             )
 
 
-def _sums(fn: Callable, shapes: Any, states: Sequence[Any], data: Rows, world: World, batch: int) -> list[np.ndarray]:
+def _sums(
+    fn: Callable,
+    shapes: Any,
+    states: Sequence[Any],
+    data: Rows,
+    world: World,
+    members: Sequence[int],
+    batch: int,
+) -> list[np.ndarray]:
     """This process's part of the sums over all examples, in double precision; a list over leaves."""
     call = jax.jit(fn)
     sums = [np.zeros(leaf.shape, np.result_type(leaf.dtype, np.float64)) for leaf in jax.tree.leaves(shapes)]
@@ -105,7 +124,7 @@ def _sums(fn: Callable, shapes: Any, states: Sequence[Any], data: Rows, world: W
         for total, mean in zip(sums, means, strict=True):
             total += count * np.asarray(mean).astype(total.dtype)
 
-    for local, start, stop in _parts(len(data), batch, world):
+    for local, start, stop in _parts(len(data), batch, world, members):
         rows = jax.device_put(data.rows(np.arange(start, stop)), world.devices[local])
         under_way.append((stop - start, jax.tree.leaves(call(states[local], rows))))
         if len(under_way) > _AHEAD * len(states):
@@ -115,9 +134,9 @@ def _sums(fn: Callable, shapes: Any, states: Sequence[Any], data: Rows, world: W
     return sums
 
 
-def _parts(examples: int, batch: int, world: World) -> Iterator[tuple[int, int, int]]:
+def _parts(examples: int, batch: int, world: World, members: Sequence[int]) -> Iterator[tuple[int, int, int]]:
     """The batches of this process's workers: the worker here, and from which example to which."""
     for number, start in enumerate(range(0, examples, batch)):
-        worker = number % world.size
+        worker = members[number % len(members)]
         if worker in world.workers:
             yield worker - world.workers.start, start, min(start + batch, examples)

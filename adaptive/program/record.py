@@ -75,6 +75,8 @@ def _step(event: StepEvent) -> dict[str, Any]:
         "epoch": event.epoch,
         "batch_sizes": list(report.batch_sizes),
         "previous_batch_sizes": list(event.previous_batch_sizes),
+        "members": list(report.members),
+        "joined": list(report.joined),
         "seconds": report.seconds,
         "message_bytes": report.message_bytes,
         "hooks": {

@@ -18,19 +18,23 @@ class Report:
       epoch: whole epochs of data consumed. Replicated.
       examples: examples consumed since the beginning. Replicated.
       metrics: the driver's metrics: a pytree of scalars and arrays. Replicated. NaN where the step was skipped.
-      batch_sizes: examples per worker in this step. Replicated.
+      batch_sizes: examples per worker in this step; 0 for those that take no part. Replicated.
       global_batch: their sum. Replicated.
       messages: exchanges in this step. Replicated.
       message_bytes: what each worker put into them. Replicated.
       seconds: wall time from the start of this step to its end, hooks included. Local.
-      compute_seconds: per worker of this process, without waiting for others and without input. Local.
-      pieces: per worker of this process, the kernel calls that made up its batch. Local.
+      compute_seconds: per worker of this process, without waiting for others and without input; NaN for one without
+        examples. Local.
+      pieces: per worker of this process, the kernel calls that made up its batch; none for one without examples. Local.
       kernels: call kernels compiled so far. Local.
       compile_seconds: what they took, most of it behind the steps. Local.
       waited_seconds: that the program has stood still for a compiler so far; the start counts. Local.
       decision: what the hooks of this step asked for, or `None`. Replicated.
       skipped: whether the step was given up because what was reduced is not finite; `notes` say why. Replicated.
-      notes: lines on what was clipped, skipped, or decided. Replicated, but for those on listeners that have failed.
+      notes: lines on what was clipped, skipped, or decided, and on who has left or joined. Replicated, but for those on
+        listeners that have failed.
+      members: the seats with a worker on them in this step. Replicated.
+      joined: those with another worker than in the step before. Replicated.
     """
 
     step: int
@@ -50,3 +54,5 @@ class Report:
     decision: Decision | None = None
     skipped: bool = False
     notes: tuple[str, ...] = field(default=())
+    members: tuple[int, ...] = ()
+    joined: tuple[int, ...] = ()

@@ -23,6 +23,7 @@ from jax.extend.core import Var
 
 from adaptive.base.world import World
 from adaptive.data.stream import Share
+from adaptive.graph.flow import Scope
 from adaptive.graph.plan import Plan, Segment
 from adaptive.operators.sources import CALLS, Reading, source_p
 
@@ -32,6 +33,7 @@ from .compile import compile_segment
 from .finite import Culprit, Look, Trouble, find_together
 from .kernels import KernelOptions, Kernels
 from .message import accumulate, lay_out_all, unpack
+from .nothing import Nothing
 from .pieces import Pieces
 from .segment import Feed, segment_function
 from .updates import NONE_FOUND, Found, NewNaNs
@@ -123,6 +125,9 @@ class Engine:
         )
         self.states: PerWorker = [[copied(leaf, d) for leaf in state] for d in world.devices]
         self.slots: PerWorker = [[[copied(a, d) for a in s.init] for s in plan.slots] for d in world.devices]
+        self.present = list(range(len(world.devices)))  # the workers of this process that are there, by place
+        self._first_local = {i: copied(state[i], world.devices[0]) for i in plan.local_state}
+        self.nothing = Nothing(plan, self.layouts, world.devices, world.workers.start)
         self.new_nans = NewNaNs(plan, self.states) if finite else None
         self._waiters = ThreadPoolExecutor(len(world.devices)) if len(world.devices) > 1 else None
         self._committed: list[jax.Array] = []  # one result of the last step's final segment, per worker of this process
@@ -252,9 +257,35 @@ class Engine:
         hooks, metrics = run.commit()
         return Outcome(hooks, metrics, run.messages, run.seconds, run.pieces, last, self._bytes[last])
 
+    def seat(self, present: Sequence[int], joined: Sequence[int]) -> None:
+        """From the next step on these workers of this process are there, by their places.
+
+        Args:
+          joined: those which were not there, or were others. What is replicated they take from one who is; what is
+            local begins with them as it began with the program.
+        """
+        known, before = self.present[0], self.present
+        for local in joined:
+            device, local_state = self.world.devices[local], self.plan.local_state
+            self.states[local] = [
+                copied(self._first_local[i] if i in local_state else leaf, device)
+                for i, leaf in enumerate(self.states[known])
+            ]
+            self.slots[local] = [
+                [copied(a, device) for a in (values if slot.scope == Scope.ALL else slot.init)]
+                for slot, values in zip(self.plan.slots, self.slots[known], strict=True)
+            ]
+        self.present = list(present)
+        if self.new_nans is not None:
+            origins = [None if local in joined else before.index(local) for local in present]
+            self.new_nans.seat(origins, [self.states[local] for local in present])
+
     def made_nans(self) -> Found:
         """Which leaves of the state the last step has filled with NaNs; waits for it."""
-        return NONE_FOUND if self.new_nans is None else self.new_nans.read(self.states, self.world.workers)
+        if self.new_nans is None:
+            return NONE_FOUND
+        workers = [self.world.workers[local] for local in self.present]
+        return self.new_nans.read([self.states[local] for local in self.present], workers)
 
     def exchange_status(self, about: str, more: str) -> None:
         """A message that carries the status alone."""
@@ -279,17 +310,17 @@ class _Step:
     def __init__(self, engine: Engine, share: Share, readings: Sequence[Reading], pieces: Sequence[Pieces]):
         self.engine, self.plan, self.share, self.readings = engine, engine.plan, share, readings
         self.locals = range(len(readings))
-        self.pieces = list(pieces)
+        self.pieces = list(pieces)  # none for a worker without examples
         self.timed = [engine.kernels.wants_each_timed(i, p) for i, p in zip(self.locals, self.pieces, strict=True)]
-        self.vectors = [
-            engine.feed.measure(r if len(p) == 1 else r._replace(calls=len(p)))
-            for r, p in zip(readings, self.pieces, strict=True)
-        ]
+        self.vectors: dict[int, tuple[np.ndarray, np.ndarray]] = {}
+        for local in engine.present:
+            r, p = readings[local], self.pieces[local]
+            self.vectors[local] = engine.feed.measure(r if len(p) == 1 else r._replace(calls=len(p)))
         self.messages: dict[int, list[list[jax.Array]]] = {}
-        self.kept_once: dict[int, PerWorker] = {}
-        self.kept_calls: dict[int, PerWorker] = {}  # per worker, per call
+        self.kept_once: dict[int, dict[int, Any]] = {}  # by level, and worker that is there
+        self.kept_calls: dict[int, dict[int, list[Any]]] = {}  # by level, and worker that is there; per call
         self.packed: PerWorker = [[] for _ in readings]  # the parts of the message in the making
-        self.seconds = [0.0 for _ in readings]
+        self.seconds = [0.0 if p else float("nan") for p in self.pieces]
         self._started = 0.0
         self._one_by_one: list[dict[int, list[float]]] = [{} for _ in readings]
 
@@ -315,11 +346,11 @@ class _Step:
         if segment is None:
             return
         self._started = time.perf_counter()
-        self.kept_once[level] = []
-        for local in self.locals:
+        self.kept_once[level] = {}
+        for local in self.engine.present:
             given = self._whole(local, segment)
             out = self.engine._compiled["once", level, local](given)
-            self.kept_once[level].append(out["outputs"])
+            self.kept_once[level][local] = out["outputs"]
             if "parts" in out:
                 self.packed[local] = out["parts"]
 
@@ -329,7 +360,12 @@ class _Step:
             return
         if level not in self.plan.onces:
             self._started = time.perf_counter()
-        self.kept_calls[level] = [self._calls_of(local, level, segment) for local in self.locals]
+        self.kept_calls[level] = {
+            local: self._calls_of(local, level, segment)
+            if self.pieces[local]
+            else [self.engine.nothing.kept(level, local)]
+            for local in self.engine.present
+        }
 
     def _calls_of(self, local: int, level: int, segment: Segment) -> list[list[jax.Array]]:
         engine, start, kept, parts = self.engine, 0, [], None
@@ -366,6 +402,9 @@ class _Step:
 
     def wait(self, level: int) -> list[list[jax.Array]]:
         """Until every worker's parts are computed: the parts."""
+        for local, pieces in enumerate(self.pieces):
+            if not pieces:
+                self.packed[local] = self.engine.nothing.parts(level, local)
         if self.engine._waiters is None:
             done = [self._wait_for(0)]
         else:
@@ -394,7 +433,7 @@ class _Step:
         look = engine.looks[level]
         own: list[Culprit] = []
         for local, worker in enumerate(engine.world.workers):
-            numbers = look.of_worker(self.packed[local])
+            numbers = look.of_worker(self.packed[local]) if self.pieces[local] else []
             if numbers:
                 origin = self._origin(local, level, numbers) if search and not own else ""
                 own.append(Culprit(worker, tuple(numbers), origin))
@@ -439,20 +478,39 @@ class _Step:
             known.update(zip(results, arrived, strict=True))
         return known
 
+    def _own(self, local: int) -> tuple[dict[int, jax.Array], dict[int, list[jax.Array]]]:
+        """Copies of what is this worker's own, in state and slots: it stays where the worker computes nothing."""
+        engine, plan = self.engine, self.plan
+        return (
+            {i: jnp.copy(engine.states[local][i]) for i in plan.changed_state if i in plan.local_state},
+            {
+                k: [jnp.copy(a) for a in engine.slots[local][k]]
+                for k, slot in enumerate(plan.slots)
+                if slot.scope != Scope.ALL
+            },
+        )
+
     def commit(self) -> tuple[list[list[jax.Array]], list[jax.Array]]:
         """Run the final segment and take its results as the workers' state."""
         engine, plan = self.engine, self.plan
         results = []
-        for local in self.locals:
+        own = {local: self._own(local) for local in engine.present if not self.pieces[local]}
+        for local in engine.present:
             given = self._whole(local, plan.final)
             results.append(engine._compiled["final", 0, local](*engine._split_final(given)))
         engine._committed = [outputs[0] for outputs in results if outputs]
-        for local, outputs in enumerate(results):
+        for local, outputs in zip(engine.present, results, strict=True):
             take, state = iter(outputs), engine.states[local]
             for i in plan.changed_state:
                 state[i] = next(take)
             engine.slots[local] = [list(islice(take, len(s.new))) for s in plan.slots]
-            if local == 0:
+            if local in own:
+                leaves, slots = own[local]
+                for i, leaf in leaves.items():
+                    state[i] = leaf
+                for k, values in slots.items():
+                    engine.slots[local][k] = values
+            if local == engine.present[0]:
                 hooks = [list(islice(take, len(h.values))) for h in plan.hooks]
                 metrics = list(islice(take, len(plan.graph.metrics)))
         if engine.new_nans is not None:

@@ -135,6 +135,8 @@ class Kernels:
     def can_make(self, local: int, size: int) -> bool:
         """Whether worker `local` of this process can compute `size` examples with no compile."""
         worker = self._workers[local]
+        if size == 0:
+            return True
         if self.splittable and not self.timed:  # whether it has a kernel of its own or not
             return worker.ready.keys() >= set(self._fixed(size, self.least_calls))
         if not self.splittable or size in worker.ready:
@@ -158,6 +160,8 @@ class Kernels:
         worker = self._workers[local]
         worker.steps_at_size = worker.steps_at_size + 1 if size == worker.size else 0
         worker.size = size
+        if size == 0:
+            return ()
         known = (size, at_least, worker.changes, worker.timings, worker.steps_at_size // _RETIME)
         if worker.chosen is None or worker.chosen[0] != known:
             worker.chosen = (known, self._choose(local, size, at_least) if self.splittable else (size,))
@@ -201,7 +205,7 @@ class Kernels:
 
     def wants_each_timed(self, local: int, pieces: Pieces) -> bool:
         """Whether the calls of this step should be waited for one by one, to time each."""
-        if not self.timed or len(set(pieces)) == 1:
+        if not self.timed or len(set(pieces)) <= 1:
             return False
         worker = self._workers[local]
         return worker.steps_at_size % _RETIME == 0 or any(len(worker.samples.get(p, ())) < _SAMPLES for p in pieces)

@@ -11,13 +11,14 @@ from functools import partial, reduce
 import jax
 import numpy as np
 
+from adaptive.base.seats import Seats
 from adaptive.base.world import Parts
 
 from .message import accumulate
 
 
-class LocalWorld:
-    """Some workers, one after another on one device.
+class LocalWorld(Seats):
+    """Some workers, one after another on one device. They may `leave` and `join` between two steps.
 
     Args:
       workers: how many.
@@ -27,6 +28,7 @@ class LocalWorld:
     rank, processes = 0, 1
 
     def __init__(self, workers: int = 1, device: jax.Device | None = None):
+        super().__init__(workers)
         self.size = workers
         self.workers = range(workers)
         self.devices = (device or jax.local_devices()[0],) * workers

@@ -73,6 +73,18 @@ class NewNaNs:
         of_all = {i for i, leaf in enumerate(states[0]) if i not in self._local and _holds_nan(leaf)}
         self._held = [of_all | {i for i in self._local if _holds_nan(state[i])} for state in states]
 
+    def seat(self, origins: Sequence[int | None], states: Sequence[Sequence[jax.Array]]) -> None:
+        """Others are there from now on. What new ones hold is taken for intended.
+
+        Args:
+          origins: for each, which one of those before it was; `None` for a new one.
+        """
+        shared = self._held[0] - self._local
+        self._held = [
+            shared | {i for i in self._local if _holds_nan(state[i])} if origin is None else self._held[origin]
+            for origin, state in zip(origins, states, strict=True)
+        ]
+
     def flags(self, outputs: Sequence[jax.Array], carriers: Sequence[jax.Array]) -> jax.Array:
         """Whether each leaf, and each carrier, may hold a NaN. Traced into the final segment.
 
@@ -90,7 +102,7 @@ class NewNaNs:
         """Take the flags of the update that was just dispatched."""
         self._flags = list(flags)
 
-    def read(self, states: Sequence[Sequence[jax.Array]], workers: range) -> Found:
+    def read(self, states: Sequence[Sequence[jax.Array]], workers: Sequence[int]) -> Found:
         """What the last update has done; waits for it. Once anything is found, that stays until `begin`."""
         flags, self._flags = self._flags, []
         if not flags or self._found:

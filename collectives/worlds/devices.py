@@ -12,7 +12,7 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from adaptive.extend import Parts
+from adaptive.extend import Parts, Seats
 
 from .scope import Scope, describe
 
@@ -21,12 +21,15 @@ from .scope import Scope, describe
 _one_at_a_time = Lock()
 
 
-class DeviceWorld(Scope):
+class DeviceWorld(Seats, Scope):
     """One process, one worker per device; batches may differ in size from device to device.
 
     Each worker's kernels are dispatched to its own device, so they run side by side. An exchange joins the workers'
     parts, without copying, to arrays sharded over the devices, and reduces all of them in one XLA program, compiled
     once per layout.
+
+    Between two steps a device's worker may `leave`, and another one `join` on its seat. Programs in this world notice
+    at their next step: they split the batch over those who are there, and compile nothing.
 
     Args:
       devices: one per worker; all local ones by default.
@@ -36,10 +39,11 @@ class DeviceWorld(Scope):
     processes = 1
 
     def __init__(self, devices: Sequence[jax.Device] | None = None):
-        super().__init__()
+        Scope.__init__(self)
         self.devices: Sequence[jax.Device] = tuple(jax.local_devices() if devices is None else devices)
         check_devices(self.devices)
         self.size = len(self.devices)
+        Seats.__init__(self, self.size)
         self.workers = range(self.size)
         mesh = Mesh(np.array(self.devices), ("worker",))
         self._sharding = NamedSharding(mesh, P("worker"))

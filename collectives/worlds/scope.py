@@ -21,6 +21,19 @@ class Scope:
         self._closed = False
         self._leaving = False
 
+    size: int
+    generation = 0
+
+    @property
+    def members(self) -> tuple[int, ...]:
+        """The seats with a worker on them: all."""
+        return tuple(range(self.size))
+
+    @property
+    def since(self) -> tuple[int, ...]:
+        """For each member the generation in which it came: all were there from the start."""
+        return (0,) * self.size
+
     def __enter__(self) -> Self:
         self._check_open()
         self._tokens.append(enter(self))  # type: ignore[arg-type]  # the subclasses are Worlds

@@ -11,7 +11,7 @@ from controllers._policy import Policy
 from controllers.predictors.base import Predictor, PredictorState, known, moving_average
 from controllers.timing.allocate import allocate
 from controllers.timing.batch_time import BatchTime
-from controllers.timing.seconds import inputs_of, seconds_of
+from controllers.timing.seconds import active_of, inputs_of, seconds_of, shares_of
 
 
 class FederatedState(NamedTuple):
@@ -80,21 +80,23 @@ def federated(predictor: Predictor | None = None, *, dead_band: float = 0.05) ->
         speeds, memory = rule.update(state.predictor, np.where(known(speed), speed, np.nan), no_inputs)
         state = FederatedState(memory, speeds)
         communication = further[:, 0] if further.shape[1] else np.zeros(len(seconds))
+        active = active_of(observation)
+        speeds, communication = speeds[active], communication[active]
         if not observation.due or not known(speeds).all() or not (communication >= 0).all():
             return None, state
-        return decide(observation, BatchTime(1 / speeds, communication)), state
+        return decide(observation, BatchTime(1 / speeds, communication), active), state
 
-    def decide(observation: Observation, rounds: BatchTime) -> Decision | None:
+    def decide(observation: Observation, rounds: BatchTime, active: np.ndarray) -> Decision | None:
         total, limits = observation.global_batch, observation.limits
-        sizes = np.asarray(observation.batch_sizes)
-        if len(sizes) == 1 or not sum(limits.lower) <= total <= sum(limits.upper):
+        lower, upper, sizes = (np.asarray(a)[active] for a in (limits.lower, limits.upper, observation.batch_sizes))
+        if len(sizes) == 1 or not sizes.all() or not sum(limits.lower) <= total <= sum(limits.upper):
             return None
         stay = sizes * (total / sizes.sum())
-        split = allocate(total, rounds, limits.lower, limits.upper, limits.quantum, near=stay)
+        split = allocate(total, rounds, lower, upper, limits.quantum, near=stay)
         now, then = rounds(stay).max(), rounds(split).max()
         if not now - then > dead_band * now:
             return None
         note = f"a round is expected to take {then:.3g} s, down from {now:.3g} s"
-        return Decision(shares=tuple(map(float, split)), notes=(note,))
+        return Decision(shares=shares_of(split, active, len(limits.lower)), notes=(note,))
 
     return Policy(init, update, "federated", ("seconds", "link_seconds"))

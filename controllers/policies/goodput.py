@@ -21,6 +21,7 @@ from adaptive.extend import Decision, Observation
 from controllers._policy import Policy
 from controllers.timing.allocate import fill
 from controllers.timing.batch_time import BatchTime
+from controllers.timing.seconds import active_of
 from controllers.timing.time_model import TimeModel
 
 from .efficiency import Bounds, efficiency, read_noise, round_batch
@@ -87,18 +88,19 @@ def goodput_batch(
 
     def update(observation: Observation, state: GoodputState) -> tuple[Decision | None, GoodputState]:
         noise, seconds, iteration = _read(observation)
-        times = state.times.observe(np.asarray(observation.previous_batch_sizes), seconds, observation.due)
-        state = GoodputState(times, _average(state.overhead, _idle(seconds, iteration)))
+        sizes = np.asarray(observation.previous_batch_sizes)
+        times = state.times.observe(sizes, seconds, observation.due)
+        state = GoodputState(times, _average(state.overhead, _idle(seconds[sizes > 0], iteration)))
         if not observation.due:
             return None, state
-        if not (noise.known and state.times.measured.all() and state.overhead >= 0):
+        if not (noise.known and state.times.measured[active_of(observation)].all() and state.overhead >= 0):
             return None, state
         return decide(observation, noise, state), state
 
     def decide(observation: Observation, noise: Bounds, state: GoodputState) -> Decision | None:
         now, step = observation.global_batch, multiple or batch_multiple(observation)
         least, most = batch_bounds(observation, min_batch, max_batch)
-        fit, overhead = state.times.fit(), float(state.overhead)
+        fit, overhead = state.times.of(active_of(observation)).fit(), float(state.overhead)
         reach = np.geomspace(max(now / growth, least), max(min(now * growth, most), least), CANDIDATES)
         best, most_gain = now, gain
         throughput_now = now / (_step_seconds(now, fit, observation) + overhead)
@@ -131,7 +133,7 @@ def _read(observation: Observation) -> tuple[Bounds, np.ndarray, float]:
 
 
 def _idle(seconds: np.ndarray, iteration: float) -> float:
-    """Seconds of an iteration in which nobody computes; NaN where a worker's time is not known."""
+    """Seconds of an iteration in which nobody computes; NaN where the time of one with examples is not known."""
     known = np.isfinite(iteration) and (seconds > 0).all() and (seconds < np.inf).all()
     return iteration - float(seconds.max()) if known else math.nan
 
@@ -147,6 +149,7 @@ def _average(mean: np.ndarray, new: float) -> np.ndarray:
 
 
 def _step_seconds(batch: int, times: BatchTime, observation: Observation) -> float:
-    lower, upper = np.asarray(observation.limits.lower), np.asarray(observation.limits.upper)
+    active, limits = active_of(observation), observation.limits
+    lower, upper = np.asarray(limits.lower)[active], np.asarray(limits.upper)[active]
     batch = min(max(batch, int(lower.sum())), int(upper.sum()))
     return float(times(fill(batch, times, lower, upper)).max())

@@ -10,7 +10,7 @@ from adaptive.extend import Decision, Observation, split
 from controllers._policy import Policy
 from controllers.predictors.arx import arx
 from controllers.predictors.base import Predictor, PredictorState, best_of, known, memoryless, moving_average
-from controllers.timing.seconds import inputs_of, seconds_of
+from controllers.timing.seconds import active_of, inputs_of, seconds_of, shares_of
 
 
 class LbBspState(NamedTuple):
@@ -56,16 +56,21 @@ def lb_bsp(predictor: Predictor | None = None, *, n_inputs: int = 0, dead_band: 
 
     def update(observation: Observation, state: LbBspState) -> tuple[Decision | None, LbBspState]:
         seconds, inputs = seconds_of(observation, "lb_bsp"), inputs_of(observation, "lb_bsp", n_inputs)
-        with np.errstate(divide="ignore"):
+        with np.errstate(divide="ignore", invalid="ignore"):
             speed = np.asarray(observation.previous_batch_sizes) / seconds
         speeds, memory = rule.update(state.predictor, np.where(known(speed), speed, np.nan), inputs)
         state = LbBspState(memory, speeds)
-        return decide(observation, speeds) if observation.due and known(speeds).all() else None, state
+        sure = known(speeds[active_of(observation)]).all()
+        return decide(observation, speeds) if observation.due and sure else None, state
 
     def decide(observation: Observation, speeds: np.ndarray) -> Decision | None:
         total, stay = observation.global_batch, np.asarray(observation.batch_sizes, np.float64)
-        sizes = split(total, speeds.tolist(), observation.limits)
-        now, then = (stay * (total / stay.sum()) / speeds).max(), (np.asarray(sizes) / speeds).max()
+        active = active_of(observation)
+        sizes = split(total, shares_of(speeds[active], active, len(speeds)), observation.limits)
+        stay, speeds, then_sizes = stay[active], speeds[active], np.asarray(sizes)[active]
+        if not stay.all():  # somebody has just been given examples
+            return None
+        now, then = (stay * (total / stay.sum()) / speeds).max(), (then_sizes / speeds).max()
         if now - then <= dead_band * now:
             return None
         return Decision(shares=tuple(map(float, sizes)))

@@ -8,7 +8,7 @@ import numpy as np
 
 from adaptive.extend import Decision, Observation, split
 from controllers._policy import Policy
-from controllers.timing.seconds import inputs_of, seconds_of
+from controllers.timing.seconds import active_of, inputs_of, seconds_of
 from controllers.timing.steady_times import SteadyTimes
 
 LONGEST_WINDOW = 64
@@ -66,7 +66,10 @@ def leader_straggler(*, step: int = 5, window: int = 10, gap: float = 0.03, min_
         free = further[:, 0] if further.shape[1] else np.full(len(seconds), np.inf)
         times = state.times.observe(np.asarray(observation.previous_batch_sizes), seconds)
         state = state._replace(times=times)
-        if not observation.due or len(seconds) == 1 or not times.ready(observation.batch_sizes, int(state.window)):
+        active = active_of(observation)
+        if not observation.due or len(active) == 1 or not np.asarray(observation.batch_sizes)[active].all():
+            return None, state  # nobody to exchange with, or somebody has just been given examples
+        if not times.ready(observation.batch_sizes, int(state.window)):
             return None, state
         return decide(observation, state, ~(free < min_free_bytes))  # NaN: not known to have too little
 
@@ -74,11 +77,12 @@ def leader_straggler(*, step: int = 5, window: int = 10, gap: float = 0.03, min_
         observation: Observation, state: LeaderStragglerState, has_memory: np.ndarray
     ) -> tuple[Decision | None, LeaderStragglerState]:
         limits, means = observation.limits, state.times.mean
+        told = means[active_of(observation)]
         sizes = np.array(split(observation.global_batch, observation.batch_sizes, limits))
         lead = np.where((sizes < limits.upper) & has_memory, means, np.inf)
         lag = np.where(sizes > limits.lower, means, -np.inf)
         leader, straggler = int(np.argmin(lead)), int(np.argmax(lag))
-        apart = float((means.max() - means.min()) / means.mean())
+        apart = float((told.max() - told.min()) / told.mean())
         if apart < gap or not lead[leader] < lag[straggler]:
             return None, state
         if not np.isnan(state.rest):

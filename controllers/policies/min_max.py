@@ -11,7 +11,7 @@ from controllers._policy import Policy
 from controllers.predictors.base import Predictor, PredictorState, known
 from controllers.timing.allocate import allocate, level_of_lines, water_level
 from controllers.timing.batch_time import BatchTime
-from controllers.timing.seconds import inputs_of, seconds_of
+from controllers.timing.seconds import active_of, inputs_of, seconds_of, shares_of
 from controllers.timing.time_model import TimeModel
 
 BAND = 3.0  # standard deviations
@@ -151,10 +151,13 @@ def min_max(
 
     def decide(observation: Observation, model: TimeModel) -> Decision | None:
         total, limits = observation.global_batch, observation.limits
-        lower, upper = np.asarray(limits.lower), np.asarray(limits.upper)
+        active = active_of(observation)
+        model = model.of(active)
+        lower, upper, sizes = (np.asarray(a)[active] for a in (limits.lower, limits.upper, observation.batch_sizes))
         if len(lower) == 1 or not model.measured.all() or not lower.sum() <= total <= upper.sum():
             return None
-        sizes = np.asarray(observation.batch_sizes)
+        if not sizes.all():  # somebody has just been given examples
+            return None
         stay = sizes * (total / sizes.sum())  # what the split would be if it stays as it is
         times = model.fit()
         seconds = times(stay)
@@ -177,7 +180,7 @@ def min_max(
         if not worth_it(now, then, band):
             return None
         note = f"slowest worker expected at {_ms(then)} a step, down from {_ms(now)}"
-        return Decision(shares=tuple(map(float, split)), notes=(note,))
+        return Decision(shares=shares_of(split, active, len(limits.lower)), notes=(note,))
 
     def worth_it(now: float, then: float, band: float) -> bool:
         return now - then > band * now and (now - then) * horizon > switch_seconds

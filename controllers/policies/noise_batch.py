@@ -93,5 +93,5 @@ def batch_bounds(observation: Observation, min_batch: int | None, max_batch: int
 
 
 def batch_multiple(observation: Observation) -> int:
-    """A batch of which every worker may have the same number of whole quanta."""
-    return observation.limits.quantum * len(observation.batch_sizes)
+    """A batch of which every worker that takes examples may have the same number of whole quanta."""
+    return observation.limits.quantum * len(observation.limits.active)

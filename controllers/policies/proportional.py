@@ -8,7 +8,7 @@ import numpy as np
 
 from adaptive.extend import Decision, Limits, Observation, split
 from controllers._policy import Policy
-from controllers.timing.seconds import seconds_of
+from controllers.timing.seconds import active_of, seconds_of, shares_of
 from controllers.timing.steady_times import SteadyTimes
 
 
@@ -74,7 +74,8 @@ def proportional(
         seconds = seconds_of(observation, "proportional")
         sizes = np.asarray(observation.previous_batch_sizes)
         times = state.times.observe(sizes, seconds, smoothing)
-        if (sizes != state.times.sizes).any() and (state.times.taken > 0).all():
+        were = state.times.sizes > 0
+        if (sizes != state.times.sizes).any() and were.any() and (state.times.taken[were] > 0).all():
             state = state._replace(sizes_before=state.times.sizes, speed_before=state.times.sizes / state.times.mean)
         state = state._replace(times=times)
         if not observation.due or not times.ready(observation.batch_sizes, window):
@@ -84,26 +85,30 @@ def proportional(
         return decide(observation, state), state
 
     def decide(observation: Observation, state: ProportionalState) -> Decision | None:
-        n, total = len(observation.batch_sizes), observation.global_batch
-        before = np.asarray(observation.batch_sizes) * (total / sum(observation.batch_sizes))
-        wanted = proportional_step(before, state.times.mean)
+        total, limits, active = observation.global_batch, observation.limits, active_of(observation)
+        least, most, before = (np.asarray(a)[active] for a in (limits.lower, limits.upper, observation.batch_sizes))
+        if not before.all():  # somebody has just been given examples
+            return None
+        before = before * (total / before.sum())
+        wanted = proportional_step(before, state.times.mean[active])
         if renormalise:
             wanted *= total / wanted.sum()
-        limits = observation.limits
-        lower = np.clip(np.full(n, min_size), limits.lower, limits.upper)
-        upper = np.clip(np.minimum(state.upper, max_size or state.upper), lower, limits.upper)
+        lower = np.clip(np.full(len(active), min_size), least, most)
+        learnt = state.upper[active]
+        upper = np.clip(np.minimum(learnt, max_size or learnt), lower, most)
         wanted = np.clip(wanted, lower, upper)
         if not renormalise:
             total = round(wanted.sum())
         if not lower.sum() <= total <= upper.sum():  # the bounds wished for cannot all be kept: the program's can
-            lower, upper = np.asarray(limits.lower), np.asarray(limits.upper)
+            lower, upper = least, most
         within = Limits(tuple(lower.tolist()), tuple(upper.tolist()), limits.quantum)
-        sizes = split(total, wanted.tolist(), within)
+        split_of = split(total, wanted.tolist(), within)
+        sizes = shares_of(np.asarray(split_of), active, len(limits.lower))
         # Of the sizes that come out: what bounds cut off is wanted again and again.
-        if np.max(np.abs(np.asarray(sizes) - before) / before) <= dead_band or sizes == observation.batch_sizes:
+        if np.max(np.abs(np.asarray(split_of) - before) / before) <= dead_band or sizes == observation.batch_sizes:
             return None
         changed = total if total != observation.global_batch else None
-        return Decision(global_batch=changed, shares=tuple(map(float, sizes)))
+        return Decision(global_batch=changed, shares=sizes)
 
     return Policy(init, update, "proportional", ("seconds",))
 

@@ -45,6 +45,8 @@ class RecordedStep(NamedTuple):
     seconds: float  # of the whole step, as rank 0 saw it
     hooks: dict[str, list[Any]]  # the leaves that each was given; empty for a step that was skipped
     decision: Decision | None
+    members: tuple[int, ...]  # the seats with a worker on them
+    joined: tuple[int, ...]  # those with another worker than in the step before
 
 
 @dataclass(frozen=True)
@@ -192,6 +194,8 @@ def _step(line: dict[str, Any], where: str) -> RecordedStep:
             line["seconds"],
             line["hooks"],
             asked and Decision(asked["global_batch"], shares, asked["stop"], tuple(line["notes"])),
+            tuple(line.get("members", range(len(line["batch_sizes"])))),
+            tuple(line.get("joined", ())),
         )
     except (KeyError, TypeError) as error:
         raise TraceError(f"{where}: a step without {error}.") from error

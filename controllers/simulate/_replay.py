@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from adaptive.extend import Decision, Observation
+from adaptive.extend import Decision, Observation, begun_anew
 from controllers._policy import Policy
 from controllers.timing.batch_time import BatchTime
 
@@ -16,6 +16,7 @@ from ._recording import RecordedStep, Recording, TraceError
 
 WINDOW = 10  # steps over which a worker's speed is taken to be constant
 FLOOR_GAIN = 0.15  # a floor must explain this fraction more than the line alone
+_UNKNOWN = (1.0, 0.0, 0.0)  # slope, intercept and floor of a worker that never had examples
 
 
 # --- the very observations --------------------------------------------------------------------------------------------
@@ -44,6 +45,8 @@ def replay(
     for step, then in zip(recording.steps, following, strict=True):
         if not step.hooks.get(hook):
             continue
+        if step.joined:
+            state = begun_anew(state, policy.init, recording.workers, step.joined)
         observation = Observation(
             step=step.step,
             epoch=step.epoch,
@@ -51,8 +54,10 @@ def replay(
             batch_sizes=step.batch_sizes,
             previous_batch_sizes=step.previous_batch_sizes,
             global_batch=sum(then.batch_sizes),
-            limits=recording.limits,
+            limits=recording.limits.of([size > 0 for size in then.batch_sizes]),
             due=step.step % every == 0,
+            members=step.members,
+            joined=step.joined,
         )
         decision, state = policy.update(observation, state)
         if observation.due and decision:
@@ -89,16 +94,21 @@ def fit(recording: Recording) -> Fit:
     speed and with the noise of that step. Curves are those under which speeds changed least when sizes did.
     """
     seconds, sizes = recording.seconds, recording.sizes
-    if np.isnan(seconds).all(axis=0).any():
-        missing = ", ".join(map(str, np.flatnonzero(np.isnan(seconds).all(axis=0))))
+    busy = sizes > 0
+    unknown = busy.any(axis=0) & np.isnan(seconds).all(axis=0)
+    if unknown.any():
+        missing = ", ".join(map(str, np.flatnonzero(unknown)))
         raise TraceError(f"the run holds no compute seconds of worker {missing}.")
-    seconds = np.stack([_filled(column) for column in seconds.T], axis=1)
-    curves = [_shape(b, t) for b, t in zip(sizes.T, seconds.T, strict=True)]
+    seconds = np.stack([_filled(column) for column in np.where(busy, seconds, np.nan).T], axis=1)
+    curves = [
+        _shape(b[on], t[on]) if on.any() else _UNKNOWN for b, t, on in zip(sizes.T, seconds.T, busy.T, strict=True)
+    ]
     times = BatchTime(*(np.array(part) for part in zip(*curves, strict=True)))
-    relative = seconds / times(sizes)
+    relative = np.where(busy, seconds / times(np.maximum(sizes, 1)), np.nan)
+    relative = np.stack([_filled(column) for column in relative.T], axis=1)
     level = np.stack([_running_median(column, WINDOW) for column in relative.T], axis=1)
     residue = relative / level
-    overhead = np.array([step.seconds for step in recording.steps]) - seconds.max(axis=1)
+    overhead = np.array([step.seconds for step in recording.steps]) - np.where(busy, seconds, 0.0).max(axis=1)
     cluster = Cluster(
         times,
         slowdown=by_step(level),
@@ -109,8 +119,9 @@ def fit(recording: Recording) -> Fit:
         overhead=max(0.0, float(np.median(overhead))),
         cpu=_trace(recording.series("cpu_available")),
         memory=_trace(recording.series("memory_available")),
+        present=None if busy.all() else lambda step: busy[min(step, len(busy)) - 1],
     )
-    certain = sizes.max(axis=0) >= 1.1 * sizes.min(axis=0)
+    certain = sizes.max(axis=0) >= 1.1 * np.where(busy, sizes, np.iinfo(np.int64).max).min(axis=0)
     return Fit(cluster, certain, sizes.sum(axis=1))
 
 
@@ -120,8 +131,10 @@ def _trace(rows: np.ndarray | None) -> Trace | None:
 
 
 def _filled(column: np.ndarray) -> np.ndarray:
-    """Steps whose time is not known take as long as the one before; the first ones as the first known."""
+    """Steps whose time is not known take as long as the one before, the first ones as the first known; 1 if none is."""
     known = np.isfinite(column)
+    if not known.any():
+        return np.ones_like(column)
     last = np.maximum.accumulate(np.where(known, np.arange(len(column)), -1))
     return column[np.where(last < 0, np.argmax(known), last)]
 

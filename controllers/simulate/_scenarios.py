@@ -206,7 +206,7 @@ def random_stragglers(n, steps, rng):
 
 @_named
 def elastic(n, steps, rng):
-    """A worker is lost at a third of the run and two join at two thirds; policies start anew each time."""
+    """A worker is lost at a third of the run and two join at two thirds, of whom nothing is known."""
     late, lost = min(2, n - 1), n - 1
 
     def present(step: int) -> np.ndarray:

@@ -166,7 +166,7 @@ def simulate(
     if cluster is None and not isinstance(sizes, Sequence):
         raise ValueError("simulate: say how many workers there are: give each one's first size, or a Cluster.")
     n = cluster.workers if cluster else np.size(sizes)
-    if isinstance(sizes, Sequence) and len(sizes) != n and not (cluster and cluster.present):
+    if isinstance(sizes, Sequence) and len(sizes) != n:
         raise ValueError(f"simulate: {len(sizes)} first sizes for {n} workers.")
     hooks = [Hooked(policy, values or ("seconds",), every)] if isinstance(policy, Policy) else list(policy)
     if global_batch is not None:
@@ -201,43 +201,46 @@ class _Run:
         self._cluster = times if isinstance(times, Cluster) else Cluster(BatchTime(np.ones(n)))
         self._sensors = np.random.default_rng([seed, 1])
         self._clock, self._consumed, self._slowdown = 0.0, 0, np.ones(n)
-        self._here = np.zeros(n, bool)
+        self._measured, self._iteration = np.full(n, np.nan), float("nan")
+        self._states: Hooks | None = None
 
     def run(self, first: Sequence[int] | int, steps: int) -> Simulation:
-        n, cluster = len(self._here), self._cluster
+        n, cluster = len(self._measured), self._cluster
         sizes, seconds = np.zeros((steps, n), np.int64), np.zeros((steps, n))
         slowdown, starts = np.ones((steps, n)), np.empty(steps)
         decisions: list[tuple[int, Decision]] = []
         for k in range(steps):
             present = cluster.present(k + 1) if cluster.present else np.ones(n, bool)
-            if not np.array_equal(present, self._here):
-                self._start(present, first if k == 0 else int(sizes[k - 1].sum()))
-            here, starts[k] = self._here, self._clock
-            sizes[k, here] = self._sizes.current
+            self._seat(tuple(np.flatnonzero(present).tolist()), first if k == 0 else None)
+            starts[k], sizes[k] = self._clock, self._sizes.current
+            busy = sizes[k] > 0
             if cluster.slowdown:
                 slowdown[k] = self._slowdown = cluster.slowdown(k + 1, self._clock)
             took = self._function(k + 1, sizes[k]) if self._function else cluster.times(sizes[k]) * slowdown[k]
-            seconds[k] = np.where(here, took * self._noise[k], 0.0)
+            seconds[k] = np.where(busy, took * self._noise[k], 0.0)
             decision = self._behind(k + 1)
             if decision:
                 decisions.append((k + 1, decision))
-            self._measured, self._iteration = seconds[k, here], seconds[k].max() + cluster.overhead
+            self._measured = np.where(busy, seconds[k], np.nan)
+            self._iteration = seconds[k].max() + cluster.overhead
             self._clock += self._iteration
         known = None if self._function else cluster
         return Simulation(sizes, seconds, decisions, starts, known, slowdown, self._noise, self._limits)
 
-    def _start(self, present: np.ndarray, sizes: Sequence[int] | int) -> None:
-        """A program starts, or goes on with other workers than before: policies know nothing, shares are equal."""
-        self._here, n = present, int(present.sum())
-        lower, upper = (tuple(np.asarray(bound)[present].tolist()) for bound in self._limits[:2])
-        total = sizes if isinstance(sizes, int) else sum(sizes)
-        shares = None if isinstance(sizes, int) else [float(size) for size in sizes]
-        limits = Limits(lower, upper, examples=max(self._examples, total))
-        self._sizes = BatchSizes(total, shares, limits, quantum=self._quantum)
-        if self._ready_after:
-            self._sizes.take_effect(_AfterSteps(self._ready_after))
-        self._measured, self._iteration = np.full(n, np.nan), float("nan")
-        self._states: Hooks | None = None
+    def _seat(self, members: tuple[int, ...], first: Sequence[int] | int | None) -> None:
+        """These workers are there from now on; in the first step with the sizes that they begin with."""
+        if first is not None:
+            total = first if isinstance(first, int) else sum(first)
+            shares = None if isinstance(first, int) else [float(size) for size in first]
+            limits = self._limits._replace(quantum=1, examples=max(self._examples, total))
+            self._sizes = BatchSizes(total, shares, limits, quantum=self._quantum, members=members)
+            if self._ready_after:
+                self._sizes.take_effect(_AfterSteps(self._ready_after))
+        elif members != self._sizes.members:
+            joined = [seat for seat in members if seat not in self._sizes.members]
+            assert self._states is not None, "they are there after the first step"
+            self._states.seat(joined, self._sizes)
+            self._sizes.seat(members, joined)
 
     def _behind(self, step: int) -> Decision | None:
         """What happens behind a step: hooks are shown what was measured, and their decision is made the next sizes."""
@@ -262,7 +265,7 @@ class _Run:
 
     def _signal(self, name: str, step: int) -> Any:
         """What a driver could read in this step: times of the step before, the machine's state now."""
-        cluster, here = self._cluster, self._here
+        cluster, n = self._cluster, len(self._measured)
         match name:
             case "seconds":
                 return self._measured
@@ -270,18 +273,20 @@ class _Run:
                 return np.asarray(self._iteration)
             case "cpu_available":
                 share = cluster.cpu(step, self._clock) if cluster.cpu else np.minimum(1 / self._slowdown, 1.0)
-                return self._sensed(share[here])
+                return self._sensed(share)
             case "memory_available":
-                memory = cluster.memory(step, self._clock) if cluster.memory else np.full(len(here), 1e9)
-                return self._sensed(memory[here])
+                memory = cluster.memory(step, self._clock) if cluster.memory else np.full(n, 1e9)
+                return self._sensed(memory)
             case "noise_scale":
                 scale = cluster.noise_scale(self._consumed) if cluster.noise_scale else float("nan")
                 return Bounds(scale, 0.9 * scale, 1.1 * scale)
             case "capacities":
-                return cluster.capacities[here]
+                return cluster.capacities
         raise ValueError(f"simulate: no value is called {name!r}; there are {', '.join(SIGNALS)}.")
 
     def _sensed(self, values: np.ndarray) -> np.ndarray:
+        there = np.isin(np.arange(len(values)), self._sizes.members)
+        values = np.where(there, values, np.nan)
         if not self._cluster.sensor_noise:
             return values
         return values * (1 + self._cluster.sensor_noise * self._sensors.standard_normal(len(values)))

@@ -24,6 +24,18 @@ def seconds_of(observation: Observation, policy: str) -> np.ndarray:
     return np.asarray(values[0], np.float64)
 
 
+def active_of(observation: Observation) -> np.ndarray:
+    """The numbers of the workers that take examples: decisions are about these alone. int64, shape=(their number,)."""
+    return np.array(observation.limits.active, np.int64)
+
+
+def shares_of(split: np.ndarray, active: np.ndarray, n_workers: int) -> tuple[float, ...]:
+    """A split over those who take examples, as shares of all; 0 for the others."""
+    shares = np.zeros(n_workers)
+    shares[active] = split
+    return tuple(shares.tolist())
+
+
 def inputs_of(observation: Observation, policy: str, expected: int | None = None) -> np.ndarray:
     """The hook's further values, each checked to be a number per worker; shape=(n, how many). As many as `expected`,
     unless that is for the policy to say."""

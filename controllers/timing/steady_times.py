@@ -37,9 +37,10 @@ class SteadyTimes(NamedTuple):
         return SteadyTimes(np.array(sizes, np.int64), np.where(valid, moved, mean), count + valid)
 
     def ready(self, sizes: tuple[int, ...], window: int) -> bool:
-        """Whether every worker has been measured at the sizes in force, and one of them `window` times.
+        """Whether every worker with examples has been measured at the sizes in force, and one of them `window` times.
 
         Right after a change they have not: times come a step late.
         """
         current = (self.sizes == np.asarray(sizes)).all()
-        return bool(current and self.taken.min() > 0 and self.taken.max() >= window)
+        taken = self.taken[np.asarray(sizes) > 0]
+        return bool(current and taken.min() > 0 and taken.max() >= window)

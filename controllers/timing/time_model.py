@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+import jax
 import numpy as np
 
 from .batch_time import BatchTime
@@ -59,6 +60,10 @@ class TimeModel(NamedTuple):
         """Seconds of the next step for any size; NaN for workers that were never measured."""
         return self.shape.line.times(self.present / self.shape.line.times()(self.sizes))
 
+    def of(self, workers: np.ndarray) -> TimeModel:
+        """Of these workers alone."""
+        return jax.tree.map(lambda part: part[..., workers] if np.ndim(part) else part, self)
+
     def variance(self, sizes: np.ndarray) -> np.ndarray:
         """The relative variance of what `fit` says for sizes, shape=(n,), by noise and for want of knowledge."""
         noise = np.maximum(self.level.noise, MISFIT) ** 2
@@ -77,10 +82,13 @@ class TimeModel(NamedTuple):
         a row: then it is slow.) What is not a positive number is missing.
 
         Args:
-          sizes: int, shape=(n,): the sizes that `seconds` were measured at.
+          sizes: int, shape=(n,): the sizes that `seconds` were measured at; of a worker without examples, 0, nothing is
+            learnt.
           seconds: shape=(n,).
           due: whether a decision follows.
         """
+        took = sizes > 0
+        sizes, seconds = np.where(took, sizes, np.maximum(self.sizes, 1)), np.where(took, seconds, np.nan)
         shape, measured, changed = self.shape, self.measured, sizes != self.sizes
         if changed.any():
             shape = shape.go_to(np.array(sizes, np.int64), self.level.unsettled)

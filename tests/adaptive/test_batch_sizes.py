@@ -182,7 +182,7 @@ def test_the_data_set_bounds_the_batch():
         (np.ones(2), "whole number"),
         (0, "positive; got 0"),
         (-4, "positive; got -4"),
-        (1, "too small for 2 workers"),
+        (1, "too small for 2 workers: each takes at least one example in a step, but for those whose share is 0"),
         (101, "larger than the data set, which has 100"),
         (21, "more than the 2 workers may take together: 20"),
     ],

@@ -127,8 +127,9 @@ def test_the_plan_says_so_in_words():
 def problems(draw):
     n, unit = draw(st.integers(1, 5)), draw(st.sampled_from([2, 3, 8]))
     upper = draw(st.lists(st.integers(1, 30), min_size=n, max_size=n))
-    total = draw(st.integers(n, sum(upper)))
     shares = draw(st.lists(st.floats(0, 100), min_size=n, max_size=n).filter(any))
+    there = [most for most, share in zip(upper, shares, strict=True) if share > 0]
+    total = draw(st.integers(len(there), sum(there)))
     quantum = unit * draw(st.sampled_from([1, 2, 4]))
     return unit * total, shares, Limits((unit,) * n, tuple(unit * u for u in upper), quantum, unit)
 
@@ -136,13 +137,15 @@ def problems(draw):
 @given(problems())
 def test_splits_are_of_multiples(problem):
     total, shares, limits = problem
+    limits = limits.of([share > 0 for share in shares])
     for sizes in (split(total, shares, limits), equal(total, limits)):
         assert sum(sizes) == total
         assert all(s % limits.multiple == 0 for s in sizes)
         assert all(a <= s <= b for a, s, b in zip(limits.lower, sizes, limits.upper, strict=True))
         assert split(total, sizes, limits) == sizes
-    spread = max(equal(total, limits)) - min(equal(total, limits))
-    assert spread <= limits.multiple or max(equal(total, limits)) > min(limits.upper)
+    sizes = [equal(total, limits)[worker] for worker in limits.active]
+    spread = max(sizes) - min(sizes)
+    assert spread <= limits.multiple or max(sizes) > min(limits.upper[worker] for worker in limits.active)
 
 
 def test_bounds_that_multiples_cannot_keep_are_refused():
@@ -161,7 +164,8 @@ def test_global_batches_asked_for_are_rounded_to_multiples(problem, asked):
     got = sum(sizes.target)
     assert got % limits.multiple == 0
     assert len(notes) == (got != asked)
-    if sum(limits.lower) <= asked <= sum(limits.upper):
+    bounds = sizes.bounds()
+    if sum(bounds.lower) <= asked <= sum(bounds.upper):
         assert abs(got - asked) <= limits.multiple / 2
     assert all(s % limits.multiple == 0 for s in sizes.target)
 

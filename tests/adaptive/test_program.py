@@ -17,9 +17,10 @@ import monitors as mon
 from adaptive import operators
 from adaptive.base import failure as _failure
 from adaptive.base.decision import Decision
+from adaptive.base.seats import Seats
 from adaptive.control.decision_digest import DecisionDigest
 from adaptive.operators.sources import Source, read
-from adaptive.program import program as _program
+from adaptive.program import watch as _watch
 from adaptive.runtime.local_world import LocalWorld
 from adaptive.runtime.message import accumulate
 
@@ -136,7 +137,7 @@ def test_what_jax_is_set_to_in_this_thread_holds_behind_the_steps_too():
 )
 def test_a_step_beside_our_own_compiler_says_nothing_of_the_machine_if_it_has_few_cores(monkeypatch, cores, known):
     """Or balancing would follow what compiling costs, and take it back."""
-    monkeypatch.setattr(_program, "n_cores", lambda: cores)
+    monkeypatch.setattr(_watch, "n_cores", lambda: cores)
     seconds = Source("seconds", lambda r: r.compute_seconds)
 
     def driver(state, batch):
@@ -156,11 +157,11 @@ def test_a_step_beside_our_own_compiler_says_nothing_of_the_machine_if_it_has_fe
 
 def test_cores_are_those_that_the_process_may_use(monkeypatch):
     monkeypatch.delenv("PJRT_NPROC", raising=False)
-    allowed = _program.n_cores()
+    allowed = _watch.n_cores()
     assert allowed >= 1
     for told, cores in (("1", 1), ("0", allowed), ("many", allowed), (str(10**6), allowed)):
         monkeypatch.setenv("PJRT_NPROC", told)
-        assert _program.n_cores() == cores
+        assert _watch.n_cores() == cores
 
 
 # --- reports ----------------------------------------------------------------------------------------------------------
@@ -488,6 +489,7 @@ class Twin(LocalWorld):
 
     def __init__(self):
         super().__init__(1)
+        Seats.__init__(self, 2)
         self.size, self.sent = 2, []
         self.other = lambda status: status  # what becomes of the other worker's status
         self.culprits = []  # what the other process finds, of contributions that are not finite

@@ -18,9 +18,10 @@ def problems(draw):
     n = draw(st.integers(1, 6))
     lower = draw(st.lists(st.integers(1, 9), min_size=n, max_size=n))
     upper = [low + draw(st.integers(0, 60)) for low in lower]
-    total = draw(st.integers(sum(lower), sum(upper)))
     share = st.one_of(st.floats(0, 100), st.sampled_from([0.0, 1.0, 1e-30, 1e30, 5e-324, 1e308]))
     shares = draw(st.lists(share, min_size=n, max_size=n).filter(any))
+    there = [w for w in range(n) if shares[w] > 0]
+    total = draw(st.integers(sum(lower[w] for w in there), sum(upper[w] for w in there)))
     quantum = draw(st.sampled_from([1, 1, 2, 3, 4, 8, 16]))
     return total, shares, Limits(tuple(lower), tuple(upper), quantum)
 
@@ -30,8 +31,10 @@ def test_a_split_sums_up_and_keeps_its_limits(problem):
     total, shares, limits = problem
     sizes = split(total, shares, limits)
     assert sum(sizes) == total
+    limits = limits.of([share > 0 for share in shares])  # none for a share of 0, and some for any other
     assert all(low <= s <= up for low, s, up in zip(limits.lower, sizes, limits.upper, strict=True))
     assert all(type(s) is int for s in sizes)
+    assert split(total, shares, limits) == sizes
 
 
 @given(problems())
@@ -78,9 +81,20 @@ def test_what_a_full_worker_cannot_take_goes_to_the_others_in_proportion():
     assert split(100, [8, 1, 1], Limits((1,) * 3, (40, 100, 100))) == (40, 30, 30)
 
 
-def test_workers_with_no_share_take_what_is_left_when_the_others_are_full():
-    assert split(16, [1, 0, 0], Limits((1,) * 3, (10, 10, 10))) == (10, 3, 3)
-    assert split(7, [1, 0, 0], Limits((1,) * 3, (10, 10, 10))) == (5, 1, 1)
+def test_workers_with_no_share_take_nothing():
+    limits = Limits((1,) * 3, (10, 10, 10), 4)
+    assert split(16, [1, 0, 1], limits) == (8, 0, 8)
+    assert split(1, [0, 1, 0], limits) == (0, 1, 0)  # so a batch may be smaller than the number of workers
+    assert split(9, [0, 1, 1e-300], limits) == (0, 8, 1)
+    with pytest.raises(ad.BatchSizeError, match=r"16 cannot be split over 1 workers .* at least 1 and at most 10"):
+        split(16, [1, 0, 0], limits)
+
+
+def test_who_takes_no_part_is_told_by_the_limits_as_well():
+    limits = Limits((2,) * 3, (10, 20, 30), 4).of([True, False, True])
+    assert (limits.lower, limits.upper, limits.active) == ((2, 0, 2), (10, 0, 30), (0, 2))
+    assert split(12, [1, 8, 2], limits) == (4, 0, 8)
+    assert equal(7, limits) == (4, 0, 3)
 
 
 def test_whole_numbers_outside_the_limits_are_shares():

@@ -12,6 +12,7 @@ import adaptive as ad
 import collectives as comm
 import controllers as ctrl
 import monitors as mon
+from adaptive.base.seats import Seats
 from adaptive.runtime.local_world import LocalWorld
 from adaptive.runtime.message import accumulate
 from tests.relaxed import relaxed_tx
@@ -157,7 +158,7 @@ def test_what_is_made_of_an_unknown_value_is_looked_at_once_that_is_known():
         return {"w": mean * seconds + jnp.log(2.5 - state["count"]), "count": state["count"] + 1}, {}
 
     with build(driver, {"w": 0.0, "count": 0.0}) as program:
-        program._few_cores = False  # else seconds may stay unknown while kernels are compiled
+        program._clock._few_cores = False  # else seconds may stay unknown while kernels are compiled
         with pytest.raises(ad.NonFiniteError, match=r"the update of step 4 made NaNs: in state\['w'\]"):
             list(program.run(steps=6))
 
@@ -211,6 +212,7 @@ class Twin(LocalWorld):
 
     def __init__(self, number):
         super().__init__(1)
+        Seats.__init__(self, 2)
         self.size, self.rank, self.workers = 2, number, range(number, number + 1)
         self.statuses, self.heard = [], []
 

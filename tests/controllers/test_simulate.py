@@ -146,18 +146,27 @@ def test_sizes_are_multiples_of_the_quantum_once_they_are_asked_for():
     assert simulation.sizes.tolist() == [[8, 8, 8], [12, 8, 4]]
 
 
-def test_workers_come_and_go_and_policies_start_anew():
-    started = []
+def test_workers_come_and_go_and_what_is_known_of_newcomers_begins_anew():
+    seen, told = [], []
 
-    def init(n):
-        started.append(n)
-        return ()
+    def update(observation, state):
+        state = {"steps": state["steps"] + (np.asarray(observation.batch_sizes) > 0), "all": state["all"] + 1}
+        seen.append(state["steps"].tolist())
+        told.append((observation.members, observation.joined, observation.limits.active))
+        return script.get(observation.step), state
 
-    policy = scripted({2: ctrl.Decision(shares=(6.0, 3.0))})._replace(init=init)
+    script = {2: ctrl.Decision(shares=(6.0, 3.0, 0.0))}
+    policy = ctrl.Policy(lambda n: {"steps": np.zeros(n), "all": np.zeros(())}, update)
     present = {1: (1, 1, 0), 4: (0, 1, 1), 6: (1, 1, 1)}
     here = [np.array(present[max(k for k in present if k <= step)], bool) for step in range(1, 8)]
     simulation = simulate(policy, Cluster(AFFINE, present=lambda step: here[step - 1]), 9, 7)
-    assert started == [2, 2, 3]
+    assert seen == [[1, 1, 0], [2, 2, 0], [3, 3, 0], [3, 4, 1], [3, 5, 2], [1, 6, 3], [2, 7, 4]]
+    assert told[2:6] == [
+        ((0, 1), (), (0, 1)),
+        ((1, 2), (2,), (1, 2)),
+        ((1, 2), (), (1, 2)),
+        ((0, 1, 2), (0,), (0, 1, 2)),
+    ]
     assert simulation.sizes.tolist() == [[5, 4, 0]] * 2 + [[6, 3, 0], *[[0, 5, 4]] * 2, *[[3, 3, 3]] * 2]
     assert ((simulation.seconds > 0) == (simulation.sizes > 0)).all()
     assert simulation.ideal_sizes.sum(axis=1).tolist() == [9] * 7

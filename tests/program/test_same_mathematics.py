@@ -36,7 +36,7 @@ def train_with_random_sizes(world, data, seed: int, *, random_pieces: bool) -> t
         assert problems.same_everywhere(world, program.state)
         assert len(set(batches)) == len(GLOBAL_BATCHES)
         assert world.size == 1 or len(splits) > 8
-        assert not random_pieces or (len(pieces) > 20 and max(map(max, pieces)) <= 8)
+        assert not random_pieces or (len(pieces) > 20 and max(max(p, default=0) for p in pieces) <= 8)
         return batches, program.state["params"]
 
 

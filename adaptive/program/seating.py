@@ -1,0 +1,49 @@
+"""Who sits on the seats of a world, and what a program does when that has changed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from adaptive.base.world import World
+from adaptive.control.batch_sizes import BatchSizes
+from adaptive.control.hooks import Hooks
+from adaptive.runtime.engine import Engine
+
+
+class Seating:
+    """The members of a world as a program knows them. Replicated.
+
+    Attributes:
+      since: the members' seats, and in which generation each came.
+    """
+
+    def __init__(self, world: World, engine: Engine, hooks: Hooks, sizes: BatchSizes):
+        self._world, self._engine, self._hooks, self._sizes = world, engine, hooks, sizes
+        self.since = self._who_is_there()
+        engine.seat(self.places(self.since), ())
+
+    @property
+    def changed(self) -> bool:
+        """Whether anybody has left or joined."""
+        return self._who_is_there() != self.since
+
+    def places(self, seats: Iterable[int]) -> list[int]:
+        """Those of these seats that this process carries, by their places in it. Local."""
+        workers = self._world.workers
+        return [workers.index(seat) for seat in seats if seat in workers]
+
+    def take(self) -> tuple[list[int], list[str]]:
+        """Take who is there now: batches are split anew, and what hooks have learned of those who left is forgotten.
+
+        Returns:
+          The seats with another worker than before, and notes on who has come and gone.
+        """
+        there = self._who_is_there()
+        joined = [seat for seat, since in there.items() if self.since.get(seat) != since]
+        self._hooks.seat(joined, self._sizes)
+        self._engine.seat(self.places(there), self.places(joined))
+        self.since = there
+        return joined, self._sizes.seat(list(there), joined)
+
+    def _who_is_there(self) -> dict[int, int]:
+        return dict(zip(self._world.members, self._world.since, strict=True))

@@ -1,0 +1,53 @@
+"""What a worker without examples sends: what changes no sum and no extreme, made once.
+
+Its weights are 0, and its contributions the neutral elements of what they are combined by. Its row in what is gathered
+is NaN, or 0 among integers: nothing was computed there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import jax
+import numpy as np
+
+from adaptive.graph.plan import Plan
+
+from .message import Layout
+
+
+class Nothing:
+    """Messages' parts, and what calls would have kept, of workers that make no calls.
+
+    Args:
+      devices: of the workers of this process.
+      first: the number of the first of them.
+    """
+
+    def __init__(self, plan: Plan, layouts: Sequence[Layout], devices: Sequence[jax.Device], first: int):
+        self._plan, self._layouts, self._devices, self._first = plan, layouts, devices, first
+        self._parts: dict[tuple[int, int], list[jax.Array]] = {}
+        self._kept: dict[tuple[int, int], list[jax.Array]] = {}
+
+    def parts(self, level: int, local: int) -> list[jax.Array]:
+        """A message of worker `local`, on its device."""
+        if (level, local) not in self._parts:
+            host = parts_of_nothing(self._layouts[level], self._first + local)
+            self._parts[level, local] = jax.device_put(host, self._devices[local])
+        return self._parts[level, local]
+
+    def kept(self, level: int, local: int) -> list[jax.Array]:
+        """Stand-ins for what a call keeps for the segments behind it, by which nothing that is kept is computed."""
+        if (level, local) not in self._kept:
+            values = [np.zeros(a.aval.shape, a.aval.dtype) for a in self._plan.calls[level].outputs]
+            self._kept[level, local] = jax.device_put(values, self._devices[local])
+        return self._kept[level, local]
+
+
+def parts_of_nothing(layout: Layout, worker: int) -> list[np.ndarray]:
+    """What worker number `worker` adds to a message for which it has computed nothing."""
+    parts = [np.zeros(part.shape, part.dtype) for part in layout.parts]
+    for c, entry in zip(layout.contributions, layout.entries, strict=True):
+        sent = c.how.encode_nothing(c.value.aval.shape, entry.dtype, worker, layout.workers)
+        parts[entry.part].reshape(-1)[entry.offset : entry.offset + entry.size] = np.asarray(sent).reshape(-1)
+    return parts
