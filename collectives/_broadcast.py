@@ -22,7 +22,7 @@ def broadcast(tree: T, root: int = 0) -> T:
 
     Args:
       tree: a pytree of arrays and numbers, each of the same shape on all workers. Local.
-      root: the number of the worker whose values are taken.
+      root: the number of the worker whose values are taken. It has to take examples.
 
     Returns:
       `tree` with the root's leaves. Replicated.
@@ -55,6 +55,10 @@ class Broadcast(Collective):
 
     def encode(self, x: jax.Array, worker: Any, workers: int) -> jax.Array:
         return jnp.where(worker == self.root, x, jnp.zeros((), x.dtype))
+
+    @property
+    def needed(self) -> tuple[int, ...]:
+        return (self.root,)
 
     @property
     def about(self) -> str:

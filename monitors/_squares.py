@@ -20,7 +20,10 @@ def squared_norm(tree: Any) -> jax.Array:
     """
     leaves = [jnp.asarray(leaf) for leaf in jax.tree.leaves(tree)]
     dtype = at_least_single(*(leaf.real.dtype for leaf in leaves))
-    squares = [jnp.sum(jnp.square(_magnitude(leaf).astype(dtype))) for leaf in leaves]
+    # Flat, as they are sent, and behind a barrier: XLA would transpose a gradient that it computes in another order
+    # twice, once for the message and once more in this shape.
+    flat = [jax.lax.optimization_barrier(leaf.reshape(-1)) for leaf in leaves]
+    squares = [jnp.sum(jnp.square(_magnitude(leaf).astype(dtype))) for leaf in flat]
     return sum(squares, jnp.zeros((), dtype))
 
 

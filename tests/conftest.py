@@ -6,6 +6,8 @@ import atexit
 import os
 import shutil
 import tempfile
+import threading
+import time
 from importlib.metadata import PackageNotFoundError, version
 
 # Environment, so that it holds for the processes that tests start too.
@@ -20,6 +22,8 @@ import hypothesis
 import jax
 import pytest
 
+from adaptive.runtime.background import BackgroundCompiler
+from adaptive.runtime.kernels import Kernels
 from tests.mpirun import mpirun_version
 
 jax.config.update("jax_num_cpu_devices", 4)  # before any backend is used: workers of a DeviceWorld
@@ -31,6 +35,35 @@ jax.config.update("jax_numpy_dtype_promotion", "strict")
 # No deadline: the first example often compiles something.
 hypothesis.settings.register_profile("suite", derandomize=True, deadline=None)
 hypothesis.settings.load_profile("suite")
+
+
+def _set_the_compilers_speed(speed: str) -> None:
+    """No test is to depend on when kernels are ready behind the steps. With TESTS_COMPILER=quick they are as soon as
+    they are asked for, with TESTS_COMPILER=slow long after.
+    """
+    background, compile_kernel = BackgroundCompiler, Kernels.compile
+
+    def slow(self, local, size):
+        if threading.current_thread().name == "adaptive-compiler":
+            time.sleep(0.5)
+        compile_kernel(self, local, size)
+
+    def quick(asking):
+        def asked(self, *args):
+            asking(self, *args)
+            while isinstance(self._compiler, background) and not self.warm and self._compiler.error is None:
+                time.sleep(0.001)
+
+        return asked
+
+    if speed == "slow":
+        Kernels.compile = slow
+    else:
+        Kernels.extend, Kernels.ask = quick(Kernels.extend), quick(Kernels.ask)
+
+
+if os.environ.get("TESTS_COMPILER"):
+    _set_the_compilers_speed(os.environ["TESTS_COMPILER"])
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

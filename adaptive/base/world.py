@@ -10,13 +10,14 @@ between two steps.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from typing import Protocol, runtime_checkable
 
 import jax
 import numpy as np
 
 Parts = Sequence[jax.Array]
+LookAtPiece = Callable[[int, int, np.ndarray], None]  # the part's number, the piece's first element in it, the piece
 
 
 @runtime_checkable
@@ -79,6 +80,7 @@ class World(Protocol):
         channel: Hashable = 0,
         about: str = "",
         more: str = "",
+        look: LookAtPiece | None = None,
     ) -> tuple[list[list[jax.Array]], np.ndarray]:
         """Reduce a message over all workers; blocks until it has arrived.
 
@@ -91,6 +93,8 @@ class World(Protocol):
             length, 0 too.
           channel: which of a program's messages this is; results of other channels stay as they are.
           about, more: see `World`.
+          look: for worlds that reduce on the host, piece by piece, to call with each piece that has just been reduced,
+            as long as it is in the caches. Others need not call it, nor for all pieces.
 
         Returns:
           `(results, status)`. `results[i][j]` is part j, reduced, on the device of this process's i-th worker, bitwise

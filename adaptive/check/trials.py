@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from adaptive.base.world import Parts
+from adaptive.base.world import LookAtPiece, Parts
 from adaptive.data.stream import Share
 from adaptive.graph.flow import Scope
 from adaptive.graph.plan import Plan
@@ -179,6 +179,7 @@ class _Wire(LocalWorld):
         channel: Hashable = 0,
         about: str = "",
         more: str = "",
+        look: LookAtPiece | None = None,
     ) -> tuple[list[list[jax.Array]], np.ndarray]:
         results, status = super().exchange(parts, ops, status, channel, about, more)
         arrived = [np.asarray(p) for p in results[0]]
@@ -204,7 +205,8 @@ class Bench:
         self.plan, self.batch, self._seed = plan, jax.tree.map(_as_row_dtype, batch), seed
         self._examples = len(jax.tree.leaves(batch)[0])
         self._wire, self.outputs = _Wire(n, device), outputs_of(plan)
-        of = [w % len(engine.states) for w in range(n)]  # where other processes have workers, this one's stand in
+        there = engine.present
+        of = [there[w % len(there)] for w in range(n)]  # where other processes have workers, this one's stand in
         self.start = Start(
             [[wide(leaf) for leaf in engine.states[i]] for i in of],
             [[[wide(a) for a in slot] for slot in engine.slots[i]] for i in of],

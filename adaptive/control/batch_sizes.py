@@ -15,7 +15,7 @@ A program has such sizes, and so has a simulated cluster.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from adaptive.base.decision import Decision, Limits
@@ -70,6 +70,7 @@ class BatchSizes:
         self._follows = quantum is None
         self.limits = limits._replace(quantum=limits.multiple if quantum is None else quantum)
         self.members = tuple(range(n) if members is None else members)
+        self._needed: tuple[int, ...] = ()  # seats whose workers must take examples
         self.shares = self.checked([1.0] * n if shares is None else shares)
         self.wanted = total = self.check_global(global_batch)
         first = equal(total, self.bounds()) if shares is None else split(total, self.shares, self.limits)
@@ -88,6 +89,11 @@ class BatchSizes:
     ) -> None:
         """Say when sizes can be made; until then, they can be at once."""
         self._readiness, self.one_by_one, self.waits, self.resizable = readiness, one_by_one, waits, resizable
+
+    def must_take(self, seats: Iterable[int]) -> None:
+        """Refuse from now on, and of the shares that there are, those that give these seats no examples."""
+        self._needed = tuple(sorted(set(seats)))
+        self.checked(self.shares)
 
     @property
     def target(self) -> Split:
@@ -227,8 +233,11 @@ class BatchSizes:
         if self.pending is not None:
             self.current, self.pending, self.next = self.pending, self.next, None
 
-    def restart(self, sizes: Sequence[int], shares: Sequence[float]) -> None:
-        """Take up a split that was in force before, and the shares that it was made by. Both must be valid."""
+    def restart(self, sizes: Sequence[int], shares: Sequence[float], members: Sequence[int] | None = None) -> None:
+        """Take up a split that was in force before, the shares that it was made by, and who was there, if others were
+        than now. All must be valid.
+        """
+        self.members = self.members if members is None else tuple(members)
         self.shares, self.wanted = tuple(shares), sum(sizes)
         self.current = self.previous = tuple(sizes)
         self.pending = self.next = None
@@ -257,6 +266,11 @@ class BatchSizes:
         if not any(taken):
             seats = ", ".join(str(seat) for seat, w in enumerate(weights) if w)
             raise BatchSizeError(f"shares give examples to seat {seats} alone, and nobody sits there.")
+        missing = [seat for seat in self._needed if not taken[seat]]
+        if missing:
+            raise BatchSizeError(
+                f"worker {missing[0]} must take examples, at least a few: the driver broadcasts what that worker has."
+            )
         return taken
 
     def check_global(self, global_batch: Any, shares: Sequence[float] | None = None) -> int:

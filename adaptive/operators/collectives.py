@@ -80,6 +80,11 @@ class Collective:
         """Whether it is a mean."""
         return False
 
+    @property
+    def needed(self) -> tuple[int, ...]:
+        """Workers without whose value there is no result: they must take examples."""
+        return ()
+
     def result_shape(self, shape: Shape, workers: int) -> Shape:
         """Of the result for a value of `shape`."""
         return shape

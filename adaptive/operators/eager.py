@@ -53,13 +53,15 @@ def exchange_eagerly(how: Collective, values: Sequence, *, weight: Any) -> list[
     what = ", ".join(f"{v.dtype}{list(v.shape)}" for v in values)
     about = f"{how.about} of {what}, outside a program"
     values = [v.astype(wire_dtype(v.dtype)) for v in values]
+    _check_there(how, world.members)
     parts = []
     for worker, device in zip(world.workers, world.devices, strict=True):
-        if worker in world.members:
+        there = worker in world.members
+        if there:
             sent = [how.encode(v if weight is None else scaled(v, weight), worker, world.size) for v in values]
         else:
             sent = [how.encode_nothing(v.shape, v.dtype, worker, world.size) for v in values]
-        weights = [] if weight is None else [jnp.asarray(weight) * (worker in world.members)]
+        weights = [] if weight is None else [jnp.asarray(weight) if there else jnp.zeros_like(weight)]
         row = [jnp.zeros(1), *weights, *sent]
         parts.append([jax.device_put(p, device) for p in row])
     ops = ["sum", *([] if weight is None else ["sum"]), *[how.op] * len(values)]
@@ -70,6 +72,12 @@ def exchange_eagerly(how: Collective, values: Sequence, *, weight: Any) -> list[
         out = [divided(s, out[0]) for s in out[1:]]
     out = [how.decode(v, world.workers[0], world.size) for v in out]
     return jax.block_until_ready([v.astype(dtype) for v, dtype in zip(out, dtypes, strict=True)])
+
+
+def _check_there(how: Collective, members: Sequence[int]) -> None:
+    missing = [seat for seat in how.needed if seat not in members]
+    if missing:
+        raise CollectiveError(f"{how.about} outside a program{at(current_line())}: nobody sits on seat {missing[0]}.")
 
 
 def _check_weight(total: jax.Array) -> None:

@@ -34,7 +34,7 @@ Checkpoint = dict[str, Any]
 VERSION = 1
 _FIELDS = (
     *("version", "state", "slots", "local", "hooks", "step", "cursor"),
-    *("batch_sizes", "shares", "seed", "examples"),
+    *("batch_sizes", "shares", "members", "seed", "examples"),
 )
 _MOST = 2**63 - 1
 
@@ -52,13 +52,14 @@ def save(engine: Engine, hooks: Hooks, sizes: BatchSizes, stream: Stream, *, ste
     about = f"a checkpoint of {engine.name} behind step {step}"
     hooks.catch_up(sizes)
     wanted_state, wanted_slots = _of_state(engine, like), _of_slots(engine)
+    one = engine.present[0]
     state = [
-        _of_all(world, [s[i] for s in engine.states], about) if wanted.local else _host(engine.states[0][i])
+        _of_all(world, [s[i] for s in engine.states], about) if wanted.local else _host(engine.states[one][i])
         for i, wanted in enumerate(wanted_state.values())
     ]
     slots = {
         slot.name: [
-            _host(engine.slots[0][k][leaf])
+            _host(engine.slots[one][k][leaf])
             if slot.scope == Scope.ALL
             else _of_all(world, [s[k][leaf] for s in engine.slots], about)
             for leaf in range(len(slot.init))
@@ -75,6 +76,7 @@ def save(engine: Engine, hooks: Hooks, sizes: BatchSizes, stream: Stream, *, ste
         "cursor": stream.cursors[0] if len(stream.lanes) == 1 else list(stream.cursors),
         "batch_sizes": list(sizes.target),
         "shares": list(sizes.shares),
+        "members": list(sizes.members),
         "seed": stream.seed,
         "examples": [lane.length for lane in stream.lanes],
     }
@@ -168,6 +170,7 @@ class Parsed:
 
     Attributes:
       batch_sizes, shares: for the workers of this world.
+      members: the seats that had a worker. Whoever is there besides, joins; whoever is not, has left.
       state, slots: arrays by their labels, in the order of the program; of what is local, a row per worker.
       hooks: the hooks' states, built as they build them.
     """
@@ -176,6 +179,7 @@ class Parsed:
     cursors: tuple[int, ...]
     batch_sizes: tuple[int, ...]
     shares: tuple[float, ...]
+    members: tuple[int, ...]
     state: dict[str, np.ndarray]
     slots: dict[str, np.ndarray]
     hooks: dict[str, Any]
@@ -188,6 +192,7 @@ class Parsed:
             "cursor": ", ".join(map(str, self.cursors)),
             "batch sizes": str(self.batch_sizes),
             "shares": str(self.shares),
+            "members": str(self.members),
             **{label: digest_of_tree(leaf) for label, leaf in leaves.items()},
             **{leaf.label: digest_of_tree(leaf.value) for leaf in by_name(self.hooks, "hooks").values()},
         }
@@ -207,7 +212,7 @@ def parse(checkpoint: Any, engine: Engine, hooks: Hooks, sizes: BatchSizes, stre
     """
     fields = _fields(checkpoint)
     cursors = _check_data(fields, stream)
-    batch_sizes = [_whole(n, "batch_sizes", least=1) for n in _numbers(fields["batch_sizes"], "batch_sizes")]
+    batch_sizes = [_whole(n, "batch_sizes", least=0) for n in _numbers(fields["batch_sizes"], "batch_sizes")]
     before, here = len(batch_sizes), engine.world.size
     wanted_state, wanted_slots = _of_state(engine, like), _of_slots(engine)
     if before != here and any(w.local for w in (*wanted_state.values(), *wanted_slots.values())):
@@ -215,9 +220,10 @@ def parse(checkpoint: Any, engine: Engine, hooks: Hooks, sizes: BatchSizes, stre
     try:
         shares = tuple(check_shares(_numbers(fields["shares"], "shares"), before).tolist())
         if before == here:
-            split = _fitting(batch_sizes, sizes)
+            split, members = _fitting(batch_sizes, shares, sizes), _members(fields, here)
         else:
-            split, shares = equal(sizes.check_global(sum(batch_sizes)), sizes.limits), (1.0,) * here
+            shares, members = tuple(float(seat in sizes.members) for seat in range(here)), sizes.members
+            split = equal(sizes.check_global(sum(batch_sizes), shares), sizes.bounds(shares))
     except (AdaptiveError, TypeError, ValueError) as error:
         raise CheckpointError(f"the checkpoint's sizes cannot be used here: {error}") from error
     return Parsed(
@@ -225,6 +231,7 @@ def parse(checkpoint: Any, engine: Engine, hooks: Hooks, sizes: BatchSizes, stre
         cursors=cursors,
         batch_sizes=split,
         shares=shares,
+        members=members,
         state=_arrays(fields, "state", wanted_state),
         slots=_arrays(fields, "slots", wanted_slots),
         hooks=restored_hooks(fields, hooks) if before == here else dict(zip(hooks.names, hooks.begun(), strict=True)),
@@ -298,10 +305,18 @@ def _data_of(lanes: int) -> str:
     return "one data set for all workers" if lanes == 1 else f"{lanes} shards, one for each worker"
 
 
-def _fitting(batch_sizes: Sequence[int], sizes: BatchSizes) -> tuple[int, ...]:
+def _members(fields: Mapping[str, Any], seats: int) -> tuple[int, ...]:
+    """Who was there."""
+    members = tuple(_whole(seat, "members", most=seats - 1) for seat in _numbers(fields["members"], "members"))
+    if not members or list(members) != sorted(set(members)):
+        raise CheckpointError(f"the checkpoint's members are no seats: {members}.")
+    return members
+
+
+def _fitting(batch_sizes: Sequence[int], shares: Sequence[float], sizes: BatchSizes) -> tuple[int, ...]:
     """Sizes that were in force on as many workers, if they can be here: they are not rounded to others."""
-    sizes.check_global(sum(batch_sizes))
-    limits = sizes.limits
+    sizes.check_global(sum(batch_sizes), shares)
+    limits = sizes.bounds(shares)
     for worker, size in enumerate(batch_sizes):
         lower, upper = limits.lower[worker], limits.upper[worker]
         if not lower <= size <= upper or size % limits.multiple:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from adaptive.base.where import at
+from adaptive.base.where import at, name_workers
 from adaptive.graph.flow import Scope
 from adaptive.graph.plan import Contribution, Plan, Segment
 from adaptive.runtime.message import Layout
@@ -28,6 +28,9 @@ def explain(
         f"driver {graph.name!r}: {len(graph.eqns)} equations, {len(graph.state_names)} state leaves",
         f"{_count(len(batch_sizes), 'worker')}, global batch {sum(batch_sizes)} = {_sizes(batch_sizes)}",
     ]
+    out = [worker for worker, size in enumerate(batch_sizes) if size == 0]
+    if out:
+        lines.append(f"no examples for {name_workers(out)}")
     if shards:
         lines.append(f"each worker's data is its own: {sum(shards)} examples = {_sizes(shards)}")
     lines.append("")

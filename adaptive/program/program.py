@@ -28,7 +28,7 @@ from adaptive.control.readiness import KernelsOf
 from adaptive.control.split import positive
 from adaptive.control.status import Status
 from adaptive.control.together import together
-from adaptive.data.shards import Shards, rows_of
+from adaptive.data.shards import Shards, rows_of, unused_shards
 from adaptive.data.stream import Share, Stream
 from adaptive.graph.plan import Plan
 from adaptive.graph.planner import Planner
@@ -227,6 +227,11 @@ class Program:
         return sum(self._sizes.current)
 
     @property
+    def members(self) -> tuple[int, ...]:
+        """The seats with a worker on them, as of the last step. Replicated."""
+        return self._sizes.members
+
+    @property
     def steps(self) -> int:
         """Steps done. Replicated."""
         return self._step
@@ -332,11 +337,11 @@ class Program:
     def _take_step(self) -> Report:
         began = time.perf_counter()
         self._compile_first()
-        joined, notes = self._seat()
         try:
             self._engine.kernels.check()
+            self._seat()
             outcome = self._run_engine(self._stream.take(self._sizes.current), began)
-            notes += self._skips.take(outcome.trouble, self._step + 1)
+            notes = self._skips.take(outcome.trouble, self._step + 1)
         except (NonFiniteError, WorkerError, DisagreementError) as error:  # all processes raise it
             error.add_note(f"The state of {self._name} is that of step {self._step}.")
             raise
@@ -344,18 +349,13 @@ class Program:
             error.add_note(f"in step {self._step + 1}, on {self._who()}")
             tell(self.world, f"in step {self._step + 1} of {self._name}", error)
             raise
-        return self._finish(outcome, began, joined, notes)
+        return self._finish(outcome, began, notes)
 
-    def _seat(self) -> tuple[list[int], list[str]]:
-        """Notice who has left and who has joined since the last step. Returns the seats of those who have joined, and
-        notes.
-        """
-        if not self._seating.changed:
-            return [], []
-        self._update.together(self._step, "a change of members")
-        joined, notes = self._seating.take()
-        self._clock.forget(self._seating.places(joined))
-        return joined, notes
+    def _seat(self) -> None:
+        """Notice who has left and who has joined since the last step."""
+        if self._seating.changed:
+            self._update.together(self._step, "a change of members")
+            self._clock.forget(self._seating.places(self._seating.take()))
 
     def _compile_first(self) -> None:
         if not self._compiled:
@@ -396,12 +396,14 @@ class Program:
 
         return self._engine.step(share, readings, meanwhile, search=self._skips.next_raises, more=self._decisions.last)
 
-    def _finish(self, outcome: Outcome, began: float, joined: list[int], notes: list[str]) -> Report:
+    def _finish(self, outcome: Outcome, began: float, notes: list[str]) -> Report:
         ran, limits = (self._sizes.current, self._sizes.previous), self._sizes.limits
         sizes, members = self._sizes.current, self._sizes.members
+        joined, come_and_gone = self._seating.tell()
         self._step += 1
         self._stream.advance(sizes)
         self._clock.take(outcome.compute_seconds, compiling=not self._engine.kernels.warm)
+        notes = [*come_and_gone, *notes, *unused_shards(self._data, *ran, first=self._step == 1)]
         self._sizes.step_done()
         epoch = self._stream.consumed / len(self._data)
         decision = None
@@ -428,7 +430,7 @@ class Program:
             skipped=not outcome.committed,
             notes=tuple(notes),
             members=members,
-            joined=tuple(joined),
+            joined=joined,
         )
         if self._listeners:
             event = StepEvent(report, epoch, ran[1], limits, self._seed, hook_values(self._hooks, outcome.hooks))
@@ -535,7 +537,8 @@ class Program:
         together(self.world, f"restore of {self._name}", prepare, _SAME_CHECKPOINT)
         ((parsed, digests, (self._engine.states, self._engine.slots)),) = prepared
         self._hooks.restart([parsed.hooks[name] for name in self._hooks.names])
-        self._sizes.restart(parsed.batch_sizes, parsed.shares)
+        self._sizes.restart(parsed.batch_sizes, parsed.shares, parsed.members)
+        self._seating.restart(parsed.members)
         self._stream.cursors = parsed.cursors
         self._step, self._skips.in_a_row, self._update.told = parsed.step, 0, False
         if self._engine.new_nans is not None:

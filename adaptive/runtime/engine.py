@@ -246,12 +246,14 @@ class Engine:
             tells = level == last - 1
             own = (self.status.encode() if tells else np.zeros(0)).astype(parts[0][0].dtype)
             about = f"message {level + 1} of step {readings[0].step + 1} of {self.name}"
+            look = self.looks[level] if self.looks else None
+            glances = None if look is None else look.glances()
             results, heard = self.world.exchange(
-                parts, self.layouts[level].ops, own, self._channels[level], about, more
+                parts, self.layouts[level].ops, own, self._channels[level], about, more, glances
             )
             if tells:
                 self.status.decode(heard)
-            if self.looks and not self.looks[level].passes(results[0]):
+            if look is not None and not look.passes(results[0], glances):
                 return run.given_up(level, results[0], search)
             run.messages[level] = results
         hooks, metrics = run.commit()

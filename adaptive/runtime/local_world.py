@@ -12,7 +12,7 @@ import jax
 import numpy as np
 
 from adaptive.base.seats import Seats
-from adaptive.base.world import Parts
+from adaptive.base.world import LookAtPiece, Parts
 
 from .message import accumulate
 
@@ -41,6 +41,7 @@ class LocalWorld(Seats):
         channel: Hashable = 0,
         about: str = "",
         more: str = "",
+        look: LookAtPiece | None = None,
     ) -> tuple[list[list[jax.Array]], np.ndarray]:
         reduced = reduce(partial(accumulate, ops), parts)
         return [list(reduced) for _ in parts], status

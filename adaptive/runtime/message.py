@@ -197,18 +197,33 @@ class _Piece(NamedTuple):
 def _join(part: Part, pieces: Sequence[_Piece], first: Any) -> jax.Array:
     """A part, of what goes into it.
 
-    Neighbours that are treated alike are joined before they are weighed: a model has hundreds of leaves, and an
-    operation on each costs more than one on all of them.
+    All is joined, and then weighed: a model has hundreds of leaves, and an operation on each costs more than one on all
+    of them. Between the two stands a barrier, or XLA on CPU would make one loop of both, that asks of each element
+    which leaf it is of: for 3 MB that takes 0.3 ms more than copying leaf by leaf and then multiplying.
     """
-    runs = []
-    for (_, once), group in groupby(sorted(pieces, key=lambda p: p.offset), key=lambda p: (p.weight, p.once)):
+    pieces = sorted(pieces, key=lambda p: p.offset)
+    if len(pieces) == 1:
+        joined = pieces[0].value.reshape(part.shape)
+    else:
+        joined = jax.lax.optimization_barrier(jnp.concatenate([p.value.reshape(-1) for p in pieces]))
+    ends = [p.offset for p in pieces[1:]] + [int(np.prod(part.shape, dtype=int))]
+    runs = []  # of neighbours that are treated alike: the first of them, and where they end
+    for _, group in groupby(zip(pieces, ends, strict=True), key=lambda found: (found[0].weight, found[0].once)):
         members = list(group)
-        alone = len(members) == 1 and members[0].value.shape == part.shape
-        run = members[0].value if alone else jnp.concatenate([p.value.reshape(-1) for p in members])
-        if members[0].factor is not None:
-            run = scaled(run, members[0].factor)
-        runs.append(jnp.where(first > 0, run, jnp.zeros((), run.dtype)) if once else run)
-    return runs[0] if len(runs) == 1 else jnp.concatenate([run.reshape(-1) for run in runs])
+        runs.append((members[0][0], members[-1][1]))
+    place = None if len(runs) == 1 else jnp.arange(len(joined), dtype=jnp.int32)
+
+    def only(run: _Piece, end: int, inside: Any, outside: Any) -> Any:
+        return inside if place is None else jnp.where((place >= run.offset) & (place < end), inside, outside)
+
+    weighed = joined
+    for run, end in runs:
+        value = joined if run.factor is None else scaled(joined, run.factor)
+        if run.once:
+            value = jnp.where(first > 0, value, jnp.zeros((), value.dtype))
+        if value is not joined:
+            weighed = only(run, end, value, weighed)
+    return weighed
 
 
 def unpack(layout: Layout, parts: Sequence[jax.Array], wanted: Sequence[int], *, worker: Any) -> list[jax.Array]:

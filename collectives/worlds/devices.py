@@ -12,7 +12,7 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from adaptive.extend import Parts, Seats
+from adaptive.extend import LookAtPiece, Parts, Seats
 
 from .scope import Scope, describe
 
@@ -57,6 +57,7 @@ class DeviceWorld(Seats, Scope):
         channel: Hashable = 0,
         about: str = "",
         more: str = "",
+        look: LookAtPiece | None = None,
     ) -> tuple[list[list[jax.Array]], np.ndarray]:
         """Reduce in one sharded XLA program: the protocol of `World`. What the only process says is the sum."""
         self._check_open()

@@ -16,7 +16,7 @@ import jax
 import numpy as np
 
 from adaptive import CollectiveError, WorkerError
-from adaptive.extend import FAILURE_THREAD, Parts, allowed_cpus, chosen_threads, current_line, launcher
+from adaptive.extend import FAILURE_THREAD, LookAtPiece, Parts, allowed_cpus, chosen_threads, current_line, launcher
 
 from .devices import DeviceWorld, check_devices
 from .frame import Frame
@@ -102,6 +102,7 @@ class MPIWorld(Scope):
         channel: Hashable = 0,
         about: str = "",
         more: str = "",
+        look: LookAtPiece | None = None,
     ) -> tuple[list[list[jax.Array]], np.ndarray]:
         """Reduce over this process's workers first, then over ranks: the protocol of `World`."""
         row = parts[0] if len(self.devices) == 1 else self._local.exchange(parts, ops, status)[0][0]
@@ -119,11 +120,11 @@ class MPIWorld(Scope):
             free[:] = status
             self._meet(about, more, inbox.name, inbox.text)
             if travelling is first:
-                self._reduce(None, first, ops[0])
+                self._reduce(None, first, ops[0], 0, look)
             else:
                 _round(travelling, first)
-            for x, buffer, op in zip(sent[1:], inbox.buffers[1:], ops[1:], strict=True):
-                self._reduce(np.asarray(x), buffer, op)
+            for j in range(1, len(sent)):
+                self._reduce(np.asarray(sent[j]), inbox.buffers[j], ops[j], j, look)
             arrived = free.astype(first.dtype)
         return inbox.arrays(self.devices), arrived
 
@@ -166,8 +167,10 @@ class MPIWorld(Scope):
             f"MPIWorld({self.size} worker{s}; rank {self.rank} of {self.processes}: {own} on {describe(self.devices)})"
         )
 
-    def _reduce(self, sent: np.ndarray | None, received: np.ndarray, op: str) -> None:
-        """Allreduce `sent`, or `received` in place where there is none, piece by piece."""
+    def _reduce(
+        self, sent: np.ndarray | None, received: np.ndarray, op: str, part: int = 0, look: LookAtPiece | None = None
+    ) -> None:
+        """Allreduce `sent`, or `received` in place where there is none, piece by piece; and have each looked at."""
         flat = received.reshape(-1)
         if op != "sum" and flat.dtype.kind == "f":
             # As integers: MPI's extremes of floats drop NaNs or not, as the ranks happen to be paired.
@@ -181,6 +184,8 @@ class MPIWorld(Scope):
         for start in range(0, flat.size, step):
             piece = slice(start, start + step)
             self.comm.Allreduce(self._mpi.IN_PLACE if source is None else source[piece], flat[piece], mpi_op)
+            if look is not None:
+                look(part, start, flat[piece])
 
     def _inbox(self, layout: Layout, status: int, channel: Hashable) -> _Inbox:
         """The buffers for this call: of two sets per layout and channel, in turn, so results stay valid until the
@@ -290,17 +295,18 @@ class _Inbox:
         self.travelling = first if len(first) > len(room) else room[: len(first)]
         self.free = self.travelling[len(first) - status :]
         self._aliases: list[jax.Array | None] = [None] * len(layout)
+        self._default = jax.local_devices(backend="cpu")[0]
 
     def arrays(self, devices: Sequence[jax.Device]) -> list[list[jax.Array]]:
         """The buffers' contents on each device."""
-        on_default = devices[0] == jax.local_devices(backend="cpu")[0]
+        if devices[0] == self._default and len(devices) == 1:
+            return [[self._alias(j) for j in range(len(self.buffers))]]
         rows = [
-            [
-                self._alias(j) if on_default else jax.device_put(self.buffers[j], devices[0])
-                for j in range(len(self.buffers))
-            ]
+            [self._alias(j) for j in range(len(self.buffers))]
+            if device == self._default
+            else jax.device_put(self.buffers, [device] * len(self.buffers))
+            for device in devices
         ]
-        rows += [jax.device_put(self.buffers, [device] * len(self.buffers)) for device in devices[1:]]
         return jax.block_until_ready(rows)
 
     def _alias(self, j: int) -> jax.Array:

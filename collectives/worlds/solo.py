@@ -7,7 +7,7 @@ from collections.abc import Hashable, Sequence
 import jax
 import numpy as np
 
-from adaptive.extend import Parts
+from adaptive.extend import LookAtPiece, Parts
 
 from .scope import Scope, describe
 
@@ -36,6 +36,7 @@ class SoloWorld(Scope):
         channel: Hashable = 0,
         about: str = "",
         more: str = "",
+        look: LookAtPiece | None = None,
     ) -> tuple[list[list[jax.Array]], np.ndarray]:
         """The parts and the status, as given: the protocol of `World`."""
         self._check_open()

@@ -141,6 +141,9 @@ class Level(NamedTuple):
         """
         seen = np.isfinite(step)
         fresh = jump | (seen & (self.steps == 0))
+        if seen.all() and not fresh.any():
+            level = self._follow(step)
+            return level._compare() if due else level
         follows = seen & ~fresh
         foreseen = self.estimates + self.trends
         errors = np.where(follows, np.expm1(step - foreseen), 0.0)
@@ -158,6 +161,22 @@ class Level(NamedTuple):
             jumping=np.where(seen, self.jumping * (1 - 1 / JUMP_MEMORY), self.jumping),
         )
         return level._compare() if due else level
+
+    def _follow(self, step: np.ndarray) -> Level:
+        """`learn` of a step in which every worker was seen and none jumped, as nearly all are, in fewer operations."""
+        foreseen = self.estimates + self.trends
+        errors = np.expm1(step - foreseen)
+        steps = self.steps + 1
+        return self._replace(
+            estimates=foreseen + np.maximum(GAINS, 1 / np.maximum(steps, 1)) * errors,
+            trends=self.trends + TREND_GAINS * errors,
+            forecasts=self.forecasts + self.forecast_trends,
+            missed=self.missed + np.expm1(step - self.forecasts),
+            since=self.since + 1,
+            steps=steps,
+            before=np.full_like(self.before, np.nan),
+            jumping=self.jumping * (1 - 1 / JUMP_MEMORY),
+        )
 
     def _compare(self) -> Level:
         """Believe what has foreseen best, and let all say what they expect until the next decision."""

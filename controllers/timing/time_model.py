@@ -90,24 +90,28 @@ class TimeModel(NamedTuple):
         took = sizes > 0
         sizes, seconds = np.where(took, sizes, np.maximum(self.sizes, 1)), np.where(took, seconds, np.nan)
         shape, measured, changed = self.shape, self.measured, sizes != self.sizes
-        if changed.any():
+        moved = changed.any()
+        if moved:
             shape = shape.go_to(np.array(sizes, np.int64), self.level.unsettled)
         step = np.log(np.where((seconds > 0) & (seconds < np.inf), seconds, np.nan) / shape.time)
         level = self.level.judge(step)
         surprise = np.expm1(step - level.after(1))
         jump = level.jumps(surprise, shape.variance)
-        new = changed & (shape.variance > level.noise**2)
-        left_out = ~self.left_out & ((changed & ~measured) | (new & jump & (surprise > 0)))
-        if left_out.any():
-            step, jump = np.where(left_out, np.nan, step), jump & ~left_out
+        new = left_out = changed
+        if moved:
+            new = changed & (shape.variance > level.noise**2)
+            left_out = ~self.left_out & ((changed & ~measured) | (new & jump & (surprise > 0)))
+            if left_out.any():
+                step, jump = np.where(left_out, np.nan, step), jump & ~left_out
         seen = np.isfinite(step)
         stay = np.where(changed | jump, 0, self.stay)
 
         # The size's share of the surprise; the rest is the level's.
         first, unsettled = seen & ~measured, level.unsettled
         tells = seen & measured & ~jump & ~unsettled & (stay < ARRIVAL)
-        share = np.where(tells, shape.variance / (level.step_variance + shape.variance), 0.0)
-        rest = step
+        rest, share = step, np.zeros(len(step))
+        if tells.any():
+            share = np.where(tells, shape.variance / (level.step_variance + shape.variance), 0.0)
         if first.any() or unsettled.any() or share.any():
             surprise = np.where(share > 0, surprise, 0.0)
             shape = shape.learn(surprise, share, first, unsettled & seen)

@@ -21,7 +21,7 @@ X = np.arange(1.0, 9, dtype=np.float32)
 def origin(driver, x=X, state=1.0, workers=1, **options) -> str:
     """What a program says of where the first value comes from, with lines relative to the driver's first."""
     options = {"global_batch": len(x), **options}
-    program = ad.Program(driver, state, {"x": x}, world=LocalWorld(workers), **options)
+    program = ad.Program(driver, state, {"x": x}, world=LocalWorld(workers), resizable=False, **options)
     with program, pytest.raises(ad.NonFiniteError) as error:
         list(program.run(steps=3))
     (line,) = [line for line in str(error.value).splitlines() if line.startswith("On worker")]

@@ -64,7 +64,7 @@ def test_a_driver_takes_the_first_step_that_a_program_takes():
         updates, opt = TX.update(grads, opt, params)
         return (optax.apply_updates(params, updates), opt), {"norm": jnp.linalg.norm(grads)}
 
-    with ad.Program(quiet, STATE, DATA, global_batch=8) as program:
+    with ad.Program(quiet, STATE, DATA, global_batch=8, resizable=False) as program:
         report = program.step()
         rows = program._stream.indices(0, 8)
         state = program.state
@@ -158,7 +158,7 @@ def test_a_jit_that_was_seen_by_a_program_is_not_mistaken_for_it_outside():
     def gathering(state, batch):
         return state + helper(state), {"y": comm.all_reduce(batch["y"].mean())}
 
-    with ad.Program(gathering, 1.0, DATA, global_batch=4) as program:
+    with ad.Program(gathering, 1.0, DATA, global_batch=4, resizable=False) as program:
         program.step()
     with pytest.raises(ad.CollectiveError, match="outside a program"):
         helper(jnp.float32(1.0))

@@ -21,7 +21,8 @@ ONE = jax.ShapeDtypeStruct((), jnp.float32)
 def run(driver, steps=2, workers=2, **options):
     """The metrics of some steps, each worker's batch in two calls."""
     options = {"microbatch": 3, **options}
-    with ad.Program(driver, W, make_data(), global_batch=6 * workers, world=LocalWorld(workers), **options) as program:
+    options = {"global_batch": 6 * workers, "world": LocalWorld(workers), "resizable": False, **options}
+    with ad.Program(driver, W, make_data(), **options) as program:
         found = [program.step().metrics for _ in range(steps)]
         jax.effects_barrier()
     return found

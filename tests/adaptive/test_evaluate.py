@@ -102,7 +102,7 @@ def test_a_program_evaluates_its_state_on_other_data():
 
     train, test = make_data(24), make_data(13, seed=1)
     for world in (LocalWorld(2), comm.DeviceWorld(jax.local_devices()[:3])):
-        with ad.Program(driver, W, train, global_batch=6, world=world) as program:
+        with ad.Program(driver, W, train, global_batch=6, world=world, resizable=False) as program:
             before = program.evaluate(mean_loss, test, batch=5)
             np.testing.assert_allclose(before, mean_loss(W, test), rtol=1e-5)
             program.step()

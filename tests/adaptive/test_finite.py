@@ -55,12 +55,29 @@ def passes(contributions, values, weights=1.0):
     """What the look says, on a CPU and on other devices alike; checked against what comes out of the message."""
     layout, _, reduced = arrive(contributions, values, weights)
     found = {Look(layout, platform).passes(reduced) for platform in ("cpu", "gpu")}
+    found |= {passes_in_pieces(layout, reduced, size) for size in (1, 3, 100)}
     assert len(found) == 1
     wanted = [i for i, c in enumerate(contributions) if c.how.reduces and c.scope == Scope.CALL]
     result = unpack(layout, reduced, wanted, worker=0)
     if all(w == 1.0 for w in np.ravel(weights)):
         assert found == {all(bool(jnp.isfinite(x).all()) for x in result)}
     return found.pop()
+
+
+def passes_in_pieces(layout, reduced, size):
+    """What the look says that was shown pieces of `size` elements, as they arrived, and then nothing but weights."""
+    look = Look(layout, "cpu")
+    glances = look.glances()
+    if glances is None:
+        return look.passes(reduced)
+    for part, values in enumerate(reduced):
+        flat = np.asarray(values).reshape(-1)
+        for start in range(0, len(flat), size):
+            glances(part, start, flat[start : start + size])
+    weights = {w.offset for w in layout.weights if w is not None}
+    kept = [np.zeros_like(np.asarray(part)) for part in reduced]
+    kept[0][list(weights)] = np.asarray(reduced[0])[list(weights)]
+    return look.passes(kept, glances)
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
@@ -105,6 +122,17 @@ def test_single_precision_in_a_message_of_doubles_overflows_where_it_is_single_a
         assert passes([single, double], [[0.4 * LARGEST, 1e300], [0.4 * LARGEST, 1e300]])
         assert not passes([single, double], [[0.6 * LARGEST, 1e300], [0.6 * LARGEST, 1e300]])
         assert not passes([single, double], [[1.0, 1e308], [1.0, 1e308]])
+
+
+def test_what_was_not_looked_at_while_it_arrived_is_looked_at_then():
+    layout, _, reduced = arrive([contribution(shape=(6,))], [[1.0], [np.nan]])
+    look = Look(layout, "cpu")
+    glances = look.glances()
+    glances(0, 0, np.ones(4, np.float32))
+    assert not look.passes(reduced, glances)
+    glances = look.glances()
+    glances(0, 0, np.ones(6, np.float32))
+    assert look.passes(reduced, glances)  # all of it was, and found to be well
 
 
 def test_a_division_that_overflows_is_seen():

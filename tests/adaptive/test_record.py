@@ -36,7 +36,7 @@ def program():
     def decide(observation):
         return Decision(shares=(1.0,), notes=("as it was",))
 
-    with ad.Program(driver, 0.0, make_data(24), global_batch=4, world=LocalWorld()) as program:
+    with ad.Program(driver, 0.0, make_data(24), global_batch=4, world=LocalWorld(), resizable=False) as program:
         program.step()
         yield program
 

@@ -25,7 +25,7 @@ NAN = float("nan")
 
 def build(driver, state, *, workers=2, **options):
     world = options.pop("world", None) or LocalWorld(workers)
-    return ad.Program(driver, state, {"x": X}, global_batch=12, world=world, **options)
+    return ad.Program(driver, state, {"x": X}, global_batch=12, world=world, resizable=False, **options)
 
 
 def rooted(state, batch):
@@ -216,7 +216,7 @@ class Twin(LocalWorld):
         self.size, self.rank, self.workers = 2, number, range(number, number + 1)
         self.statuses, self.heard = [], []
 
-    def exchange(self, parts, ops, status, channel=0, about="", more=""):
+    def exchange(self, parts, ops, status, channel=0, about="", more="", look=None):
         self.statuses.append(status.tolist())
         return [accumulate(ops, parts[0], parts[0])], two_statuses(status)
 

@@ -155,7 +155,8 @@ def test_dropout_is_that_of_the_example_on_any_split():
     data = {"y": np.arange(16, dtype=np.float32)}
     states = []
     for workers, shares in ((1, (9,)), (3, (5, 1, 3))):
-        with ad.Program(driver, 0.0, data, global_batch=9, shares=shares, world=LocalWorld(workers)) as program:
+        options = {"global_batch": 9, "shares": shares, "world": LocalWorld(workers), "resizable": False}
+        with ad.Program(driver, 0.0, data, **options) as program:
             program.step()
             program.step()
             states.append(float(program.state))

@@ -14,6 +14,13 @@ from adaptive.base.errors import CollectiveError, DisagreementError, WorkerError
 from collectives.worlds.mpi import PIECE_BYTES
 
 
+@pytest.fixture(scope="module")
+def world():
+    """A device for each rank, whatever worlds the rest of the suite runs over."""
+    with comm.MPIWorld() as world:
+        yield world
+
+
 def send(world, *values, status=0):
     head = np.zeros(1 + status, np.float32)
     parts = [[jax.device_put(x, device) for x in (head, *values)] for device in world.devices]

@@ -9,7 +9,8 @@ import pytest
 
 from tests.mpirun import run
 
-pytestmark = pytest.mark.ranks
+LIMIT = 300.0  # seconds: many tests in one launch
+pytestmark = [pytest.mark.ranks, pytest.mark.timeout(LIMIT + 30)]
 
 HERE = Path(__file__).parent
 
@@ -26,7 +27,7 @@ SUITE, ALONE = HERE / "test_worlds.py", HERE / "on_ranks.py"
 )
 def test_the_suite_on_ranks(ranks, kind, files):
     pytest = ["-m", "pytest", "-x", "-q", "--color=no", "-p", "no:cacheprovider", *files]
-    result = run(pytest, n=ranks, env={"TESTS_WORLD": kind}, timeout=170)
+    result = run(pytest, n=ranks, env={"TESTS_WORLD": kind}, timeout=LIMIT)
     passed = re.search(r"(\d+) passed in", result.stdout)
     assert passed, result
     assert int(passed[1]) >= 35 * len(kind.split()), result

@@ -344,10 +344,8 @@ def test_a_program_sends_any_dtype(world):
 
     n = world.size
     data = {"x": np.arange(8.0 * n, dtype=np.float32)}
-    shares = range(1, n + 1)
-    with ad.Program(
-        driver, jnp.zeros(()), data, global_batch=8 * n, shares=shares, microbatch=3, world=world
-    ) as program:
+    options = {"shares": range(1, n + 1), "microbatch": 3, "resizable": False}
+    with ad.Program(driver, jnp.zeros(()), data, global_batch=8 * n, world=world, **options) as program:
         metrics = program.step().metrics
         np.testing.assert_array_equal(metrics["odd"], np.arange(n) % 2 == 1)
         assert metrics["odd"].dtype == metrics["first"].dtype == jnp.bool_
@@ -376,7 +374,7 @@ def test_complex_values_that_are_not_finite_are_told(world):
 
     data = {"x": np.zeros(world.size, np.float32)}
     with (
-        ad.Program(driver, jnp.zeros(()), data, global_batch=world.size, world=world) as program,
+        ad.Program(driver, jnp.zeros(()), data, global_batch=world.size, world=world, resizable=False) as program,
         pytest.raises(ad.NonFiniteError),
     ):
         program.step()

@@ -13,7 +13,7 @@ import pytest
 
 import controllers as ctrl
 from adaptive.program.checkpoint import hooks_to_keep, restored_hooks
-from controllers.simulate import Simulation, simulate
+from controllers.simulate import Cluster, Hooked, Simulation, jitter, simulate
 from tests.stored import stored
 
 from .observations import observe
@@ -50,32 +50,49 @@ def all_for_goodput(step: int, seconds: np.ndarray) -> tuple[Any, ...]:
     return Noise(300.0, 250.0, 400.0), seconds, np.max(seconds) + 0.05
 
 
-POLICIES: dict[str, tuple[Callable[[], ctrl.Policy], Callable[..., tuple[Any, ...]]]] = {
-    "balance": (ctrl.balance, only_seconds),
-    "min_max": (lambda: ctrl.min_max(window=3, dead_band=0.0), only_seconds),
-    "static_proportional": (lambda: ctrl.static_proportional((1, 2, 3, 4)), nothing),
-    "proportional": (ctrl.proportional, only_seconds),
-    "published proportional": (lambda: ctrl.proportional(renormalise=False, drop=0.0), only_seconds),
-    "leader_straggler": (lambda: ctrl.leader_straggler(window=2), only_seconds),
-    "lb_bsp": (ctrl.lb_bsp, only_seconds),
-    "lb_bsp without dead-band": (lambda: ctrl.lb_bsp(n_inputs=2, dead_band=0.0), with_inputs),
-    "lb_bsp with narx": (lambda: ctrl.lb_bsp(ctrl.narx(), n_inputs=2), with_inputs),
-    "lb_bsp with memoryless": (lambda: ctrl.lb_bsp(ctrl.memoryless()), only_seconds),
-    "lb_bsp with best_of": (lambda: ctrl.lb_bsp(ctrl.best_of(ctrl.moving_average(), ctrl.arx())), only_seconds),
-    "federated": (ctrl.federated, with_links),
-    "federated over equal links": (lambda: ctrl.federated(dead_band=0.0), only_seconds),
-    "noise_batch": (ctrl.noise_batch, only_noise),
-    "goodput_batch": (ctrl.goodput_batch, all_for_goodput),
-    "schedule": (lambda: ctrl.schedule({0: 128, 60: 256}), nothing),
+class Case(NamedTuple):
+    """A policy, what its hook is given, and what it leaves alone."""
+
+    make: Callable[[], ctrl.Policy]
+    values: Callable[..., tuple[Any, ...]]
+    keeps_the_batch: bool = True  # it splits the global batch that others set
+    moves_the_split: bool = True  # by what workers can do
+    any_workers: bool = True  # it is not made for a number of them
+
+
+def of_batch(make: Callable[[], ctrl.Policy], values: Callable[..., tuple[Any, ...]]) -> Case:
+    """One that sets the global batch, and leaves the split alone."""
+    return Case(make, values, keeps_the_batch=False, moves_the_split=False)
+
+
+POLICIES: dict[str, Case] = {
+    "balance": Case(ctrl.balance, only_seconds),
+    "min_max": Case(lambda: ctrl.min_max(window=3, dead_band=0.0), only_seconds),
+    "static_proportional": Case(lambda: ctrl.static_proportional((1, 2, 3, 4)), nothing, any_workers=False),
+    "proportional": Case(ctrl.proportional, only_seconds),
+    "published proportional": Case(
+        lambda: ctrl.proportional(renormalise=False, drop=0.0), only_seconds, keeps_the_batch=False
+    ),
+    "leader_straggler": Case(lambda: ctrl.leader_straggler(window=2), only_seconds),
+    "lb_bsp": Case(ctrl.lb_bsp, only_seconds),
+    "lb_bsp without dead-band": Case(lambda: ctrl.lb_bsp(n_inputs=2, dead_band=0.0), with_inputs),
+    "lb_bsp with narx": Case(lambda: ctrl.lb_bsp(ctrl.narx(), n_inputs=2), with_inputs),
+    "lb_bsp with memoryless": Case(lambda: ctrl.lb_bsp(ctrl.memoryless()), only_seconds),
+    "lb_bsp with best_of": Case(lambda: ctrl.lb_bsp(ctrl.best_of(ctrl.moving_average(), ctrl.arx())), only_seconds),
+    "federated": Case(ctrl.federated, with_links),
+    "federated over equal links": Case(lambda: ctrl.federated(dead_band=0.0), only_seconds),
+    "noise_batch": of_batch(ctrl.noise_batch, only_noise),
+    "goodput_batch": of_batch(ctrl.goodput_batch, all_for_goodput),
+    "schedule": of_batch(lambda: ctrl.schedule({0: 128, 60: 256}), nothing),
 }
 TRUE = ctrl.BatchTime(1 / np.array([1e3, 1e3, 2e3, 4e3]), np.array([0.0, 0.02, 0.0, 0.01]))
 every_policy = pytest.mark.parametrize("name", POLICIES)
 
 
 def run(name: str, times=TRUE, steps: int = 150, make: Callable[[], ctrl.Policy] | None = None, **kwargs) -> Simulation:
-    factory, values = POLICIES[name]
-    policy = (make or factory)()
-    kwargs = {"every": 5, "values": values, "jitter": 0.05} | kwargs
+    case = POLICIES[name]
+    policy = (make or case.make)()
+    kwargs = {"every": 5, "values": case.values, "jitter": 0.05} | kwargs
     return simulate(policy, lambda _, b: times(b), [32] * 4, steps, **kwargs)
 
 
@@ -83,11 +100,10 @@ def run(name: str, times=TRUE, steps: int = 150, make: Callable[[], ctrl.Policy]
 @pytest.mark.parametrize("seed", range(2))
 def test_sizes_keep_the_limits_and_sum_to_the_global_batch(name, seed):
     limits = ctrl.Limits((4, 4, 4, 4), (40, 64, 64, 64), quantum=2)
-    keeps = not any(of_batch in name for of_batch in ("batch", "schedule", "published"))
     sim = run(name, limits=limits, seed=seed)
     assert (sim.sizes >= limits.lower).all()
     assert (sim.sizes <= limits.upper).all()
-    if keeps:
+    if POLICIES[name].keeps_the_batch:
         assert (sim.sizes.sum(axis=1) == 128).all()
 
 
@@ -96,7 +112,7 @@ def test_it_lives_with_another_hook_that_sets_the_global_batch(name):
     rule = [96, 96, 128, 200, 512, 64]
     sim = run(name, global_batch=lambda step: rule[step // 30 % 6])
     assert (sim.sizes >= 1).all()
-    if not any(of_batch in name for of_batch in ("batch", "schedule", "published")):
+    if POLICIES[name].keeps_the_batch:
         asked = [rule[step // 30 % 6] for step in range(1, 150)]
         np.testing.assert_array_equal(sim.sizes[1:].sum(axis=1), asked)
 
@@ -119,14 +135,14 @@ def test_something_is_decided_at_all(name):
     """These workers differ, and their batch is small: none of the policies is content with it."""
     sim = run(name)
     assert len(sim.changes) >= 1
-    if name not in ("noise_batch", "goodput_batch", "schedule"):
+    if POLICIES[name].moves_the_split:
         assert TRUE(sim.sizes[-1]).max() / sim.sizes[-1].sum() < 0.9 * TRUE(np.full(4, 32)).max() / 128
 
 
 @every_policy
 def test_states_survive_a_checkpoint_behind_every_step(name):
     """By way of a library that keeps names and arrays, and no containers."""
-    factory, _ = POLICIES[name]
+    factory = POLICIES[name].make
 
     def thawed() -> ctrl.Policy:
         policy = factory()
@@ -148,7 +164,7 @@ def test_states_survive_a_checkpoint_behind_every_step(name):
 
 @every_policy
 def test_states_keep_their_shapes_and_are_not_written_into(name):
-    factory, _ = POLICIES[name]
+    factory = POLICIES[name].make
 
     def watched() -> ctrl.Policy:
         policy = factory()
@@ -169,7 +185,7 @@ def test_states_keep_their_shapes_and_are_not_written_into(name):
 
 @every_policy
 def test_missing_and_impossible_measurements_do_no_harm(name):
-    _, values = POLICIES[name]
+    values = POLICIES[name].values
     rng = np.random.default_rng(0)
 
     def holes(step: int, seconds: np.ndarray) -> tuple[Any, ...]:
@@ -187,16 +203,63 @@ def test_missing_and_impossible_measurements_do_no_harm(name):
     assert (sim.sizes.sum(axis=1) <= 1500).all()
 
 
-@every_policy
+@pytest.mark.parametrize("name", [name for name, case in POLICIES.items() if case.any_workers])
 def test_one_worker_alone_is_no_special_case(name):
-    factory, values = POLICIES[name]
-    if name == "static_proportional":
-        return
-    policy = factory()
-    sim = simulate(policy, lambda _, b: b / 1e3, [32], 60, every=5, values=values, jitter=0.05)
+    case = POLICIES[name]
+    sim = simulate(case.make(), lambda _, b: b / 1e3, [32], 60, every=5, values=case.values, jitter=0.05)
     assert (sim.sizes >= 1).all()
-    if not any(of_batch in name for of_batch in ("batch", "schedule", "published")):
+    if POLICIES[name].keeps_the_batch:
         assert (sim.sizes == 32).all()
+
+
+@every_policy
+def test_empty_seats_get_nothing_and_newcomers_their_part(name):
+    """A worker leaves, comes back as another one, and another one leaves for good."""
+
+    def present(step: int) -> np.ndarray:
+        return np.array([True, not 40 <= step < 80, step < 120, True])
+
+    _, values = POLICIES[name]
+    policy = POLICIES[name][0]()
+    cluster = Cluster(TRUE, present=present, noise=jitter(0.05))
+    sim = simulate(policy, cluster, [32] * 4, 200, every=5, values=values)
+    there = np.array([present(step) for step in range(1, 201)])
+    assert ((sim.sizes > 0) == there).all()
+    split = [(step, np.array(d.shares)) for step, d in sim.decisions if d.shares is not None]
+    assert all((shares[~present(step)] == 0).all() for step, shares in split)
+    if not any(of_batch in name for of_batch in ("batch", "schedule", "published")):
+        assert (sim.sizes.sum(axis=1) == 128).all()
+        if name not in ("static_proportional", "federated"):  # which go by something else than the seconds
+            assert sim.over_ideal[79] > 2  # a newcomer begins with the mean share, and this one is slow
+            assert (sim.over_ideal[[38, 78, 118, 199]] < 1.35).all()  # at the end of each spell
+
+
+@every_policy
+def test_a_worker_that_is_left_out_is_no_hindrance_and_comes_back(name):
+    """By another hook's word, which stands before the policy in the driver."""
+    script = {40: (1.0, 0.0, 1.0, 1.0), 80: (1.0, 1.0, 1.0, 1.0), 120: (0.0, 1.0, 0.0, 1.0)}
+
+    def update(observation, state):
+        shares = script.get(observation.step)
+        return (None if shares is None else ctrl.Decision(shares=shares)), state
+
+    other = Hooked(ctrl.Policy(lambda n: (), update, "other"), ())
+    _, values = POLICIES[name]
+    sim = simulate([other, Hooked(POLICIES[name][0](), values, 5)], Cluster(TRUE, noise=jitter(0.05)), [32] * 4, 160)
+    busy = np.ones((160, 4), bool)
+    busy[40:80, 1] = busy[120:, [0, 2]] = False
+    assert ((sim.sizes > 0) == busy).all()
+    if not any(of_batch in name for of_batch in ("batch", "schedule", "published")):
+        assert (sim.sizes.sum(axis=1) == 128).all()
+
+
+@every_policy
+def test_one_of_many_seats_taken_is_no_special_case(name):
+    _, values = POLICIES[name]
+    cluster = Cluster(TRUE, present=lambda step: np.array([False, False, step > 0, step > 50]))
+    sim = simulate(POLICIES[name][0](), cluster, 64, 100, every=5, values=values)
+    assert (sim.sizes[:50, [0, 1, 3]] == 0).all()
+    assert (sim.sizes[51:, 2:] > 0).all()
 
 
 @every_policy
@@ -209,10 +272,10 @@ def test_decisions_are_data(name):
 
 @every_policy
 def test_a_step_that_is_not_due_is_only_looked_at(name):
-    factory, values = POLICIES[name]
-    policy, state = factory(), factory().init(4)
+    case = POLICIES[name]
+    policy, state = case.make(), case.make().init(4)
     for step in range(1, 30):
         seconds = TRUE(np.full(4, 32))
-        observation = observe(*values(step, seconds), step=step, batch_sizes=(32,) * 4, due=False)
+        observation = observe(*case.values(step, seconds), step=step, batch_sizes=(32,) * 4, due=False)
         decision, state = policy.update(observation, state)
         assert decision is None

@@ -216,7 +216,9 @@ def train(world, **options):
 
     with world:
         data = regression()
-        program = ad.Program(driver, jnp.zeros(5), data, global_batch=32, world=world, deterministic=True, **options)
+        program = ad.Program(
+            driver, jnp.zeros(5), data, global_batch=32, world=world, deterministic=True, resizable=False, **options
+        )
         reports = [program.step() for _ in range(8)]
     return [r.metrics["noise"] for r in reports], reports[-1].messages
 

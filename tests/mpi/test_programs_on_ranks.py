@@ -9,7 +9,8 @@ import pytest
 
 from tests.mpirun import run
 
-pytestmark = pytest.mark.ranks
+LIMIT = 300.0  # seconds: many tests in one launch
+pytestmark = [pytest.mark.ranks, pytest.mark.timeout(LIMIT + 30)]
 
 HERE = Path(__file__).parent
 PROGRAM, FOOLING = HERE.parent / "program", HERE.parent / "fooling"
@@ -19,7 +20,7 @@ MATHEMATICS, MEETINGS = PROGRAM / "test_same_mathematics.py", HERE / "meetings.p
 def run_suite(kind: str, n: int, *files: Path | str) -> str:
     """Run test files on `n` ranks; all of them pass, and none is left out. Returns what they printed."""
     options = ["-x", "-q", "--color=no", "-p", "no:cacheprovider"]
-    result = run(["-m", "pytest", *options, *files], n=n, env={"TESTS_WORLD": kind}, timeout=170)
+    result = run(["-m", "pytest", *options, *files], n=n, env={"TESTS_WORLD": kind}, timeout=LIMIT)
     assert len(re.findall(r"\d+ passed", result.stdout)) == n, result
     assert "skipped" not in result.stdout, result
     return result.stdout

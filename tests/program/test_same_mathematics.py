@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
 import adaptive as ad
 import collectives as comm
 import controllers as ctrl
+import monitors as mon
 
 from . import problems
 from .problems import adam_driver, adam_state, build, by_first, difference, force_pieces, make_data, plain_adam
@@ -87,6 +89,44 @@ def test_an_uneven_split_has_the_gradient_of_the_union(workers, precision):
     union = jax.grad(problems.mean_loss)(params, data)
     assert difference(ours, union) <= 1e-6
     assert difference(report.metrics["mean of means"], union) > 0.1
+
+
+@pytest.mark.parametrize("precision", ["float32"], indirect=True)
+def test_a_share_of_nothing_is_no_examples(workers, precision):
+    """Each worker in turn takes none, and then all: what comes out is that of the examples of the others."""
+    data, n = make_data(), workers.size
+
+    def driver(state, batch):
+        size = ad.batch_size()
+        return state + 1, {
+            "sum": comm.all_reduce(batch["x"].sum(), op="sum"),
+            "mean": comm.all_reduce(batch["x"].mean(0)),
+            "largest": comm.all_reduce(batch["x"].max() - 100, op="max"),
+            "least": comm.all_reduce(batch["label"].min() + 7, op="min"),
+            "most": comm.all_reduce(batch["label"].max() - 7, op="max"),
+            "sizes": comm.all_gather(size),
+            "shares": comm.all_gather(size / 24),
+            "seconds": comm.all_gather(mon.compute_seconds()),
+        }
+
+    outs = [shares for worker in range(n) for shares in (np.arange(n) != worker, np.arange(n) == worker)]
+    with build(driver, jnp.zeros(()), data, 24, world=workers, shares=outs[0] * 1.0, deterministic=True) as program:
+        for shares in outs:
+            program.rescale(global_batch=24 if shares.sum() > 1 else 1, shares=shares * 1.0)  # one, for n workers
+            report = program.step()
+            assert [size > 0 for size in report.batch_sizes] == shares.tolist()
+            found, end = report.metrics, report.examples
+            rows = problems.stream(160, SEED, end)[end - report.global_batch :]
+            x, label = data["x"][rows], data["label"][rows]
+            np.testing.assert_allclose(found["sum"], x.sum(), rtol=1e-4, atol=1e-4)
+            np.testing.assert_allclose(found["mean"], x.mean(0), rtol=1e-4, atol=1e-5)
+            np.testing.assert_allclose(found["largest"], x.max() - 100, rtol=1e-6)
+            assert (int(found["least"]), int(found["most"])) == (label.min() + 7, label.max() - 7)
+            assert found["sizes"].tolist() == list(report.batch_sizes)
+            assert (np.isnan(found["shares"]) == ~shares).all()
+            assert np.isnan(found["seconds"][~shares]).all()
+            assert problems.same_everywhere(workers, jax.tree.leaves(found)[:1])
+        assert float(program.state) == 2 * n
 
 
 RESIZES = {3: (40, (1, 2, 3, 4)), 6: (64, (5, 1, 1, 1)), 9: (24, (1, 0, 0, 1)), 12: (25, (1, 1, 1, 1))}

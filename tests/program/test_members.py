@@ -1,0 +1,379 @@
+"""Seats are emptied and filled between two steps: nothing is compiled, and nothing of what is computed is wrong."""
+
+from __future__ import annotations
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import adaptive as ad
+import collectives as comm
+import controllers as ctrl
+import monitors as mon
+from adaptive.runtime.local_world import LocalWorld
+
+from . import problems
+from .problems import adam_driver, adam_state, descend, difference, make_data, mean_loss, plain_adam, stream
+
+SEED = 3
+build = functools.partial(problems.build, resizable=True)  # for those who come
+
+
+@pytest.fixture(params=["local", "devices"])
+def seats(request):
+    """A world of four seats."""
+    return LocalWorld(4) if request.param == "local" else comm.DeviceWorld()
+
+
+def data_of(examples: int = 48) -> dict[str, np.ndarray]:
+    return {"x": np.random.default_rng(0).normal(size=(examples, 2)).astype(np.float32)}
+
+
+def alone_with(driver) -> ad.Program:
+    return build(driver, jnp.zeros(()), data_of(), 16, world=LocalWorld())
+
+
+@pytest.mark.parametrize("precision", ["float32", "float64"], indirect=True)
+def test_50_adam_steps_while_workers_come_and_go_are_those_of_plain_optax(seats, precision):
+    rng, data = np.random.default_rng(11), make_data()
+    who, sizes, batches = set(), set(), []
+    with build(adam_driver, adam_state(), data, 20, world=seats) as program:
+        program.warm_up()
+        for step in range(50):
+            if step % 2 == 0:
+                seat = int(rng.integers(4))
+                if seat not in seats.members:
+                    seats.join(seat)
+                elif len(seats.members) > 1:
+                    seats.leave(seat)
+            if step % 5 == 0:
+                shares = rng.dirichlet(np.full(4, 1.5)) * (rng.random(4) > 0.3)
+                if any(shares[seat] for seat in program.members):
+                    program.rescale(global_batch=int(rng.choice([12, 20])), shares=shares.tolist())
+            report = program.step()
+            assert report.members == seats.members
+            assert all(size == 0 for seat, size in enumerate(report.batch_sizes) if seat not in seats.members)
+            who.add(report.members)
+            sizes.add(report.batch_sizes)
+            batches.append(report.global_batch)
+        ours = program.state["params"]
+    assert len(who) > 6
+    assert len(sizes) > 12
+    plain = plain_adam(data, batches, SEED)
+    reordered = [difference(plain_adam(data, batches, SEED, shuffle=i), plain) for i in range(5)]
+    assert difference(ours, plain) <= 3 * max(reordered)
+
+
+def test_leaving_and_joining_traces_and_compiles_nothing(seats):
+    with build(descend, jnp.zeros(()), data_of(), 16, world=seats) as program:
+        program.warm_up()
+        first = program.step()
+        with Compilations() as compilations:
+            for change in (seats.leave, seats.join):
+                for seat in (0, 2):
+                    change(seat)
+                    report = program.step()
+                    assert report.global_batch == 16
+                    assert report.waited_seconds == first.waited_seconds
+            assert program.warm
+            assert compilations == []
+            jax.jit(lambda x: x + 1)(1.0)
+            assert compilations  # so it would have been seen
+    assert report.kernels == first.kernels
+
+
+class Compilations(list):
+    """What is traced, and compiled by XLA, inside its block."""
+
+    def __enter__(self):
+        self._listen = lambda event, *_, **__: self.append(event) if "compile" in event or "trace" in event else None
+        jax.monitoring.register_event_duration_secs_listener(self._listen)
+        return self
+
+    def __exit__(self, *_):
+        jax.monitoring.unregister_event_duration_listener(self._listen)
+
+
+def test_the_program_says_who_is_there_and_keeps_the_global_batch_where_it_can():
+    world = LocalWorld(3)
+    with build(descend, jnp.zeros(()), data_of(), 20, world=world, max_local_batch=8) as program:
+        assert program.step().members == (0, 1, 2)
+        world.leave(1)
+        report = program.step()
+        assert (report.members, report.batch_sizes) == ((0, 2), (8, 0, 8))
+        assert report.notes[0] == "seat 1 is empty: its worker has left."
+        assert report.notes[1] == "global batch 20 clipped to 16, the most that workers may hold."
+        assert program.step().notes == ()
+        assert "no examples for worker 1" in program.explain()
+        world.join(1)
+        report = program.step()
+        assert (report.members, report.joined, report.global_batch) == ((0, 1, 2), (1,), 20)
+        assert report.notes == ("a worker has joined on seat 1.",)
+        assert program.step().joined == ()
+
+
+def test_the_state_is_that_of_those_who_are_there(seats):
+    """The first seat is empty: whatever took the first worker's state would be off."""
+    data = data_of()
+    with build(descend, jnp.zeros(()), data, 16, world=seats) as program:
+        program.step()
+        before = program.state
+        seats.leave(0)
+        report = program.step()
+        assert float(program.state) != float(before)
+        seen = float(program.evaluate(lambda s, b: s + 0 * b["x"].mean(), data, batch=5))
+        assert seen == pytest.approx(float(program.state), rel=1e-6)
+        assert program.check()
+        kept = program.checkpoint()
+        assert float(kept["state"]) == float(program.state)
+        assert float(report.metrics["loss"]) > 0
+        seats.join(0)
+        program.step()
+        states = program._engine.states
+        assert len({np.asarray(leaves[0]).tobytes() for leaves in states}) == 1
+
+
+def test_local_state_begins_anew_with_a_newcomer_and_stays_where_there_are_no_examples(seats):
+    def driver(state, batch):
+        mean = comm.all_reduce(batch["x"].mean())
+        own = state["own"] * 0.5 + batch["x"].mean() / ad.batch_size().astype(jnp.float32)  # nothing over nothing
+        return {"all": state["all"] + mean, "own": own}, {}
+
+    def own():
+        return np.array([float(leaves[1]) for leaves in program._engine.states])
+
+    state = {"all": jnp.zeros(()), "own": jnp.float32(7)}
+    options = {"local": lambda state: state["own"], "deterministic": True}
+    with build(driver, state, data_of(), 16, world=seats, **options) as program:
+        program.step()
+        first = own()
+        program.rescale(shares=[1, 0, 1, 1])
+        program.step()
+        second = own()
+        assert second[1] == first[1]
+        assert (second != first).tolist() == [True, False, True, True]
+        seats.leave(2)
+        seats.leave(3)
+        program.step()
+        seats.join(3)
+        program.rescale(shares=[1, 0, 0, 1])
+        program._seat()
+        assert own()[3] == 7
+        program.step()
+        assert own()[1] == first[1]
+        assert np.isfinite(own()).all()
+
+
+def test_slots_of_a_newcomer_are_those_of_the_others(seats):
+    def driver(state, batch):
+        mean = comm.all_reduce(batch["x"].mean())
+        return state + mean, {"ema": mon.ema(mean, decay=0.5)}
+
+    with build(driver, jnp.zeros(()), data_of(), 16, world=seats) as program, alone_with(driver) as alone:
+        for change in (None, lambda: seats.leave(0), None, lambda: seats.join(0), lambda: seats.leave(1)):
+            if change:
+                change()
+            found, expected = program.step().metrics["ema"], alone.step().metrics["ema"]
+            assert float(found) == pytest.approx(float(expected), rel=1e-5)
+
+
+def test_policies_forget_the_worker_that_has_left(seats):
+    """And a worker that is not measured yet keeps nobody from deciding once it is."""
+    shown = []
+
+    def update(observation, state):
+        steps = state + (np.asarray(observation.batch_sizes) > 0)
+        shown.append((observation.step, observation.members, observation.joined, steps.tolist()))
+        return None, steps
+
+    policy = ctrl.Policy(lambda n: np.zeros(n), update, "counts")
+
+    def driver(state, batch):
+        ctrl.hook(policy, every=3)
+        return descend(state, batch)
+
+    with build(driver, jnp.zeros(()), data_of(), 16, world=seats) as program:
+        for step in range(1, 10):
+            if step == 3:
+                seats.leave(1)
+            if step == 5:
+                seats.join(1)
+            program.step()
+    assert [joined for _, _, joined, _ in shown] == [(), (), (), (), (1,), (), (), (), ()]
+    assert [s for s, *_ in shown] == list(range(1, 10))
+    assert shown[3][1:] == ((0, 2, 3), (), [4, 2, 4, 4])
+    assert shown[4][3] == [5, 1, 5, 5]
+    assert shown[8][3] == [9, 5, 9, 9]
+
+
+def test_functions_are_told_of_all_who_joined_since_they_were_asked(seats):
+    told = []
+
+    def look(control):
+        told.append((control.step, control.members))
+
+    def driver(state, batch):
+        ctrl.hook(look, every=4)
+        return descend(state, batch)
+
+    with build(driver, jnp.zeros(()), data_of(), 16, world=seats) as program:
+        for step in range(1, 9):
+            if step == 6:
+                seats.leave(3)
+            program.step()
+    assert told == [(4, (0, 1, 2, 3)), (8, (0, 1, 2))]
+
+
+def test_a_checkpoint_taken_while_a_seat_is_empty_goes_on_anywhere(seats):
+    data = data_of()
+
+    def program_in(world):
+        return build(descend, jnp.zeros(()), data, 15, world=world)
+
+    with program_in(seats) as program:
+        program.step()
+        seats.leave(2)
+        program.step()
+        kept = program.checkpoint()
+        assert kept["members"] == [0, 1, 3]
+        expected = [float(program.step().metrics["loss"]) for _ in range(2)]
+        program.restore(kept)
+        assert program.batch_sizes == (5, 5, 0, 5)
+        again = [float(program.step().metrics["loss"]) for _ in range(2)]
+        assert again == pytest.approx(expected, rel=1e-6)
+    for world in (LocalWorld(4), LocalWorld(3), LocalWorld(1)):
+        with program_in(world) as other:
+            other.restore(kept)
+            report = other.step()
+            assert float(report.metrics["loss"]) == pytest.approx(expected[0], rel=1e-5)
+            assert report.members == tuple(range(world.size))
+            assert min(report.batch_sizes) > 0
+            assert report.joined == ((2,) if world.size == 4 else ())
+
+
+def test_an_absent_clients_data_are_not_used_and_the_report_says_so(seats):
+    shards = ad.Shards([{"x": np.full((12, 2), float(n + 1), np.float32)} for n in range(4)])
+
+    def driver(state, batch):
+        return state, {
+            "sum": comm.all_reduce(batch["x"].sum(), op="sum"),
+            "least": comm.all_reduce(batch["x"].min(), op="min"),
+        }
+
+    with build(driver, jnp.zeros(()), shards, 12, world=seats) as program:
+        assert float(program.step().metrics["least"]) == 1
+        seats.leave(0)
+        report = program.step()
+        assert float(report.metrics["least"]) == 2
+        assert "no examples for worker 0, whose data are not used." in report.notes
+        assert program._stream.cursors[0] == 3
+        assert program.step().notes == ()
+        seats.join(0)
+        assert float(program.step().metrics["least"]) == 1
+        assert program._stream.cursors[0] == 6
+
+
+def test_who_broadcasts_must_be_there(seats):
+    def driver(state, batch):
+        return state + comm.all_reduce(batch["x"].mean()), {"first": comm.broadcast(batch["x"].mean(), root=2)}
+
+    with pytest.raises(ad.BatchSizeError, match="worker 2 must take examples"):
+        build(driver, jnp.zeros(()), data_of(), 16, world=seats, shares=[1, 1, 0, 1])
+    with build(driver, jnp.zeros(()), data_of(), 16, world=seats) as program:
+        program.step()
+        with pytest.raises(ad.BatchSizeError, match="worker 2 must take examples"):
+            program.rescale(shares=[1, 1, 0, 1])
+        seats.leave(2)
+        with pytest.raises(ad.BatchSizeError, match="worker 2 must take examples"):
+            program.step()
+
+
+def test_a_noise_scale_needs_two_workers_with_examples(seats):
+    def driver(state, batch):
+        grads = jax.grad(mean_loss)(state, batch)
+        avg = comm.all_reduce(grads)
+        return jax.tree.map(lambda p, g: p - 0.1 * g, state, avg), mon.noise_scale(grads, avg)
+
+    options = {"shares": [0, 0, 1, 0], "deterministic": True}  # and one call, of 16
+    with build(driver, adam_state()["params"], make_data(), 16, world=seats, **options) as program:
+        assert np.isnan(float(program.step().metrics.trace))
+        program.rescale(shares=[1, 0, 1, 0])
+        noise = program.step().metrics
+        assert np.isfinite([float(x) for x in (noise.scale, noise.trace, noise.signal)]).all()
+
+
+def test_seats_are_what_they_are(seats):
+    assert (seats.size, seats.members, seats.since, seats.generation) == (4, (0, 1, 2, 3), (0, 0, 0, 0), 0)
+    seats.leave(1)
+    seats.join(1)
+    assert (seats.members, seats.since, seats.generation) == ((0, 1, 2, 3), (0, 2, 0, 0), 2)
+    with pytest.raises(ValueError, match="seat 1 is taken"):
+        seats.join(1)
+    for none in (4, -1):
+        with pytest.raises(ValueError, match=f"no seat {none}"):
+            seats.leave(none)
+    for seat in (0, 2, 3):
+        seats.leave(seat)
+    assert seats.members == (1,)
+    with pytest.raises(ValueError, match="the last one"):
+        seats.leave(1)
+    with pytest.raises(ValueError, match="empty already"):
+        seats.leave(0)
+
+
+def test_another_worker_on_the_same_seat_is_noticed_though_nobody_is_missing(seats):
+    with build(descend, jnp.zeros(()), data_of(), 16, world=seats) as program:
+        program.step()
+        seats.leave(0)
+        seats.join(0)
+        report = program.step()
+        assert (report.members, report.joined) == ((0, 1, 2, 3), (0,))
+        assert report.compute_seconds[0] > 0
+
+
+def test_a_program_begins_in_a_world_with_an_empty_seat(seats):
+    seats.leave(3)
+    with build(descend, jnp.zeros(()), data_of(), 3, world=seats) as program:
+        assert program.batch_sizes == (1, 1, 1, 0)
+        assert program.step().members == (0, 1, 2)
+    with pytest.raises(ad.BatchSizeError, match="seat 3 alone, and nobody sits there"):
+        build(descend, jnp.zeros(()), data_of(), 3, world=seats, shares=[0, 0, 0, 1])
+
+
+def test_where_all_who_took_examples_have_left_the_others_take_them(seats):
+    with build(descend, jnp.zeros(()), data_of(), 16, world=seats, shares=[1, 0, 0, 0]) as program:
+        program.step()
+        seats.leave(0)
+        assert program.step().batch_sizes == (0, 6, 5, 5)
+
+
+def test_collectives_outside_a_program_leave_out_empty_seats():
+    with comm.DeviceWorld() as world:
+        world.leave(2)
+        assert float(comm.all_reduce(jnp.float32(2), op="sum")) == 6
+        assert float(comm.all_reduce(jnp.float32(2), weight=jnp.float32(3))) == 2
+        assert float(comm.all_reduce(jnp.float32(-2), op="max")) == -2
+        assert int(comm.all_reduce(jnp.int32(2), op="min")) == 2
+        assert np.isnan(np.asarray(comm.all_gather(jnp.float32(1)))).tolist() == [False, False, True, False]
+        assert comm.all_gather(jnp.int32(1)).tolist() == [1, 1, 0, 1]
+        with pytest.raises(ad.AdaptiveError, match="nobody sits on seat 2"):
+            comm.broadcast(jnp.float32(1), root=2)
+
+
+def test_the_stream_goes_on_where_it_was(seats):
+    """No example is lost or taken twice when workers come and go."""
+
+    def driver(state, batch):
+        return state, {"sum": comm.all_reduce(batch["n"].sum(), op="sum")}
+
+    data = {"n": np.arange(48)}
+    with build(driver, jnp.zeros(()), data, 16, world=seats) as program:
+        sums = []
+        for change in (lambda: None, lambda: seats.leave(1), lambda: seats.leave(0)):
+            change()
+            sums.append(int(program.step().metrics["sum"]))
+    rows = stream(48, SEED, 48).reshape(3, 16)
+    assert sums == rows.sum(axis=1).tolist()
