@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -17,6 +19,7 @@ from . import problems
 from .problems import adam_driver, adam_state, descend, difference, make_data, mean_loss, plain_adam, stream
 
 SEED = 3
+build = functools.partial(problems.build, resizable=True)  # for those who come
 
 
 @pytest.fixture(params=["local", "devices"])
