@@ -75,7 +75,7 @@ class BatchSizes:
         self.wanted = total = self.check_global(global_batch)
         first = equal(total, self.bounds()) if shares is None else split(total, self.shares, self.limits)
         self.current: Split = first
-        self._set_quantum(total)
+        self.limits = self._with_quantum(total, self.shares)
         self.previous = self.current
         self.pending: Split | None = None
         self.next: Split | None = None
@@ -122,19 +122,19 @@ class BatchSizes:
         before, asked = sum(self.target), self.wanted if decision.global_batch is None else decision.global_batch
         known = before if decision.global_batch is None else None
         total, notes = self._nearest(asked, self.bounds(shares), known, f"{_who(hooks)}: " if hooks else "")
-        if decision.global_batch is not None:
-            self.wanted = total
         if decision.shares is not None or total != before:  # or the split stays, to the last example
-            self._set_quantum(total)
-            sizes = split(total, shares, self.limits)
+            limits = self._with_quantum(total, shares)
+            sizes = split(total, shares, limits)
             if not self.resizable and sizes != self.current:
                 raise BatchSizeError(
                     f"{_who(hooks)} asked for batch sizes {sizes}, but this program's stay as they are, "
                     f"{self.current}: it was made with resizable=False. Leave that out of ad.Program(...) where sizes "
                     "are to change."
                 )
-            self.shares = shares
+            self.shares, self.limits = shares, limits
             self._put(sizes)
+        if decision.global_batch is not None:  # behind what may raise
+            self.wanted = total
         if self.waits and self.pending is not None:
             self._take_up()
             self._readiness.wait_for(self.current)
@@ -165,10 +165,12 @@ class BatchSizes:
             return f"clipped to {total}, the least for {len(limits.active)} workers"
         return f"rounded to {total}, a multiple of {limits.multiple}"
 
-    def _set_quantum(self, total: int) -> None:
-        if self._follows:
-            quantum = auto_quantum(total, len(self.bounds().active), self.limits.multiple)
-            self.limits = self.limits._replace(quantum=quantum)
+    def _with_quantum(self, total: int, shares: Sequence[float]) -> Limits:
+        """The limits, with the quantum of such sizes."""
+        if not self._follows:
+            return self.limits
+        quantum = auto_quantum(total, len(self.bounds(shares).active), self.limits.multiple)
+        return self.limits._replace(quantum=quantum)
 
     def _prepare(self) -> None:
         self._readiness.prepare(self.current if self.pending is None else self.pending, self.current)
@@ -193,8 +195,11 @@ class BatchSizes:
             shares = [1.0] * len(shares)
         self.shares = self.checked(shares)
         total, changed = self._nearest(self.wanted, self.bounds(), sum(self.current))
-        self._set_quantum(total)
+        self.limits = self._with_quantum(total, self.shares)
         self.current, self.pending, self.next = split(total, self.shares, self.limits), None, None
+        if not self._readiness.ready_for(self.current):
+            self._readiness.wait_for(self.current)
+        self._prepare()
         return notes + changed
 
     # --- readiness ----------------------------------------------------------------------------------------------------
@@ -237,7 +242,7 @@ class BatchSizes:
         self.current = self.previous = tuple(sizes)
         self.pending = self.next = None
         self._all_ready = False
-        self._set_quantum(sum(self.current))
+        self.limits = self._with_quantum(sum(self.current), self.shares)
 
     # --- what can be asked for ----------------------------------------------------------------------------------------
 

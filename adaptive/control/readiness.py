@@ -69,7 +69,8 @@ class KernelsOf:
 
     def prepare(self, sizes: Sequence[int], current: Sequence[int]) -> None:
         own = self._own(sizes)
-        self._kernels.extend(max(own) or max(sizes))
+        if tuple(sizes) != tuple(current):  # those in force are made of what there is
+            self._kernels.extend(max(own) or max(sizes))
         self._kernels.ask(own, self._own(current))
 
     def wait_for(self, sizes: Sequence[int]) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import accumulate
 from typing import Any
 
@@ -11,6 +11,7 @@ import numpy as np
 
 from adaptive.base.errors import DataError
 from adaptive.base.names import leaf_names
+from adaptive.base.where import name_workers
 
 from .examples import Examples, Lane, Rows, shapes_of
 
@@ -109,3 +110,15 @@ def _check_like(first: Any, example: Any, number: int) -> None:
             raise DataError(
                 f"{name} is {b.dtype}{list(b.shape)} in shard {number}, but {a.dtype}{list(a.shape)} in shard 0."
             )
+
+
+def unused_shards(data: Rows, sizes: Sequence[int], previous: Sequence[int], *, first: bool) -> list[str]:
+    """What is to be said of workers whose own data are not used from a step of these sizes on.
+
+    Args:
+      previous: the sizes of the step before, unless it is the `first`.
+    """
+    if not isinstance(data, Shards):
+        return []
+    new = [w for w, size in enumerate(sizes) if size == 0 and (previous[w] or first)]
+    return [f"no examples for {name_workers(new)}, whose data are not used."] if new else []

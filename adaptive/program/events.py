@@ -14,7 +14,7 @@ process's report, and the run goes on, here and on the others.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -23,6 +23,7 @@ import jax
 import numpy as np
 
 from adaptive.base.decision import Limits
+from adaptive.control.hooks import Hooks
 
 from .report import Report
 
@@ -51,6 +52,12 @@ class HookValues:
         which waits for the step. Replicated.
         """
         return {name: np.asarray(leaf) for name, leaf in zip(self.names, self._leaves, strict=False)}
+
+
+def hook_values(hooks: Hooks, leaves: Sequence[list[jax.Array]]) -> tuple[HookValues, ...]:
+    """What hooks were given in a step; nothing where there are no leaves, since it was skipped."""
+    named = zip(hooks.names, hooks.hooks, leaves or [[]] * len(hooks.names), strict=True)
+    return tuple(HookValues(name, hook.every, hook.leaf_names, values) for name, hook, values in named)
 
 
 @dataclass(frozen=True)

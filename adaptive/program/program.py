@@ -4,65 +4,51 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import replace
-from functools import partial
-from math import lcm
 from pathlib import Path
 from typing import Any, Literal
-from weakref import WeakKeyDictionary
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from adaptive.base.arrays import NotAnArrayError, on_host
-from adaptive.base.cores import n_cores
-from adaptive.base.current import current_world, why_not_alone
-from adaptive.base.decision import Decision, Limits
-from adaptive.base.errors import BatchSizeError, DataError, DisagreementError, DriverError, NonFiniteError, WorkerError
+from adaptive.base.decision import Decision
+from adaptive.base.errors import DataError, DisagreementError, DriverError, NonFiniteError, WorkerError
 from adaptive.base.failure import heard_by_all, tell
-from adaptive.base.names import leaf_names
-from adaptive.base.numbers import whole
 from adaptive.base.surroundings import Surroundings, as_made, unwatched
-from adaptive.base.where import at, current_line, name_workers
 from adaptive.base.world import World
 from adaptive.check.invariance import Invariance, check_invariance
-from adaptive.control.alike import check_built_alike, digest_of_tree
-from adaptive.control.batch_sizes import BatchSizes
 from adaptive.control.decision_digest import DecisionDigest
+from adaptive.control.decisions import Decisions
 from adaptive.control.hooks import Hooks
-from adaptive.control.machines import Machines, decided_by_first
+from adaptive.control.machines import Machines
 from adaptive.control.readiness import KernelsOf
-from adaptive.control.split import most_of_each, positive
+from adaptive.control.split import positive
 from adaptive.control.status import Status
 from adaptive.control.together import together
-from adaptive.data.same_data import digests_of_data, steadiness
-from adaptive.data.shards import Shards, rows_of
-from adaptive.data.stream import Stream
+from adaptive.data.shards import Shards, rows_of, unused_shards
+from adaptive.data.stream import Share, Stream
 from adaptive.graph.plan import Plan
 from adaptive.graph.planner import Planner
-from adaptive.operators.minibatches import NotEqualPartsError
 from adaptive.operators.sources import Reading
 from adaptive.runtime.cache import share_compilations
 from adaptive.runtime.engine import Engine, Outcome
-from adaptive.runtime.finite import Trouble, not_finite, skipped_too_often
 from adaptive.runtime.kernels import KernelOptions
-from adaptive.runtime.local_world import LocalWorld
-from adaptive.runtime.updates import made_nans, share_found
 
 from . import checkpoint as _checkpoint
+from .arguments import Driver, InitialState, built_in, checked_nonfinite, count, next_name, world_of
 from .evaluate import evaluate
-from .events import HookValues, Listener, Listeners, StepEvent, Subscription
+from .events import Listener, Listeners, StepEvent, Subscription, hook_values
 from .explain import explain
+from .first_plan import check_alike, first_plan
 from .record import Recorder
 from .report import Report
+from .seating import Seating
+from .watch import Skips, StepClock, UpdateCheck
 
-FEW_CORES = 4  # with fewer, the thread of a compiler is felt
 _SAME_CHECKPOINT = "Restore the same checkpoint on every rank; all may read one file. Nothing has been restored."
-
-Driver = Callable[[Any, Any], tuple[Any, Any]]
 
 
 class Program:
@@ -143,54 +129,52 @@ class Program:
         resizable: bool = True,
     ):
         self._surroundings = Surroundings()
-        self.world = _world_of(world)
-        self._name = _next_name(self.world, driver)
-        if nonfinite not in ("raise", "skip", "allow"):
-            raise DriverError(f'nonfinite must be "raise", "skip" or "allow"; got {nonfinite!r}.')
-        self._nonfinite, self._seed = nonfinite, _count("seed", seed)
-        self._max_skipped = _count("max_skipped", max_skipped)
-        if self._max_skipped < 1:
-            raise DriverError(f"max_skipped must be positive; got {max_skipped}.")
-        self._data = rows_of(data, self.world.size)
+        self.world = world_of(world)
+        self._name = next_name(self.world, driver)
+        nonfinite, self._seed = checked_nonfinite(nonfinite), count("seed", seed)
+        max_skipped = count("max_skipped", max_skipped, least=1)
         microbatch = None if microbatch is None else positive("microbatch", microbatch)
         quantum = None if quantum is None else positive("quantum", quantum)
-        self._state_tree, weak = jax.tree.structure(state), jax.tree.map(_is_weak, state)
-        state = jax.tree.map(_as_array, state)
-        self._local_state = _picked(local, self._state_tree)
-        self._state_shapes = jax.tree.map(lambda a, w: jax.ShapeDtypeStruct(a.shape, a.dtype, weak_type=w), state, weak)
+        self._data = rows_of(data, self.world.size)
+        self._initial = InitialState.of(state, local)
         self._stream = Stream(self._data, seed=self._seed, workers=self.world.workers)
-        self._planner = Planner(
+        planner = Planner(
             driver,
-            self._state_shapes,
+            self._initial.shapes,
             self._data.shapes,
             workers=self.world.size,
-            local_state=self._local_state,
+            local_state=self._initial.local,
             surroundings=self._surroundings,
         )
-        first_sizes = partial(self._first_sizes, global_batch, shares, max_local_batch, quantum)
-        self._sizes, self._plan = self._first_plan(first_sizes, microbatch)
-        self._sizes.must_take(seat for message in self._plan.messages for c in message for seat in c.how.needed)
-        self._check_alike(
-            state,
-            {
-                "batch sizes": self._sizes.current,
-                "max_local_batch": max_local_batch,
-                "quantum": self._sizes.limits.quantum,
-                "microbatch": microbatch,
-                "seed": self._seed,
-                "nonfinite": nonfinite,
-                "max_skipped": max_skipped,
-                "resizable": bool(resizable),
-            },
+        self._sizes, self._plan = first_plan(
+            planner,
+            self._data,
+            self.world,
+            global_batch=global_batch,
+            shares=shares,
+            max_local_batch=max_local_batch,
+            quantum=quantum,
+            microbatch=microbatch,
         )
-        _built[self.world] = _built.get(self.world, 0) + 1
+        settings = {
+            "batch sizes": self._sizes.current,
+            "max_local_batch": max_local_batch,
+            "quantum": self._sizes.limits.quantum,
+            "microbatch": microbatch,
+            "seed": self._seed,
+            "nonfinite": nonfinite,
+            "max_skipped": max_skipped,
+            "resizable": bool(resizable),
+        }
+        check_alike(self.world, self._name, self._initial, self._data, self._plan, settings)
+        built_in(self.world)
         if self.world.processes > 1:
             share_compilations()
         machines = Machines(self.world, f"machines of {self._name}")
         self._digest = DecisionDigest()
         self._engine = Engine(
-            self._planner,
-            jax.tree.leaves(state),
+            planner,
+            jax.tree.leaves(self._initial.arrays),
             self.world,
             status=Status(self.world, self._digest, self._sizes),
             name=self._name,
@@ -201,112 +185,18 @@ class Program:
         waits = deterministic or not self._engine.layouts
         readiness = KernelsOf(self._engine.kernels, self.world.workers)
         self._sizes.take_effect(readiness, one_by_one=not self._plan.splittable, waits=waits, resizable=bool(resizable))
-        self._since = self._who_is_there()
-        self._engine.seat(self._places(self._since), ())
         self._hooks = Hooks(self._plan.hooks, self.world.size)
-        self._heterogeneous = machines.heterogeneous
+        self._decisions = Decisions(
+            *(self.world, self._name, self._hooks, self._sizes, self._digest), heterogeneous=machines.heterogeneous
+        )
+        self._seating = Seating(self.world, self._engine, self._hooks, self._sizes)
+        self._clock = StepClock(self.world)
+        self._skips = Skips(nonfinite, max_skipped)
+        self._update = UpdateCheck(self._engine, self._name)
+        self._listeners = Listeners()
         self._step = 0
         self._alone = threading.Lock()  # held while a step is under way
-        self._skipped = 0  # steps in a row
-        self._told = False  # of NaNs that the last update made
-        self._started_at = float("nan")
-        self._compute_seconds = [float("nan")] * len(self.world.workers)
-        self._few_cores = self.world.devices[0].platform == "cpu" and n_cores() < FEW_CORES
-        self._compiling = False  # in a way that slows the steps down
-        self._stopped = False
         self._compiled = False
-        self._listeners = Listeners()
-        self._notes: list[str] = []  # of the step in progress
-        self._told_of: list[str] = []  # what is to be said in the next step's report
-        self._joined: list[int] = []  # seats with another worker than in the last step
-
-    # --- building -----------------------------------------------------------------------------------------------------
-
-    def _first_plan(self, first_sizes: Callable[[int], BatchSizes], microbatch: int | None) -> tuple[BatchSizes, Plan]:
-        """Sizes of the first step and a plan for the largest of them.
-
-        What sizes have to be multiples of is told by the driver's trace, which is made for a size: if that was none,
-        both are made again.
-        """
-        multiple = 1
-        while True:
-            sizes = first_sizes(multiple)
-            largest = max(sizes.current)  # of all workers, so that all processes have the same plan
-            try:
-                plan = self._planner.begin(min(largest, microbatch or largest))
-                found = plan.multiple
-                _check_microbatch_can_be(plan, microbatch)
-                if multiple % found == 0:
-                    return sizes, plan
-            except NotEqualPartsError as error:
-                if microbatch is not None:
-                    raise _no_microbatches(microbatch, str(error)) from None
-                found = error.steps
-            multiple = lcm(multiple, found)
-
-    def _first_sizes(self, global_batch, shares, max_local_batch, quantum, multiple: int) -> BatchSizes:
-        n, examples = self.world.size, len(self._data)
-        largest = [examples] * n if max_local_batch is None else most_of_each(max_local_batch, n)
-        if quantum is not None and quantum % multiple:
-            raise BatchSizeError(f"quantum={quantum} is no multiple of {multiple}, the driver's minibatches.")
-        lanes = np.broadcast_to([lane.length for lane in self._data.lanes], (n,))
-        there = [min(most, int(length)) for most, length in zip(largest, lanes, strict=True)]
-        for worker, most in enumerate(there):
-            if most < multiple:
-                raise BatchSizeError(
-                    f"worker {worker} can take {most} examples at most, by max_local_batch or for want of data: fewer "
-                    f"than the {multiple} minibatches that the driver cuts every local batch into."
-                )
-        upper = tuple(most // multiple * multiple for most in there)
-        most = -(-examples // multiple) * multiple  # a larger quantum is as good as this
-        limits = Limits((multiple,) * n, upper, multiple=multiple, examples=examples)
-        quantum = None if quantum is None else min(quantum, most)
-        return BatchSizes(global_batch, shares, limits, quantum=quantum, members=self.world.members)
-
-    def _check_alike(self, state: Any, settings: dict[str, Any]) -> None:
-        if self.world.processes == 1:
-            return
-        built = {name: repr(value) for name, value in settings.items()}
-        built.update(digests_of_data(self._data))
-        leaves = zip(leaf_names(state, "state"), jax.tree.leaves(state), strict=True)
-        built.update(
-            (name, digest_of_tree(leaf)) for i, (name, leaf) in enumerate(leaves) if i not in self._local_state
-        )
-        steady = partial(steadiness, self._data, self.world.rank)
-        check_built_alike(self.world, built, self._plan, f"building {self._name}", steady)
-
-    def _local(self, sizes: Sequence[int]) -> list[int]:
-        return [sizes[w] for w in self.world.workers]
-
-    # --- who is there -------------------------------------------------------------------------------------------------
-
-    def _who_is_there(self) -> dict[int, int]:
-        """The members' seats, and in which generation each came."""
-        return dict(zip(self.world.members, self.world.since, strict=True))
-
-    def _places(self, seats: Iterable[int]) -> list[int]:
-        """Those of these seats that this process carries, by their places in it."""
-        return [self.world.workers.index(seat) for seat in seats if seat in self.world.workers]
-
-    def _seat(self) -> None:
-        """Notice who has left and who has joined since the last step: the batch is split anew, nothing is compiled."""
-        there = self._who_is_there()
-        if there == self._since:
-            return
-        joined = [seat for seat, since in there.items() if self._since.get(seat) != since]
-        self._check_update(together="a change of members")
-        self._hooks.seat(joined, self._sizes)
-        self._engine.seat(self._places(there), self._places(joined))
-        self._since = there
-        self._told_of += self._sizes.seat(list(there), joined)
-        self._joined += joined
-        for place in self._places(joined):
-            self._compute_seconds[place] = float("nan")
-        if self._compiled:
-            current = self._local(self._sizes.current)
-            if not all(self._engine.kernels.can_make(i, size) for i, size in enumerate(current)):
-                self._engine.kernels.require(current)
-            self._engine.kernels.ask(current, current)
 
     # --- reading ------------------------------------------------------------------------------------------------------
 
@@ -319,17 +209,12 @@ class Program:
         Raises:
           NonFiniteError: the last update made NaNs. Once: then it can be looked at.
         """
-        if not self._told:
-            self._check_update()
+        if not self._update.told:
+            self._update.here(self._step)
         return self._as_given([jnp.copy(leaf) for leaf in self._engine.states[self._engine.present[0]]])
 
-    def _as_given(self, leaves: Sequence[jax.Array]) -> Any:
-        """The state as the user knows it: what is a Python number in the driver is promoted like one here too."""
-        weak = [var.aval.weak_type for var in self._plan.graph.state_vars]
-        pairs = zip(leaves, weak, strict=True)
-        return jax.tree.unflatten(
-            self._state_tree, [jnp.asarray(leaf.item()) if is_weak else leaf for leaf, is_weak in pairs]
-        )
+    def _as_given(self, leaves: list[jax.Array]) -> Any:
+        return self._initial.as_given(leaves, [var.aval.weak_type for var in self._plan.graph.state_vars])
 
     @property
     def batch_sizes(self) -> tuple[int, ...]:
@@ -389,18 +274,18 @@ class Program:
         Yields:
           A `Report` per step; ends early when a hook calls `control.stop()`. With neither argument, only then.
         """
-        last_epoch = None if epochs is None else self.epoch + _count("epochs", epochs)
-        last_step = None if steps is None else self._step + _count("steps", steps)
-        self._stopped = False
+        last_epoch = None if epochs is None else self.epoch + count("epochs", epochs)
+        last_step = None if steps is None else self._step + count("steps", steps)
+        self._decisions.stopped = False
         with self._recorded(record):
-            while not self._stopped:
+            while not self._decisions.stopped:
                 if last_epoch is not None and self.epoch >= last_epoch:
                     break
                 if last_step is not None and self._step >= last_step:
                     break
                 yield self.step()
-        self._check_update(together="the end of run()")
-        self._close_step()
+        self._update.together(self._step, "the end of run()")
+        self._compare_last_decision()
 
     @contextmanager
     def _recorded(self, path: str | Path | None) -> Iterator[None]:
@@ -455,10 +340,8 @@ class Program:
         try:
             self._engine.kernels.check()
             self._seat()
-            share = self._stream.take(self._sizes.current)
-            outcome = self._run_engine(share, began)
-            if outcome.trouble is not None:
-                self._skip(outcome.trouble)
+            outcome = self._run_engine(self._stream.take(self._sizes.current), began)
+            notes = self._skips.take(outcome.trouble, self._step + 1)
         except (NonFiniteError, WorkerError, DisagreementError) as error:  # all processes raise it
             error.add_note(f"The state of {self._name} is that of step {self._step}.")
             raise
@@ -466,14 +349,21 @@ class Program:
             error.add_note(f"in step {self._step + 1}, on {self._who()}")
             tell(self.world, f"in step {self._step + 1} of {self._name}", error)
             raise
-        return self._finish(outcome, began)
+        return self._finish(outcome, began, notes)
+
+    def _seat(self) -> None:
+        """Notice who has left and who has joined since the last step."""
+        if self._seating.changed:
+            self._update.together(self._step, "a change of members")
+            self._clock.forget(self._seating.places(self._seating.take()))
 
     def _compile_first(self) -> None:
         if not self._compiled:
-            self._compile_for(self._local(self._sizes.current))
+            self._compile_for(self._sizes.current)
 
-    def _compile_for(self, sizes: Sequence[int]) -> None:
-        """Have what a step of these sizes, of this process's workers, needs."""
+    def _compile_for(self, batch_sizes: Sequence[int]) -> None:
+        """Have what a step of these sizes needs, of all workers."""
+        sizes = [batch_sizes[worker] for worker in self.world.workers]
         if self._compiled:
             self._engine.kernels.require(sizes)
         else:
@@ -482,10 +372,8 @@ class Program:
                 self._engine.kernels.extend(max(self._sizes.current))
             self._compiled = True
 
-    def _run_engine(self, share, began: float) -> Outcome:
-        since = began - self._started_at
-        self._notes, self._told_of = self._told_of, []
-        self._started_at, sizes = began, self._sizes.current
+    def _run_engine(self, share: Share, began: float) -> Outcome:
+        since, sizes = self._clock.begin(began), self._sizes.current
         readings = [
             Reading(
                 step=self._step,
@@ -496,7 +384,7 @@ class Program:
                 examples=sizes[w],
                 calls=1,
                 offset=share.offsets[local],
-                compute_seconds=self._compute_seconds[local],
+                compute_seconds=self._clock.compute_seconds[local],
                 iteration_seconds=since,
             )
             for local, w in enumerate(self.world.workers)
@@ -504,51 +392,24 @@ class Program:
 
         def meanwhile() -> None:
             self._stream.prefetch(sizes)
-            self._check_update(in_step=True)
+            self._update.here(self._step, in_step=True)
 
-        search = self._skipped == self._max_skipped or self._nonfinite == "raise"
-        more = self._last_decision()
-        return self._engine.step(share, readings, meanwhile, search=search, more=more)
+        return self._engine.step(share, readings, meanwhile, search=self._skips.next_raises, more=self._decisions.last)
 
-    def _skip(self, trouble: Trouble) -> None:
-        """Leave a step out, or raise."""
-        if self._nonfinite == "raise":
-            raise not_finite(trouble, self._step + 1)
-        if self._skipped == self._max_skipped:
-            raise skipped_too_often(trouble, self._step + 1, self._max_skipped)
-        self._notes += [f"skipped: {cause}" for cause in trouble.causes]
-
-    def _check_update(self, *, in_step: bool = False, together: str = "") -> None:
-        """Raise if the last update made NaNs.
-
-        Of replicated state every process finds that by itself; of local state, the others have to be told.
-
-        Args:
-          together: where all processes come here: what for.
-        """
-        found, new_nans = self._engine.made_nans(), self._engine.new_nans
-        if together and new_nans is not None and new_nans.may_differ:
-            found = share_found(self.world, found, f"{together} of {self._name} behind step {self._step}")
-        if found:
-            self._told = True
-            error = made_nans(self._plan, found, self._step)
-            if in_step and not found.replicated:
-                tell(self.world, f"in step {self._step + 1} of {self._name}", error, known=False)
-            raise error
-
-    def _finish(self, outcome: Outcome, began: float) -> Report:
-        sizes, limits = self._sizes.current, self._sizes.limits
-        members, joined = self._sizes.members, tuple(self._joined)
-        self._joined = []
+    def _finish(self, outcome: Outcome, began: float, notes: list[str]) -> Report:
+        ran, limits = (self._sizes.current, self._sizes.previous), self._sizes.limits
+        sizes, members = self._sizes.current, self._sizes.members
+        joined, come_and_gone = self._seating.tell()
         self._step += 1
-        self._skipped = 0 if outcome.committed else self._skipped + 1
         self._stream.advance(sizes)
-        self._compute_seconds = self._undisturbed(outcome.compute_seconds)
-        previous = self._sizes.previous
-        notes = [*self._notes, *self._unused(sizes, previous)]
+        self._clock.take(outcome.compute_seconds, compiling=not self._engine.kernels.warm)
+        notes = [*come_and_gone, *notes, *unused_shards(self._data, *ran, first=self._step == 1)]
         self._sizes.step_done()
         epoch = self._stream.consumed / len(self._data)
-        decision = self._run_hooks(outcome, epoch, (sizes, previous), notes) if outcome.committed else None
+        decision = None
+        if outcome.committed:
+            decision, more = self._decide(outcome, epoch, ran)
+            notes += more
         counters = self._engine.kernels.counters
         report = Report(
             step=self._step,
@@ -572,27 +433,20 @@ class Program:
             joined=joined,
         )
         if self._listeners:
-            named = zip(self._hooks.names, self._hooks.hooks, strict=True)
-            told = tuple(
-                HookValues(name, hook.every, hook.leaf_names, outcome.hooks[i] if outcome.hooks else [])
-                for i, (name, hook) in enumerate(named)
-            )
-            lost = self._listeners.tell(StepEvent(report, epoch, previous, limits, self._seed, told))
+            event = StepEvent(report, epoch, ran[1], limits, self._seed, hook_values(self._hooks, outcome.hooks))
+            lost = self._listeners.tell(event)
             report = replace(report, notes=(*report.notes, *lost)) if lost else report
         return report
 
-    def _unused(self, sizes: Sequence[int], previous: Sequence[int]) -> list[str]:
-        """What is to be said of workers whose own data are not used from this step on."""
-        if not isinstance(self._data, Shards):
-            return []
-        new = [w for w, size in enumerate(sizes) if size == 0 and (previous[w] or self._step == 1)]
-        return [f"no examples for {name_workers(new)}, whose data are not used."] if new else []
-
-    def _undisturbed(self, seconds: list[float]) -> list[float]:
-        """NaN for a step beside which this process's own compiler took much of its cores: such seconds are not the
-        machine's, and whoever balanced by them would have to take it back."""
-        before, self._compiling = self._compiling, self._few_cores and not self._engine.kernels.warm
-        return [float("nan")] * len(seconds) if before or self._compiling else seconds
+    def _decide(
+        self, outcome: Outcome, epoch: float, ran: tuple[tuple[int, ...], tuple[int, ...]]
+    ) -> tuple[Decision | None, list[str]]:
+        try:
+            return self._decisions.after_step(self._step, epoch, outcome.hooks, ran)
+        except Exception as error:
+            error.add_note(f"behind step {self._step}, on {self._who()}")
+            tell(self.world, f"at the barrier behind step {self._step} of {self._name}", error)
+            raise
 
     def _metrics(self, outcome: Outcome) -> Any:
         tree = self._plan.graph.metrics_tree
@@ -604,35 +458,13 @@ class Program:
         workers = list(self.world.workers)
         return f"worker {workers[0]}" if len(workers) == 1 else f"workers {workers[0]}–{workers[-1]}"
 
-    def _last_decision(self) -> str:
-        return self._digest.last if self._digest.step else ""
-
-    def _close_step(self) -> None:
-        """The last decision has had no message to be compared in: compare it in one that carries nothing else."""
+    def _compare_last_decision(self) -> None:
+        """It has had no message to be compared in: compare it in one that carries nothing else."""
         if self.world.processes > 1 and self._engine.layouts and self._plan.hooks:
             about = f"the end of run() behind step {self._step} of {self._name}"
-            self._engine.exchange_status(about, self._last_decision())
+            self._engine.exchange_status(about, self._decisions.last)
 
-    # --- deciding -----------------------------------------------------------------------------------------------------
-
-    def _run_hooks(
-        self, outcome: Outcome, epoch: float, ran: tuple[tuple[int, ...], tuple[int, ...]], notes: list[str]
-    ) -> Decision | None:
-        """`ran` are the sizes of this step and of the one before."""
-        try:
-            decision, names = self._hooks.run(self._step, epoch, outcome.hooks, ran, self._sizes)
-            if names and self._heterogeneous:
-                decision = decided_by_first(self.world, decision, f"decision {self._step} of {self._name}")
-            if names:
-                self._digest.enter(self._step, names, decision)
-            if decision is not None:
-                self._stopped = decision.stop
-                notes += [*decision.notes, *self._sizes.request(decision, names)]
-        except Exception as error:
-            error.add_note(f"behind step {self._step}, on {self._who()}")
-            tell(self.world, f"at the barrier behind step {self._step} of {self._name}", error)
-            raise
-        return decision
+    # --- between steps ------------------------------------------------------------------------------------------------
 
     @as_made
     def rescale(self, *, global_batch: int | None = None, shares: Sequence[float] | None = None) -> None:
@@ -646,9 +478,7 @@ class Program:
         Raises:
           BatchSizeError: they cannot be, or this program's sizes stay as they are (`resizable=False`).
         """
-        decision = self._sizes.exactly(global_batch, shares)
-        self._sizes.request(decision)
-        self._digest.enter(self._step, (), decision)
+        self._decisions.by_hand(self._step, global_batch, shares)
 
     @as_made
     def warm_up(self) -> None:
@@ -672,9 +502,9 @@ class Program:
           CheckpointError: leaves of the state have names that could not be told apart when they are restored.
           DriverError: a policy's state is not built as it was when the policy began.
         """
-        self._check_update(together="a checkpoint")
+        self._update.together(self._step, "a checkpoint")
         return _checkpoint.save(
-            self._engine, self._hooks, self._sizes, self._stream, step=self._step, like=self._state_shapes
+            self._engine, self._hooks, self._sizes, self._stream, step=self._step, like=self._initial.shapes
         )
 
     @as_made
@@ -697,27 +527,24 @@ class Program:
 
         def prepare() -> tuple[dict[str, str], None]:
             parsed = _checkpoint.parse(
-                checkpoint, self._engine, self._hooks, self._sizes, self._stream, like=self._state_shapes
+                checkpoint, self._engine, self._hooks, self._sizes, self._stream, like=self._initial.shapes
             )
             digests = parsed.digests() if self.world.processes > 1 else {}
             prepared.append((parsed, digests, _checkpoint.placed(parsed, self._engine)))
-            self._compile_for(self._local(parsed.batch_sizes))
+            self._compile_for(parsed.batch_sizes)
             return digests, None
 
         together(self.world, f"restore of {self._name}", prepare, _SAME_CHECKPOINT)
         ((parsed, digests, (self._engine.states, self._engine.slots)),) = prepared
         self._hooks.restart([parsed.hooks[name] for name in self._hooks.names])
         self._sizes.restart(parsed.batch_sizes, parsed.shares, parsed.members)
-        there = self._who_is_there()  # who was not, will have joined by the next step
-        self._since = {seat: there.get(seat, 0) for seat in parsed.members}
-        self._engine.present = self._places(parsed.members)
+        self._seating.restart(parsed.members)
         self._stream.cursors = parsed.cursors
-        self._step, self._skipped, self._told = parsed.step, 0, False
+        self._step, self._skips.in_a_row, self._update.told = parsed.step, 0, False
         if self._engine.new_nans is not None:
             self._engine.new_nans.begin([self._engine.states[place] for place in self._engine.present])
         self._digest.restart(parsed.step, digests)
-        self._started_at = float("nan")
-        self._compute_seconds = [float("nan")] * len(self._compute_seconds)
+        self._clock.restart()
 
     # --- beside training ----------------------------------------------------------------------------------------------
 
@@ -741,10 +568,10 @@ class Program:
           WorkerError: another process failed in this call. On every other process.
           DisagreementError: `fn`, `data` or `batch` are not the same on all processes. On every process.
         """
-        self._check_update(together="evaluate")
+        self._update.together(self._step, "evaluate")
         states = [self._as_given(leaves) for leaves in self._engine.states]
         about = f"evaluate of {self._name} behind step {self._step}"
-        return evaluate(fn, states, data, self.world, batch, about, tuple(self._since))
+        return evaluate(fn, states, data, self.world, batch, about, tuple(self._seating.since))
 
     @as_made
     def check(self, batch: Any = None, *, seed: int = 0, tolerance: float | None = None) -> Invariance:
@@ -792,70 +619,3 @@ class Program:
 
     def __exit__(self, *exc: object) -> None:
         self.close()
-
-
-def _world_of(world: World | None) -> World:
-    """The world that was given, or else the current one, or else this process alone, if it is."""
-    alone = None if world is not None else why_not_alone()
-    if alone:
-        raise DriverError(
-            f"ad.Program{at(current_line())} was given no world: {alone}. It would train a model of this process's "
-            "own. Write\n"
-            "    with comm.world() as world:\n"
-            "        program = ad.Program(..., world=world)\n"
-            "or, if a model of each process's own is what you want,  world=comm.SoloWorld()"
-        )
-    return world or current_world.get() or LocalWorld()
-
-
-_built: WeakKeyDictionary[World, int] = WeakKeyDictionary()  # how many programs all processes have built, by world
-
-
-def _next_name(world: World, driver: Driver) -> str:
-    """What a program is called in errors, and told from others by: equal on all processes, which build alike."""
-    return f"program {_built.get(world, 0) + 1} ({getattr(driver, '__name__', type(driver).__name__)!r})"
-
-
-def _is_weak(leaf: Any) -> bool:
-    """Whether JAX lets arrays decide what is computed with a number, as it does with those of Python."""
-    if isinstance(leaf, jax.Array):
-        return leaf.ndim == 0 and bool(getattr(leaf, "weak_type", False))
-    return isinstance(leaf, int | float | complex) and not isinstance(leaf, bool | np.generic)
-
-
-def _as_array(leaf: Any) -> Any:
-    if isinstance(leaf, jax.Array):
-        return leaf
-    try:
-        return on_host(leaf)
-    except NotAnArrayError as error:
-        raise DriverError(
-            f"the state holds {leaf!r}, which is no array of numbers: it {error} Keep only arrays and numbers in the "
-            "state."
-        ) from error
-
-
-def _picked(pick: Callable[[Any], Any] | None, tree: jax.tree_util.PyTreeDef) -> frozenset[int]:
-    """The numbers of the leaves that `local=` picks."""
-    if pick is None:
-        return frozenset()
-    numbers = jax.tree.leaves(pick(jax.tree.unflatten(tree, range(tree.num_leaves))))
-    if not all(isinstance(n, int) for n in numbers):
-        raise DriverError("local= must pick parts of the state as they are:  local=lambda state: state['momentum']")
-    return frozenset(numbers)
-
-
-def _count(name: str, value: Any) -> int:
-    number = whole(value)
-    if number is None:
-        raise DriverError(f"{name} must be a whole number; got {value!r}.")
-    return number
-
-
-def _check_microbatch_can_be(plan: Plan, microbatch: int | None) -> None:
-    if microbatch is not None and not plan.splittable:
-        raise _no_microbatches(microbatch, f"{plan.unsplittable[0]}.")
-
-
-def _no_microbatches(microbatch: int, why: str) -> DriverError:
-    return DriverError(f"microbatch={microbatch}: this driver's batches cannot be split into calls: {why}")

@@ -137,10 +137,10 @@ class Kernels:
         worker = self._workers[local]
         if size == 0:
             return True
+        if self.splittable and not self.timed:  # by size alone: a kernel of this very size may not be what is taken
+            return worker.ready.keys() >= set(self._fixed(size, self.least_calls))
         if not self.splittable or size in worker.ready:
             return size in worker.ready
-        if not self.timed:
-            return worker.ready.keys() >= set(self._fixed(size, self.least_calls))
         # A few calls more than the whole ladder would need are a price for going on at once; hundreds are not.
         measured = worker.measured()
         now, then = (self._cost(size, rungs, measured) for rungs in (list(worker.ready), self._ladder))

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from adaptive.runtime import kernels as _kernels
@@ -244,6 +244,7 @@ def test_until_there_are_smaller_kernels_one_call_must_do(make):
     timed=st.booleans(),
     compiled=st.integers(0, 8),
 )
+@example(size=48, others=[16], microbatch=None, least_calls=2, timed=False, compiled=0)  # two calls of 8
 def test_what_can_be_made_is_made(size, others, microbatch, least_calls, timed, compiled):
     """The first size, of its first kernels and of whatever is there of the ladder; and any other that can be made."""
     kernels = Kernels(

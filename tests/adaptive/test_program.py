@@ -20,7 +20,7 @@ from adaptive.base.decision import Decision
 from adaptive.base.seats import Seats
 from adaptive.control.decision_digest import DecisionDigest
 from adaptive.operators.sources import Source, read
-from adaptive.program import program as _program
+from adaptive.program import watch as _watch
 from adaptive.runtime.local_world import LocalWorld
 from adaptive.runtime.message import accumulate
 
@@ -137,7 +137,7 @@ def test_what_jax_is_set_to_in_this_thread_holds_behind_the_steps_too():
 )
 def test_a_step_beside_our_own_compiler_says_nothing_of_the_machine_if_it_has_few_cores(monkeypatch, cores, known):
     """Or balancing would follow what compiling costs, and take it back."""
-    monkeypatch.setattr(_program, "n_cores", lambda: cores)
+    monkeypatch.setattr(_watch, "n_cores", lambda: cores)
     seconds = Source("seconds", lambda r: r.compute_seconds)
 
     def driver(state, batch):
@@ -157,11 +157,11 @@ def test_a_step_beside_our_own_compiler_says_nothing_of_the_machine_if_it_has_fe
 
 def test_cores_are_those_that_the_process_may_use(monkeypatch):
     monkeypatch.delenv("PJRT_NPROC", raising=False)
-    allowed = _program.n_cores()
+    allowed = _watch.n_cores()
     assert allowed >= 1
     for told, cores in (("1", 1), ("0", allowed), ("many", allowed), (str(10**6), allowed)):
         monkeypatch.setenv("PJRT_NPROC", told)
-        assert _program.n_cores() == cores
+        assert _watch.n_cores() == cores
 
 
 # --- reports ----------------------------------------------------------------------------------------------------------

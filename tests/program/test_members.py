@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -17,16 +19,13 @@ from . import problems
 from .problems import adam_driver, adam_state, descend, difference, make_data, mean_loss, plain_adam, stream
 
 SEED = 3
+build = functools.partial(problems.build, resizable=True)  # for those who come
 
 
 @pytest.fixture(params=["local", "devices"])
 def seats(request):
     """A world of four seats."""
     return LocalWorld(4) if request.param == "local" else comm.DeviceWorld()
-
-
-def build(*args, **options) -> ad.Program:
-    return problems.build(*args, **{"resizable": True, **options})
 
 
 def data_of(examples: int = 48) -> dict[str, np.ndarray]:

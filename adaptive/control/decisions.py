@@ -1,0 +1,72 @@
+"""What is decided after a step: hooks are run, their decision is made the same on all processes, and sizes follow."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+
+from adaptive.base.decision import Decision
+from adaptive.base.world import World
+
+from .batch_sizes import BatchSizes, Split
+from .decision_digest import DecisionDigest
+from .hooks import Hooks
+from .machines import decided_by_first
+
+
+class Decisions:
+    """Of one program. Replicated.
+
+    Args:
+      name: of the program.
+      heterogeneous: whether processes' arithmetic may differ in last bits, so that the first one has to decide.
+
+    Attributes:
+      stopped: whether a hook has asked the run to end.
+    """
+
+    def __init__(
+        self, world: World, name: str, hooks: Hooks, sizes: BatchSizes, digest: DecisionDigest, *, heterogeneous: bool
+    ):
+        self._world, self._name, self._hooks, self._sizes = world, name, hooks, sizes
+        self._digest, self._heterogeneous = digest, heterogeneous
+        self.stopped = False
+
+    @property
+    def last(self) -> str:
+        """In words, who asked for what last; "" if nobody has been asked."""
+        return self._digest.last if self._digest.step else ""
+
+    def after_step(
+        self, step: int, epoch: float, values: Sequence[list[jax.Array]], ran: tuple[Split, Split]
+    ) -> tuple[Decision | None, list[str]]:
+        """Run the hooks that are due, and make what they ask for the sizes to come. May communicate.
+
+        Args:
+          values: the leaves that each hook is given.
+          ran: the batch sizes of this step and of the one before it.
+
+        Returns:
+          The decision, if anything was asked for; and notes on it.
+        """
+        decision, names = self._hooks.run(step, epoch, values, ran, self._sizes)
+        if names and self._heterogeneous:
+            decision = decided_by_first(self._world, decision, f"decision {step} of {self._name}")
+        if names:
+            self._digest.enter(step, names, decision)
+        if decision is None:
+            return None, []
+        self.stopped = decision.stop
+        return decision, [*decision.notes, *self._sizes.request(decision, names)]
+
+    def by_hand(self, step: int, global_batch: Any, shares: Any) -> None:
+        """What `Program.rescale` asks for after `step`.
+
+        Raises:
+          BatchSizeError: it cannot be.
+        """
+        decision = self._sizes.exactly(global_batch, shares)
+        self._sizes.request(decision)
+        self._digest.enter(step, (), decision)

@@ -1,0 +1,129 @@
+"""What a program is given, checked and in the form in which it is used."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Literal
+from weakref import WeakKeyDictionary
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from adaptive.base.arrays import NotAnArrayError, on_host
+from adaptive.base.current import current_world, why_not_alone
+from adaptive.base.errors import DriverError
+from adaptive.base.numbers import whole
+from adaptive.base.where import at, current_line
+from adaptive.base.world import World
+from adaptive.runtime.local_world import LocalWorld
+
+Driver = Callable[[Any, Any], tuple[Any, Any]]
+NonFinite = Literal["raise", "skip", "allow"]
+
+
+def world_of(world: World | None) -> World:
+    """The world that was given, or else the current one, or else this process alone, if it is."""
+    alone = None if world is not None else why_not_alone()
+    if alone:
+        raise DriverError(
+            f"ad.Program{at(current_line())} was given no world: {alone}. It would train a model of this process's "
+            "own. Write\n"
+            "    with comm.world() as world:\n"
+            "        program = ad.Program(..., world=world)\n"
+            "or, if a model of each process's own is what you want,  world=comm.SoloWorld()"
+        )
+    return world or current_world.get() or LocalWorld()
+
+
+_built: WeakKeyDictionary[World, int] = WeakKeyDictionary()  # how many programs all processes have built, by world
+
+
+def next_name(world: World, driver: Driver) -> str:
+    """What a program is called in errors, and told from others by: equal on all processes, which build alike."""
+    return f"program {_built.get(world, 0) + 1} ({getattr(driver, '__name__', type(driver).__name__)!r})"
+
+
+def built_in(world: World) -> None:
+    """Count one more program, which all processes have built."""
+    _built[world] = _built.get(world, 0) + 1
+
+
+def count(name: str, value: Any, *, least: int | None = None) -> int:
+    """A whole number, or a `DriverError` that names the argument."""
+    number = whole(value)
+    if number is None:
+        raise DriverError(f"{name} must be a whole number; got {value!r}.")
+    if least is not None and number < least:
+        raise DriverError(f"{name} must be positive; got {value}.")
+    return number
+
+
+def checked_nonfinite(value: Any) -> NonFinite:
+    """One of the three words."""
+    if value not in ("raise", "skip", "allow"):
+        raise DriverError(f'nonfinite must be "raise", "skip" or "allow"; got {value!r}.')
+    return value
+
+
+@dataclass(frozen=True)
+class InitialState:
+    """The state that a program begins with.
+
+    Attributes:
+      arrays: it, with arrays for leaves.
+      shapes: its shapes, of which those of Python's numbers are weakly typed.
+      local: which of its leaves may differ between workers on purpose.
+    """
+
+    arrays: Any
+    shapes: Any
+    local: frozenset[int]
+
+    @staticmethod
+    def of(state: Any, local: Callable[[Any], Any] | None) -> InitialState:
+        """Of what the user gave, and the part that `local` picks."""
+        arrays = jax.tree.map(_as_array, state)
+        shapes = jax.tree.map(
+            lambda array, leaf: jax.ShapeDtypeStruct(array.shape, array.dtype, weak_type=_is_weak(leaf)), arrays, state
+        )
+        return InitialState(arrays, shapes, _picked(local, jax.tree.structure(state)))
+
+    def as_given(self, leaves: list[jax.Array], weak: list[bool]) -> Any:
+        """Leaves as the user knows the state: what is a Python number in the driver is promoted like one here too.
+
+        Args:
+          weak: which of the leaves are weakly typed in the driver.
+        """
+        values = [jnp.asarray(leaf.item()) if w else leaf for leaf, w in zip(leaves, weak, strict=True)]
+        return jax.tree.unflatten(jax.tree.structure(self.shapes), values)
+
+
+def _is_weak(leaf: Any) -> bool:
+    """Whether JAX lets arrays decide what is computed with a number, as it does with those of Python."""
+    if isinstance(leaf, jax.Array):
+        return leaf.ndim == 0 and bool(getattr(leaf, "weak_type", False))
+    return isinstance(leaf, int | float | complex) and not isinstance(leaf, bool | np.generic)
+
+
+def _as_array(leaf: Any) -> Any:
+    if isinstance(leaf, jax.Array):
+        return leaf
+    try:
+        return on_host(leaf)
+    except NotAnArrayError as error:
+        raise DriverError(
+            f"the state holds {leaf!r}, which is no array of numbers: it {error} Keep only arrays and numbers in the "
+            "state."
+        ) from error
+
+
+def _picked(pick: Callable[[Any], Any] | None, tree: jax.tree_util.PyTreeDef) -> frozenset[int]:
+    """The numbers of the leaves that `local=` picks."""
+    if pick is None:
+        return frozenset()
+    numbers = jax.tree.leaves(pick(jax.tree.unflatten(tree, range(tree.num_leaves))))
+    if not all(isinstance(n, int) for n in numbers):
+        raise DriverError("local= must pick parts of the state as they are:  local=lambda state: state['momentum']")
+    return frozenset(numbers)

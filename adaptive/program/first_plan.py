@@ -1,0 +1,101 @@
+"""The sizes that a program begins with, and the plan for the largest of them: neither is known without the other."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from math import lcm
+from typing import Any
+
+import jax
+import numpy as np
+
+from adaptive.base.decision import Limits
+from adaptive.base.errors import BatchSizeError, DriverError
+from adaptive.base.names import leaf_names
+from adaptive.base.world import World
+from adaptive.control.alike import check_built_alike, digest_of_tree
+from adaptive.control.batch_sizes import BatchSizes
+from adaptive.control.split import most_of_each
+from adaptive.data.examples import Rows
+from adaptive.data.same_data import digests_of_data, steadiness
+from adaptive.graph.plan import Plan
+from adaptive.graph.planner import Planner
+from adaptive.operators.minibatches import NotEqualPartsError
+
+from .arguments import InitialState
+
+
+def first_plan(
+    planner: Planner,
+    data: Rows,
+    world: World,
+    *,
+    global_batch: int,
+    shares: Sequence[float] | None,
+    max_local_batch: int | Sequence[int] | None,
+    quantum: int | None,
+    microbatch: int | None,
+) -> tuple[BatchSizes, Plan]:
+    """Sizes of the first step and a plan for the largest of them. The arguments are those of `Program`.
+
+    What sizes have to be multiples of is told by the driver's trace, which is made for a size: if that was none, both
+    are made again.
+    """
+    multiple = 1
+    while True:
+        limits = _limits(data, world.size, max_local_batch, multiple)
+        unit = _checked_quantum(quantum, multiple, len(data))
+        sizes = BatchSizes(global_batch, shares, limits, quantum=unit, members=world.members)
+        largest = max(sizes.current)  # of all workers, so that all processes have the same plan
+        try:
+            plan = planner.begin(min(largest, microbatch or largest))
+            found = plan.multiple
+            if microbatch is not None and not plan.splittable:
+                raise _no_microbatches(microbatch, f"{plan.unsplittable[0]}.")
+            if multiple % found == 0:
+                sizes.must_take(seat for message in plan.messages for c in message for seat in c.how.needed)
+                return sizes, plan
+        except NotEqualPartsError as error:
+            if microbatch is not None:
+                raise _no_microbatches(microbatch, str(error)) from None
+            found = error.steps
+        multiple = lcm(multiple, found)
+
+
+def _limits(data: Rows, workers: int, max_local_batch: int | Sequence[int] | None, multiple: int) -> Limits:
+    examples = len(data)
+    largest = [examples] * workers if max_local_batch is None else most_of_each(max_local_batch, workers)
+    lengths = np.broadcast_to([lane.length for lane in data.lanes], (workers,))
+    there = [min(most, int(length)) for most, length in zip(largest, lengths, strict=True)]
+    for worker, most in enumerate(there):
+        if most < multiple:
+            raise BatchSizeError(
+                f"worker {worker} can take {most} examples at most, by max_local_batch or for want of data: fewer "
+                f"than the {multiple} minibatches that the driver cuts every local batch into."
+            )
+    upper = tuple(most // multiple * multiple for most in there)
+    return Limits((multiple,) * workers, upper, multiple=multiple, examples=examples)
+
+
+def _checked_quantum(quantum: int | None, multiple: int, examples: int) -> int | None:
+    if quantum is None:
+        return None
+    if quantum % multiple:
+        raise BatchSizeError(f"quantum={quantum} is no multiple of {multiple}, the driver's minibatches.")
+    return min(quantum, -(-examples // multiple) * multiple)  # a larger one is as good
+
+
+def _no_microbatches(microbatch: int, why: str) -> DriverError:
+    return DriverError(f"microbatch={microbatch}: this driver's batches cannot be split into calls: {why}")
+
+
+def check_alike(world: World, name: str, state: InitialState, data: Rows, plan: Plan, settings: dict[str, Any]) -> None:
+    """Raise, on all processes, unless all build the same program. Communicates."""
+    if world.processes == 1:
+        return
+    built = {setting: repr(value) for setting, value in settings.items()}
+    built.update(digests_of_data(data))
+    leaves = zip(leaf_names(state.arrays, "state"), jax.tree.leaves(state.arrays), strict=True)
+    built.update((label, digest_of_tree(leaf)) for i, (label, leaf) in enumerate(leaves) if i not in state.local)
+    check_built_alike(world, built, plan, f"building {name}", partial(steadiness, data, world.rank))

@@ -1,0 +1,65 @@
+"""Who sits on the seats of a world, and what a program does when that has changed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from adaptive.base.world import World
+from adaptive.control.batch_sizes import BatchSizes
+from adaptive.control.hooks import Hooks
+from adaptive.runtime.engine import Engine
+
+
+class Seating:
+    """The members of a world as a program knows them. Replicated.
+
+    Attributes:
+      since: the members' seats, and in which generation each came.
+    """
+
+    def __init__(self, world: World, engine: Engine, hooks: Hooks, sizes: BatchSizes):
+        self._world, self._engine, self._hooks, self._sizes = world, engine, hooks, sizes
+        self.since = self._who_is_there()
+        self._joined: list[int] = []  # since the last report
+        self._notes: list[str] = []
+        engine.seat(self.places(self.since), ())
+
+    @property
+    def changed(self) -> bool:
+        """Whether anybody has left or joined."""
+        return self._who_is_there() != self.since
+
+    def places(self, seats: Iterable[int]) -> list[int]:
+        """Those of these seats that this process carries, by their places in it. Local."""
+        workers = self._world.workers
+        return [workers.index(seat) for seat in seats if seat in workers]
+
+    def take(self) -> list[int]:
+        """Take who is there now: batches are split anew, and what hooks have learned of those who left is forgotten.
+
+        Returns:
+          The seats with another worker than before.
+        """
+        there = self._who_is_there()
+        joined = [seat for seat, since in there.items() if self.since.get(seat) != since]
+        self._hooks.seat(joined, self._sizes)
+        self._engine.seat(self.places(there), self.places(joined))
+        self.since = there
+        self._notes += self._sizes.seat(list(there), joined)
+        self._joined += joined
+        return joined
+
+    def tell(self) -> tuple[tuple[int, ...], list[str]]:
+        """The seats that others have taken since this was told last, and notes on who has come and gone."""
+        told = tuple(self._joined), self._notes
+        self._joined, self._notes = [], []
+        return told
+
+    def restart(self, members: Iterable[int]) -> None:
+        """Go on with these members. Of those who are there now, the others will have joined by the next step."""
+        there = self._who_is_there()
+        self.since = {seat: there.get(seat, 0) for seat in members}
+        self._engine.present = self.places(self.since)
+
+    def _who_is_there(self) -> dict[int, int]:
+        return dict(zip(self._world.members, self._world.since, strict=True))

@@ -1,0 +1,127 @@
+"""What a program watches from step to step: how long steps take, which are skipped, and whether updates make NaNs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from adaptive.base.cores import n_cores
+from adaptive.base.failure import tell
+from adaptive.base.world import World
+from adaptive.runtime.engine import Engine
+from adaptive.runtime.finite import Trouble, not_finite, skipped_too_often
+from adaptive.runtime.updates import made_nans, share_found
+
+from .arguments import NonFinite
+
+FEW_CORES = 4  # with fewer, the thread of a compiler is felt
+_NAN = float("nan")
+
+
+class StepClock:
+    """Seconds of the step before, as drivers read them. Local.
+
+    Attributes:
+      compute_seconds: per worker of this process; NaN where not known.
+    """
+
+    def __init__(self, world: World):
+        self._few_cores = world.devices[0].platform == "cpu" and n_cores() < FEW_CORES
+        self.compute_seconds = [_NAN] * len(world.workers)
+        self._compiling = False  # in a way that slows the steps down
+        self._began = _NAN
+
+    def begin(self, now: float) -> float:
+        """A step begins. Returns the seconds since the one before began; NaN for the first."""
+        since, self._began = now - self._began, now
+        return since
+
+    def take(self, seconds: list[float], *, compiling: bool) -> None:
+        """Take the seconds of a step: NaN for one beside which this process's own compiler took much of its cores. Such
+        seconds are not the machine's, and whoever balanced by them would have to take it back.
+        """
+        before, self._compiling = self._compiling, self._few_cores and compiling
+        self.compute_seconds = [_NAN] * len(seconds) if before or self._compiling else seconds
+
+    def forget(self, places: Iterable[int]) -> None:
+        """Of these workers of this process nothing is known."""
+        for place in places:
+            self.compute_seconds[place] = _NAN
+
+    def restart(self) -> None:
+        """The next step is a first one."""
+        self.forget(range(len(self.compute_seconds)))
+        self._began = _NAN
+
+
+class Skips:
+    """What becomes of steps that are not finite. Replicated.
+
+    Args:
+      most: steps in a row that may be skipped.
+    """
+
+    def __init__(self, nonfinite: NonFinite, most: int):
+        self._raises, self._most = nonfinite == "raise", most
+        self.in_a_row = 0
+
+    @property
+    def next_raises(self) -> bool:
+        """Whether another such step ends the run."""
+        return self._raises or self.in_a_row == self._most
+
+    def take(self, trouble: Trouble | None, step: int) -> list[str]:
+        """A step has ended, well or not. Returns notes on why it is skipped.
+
+        Raises:
+          NonFiniteError: it may not be.
+        """
+        if trouble is None:
+            self.in_a_row = 0
+            return []
+        if self._raises:
+            raise not_finite(trouble, step)
+        if self.in_a_row == self._most:
+            raise skipped_too_often(trouble, step, self._most)
+        self.in_a_row += 1
+        return [f"skipped: {cause}" for cause in trouble.causes]
+
+
+class UpdateCheck:
+    """Whether the last update has filled the state with NaNs.
+
+    Of replicated state every process finds that by itself; of local state, the others have to be told.
+
+    Attributes:
+      told: whether the user knows of them: then the state can be looked at.
+    """
+
+    def __init__(self, engine: Engine, name: str):
+        self._engine, self._name = engine, name
+        self.told = False
+
+    def here(self, step: int, *, in_step: bool = False) -> None:
+        """Raise if it has, as far as this process knows.
+
+        Args:
+          step: whose update it was.
+          in_step: whether the others are in the next step by now, and wait for this process.
+        """
+        found = self._engine.made_nans()
+        if found:
+            self.told = True
+            error = made_nans(self._engine.plan, found, step)
+            if in_step and not found.replicated:
+                tell(self._engine.world, f"in step {step + 1} of {self._name}", error, known=False)
+            raise error
+
+    def together(self, step: int, what: str) -> None:
+        """Raise if it has, on any process. All processes come here, for `what`. May communicate."""
+        new_nans = self._engine.new_nans
+        if new_nans is not None and new_nans.may_differ:
+            about = f"{what} of {self._name} behind step {step}"
+            found = share_found(self._engine.world, self._engine.made_nans(), about)
+            if found:
+                self.told = True
+                raise made_nans(self._engine.plan, found, step)
+        else:
+            self.here(step)
