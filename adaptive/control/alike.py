@@ -10,6 +10,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from adaptive.base.arrays import numbers_of
 from adaptive.base.errors import DisagreementError
 from adaptive.base.surroundings import settings_in_words
 from adaptive.base.world import World
@@ -111,14 +112,10 @@ def digest_of_tree(tree: Any) -> str:
     """Of the contents of all leaves."""
     digest = hashlib.blake2b(digest_size=8)
     for leaf in jax.tree.leaves(tree):
-        array = np.asarray(jax.random.key_data(leaf) if _is_key(leaf) else leaf)
+        array = numbers_of(leaf)
         digest.update(f"{array.dtype}{array.shape}".encode())
         digest.update(np.ascontiguousarray(array).view(np.uint8).data if array.size else b"")
     return digest.hexdigest()
-
-
-def _is_key(leaf: Any) -> bool:
-    return isinstance(leaf, jax.Array) and jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key)
 
 
 def digest_of_plan(plan: Plan) -> str:

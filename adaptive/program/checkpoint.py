@@ -19,6 +19,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from adaptive.base.arrays import is_key, numbers_of
 from adaptive.base.errors import AdaptiveError, CheckpointError, DriverError
 from adaptive.base.names import Leaf, Name, by_name
 from adaptive.base.world import World
@@ -107,7 +108,7 @@ def _of_slots(engine: Engine) -> dict[Name, _Wanted]:
 
 def _wanted(leaf: Leaf, rows: int | None = None) -> _Wanted:
     value = leaf.value
-    if _is_key(value):
+    if is_key(value):
         value = jax.eval_shape(jax.random.key_data, value)
     dtype = value.dtype if hasattr(value, "dtype") else np.asarray(value).dtype
     shape = tuple(np.shape(value))
@@ -139,12 +140,8 @@ def hooks_to_keep(hooks: Hooks) -> dict[str, Any]:
     return jax.tree.map(_plain, dict(zip(hooks.names, hooks.states, strict=True)))
 
 
-def _is_key(leaf: Any) -> bool:
-    return hasattr(leaf, "dtype") and jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key)
-
-
 def _host(leaf: Any) -> np.ndarray:
-    return np.array(jax.random.key_data(leaf) if _is_key(leaf) else leaf)
+    return np.array(numbers_of(leaf))
 
 
 def _plain(leaf: Any) -> Any:
@@ -257,7 +254,7 @@ def placed(parsed: Parsed, engine: Engine) -> tuple[list[list[jax.Array]], list[
 
 
 def _placed(value: np.ndarray, device: jax.Device, like: jax.Array) -> jax.Array:
-    return copied(_like(value, like) if _is_key(like) else np.asarray(value), device)
+    return copied(_like(value, like) if is_key(like) else np.asarray(value), device)
 
 
 def _fields(checkpoint: Any) -> Mapping[str, Any]:
@@ -403,7 +400,7 @@ def _check_local(fields: Mapping[str, Any], field: str, wanted: Mapping[Name, _W
 
 def _like(array: np.ndarray, leaf: Any) -> Any:
     """A value in the form of a leaf."""
-    if _is_key(leaf):
+    if is_key(leaf):
         return jax.random.wrap_key_data(jnp.asarray(array), impl=jax.random.key_impl(leaf))
     if isinstance(leaf, jax.Array):
         return jnp.asarray(array)
