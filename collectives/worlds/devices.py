@@ -68,7 +68,7 @@ class DeviceWorld(Seats, Scope):
             jax.block_until_ready(reduced)
         return [list(row) for row in zip(*map(self._copies, reduced), strict=True)], status
 
-    def share(self, value: bytes, about: str = "", more: str = "") -> list[bytes]:
+    def all_gather_bytes(self, value: bytes, about: str = "", more: str = "") -> list[bytes]:
         """The only process's value."""
         self._check_open()
         return [value]
