@@ -31,8 +31,12 @@ from adaptive.base.numbers import whole as whole
 from adaptive.base.seats import Seats as Seats
 from adaptive.base.where import at as at
 from adaptive.base.where import current_line as current_line
+from adaptive.base.world import Arrived as Arrived
+from adaptive.base.world import Arriving as Arriving
+from adaptive.base.world import Blocking as Blocking
 from adaptive.base.world import LookAtPiece as LookAtPiece
 from adaptive.base.world import Parts as Parts
+from adaptive.base.world import WhenWaitedFor as WhenWaitedFor
 from adaptive.base.world import World as World
 from adaptive.control.batch_sizes import BatchSizes as BatchSizes
 from adaptive.control.hooks import Hooks as Hooks

@@ -5,9 +5,10 @@
 
 The library is timed from outside: its methods are wrapped, and at each entry and exit the time since the last one is
 charged to the part that was running, so parts add up to the step. XLA is told to compute where it is called, and not
-in a thread of its own, or on one core the kernel would be charged to whatever Python does beside it. Seconds are those
-of the core (`thread_time`), so other processes do not count, but what they drive out of the caches does. What the
-wrapping itself takes, about two microseconds for each entry, is in the parts.
+in a thread of its own, and waited for where it does so all the same, or on one core the kernel would be charged to
+whatever Python does beside it. Seconds are those of the core (`process_time`), so other processes do not count, but
+what they drive out of the caches does. What the wrapping itself takes, about two microseconds for each entry, is in the
+parts.
 """
 
 from __future__ import annotations
@@ -54,7 +55,7 @@ class Clock:
         """Take one step, and keep what its parts took."""
         self._parts: dict[str, float] = defaultdict(float)
         before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
-        self._since = time.thread_time()
+        self._since = time.process_time()
         take()
         self._charge()
         self.steps.append(dict(self._parts))
@@ -80,15 +81,21 @@ class Clock:
         setattr(owner, name, self.around(part, getattr(owner, name)))
 
     def _charge(self) -> None:
-        now = time.thread_time()
+        now = time.process_time()
         if hasattr(self, "_parts"):
             self._parts[self._running[-1]] += now - self._since
         self._since = now
 
 
+def waited_for(run: Callable) -> Callable:
+    """A compiled program that returns when it is done."""
+    return lambda *args: jax.block_until_ready(run(*args))
+
+
 def of_by_hand(model: Model) -> tuple[Clock, Callable[[], Any]]:
     """The hand-written loop, timed."""
     clock, loop = Clock(), ByHand(model)
+    loop.gradient, loop.update = waited_for(loop.gradient), waited_for(loop.update)
     for name, part in (("fetch", DATA), ("gradient", CALL), ("receive", WAIT), ("exchange", REDUCE), ("update", FINAL)):
         clock.wrap(loop, name, part)
     return clock, lambda: jax.block_until_ready(loop.steps(1))
@@ -104,10 +111,12 @@ def of_program(p: ad.Program, world: Any) -> tuple[Clock, Callable[[], Any]]:
     for look in engine.looks:
         clock.wrap(look, "passes", LOOK)
     for key, run in engine._compiled.items():
-        engine._compiled[key] = clock.around(FINAL if key[0] == "final" else CALL, run)
+        engine._compiled[key] = clock.around(FINAL if key[0] == "final" else CALL, waited_for(run))
     for worker in engine.kernels._workers:
         for kernels in worker.ready.values():
-            kernels.update({level: replace(k, run=clock.around(CALL, k.run)) for level, k in kernels.items()})
+            kernels.update(
+                {level: replace(k, run=clock.around(CALL, waited_for(k.run))) for level, k in kernels.items()}
+            )
     return clock, lambda: jax.block_until_ready(p.step().metrics)
 
 

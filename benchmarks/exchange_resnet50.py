@@ -73,7 +73,7 @@ def our_way(world: comm.MPIWorld, grads: Sequence[jax.Array], looking: bool = Fa
 
     @jax.jit
     def unpack(packed: jax.Array) -> list[jax.Array]:
-        return message.unpack(layout, [packed], small)
+        return message.unpack(layout, [packed], small, worker=0)
 
     def exchange() -> list[jax.Array]:
         parts = [pack(grads), *(grads[large[part]] for part in range(1, len(layout.parts)))]

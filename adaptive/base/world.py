@@ -11,12 +11,14 @@ between two steps.
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
-from typing import Protocol, runtime_checkable
+from functools import partial
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import jax
 import numpy as np
 
 Parts = Sequence[jax.Array]
+Arrived = tuple[list[list[jax.Array]], np.ndarray]  # what `World.exchange` returns
 LookAtPiece = Callable[[int, int, np.ndarray], None]  # the part's number, the piece's first element in it, the piece
 
 
@@ -72,6 +74,24 @@ class World(Protocol):
         """The device of each worker that this process carries, in the order of `workers`. Local."""
         ...
 
+    def start(
+        self,
+        parts: Sequence[Parts],
+        ops: Sequence[str],
+        status: np.ndarray,
+        channel: Hashable = 0,
+        about: str = "",
+        more: str = "",
+        look: LookAtPiece | None = None,
+    ) -> Arriving:
+        """Begin an exchange, and return: what can be done of it without waiting for others is under way.
+
+        Several may be under way, of different channels. They are waited for in the order in which they were started, by
+        the thread that has started them, and before it does anything else in this world. Arguments and errors are those
+        of `exchange`; errors are raised here or where it is waited for.
+        """
+        ...
+
     def exchange(
         self,
         parts: Sequence[Parts],
@@ -81,8 +101,8 @@ class World(Protocol):
         about: str = "",
         more: str = "",
         look: LookAtPiece | None = None,
-    ) -> tuple[list[list[jax.Array]], np.ndarray]:
-        """Reduce a message over all workers; blocks until it has arrived.
+    ) -> Arrived:
+        """Reduce a message over all workers; blocks until it has arrived: `start`, and `wait`.
 
         Args:
           parts: `parts[i][j]` is part j of this process's i-th worker, on that worker's device; any shape, and of
@@ -123,3 +143,29 @@ class World(Protocol):
           why: "in step 4 of program 1 ('train'): OSError: disk read error".
         """
         ...
+
+
+class Arriving(Protocol):
+    """A message that is being exchanged."""
+
+    def wait(self) -> Arrived:
+        """What `World.exchange` returns, when it is there. Called once."""
+        ...
+
+
+class Blocking:
+    """For worlds that can do nothing of an exchange without waiting for others: it begins when it is waited for."""
+
+    def start(self, *message: Any, **options: Any) -> Arriving:
+        """Begin an exchange: the protocol of `World`."""
+        return WhenWaitedFor(partial(self.exchange, *message, **options))  # type: ignore[attr-defined]
+
+
+class WhenWaitedFor(NamedTuple):
+    """An exchange, or the rest of one, that is carried out when it is waited for."""
+
+    carry_out: Callable[[], Arrived]
+
+    def wait(self) -> Arrived:
+        """Carry it out."""
+        return self.carry_out()

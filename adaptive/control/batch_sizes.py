@@ -133,7 +133,7 @@ class BatchSizes:
                 )
             self.shares, self.limits = shares, limits
             self._put(sizes)
-        if decision.global_batch is not None:
+        if decision.global_batch is not None:  # behind what may raise
             self.wanted = total
         if self.waits and self.pending is not None:
             self._take_up()

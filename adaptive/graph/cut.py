@@ -14,7 +14,7 @@ through memory, and in the common driver nothing but the gradient crosses a cut)
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from jax.extend.core import JaxprEqn, Var
 
@@ -26,7 +26,7 @@ from adaptive.operators.hooks import hook_p
 from adaptive.operators.sources import BATCH_SIZE, source_p
 
 from .flow import Flow, Origin, Scope
-from .plan import Contribution, HookPlan, Plan, Segment, Slot
+from .plan import Contribution, HookPlan, Message, Plan, Segment, Slot
 from .replication import check_replication
 from .trace import Atom, Graph
 
@@ -48,6 +48,11 @@ def plan(
     flow = Flow(graph, frozenset(local_state), sized)
     check_replication(flow)
     return _Cutter(flow, tuple(whole)).cut()
+
+
+def grouped(ready: Sequence[Contribution]) -> Iterable[Sequence[Contribution]]:
+    """What is ready at one level, as messages: one, since every message has a price."""
+    return [ready]
 
 
 class _Draft:
@@ -77,8 +82,9 @@ class _Cutter:
         self.outputs = [*flow.graph.new_state, *(a for s in self.slots for a in s.new)]
         self.outputs += [*(a for h in self.hooks for a in h.values), *flow.graph.metrics]
         self.messages = self._find_messages()
+        self.levels = 1 + max((m.level for m in self.messages), default=-1)
         self.results = {
-            c.result: Origin("message", level, i) for level, m in enumerate(self.messages) for i, c in enumerate(m)
+            c.result: Origin("message", number, i) for number, m in enumerate(self.messages) for i, c in enumerate(m)
         }
 
     def _ends(self) -> tuple[list[HookPlan], list[Slot]]:
@@ -98,7 +104,7 @@ class _Cutter:
             slots.append(Slot(f"{label}/{count[label]}", init, values, new, scope, line_of(eqn.source_info)))
         return hooks, slots
 
-    def _find_messages(self) -> list[tuple[Contribution, ...]]:
+    def _find_messages(self) -> list[Message]:
         """All communicating collectives that anything depends on, by level; and what is `wanted` for all that."""
         flow = self.flow
         effects = {n for n in flow.at_home if has_effects(flow.graph.eqns[n])}
@@ -125,15 +131,17 @@ class _Cutter:
                 levels.setdefault(flow.level_of(eqn.invars), []).append(
                     Contribution(name, eqn.params["how"], value, weight, result, scope, line)
                 )
-        return [tuple(levels[level]) for level in sorted(levels)]
+        together = ((level, group) for level in sorted(levels) for group in grouped(levels[level]))
+        return [Message(level, tuple(group)) for level, group in together]
 
     def cut(self) -> Plan:
-        last = len(self.messages)
+        last = self.levels
         for number in sorted(self.flow.at_home & self.wanted):
             self._settle(number)
-        for level, message in enumerate(self.messages):
-            needs = [a for c in message for a in (c.value, c.weight) if isinstance(a, Var)]
-            if any(c.scope == Scope.CALL for c in message):
+        for level in range(self.levels):
+            sent = [c for message in self.messages if message.level == level for c in message]
+            needs = [a for c in sent for a in (c.value, c.weight) if isinstance(a, Var)]
+            if any(c.scope == Scope.CALL for c in sent):
                 self._slice(self._draft("call", level), needs)
             else:
                 self._slice(self._draft("once", level), needs)
@@ -155,7 +163,7 @@ class _Cutter:
 
     def _reached(self, atoms: Iterable[Atom]) -> int:
         """How many of the step's messages must have arrived for `atoms` to be known."""
-        return min(self.flow.level_of(list(atoms)), len(self.messages))
+        return min(self.flow.level_of(list(atoms)), self.levels)
 
     def _check_order(self, eqn: JaxprEqn, home: _Draft) -> None:
         """Effects that are ordered keep their order only if their segments have it."""
@@ -234,7 +242,7 @@ class _Cutter:
             messages=tuple(self.messages),
             calls={level: s for (kind, level), s in sorted(segments.items()) if kind == "call"},
             onces={level: s for (kind, level), s in sorted(segments.items()) if kind == "once"},
-            final=segments["final", len(self.messages)],
+            final=segments["final", self.levels],
             sources=tuple(s for name, s in found.items() if name in read),
             slots=tuple(self.slots),
             hooks=tuple(self.hooks),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -35,6 +36,28 @@ class Contribution:
 
 
 @dataclass(frozen=True)
+class Message:
+    """What travels together. Its number is its place among the plan's messages, in the order in which they are sent.
+
+    Attributes:
+      level: how many levels of messages have arrived before it is sent. Several may be of one level: then they are sent
+        together, and waited for one after another.
+    """
+
+    level: int
+    contributions: tuple[Contribution, ...]
+
+    def __iter__(self) -> Iterator[Contribution]:
+        return iter(self.contributions)
+
+    def __len__(self) -> int:
+        return len(self.contributions)
+
+    def __getitem__(self, number: int) -> Contribution:
+        return self.contributions[number]
+
+
+@dataclass(frozen=True)
 class Segment:
     """A slice of the graph that becomes one XLA program."""
 
@@ -59,8 +82,8 @@ class Segment:
         return [index for index, _ in self.wiring[kind]]
 
     @cached_property
-    def message_levels(self) -> list[int]:
-        """The messages that are read, in order."""
+    def read_messages(self) -> list[int]:
+        """The numbers of the messages that are read, in order."""
         return sorted(set(self.reads("message")))
 
 
@@ -90,7 +113,7 @@ class Plan:
     """What a step does, known before it runs, and the same on all workers."""
 
     graph: Graph
-    messages: tuple[tuple[Contribution, ...], ...]
+    messages: tuple[Message, ...]
     calls: dict[int, Segment]
     onces: dict[int, Segment]
     final: Segment
@@ -110,9 +133,14 @@ class Plan:
         """What sizes of local batches have to be multiples of."""
         return self.graph.multiple
 
-    def packs(self, level: int) -> Segment:
-        """The segment that writes message `level`."""
-        return self.calls[level] if level in self.calls else self.onces[level]
+    @cached_property
+    def levels(self) -> int:
+        """How often the step waits for messages."""
+        return 1 + max((m.level for m in self.messages), default=-1)
+
+    def sent_at(self, level: int) -> tuple[int, ...]:
+        """The numbers of the messages of one level."""
+        return tuple(number for number, m in enumerate(self.messages) if m.level == level)
 
     @cached_property
     def changed_state(self) -> tuple[int, ...]:
@@ -133,7 +161,7 @@ class Plan:
         """All that must be equal between the plans of two sizes of one driver, and between workers."""
         segments = [*self.calls.values(), *self.onces.values(), self.final]
         return (
-            tuple(tuple(c.signature for c in m) for m in self.messages),
+            tuple((m.level, tuple(c.signature for c in m)) for m in self.messages),
             tuple(
                 (s.kind, s.level, tuple(o for _, o in s.inputs if o.kind != "const"), len(s.outputs)) for s in segments
             ),

@@ -34,14 +34,14 @@ def explain(
     if shards:
         lines.append(f"each worker's data is its own: {sum(shards)} examples = {_sizes(shards)}")
     lines.append("")
-    for level in range(len(layouts) + 1):
+    for level in range(plan.levels + 1):
         if level in plan.onces:
             lines.append(f"segment  once per step          {_work(plan.onces[level])}")
         if level in plan.calls:
             sizes = "size of a ladder" if plan.splittable and resizable else "batch size"
             lines.append(f"segment  per kernel call        {_work(plan.calls[level])}; compiled for each {sizes}")
-        if level < len(layouts):
-            lines += _message(level, layouts[level])
+        for number in plan.sent_at(level):
+            lines += _message(number, layouts[number])
     lines.append(f"segment  once, behind the last  {_work(plan.final)}; compiled once")
     lines += _hooks(plan)
     lines += [

@@ -51,7 +51,7 @@ class Calls:
         layouts = lay_out_all(plan.messages, workers=workers, status=status)
         values, found = list(plan.graph.consts.values()), {}
         for level, segment in plan.calls.items():
-            writes = layouts[level] if level < len(layouts) else None
+            writes = [layouts[number] for number in plan.sent_at(level)]
             function = segment_function(plan, segment, segment.outputs, self._feed, layouts, writes)
             shapes = segment_shapes(segment, self._feed, self._layouts)
             found[level] = Call(function, shapes, tuple(values[i] for i in segment.reads("const")))
@@ -67,6 +67,6 @@ def segment_shapes(segment: Segment, feed: Feed, layouts: Sequence[Layout]) -> d
     shapes["floats"] = jax.ShapeDtypeStruct((1 + len(feed.floats),), np.float32)
     shapes["ints"] = jax.ShapeDtypeStruct((len(feed.ints),), np.int32)
     shapes["message"] = [
-        [jax.ShapeDtypeStruct(p.shape, p.dtype) for p in layouts[level].parts] for level in segment.message_levels
+        [jax.ShapeDtypeStruct(p.shape, p.dtype) for p in layouts[number].parts] for number in segment.read_messages
     ]
     return shapes

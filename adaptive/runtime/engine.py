@@ -14,14 +14,14 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from itertools import compress, islice
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.extend.core import Var
 
-from adaptive.base.world import World
+from adaptive.base.world import Arriving, World
 from adaptive.data.stream import Share
 from adaptive.graph.flow import Scope
 from adaptive.graph.plan import Plan, Segment
@@ -133,7 +133,7 @@ class Engine:
         self._committed: list[jax.Array] = []  # one result of the last step's final segment, per worker of this process
         self._compiled: dict[tuple[str, int, int], Callable] = {}
         self.name = name
-        self._channels = [(name, level) for level in range(len(self.layouts))]
+        self._channels = [(name, number) for number in range(len(self.layouts))]
         # What the driver closed over, on each device, for the segments that are compiled once.
         values = list(plan.graph.consts.values())
         self.consts = {
@@ -160,16 +160,17 @@ class Engine:
                 self._compiled.update({(kind, level, local): run for (kind, level, _), run in there.items()})
                 continue
             for level, segment in self.plan.onces.items():
-                writes = self.layouts[level] if level < len(self.layouts) and level not in self.plan.calls else None
+                writes = [] if level in self.plan.calls else [self.layouts[n] for n in self.plan.sent_at(level)]
                 function = segment_function(self.plan, segment, segment.outputs, self.feed, self.layouts, writes)
                 self._compiled["once", level, local] = compile_segment(
                     function, (segment_shapes(segment, self.feed, self.layouts),), device, name=f"once_{level}"
                 )
             self._compiled["final", 0, local] = self._compile_final(device)
             for level in self.plan.calls:
-                if level < len(self.layouts):
-                    parts = [jax.ShapeDtypeStruct(p.shape, p.dtype) for p in self.layouts[level].parts]
-                    add = partial(accumulate, self.layouts[level].ops)
+                sent = [part for number in self.plan.sent_at(level) for part in self.layouts[number].parts]
+                if sent:
+                    parts = [jax.ShapeDtypeStruct(p.shape, p.dtype) for p in sent]
+                    add = partial(accumulate, [p.op for p in sent])
                     self._compiled["add", level, local] = compile_segment(
                         add, (parts, parts), device, name=f"add_{level}", donate=True
                     )
@@ -184,7 +185,7 @@ class Engine:
         wanted, n = self.plan.final_outputs, len(self.plan.final_outputs)
         if self.new_nans is not None:
             wanted = (*wanted, *self.new_nans.carriers)
-        function = segment_function(self.plan, final, wanted, self.feed, self.layouts, None)
+        function = segment_function(self.plan, final, wanted, self.feed, self.layouts, [])
         shapes = segment_shapes(final, self.feed, self.layouts)
         # Only what the step replaces may be overwritten.
         self._given_up = [i in changed for i in final.reads("state")]
@@ -231,33 +232,37 @@ class Engine:
         if pieces is None:
             pieces = [self.kernels.pieces(i, r.batch_size, self.least_calls) for i, r in enumerate(readings)]
         run = _Step(self, share, readings, pieces)
-        last = len(self.layouts)
-        for level in range(last + 1):
+        for level in range(self.plan.levels + 1):
             run.once(level)
             run.calls(level)
             if level == 0:
                 meanwhile()
-            if level == last:
+            if level == self.plan.levels:
                 break
-            parts = run.wait(level)
+            sent = run.wait(level)
             # What the step before has read must be done with before it is written again.
             for result in self._committed:
                 result.block_until_ready()
-            tells = level == last - 1
-            own = (self.status.encode() if tells else np.zeros(0)).astype(parts[0][0].dtype)
-            about = f"message {level + 1} of step {readings[0].step + 1} of {self.name}"
-            look = self.looks[level] if self.looks else None
-            glances = None if look is None else look.glances()
-            results, heard = self.world.exchange(
-                parts, self.layouts[level].ops, own, self._channels[level], about, more, glances
-            )
-            if tells:
-                self.status.decode(heard)
-            if look is not None and not look.passes(results[0], glances):
-                return run.given_up(level, results[0], search)
-            run.messages[level] = results
+            under_way = [self._send(number, parts, readings[0].step + 1, more) for number, parts in sent.items()]
+            arrived = [(message, *message.arriving.wait()) for message in under_way]
+            for message, results, heard in arrived:
+                if message.number == len(self.layouts) - 1:
+                    self.status.decode(heard)
+                if message.look is not None and not message.look.passes(results[0], message.glances):
+                    return run.given_up(message.number, results[0], search)
+                run.messages[message.number] = results
         hooks, metrics = run.commit()
-        return Outcome(hooks, metrics, run.messages, run.seconds, run.pieces, last, self._bytes[last])
+        sent_in_all = len(self.layouts)
+        return Outcome(hooks, metrics, run.messages, run.seconds, run.pieces, sent_in_all, self._bytes[sent_in_all])
+
+    def _send(self, number: int, parts: Sequence[Sequence[jax.Array]], step: int, more: str) -> _UnderWay:
+        """Send a message; the step's last one carries the status."""
+        own = (self.status.encode() if number == len(self.layouts) - 1 else np.zeros(0)).astype(parts[0][0].dtype)
+        about = f"message {number + 1} of step {step} of {self.name}"
+        look = self.looks[number] if self.looks else None
+        glances = None if look is None else look.glances()
+        ops, channel = self.layouts[number].ops, self._channels[number]
+        return _UnderWay(number, self.world.start(parts, ops, own, channel, about, more, glances), look, glances)
 
     def seat(self, present: Sequence[int], joined: Sequence[int]) -> None:
         """From the next step on these workers of this process are there, by their places.
@@ -306,6 +311,15 @@ def copied(value: Any, device: jax.Device) -> jax.Array:
     return jax.device_put(np.array(value) if isinstance(value, np.ndarray) else value, device, may_alias=False)
 
 
+class _UnderWay(NamedTuple):
+    """A message that is being exchanged."""
+
+    number: int
+    arriving: Arriving
+    look: Look | None
+    glances: Any
+
+
 class _Step:
     """What is known in the course of one step."""
 
@@ -321,7 +335,7 @@ class _Step:
         self.messages: dict[int, list[list[jax.Array]]] = {}
         self.kept_once: dict[int, dict[int, Any]] = {}  # by level, and worker that is there
         self.kept_calls: dict[int, dict[int, list[Any]]] = {}  # by level, and worker that is there; per call
-        self.packed: PerWorker = [[] for _ in readings]  # the parts of the message in the making
+        self.packed: PerWorker = [[] for _ in readings]  # the parts of the messages in the making, in their order
         self.seconds = [0.0 if p else float("nan") for p in self.pieces]
         self._started = 0.0
         self._one_by_one: list[dict[int, list[float]]] = [{} for _ in readings]
@@ -334,7 +348,7 @@ class _Step:
             "slot": [slots[k][leaf] for k, leaf in wiring["slot"]],
             "once": [self.kept_once[level][local][i] for level, i in wiring["once"]],
             "call": [self.kept_calls[level][local][call][i] for level, i in wiring["call"]],
-            "message": [self.messages[level][local] for level in segment.message_levels],
+            "message": [self.messages[number][local] for number in segment.read_messages],
         }
 
     def _whole(self, local: int, segment: Segment) -> dict[str, Any]:
@@ -402,8 +416,8 @@ class _Step:
         reading = reading._replace(examples=size, calls=1, offset=reading.offset + start)
         return self.engine.feed.for_call(self.vectors[local], reading, first=number == 0)
 
-    def wait(self, level: int) -> list[list[jax.Array]]:
-        """Until every worker's parts are computed: the parts."""
+    def wait(self, level: int) -> dict[int, list[list[jax.Array]]]:
+        """Until every worker's parts are computed: those of each message of this level, by its number."""
         for local, pieces in enumerate(self.pieces):
             if not pieces:
                 self.packed[local] = self.engine.nothing.parts(level, local)
@@ -413,9 +427,17 @@ class _Step:
             done = list(self.engine._waiters.map(self._wait_for, self.locals))
         for local in self.locals:
             self.seconds[local] += done[local] - self._started
-        if level == max((n for n in self.plan.calls if n < len(self.plan.messages)), default=-1):
+        if level == max((n for n in self.plan.calls if n < self.plan.levels), default=-1):
             self._record()
-        return list(self.packed)
+        return {
+            number: [self._of_message(number, local) for local in self.locals] for number in self.plan.sent_at(level)
+        }
+
+    def _of_message(self, number: int, local: int) -> list[jax.Array]:
+        """The parts of one message that a worker has packed, of those of the level."""
+        layouts, level = self.engine.layouts, self.plan.messages[number].level
+        start = sum(len(layouts[n].parts) for n in self.plan.sent_at(level) if n < number)
+        return self.packed[local][start : start + len(layouts[number].parts)]
 
     def _wait_for(self, local: int) -> float:
         self.packed[local][0].block_until_ready()
@@ -429,28 +451,29 @@ class _Step:
                 for size, times in self._one_by_one[local].items():
                     self.engine.kernels.record(local, size, min(times))
 
-    def given_up(self, level: int, reduced: Sequence[jax.Array], search: bool) -> Outcome:
-        """The end of a step whose message `level` is not finite. All processes come here: they saw the same."""
-        engine, message = self.engine, self.engine.plan.messages[level]
-        look = engine.looks[level]
+    def given_up(self, number: int, reduced: Sequence[jax.Array], search: bool) -> Outcome:
+        """The end of a step whose message `number` is not finite. All processes come here: they saw the same."""
+        engine, message = self.engine, self.engine.plan.messages[number]
+        look = engine.looks[number]
         own: list[Culprit] = []
         for local, worker in enumerate(engine.world.workers):
-            numbers = look.of_worker(self.packed[local]) if self.pieces[local] else []
-            if numbers:
-                origin = self._origin(local, level, numbers) if search and not own else ""
-                own.append(Culprit(worker, tuple(numbers), origin))
-        trouble = find_together(engine.world, message, look.of_all(reduced), own)
-        seconds = self.seconds if level == len(engine.layouts) - 1 else [float("nan")] * len(self.seconds)
-        return Outcome([], [], {}, seconds, self.pieces, level + 1, engine._bytes[level + 1], trouble)
+            found = look.of_worker(self._of_message(number, local)) if self.pieces[local] else []
+            if found:
+                origin = self._origin(local, number, found) if search and not own else ""
+                own.append(Culprit(worker, tuple(found), origin))
+        trouble = find_together(engine.world, message.contributions, look.of_all(reduced), own)
+        seconds = self.seconds if message.level == self.plan.levels - 1 else [float("nan")] * len(self.seconds)
+        return Outcome([], [], {}, seconds, self.pieces, number + 1, engine._bytes[number + 1], trouble)
 
-    def _origin(self, local: int, level: int, numbers: Sequence[int]) -> str:
+    def _origin(self, local: int, message: int, numbers: Sequence[int]) -> str:
         """Where the values of a worker were made that are not finite, as far as that can be found."""
         start = 0
         try:
             for call, size in enumerate(self.pieces[local]):
                 plan = self.engine.plans(size)
-                ends = [a for i in numbers for a in (plan.messages[level][i].value, plan.messages[level][i].weight)]
-                known = self._known(plan, local, level, call, start)
+                sent = [plan.messages[message][i] for i in numbers]
+                ends = [a for c in sent for a in (c.value, c.weight)]
+                known = self._known(plan, local, plan.messages[message].level, call, start)
                 found = birthplace(plan, known, [a for a in ends if a is not None])
                 if found:
                     return found
@@ -473,7 +496,7 @@ class _Step:
         for eqn in graph.eqns:
             if eqn.primitive is source_p and eqn.params["source"].name in scalars:
                 known[eqn.outvars[0]] = scalars[eqn.params["source"].name].astype(eqn.outvars[0].aval.dtype)
-        for earlier in range(level):
+        for earlier in (number for number, m in enumerate(plan.messages) if m.level < level):
             results = [c.result for c in plan.messages[earlier]]
             parts = self.messages[earlier][local]
             arrived = unpack(engine.layouts[earlier], parts, range(len(results)), worker=vectors[1][0])

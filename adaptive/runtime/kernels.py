@@ -137,7 +137,7 @@ class Kernels:
         worker = self._workers[local]
         if size == 0:
             return True
-        if self.splittable and not self.timed:  # whether it has a kernel of its own or not
+        if self.splittable and not self.timed:  # by size alone: a kernel of this very size may not be what is taken
             return worker.ready.keys() >= set(self._fixed(size, self.least_calls))
         if not self.splittable or size in worker.ready:
             return size in worker.ready

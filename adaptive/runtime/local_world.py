@@ -12,12 +12,12 @@ import jax
 import numpy as np
 
 from adaptive.base.seats import Seats
-from adaptive.base.world import LookAtPiece, Parts
+from adaptive.base.world import Arrived, Blocking, LookAtPiece, Parts
 
 from .message import accumulate
 
 
-class LocalWorld(Seats):
+class LocalWorld(Blocking, Seats):
     """Some workers, one after another on one device. They may `leave` and `join` between two steps.
 
     Args:
@@ -42,7 +42,7 @@ class LocalWorld(Seats):
         about: str = "",
         more: str = "",
         look: LookAtPiece | None = None,
-    ) -> tuple[list[list[jax.Array]], np.ndarray]:
+    ) -> Arrived:
         reduced = reduce(partial(accumulate, ops), parts)
         return [list(reduced) for _ in parts], status
 

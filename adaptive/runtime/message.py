@@ -28,7 +28,7 @@ import numpy as np
 from jax.extend.core import Var
 
 from adaptive.graph.flow import Scope
-from adaptive.graph.plan import Contribution
+from adaptive.graph.plan import Contribution, Message
 from adaptive.operators.eager import divided, scaled, wire_dtype
 
 LARGE_BYTES = 256 << 10  # from here on a leaf travels from its own memory; benchmarks/exchange_resnet50.py
@@ -99,10 +99,12 @@ def must_be_finite(c: Contribution) -> bool:
     return c.how.reduces and c.scope == Scope.CALL and jnp.issubdtype(c.value.aval.dtype, jnp.inexact)
 
 
-def lay_out_all(messages: Sequence[Sequence[Contribution]], *, workers: int, status: int) -> list[Layout]:
+def lay_out_all(messages: Sequence[Message], *, workers: int, status: int) -> list[Layout]:
     """Lay out the messages of a step. The status is in the last one."""
     last = len(messages) - 1
-    return [lay_out(m, workers=workers, status=status if n == last else 0) for n, m in enumerate(messages)]
+    return [
+        lay_out(m.contributions, workers=workers, status=status if n == last else 0) for n, m in enumerate(messages)
+    ]
 
 
 def lay_out(contributions: Sequence[Contribution], *, workers: int, status: int) -> Layout:

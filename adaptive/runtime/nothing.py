@@ -30,9 +30,10 @@ class Nothing:
         self._kept: dict[tuple[int, int], list[jax.Array]] = {}
 
     def parts(self, level: int, local: int) -> list[jax.Array]:
-        """A message of worker `local`, on its device."""
+        """The messages of one level, of worker `local`, on its device."""
         if (level, local) not in self._parts:
-            host = parts_of_nothing(self._layouts[level], self._first + local)
+            sent = [self._layouts[number] for number in self._plan.sent_at(level)]
+            host = [part for layout in sent for part in parts_of_nothing(layout, self._first + local)]
             self._parts[level, local] = jax.device_put(host, self._devices[local])
         return self._parts[level, local]
 

@@ -64,13 +64,18 @@ class Feed:
 
 
 def segment_function(
-    plan: Plan, segment: Segment, outputs: Sequence[Atom], feed: Feed, layouts: Sequence[Layout], writes: Layout | None
+    plan: Plan,
+    segment: Segment,
+    outputs: Sequence[Atom],
+    feed: Feed,
+    layouts: Sequence[Layout],
+    writes: Sequence[Layout],
 ) -> Callable[[dict[str, Any]], dict[str, Any]]:
     """The segment as a function of `{"state": […], "slot": […], "floats": …, "ints": …, "const": […], "batch": […],
     "message": […], "once": […], "call": […]}` in the order of its inputs, "message" holding the parts of those messages
-    that it reads (`Segment.message_levels`).
+    that it reads (`Segment.read_messages`).
 
-    It returns `{"outputs": […]}` and, if it writes a message, `"parts"`.
+    It returns `{"outputs": […]}` and, if it writes messages, `"parts"`, those of one message behind those of another.
     """
     eqns = segment.eqns
 
@@ -79,15 +84,15 @@ def segment_function(
         scalars = feed.values(given["floats"], given["ints"])
         at = dict.fromkeys(given, 0)
         results = {
-            level: iter(
+            number: iter(
                 unpack(
-                    layouts[level],
+                    layouts[number],
                     parts,
-                    [o.item for _, o in segment.inputs if o[:2] == ("message", level)],
+                    [o.item for _, o in segment.inputs if o[:2] == ("message", number)],
                     worker=given["ints"][0],
                 )
             )
-            for level, parts in zip(segment.message_levels, given["message"], strict=True)
+            for number, parts in zip(segment.read_messages, given["message"], strict=True)
         }
         for var, origin in segment.inputs:
             if origin.kind == "source":
@@ -104,10 +109,11 @@ def segment_function(
         for eqn in eqns:
             env.update(zip(eqn.outvars, evaluate(eqn, [value_of(a) for a in operands_of(eqn)]), strict=True))
         out: dict[str, Any] = {"outputs": [jnp.asarray(value_of(a)) for a in outputs]}
-        if writes is not None:
-            values = [value_of(c.value) for c in writes.contributions]
-            weights = [None if c.weight is None else value_of(c.weight) for c in writes.contributions]
-            out["parts"] = pack(writes, values, weights, worker=given["ints"][0], first=given["floats"][0])
+        for layout in writes:
+            values = [value_of(c.value) for c in layout.contributions]
+            weights = [None if c.weight is None else value_of(c.weight) for c in layout.contributions]
+            parts = pack(layout, values, weights, worker=given["ints"][0], first=given["floats"][0])
+            out["parts"] = [*out.get("parts", ()), *parts]
         return out
 
     return run

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
 from functools import partial
-from threading import Lock
+from threading import RLock
 
 import jax
 import jax.numpy as jnp
@@ -12,13 +12,13 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from adaptive.extend import LookAtPiece, Parts, Seats
+from adaptive.extend import Arrived, Arriving, LookAtPiece, Parts, Seats, WhenWaitedFor
 
 from .scope import Scope, describe
 
 # Two programs that join devices, started in two threads, could be started on two devices in two orders, and wait for
 # each other.
-_one_at_a_time = Lock()
+_one_at_a_time = RLock()  # from the start to the end of an exchange; one thread may have several under way
 
 
 class DeviceWorld(Seats, Scope):
@@ -49,6 +49,35 @@ class DeviceWorld(Seats, Scope):
         self._sharding = NamedSharding(mesh, P("worker"))
         self._reduce = jax.jit(partial(_reduce, mesh), static_argnames=("ops", "scalar"))
 
+    def start(
+        self,
+        parts: Sequence[Parts],
+        ops: Sequence[str],
+        status: np.ndarray,
+        channel: Hashable = 0,
+        about: str = "",
+        more: str = "",
+        look: LookAtPiece | None = None,
+    ) -> Arriving:
+        """Begin to reduce, in one sharded XLA program: the protocol of `World`. The status is the only process's."""
+        self._check_open()
+        columns = list(zip(*parts, strict=True))
+        joined = [self._join(column) for column in columns]
+        _one_at_a_time.acquire()
+        try:
+            reduced = self._reduce(joined, ops=tuple(ops), scalar=tuple(column[0].ndim == 0 for column in columns))
+        except BaseException:
+            _one_at_a_time.release()
+            raise
+        return WhenWaitedFor(partial(self._wait_for, reduced, status))
+
+    def _wait_for(self, reduced: list[jax.Array], status: np.ndarray) -> Arrived:
+        try:
+            jax.block_until_ready(reduced)
+        finally:
+            _one_at_a_time.release()
+        return [list(row) for row in zip(*map(self._copies, reduced), strict=True)], status
+
     def exchange(
         self,
         parts: Sequence[Parts],
@@ -58,15 +87,9 @@ class DeviceWorld(Seats, Scope):
         about: str = "",
         more: str = "",
         look: LookAtPiece | None = None,
-    ) -> tuple[list[list[jax.Array]], np.ndarray]:
-        """Reduce in one sharded XLA program: the protocol of `World`. What the only process says is the sum."""
-        self._check_open()
-        columns = list(zip(*parts, strict=True))
-        joined = [self._join(column) for column in columns]
-        with _one_at_a_time:
-            reduced = self._reduce(joined, ops=tuple(ops), scalar=tuple(column[0].ndim == 0 for column in columns))
-            jax.block_until_ready(reduced)
-        return [list(row) for row in zip(*map(self._copies, reduced), strict=True)], status
+    ) -> Arrived:
+        """Reduce in one sharded XLA program: the protocol of `World`."""
+        return self.start(parts, ops, status).wait()
 
     def all_gather_bytes(self, value: bytes, about: str = "", more: str = "") -> list[bytes]:
         """The only process's value."""

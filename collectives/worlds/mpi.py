@@ -6,6 +6,7 @@ import itertools
 import math
 from collections.abc import Hashable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from functools import partial
 from threading import Lock, current_thread, get_ident
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
@@ -16,7 +17,18 @@ import jax
 import numpy as np
 
 from adaptive import CollectiveError, WorkerError
-from adaptive.extend import FAILURE_THREAD, LookAtPiece, Parts, allowed_cpus, chosen_threads, current_line, launcher
+from adaptive.extend import (
+    FAILURE_THREAD,
+    Arrived,
+    Arriving,
+    LookAtPiece,
+    Parts,
+    WhenWaitedFor,
+    allowed_cpus,
+    chosen_threads,
+    current_line,
+    launcher,
+)
 
 from .devices import DeviceWorld, check_devices
 from .frame import Frame
@@ -94,6 +106,26 @@ class MPIWorld(Scope):
         self._inside = False  # a collective that other processes are in too
         self._torn = False  # one that this process has left, and others have not
 
+    def start(
+        self,
+        parts: Sequence[Parts],
+        ops: Sequence[str],
+        status: np.ndarray,
+        channel: Hashable = 0,
+        about: str = "",
+        more: str = "",
+        look: LookAtPiece | None = None,
+    ) -> Arriving:
+        """Begin to reduce over this process's workers, and to copy from accelerators: the protocol of `World`.
+
+        Nothing is sent before it is waited for: Allreduce blocks, and several in flight took longer (see above).
+        """
+        local = None if len(self.devices) == 1 else self._local.start(parts, ops, status)
+        if local is None and self.devices[0].platform != "cpu":
+            for x in parts[0]:
+                x.copy_to_host_async()
+        return WhenWaitedFor(partial(self._wait_for, local, parts[0], ops, status, channel, about, more, look))
+
     def exchange(
         self,
         parts: Sequence[Parts],
@@ -103,13 +135,28 @@ class MPIWorld(Scope):
         about: str = "",
         more: str = "",
         look: LookAtPiece | None = None,
-    ) -> tuple[list[list[jax.Array]], np.ndarray]:
+    ) -> Arrived:
         """Reduce over this process's workers first, then over ranks: the protocol of `World`."""
-        row = parts[0] if len(self.devices) == 1 else self._local.exchange(parts, ops, status)[0][0]
+        return self.start(parts, ops, status, channel, about, more, look).wait()
+
+    def _wait_for(
+        self,
+        local: Arriving | None,
+        row: Parts,
+        ops: Sequence[str],
+        status: np.ndarray,
+        channel: Hashable,
+        about: str,
+        more: str,
+        look: LookAtPiece | None,
+    ) -> Arrived:
+        """Over ranks what is reduced over this process's workers, or the parts of its only one."""
         on_cpu = self.devices[0].platform == "cpu"
-        if not on_cpu:
-            for x in row:
-                x.copy_to_host_async()
+        if local is not None:
+            row = local.wait()[0][0]
+            if not on_cpu:
+                for x in row:
+                    x.copy_to_host_async()
         # np.asarray is free of copies on CPU. Part 0 is copied all the same: the status goes into it.
         sent: Sequence[Any] = [np.asarray(x) for x in row] if on_cpu else row
         layout = tuple((x.shape, x.dtype, op) for x, op in zip(row, ops, strict=True))

@@ -7,12 +7,12 @@ from collections.abc import Hashable, Sequence
 import jax
 import numpy as np
 
-from adaptive.extend import LookAtPiece, Parts
+from adaptive.extend import Arrived, Blocking, LookAtPiece, Parts
 
 from .scope import Scope, describe
 
 
-class SoloWorld(Scope):
+class SoloWorld(Blocking, Scope):
     """One process, one worker: what an exchange would reduce is reduced already.
 
     Args:
@@ -37,7 +37,7 @@ class SoloWorld(Scope):
         about: str = "",
         more: str = "",
         look: LookAtPiece | None = None,
-    ) -> tuple[list[list[jax.Array]], np.ndarray]:
+    ) -> Arrived:
         """The parts and the status, as given: the protocol of `World`."""
         self._check_open()
         return [list(parts[0])], status

@@ -437,7 +437,8 @@ def test_nothing_is_replaced_where_a_size_cannot_be_compiled():
             raise MemoryError("no room for 7")
         return state + comm.all_reduce(batch["y"].mean()), {}
 
-    with ad.Program(driver, 0.0, make_data(24), global_batch=4, world=LocalWorld(), local=lambda s: s) as program:
+    options = {"global_batch": 4, "world": LocalWorld(), "local": lambda s: s, "resizable": False}  # of 7 in one call
+    with ad.Program(driver, 0.0, make_data(24), **options) as program:
         program.step()
         kept = program.checkpoint()
         kept["batch_sizes"] = [7]

@@ -46,7 +46,8 @@ def test_a_gradient_step_is_one_call_one_message_and_what_follows():
     plan = planned(sgd, W)
     assert levels(plan) == {"calls": [0], "onces": [], "messages": 1}
     assert [c.how.label for c in plan.messages[0]] == ["mean", "mean"]
-    assert plan.packs(0) is plan.calls[0]
+    assert plan.sent_at(0) == (0,)
+    assert 0 in plan.calls
     assert plan.calls[0].outputs == ()  # nothing is kept in memory for later
     assert origins(plan.final, "batch") == origins(plan.final, "call") == []
     assert origins(plan.calls[0], "message") == []
@@ -171,7 +172,8 @@ def test_a_second_gradient_at_moved_parameters_is_a_second_call():
     assert origins(plan.calls[1], "once") == [("once", 1, 0)]
     assert origins(plan.calls[1], "message") == []  # moved once per worker, and not once per call
     assert origins(plan.final, "batch") == []
-    assert plan.packs(1) is plan.calls[1]
+    assert plan.sent_at(1) == (1,)
+    assert 1 in plan.calls
     assert plan.splittable
 
 
@@ -216,7 +218,7 @@ def test_a_second_message_that_no_batch_goes_into_is_written_once():
 
     plan = planned(driver, 0.0)
     assert levels(plan) == {"calls": [0], "onces": [1], "messages": 2}
-    assert plan.packs(1) is plan.onces[1]
+    assert plan.sent_at(1) == (1,)
 
 
 def test_a_first_message_that_no_batch_goes_into_is_written_once():

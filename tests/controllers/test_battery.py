@@ -219,19 +219,19 @@ def test_empty_seats_get_nothing_and_newcomers_their_part(name):
     def present(step: int) -> np.ndarray:
         return np.array([True, not 40 <= step < 80, step < 120, True])
 
-    _, values = POLICIES[name]
-    policy = POLICIES[name][0]()
+    case = POLICIES[name]
     cluster = Cluster(TRUE, present=present, noise=jitter(0.05))
-    sim = simulate(policy, cluster, [32] * 4, 200, every=5, values=values)
+    sim = simulate(case.make(), cluster, [32] * 4, 200, every=5, values=case.values)
     there = np.array([present(step) for step in range(1, 201)])
     assert ((sim.sizes > 0) == there).all()
     split = [(step, np.array(d.shares)) for step, d in sim.decisions if d.shares is not None]
     assert all((shares[~present(step)] == 0).all() for step, shares in split)
-    if not any(of_batch in name for of_batch in ("batch", "schedule", "published")):
+    if case.keeps_the_batch:
         assert (sim.sizes.sum(axis=1) == 128).all()
         if name not in ("static_proportional", "federated"):  # which go by something else than the seconds
             assert sim.over_ideal[79] > 2  # a newcomer begins with the mean share, and this one is slow
-            assert (sim.over_ideal[[38, 78, 118, 199]] < 1.35).all()  # at the end of each spell
+            near = 1.7 if name == "leader_straggler" else 1.35  # which takes its time
+            assert (sim.over_ideal[[38, 78, 118, 199]] < near).all()  # at the end of each spell
 
 
 @every_policy
@@ -244,20 +244,21 @@ def test_a_worker_that_is_left_out_is_no_hindrance_and_comes_back(name):
         return (None if shares is None else ctrl.Decision(shares=shares)), state
 
     other = Hooked(ctrl.Policy(lambda n: (), update, "other"), ())
-    _, values = POLICIES[name]
-    sim = simulate([other, Hooked(POLICIES[name][0](), values, 5)], Cluster(TRUE, noise=jitter(0.05)), [32] * 4, 160)
+    case = POLICIES[name]
+    hooks = [other, Hooked(case.make(), case.values, 5)]
+    sim = simulate(hooks, Cluster(TRUE, noise=jitter(0.05)), [32] * 4, 160)
     busy = np.ones((160, 4), bool)
     busy[40:80, 1] = busy[120:, [0, 2]] = False
     assert ((sim.sizes > 0) == busy).all()
-    if not any(of_batch in name for of_batch in ("batch", "schedule", "published")):
+    if case.keeps_the_batch:
         assert (sim.sizes.sum(axis=1) == 128).all()
 
 
 @every_policy
 def test_one_of_many_seats_taken_is_no_special_case(name):
-    _, values = POLICIES[name]
+    case = POLICIES[name]
     cluster = Cluster(TRUE, present=lambda step: np.array([False, False, step > 0, step > 50]))
-    sim = simulate(POLICIES[name][0](), cluster, 64, 100, every=5, values=values)
+    sim = simulate(case.make(), cluster, 64, 100, every=5, values=case.values)
     assert (sim.sizes[:50, [0, 1, 3]] == 0).all()
     assert (sim.sizes[51:, 2:] > 0).all()
 

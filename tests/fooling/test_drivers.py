@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from contextlib import contextmanager
+
 import jax
 import numpy as np
 import pytest
@@ -25,6 +27,14 @@ def build(case: Case, world, **defaults) -> ad.Program:
     return ad.Program(case.driver, case.state, make_data(), world=world, **options)
 
 
+@contextmanager
+def comes_back(world):
+    """Whoever leaves inside its block is there again behind it."""
+    yield
+    for seat in set(range(world.size)) - set(world.members):
+        world.join(seat)
+
+
 def of_verdict(kind):
     return [pytest.param(case, id=name) for name, case in CASES.items() if isinstance(case.verdict, kind)]
 
@@ -43,11 +53,17 @@ def test_it_is_refused(world, case):
 
 @pytest.mark.parametrize("case", of_verdict(Right))
 def test_it_is_right(world, case):
-    """On uneven batches, each in several calls."""
-    uneven = {"shares": range(1, world.size + 1), "microbatch": 3}
-    with build(case, world, **uneven) as program:
+    """On uneven batches, each in several calls; where there are more than two workers, the second one has none. And
+    in the second step, where workers may leave, the last one is gone.
+    """
+    shares = [0 if worker == 1 and world.size > 2 else worker + 1 for worker in range(world.size)]
+    uneven = {"shares": shares, "microbatch": 3}
+    with build(case, world, **uneven) as program, comes_back(world):
         size = program.global_batch
-        reports = [program.step() for _ in range(STEPS)]
+        reports = [program.step()]
+        if hasattr(world, "leave"):
+            world.leave(world.size - 1)
+        reports += [program.step() for _ in range(1, STEPS)]
         state = program.state
     order, data, expected = stream(EXAMPLES, SEED, STEPS * size), make_data(), case.state
     for number, report in enumerate(reports):

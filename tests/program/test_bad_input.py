@@ -168,7 +168,7 @@ def test_a_gradient_through_a_collective(world):
         grads = jax.grad(lambda s: comm.all_reduce((s - batch["x"]).mean()))(state)
         return state - grads, {}
 
-    says = "reverse-mode differentiation through a collective", "comm.all_reduce (test_bad_input.py:", "then reduce"
+    says = "reverse-mode differentiation through a collective", "calls all_reduce (test_bad_input.py:", "then reduce"
     refused(ad.CollectiveError, *says, driver=driver)
 
 

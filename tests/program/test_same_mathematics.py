@@ -110,7 +110,8 @@ def test_a_share_of_nothing_is_no_examples(workers, precision):
         }
 
     outs = [shares for worker in range(n) for shares in (np.arange(n) != worker, np.arange(n) == worker)]
-    with build(driver, jnp.zeros(()), data, 24, world=workers, shares=outs[0] * 1.0, deterministic=True) as program:
+    options = {"shares": outs[0] * 1.0, "deterministic": True, "resizable": True}
+    with build(driver, jnp.zeros(()), data, 24, world=workers, **options) as program:
         for shares in outs:
             program.rescale(global_batch=24 if shares.sum() > 1 else 1, shares=shares * 1.0)  # one, for n workers
             report = program.step()
@@ -163,3 +164,54 @@ def test_a_driver_takes_the_same_course_over_every_world(world, precision):
     assert batches == expected_batches == [32] * 3 + [40] * 3 + [64] * 3 + [24] * 3 + [25] * 3
     np.testing.assert_allclose(losses, expected, rtol=1e-12)
     assert difference(state, expected_state) < 1e-11
+
+
+# --- several messages at one level ------------------------------------------------------------------------------------
+
+
+def rounds(state, batch):
+    """Two levels: what the second reduces follows from what the first has brought; each reduces several things."""
+    mean = comm.all_reduce(batch["x"].mean(0))
+    shares = comm.all_gather(ad.batch_size())
+    most = comm.all_reduce(jnp.abs(batch["x"]).max(), op="max")
+    spread = comm.all_reduce(jnp.square(batch["x"] - mean[None]).mean(0))
+    count = comm.all_reduce(len(batch["x"]), op="sum")
+    ctrl.hook(lambda control, most: control.step < 3 and control.rescale(shares=range(1, control.workers + 1)), most)
+    return state + mean + spread / most, {"most": most, "count": count, "shares": shares, "spread": spread.sum()}
+
+
+@pytest.mark.parametrize("precision", ["float32"], indirect=True)
+def test_messages_may_be_more_than_levels(world, precision, monkeypatch):
+    """Each contribution in a message of its own: the same to the last bits, and as many messages as there are."""
+    found, sent = [], []
+    for grouped in (None, lambda ready: [[c] for c in ready]):
+        if grouped:
+            monkeypatch.setattr("adaptive.graph.cut.grouped", grouped)
+        with build(
+            rounds, jnp.zeros(problems.FEATURES), make_data(), 8 * world.size, world=world, resizable=True
+        ) as program:
+            program.warm_up()
+            reports = [program.step() for _ in range(6)]
+            found.append(([r.metrics for r in reports], program.state))
+            sent.append(reports[-1].messages)
+            assert f"message {sent[-1]} " in program.explain()
+    assert sent == [2, 5]
+    together, apart = (jax.tree.map(lambda x: np.asarray(x).tolist(), f) for f in found)
+    assert together == apart
+
+
+@pytest.mark.parametrize("precision", ["float32"], indirect=True)
+@pytest.mark.parametrize("wrong", [0, 1])
+def test_a_message_that_is_not_finite_ends_a_step_of_several(world, precision, monkeypatch, wrong):
+    monkeypatch.setattr("adaptive.graph.cut.grouped", lambda ready: [[c] for c in ready])
+
+    def driver(state, batch):
+        values = [batch["x"].mean(), batch["x"].mean()]
+        values[wrong] = jnp.log(-jnp.abs(values[wrong]) - 1)
+        one, other = (comm.all_reduce(v) for v in values)
+        return state + one + other, {}
+
+    with build(driver, 0.0, make_data(), 8 * world.size, world=world) as program:
+        with pytest.raises(ad.NonFiniteError, match="infinities or NaNs"):
+            program.step()
+        assert program.state == 0
