@@ -101,7 +101,7 @@ def test_something_else_on_one_rank_while_others_step(world, what):
             ),
             "checkpoint": (program.checkpoint, f"a checkpoint of {program._name} after step 1 ("),
             "build": (lambda: build(descend, 0.0, data, N, world=world), "building program"),
-            "eager": (lambda: comm.all_reduce(1.0, op="sum"), "all_reduce 'sum' of float32[], outside a program ("),
+            "eager": (lambda: comm.all_reduce(1.0, op="sum"), "all_reduce(op='sum') of float32[], outside a program ("),
             "barrier": (world.barrier, "a barrier ("),
             "share": (lambda: world.all_gather_bytes(b""), "values to share ("),
         }[what]
