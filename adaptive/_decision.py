@@ -17,6 +17,7 @@ class Limits(NamedTuple):
     upper: tuple[int, ...]  # the most examples each worker may get
     quantum: int = 1  # sizes are best multiples of this, so that each is made of few kernels
     multiple: int = 1  # sizes are always multiples of this: the minibatches that a driver cuts its batches into
+    call: float = 0.0  # what one more kernel call costs, in examples: sizes that no kernel was made for take several
 
 
 class Observation(NamedTuple):

@@ -25,7 +25,7 @@ from ._birthplace import birthplace
 from ._compile import compile_segment
 from ._data import Share
 from ._finite import Culprit, Look, Trouble, find_together
-from ._kernels import Kernels, Traced
+from ._kernels import Kernels, Stopwatch, Traced
 from ._message import Layout, accumulate, lay_out, unpack
 from ._pieces import Pieces
 from ._plan import Plan, Segment
@@ -288,6 +288,8 @@ class _Step:
         self.packed: PerWorker = [[] for _ in readings]  # the parts of the message in the making
         self.seconds = [0.0 for _ in readings]
         self._started = 0.0
+        self._watch = Stopwatch(engine.world.devices[0])
+        self._undisturbed = 0.0
         self._one_by_one: list[dict[int, list[float]]] = [{} for _ in readings]
 
     def _given(self, local: int, segment: Segment, call: int = 0) -> dict[str, Any]:
@@ -311,7 +313,7 @@ class _Step:
         segment = self.plan.onces.get(level)
         if segment is None:
             return
-        self._started = time.perf_counter()
+        self._start()
         self.kept_once[level] = []
         for local in self.locals:
             given = self._whole(local, segment)
@@ -320,12 +322,15 @@ class _Step:
             if "parts" in out:
                 self.packed[local] = out["parts"]
 
+    def _start(self) -> None:
+        self._started, self._watch = time.perf_counter(), Stopwatch(self.engine.world.devices[0])
+
     def calls(self, level: int) -> None:
         segment = self.plan.calls.get(level)
         if segment is None:
             return
         if level not in self.plan.onces:
-            self._started = time.perf_counter()
+            self._start()
         self.kept_calls[level] = [self._calls_of(local, level, segment) for local in self.locals]
 
     def _calls_of(self, local: int, level: int, segment: Segment) -> list[list[jax.Array]]:
@@ -334,7 +339,7 @@ class _Step:
         wanted = [leaves[i] for i in segment.reads("batch")]
         fixed = None if self.kept_calls else self._given(local, segment)
         for number, size in enumerate(self.pieces[local]):
-            began = time.perf_counter()
+            watch = Stopwatch(engine.world.devices[local])
             given = dict(fixed) if fixed is not None else self._given(local, segment, number)
             alone = len(self.pieces[local]) == 1
             given["batch"] = wanted if alone else [leaf[start : start + size] for leaf in wanted]
@@ -350,7 +355,7 @@ class _Step:
                 parts = new if parts is None else engine._compiled["add", level, local](parts, new)
             if self.timed[local]:
                 jax.block_until_ready((parts, out["outputs"]))
-                self._one_by_one[local].setdefault(size, []).append(time.perf_counter() - began)
+                self._one_by_one[local].setdefault(size, []).append(watch.seconds)
             start += size
         self.packed[local] = parts
         return kept
@@ -369,6 +374,7 @@ class _Step:
             done = list(self.engine._waiters.map(self._wait_for, self.locals))
         for local in self.locals:
             self.seconds[local] += done[local] - self._started
+        self._undisturbed += self._watch.seconds
         if level == max((n for n in self.plan.calls if n < len(self.plan.messages)), default=-1):
             self._record()
         return list(self.packed)
@@ -380,7 +386,7 @@ class _Step:
     def _record(self) -> None:
         for local, pieces in enumerate(self.pieces):
             if len(set(pieces)) == 1:
-                self.engine.kernels.record(local, pieces[0], self.seconds[local] / len(pieces))
+                self.engine.kernels.record(local, pieces[0], min(self.seconds[local], self._undisturbed) / len(pieces))
             elif len(self.plan.calls) == 1:
                 for size, times in self._one_by_one[local].items():
                     self.engine.kernels.record(local, size, min(times))

@@ -3,7 +3,7 @@
 A message is a list of *parts*; each is reduced over the workers by one operation, and all together are one exchange.
 
     part 0      small leaves to be summed, weighted, then gathered values (one row per worker, all others zero), the
-                weights, and the runtime's tail: one float per worker and two more (see _agreement)
+                weights, and the runtime's tail: one float per worker and three more (see _agreement)
     parts 1…    small leaves of other dtypes or operations, one packed buffer for each pair of the two
     then        large leaves to be summed, each from its own memory
 

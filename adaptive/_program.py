@@ -511,15 +511,20 @@ class Program:
             notes=tuple(notes),
         )
         if self._recorder is not None:
-            lost = self._recorder.step(report, previous, epoch, self._barrier, outcome.hooks)
+            lost = self._recorder.step(report, previous, epoch, self._barrier, outcome.hooks, self._sizes.limits.call)
             report = replace(report, notes=(*report.notes, lost)) if lost else report
         return report
 
     def _undisturbed(self, seconds: list[float]) -> list[float]:
-        """NaN for a step beside which this process's own compiler took much of its cores: such seconds are not the
-        machine's, and whoever balanced by them would have to take it back."""
+        """NaN for a step beside which this process's own compiler took much of its cores, or that tried a kernel where
+        others would have been faster: such seconds are not the machine's, and whoever balanced by them would have to
+        take it back."""
         before, self._compiling = self._compiling, self._few_cores and not self._engine.kernels.warm
-        return [float("nan")] * len(seconds) if before or self._compiling else seconds
+        kernels = self._engine.kernels
+        return [
+            float("nan") if before or self._compiling or kernels.tried_at_a_loss(local) else s
+            for local, s in enumerate(seconds)
+        ]
 
     def _metrics(self, outcome: Outcome) -> Any:
         tree = self._plan.graph.metrics_tree
@@ -538,12 +543,14 @@ class Program:
         tail[self.world.workers.start : self.world.workers.stop] = self._ledger.status
         kernels = self._engine.kernels
         pending = self._sizes.pending
+        tail[-3] = kernels.examples_of_a_call() / self.world.processes
         tail[-2] = pending is not None and all(kernels.can_make(i, s) for i, s in enumerate(self._local(pending)))
         tail[-1] = kernels.can_make_all()
         return tail
 
     def _listen(self, tail: np.ndarray) -> None:
-        agreement.judge(tail[:-2], self._ledger, own=self.world.workers)
+        agreement.judge(tail[:-3], self._ledger, own=self.world.workers)
+        self._sizes.limits = self._sizes.limits._replace(call=float(tail[-3]))
         self._ready = tail[-2] == self.world.processes
         self._any_size = self._any_size or tail[-1] == self.world.processes
 
@@ -560,7 +567,7 @@ class Program:
         if self.world.processes > 1 and self._engine.layouts and self._plan.hooks:
             about = f"the end of run() behind step {self._step} of {self._name}"
             tail = self._engine.signal(self._speak(), about, self._last_decision())
-            agreement.judge(tail[:-2], self._ledger, own=self.world.workers)
+            agreement.judge(tail[:-3], self._ledger, own=self.world.workers)
 
     # --- deciding -----------------------------------------------------------------------------------------------------
 

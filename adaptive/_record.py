@@ -59,9 +59,16 @@ class Recorder:
         )
 
     def step(
-        self, report: Report, previous: Sequence[int], epoch: float, barrier: Barrier, values: Sequence[list[jax.Array]]
+        self,
+        report: Report,
+        previous: Sequence[int],
+        epoch: float,
+        barrier: Barrier,
+        values: Sequence[list[jax.Array]],
+        call: float,
     ) -> str:
-        """One step. `values` are the leaves that each hook was given; none, where the step was skipped.
+        """One step. `values` are the leaves that each hook was given; none, where the step was skipped. `call` is what
+        one more kernel call costs, in examples.
 
         Returns:
           A note on what cannot be recorded from this step on, once; else nothing.
@@ -75,6 +82,7 @@ class Recorder:
             previous_batch_sizes=list(previous),
             seconds=report.seconds,
             message_bytes=report.message_bytes,
+            call=call,
             hooks={
                 name: [_plain(np.asarray(leaf).tolist()) for leaf in leaves]
                 for name, leaves in zip(barrier.names, values, strict=False)

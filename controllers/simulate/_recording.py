@@ -44,6 +44,7 @@ class RecordedStep(NamedTuple):
     seconds: float  # of the whole step, as rank 0 saw it
     hooks: dict[str, list[Any]]  # the leaves that each was given; empty for a step that was skipped
     decision: Decision | None
+    call: float = 0.0  # what one more kernel call cost, in examples
 
 
 @dataclass(frozen=True)
@@ -189,6 +190,7 @@ def _step(line: dict[str, Any], where: str) -> RecordedStep:
             line["seconds"],
             line["hooks"],
             asked and Decision(asked["global_batch"], shares, asked["stop"], tuple(line["notes"])),
+            line.get("call", 0.0),
         )
     except (KeyError, TypeError) as error:
         raise TraceError(f"{where}: a step without {error}.") from error

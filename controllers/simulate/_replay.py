@@ -51,7 +51,7 @@ def replay(
             batch_sizes=step.batch_sizes,
             previous_batch_sizes=step.previous_batch_sizes,
             global_batch=sum(then.batch_sizes),
-            limits=recording.limits,
+            limits=recording.limits._replace(call=step.call),
             due=step.step % every == 0,
         )
         decision, state = policy.update(observation, state)

@@ -229,7 +229,7 @@ class _Run:
         shares = [1.0] * n if isinstance(sizes, int) else [float(size) for size in sizes]
         # Equal means equal, not equal multiples of the quantum.
         self._sizes = Sizes(total, shares, Limits(lower, upper), max(self._examples, total))
-        self._sizes.limits = Limits(lower, upper, self._limits.quantum)
+        self._sizes.limits = self._limits._replace(lower=lower, upper=upper)
         self._measured, self._iteration = np.full(n, np.nan), float("nan")
         self._barrier: Barrier | None = None
 

@@ -252,8 +252,8 @@ def test_a_worker_that_decided_otherwise_is_named_with_what_was_decided_here():
     assert "no rank, clock, random number or file" in text
 
 
-def test_a_tail_has_a_place_for_every_worker_and_two_more():
-    assert tail_length(5) == 7
+def test_a_tail_has_a_place_for_every_worker_and_three_more():
+    assert tail_length(5) == 8
 
 
 def test_lines_are_those_of_the_driver():
