@@ -277,7 +277,7 @@ def _feigned(model: TimeModel, sizes: np.ndarray, seconds: np.ndarray) -> float:
     variance = model.variance(sizes)
     others = (variance.sum() - variance[slowest]) / (n - 1) ** 2
     speeds = sizes / seconds
-    part = min(1.0, (1 - speeds[slowest] / speeds.sum()) * n / (n - 1))
+    part = 1 - speeds[slowest] / speeds.sum()
     return float(part * np.sqrt(variance[slowest] + others) * (BAND + np.sqrt(2 * np.log(n))))
 
 

@@ -17,6 +17,7 @@ import numpy as np
 FIRST_PATIENCE, MOST_PATIENCE = 10, 320  # steps on paper
 LEAST_STEPS, MOST_STEPS = 5, 20  # that a verdict takes; what comes later tells of other times
 SURE = 2.0  # standard errors
+LEAST_LOSS = 0.03  # relative, of a promise that was broken
 
 
 class Trial(NamedTuple):
@@ -93,7 +94,7 @@ class Promises(NamedTuple):
     @property
     def broken(self) -> bool:
         """Whether the split that was left would have been better."""
-        return bool(self.back.steps >= LEAST_STEPS and self.back.gain > SURE * self.back.error)
+        return bool(self.back.steps >= LEAST_STEPS and self.back.gain > max(LEAST_LOSS, SURE * self.back.error))
 
     def tried_enough(self, gain: float) -> bool:
         """Whether the split that is proposed has been better by more than `gain`: for as long as it takes, or so
