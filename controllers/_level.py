@@ -159,6 +159,27 @@ class Level(NamedTuple):
         )
         return level._compare() if due else level
 
+    def learn_expected(self, step: np.ndarray, due: bool) -> Level:
+        """`learn_noise` and `learn`, of a step that all workers have and that is nobody's jump nor first."""
+        foreseen, steps = self.estimates + self.trends, self.steps + 1
+        errors = np.expm1(step - foreseen)
+        found = 2 * np.tanh(0.5 * np.abs(step - self.latest)) / 1.128
+        weight = np.maximum(1 / (self.differences + 3), 1 / NOISE_MEMORY)
+        moved = self.noise + weight * (np.minimum(found, 4 * self.noise) - self.noise)
+        level = self._replace(
+            estimates=foreseen + np.maximum(GAINS, 1 / steps) * errors,
+            trends=self.trends + TREND_GAINS * errors,
+            forecasts=self.forecasts + self.forecast_trends,
+            missed=self.missed + np.expm1(step - self.forecasts),
+            since=self.since + 1,
+            steps=steps,
+            jumping=self.jumping * (1 - 1 / JUMP_MEMORY),
+            noise=np.maximum(moved, LEAST_NOISE),
+            differences=self.differences + 1,
+            latest=step,
+        )
+        return level._compare() if due else level
+
     def _compare(self) -> Level:
         """Believe what has foreseen best, and let all say what they expect until the next decision."""
         since, estimates, steps = self.since, self.estimates, self.steps

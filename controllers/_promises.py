@@ -80,6 +80,8 @@ class Promises(NamedTuple):
 
     def see(self, sizes: np.ndarray, seconds: np.ndarray) -> Promises:
         """Take in a step; int and float, shape=(n,)."""
+        if not (self.back.open or self.ahead.open):
+            return self
         return self._replace(back=self.back.see(sizes, seconds), ahead=self.ahead.see(sizes, seconds))
 
     def without_others(self, sizes: np.ndarray, total: int) -> Promises:

@@ -161,3 +161,28 @@ def test_a_model_is_a_pytree_whose_shapes_never_change():
     after = run(before, [10, 20, 30], 12)
     assert jax.tree.structure(before) == jax.tree.structure(after)
     assert jax.tree.map(lambda a: (a.shape, a.dtype), before) == jax.tree.map(lambda a: (a.shape, a.dtype), after)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_steps_without_news_are_learnt_from_as_all_others_are(seed, monkeypatch):
+    """The short way comes to the same, to the last bit: with new sizes, jumps, drifts, and steps that are missing."""
+    rng = np.random.default_rng(seed)
+    speed = np.where(np.arange(300) > 120, 2.0, 1.0) * np.exp(0.01 * np.maximum(np.arange(300) - 220, 0))
+    seconds = TRUE(np.array([100, 100, 200])) * speed[:, None] * (1 + 0.05 * rng.standard_normal((300, 3)))
+    seconds[rng.random((300, 3)) < 0.01] = np.nan
+    sizes = np.where(np.arange(300)[:, None] // 60 % 2, [120, 80, 200], [100, 100, 200])
+    short, taken = ctrl.TimeModel._without_news, []
+
+    def watched(self, *args):
+        taken.append(short(self, *args) is not None)
+        return short(self, *args)
+
+    def learnt(way):
+        monkeypatch.setattr(ctrl.TimeModel, "_without_news", way)
+        model = ctrl.TimeModel.init(3)
+        for k in range(300):
+            model = model.observe(sizes[k], seconds[k], due=k % 10 == 9)
+        return model
+
+    jax.tree.map(np.testing.assert_array_equal, learnt(watched), learnt(lambda self, *args: None))
+    assert 30 < sum(taken) < 270
