@@ -78,9 +78,9 @@ def min_max(
     in so few steps; from the second one where changes have turned out to be pauses, or where a decision holds for
     several steps. Speeds that drift it follows by their trend. It splits whatever global batch other hooks ask for.
 
-    A size is priced with the kernel calls that it takes, by what one more call costs (`Limits.call`). A split under which
-    the next steps turn out longer than they would have been is given up for the one before; further ones then have to
-    be better in steps behind the one in which they were thought of, for the longer the oftener that has happened.
+    A size is priced with the kernel calls that it takes, by what one more call costs (`Limits.call`). A split that
+    makes the next steps longer than they would have been is given up for the one before; further ones then have to be
+    better in steps behind the one in which they were thought of, for the longer the oftener that has happened.
 
     Args:
       window: how many steps are between two decisions, at least.
