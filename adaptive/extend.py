@@ -12,6 +12,7 @@ word in the changelog.
   sizes can be made is its `Readiness`.
 """
 
+from adaptive.base.arrays import is_key as is_key
 from adaptive.base.cores import allowed_cpus as allowed_cpus
 from adaptive.base.cores import chosen_threads as chosen_threads
 from adaptive.base.current import current_world as current_world

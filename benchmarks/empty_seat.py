@@ -9,8 +9,8 @@ with the state. Blocks of steps are timed in turn, and compared round by round.
 Then workers leave and join, again and again. What is compiled is counted, and the first step of each new membership is
 compared with the others.
 
-The targets: an empty seat costs at most 1 %, and nothing is compiled. A worker without examples costs its update, which
-on machines of its own it does beside the others'; here it shares their cores.
+The targets: an empty seat costs at most 1 %, and nothing is compiled. Its device takes part in the exchange. A worker
+without examples costs its update, which on machines of its own it does beside the others'; here it shares their cores.
 """
 
 from __future__ import annotations

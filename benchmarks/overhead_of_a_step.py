@@ -9,7 +9,7 @@ balancing hook. All take their batches from the same arrays by fancy indexing; b
 
 The targets: 80 µs where there is nothing to compute, 45 µs without noise scale and balancing; 3 % at steps of 5 ms, and
 1.5 % at 20 ms; the results say how far off it is. XLA takes and gives back the memory of its temporaries in every call.
-Where the top of glibc's heap is free behind a step, glibc may return it to the system and fault it in again, megabytes
+Where the top of glibc's heap is free after a step, glibc may return it to the system and fault it in again, megabytes
 at a time: on either side, by the luck of what lies there. The two thresholds keep that memory, for both. (Set both: one
 alone turns off the adjustment of the other, and both sides fault in over a thousand pages a step.) Page faults are
 counted, so that it shows.

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from adaptive import CollectiveError
-from adaptive.extend import Collective, at, collective, current_line
+from adaptive.extend import Collective, at, collective, current_line, is_key
 
 T = TypeVar("T")
 
@@ -44,7 +44,7 @@ def _problem(value: Any) -> str | None:
             "the gradient of an integer (float0), which holds nothing. Differentiate with respect to floats alone, or "
             "leave it out of the tree."
         )
-    if dtype is not None and jnp.issubdtype(dtype, jax.dtypes.prng_key):
+    if is_key(value):
         return (
             "a PRNG key. Send what it is made of:\n"
             "    jax.random.wrap_key_data(comm.broadcast(jax.random.key_data(key)))"

@@ -65,7 +65,7 @@ class Control:
     def barrier(self) -> None:
         """Mark where all workers have arrived, as the paper's listing does.
 
-        It costs nothing and sends nothing. A hook runs behind the step's message, which no worker passes before all
+        It costs nothing and sends nothing. A hook runs after the step's message, which no worker passes before all
         have sent their part: every worker is already at the barrier when its hook starts. And nothing that a hook
         asks for happens before the next step starts, which is the second barrier of the listing.
 
@@ -147,7 +147,7 @@ class Control:
         if self._closed:
             raise AdaptiveError(
                 f"hook {self._name!r}{self._where}: {request} after the hook has returned. Requests are collected "
-                f"while it runs, behind step {self.step}; keep what you need to know, not the control."
+                f"while it runs, after step {self.step}; keep what you need to know, not the control."
             )
 
     def _refuse(self, request: str, why: str) -> NoReturn:

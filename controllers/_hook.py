@@ -15,7 +15,7 @@ from ._policy import Policy
 
 
 def hook(fn_or_policy: Callable[..., Any] | Policy, *values: Any, every: int = 1, name: str | None = None) -> None:
-    """Hand values of the driver to a Python function or a policy, at the barrier after a step.
+    """Hand values of the driver to a Python function or a policy, after a step.
 
     It runs on every worker, on the same values, and so must come to the same requests on every worker: let it depend
     on its arguments alone. What it asks for takes effect between this step and the next.
@@ -113,7 +113,7 @@ class PolicyHandler:
 
 
 def _add_note(error: Exception, name: str, where: str, observation: Observation) -> None:
-    error.add_note(f"In hook {name!r}{where}, at the barrier behind step {observation.step}.")
+    error.add_note(f"In hook {name!r}{where}, after step {observation.step}.")
 
 
 def _name_of(fn: Callable[..., Any]) -> str:

@@ -42,7 +42,7 @@ def accuracy(state, batch):
     return jnp.mean(net.apply(state.params, batch["image"]).argmax(-1) == batch["label"])
 
 
-def adapt_batch_size(control, noise):  # plain Python, runs on every worker, at the barrier after a step
+def adapt_batch_size(control, noise):  # plain Python, runs on every worker, after a step
     control.barrier()
     control.rescale(global_batch=min(noise.scale, 1024))
     control.barrier()

@@ -19,7 +19,7 @@ def compute_seconds() -> jax.Array:
     previous step's batch sizes, `previous_batch_sizes` of the observation that a policy gets.
 
     Returns:
-      A float32 scalar, in seconds. Local: gather it. NaN in the first step, outside a program, and behind a step that
+      A float32 scalar, in seconds. Local: gather it. NaN in the first step, outside a program, and after a step that
       ran beside this process's own compiler on fewer than four cores: that is not how fast the machine is.
 
     Example:

@@ -16,6 +16,17 @@ class NotAnArrayError(ValueError):
     """Something cannot be made an array of numbers; says why, with no name for it."""
 
 
+def is_key(value: Any) -> bool:
+    """Whether `value`, an array or its shape and dtype, is of PRNG keys, whose elements are no numbers."""
+    dtype = getattr(value, "dtype", None)
+    return dtype is not None and jax.dtypes.issubdtype(dtype, jax.dtypes.prng_key)
+
+
+def numbers_of(value: Any) -> np.ndarray:
+    """An array of JAX's, or a number, on the host; keys as the numbers that they are made of."""
+    return np.asarray(jax.random.key_data(value) if is_key(value) else value)
+
+
 def is_array(value: Any) -> bool:
     """Whether `value` is an array, or can be read as one as a whole: of numpy, JAX, pandas, torch, h5py, or bytes."""
     return isinstance(value, bytes | bytearray | memoryview | np.generic) or hasattr(type(value), "__array__")
@@ -29,7 +40,7 @@ def on_host(value: Any) -> np.ndarray:
     """
     if isinstance(value, np.ma.MaskedArray):
         raise NotAnArrayError("is a masked array, whose mask would be lost. Give x.filled(0), and x.mask beside it.")
-    if isinstance(value, jax.Array) and jax.dtypes.issubdtype(value.dtype, jax.dtypes.prng_key):
+    if is_key(value):
         raise NotAnArrayError(
             "holds PRNG keys. Give what they are made of, jax.random.key_data(keys), and make keys of it in the "
             "driver:  jax.random.wrap_key_data(x)"

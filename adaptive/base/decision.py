@@ -1,6 +1,6 @@
 """What control hooks see, and what they may ask for.
 
-A hook runs on every worker, on the same values, at the barrier after a step. It asks for a `Decision`; the program
+A hook runs on every worker, on the same values, after a step. It asks for a `Decision`; the program
 applies it between steps, on all workers at once.
 """
 
@@ -56,7 +56,7 @@ class Limits(NamedTuple):
 
 
 class Observation(NamedTuple):
-    """One step, as a hook sees it at the barrier behind it. Every field is replicated."""
+    """One step, as a hook sees it after it. Every field is replicated."""
 
     step: int  # steps done, this one included
     epoch: float  # epochs of data consumed, as a fraction

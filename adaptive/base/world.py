@@ -128,7 +128,7 @@ class World(Protocol):
         """
         ...
 
-    def share(self, value: bytes, about: str = "", more: str = "") -> list[bytes]:
+    def all_gather_bytes(self, value: bytes, about: str = "", more: str = "") -> list[bytes]:
         """Every process's `value`, by rank. Blocks. For set-up, not for the steps. Raises as `exchange` does."""
         ...
 

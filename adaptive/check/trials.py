@@ -15,6 +15,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from adaptive.base.arrays import numbers_of
 from adaptive.base.world import LookAtPiece, Parts
 from adaptive.data.stream import Share
 from adaptive.graph.flow import Scope
@@ -267,9 +268,9 @@ class Bench:
         reported = [*(a for h in outcome.hooks for a in h), *outcome.metrics]
         return Result(
             brought,
-            {place: _plain(value) for place, value in contributions.items()},
-            [_plain(a) for a in (*new, *reported)],
-            [*map(_plain, old), *(None for _ in reported)],
+            {place: numbers_of(value) for place, value in contributions.items()},
+            [numbers_of(a) for a in (*new, *reported)],
+            [*map(numbers_of, old), *(None for _ in reported)],
             after,
         )
 
@@ -346,12 +347,3 @@ def _with_contribution(
     changed = [np.array(p) for p in parts]
     changed[entry.part] = here.reshape(parts[entry.part].shape)
     return changed
-
-
-def _plain(value: Any) -> np.ndarray:
-    """On the host; keys as the numbers that they are."""
-    return np.asarray(jax.random.key_data(value) if _is_key(value) else value)
-
-
-def _is_key(value: Any) -> bool:
-    return jax.dtypes.issubdtype(value.dtype, jax.dtypes.prng_key)

@@ -10,6 +10,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from adaptive.base.arrays import numbers_of
 from adaptive.base.errors import DisagreementError
 from adaptive.base.surroundings import settings_in_words
 from adaptive.base.world import World
@@ -54,7 +55,7 @@ def _check_equal(
     world: World, about: str, digests: dict[str, str], closer: Callable[[], dict[str, str]] | None = None
 ) -> None:
     mine = json.dumps({**digests, _VERSIONS: versions()}).encode()
-    everyone = [json.loads(theirs) for theirs in world.share(mine, about)]
+    everyone = [json.loads(theirs) for theirs in world.all_gather_bytes(mine, about)]
     if closer is not None and _differing(everyone) is not None:  # all processes come here, so they can look closer
         _check_equal(world, about, closer())
     compare(everyone)
@@ -111,14 +112,10 @@ def digest_of_tree(tree: Any) -> str:
     """Of the contents of all leaves."""
     digest = hashlib.blake2b(digest_size=8)
     for leaf in jax.tree.leaves(tree):
-        array = np.asarray(jax.random.key_data(leaf) if _is_key(leaf) else leaf)
+        array = numbers_of(leaf)
         digest.update(f"{array.dtype}{array.shape}".encode())
         digest.update(np.ascontiguousarray(array).view(np.uint8).data if array.size else b"")
     return digest.hexdigest()
-
-
-def _is_key(leaf: Any) -> bool:
-    return isinstance(leaf, jax.Array) and jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key)
 
 
 def digest_of_plan(plan: Plan) -> str:

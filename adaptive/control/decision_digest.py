@@ -63,7 +63,7 @@ class DecisionDigest:
         others = np.flatnonzero(values != self.value)
         if len(others):
             raise DisagreementError(
-                f"workers decided differently at the barrier behind step {self.step}: {name_workers(others.tolist())} "
+                f"workers decided differently after step {self.step}: {name_workers(others.tolist())} "
                 f"did not do what this process ({name_workers(own)}) did.\n"
                 f"Here {self.last}.\n"
                 "A hook must decide from its arguments alone: no rank, clock, random number or file."

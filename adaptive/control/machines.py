@@ -33,7 +33,8 @@ class Machines:
 
     def __init__(self, world: World, about: str = ""):
         own = json.dumps([kind_of_machine(world.devices), cache_of_host()]).encode()
-        everyone = [json.loads(told) for told in world.share(own, about)] if world.processes > 1 else [json.loads(own)]
+        told = world.all_gather_bytes(own, about) if world.processes > 1 else [own]
+        everyone = [json.loads(theirs) for theirs in told]
         self.heterogeneous = len({kind for kind, _ in everyone}) > 1
         caches = [cache for _, cache in everyone]
         own_cache = caches[world.rank] if world.processes > 1 else None
@@ -62,7 +63,7 @@ def kind_of_machine(devices: Sequence) -> str:
 def decided_by_first(world: World, decision: Decision | None, about: str = "") -> Decision | None:
     """The first process's decision, on all. Communicates."""
     asked = None if decision is None else [decision.global_batch, decision.shares, decision.stop, decision.notes]
-    everyone = world.share(json.dumps(asked, default=np.generic.item).encode(), about)
+    everyone = world.all_gather_bytes(json.dumps(asked, default=np.generic.item).encode(), about)
     first = json.loads(everyone[0])
     if first is None:
         return None

@@ -24,7 +24,7 @@ class RandomAccess(Protocol):
     def __getitem__(self, index: int) -> Any: ...
 
 
-class Lane(NamedTuple):
+class ShardRange(NamedTuple):
     """Rows of a data set that are gone through once per epoch: `length` of them from number `start` on."""
 
     start: int
@@ -36,7 +36,7 @@ class Rows(Protocol):
 
     length: int
     example: Any  # one row, on the host
-    lanes: tuple[Lane, ...]  # one that all workers share, or one for each worker
+    shard_ranges: tuple[ShardRange, ...]  # one that all workers share, or one for each worker
 
     @property
     def in_memory(self) -> bool:
@@ -77,7 +77,7 @@ class Examples:
             self._arrays = _taken(_stacked(data), "data")
             self.length = _check_columns(data, self._arrays)
             self.example = jax.tree.map(lambda a: a[0], self._arrays)
-        self.lanes: tuple[Lane, ...] = (Lane(0, self.length),)
+        self.shard_ranges: tuple[ShardRange, ...] = (ShardRange(0, self.length),)
 
     def __len__(self) -> int:
         return self.length

@@ -35,7 +35,7 @@ def digests_of_data(data: Rows, all_bytes: int = _ALL_BYTES) -> dict[str, str]:
     else:
         numbers = np.arange(len(data))
     leaves = zip(leaf_names(data.example, "data"), jax.tree.leaves(data.example), _digests(data, numbers), strict=True)
-    counts = " + ".join(str(lane.length) for lane in data.lanes)
+    counts = " + ".join(str(shard.length) for shard in data.shard_ranges)
     return {
         "data": f"{counts} examples",
         **{name: f"{leaf.dtype}{[len(data), *leaf.shape]} {digest}" for name, leaf, digest in leaves},

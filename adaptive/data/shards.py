@@ -13,7 +13,7 @@ from adaptive.base.errors import DataError
 from adaptive.base.names import leaf_names
 from adaptive.base.where import name_workers
 
-from .examples import Examples, Lane, Rows, shapes_of
+from .examples import Examples, Rows, ShardRange, shapes_of
 
 
 class Shards:
@@ -48,14 +48,14 @@ class Shards:
             _check_like(self.example, shard.example, number)
         ends = list(accumulate(len(shard) for shard in self._shards))
         self.length = ends[-1]
-        self.lanes = tuple(Lane(end - len(s), len(s)) for end, s in zip(ends, self._shards, strict=True))
+        self.shard_ranges = tuple(ShardRange(end - len(s), len(s)) for end, s in zip(ends, self._shards, strict=True))
         self._ends = np.array(ends)
 
     def __len__(self) -> int:
         return self.length
 
     def __repr__(self) -> str:
-        return f"Shards of {' + '.join(str(lane.length) for lane in self.lanes)} examples"
+        return f"Shards of {' + '.join(str(shard.length) for shard in self.shard_ranges)} examples"
 
     @property
     def in_memory(self) -> bool:
@@ -66,7 +66,7 @@ class Shards:
         """The examples numbered `indices`, the shards lying end to end, stacked."""
         shard_of = np.searchsorted(self._ends, indices, side="right")
         numbers = np.unique(shard_of)
-        parts = [self._shards[k].rows(indices[shard_of == k] - self.lanes[k].start) for k in numbers]
+        parts = [self._shards[k].rows(indices[shard_of == k] - self.shard_ranges[k].start) for k in numbers]
         if len(parts) == 1:
             return parts[0]
         back = np.argsort(np.argsort(shard_of, kind="stable"))
@@ -88,8 +88,10 @@ def rows_of(data: Any, workers: int | None = None) -> Rows:
     """
     if not isinstance(data, Shards):
         return Examples(data)
-    if workers is not None and len(data.lanes) != workers:
-        raise DataError(f"Shards of {len(data.lanes)} data sets for {workers} workers. Give one for each worker.")
+    if workers is not None and len(data.shard_ranges) != workers:
+        raise DataError(
+            f"Shards of {len(data.shard_ranges)} data sets for {workers} workers. Give one for each worker."
+        )
     return data
 
 

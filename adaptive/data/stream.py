@@ -4,7 +4,7 @@ Epoch after epoch, each in an order of its own, lie end to end. A step takes the
 worker its share of them, in the order of workers. So the set and order of examples depend on the seed and the global
 batches alone, and not on the split nor on the number of workers. The cursor is one integer.
 
-Where workers have data of their own (`Shards`), there is such a *lane* for each of them, with a cursor of its own.
+Where workers have data of their own (`Shards`), each has such a *shard range*, with a cursor of its own.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class Share(NamedTuple):
     batches: tuple[Any, ...]
 
 
-Cursors = tuple[int, ...]  # examples taken so far from each lane
+Cursors = tuple[int, ...]  # examples taken so far from each shard
 
 
 class _There(NamedTuple):
@@ -60,8 +60,8 @@ class Stream:
 
     def __init__(self, examples: Rows, *, seed: int, workers: range):
         self.examples, self.seed, self.workers = examples, seed, workers
-        self.lanes = examples.lanes
-        self.cursors: Cursors = (0,) * len(self.lanes)
+        self.shard_ranges = examples.shard_ranges
+        self.cursors: Cursors = (0,) * len(self.shard_ranges)
         self._orders: dict[tuple[int, int], np.ndarray] = {}
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="adaptive-input")
         self._surroundings = Surroundings()  # of the thread that the data set was looked at in
@@ -112,46 +112,48 @@ class Stream:
     def _indices(self, cursors: Cursors, sizes: Sequence[int], workers: range) -> list[np.ndarray]:
         """Which examples each of these workers takes."""
         starts, _ = self._deal(cursors, sizes)
-        return [self.indices(starts[w], sizes[w], self._lane_of(w)) for w in workers]
+        return [self.indices(starts[w], sizes[w], self._shard_of(w)) for w in workers]
 
     def _deal(self, cursors: Cursors, sizes: Sequence[int]) -> tuple[list[int], Cursors]:
-        """Each worker's first position in its lane, and where the cursors are behind the step."""
-        if len(self.lanes) == 1:
+        """Each worker's first position in its shard, and where the cursors are after the step."""
+        if len(self.shard_ranges) == 1:
             *starts, end = accumulate(sizes, initial=cursors[0])
             return starts, (end,)
         starts, moved = [], list(cursors)
         for worker, size in enumerate(sizes):
-            lane = self._lane_of(worker)
-            starts.append(moved[lane])
-            moved[lane] += size
+            shard = self._shard_of(worker)
+            starts.append(moved[shard])
+            moved[shard] += size
         return starts, tuple(moved)
 
-    def _lane_of(self, worker: int) -> int:
-        return worker if len(self.lanes) > 1 else 0
+    def _shard_of(self, worker: int) -> int:
+        return worker if len(self.shard_ranges) > 1 else 0
 
-    def indices(self, position: int, count: int, lane: int = 0) -> np.ndarray:
-        """Which examples stand at `count` positions of a lane."""
-        start, length = self.lanes[lane]
+    def indices(self, position: int, count: int, shard: int = 0) -> np.ndarray:
+        """Which examples stand at `count` positions of a shard."""
+        start, length = self.shard_ranges[shard]
         found = []
         while count > 0:
             epoch, first = divmod(position, length)
-            rows = self._order(lane, epoch)[first : first + count]
+            rows = self._order(shard, epoch)[first : first + count]
             found.append(rows + start if start else rows)
             position, count = position + len(found[-1]), count - len(found[-1])
         return found[0] if len(found) == 1 else np.concatenate([np.zeros(0, int), *found])
 
-    def _order(self, lane: int, epoch: int) -> np.ndarray:
-        order = self._orders.get((lane, epoch))
+    def _order(self, shard: int, epoch: int) -> np.ndarray:
+        order = self._orders.get((shard, epoch))
         if order is None:
-            # Philox numbers 2**256 blocks from a counter on: lanes start where no other gets to.
-            philox = np.random.Philox(key=[self.seed & (2**63 - 1), epoch], counter=[0, 0, 0, lane])
-            order = self._orders[lane, epoch] = np.random.Generator(philox).permutation(self.lanes[lane].length)
-            self._orders.pop((lane, epoch - 2), None)
+            # Philox numbers 2**256 blocks from a counter on: shards start where no other gets to.
+            philox = np.random.Philox(key=[self.seed & (2**63 - 1), epoch], counter=[0, 0, 0, shard])
+            order = self._orders[shard, epoch] = np.random.Generator(philox).permutation(
+                self.shard_ranges[shard].length
+            )
+            self._orders.pop((shard, epoch - 2), None)
         return order
 
     def checkpoint(self) -> int | np.ndarray:
-        """The cursor, or one for each lane."""
-        return self.cursors[0] if len(self.lanes) == 1 else np.array(self.cursors)
+        """The cursor, or one for each shard."""
+        return self.cursors[0] if len(self.shard_ranges) == 1 else np.array(self.cursors)
 
     def close(self) -> None:
         self._pool.shutdown(wait=False, cancel_futures=True)

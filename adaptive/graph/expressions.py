@@ -17,10 +17,10 @@ from collections.abc import Iterable, Iterator
 from itertools import zip_longest
 from typing import Any, NamedTuple
 
-import jax
 import numpy as np
 from jax.extend.core import JaxprEqn, Literal, Var
 
+from adaptive.base.arrays import numbers_of
 from adaptive.base.errors import DriverError
 from adaptive.base.where import at, line_of
 from adaptive.operators.collectives import Collective, collective_p
@@ -114,9 +114,7 @@ class End(NamedTuple):
 
 def content(value: Any) -> bytes:
     """A digest of an array, to the last bit."""
-    if isinstance(value, jax.Array) and jax.dtypes.issubdtype(value.dtype, jax.dtypes.prng_key):
-        value = jax.random.key_data(value)
-    array = np.asarray(value)
+    array = numbers_of(value)
     return _digest(str(array.dtype), array.shape, np.ascontiguousarray(array).tobytes())
 
 

@@ -1,4 +1,4 @@
-"""Hooks: values that leave the graph for Python, at the barrier behind the step."""
+"""Hooks: values that leave the graph for Python after the step."""
 
 from __future__ import annotations
 

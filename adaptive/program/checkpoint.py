@@ -19,6 +19,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from adaptive.base.arrays import is_key, numbers_of
 from adaptive.base.errors import AdaptiveError, CheckpointError, DriverError
 from adaptive.base.names import Leaf, Name, by_name
 from adaptive.base.world import World
@@ -49,7 +50,7 @@ def save(engine: Engine, hooks: Hooks, sizes: BatchSizes, stream: Stream, *, ste
       like: the program's state, as shapes.
     """
     plan, world = engine.plan, engine.world
-    about = f"a checkpoint of {engine.name} behind step {step}"
+    about = f"a checkpoint of {engine.name} after step {step}"
     hooks.catch_up(sizes)
     wanted_state, wanted_slots = _of_state(engine, like), _of_slots(engine)
     one = engine.present[0]
@@ -73,12 +74,12 @@ def save(engine: Engine, hooks: Hooks, sizes: BatchSizes, stream: Stream, *, ste
         "local": {"state": _which_local(wanted_state), "slots": _which_local(wanted_slots)},
         "hooks": hooks_to_keep(hooks),
         "step": step,
-        "cursor": stream.cursors[0] if len(stream.lanes) == 1 else list(stream.cursors),
+        "cursor": stream.cursors[0] if len(stream.shard_ranges) == 1 else list(stream.cursors),
         "batch_sizes": list(sizes.target),
         "shares": list(sizes.shares),
         "members": list(sizes.members),
         "seed": stream.seed,
-        "examples": [lane.length for lane in stream.lanes],
+        "examples": [shard.length for shard in stream.shard_ranges],
     }
 
 
@@ -107,7 +108,7 @@ def _of_slots(engine: Engine) -> dict[Name, _Wanted]:
 
 def _wanted(leaf: Leaf, rows: int | None = None) -> _Wanted:
     value = leaf.value
-    if _is_key(value):
+    if is_key(value):
         value = jax.eval_shape(jax.random.key_data, value)
     dtype = value.dtype if hasattr(value, "dtype") else np.asarray(value).dtype
     shape = tuple(np.shape(value))
@@ -139,12 +140,8 @@ def hooks_to_keep(hooks: Hooks) -> dict[str, Any]:
     return jax.tree.map(_plain, dict(zip(hooks.names, hooks.states, strict=True)))
 
 
-def _is_key(leaf: Any) -> bool:
-    return hasattr(leaf, "dtype") and jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key)
-
-
 def _host(leaf: Any) -> np.ndarray:
-    return np.array(jax.random.key_data(leaf) if _is_key(leaf) else leaf)
+    return np.array(numbers_of(leaf))
 
 
 def _plain(leaf: Any) -> Any:
@@ -157,7 +154,7 @@ def _plain(leaf: Any) -> Any:
 
 def _of_all(world: World, own: Sequence[jax.Array], about: str) -> np.ndarray:
     """Every worker's value, on a leading axis."""
-    rows = [pickle.loads(b) for b in world.share(pickle.dumps([_host(leaf) for leaf in own]), about)]
+    rows = [pickle.loads(b) for b in world.all_gather_bytes(pickle.dumps([_host(leaf) for leaf in own]), about)]
     return np.stack([row for process in rows for row in process])
 
 
@@ -257,7 +254,7 @@ def placed(parsed: Parsed, engine: Engine) -> tuple[list[list[jax.Array]], list[
 
 
 def _placed(value: np.ndarray, device: jax.Device, like: jax.Array) -> jax.Array:
-    return copied(_like(value, like) if _is_key(like) else np.asarray(value), device)
+    return copied(_like(value, like) if is_key(like) else np.asarray(value), device)
 
 
 def _fields(checkpoint: Any) -> Mapping[str, Any]:
@@ -280,12 +277,13 @@ def _fields(checkpoint: Any) -> Mapping[str, Any]:
 def _check_data(fields: Mapping[str, Any], stream: Stream) -> tuple[int, ...]:
     """That the data are those of the checkpoint, as far as can be told. Returns the cursors."""
     cursors = tuple(_whole(c, "cursor") for c in _numbers(fields["cursor"], "cursor"))
-    if len(cursors) != len(stream.lanes):
+    ranges = len(stream.shard_ranges)
+    if len(cursors) != ranges:
         raise CheckpointError(
-            f"the checkpoint was made on {_data_of(len(cursors))}; this program has {_data_of(len(stream.lanes))}."
+            f"the checkpoint was made on {_data_of(len(cursors))}; this program has {_data_of(ranges)}."
         )
     examples = [_whole(n, "examples") for n in _numbers(fields["examples"], "examples")]
-    here = [lane.length for lane in stream.lanes]
+    here = [shard.length for shard in stream.shard_ranges]
     if examples != here:
         raise CheckpointError(
             f"the checkpoint was made on {' + '.join(map(str, examples))} examples; this program has "
@@ -301,8 +299,8 @@ def _check_data(fields: Mapping[str, Any], stream: Stream) -> tuple[int, ...]:
     return cursors
 
 
-def _data_of(lanes: int) -> str:
-    return "one data set for all workers" if lanes == 1 else f"{lanes} shards, one for each worker"
+def _data_of(shards: int) -> str:
+    return "one data set for all workers" if shards == 1 else f"{shards} shards, one for each worker"
 
 
 def _members(fields: Mapping[str, Any], seats: int) -> tuple[int, ...]:
@@ -403,7 +401,7 @@ def _check_local(fields: Mapping[str, Any], field: str, wanted: Mapping[Name, _W
 
 def _like(array: np.ndarray, leaf: Any) -> Any:
     """A value in the form of a leaf."""
-    if _is_key(leaf):
+    if is_key(leaf):
         return jax.random.wrap_key_data(jnp.asarray(array), impl=jax.random.key_impl(leaf))
     if isinstance(leaf, jax.Array):
         return jnp.asarray(array)

@@ -66,7 +66,7 @@ def first_plan(
 def _limits(data: Rows, workers: int, max_local_batch: int | Sequence[int] | None, multiple: int) -> Limits:
     examples = len(data)
     largest = [examples] * workers if max_local_batch is None else most_of_each(max_local_batch, workers)
-    lengths = np.broadcast_to([lane.length for lane in data.lanes], (workers,))
+    lengths = np.broadcast_to([shard.length for shard in data.shard_ranges], (workers,))
     there = [min(most, int(length)) for most, length in zip(largest, lengths, strict=True)]
     for worker, most in enumerate(there):
         if most < multiple:

@@ -253,7 +253,7 @@ class Program:
 
     def explain(self) -> str:
         """The plan in words: segments, messages with their bytes, hooks, slots; with the driver's lines."""
-        shards = [lane.length for lane in self._data.lanes] if isinstance(self._data, Shards) else []
+        shards = [shard.length for shard in self._data.shard_ranges] if isinstance(self._data, Shards) else []
         return explain(self._plan, self._engine.layouts, self._sizes.current, shards, self._sizes.resizable)
 
     # --- running ------------------------------------------------------------------------------------------------------
@@ -446,8 +446,8 @@ class Program:
         try:
             return self._decisions.after_step(self._step, epoch, outcome.hooks, ran)
         except Exception as error:
-            error.add_note(f"behind step {self._step}, on {self._who()}")
-            tell(self.world, f"at the barrier behind step {self._step} of {self._name}", error)
+            error.add_note(f"after step {self._step}, on {self._who()}")
+            tell(self.world, f"in the hooks after step {self._step} of {self._name}", error)
             raise
 
     def _metrics(self, outcome: Outcome) -> Any:
@@ -463,7 +463,7 @@ class Program:
     def _compare_last_decision(self) -> None:
         """It has had no message to be compared in: compare it in one that carries nothing else."""
         if self.world.processes > 1 and self._engine.layouts and self._plan.hooks:
-            about = f"the end of run() behind step {self._step} of {self._name}"
+            about = f"the end of run() after step {self._step} of {self._name}"
             self._engine.exchange_status(about, self._decisions.last)
 
     # --- between steps ------------------------------------------------------------------------------------------------
@@ -572,7 +572,7 @@ class Program:
         """
         self._update.together(self._step, "evaluate")
         states = [self._as_given(leaves) for leaves in self._engine.states]
-        about = f"evaluate of {self._name} behind step {self._step}"
+        about = f"evaluate of {self._name} after step {self._step}"
         return evaluate(fn, states, data, self.world, batch, about, tuple(self._seating.since))
 
     @as_made

@@ -120,7 +120,7 @@ class UpdateCheck:
         """Raise if it has, on any process. All processes come here, for `what`. May communicate."""
         new_nans = self._engine.new_nans
         if new_nans is not None and new_nans.may_differ:
-            about = f"{what} of {self._name} behind step {step}"
+            about = f"{what} of {self._name} after step {step}"
             found = share_found(self._engine.world, self._engine.made_nans(), about)
             if found:
                 self.told = True

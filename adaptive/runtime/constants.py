@@ -9,6 +9,8 @@ from typing import Any
 import jax
 import numpy as np
 
+from adaptive.base.arrays import numbers_of
+
 
 class Constants:
     """Copies on devices, shared by content and alive as long as a program has them.
@@ -22,7 +24,7 @@ class Constants:
     def on(self, device: jax.Device, value: Any) -> jax.Array:
         """`value` on a device, in memory that nobody writes to."""
         if isinstance(value, jax.Array):
-            content = np.asarray(jax.random.key_data(value) if _is_key(value) else value)
+            content = numbers_of(value)
         else:
             content = np.array(value)  # of numpy arrays `device_put` may take the memory, which is still the user's
             value = content
@@ -32,7 +34,3 @@ class Constants:
         if copy is None:
             copy = self._copies[key] = jax.device_put(value, device)
         return copy
-
-
-def _is_key(value: jax.Array) -> bool:
-    return jax.dtypes.issubdtype(value.dtype, jax.dtypes.prng_key)

@@ -266,7 +266,7 @@ class Trouble:
 def find_together(world: World, message: tuple[Contribution, ...], arrived: Arrived, own: Sequence[Culprit]) -> Trouble:
     """Put together what all processes found. All of them call it: they saw the same."""
     told = json.dumps([(c.worker, c.contributions, c.origin) for c in own]).encode()
-    everyone = world.share(told, "whose contributions are not finite")
+    everyone = world.all_gather_bytes(told, "whose contributions are not finite")
     culprits = [Culprit(w, tuple(numbers), origin) for found in everyone for w, numbers, origin in json.loads(found)]
     return Trouble(message, arrived, tuple(sorted(culprits, key=lambda c: c.worker)))
 

@@ -46,7 +46,7 @@ class LocalWorld(Blocking, Seats):
         reduced = reduce(partial(accumulate, ops), parts)
         return [list(reduced) for _ in parts], status
 
-    def share(self, value: bytes, about: str = "", more: str = "") -> list[bytes]:
+    def all_gather_bytes(self, value: bytes, about: str = "", more: str = "") -> list[bytes]:
         return [value]
 
     def barrier(self) -> None:

@@ -131,7 +131,8 @@ class NewNaNs:
 
 def share_found(world: World, found: Found, about: str) -> Found:
     """What is found on any process. All of them call it."""
-    everyone = [json.loads(theirs) for theirs in world.share(json.dumps(list(found.local.items())).encode(), about)]
+    own = json.dumps(list(found.local.items())).encode()
+    everyone = [json.loads(theirs) for theirs in world.all_gather_bytes(own, about)]
     return Found(found.replicated, {w: tuple(leaves) for theirs in everyone for w, leaves in theirs})
 
 

@@ -91,7 +91,7 @@ class DeviceWorld(Seats, Scope):
         """Reduce in one sharded XLA program: the protocol of `World`."""
         return self.start(parts, ops, status).wait()
 
-    def share(self, value: bytes, about: str = "", more: str = "") -> list[bytes]:
+    def all_gather_bytes(self, value: bytes, about: str = "", more: str = "") -> list[bytes]:
         """The only process's value."""
         self._check_open()
         return [value]

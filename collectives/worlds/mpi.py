@@ -175,7 +175,7 @@ class MPIWorld(Scope):
             arrived = free.astype(first.dtype)
         return inbox.arrays(self.devices), arrived
 
-    def share(self, value: bytes, about: str = "", more: str = "") -> list[bytes]:
+    def all_gather_bytes(self, value: bytes, about: str = "", more: str = "") -> list[bytes]:
         """Every process's `value`, by rank."""
         with self._collective():
             self._meet(about, more, _SHARE, "values to share")

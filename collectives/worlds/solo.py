@@ -42,7 +42,7 @@ class SoloWorld(Blocking, Scope):
         self._check_open()
         return [list(parts[0])], status
 
-    def share(self, value: bytes, about: str = "", more: str = "") -> list[bytes]:
+    def all_gather_bytes(self, value: bytes, about: str = "", more: str = "") -> list[bytes]:
         """The only process's value."""
         self._check_open()
         return [value]

@@ -24,7 +24,7 @@ SIGNALS = ("seconds", "iteration_seconds", "cpu_available", "memory_available", 
 
 
 Reader = Callable[[int, np.ndarray], tuple[Any, ...]]
-"""`reader(step, seconds) -> values`: what a policy is given behind a step, from the seconds of the step before."""
+"""`reader(step, seconds) -> values`: what a policy is given after a step, from the seconds of the step before."""
 
 
 class Hooked(NamedTuple):
@@ -243,7 +243,7 @@ class _Run:
             self._sizes.seat(members, joined)
 
     def _behind(self, step: int) -> Decision | None:
-        """What happens behind a step: hooks are shown what was measured, and their decision is made the next sizes."""
+        """What happens after a step: hooks are shown what was measured, and their decision is made the next sizes."""
         sizes = self._sizes
         ran = sizes.current, sizes.previous
         self._consumed += sum(sizes.current)

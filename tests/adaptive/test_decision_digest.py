@@ -79,6 +79,6 @@ def test_a_worker_that_decided_otherwise_is_named_with_what_was_decided_here():
     with pytest.raises(ad.DisagreementError) as error:
         digest.compare(np.array([digest.value, theirs.value]), own=range(1))
     text = str(error.value)
-    assert "behind step 4: worker 1 did not do what this process (worker 0) did" in text
+    assert "after step 4: worker 1 did not do what this process (worker 0) did" in text
     assert "hook 'grow' asked for rescale(global_batch=64)" in text
     assert "no rank, clock, random number or file" in text

@@ -120,7 +120,7 @@ def test_what_to_write_is_taken():
     samples = [{"x": X[0]}, {"x": X[1]}]
     assert len(Examples(jax.tree.map(lambda *xs: np.stack(xs), *samples))) == 2
     assert len(Examples(tuple(samples))) == 3
-    assert ad.Shards(samples).lanes[1] == (3, 3)
+    assert ad.Shards(samples).shard_ranges[1] == (3, 3)
 
 
 def test_a_long_list_of_ragged_examples_makes_a_short_error():

@@ -224,7 +224,7 @@ def test_many_leaves_are_counted():
 
 def test_what_all_processes_found_is_put_together():
     class Two(LocalWorld):
-        def share(self, value, about=""):
+        def all_gather_bytes(self, value, about=""):
             return [b'[[2, [1], "x"]]', value]
 
     message = (contribution(), contribution())

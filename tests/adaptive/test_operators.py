@@ -198,7 +198,7 @@ def test_the_stand_in_for_a_cluster_is_a_world():
     assert isinstance(world, World)
     assert (world.size, world.rank, world.processes, world.workers) == (3, 0, 1, range(3))
     assert len(world.devices) == 3
-    assert world.share(b"x") == [b"x"]
+    assert world.all_gather_bytes(b"x") == [b"x"]
     assert world.barrier() is None
     parts = [[jnp.array([1.0 + w, 0.0]), jnp.array(w), jnp.array(-w)] for w in range(3)]
     results, status = world.exchange(parts, ["sum", "max", "min"], np.array([7.0]))

@@ -529,7 +529,7 @@ class Twin(LocalWorld):
         results = accumulate(ops, parts[0], theirs)
         return [results], two_statuses(status, self.other)
 
-    def share(self, value, about="", more=""):
+    def all_gather_bytes(self, value, about="", more=""):
         return [value, json.dumps(self.culprits).encode() if self.culprits else value]
 
     def fail(self, why):
@@ -625,8 +625,8 @@ def test_a_hook_that_fails_is_told_too():
     world = Twin()
     with build(watched(Recorder(lambda o: 1 / 0)), world=world) as program, pytest.raises(ZeroDivisionError) as error:
         program.step()
-    assert any("behind step 1" in note for note in error.value.__notes__)
-    assert world.heard == ["at the barrier behind step 1 of program 1 ('driver'): ZeroDivisionError: division by zero"]
+    assert any("after step 1" in note for note in error.value.__notes__)
+    assert world.heard == ["in the hooks after step 1 of program 1 ('driver'): ZeroDivisionError: division by zero"]
 
 
 def test_messages_say_what_they_are_about():
@@ -635,7 +635,7 @@ def test_messages_say_what_they_are_about():
         list(program.run(steps=2))
     name = "program 1 ('driver')"
     messages = [f"message 1 of step 1 of {name}", f"message 1 of step 2 of {name}"]
-    assert [about for about, _ in world.sent] == [*messages, f"the end of run() behind step 2 of {name}"]
+    assert [about for about, _ in world.sent] == [*messages, f"the end of run() after step 2 of {name}"]
     with build(two_messages, 0.0, world=world) as program:
         program.step()
     assert [about for about, _ in world.sent[3:]] == [
@@ -686,7 +686,7 @@ def test_an_error_that_is_told_is_printed_once(caplog):
 
 def test_processes_built_from_different_things_are_told_before_the_first_step():
     class Other(Twin):
-        def share(self, value, about="", more=""):
+        def all_gather_bytes(self, value, about="", more=""):
             return [value, value.replace(b'"seed": "0"', b'"seed": "1"')]
 
     with pytest.raises(ad.DisagreementError, match="seed is not the same on all ranks: rank 0: 0; rank 1: 1"):

@@ -93,7 +93,7 @@ def test_a_hook_that_asks_for_other_sizes_is_named():
         program.step()  # the sizes that there are may be asked for
         with pytest.raises(ad.BatchSizeError, match=r"hook 'grow' asked for batch sizes \(12, 12\)") as caught:
             program.step()
-    assert any("behind step 2" in note for note in caught.value.__notes__)
+    assert any("after step 2" in note for note in caught.value.__notes__)
 
 
 def test_a_checkpoint_brings_its_own_sizes():

@@ -220,7 +220,7 @@ class Twin(LocalWorld):
         self.statuses.append(status.tolist())
         return [accumulate(ops, parts[0], parts[0])], two_statuses(status)
 
-    def share(self, value, about=""):
+    def all_gather_bytes(self, value, about=""):
         return [value, value]
 
     def fail(self, why):
@@ -251,7 +251,7 @@ def test_of_replicated_state_every_process_finds_the_same_by_itself():
 
 def test_all_processes_hear_together_of_local_state_that_one_of_them_asks_for():
     class Odd(Twin):
-        def share(self, value, about=""):
+        def all_gather_bytes(self, value, about=""):
             return [value, b"[[1, [0]]]"] if value == b"[]" and self.statuses else [value, value]
 
     world = Odd(0)

@@ -35,7 +35,7 @@ def test_it_keeps_to_the_communicator_it_was_given(world):
     with comm.MPIWorld(half) as part:
         assert part.processes == half.size
         assert part.rank == half.rank
-        ranks = [int(rank) for rank in part.share(b"%d" % world.rank)]
+        ranks = [int(rank) for rank in part.all_gather_bytes(b"%d" % world.rank)]
         assert ranks == sorted(ranks, reverse=True)
         assert {rank % 2 for rank in ranks} == {world.rank % 2}
         total = float(comm.all_reduce(1.0, op="sum"))
@@ -107,7 +107,7 @@ def test_an_error_of_mpi_names_the_rank(world):
     whole = world.comm
     world.comm = Broken()
     try:
-        for use in (world.barrier, lambda: world.share(b""), lambda: send(world, np.zeros(3, np.float32))):
+        for use in (world.barrier, lambda: world.all_gather_bytes(b""), lambda: send(world, np.zeros(3, np.float32))):
             with pytest.raises(WorkerError, match=f"rank {world.rank} of {world.processes}: MPI gave up"):
                 use()
     finally:

@@ -42,7 +42,7 @@ def on_all_workers(world, row):
     own = [b"".join(np.asarray(x).tobytes() for x in results) for results in row]
     lengths = {len(b) for b in own}
     assert len(lengths) == 1
-    together = world.share(b"".join(own))
+    together = world.all_gather_bytes(b"".join(own))
     return [chunk[i : i + len(own[0])] for chunk in together for i in range(0, len(chunk), len(own[0]))]
 
 
@@ -51,7 +51,10 @@ def test_it_is_a_world_that_numbers_its_workers_in_rank_order(world):
     assert len(world.devices) == len(world.workers)
     assert len(set(world.devices)) == len(world.devices)
     assert 0 <= world.rank < world.processes <= world.size
-    ranges = [tuple(map(int, r.split())) for r in world.share(f"{world.workers.start} {world.workers.stop}".encode())]
+    ranges = [
+        tuple(map(int, r.split()))
+        for r in world.all_gather_bytes(f"{world.workers.start} {world.workers.stop}".encode())
+    ]
     assert [w for start, stop in ranges for w in range(start, stop)] == list(range(world.size))
     assert ranges[world.rank] == (world.workers.start, world.workers.stop)
 
@@ -210,8 +213,8 @@ def test_donating_a_result_does_no_harm_to_the_next_call(world):
 
 
 def test_share_lists_every_process_by_rank(world):
-    assert world.share(b"%d" % world.rank) == [b"%d" % rank for rank in range(world.processes)]
-    lengths = [len(value) for value in world.share(b"x" * (world.rank * 100_000))]
+    assert world.all_gather_bytes(b"%d" % world.rank) == [b"%d" % rank for rank in range(world.processes)]
+    lengths = [len(value) for value in world.all_gather_bytes(b"x" * (world.rank * 100_000))]
     assert lengths == [rank * 100_000 for rank in range(world.processes)]
 
 
@@ -219,7 +222,7 @@ def test_nobody_leaves_a_barrier_before_all_have_come(world):
     came = time.monotonic()  # of the machine, not of the process
     world.barrier()
     left = time.monotonic()
-    times = [tuple(map(float, t.split())) for t in world.share(f"{came!r} {left!r}".encode())]
+    times = [tuple(map(float, t.split())) for t in world.all_gather_bytes(f"{came!r} {left!r}".encode())]
     assert max(came for came, _ in times) <= min(left for _, left in times)
 
 
@@ -228,7 +231,7 @@ def test_nobody_leaves_a_barrier_before_all_have_come(world):
 
 def of_workers(world, value):
     """`value(rank)` of the process that carries each worker: eagerly, all workers of a process hold what it holds."""
-    counts = [int(count) for count in world.share(b"%d" % len(world.workers))]
+    counts = [int(count) for count in world.all_gather_bytes(b"%d" % len(world.workers))]
     return [value(rank) for rank, count in enumerate(counts) for _ in range(count)]
 
 
@@ -313,7 +316,7 @@ def test_a_closed_world_says_so(make_world):
     closed.close()
     for use in (
         closed.barrier,
-        lambda: closed.share(b""),
+        lambda: closed.all_gather_bytes(b""),
         lambda: exchange(closed, lambda worker: [], []),
         closed.__enter__,
     ):

@@ -185,7 +185,7 @@ def test_lb_bsp_follows_processor_shares_better_than_past_speeds(predictor):
         sim = simulate(policy, lambda step, b: b / (1e3 * share[step]), [128] * n, steps, values=values)
         return sim.step_seconds[200:].mean()
 
-    # Measured behind the step, for the next one: the program's own inputs are of the step before.
+    # Measured after the step, for the next one: the program's own inputs are of the step before.
     informed = mean_step(ctrl.lb_bsp(predictor, n_inputs=1), lambda step, t: (t, share[step + 1]))
     blind = mean_step(ctrl.lb_bsp(ctrl.moving_average()), lambda step, t: (t,))
     assert informed < blind

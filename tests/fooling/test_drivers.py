@@ -53,10 +53,11 @@ def test_it_is_refused(world, case):
 
 @pytest.mark.parametrize("case", of_verdict(Right))
 def test_it_is_right(world, case):
-    """On uneven batches, each in several calls; where there are more than two workers, the first one has none. And in
-    the second step, where workers may leave, the last one is gone.
+    """On uneven batches, each in several calls; where there are more than two workers, the second one has none. And
+    in the second step, where workers may leave, the last one is gone.
     """
-    uneven = {"shares": range(world.size <= 2, world.size + (world.size <= 2)), "microbatch": 3}
+    shares = [0 if worker == 1 and world.size > 2 else worker + 1 for worker in range(world.size)]
+    uneven = {"shares": shares, "microbatch": 3}
     with build(case, world, **uneven) as program, comes_back(world):
         size = program.global_batch
         reports = [program.step()]

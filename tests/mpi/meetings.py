@@ -97,13 +97,13 @@ def test_something_else_on_one_rank_while_others_step(world, what):
         do, said = {
             "evaluate": (
                 lambda: program.evaluate(lambda s, b: jnp.square(b["x"]).mean(), data),
-                f"evaluate of {program._name} behind step 1 (",
+                f"evaluate of {program._name} after step 1 (",
             ),
-            "checkpoint": (program.checkpoint, f"a checkpoint of {program._name} behind step 1 ("),
+            "checkpoint": (program.checkpoint, f"a checkpoint of {program._name} after step 1 ("),
             "build": (lambda: build(descend, 0.0, data, N, world=world), "building program"),
             "eager": (lambda: comm.all_reduce(1.0, op="sum"), "all_reduce 'sum' of float32[], outside a program ("),
             "barrier": (world.barrier, "a barrier ("),
-            "share": (lambda: world.share(b""), "values to share ("),
+            "share": (lambda: world.all_gather_bytes(b""), "values to share ("),
         }[what]
         before = program.state
         meet(world, do, program.step, f"message 1 of step 2 of {program._name} (", said)
@@ -120,7 +120,7 @@ def test_a_run_that_ends_earlier_on_one_rank(world):
             world,
             lambda: list(program.run(steps=2)),
             lambda: list(program.run(steps=4)),
-            f"rank {world.processes - 1}: the end of run() behind step 2 of {program._name} (",
+            f"rank {world.processes - 1}: the end of run() after step 2 of {program._name} (",
             f"message 1 of step 3 of {program._name} (",
         )
         assert program.steps == 2

@@ -173,7 +173,7 @@ def test_settings_that_differ(world, name, mine):
 
 
 def decide(world, ask):
-    """A program whose hook asks for what `ask(control, odd)` says, at the barrier behind step 2."""
+    """A program whose hook asks for what `ask(control, odd)` says, in the hooks after step 2."""
 
     def adapt(control, loss):
         if control.step == 2:
@@ -208,10 +208,10 @@ def test_hooks_that_decide_differently(world, ask, steps):
     if ask == "to stop" and steps == 5:  # then one has left the loop
         assert "message 1 of step 3 of program" in text
         assert "before it, hook 'adapt' asked for nothing" in text
-        assert f"rank {last}: the end of run() behind step 2 of program" in text
+        assert f"rank {last}: the end of run() after step 2 of program" in text
         assert "before it, hook 'adapt' asked for stop()" in text
         return
-    assert "workers decided differently at the barrier behind step 2: worker" in text
+    assert "workers decided differently after step 2: worker" in text
     assert f" {others} did not do what this process (worker {world.rank}) did" in text
     assert "hook 'adapt' asked for " in text
     if ask == "another batch":
@@ -246,7 +246,7 @@ def test_hooks_that_decide_alike_at_different_speeds(world):
             reports.append((report.batch_sizes, report.metrics["loss"].item(), report.notes))
         program.warm_up()  # by now at the latest they are ready everywhere
         reports += [(r.batch_sizes, r.metrics["loss"].item(), r.notes) for r in program.run(steps=6)]
-    everyone = world.share(repr(reports).encode())
+    everyone = world.all_gather_bytes(repr(reports).encode())
     assert len(set(everyone)) == 1
     assert len({sizes for sizes, *_ in reports}) > 1
 
@@ -469,7 +469,7 @@ def test_on_unlike_machines_one_decides_for_all(world, heterogeneous, ask):
         reports = list(program.run(steps=6))
     assert len(reports) == 6
     seen = repr([(r.batch_sizes, r.decision, r.metrics["loss"].item()) for r in reports])
-    assert len(set(world.share(seen.encode()))) == 1
+    assert len(set(world.all_gather_bytes(seen.encode()))) == 1
     if ask == "another batch":
         assert reports[-1].global_batch == 20
 
@@ -481,9 +481,7 @@ def test_a_hook_that_raises_on_one_of_unlike_machines(world, heterogeneous):
 
     with decide(world, fail) as program, pytest.raises(RuntimeError if odd(world) else ad.WorkerError) as caught:
         list(program.run(steps=6))
-    text = (
-        "out of ideas" if odd(world) else f"rank {world.processes - 1} failed at the barrier behind step 2 of program"
-    )
+    text = "out of ideas" if odd(world) else f"rank {world.processes - 1} failed in the hooks after step 2 of program"
     assert text in str(caught.value)
 
 
@@ -502,7 +500,10 @@ def fails(world, program, error, step: int, run=lambda program: list(program.run
         assert f"rank {worker} failed {where} {at} of {program._name}: " in str(caught.value)
         assert f"Rank {world.rank} stops with it, in " in str(caught.value)
     assert program.steps == step - 1
-    assert len(set(world.share(repr(jax.tree.map(lambda a: np.asarray(a).tolist(), program.state)).encode()))) == 1
+    assert (
+        len(set(world.all_gather_bytes(repr(jax.tree.map(lambda a: np.asarray(a).tolist(), program.state)).encode())))
+        == 1
+    )
     return caught.value
 
 
@@ -580,7 +581,7 @@ def test_a_hook_that_raises_on_one_rank(world, steps):
 
     program = build(driver, 0.0, make_data(), N, world=world)
     run = lambda program: list(program.run(steps=steps))  # noqa: E731
-    error = fails(world, program, RuntimeError, step=4, run=run, where="at the barrier behind step")
+    error = fails(world, program, RuntimeError, step=4, run=run, where="in the hooks after step")
     if odd(world):
         assert any("hook 'adapt' (on_ranks.py:" in note and "step 3" in note for note in error.__notes__)
 

@@ -128,12 +128,12 @@ def force_pieces(program: ad.Program, seed: int, largest: int) -> None:
 def same_everywhere(world: Any, value: Any) -> bool:
     """Whether all processes have the same, to the last bit."""
     leaves = [leaf if isinstance(leaf, str) else np.asarray(leaf).tolist() for leaf in jax.tree.leaves(value)]
-    return len(set(world.share(repr(leaves).encode()))) == 1
+    return len(set(world.all_gather_bytes(repr(leaves).encode()))) == 1
 
 
 def by_first(world: Any, compute: Callable[[], Any]) -> Any:
     """What one process computes for all: a reference is the same on each."""
-    return pickle.loads(world.share(pickle.dumps(compute() if world.rank == 0 else None))[0])
+    return pickle.loads(world.all_gather_bytes(pickle.dumps(compute() if world.rank == 0 else None))[0])
 
 
 def build(driver: Callable, state: Any, data: Any, global_batch: int, **options: Any) -> ad.Program:

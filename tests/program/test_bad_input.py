@@ -277,7 +277,7 @@ def test_a_source_with_an_odd_row(world, row, says):
         pytest.raises((ad.DataError, ad.WorkerError)) as caught,
     ):
         program.step()
-    errors = [e.decode() for e in world.share(f"{type(caught.value).__name__}: {caught.value}".encode())]
+    errors = [e.decode() for e in world.all_gather_bytes(f"{type(caught.value).__name__}: {caught.value}".encode())]
     assert any(says in e for e in errors)
     assert [e[:9] for e in errors].count("DataError") == 1  # of the one who met it; the others are told
     assert all("failed in step 1" in e for e in errors if not e.startswith("DataError"))

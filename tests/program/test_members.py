@@ -28,10 +28,6 @@ def seats(request):
     return LocalWorld(4) if request.param == "local" else comm.DeviceWorld()
 
 
-def build(*args, **options) -> ad.Program:
-    return problems.build(*args, **{"resizable": True, **options})
-
-
 def data_of(examples: int = 48) -> dict[str, np.ndarray]:
     return {"x": np.random.default_rng(0).normal(size=(examples, 2)).astype(np.float32)}
 
