@@ -4,8 +4,8 @@
                one that can be (`Limits.nearest`); the quantum follows it; `split` makes sizes of it. These are
                *pending*.
     prepare    What steps of these sizes need is made beside the steps (`Readiness`).
-    status     In every step each process says whether it is `ready` for the pending sizes, and `able` to make any;
-               `agreed` is what all of them are (`status.py`).
+    status     In every step each process says whether it is `ready` for the pending sizes, and `able` to make any, and
+               what one more `call` costs; `agreed` is what all of them are (`status.py`).
     step_done  Where all are ready the pending sizes are taken up, between the same two steps on all workers.
 
 Where others sit on the seats than before (`seat`), batches are split anew at once.
@@ -29,7 +29,7 @@ Split = tuple[int, ...]  # examples, by worker
 
 
 class BatchSizes:
-    """The split in force, and those that were asked for. Replicated, but for `ready` and `able`.
+    """The split in force, and those that were asked for. Replicated, but for `ready`, `able` and `call`.
 
     A worker takes part if there is one on its seat and its share is not 0. When others come to take part the global
     batch stays, or comes as near to what was asked for last as their limits let it.
@@ -50,7 +50,7 @@ class BatchSizes:
       next: what was asked for behind `pending`, where sizes are prepared `one_by_one`.
       shares: what was asked for last; 0 for empty seats.
       wanted: the global batch that was asked for last.
-      limits: with the quantum of the sizes that were asked for last.
+      limits: with the quantum of the sizes that were asked for last, and what one more kernel call costs.
       one_by_one: whether a later request waits behind the one that is being prepared. Where every size has to be
         compiled, a driver that asks for another one in every step would never get any, otherwise.
       resizable: whether sizes change at all.
@@ -214,9 +214,20 @@ class BatchSizes:
         """Whether this process can make any sizes, now and from now on. Local."""
         return self._readiness.ready_for_any()
 
-    def agreed(self, *, ready: bool, able: bool) -> None:
-        """Take what all processes are, of which each has said so in this step. Once all are able, they stay so."""
+    @property
+    def call(self) -> float:
+        """What one more kernel call costs this process, in examples. Local. Of a process that has timed no call, as one
+        whose workers take no examples, what all agreed on last: so it moves nobody's mean.
+        """
+        own = self._readiness.examples_of_a_call()
+        return self.limits.call if own is None else own
+
+    def agreed(self, *, ready: bool, able: bool, call: float) -> None:
+        """Take what all processes are, of which each has said so in this step, and the mean of what a call costs them.
+        Once all are able, they stay so.
+        """
         self._all_ready, self._all_able = ready, self._all_able or able
+        self.limits = self.limits._replace(call=call)
 
     # --- force --------------------------------------------------------------------------------------------------------
 

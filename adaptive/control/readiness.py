@@ -1,4 +1,7 @@
-"""When sizes that were asked for can be made: at once, when kernels are compiled, or after some steps."""
+"""When sizes that were asked for can be made: at once, when kernels are compiled, or after some steps.
+
+And what the kernel calls cost that they are made of.
+"""
 
 from __future__ import annotations
 
@@ -31,6 +34,10 @@ class Readiness(Protocol):
         """Return when steps of these sizes can be made."""
         ...
 
+    def examples_of_a_call(self) -> float | None:
+        """What one more kernel call costs, in examples; `None` while that is not known."""
+        ...
+
 
 class AtOnce:
     """Any sizes, at any time: of workers that run nothing."""
@@ -46,6 +53,9 @@ class AtOnce:
 
     def wait_for(self, sizes: Sequence[int]) -> None:
         return None
+
+    def examples_of_a_call(self) -> float | None:
+        return 0.0
 
 
 class KernelsOf:
@@ -75,3 +85,6 @@ class KernelsOf:
 
     def wait_for(self, sizes: Sequence[int]) -> None:
         self._kernels.require(self._own(sizes))
+
+    def examples_of_a_call(self) -> float | None:
+        return self._kernels.examples_of_a_call()

@@ -8,8 +8,10 @@ to this file alone:
     digest   one per worker   its process's decisions so far (`decision_digest.py`); zero from other processes
     ready    one              how many processes can make the sizes that are pending
     able     one              how many processes can make any sizes, now and from now on
+    call     one              the mean of what one more kernel call costs them, in examples
 
-What is asked of all alike is counted, as `ready` is; what is asked of each has a place for every worker.
+What is asked of all alike is counted, as `ready` is, or averaged, as `call` is; what is asked of each has a place for
+every worker.
 """
 
 from __future__ import annotations
@@ -22,7 +24,7 @@ from adaptive.base.world import World
 
 from .decision_digest import DecisionDigest
 
-_COUNTED = 2  # ready, able
+_OF_ALL = 3  # ready, able, call
 
 
 class Readiness(Protocol):
@@ -38,8 +40,13 @@ class Readiness(Protocol):
         """Whether this process can make any sizes, now and from now on. Local."""
         ...
 
-    def agreed(self, *, ready: bool, able: bool) -> None:
-        """Take what all processes are. Replicated."""
+    @property
+    def call(self) -> float:
+        """What one more kernel call costs this process, in examples. Local."""
+        ...
+
+    def agreed(self, *, ready: bool, able: bool, call: float) -> None:
+        """Take what all processes are, and what a call costs them on average. Replicated."""
         ...
 
 
@@ -49,6 +56,7 @@ class Verdict(NamedTuple):
     digests: np.ndarray  # shape=(workers,)
     ready: bool  # of all processes
     able: bool
+    call: float  # on average
 
 
 class Status:
@@ -71,7 +79,7 @@ class Status:
         own = self._world.workers
         elements = np.zeros(self.length)
         elements[own.start : own.stop] = self._digest.value
-        elements[-_COUNTED:] = self._sizes.ready, self._sizes.able
+        elements[-_OF_ALL:] = self._sizes.ready, self._sizes.able, self._sizes.call / self._world.processes
         return elements
 
     def decode(self, elements: np.ndarray) -> None:
@@ -82,14 +90,14 @@ class Status:
         """
         verdict = _verdict(elements, self._world.processes)
         self._digest.compare(verdict.digests, own=self._world.workers)
-        self._sizes.agreed(ready=verdict.ready, able=verdict.able)
+        self._sizes.agreed(ready=verdict.ready, able=verdict.able, call=verdict.call)
 
 
 def status_length(workers: int) -> int:
     """How many elements a status has."""
-    return workers + _COUNTED
+    return workers + _OF_ALL
 
 
 def _verdict(elements: np.ndarray, processes: int) -> Verdict:
-    ready, able = elements[-_COUNTED:].tolist()
-    return Verdict(elements[:-_COUNTED], ready == processes, able == processes)
+    ready, able, call = elements[-_OF_ALL:].tolist()
+    return Verdict(elements[:-_OF_ALL], ready == processes, able == processes, call)

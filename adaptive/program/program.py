@@ -402,7 +402,9 @@ class Program:
         joined, come_and_gone = self._seating.tell()
         self._step += 1
         self._stream.advance(sizes)
-        self._clock.take(outcome.compute_seconds, compiling=not self._engine.kernels.warm)
+        kernels = self._engine.kernels
+        lossy = [kernels.tried_at_a_loss(local) for local in range(len(self.world.workers))]
+        self._clock.take(outcome.compute_seconds, compiling=not kernels.warm, tried_at_a_loss=lossy)
         notes = [*come_and_gone, *notes, *unused_shards(self._data, *ran, first=self._step == 1)]
         self._sizes.step_done()
         epoch = self._stream.consumed / len(self._data)
@@ -410,7 +412,7 @@ class Program:
         if outcome.committed:
             decision, more = self._decide(outcome, epoch, ran)
             notes += more
-        counters = self._engine.kernels.counters
+        counters = kernels.counters
         report = Report(
             step=self._step,
             epoch=self.epoch,

@@ -79,6 +79,7 @@ def _step(event: StepEvent) -> dict[str, Any]:
         "joined": list(report.joined),
         "seconds": report.seconds,
         "message_bytes": report.message_bytes,
+        "call": event.limits.call,
         "hooks": {
             hook.name: [_plain(leaf.tolist()) for leaf in hook.values.values()] for hook in event.hooks if hook.values
         },

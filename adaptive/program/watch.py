@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from adaptive.base.cores import n_cores
 from adaptive.base.failure import tell
@@ -35,12 +35,14 @@ class StepClock:
         since, self._began = now - self._began, now
         return since
 
-    def take(self, seconds: list[float], *, compiling: bool) -> None:
-        """Take the seconds of a step: NaN for one beside which this process's own compiler took much of its cores. Such
-        seconds are not the machine's, and whoever balanced by them would have to take it back.
+    def take(self, seconds: Sequence[float], *, compiling: bool, tried_at_a_loss: Sequence[bool]) -> None:
+        """Take the seconds of a step: NaN for one beside which this process's own compiler took much of its cores, and
+        for a worker that tried a kernel where others would have been faster. Such seconds are not the machine's, and
+        whoever balanced by them would have to take it back.
         """
         before, self._compiling = self._compiling, self._few_cores and compiling
-        self.compute_seconds = [_NAN] * len(seconds) if before or self._compiling else seconds
+        lost = [before or self._compiling or tried for tried in tried_at_a_loss]
+        self.compute_seconds = [_NAN if is_lost else s for s, is_lost in zip(seconds, lost, strict=True)]
 
     def forget(self, places: Iterable[int]) -> None:
         """Of these workers of this process nothing is known."""

@@ -36,6 +36,7 @@ from .message import accumulate, lay_out_all, unpack
 from .nothing import Nothing
 from .pieces import Pieces
 from .segment import Feed, segment_function
+from .stopwatch import Stopwatch
 from .updates import NONE_FOUND, Found, NewNaNs
 
 PerWorker = list  # one entry per worker of this process
@@ -337,7 +338,8 @@ class _Step:
         self.kept_calls: dict[int, dict[int, list[Any]]] = {}  # by level, and worker that is there; per call
         self.packed: PerWorker = [[] for _ in readings]  # the parts of the messages in the making, in their order
         self.seconds = [0.0 if p else float("nan") for p in self.pieces]
-        self._started = 0.0
+        self._started, self._watch = 0.0, Stopwatch(engine.world.devices[0])
+        self._undisturbed = 0.0  # seconds of all of them together, as if nobody else ran there
         self._one_by_one: list[dict[int, list[float]]] = [{} for _ in readings]
 
     def _given(self, local: int, segment: Segment, call: int = 0) -> dict[str, Any]:
@@ -361,7 +363,7 @@ class _Step:
         segment = self.plan.onces.get(level)
         if segment is None:
             return
-        self._started = time.perf_counter()
+        self._start()
         self.kept_once[level] = {}
         for local in self.engine.present:
             given = self._whole(local, segment)
@@ -370,12 +372,15 @@ class _Step:
             if "parts" in out:
                 self.packed[local] = out["parts"]
 
+    def _start(self) -> None:
+        self._started, self._watch = time.perf_counter(), Stopwatch(self.engine.world.devices[0])
+
     def calls(self, level: int) -> None:
         segment = self.plan.calls.get(level)
         if segment is None:
             return
         if level not in self.plan.onces:
-            self._started = time.perf_counter()
+            self._start()
         self.kept_calls[level] = {
             local: self._calls_of(local, level, segment)
             if self.pieces[local]
@@ -389,7 +394,7 @@ class _Step:
         wanted = [leaves[i] for i in segment.reads("batch")]
         fixed = None if self.kept_calls else self._given(local, segment)
         for number, size in enumerate(self.pieces[local]):
-            began = time.perf_counter()
+            watch = Stopwatch(engine.world.devices[local])
             given = dict(fixed) if fixed is not None else self._given(local, segment, number)
             alone = len(self.pieces[local]) == 1
             given["batch"] = wanted if alone else [leaf[start : start + size] for leaf in wanted]
@@ -405,7 +410,7 @@ class _Step:
                 parts = new if parts is None else engine._compiled["add", level, local](parts, new)
             if self.timed[local]:
                 jax.block_until_ready((parts, out["outputs"]))
-                self._one_by_one[local].setdefault(size, []).append(time.perf_counter() - began)
+                self._one_by_one[local].setdefault(size, []).append(watch.seconds)
             start += size
         self.packed[local] = parts
         return kept
@@ -427,6 +432,7 @@ class _Step:
             done = list(self.engine._waiters.map(self._wait_for, self.locals))
         for local in self.locals:
             self.seconds[local] += done[local] - self._started
+        self._undisturbed += self._watch.seconds
         if level == max((n for n in self.plan.calls if n < self.plan.levels), default=-1):
             self._record()
         return {
@@ -446,7 +452,7 @@ class _Step:
     def _record(self) -> None:
         for local, pieces in enumerate(self.pieces):
             if len(set(pieces)) == 1:
-                self.engine.kernels.record(local, pieces[0], self.seconds[local] / len(pieces))
+                self.engine.kernels.record(local, pieces[0], min(self.seconds[local], self._undisturbed) / len(pieces))
             elif len(self.plan.calls) == 1:
                 for size, times in self._one_by_one[local].items():
                     self.engine.kernels.record(local, size, min(times))

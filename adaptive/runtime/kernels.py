@@ -15,6 +15,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import inf
+from statistics import median
 from typing import Any
 
 import jax
@@ -31,6 +32,7 @@ _SAMPLES = 3  # timings of a kernel before it counts as measured
 _PRICE_OF_GOING_ON = 1.5  # how much slower a step may be with the kernels there are than with those to come
 _RETIME = 64  # steps between two timings of a mixed batch
 _TRACES = 2  # that are kept for the other devices of this process
+_SHORT = 8  # times which a call must be shorter than the longest to tell what calls cost
 _KEPT = 16  # sizes besides the ladder whose kernels a worker keeps at least
 
 
@@ -67,6 +69,8 @@ class _Worker:
     asked: int = 0  # the size that was asked for last
     current: int = 0  # the size of the steps until then
     exact: int = 0  # the size that a kernel of its own was asked for last
+    tries: bool = False  # whether the chosen calls are there to time one of them
+    call: tuple[tuple, float | None] = ((), None)  # since when it is known what one more call costs; in examples
 
     def measured(self) -> dict[int, float]:
         """Seconds by size. The least of the last timings: what else runs on the machine slows all sizes alike, and a
@@ -170,6 +174,7 @@ class Kernels:
 
     def _choose(self, local: int, size: int, at_least: int) -> Pieces:
         worker = self._workers[local]
+        worker.tries = False
         if not self.timed:
             return self._fixed(size, at_least)
         ready = [k for k in list(worker.ready) if k <= -(-size // at_least)]
@@ -180,6 +185,7 @@ class Kernels:
             trial = max(untried)
             rest = cheapest(size - trial, ready, lambda k: predict(k, measured)) if size > trial else ()
             if rest is not None:
+                worker.tries = True
                 return (trial, *rest)
         best = cheapest(size, ready, lambda k: predict(k, measured))
         if best is None:
@@ -216,6 +222,38 @@ class Kernels:
         samples = worker.samples.setdefault(size, deque(maxlen=2 * _SAMPLES + 1))
         samples.append(seconds)
         worker.timings += len(samples) <= _SAMPLES
+
+    def tried_at_a_loss(self, local: int) -> bool:
+        """Whether the last step of worker `local` tried a kernel, and took longer than its examples have to."""
+        worker = self._workers[local]
+        if not worker.tries or worker.chosen is None or not worker.size:
+            return False
+        seen = {size: min(times) for size, times in list(worker.samples.items())}
+        took = sum(predict(k, seen) for k in worker.chosen[1])
+        return GAIN * took > self._cost(worker.size, list(worker.ready), seen)
+
+    def examples_of_a_call(self) -> float | None:
+        """What one more call costs, as examples that take that time: the mean of this process's workers that have timed
+        calls; `None` where none has.
+
+        Of calls that are short beside the longest: what those take beyond the time of their examples.
+        """
+        if not self.splittable:
+            return 0.0
+        known = [cost for worker in self._workers if (cost := self._examples_of_a_call(worker)) is not None]
+        return sum(known) / len(known) if known else None
+
+    @staticmethod
+    def _examples_of_a_call(worker: _Worker) -> float | None:
+        since = (worker.timings, worker.changes, worker.steps_at_size // _RETIME)
+        if worker.call[0] != since:
+            measured, found = worker.measured(), None
+            if measured:
+                per_example = min(seconds / size for size, seconds in measured.items())
+                short = [size for size in measured if _SHORT * size <= max(measured)] or [0]
+                found = median(max(predict(size, measured) / per_example - size, 0.0) for size in short)
+            worker.call = (since, found)
+        return worker.call[1]
 
     def _consider_exact(self, local: int, size: int, pieces: Pieces) -> None:
         """Compile a kernel for this very size if, were it to last as long again, that would have paid."""

@@ -6,13 +6,15 @@ from typing import NamedTuple
 
 import numpy as np
 
-from adaptive.extend import Decision, Observation
+from adaptive.extend import Decision, Limits, Observation
 from controllers._policy import Policy
 from controllers.predictors.base import Predictor, PredictorState, known
 from controllers.timing.allocate import allocate, level_of_lines, water_level
 from controllers.timing.batch_time import BatchTime
 from controllers.timing.seconds import active_of, inputs_of, seconds_of, shares_of
 from controllers.timing.time_model import TimeModel
+
+from .promises import Promises
 
 BAND = 3.0  # standard deviations
 RECORD = 30.0  # steps over which a predictor is compared with the model
@@ -28,10 +30,20 @@ class Foreseen(NamedTuple):
 
 
 class MinMaxState(NamedTuple):
-    """State of `min_max` with a predictor; without one it is the `TimeModel`."""
+    """State of `min_max`. A pytree."""
 
     model: TimeModel
-    foreseen: Foreseen
+    promises: Promises
+    foreseen: tuple[Foreseen, ...]  # one where there is a predictor
+
+
+class Move(NamedTuple):
+    """A split that promises to be better."""
+
+    split: np.ndarray  # shape=(n,), int64; 0 for workers that take no examples
+    factors: np.ndarray  # shape=(n,), of the workers' times
+    now: float  # seconds of the slowest worker
+    then: float
 
 
 def balance() -> Policy:
@@ -66,6 +78,10 @@ def min_max(
     in so few steps; from the second one where changes have turned out to be pauses, or where a decision holds for
     several steps. Speeds that drift it follows by their trend. It splits whatever global batch other hooks ask for.
 
+    A size is priced with the kernel calls that it takes, by what one more call costs (`Limits.call`). A split that
+    makes the next steps longer than they would have been is given up for the one before; further ones then have to be
+    better in steps behind the one in which they were thought of, for the longer the oftener that has happened.
+
     Args:
       window: how many steps are between two decisions, at least.
       dead_band: the split changes when the slowest worker's step is expected to shorten by more than this fraction,
@@ -75,8 +91,8 @@ def min_max(
         out of kernels that are compiled. (Tyagi & Sharma's 5 % dead-band pays for restarting TensorFlow.)
       growth: how many times the largest batch ever measured on a worker it may be given at once: further out, its
         time is a guess. The least that it may be given is the smallest lately measured over the square of this.
-      quantum_loss: sizes are multiples of the program's quantum where that costs less than this fraction of the
-        step; else of half of it, and so on.
+      quantum_loss: sizes are multiples of the largest power of two that costs less than this fraction of the step
+        beside the best; where calls cost nothing, of the program's quantum, else of half of it, and so on.
       predictor: of speeds, such as `arx()` or `narx()`, where they change from step to step with what others take of
         the machine. It is told speeds at which the batch's size has been allowed for, and speaks for a worker while it
         has lately been more right than the model.
@@ -102,54 +118,73 @@ def min_max(
             f"min_max: n_inputs={n_inputs} is what a predictor is given: min_max(predictor=arx(), n_inputs=2)."
         )
 
-    def init(n_workers: int) -> TimeModel | MinMaxState:
+    def init(n_workers: int) -> MinMaxState:
         model, nothing = TimeModel.init(n_workers), np.full(n_workers, np.nan)
-        if predictor is None:
-            return model
-        return MinMaxState(
-            model, Foreseen(predictor.init(n_workers, n_inputs), nothing, np.full((2, n_workers), np.nan))
-        )
+        foreseen: tuple[Foreseen, ...] = ()
+        if predictor is not None:
+            foreseen = (Foreseen(predictor.init(n_workers, n_inputs), nothing, np.full((2, n_workers), np.nan)),)
+        return MinMaxState(model, Promises.init(n_workers), foreseen)
 
-    def update(
-        observation: Observation, state: TimeModel | MinMaxState
-    ) -> tuple[Decision | None, TimeModel | MinMaxState]:
-        if isinstance(state, TimeModel):
-            inputs_of(observation, "min_max", 0)
-            return review(observation, observe(observation, state), None)
-        model = observe(observation, state.model)
-        foreseen = foresee(observation, state, model)
-        decision, model = review(observation, model, foreseen)
-        return decision, MinMaxState(model, foreseen)
+    def update(observation: Observation, state: MinMaxState) -> tuple[Decision | None, MinMaxState]:
+        inputs_of(observation, "min_max", n_inputs)
+        sizes, seconds = np.asarray(observation.previous_batch_sizes), seconds_of(observation, "min_max")
+        model = state.model.observe(sizes, seconds, observation.due)
+        foreseen = tuple(foresee(observation, state.model, model, before) for before in state.foreseen)
+        # What a predictor says of the next step no later one can judge.
+        promises = state.promises if foreseen else state.promises.see(sizes, seconds)
+        state = MinMaxState(model, promises, foreseen)
+        if not observation.due or model.waiting < window:
+            return None, state
+        decision, promises = review(observation, told(state), state.promises)
+        return decision, state._replace(model=model.decided(), promises=promises)
 
-    def observe(observation: Observation, model: TimeModel) -> TimeModel:
-        seconds = seconds_of(observation, "min_max")
-        return model.observe(np.asarray(observation.previous_batch_sizes), seconds, observation.due)
-
-    def foresee(observation: Observation, state: MinMaxState, model: TimeModel) -> Foreseen:
+    def foresee(observation: Observation, was: TimeModel, model: TimeModel, foreseen: Foreseen) -> Foreseen:
         """What the predictor says of speeds at which the batch's size, as the model sees it, has been allowed for."""
         assert predictor is not None
         seconds, inputs = seconds_of(observation, "min_max"), inputs_of(observation, "min_max", n_inputs)
-        memory, said, errors = state.foreseen
+        memory, said, errors = foreseen
         speed = model.shape.time / seconds
-        new = np.stack([said / speed - 1, np.exp(-state.model.level.after(1)) / speed - 1]) ** 2
+        new = np.stack([said / speed - 1, np.exp(-was.level.after(1)) / speed - 1]) ** 2
         moved = np.where(np.isnan(errors), new, errors + (np.minimum(new, 1.0) - errors) / RECORD)
         speeds, memory = predictor.update(memory, np.where(known(speed), speed, np.nan), inputs)
         return Foreseen(memory, speeds, np.where(np.isfinite(new), moved, errors))
 
-    def review(
-        observation: Observation, model: TimeModel, foreseen: Foreseen | None
-    ) -> tuple[Decision | None, TimeModel]:
-        if not observation.due or model.waiting < window:
-            return None, model
-        told = model
+    def told(state: MinMaxState) -> TimeModel:
+        """The model, with what the predictor says of levels, where it is to be believed."""
+        model = state.model
         if model.waiting > 1 or model.level.lasting < 0.5:  # a jump that one step of several shows may be a pause
-            told = model._replace(level=model.level.without_latest_jumps())
-        if foreseen is not None:
+            model = model._replace(level=model.level.without_latest_jumps())
+        for foreseen in state.foreseen:
             speaks = (foreseen.errors[0] < BETTER * foreseen.errors[1]) & known(foreseen.speed)
-            told = told._replace(level=told.level.told(-np.log(np.where(speaks, foreseen.speed, 1.0)), speaks))
-        return decide(observation, told), model.decided()
+            model = model._replace(level=model.level.told(-np.log(np.where(speaks, foreseen.speed, 1.0)), speaks))
+        return model
 
-    def decide(observation: Observation, model: TimeModel) -> Decision | None:
+    def review(observation: Observation, model: TimeModel, promises: Promises) -> tuple[Decision | None, Promises]:
+        """Go back where the last split was better; else to a better one, if promises are kept or it has been tried."""
+        sizes, active = np.asarray(observation.batch_sizes), active_of(observation)
+        promises = promises.without_others(sizes, active, observation.global_batch)
+        if promises.broken:
+            note = f"going back: steps took {promises.back.gain:.1%} longer than they would have"
+            return asked(promises.back.other, active, note), promises.judged()
+        promises = promises.judged()
+        move = decide(observation, model)
+        if move is None:
+            return None, promises
+        split, factors = move.split, move.factors
+        note = f"slowest worker expected at {_ms(move.then)} a step, down from {_ms(move.now)}"
+        if promises.patience > 0 and observation.global_batch == sizes.sum():
+            tried = promises.ahead
+            if not promises.tried_enough(dead_band):
+                again = not tried.open or tried.steps >= promises.patience
+                return None, promises.proposed(sizes, split, factors) if again else promises
+            split, factors = tried.other, tried.factors
+            note = f"slowest worker would have been done {tried.gain:.1%} sooner in {int(tried.steps)} steps"
+        return asked(split, active, note), promises.taken(sizes, split, factors)
+
+    def asked(split: np.ndarray, active: np.ndarray, note: str) -> Decision:
+        return Decision(shares=shares_of(split[active], active, len(split)), notes=(note,))
+
+    def decide(observation: Observation, model: TimeModel) -> Move | None:
         total, limits = observation.global_batch, observation.limits
         active = active_of(observation)
         model = model.of(active)
@@ -175,12 +210,13 @@ def min_max(
         ideal = water_level(total, times, least, trusted)  # at the least
         if not worth_it(now, ideal, band):
             return None
-        split = _split(total, times, least, trusted, limits.quantum, stay, ideal * (1 + quantum_loss))
-        then = times(split).max()
-        if not worth_it(now, then, band):
+        split, then = _split(total, times, least, trusted, limits, stay, seconds / stay, quantum_loss)
+        if not worth_it(now, then.max(), band):
             return None
-        note = f"slowest worker expected at {_ms(then)} a step, down from {_ms(now)}"
-        return Decision(shares=shares_of(split, active, len(limits.lower)), notes=(note,))
+        n = len(limits.lower)
+        sizes_then, factors = np.zeros(n, np.int64), np.ones(n)
+        sizes_then[active], factors[active] = split, then / seconds
+        return Move(sizes_then, factors, float(now), float(then.max()))
 
     def worth_it(now: float, then: float, band: float) -> bool:
         return now - then > band * now and (now - then) * horizon > switch_seconds
@@ -193,30 +229,48 @@ def _split(
     times: BatchTime,
     lower: np.ndarray,
     upper: np.ndarray,
-    quantum: int,
+    limits: Limits,
     stay: np.ndarray,
-    late: float,
-) -> np.ndarray:
-    """The split into the largest quanta that keep all workers from being late; near to what it was."""
-    while quantum > 1:
+    rate: np.ndarray,
+    loss: float,
+) -> tuple[np.ndarray, np.ndarray]:
+    """The split of least time, where every call beyond a batch's first costs; and the workers' times.
+
+    Multiples of a large quantum are few calls, and far from the best split; of a small one, the other way round. Of
+    those that lose less than `loss`, relatively, the largest is taken: there are fewer such sizes, so that they come
+    again and have kernels of their own. Near to what it was.
+
+    Args:
+      rate: seconds per example, by which calls are priced; shape=(n,).
+    """
+    found: list[tuple[np.ndarray, np.ndarray]] = []
+    unit = limits.multiple
+    largest = unit << max(0, (total // unit // len(stay)).bit_length() - 1)
+    quantum = largest if limits.call else max(limits.quantum, unit)
+    while quantum >= unit:
         split = allocate(total, times, lower, upper, quantum, near=stay)
-        if times(split).max() <= late:
-            return split
+        calls = np.bitwise_count(np.maximum(split // unit, 1)).astype(int)
+        more = np.where(split == stay, 0, calls - 1)  # what the present sizes take is in their measured seconds
+        found.append((split, times(split) + limits.call * rate * more))
         quantum //= 2
-    return allocate(total, times, lower, upper, near=stay)
+    best = min(seconds.max() for _, seconds in found)
+    return next((split, seconds) for split, seconds in found if seconds.max() <= best * (1 + loss))
 
 
 def _noise_band(model: TimeModel, sizes: np.ndarray, seconds: np.ndarray) -> float:
     """How far the slowest of n equal workers may seem to lag behind, relatively: some standard deviations more than the
-    largest of n is off by on average. While its speed drifts, or those of most do, to follow is worth more than not to
-    be deceived."""
+    largest of n is off by on average. Less where it is the fastest that is late: then there is little that others could
+    take over, and so little that the step could seem to gain. While its speed drifts, or those of most do, to follow is
+    worth more than not to be deceived."""
     n, slowest = len(seconds), np.argmax(seconds)
     unsettled = model.level.unsettled
     if unsettled[slowest] or 2 * unsettled.sum() >= n:
         return 0.0
     variance = model.variance(sizes)
     others = (variance.sum() - variance[slowest]) / (n - 1) ** 2
-    return float(np.sqrt(variance[slowest] + others) * (BAND + np.sqrt(2 * np.log(n))))
+    speeds = sizes / seconds
+    part = 1 - speeds[slowest] / speeds.sum()
+    return float(part * np.sqrt(variance[slowest] + others) * (BAND + np.sqrt(2 * np.log(n))))
 
 
 def _ms(seconds: float) -> str:

@@ -47,6 +47,7 @@ class RecordedStep(NamedTuple):
     decision: Decision | None
     members: tuple[int, ...]  # the seats with a worker on them
     joined: tuple[int, ...]  # those with another worker than in the step before
+    call: float  # what one more kernel call cost, in examples
 
 
 @dataclass(frozen=True)
@@ -196,6 +197,7 @@ def _step(line: dict[str, Any], where: str) -> RecordedStep:
             asked and Decision(asked["global_batch"], shares, asked["stop"], tuple(line["notes"])),
             tuple(line.get("members", range(len(line["batch_sizes"])))),
             tuple(line.get("joined", ())),
+            line.get("call", 0.0),
         )
     except (KeyError, TypeError) as error:
         raise TraceError(f"{where}: a step without {error}.") from error

@@ -54,7 +54,7 @@ def replay(
             batch_sizes=step.batch_sizes,
             previous_batch_sizes=step.previous_batch_sizes,
             global_batch=sum(then.batch_sizes),
-            limits=recording.limits.of([size > 0 for size in then.batch_sizes]),
+            limits=recording.limits.of([size > 0 for size in then.batch_sizes])._replace(call=step.call),
             due=step.step % every == 0,
             members=step.members,
             joined=step.joined,

@@ -250,7 +250,7 @@ class _Run:
         values = [self._read(hook.reads, step) for hook in self._hooks]
         if self._states is None:
             self._states = Hooks([_plan(*pair) for pair in zip(self._hooks, values, strict=True)], len(ran[0]))
-        sizes.agreed(ready=sizes.ready, able=sizes.able)
+        sizes.agreed(ready=sizes.ready, able=sizes.able, call=self._limits.call)
         sizes.step_done()
         epoch = self._consumed / self._examples
         decision, names = self._states.run(step, epoch, [jax.tree.leaves(v) for v in values], ran, sizes)
@@ -312,6 +312,9 @@ class _AfterSteps:
 
     def wait_for(self, sizes: Sequence[int]) -> None:
         self._left = 0
+
+    def examples_of_a_call(self) -> float | None:
+        return None
 
 
 def _plan(hook: Hooked, values: tuple[Any, ...]) -> HookPlan:

@@ -15,6 +15,7 @@ class Made:
 
     def __init__(self):
         self.able, self.ready, self.prepared, self.waited = False, set(), [], []
+        self.call = None
 
     def ready_for(self, sizes):
         return sizes in self.ready
@@ -28,6 +29,9 @@ class Made:
     def wait_for(self, sizes):
         self.waited.append(sizes)
 
+    def examples_of_a_call(self):
+        return self.call
+
 
 def in_force(global_batch=12, upper=(10, 10), shares=(1, 1), quantum=1, examples=100, **how):
     sizes = BatchSizes(global_batch, shares, Limits((1,) * len(upper), upper, examples=examples), quantum=quantum)
@@ -38,8 +42,26 @@ def in_force(global_batch=12, upper=(10, 10), shares=(1, 1), quantum=1, examples
 
 def step(sizes, *, ready=None, able=False):
     """A step, in which all processes say what this one does, or what the test says."""
-    sizes.agreed(ready=sizes.ready if ready is None else ready, able=able or sizes.able)
+    sizes.agreed(ready=sizes.ready if ready is None else ready, able=able or sizes.able, call=sizes.call)
     sizes.step_done()
+
+
+def test_what_a_call_costs_is_what_all_agreed_on_and_stays_with_the_limits():
+    sizes = in_force(quantum=None)
+    sizes.agreed(ready=False, able=True, call=12.5)
+    assert sizes.limits.call == 12.5
+    sizes.request(Decision(global_batch=16))
+    assert sizes.limits.call == sizes.bounds().call == 12.5
+
+
+def test_who_has_timed_no_call_says_what_all_agreed_on_last():
+    """So that processes whose workers take no examples do not make calls seem cheap to the others."""
+    sizes = in_force()
+    assert sizes.call == 0
+    sizes.agreed(ready=False, able=False, call=12.5)
+    assert sizes.call == 12.5
+    sizes.made.call = 20.0
+    assert sizes.call == 20
 
 
 def test_a_request_waits_until_all_can_make_it():

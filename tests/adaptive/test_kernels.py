@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import threading
 import time
+from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
@@ -14,6 +15,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from adaptive.runtime import kernels as _kernels
+from adaptive.runtime import stopwatch as _stopwatch
 from adaptive.runtime.cache import compile_order
 from adaptive.runtime.calls import Call
 from adaptive.runtime.compile import compile_segment
@@ -63,6 +65,67 @@ def measure(kernels, seconds, local=0):
     for size, time_of_call in seconds.items():
         for _ in range(_kernels._SAMPLES):
             kernels.record(local, size, time_of_call)
+
+
+# --- what calls cost --------------------------------------------------------------------------------------------------
+
+
+def test_what_one_more_call_costs_is_told_by_the_short_ones(make):
+    """In examples, so that workers of unlike speeds can be averaged."""
+    kernels = warmed(make(), 256)
+    assert kernels.examples_of_a_call() is None
+    measure(kernels, {256: 256e-5})
+    assert kernels.examples_of_a_call() == pytest.approx(5)  # until short ones are timed: 50 microseconds
+    measure(kernels, {size: (20 + size) * 1e-5 for size in (1, 2, 4, 8, 16, 32, 64, 128)})
+    assert kernels.examples_of_a_call() == pytest.approx(20)
+
+
+def test_what_one_more_call_costs_is_the_mean_of_the_workers(make):
+    kernels = warmed(make(workers=2), 256, 256)
+    for local, cost in enumerate((10, 30)):
+        assert kernels.examples_of_a_call() == (pytest.approx(10) if local else None)
+        measure(kernels, {256: 256e-5} | {size: (cost + size) * 1e-5 for size in (1, 2, 4, 8, 16, 32)}, local)
+    assert kernels.examples_of_a_call() == pytest.approx(20)
+
+
+def test_batches_that_cannot_be_split_have_no_calls_to_pay_for(make):
+    kernels = make(splittable=False)
+    kernels.require([256])
+    measure(kernels, {256: 256e-5})
+    assert kernels.examples_of_a_call() == 0
+
+
+def test_a_step_that_tries_a_kernel_is_known_to_if_it_takes_longer_for_that(make):
+    kernels = warmed(make(), 64)
+    for _ in range(3):
+        assert kernels.pieces(0, 64) == (64,)
+    assert not kernels.tried_at_a_loss(0)
+    measure(kernels, {64: 64e-5})
+    tried = kernels.pieces(0, 64)
+    assert tried[0] < 64
+    for size in set(tried):
+        kernels.record(0, size, (20 + size) * 1e-5)
+    assert kernels.tried_at_a_loss(0)
+    for size in set(tried):
+        kernels.record(0, size, 0.5 * size * 1e-5)
+    assert not kernels.tried_at_a_loss(0)
+
+
+@pytest.mark.parametrize(
+    ("platform", "passed", "computed", "seconds"),
+    [
+        ("cpu", 0.008, 0.004, 0.004),  # a neighbour had the core for half of it
+        ("cpu", 0.004, 0.007, 0.004),  # two threads computed
+        ("gpu", 0.008, 0.001, 0.008),  # it was the device that computed
+    ],
+)
+def test_a_call_is_timed_as_if_nobody_else_ran_there(monkeypatch, platform, passed, computed, seconds):
+    clock = {"passed": 7.0, "computed": 3.0}
+    monkeypatch.setattr(_stopwatch.time, "perf_counter", lambda: clock["passed"])
+    monkeypatch.setattr(_stopwatch.time, "process_time", lambda: clock["computed"])
+    watch = _stopwatch.Stopwatch(SimpleNamespace(platform=platform))
+    clock = {"passed": 7.0 + passed, "computed": 3.0 + computed}
+    assert watch.seconds == pytest.approx(seconds)
 
 
 # --- what is compiled, and when ---------------------------------------------------------------------------------------

@@ -21,6 +21,7 @@ from adaptive.base.seats import Seats
 from adaptive.control.decision_digest import DecisionDigest
 from adaptive.operators.sources import Source, read
 from adaptive.program import watch as _watch
+from adaptive.runtime.kernels import Kernels
 from adaptive.runtime.local_world import LocalWorld
 from adaptive.runtime.message import accumulate
 
@@ -132,12 +133,39 @@ def test_what_jax_is_set_to_in_this_thread_holds_behind_the_steps_too():
 # --- seconds ----------------------------------------------------------------------------------------------------------
 
 
+def test_a_step_in_which_a_kernel_was_tried_at_a_loss_says_nothing_of_the_machine(monkeypatch):
+    lossy: list[bool] = []
+    monkeypatch.setattr(Kernels, "tried_at_a_loss", lambda self, local: lossy[-1])
+    monkeypatch.setattr(_watch, "n_cores", lambda: 64)
+    seconds = Source("seconds", lambda r: r.compute_seconds)
+
+    def driver(state, batch):
+        return state + comm.all_reduce(batch["y"].mean()), {"seconds": comm.all_gather(read(seconds))}
+
+    known = []
+    with build(driver, data=make_data(96)) as program:
+        program.warm_up()
+        for loss in (False, True, False, False):
+            lossy.append(loss)
+            known.append(bool(np.isfinite(program.step().metrics["seconds"]).all()))
+    assert known == [False, True, False, True]  # a step's seconds ride on the next one's message
+
+
+def test_every_worker_hears_what_one_more_call_costs(monkeypatch):
+    monkeypatch.setattr(Kernels, "examples_of_a_call", lambda self: 12.0)
+    with build(sgd, W, world=(world := Twin())) as program:
+        program.step()
+        assert program._sizes.limits.call == 12.0
+    assert world.sent[-1][1][-1] == 6.0  # the part of one process of two
+
+
 @pytest.mark.parametrize(
     ("cores", "known"), [(2, [False, True, False, False, True]), (4, [False, True, True, True, True])]
 )
 def test_a_step_beside_our_own_compiler_says_nothing_of_the_machine_if_it_has_few_cores(monkeypatch, cores, known):
     """Or balancing would follow what compiling costs, and take it back."""
     monkeypatch.setattr(_watch, "n_cores", lambda: cores)
+    monkeypatch.setattr(Kernels, "tried_at_a_loss", lambda self, local: False)
     seconds = Source("seconds", lambda r: r.compute_seconds)
 
     def driver(state, batch):
@@ -179,7 +207,7 @@ def test_a_report_says_what_a_step_was():
         assert (r.batch_sizes, r.global_batch) == ((4, 2), 6)
         assert [sum(pieces) for pieces in r.pieces] == [4, 2]
         assert r.messages == 1
-        assert r.message_bytes == layouts[0].nbytes == 4 * (FEATURES + 1 + 1 + 2 + 2)
+        assert r.message_bytes == layouts[0].nbytes == 4 * (FEATURES + 1 + 1 + 2 + 3)
         assert r.seconds > 0
         assert len(r.compute_seconds) == 2
         assert all(0 < s <= r.seconds for s in r.compute_seconds)

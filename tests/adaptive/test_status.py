@@ -16,14 +16,16 @@ from adaptive.control.status import Status, status_length
 class Process:
     """One of several processes, and its sizes."""
 
-    def __init__(self, workers: range, size: int, processes: int, *, ready: bool = False, able: bool = False):
+    def __init__(
+        self, workers: range, size: int, processes: int, *, ready: bool = False, able: bool = False, call: float = 0.0
+    ):
         self.workers, self.size, self.processes = workers, size, processes
-        self.ready, self.able, self.heard = ready, able, None
+        self.ready, self.able, self.call, self.heard = ready, able, call, None
         self.digest = DecisionDigest()
         self.status = Status(self, self.digest, self)
 
-    def agreed(self, *, ready: bool, able: bool) -> None:
-        self.heard = (ready, able)
+    def agreed(self, *, ready: bool, able: bool, call: float) -> None:
+        self.heard = (ready, able, call)
 
 
 def processes(counts, saying):
@@ -45,8 +47,19 @@ saying = st.lists(st.fixed_dictionaries({"ready": st.booleans(), "able": st.bool
 def test_all_are_ready_if_each_is(saying, workers, dtype):
     these = processes([workers] * len(saying), saying)
     exchange(these, dtype)
-    expected = (all(s["ready"] for s in saying), all(s["able"] for s in saying))
+    expected = (all(s["ready"] for s in saying), all(s["able"] for s in saying), 0.0)
     assert [p.heard for p in these] == [expected] * len(these)
+
+
+@given(
+    st.lists(st.floats(0, 1e4), min_size=1, max_size=4), st.integers(1, 3), st.sampled_from([np.float32, np.float64])
+)
+def test_what_a_call_costs_is_the_mean_of_the_processes(costs, workers, dtype):
+    these = processes([workers] * len(costs), [{"call": cost} for cost in costs])
+    exchange(these, dtype)
+    heard = {p.heard[2] for p in these}
+    assert len(heard) == 1
+    assert heard.pop() == pytest.approx(np.mean(costs), rel=1e-5)
 
 
 @pytest.mark.parametrize("counts", [[1, 1], [2, 1], [1, 3, 2]])

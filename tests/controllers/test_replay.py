@@ -13,6 +13,7 @@ import adaptive as ad
 import collectives as comm
 import controllers as ctrl
 import monitors as mon
+from adaptive.runtime.kernels import Kernels
 from adaptive.runtime.local_world import LocalWorld
 from controllers.simulate import (
     Cluster,
@@ -55,7 +56,7 @@ def trace(tmp_path):
     return tmp_path / "trace.jsonl"
 
 
-def test_a_recorded_run_replays_to_the_same_decisions(trace):
+def test_a_recorded_run_replays_to_the_same_decisions(trace, monkeypatch):
     def update(observation, mean):
         seconds = np.asarray(observation.values[0], np.float64)
         mean = np.where(np.isfinite(seconds), 0.5 * (mean + seconds), mean)
@@ -70,7 +71,8 @@ def test_a_recorded_run_replays_to_the_same_decisions(trace):
 
     data = {"x": np.random.default_rng(0).normal(size=(64, 3)).astype(np.float32)}
     program = ad.Program(driver, jnp.ones(3), data, global_batch=24, world=LocalWorld(3))
-    program.warm_up()  # a step beside a compiler has no seconds
+    program.warm_up()  # a step beside a compiler has no seconds, nor has one that tries a kernel
+    monkeypatch.setattr(Kernels, "tried_at_a_loss", lambda self, local: False)
     reports = list(program.run(steps=12, record=trace))
     asked = [(r.step, r.decision.shares) for r in reports if r.decision]
     assert len(asked) == 6
@@ -263,3 +265,19 @@ def test_what_is_no_trace_is_refused_with_its_line(trace, text, why):
     trace.write_text(text)
     with pytest.raises(TraceError, match=why):
         read_trace(trace)
+
+
+def test_what_a_call_cost_is_replayed(trace):
+    """A split that gains less than its calls cost was not asked for, and is not in the replay."""
+
+    def times(step, sizes):
+        return 6e-6 * sizes * np.array([1.1, 1.0])
+
+    write(trace, simulate(ctrl.schedule({0: 512}), times, [256, 256], 40, values=lambda step, seconds: ()))
+    lines = [json.loads(line) for line in trace.read_text().splitlines()]
+    asked = []
+    for call in (0.1, 40.0):
+        trace.write_text("".join(json.dumps(line | {"call": call}) + "\n" for line in lines))
+        asked.append(replay(ctrl.balance(), read_trace(trace), "0/balance", every=10))
+    assert asked[0]
+    assert not asked[1]

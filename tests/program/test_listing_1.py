@@ -57,7 +57,7 @@ def make_state() -> TrainState:
 def test_a_step_is_one_message_of_the_gradient_and_a_status(world):
     state, n = make_state(), world.size
     gradient = sum(leaf.size for leaf in jax.tree.leaves(state.params))
-    weight, loss, noise, seconds, status = 1, 1, 3, n, n + 2
+    weight, loss, noise, seconds, status = 1, 1, 3, n, n + 3
     with build(driver, state, make_data(), 16, world=world) as program:
         reports = list(program.run(steps=5))
         assert len(program.plan.messages) == 1
@@ -69,8 +69,8 @@ def test_a_step_is_one_message_of_the_gradient_and_a_status(world):
 
 def test_exchanges_are_counted_where_they_are_made(world, monkeypatch):
     calls = []
-    exchange = type(world).exchange
-    monkeypatch.setattr(type(world), "exchange", lambda *args: calls.append(1) or exchange(*args))
+    start = type(world).start
+    monkeypatch.setattr(type(world), "start", lambda *args: calls.append(1) or start(*args))
     with build(driver, make_state(), make_data(), 16, world=world, resizable=True) as program:
         for step in range(1, 12):
             program.step()

@@ -25,7 +25,7 @@ def emulated_seconds(milliseconds: jax.Array) -> jax.Array:
     return 1e-3 * (2.0 + mine * previous)
 
 
-def test_balance_gives_each_worker_what_it_can_do(workers):
+def test_balance_gives_each_worker_what_it_can_do(workers, free_calls):
     """Of known speeds, so that the ideal split is known; real ones are measured in the benchmarks."""
     n = workers.size
     milliseconds = np.array([0.1, 0.4, 0.2, 0.1, 0.3])[:n]

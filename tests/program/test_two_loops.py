@@ -21,7 +21,7 @@ def slowest(sizes, milliseconds) -> float:
     return float((2.0 + milliseconds * np.array(sizes)).max())
 
 
-def test_the_split_is_of_the_new_batch_and_both_loops_come_to_rest(workers):
+def test_the_split_is_of_the_new_batch_and_both_loops_come_to_rest(workers, free_calls):
     n = workers.size
     milliseconds = MILLISECONDS[:n]
 
