@@ -152,36 +152,38 @@ class Engine:
           pieces: compile the kernels of these calls, and none else.
         """
         start = time.perf_counter()
+        programs: dict[tuple[str, int], _Program] = {}  # made once, so that JAX traces them once for all devices
         for local, device in enumerate(self.world.devices):
             if ("final", 0, local) in self._compiled:
                 continue
-            same_device = self.world.devices.index(device)
-            if same_device < local:  # stand-ins on one device share their programs
-                there = {key: run for key, run in self._compiled.items() if key[2] == same_device}
-                self._compiled.update({(kind, level, local): run for (kind, level, _), run in there.items()})
-                continue
-            for level, segment in self.plan.onces.items():
-                writes = [] if level in self.plan.calls else [self.layouts[n] for n in self.plan.sent_at(level)]
-                function = segment_function(self.plan, segment, segment.outputs, self.feed, self.layouts, writes)
-                self._compiled["once", level, local] = compile_segment(
-                    function, (segment_shapes(segment, self.feed, self.layouts),), device, name=f"once_{level}"
+            programs = programs or self._programs()
+            for (kind, level), program in programs.items():
+                name = kind if kind == "final" else f"{kind}_{level}"
+                self._compiled[kind, level, local] = compile_segment(
+                    program.function, program.shapes, device, name=name, donate=program.donate
                 )
-            self._compiled["final", 0, local] = self._compile_final(device)
-            for level in self.plan.calls:
-                sent = [part for number in self.plan.sent_at(level) for part in self.layouts[number].parts]
-                if sent:
-                    parts = [jax.ShapeDtypeStruct(p.shape, p.dtype) for p in sent]
-                    add = partial(accumulate, [p.op for p in sent])
-                    self._compiled["add", level, local] = compile_segment(
-                        add, (parts, parts), device, name=f"add_{level}", donate=True
-                    )
         self.kernels.counters.waited_seconds += time.perf_counter() - start
         if pieces is None:
             self.kernels.require(sizes)
         else:
             self.kernels.require_calls(pieces)
 
-    def _compile_final(self, device: jax.Device) -> Callable:
+    def _programs(self) -> dict[tuple[str, int], _Program]:
+        """All that is compiled once, whatever the sizes, by kind and level."""
+        plan, found = self.plan, {}
+        for level, segment in plan.onces.items():
+            writes = [] if level in plan.calls else [self.layouts[n] for n in plan.sent_at(level)]
+            function = segment_function(plan, segment, segment.outputs, self.feed, self.layouts, writes)
+            found["once", level] = _Program(function, (segment_shapes(segment, self.feed, self.layouts),))
+        found["final", 0] = self._final_program()
+        for level in plan.calls:
+            sent = [part for number in plan.sent_at(level) for part in self.layouts[number].parts]
+            if sent:
+                parts = [jax.ShapeDtypeStruct(p.shape, p.dtype) for p in sent]
+                found["add", level] = _Program(partial(accumulate, [p.op for p in sent]), (parts, parts), donate=True)
+        return found
+
+    def _final_program(self) -> _Program:
         final, changed = self.plan.final, set(self.plan.changed_state)
         wanted, n = self.plan.final_outputs, len(self.plan.final_outputs)
         if self.new_nans is not None:
@@ -198,7 +200,7 @@ class Engine:
             outputs = function({**given, "state": state, "slot": given_up[1]})["outputs"]
             return outputs if self.new_nans is None else [*outputs[:n], self.new_nans.flags(outputs, outputs[n:])]
 
-        return compile_segment(run, self._split_final(shapes), device, name="final", donate=True)
+        return _Program(run, self._split_final(shapes), donate=True)
 
     def _split_final(self, given: dict[str, Any]) -> tuple[tuple[list[Any], list[Any]], dict[str, Any]]:
         """What the final segment may overwrite, in the order of its results, and what it may not.
@@ -310,6 +312,14 @@ class Engine:
 def copied(value: Any, device: jax.Device) -> jax.Array:
     """On the device, in memory of its own. Of numpy arrays `device_put` may take the memory, even if told not to."""
     return jax.device_put(np.array(value) if isinstance(value, np.ndarray) else value, device, may_alias=False)
+
+
+class _Program(NamedTuple):
+    """What is to be compiled for each device."""
+
+    function: Callable[..., Any]
+    shapes: tuple[Any, ...]
+    donate: bool = False
 
 
 class _UnderWay(NamedTuple):
