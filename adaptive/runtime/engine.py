@@ -290,7 +290,7 @@ class Engine:
 
     def made_nans(self) -> Found:
         """Which leaves of the state the last step has filled with NaNs; waits for it."""
-        if self.new_nans is None:
+        if self.new_nans is None or self.new_nans.none_flagged():
             return NONE_FOUND
         workers = [self.world.workers[local] for local in self.present]
         return self.new_nans.read([self.states[local] for local in self.present], workers)

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 import controllers as ctrl
+from controllers.timing.time_model import TimeModel
 
 TRUE = ctrl.BatchTime(np.array([1e-3, 2e-3, 5e-4]), np.array([0.02, 0.0, 0.05]), np.array([0.0, 0.0, 0.08]))
 
@@ -142,6 +143,30 @@ def test_noise_is_estimated():
         for k in range(20):
             model = run(model, [100], 10, ctrl.BatchTime(np.array([1e-3])), true, seed=k)
         assert model.level.noise[0] == pytest.approx(true, rel=0.25)
+
+
+@pytest.mark.parametrize("n_workers", [1, 3])
+@pytest.mark.parametrize("seed", range(3))
+def test_steps_in_which_nothing_is_new_are_learnt_in_fewer_operations_to_the_last_bit(n_workers, seed, monkeypatch):
+    rng = np.random.default_rng(seed)
+    quickly = slowly = TimeModel.init(n_workers)
+    quick = TimeModel._observe_calm
+    n_calm = 0
+    sizes = np.full(n_workers, 64)
+    for step in range(1, 251):
+        if step % 60 == 0:
+            sizes = rng.integers(8, 128, n_workers)
+        seconds = 1e-4 * sizes * (1 + 0.03 * rng.standard_normal(n_workers)) * (1 + (rng.random(n_workers) < 0.02))
+        seconds[rng.random(n_workers) < 0.02] = np.nan
+        n_calm += quick(quickly, sizes, seconds, step % 10 == 0) is not None
+        quickly = quickly.observe(sizes, seconds, step % 10 == 0)
+        with monkeypatch.context() as m:
+            m.setattr(TimeModel, "_observe_calm", lambda *_: None)
+            slowly = slowly.observe(sizes, seconds, step % 10 == 0)
+        for a, b in zip(jax.tree.leaves(quickly), jax.tree.leaves(slowly), strict=True):
+            assert np.asarray(a).dtype == np.asarray(b).dtype
+            np.testing.assert_array_equal(a, b)
+    assert 50 < n_calm < 250
 
 
 def test_times_never_fall_as_batches_grow():
