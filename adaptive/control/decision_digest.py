@@ -60,8 +60,9 @@ class DecisionDigest:
         Raises:
           DisagreementError: some worker has decided otherwise.
         """
-        others = np.flatnonzero(values != self.value)
-        if len(others):
+        told = values.tolist()
+        if told.count(self.value) < len(told):
+            others = np.flatnonzero(values != self.value)
             raise DisagreementError(
                 f"workers decided differently after step {self.step}: {name_workers(others.tolist())} "
                 f"did not do what this process ({name_workers(own)}) did.\n"

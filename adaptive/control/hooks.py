@@ -14,6 +14,8 @@ from adaptive.graph.plan import HookPlan
 from .batch_sizes import BatchSizes
 from .newcomers import begun_anew
 
+_NOTHING = Decision()
+
 
 class _Seen(NamedTuple):
     """A step's values, not yet shown to a policy: still on the device, so that nobody waited for them."""
@@ -58,13 +60,15 @@ class Hooks:
           The decision of all, or `None`; and the names of the hooks behind it, or, where none asked for anything, of
           those that were due.
         """
-        merged = Decision()
+        merged = _NOTHING
         asked: list[str] = []
         silent: list[str] = []
         for i, hook in enumerate(self.hooks):
             due = step % hook.every == 0
             if due or hook.handler.every_step:
-                joined, self._joined[i] = tuple(sorted(self._joined[i])), set()
+                joined: tuple[int, ...] = ()
+                if self._joined[i]:
+                    joined, self._joined[i] = tuple(sorted(self._joined[i])), set()
                 self._seen[i].append(_Seen(step, epoch, values[i], *ran, sizes.members, joined))
             if not due:
                 continue

@@ -74,9 +74,10 @@ class Examples:
                 raise DataError("the data set is empty: len(data) is 0.")
             self.example = _taken(self._source[0], "data[0]")
         else:
-            self._arrays = _taken(_stacked(data), "data")
-            self.length = _check_columns(data, self._arrays)
-            self.example = jax.tree.map(lambda a: a[0], self._arrays)
+            arrays = _taken(_stacked(data), "data")
+            self.length = _check_columns(data, arrays)
+            self.example = jax.tree.map(lambda a: a[0], arrays)
+            self._columns, self._tree = jax.tree.flatten(arrays)
         self.shard_ranges: tuple[ShardRange, ...] = (ShardRange(0, self.length),)
 
     def __len__(self) -> int:
@@ -89,7 +90,7 @@ class Examples:
     def rows(self, indices: np.ndarray) -> Any:
         """The examples numbered `indices`, stacked."""
         if self._source is None:
-            return jax.tree.map(lambda a: a[indices], self._arrays)
+            return self._tree.unflatten([column[indices] for column in self._columns])
         rows = (self._row(self._source, int(i)) for i in indices)
         return jax.tree.map(lambda *leaves: np.stack(leaves), *rows)
 

@@ -66,6 +66,7 @@ class Stream:
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="adaptive-input")
         self._surroundings = Surroundings()  # of the thread that the data set was looked at in
         self._ahead: tuple[Cursors, tuple[int, ...], Future[Share] | _There] | None = None
+        self._before: Cursors = ()  # where the cursors were when that was asked for
         self._quick = False  # whether the last share was fetched faster than a thread is woken up
 
     @property
@@ -86,13 +87,18 @@ class Stream:
     def prefetch(self, sizes: Sequence[int]) -> None:
         """Start to fetch what the step after this one takes if nothing is resized."""
         key = (self._deal(self.cursors, sizes)[1], tuple(sizes))
+        self._before = self.cursors
         # A few rows of arrays are there sooner than another thread is.
         ahead = _There(self._fetch(*key)) if self._quick else self._in_thread(self._fetch, *key)
         self._ahead = (*key, ahead)
 
     def advance(self, sizes: Sequence[int]) -> None:
         """A step of these sizes is done."""
-        self.cursors = self._deal(self.cursors, sizes)[1]
+        ahead = self._ahead
+        if ahead is not None and ahead[1] == tuple(sizes) and self._before == self.cursors:
+            self.cursors = ahead[0]  # as was worked out to fetch what follows
+        else:
+            self.cursors = self._deal(self.cursors, sizes)[1]
 
     def peek(self, sizes: Sequence[int]) -> Any:
         """All workers' examples in a step of these sizes, as one batch, in the order of workers. Moves nothing."""
@@ -104,10 +110,10 @@ class Stream:
 
     def _fetch(self, cursors: Cursors, sizes: tuple[int, ...]) -> Share:
         began = time.thread_time()  # its own time: kernels may be running on this core meanwhile
-        offsets = list(accumulate(sizes, initial=0))
-        batches = tuple(self.examples.rows(i) if len(i) else None for i in self._indices(cursors, sizes, self.workers))
+        offsets, rows = list(accumulate(sizes, initial=0)), self.examples.rows
+        batches = tuple([rows(i) if len(i) else None for i in self._indices(cursors, sizes, self.workers)])
         self._quick = self.examples.in_memory and time.thread_time() - began < QUICK_SECONDS
-        return Share(sizes, tuple(offsets[w] for w in self.workers), batches)
+        return Share(sizes, tuple(offsets[self.workers.start : self.workers.stop]), batches)
 
     def _indices(self, cursors: Cursors, sizes: Sequence[int], workers: range) -> list[np.ndarray]:
         """Which examples each of these workers takes."""

@@ -374,20 +374,10 @@ class Program:
 
     def _run_engine(self, share: Share, began: float) -> Outcome:
         since, sizes = self._clock.begin(began), self._sizes.current
+        total, seconds = sum(sizes), self._clock.compute_seconds
         readings = [
-            Reading(
-                step=self._step,
-                seed=self._seed,
-                worker=w,
-                global_batch=sum(sizes),
-                batch_size=sizes[w],
-                examples=sizes[w],
-                calls=1,
-                offset=share.offsets[local],
-                compute_seconds=self._clock.compute_seconds[local],
-                iteration_seconds=since,
-            )
-            for local, w in enumerate(self.world.workers)
+            Reading(self._step, self._seed, w, total, sizes[w], sizes[w], 1, share.offsets[i], seconds[i], since)
+            for i, w in enumerate(self.world.workers)
         ]
 
         def meanwhile() -> None:
@@ -402,12 +392,13 @@ class Program:
         joined, come_and_gone = self._seating.tell()
         self._step += 1
         self._stream.advance(sizes)
-        kernels = self._engine.kernels
+        kernels, consumed = self._engine.kernels, self._stream.consumed
         lossy = [kernels.tried_at_a_loss(local) for local in range(len(self.world.workers))]
         self._clock.take(outcome.compute_seconds, compiling=not kernels.warm, tried_at_a_loss=lossy)
-        notes = [*come_and_gone, *notes, *unused_shards(self._data, *ran, first=self._step == 1)]
+        if come_and_gone or isinstance(self._data, Shards):
+            notes = [*come_and_gone, *notes, *unused_shards(self._data, *ran, first=self._step == 1)]
         self._sizes.step_done()
-        epoch = self._stream.consumed / len(self._data)
+        epoch = consumed / len(self._data)
         decision = None
         if outcome.committed:
             decision, more = self._decide(outcome, epoch, ran)
@@ -415,8 +406,8 @@ class Program:
         counters = kernels.counters
         report = Report(
             step=self._step,
-            epoch=self.epoch,
-            examples=self._stream.consumed,
+            epoch=consumed // len(self._data),
+            examples=consumed,
             metrics=self._metrics(outcome),
             batch_sizes=sizes,
             global_batch=sum(sizes),

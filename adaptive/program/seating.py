@@ -20,6 +20,7 @@ class Seating:
     def __init__(self, world: World, engine: Engine, hooks: Hooks, sizes: BatchSizes):
         self._world, self._engine, self._hooks, self._sizes = world, engine, hooks, sizes
         self.since = self._who_is_there()
+        self._generation: int | None = world.generation  # whose members `since` are; `None`: of none
         self._joined: list[int] = []  # since the last report
         self._notes: list[str] = []
         engine.seat(self.places(self.since), ())
@@ -27,7 +28,7 @@ class Seating:
     @property
     def changed(self) -> bool:
         """Whether anybody has left or joined."""
-        return self._who_is_there() != self.since
+        return self._world.generation != self._generation
 
     def places(self, seats: Iterable[int]) -> list[int]:
         """Those of these seats that this process carries, by their places in it. Local."""
@@ -44,7 +45,7 @@ class Seating:
         joined = [seat for seat, since in there.items() if self.since.get(seat) != since]
         self._hooks.seat(joined, self._sizes)
         self._engine.seat(self.places(there), self.places(joined))
-        self.since = there
+        self.since, self._generation = there, self._world.generation
         self._notes += self._sizes.seat(list(there), joined)
         self._joined += joined
         return joined
@@ -59,6 +60,7 @@ class Seating:
         """Go on with these members. Of those who are there now, the others will have joined by the next step."""
         there = self._who_is_there()
         self.since = {seat: there.get(seat, 0) for seat in members}
+        self._generation = self._world.generation if self.since == there else None
         self._engine.present = self.places(self.since)
 
     def _who_is_there(self) -> dict[int, int]:

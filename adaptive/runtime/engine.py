@@ -13,7 +13,6 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
-from itertools import compress, islice
 from typing import Any, NamedTuple, Protocol
 
 import jax
@@ -38,7 +37,9 @@ from .pieces import Pieces
 from .segment import Feed, segment_function
 from .stopwatch import Stopwatch
 from .updates import NONE_FOUND, Found, NewNaNs
+from .wiring import FinalResults, Inputs, places_in_level
 
+_NO_STATUS = np.zeros(0)
 PerWorker = list  # one entry per worker of this process
 
 
@@ -135,6 +136,11 @@ class Engine:
         self._compiled: dict[tuple[str, int, int], Callable] = {}
         self.name = name
         self._channels = [(name, number) for number in range(len(self.layouts))]
+        self._last = len(self.layouts) - 1  # the message with the status
+        self._places = places_in_level(plan, self.layouts)
+        self._inputs = {(s.kind, s.level): Inputs(s) for s in (*plan.onces.values(), *plan.calls.values(), plan.final)}
+        self._results = FinalResults(plan)
+        self._last_call = max((level for level in plan.calls if level < plan.levels), default=-1)
         # What the driver closed over, on each device, for the segments that are compiled once.
         values = list(plan.graph.consts.values())
         self.consts = {
@@ -190,26 +196,21 @@ class Engine:
             wanted = (*wanted, *self.new_nans.carriers)
         function = segment_function(self.plan, final, wanted, self.feed, self.layouts, [])
         shapes = segment_shapes(final, self.feed, self.layouts)
-        # Only what the step replaces may be overwritten.
-        self._given_up = [i in changed for i in final.reads("state")]
-        self._kept = [not gone for gone in self._given_up]
+        gone = [i in changed for i in final.reads("state")]
 
         def run(given_up: tuple[list[Any], list[Any]], given: dict[str, Any]) -> Any:
             old, kept = iter(given_up[0]), iter(given["state"])
-            state = [next(old) if gone else next(kept) for gone in self._given_up]
+            state = [next(old if g else kept) for g in gone]
             outputs = function({**given, "state": state, "slot": given_up[1]})["outputs"]
             return outputs if self.new_nans is None else [*outputs[:n], self.new_nans.flags(outputs, outputs[n:])]
 
-        return _Program(run, self._split_final(shapes), donate=True)
-
-    def _split_final(self, given: dict[str, Any]) -> tuple[tuple[list[Any], list[Any]], dict[str, Any]]:
-        """What the final segment may overwrite, in the order of its results, and what it may not.
-
-        JAX pairs results with given-up memory of their shape in turn: in another order a result would take the memory
-        of an operand that is still to be read, and XLA would copy that first.
-        """
-        given_up = (list(compress(given["state"], self._given_up)), given["slot"])
-        return given_up, {**given, "state": list(compress(given["state"], self._kept)), "slot": []}
+        # Only what the step replaces may be overwritten: the first argument, in the order of the results. JAX pairs
+        # results with given-up memory of their shape in turn: in another order a result would take the memory of an
+        # operand that is still to be read, and XLA would copy that first.
+        old = [shape for shape, g in zip(shapes["state"], gone, strict=True) if g]
+        kept = [shape for shape, g in zip(shapes["state"], gone, strict=True) if not g]
+        split = (old, shapes["slot"]), {**shapes, "state": kept, "slot": []}
+        return _Program(run, split, donate=True)
 
     # --- a step -------------------------------------------------------------------------------------------------------
 
@@ -249,7 +250,7 @@ class Engine:
             under_way = [self._send(number, parts, readings[0].step + 1, more) for number, parts in sent.items()]
             arrived = [(message, *message.arriving.wait()) for message in under_way]
             for message, results, heard in arrived:
-                if message.number == len(self.layouts) - 1:
+                if message.number == self._last:
                     self.status.decode(heard)
                 if message.look is not None and not message.look.passes(results[0], message.glances):
                     return run.given_up(message.number, results[0], search)
@@ -260,7 +261,7 @@ class Engine:
 
     def _send(self, number: int, parts: Sequence[Sequence[jax.Array]], step: int, more: str) -> _UnderWay:
         """Send a message; the step's last one carries the status."""
-        own = (self.status.encode() if number == len(self.layouts) - 1 else np.zeros(0)).astype(parts[0][0].dtype)
+        own = (self.status.encode() if number == self._last else _NO_STATUS).astype(parts[0][0].dtype)
         about = f"message {number + 1} of step {step} of {self.name}"
         look = self.looks[number] if self.looks else None
         glances = None if look is None else look.glances()
@@ -292,7 +293,7 @@ class Engine:
 
     def made_nans(self) -> Found:
         """Which leaves of the state the last step has filled with NaNs; waits for it."""
-        if self.new_nans is None:
+        if self.new_nans is None or self.new_nans.none_flagged():
             return NONE_FOUND
         workers = [self.world.workers[local] for local in self.present]
         return self.new_nans.read([self.states[local] for local in self.present], workers)
@@ -338,7 +339,9 @@ class _Step:
         self.engine, self.plan, self.share, self.readings = engine, engine.plan, share, readings
         self.locals = range(len(readings))
         self.pieces = list(pieces)  # none for a worker without examples
-        self.timed = [engine.kernels.wants_each_timed(i, p) for i, p in zip(self.locals, self.pieces, strict=True)]
+        self.timed = [
+            len(p) > 1 and engine.kernels.wants_each_timed(i, p) for i, p in zip(self.locals, self.pieces, strict=True)
+        ]
         self.vectors: dict[int, tuple[np.ndarray, np.ndarray]] = {}
         for local in engine.present:
             r, p = readings[local], self.pieces[local]
@@ -354,20 +357,21 @@ class _Step:
 
     def _given(self, local: int, segment: Segment, call: int = 0) -> dict[str, Any]:
         """A segment's inputs, but for the two vectors, the constants and the batch."""
-        state, slots, wiring = self.engine.states[local], self.engine.slots[local], segment.wiring
-        return {
-            "state": [state[i] for i, _ in wiring["state"]],
-            "slot": [slots[k][leaf] for k, leaf in wiring["slot"]],
-            "once": [self.kept_once[level][local][i] for level, i in wiring["once"]],
-            "call": [self.kept_calls[level][local][call][i] for level, i in wiring["call"]],
-            "message": [self.messages[number][local] for number in segment.read_messages],
-        }
+        engine, inputs = self.engine, self.engine._inputs[segment.kind, segment.level]
+        given = inputs.of_state(engine.states[local], engine.slots[local])
+        if inputs.in_step:
+            given["once"] = [self.kept_once[level][local][i] for level, i in inputs.once]
+            given["call"] = [self.kept_calls[level][local][call][i] for level, i in inputs.call]
+            given["message"] = [self.messages[number][local] for number in inputs.messages]
+        return given
 
     def _whole(self, local: int, segment: Segment) -> dict[str, Any]:
         """All inputs of a segment that does not touch the batch."""
-        floats, ints = self.vectors[local]
-        consts = self.engine.consts[segment.kind, segment.level, local]
-        return {**self._given(local, segment), "floats": floats, "ints": ints, "batch": [], "const": consts}
+        given = self._given(local, segment)
+        given["floats"], given["ints"] = self.vectors[local]
+        given["const"] = self.engine.consts[segment.kind, segment.level, local]
+        given["batch"] = []
+        return given
 
     def once(self, level: int) -> None:
         segment = self.plan.onces.get(level)
@@ -399,14 +403,14 @@ class _Step:
         }
 
     def _calls_of(self, local: int, level: int, segment: Segment) -> list[list[jax.Array]]:
-        engine, start, kept, parts = self.engine, 0, [], None
+        engine, pieces, start, kept, parts = self.engine, self.pieces[local], 0, [], None
+        alone, timed = len(pieces) == 1, self.timed[local]
         leaves = jax.tree.leaves(self.share.batches[local])
-        wanted = [leaves[i] for i in segment.reads("batch")]
+        wanted = [leaves[i] for i in engine._inputs["call", level].batch]
         fixed = None if self.kept_calls else self._given(local, segment)
-        for number, size in enumerate(self.pieces[local]):
-            watch = Stopwatch(engine.world.devices[local])
-            given = dict(fixed) if fixed is not None else self._given(local, segment, number)
-            alone = len(self.pieces[local]) == 1
+        for number, size in enumerate(pieces):
+            watch = Stopwatch(engine.world.devices[local]) if timed else None
+            given = self._given(local, segment, number) if fixed is None else fixed  # what follows is set in each call
             given["batch"] = wanted if alone else [leaf[start : start + size] for leaf in wanted]
             given["floats"], given["ints"] = (
                 self.vectors[local] if alone else self._for_call(local, number, start, size)
@@ -418,7 +422,7 @@ class _Step:
             if "parts" in out:
                 new = out["parts"]
                 parts = new if parts is None else engine._compiled["add", level, local](parts, new)
-            if self.timed[local]:
+            if watch is not None:
                 jax.block_until_ready((parts, out["outputs"]))
                 self._one_by_one[local].setdefault(size, []).append(watch.seconds)
             start += size
@@ -443,7 +447,7 @@ class _Step:
         for local in self.locals:
             self.seconds[local] += done[local] - self._started
         self._undisturbed += self._watch.seconds
-        if level == max((n for n in self.plan.calls if n < self.plan.levels), default=-1):
+        if level == self.engine._last_call:
             self._record()
         return {
             number: [self._of_message(number, local) for local in self.locals] for number in self.plan.sent_at(level)
@@ -451,9 +455,7 @@ class _Step:
 
     def _of_message(self, number: int, local: int) -> list[jax.Array]:
         """The parts of one message that a worker has packed, of those of the level."""
-        layouts, level = self.engine.layouts, self.plan.messages[number].level
-        start = sum(len(layouts[n].parts) for n in self.plan.sent_at(level) if n < number)
-        return self.packed[local][start : start + len(layouts[number].parts)]
+        return self.packed[local][self.engine._places[number]]
 
     def _wait_for(self, local: int) -> float:
         self.packed[local][0].block_until_ready()
@@ -533,27 +535,27 @@ class _Step:
 
     def commit(self) -> tuple[list[list[jax.Array]], list[jax.Array]]:
         """Run the final segment and take its results as the workers' state."""
-        engine, plan = self.engine, self.plan
-        results = []
+        engine, final, found = self.engine, self.plan.final, self.engine._results
         own = {local: self._own(local) for local in engine.present if not self.pieces[local]}
+        results = []
         for local in engine.present:
-            given = self._whole(local, plan.final)
-            results.append(engine._compiled["final", 0, local](*engine._split_final(given)))
+            given, state = self._whole(local, final), engine.states[local]
+            given_up = [state[i] for i in found.overwritten], given["slot"]
+            given["state"], given["slot"] = [state[i] for i in found.read_only], []
+            results.append(engine._compiled["final", 0, local](given_up, given))
         engine._committed = [outputs[0] for outputs in results if outputs]
         for local, outputs in zip(engine.present, results, strict=True):
-            take, state = iter(outputs), engine.states[local]
-            for i in plan.changed_state:
-                state[i] = next(take)
-            engine.slots[local] = [list(islice(take, len(s.new))) for s in plan.slots]
+            state, slots = engine.states[local], [outputs[place] for place in found.slots]
+            for i, new in zip(self.plan.changed_state, outputs, strict=False):  # first come the state's
+                state[i] = new
+            engine.slots[local] = slots
             if local in own:
-                leaves, slots = own[local]
-                for i, leaf in leaves.items():
+                own_leaves, own_slots = own[local]
+                for i, leaf in own_leaves.items():
                     state[i] = leaf
-                for k, values in slots.items():
-                    engine.slots[local][k] = values
-            if local == engine.present[0]:
-                hooks = [list(islice(take, len(h.values))) for h in plan.hooks]
-                metrics = list(islice(take, len(plan.graph.metrics)))
+                for k, values in own_slots.items():
+                    slots[k] = values
         if engine.new_nans is not None:
             engine.new_nans.committed([outputs[-1] for outputs in results])
-        return hooks, metrics
+        first = results[0]
+        return [first[place] for place in found.hooks], first[found.metrics]

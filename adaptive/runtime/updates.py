@@ -102,6 +102,16 @@ class NewNaNs:
         """Take the flags of the update that was just dispatched."""
         self._flags = list(flags)
 
+    def none_flagged(self) -> bool:
+        """Whether there is nothing to `read`: in nearly all steps. Waits for the last update."""
+        if self._found or any(self._held):
+            return False
+        flags = self._flags if self.may_differ else self._flags[:1]
+        if any(True in np.asarray(f).tolist() for f in flags):
+            return False
+        self._flags = []
+        return True
+
     def read(self, states: Sequence[Sequence[jax.Array]], workers: Sequence[int]) -> Found:
         """What the last update has done; waits for it. Once anything is found, that stays until `begin`."""
         flags, self._flags = self._flags, []

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Hashable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from functools import partial
 from threading import Lock, current_thread, get_ident
 from types import ModuleType
@@ -100,6 +100,7 @@ class MPIWorld(Scope):
         self._local = DeviceWorld(self.devices)
         self._ops = {"sum": mpi.SUM, "max": mpi.MAX, "min": mpi.MIN}
         self._inboxes: dict[tuple[Layout, int, Hashable], Iterator[_Inbox]] = {}
+        self._latest: tuple[Any, Iterator[_Inbox]] = None, iter(())  # of the inboxes, used last
         self._frame = Frame(self.processes)
         self._lock = Lock()
         self._threads: dict[int, str] = {}  # that have used this world
@@ -205,6 +206,7 @@ class MPIWorld(Scope):
                 self.comm.Free()
         finally:
             self._inboxes.clear()
+            self._latest = None, iter(())
             super().close()
 
     def __repr__(self) -> str:
@@ -239,6 +241,8 @@ class MPIWorld(Scope):
         second-next.
         """
         key = (layout, status, channel)
+        if key == self._latest[0]:  # compared sooner than hashed
+            return next(self._latest[1])
         turns = self._inboxes.pop(key, None)
         if turns is None:
             check_dtypes(layout)
@@ -248,32 +252,30 @@ class MPIWorld(Scope):
                     next(iter(self._inboxes))
                 ]  # the one not used for longest; arrays keep its memory alive
         self._inboxes[key] = turns
+        self._latest = key, turns
         return next(turns)
 
-    @contextmanager
-    def _collective(self) -> Iterator[None]:
+    def _collective(self) -> _Together:
         """Around all that processes do together: one thread at a time, and MPI's errors as ours."""
-        with self._lock:
-            self._check_open()
-            if self._torn:
-                raise WorkerError(
-                    f"rank {self.rank} has left a collective before its end, by an error, and the others are still in "
-                    "it: they cannot be reached any more."
-                )
-            if get_ident() not in self._threads:
-                self._admit(current_thread().name)
-            try:
-                yield
-            except self._mpi.Exception as error:
-                raise WorkerError(
-                    f"rank {self.rank} of {self.processes}: MPI gave up ({error.Get_error_string()}). Most likely "
-                    "another rank has failed: its error says why."
-                ) from error
-            except BaseException:
-                self._torn = self._inside
-                raise
-            finally:
-                self._inside = False
+        return _Together(self)
+
+    def _begin(self) -> None:
+        self._check_open()
+        if self._torn:
+            raise WorkerError(
+                f"rank {self.rank} has left a collective before its end, by an error, and the others are still in "
+                "it: they cannot be reached any more."
+            )
+        if get_ident() not in self._threads:
+            self._admit(current_thread().name)
+
+    def _end_by(self, error: BaseException) -> None:
+        if isinstance(error, self._mpi.Exception):
+            raise WorkerError(
+                f"rank {self.rank} of {self.processes}: MPI gave up ({error.Get_error_string()}). Most likely "
+                "another rank has failed: its error says why."
+            ) from error
+        self._torn = self._inside
 
     def _admit(self, thread: str) -> None:
         """Take down that a thread uses this world, if MPI allows it to."""
@@ -309,6 +311,30 @@ class MPIWorld(Scope):
         advices = [text for text in self.comm.allgather(advice) if text]
         if advices and self.rank == 0:
             warn(advices[0], OversubscriptionWarning, stacklevel=3)
+
+
+class _Together:
+    """A `with` block of `MPIWorld._collective`; a class of its own, since every message is in one."""
+
+    def __init__(self, world: MPIWorld):
+        self._world = world
+
+    def __enter__(self) -> None:
+        self._world._lock.acquire()
+        try:
+            self._world._begin()
+        except BaseException:
+            self._world._lock.release()
+            raise
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: Any) -> None:
+        world = self._world
+        try:
+            if error is not None:
+                world._end_by(error)
+        finally:
+            world._inside = False
+            world._lock.release()
 
 
 class _HeardError(Exception):

@@ -18,6 +18,7 @@ import numpy as np
 # The estimates: how far each moves towards a step, and how far its trend does (Holt's double exponential smoothing).
 GAINS = np.array([0.01, 0.06, 0.25, 0.7, 0.3])[:, None]
 TREND_GAINS = np.array([0.0, 0.0, 0.0, 0.0, 0.03])[:, None]
+SLOWEST = GAINS[0, 0] / (2 - GAINS[0, 0])  # of one step's variance, is in the slow mean however many it has seen
 RANKS = np.arange(len(GAINS))[:, None]
 LEAVE, RETURN = 12.0, 4.0  # squared errors by which others must be better than the slow mean; and to stay preferred
 BEATEN = 20.0  # squared errors by which an estimate must be worse than a faster one to be started anew from that
@@ -131,6 +132,49 @@ class Level(NamedTuple):
         """Which relative surprises are more than noise and what is `unknown`, a variance, can explain; shape=(n,)."""
         return surprise**2 > SURE**2 * (self.step_variance + unknown)
 
+    def calm(self, step: np.ndarray, unknown: np.ndarray) -> Level | None:
+        """`judge`, `jumps`, `learn_noise` and `learn` in one, to the last bit, of a step that is as foreseen on all
+        workers, all of which were measured at the same sizes before; `None` if it is not so.
+
+        Args:
+          step: shape=(n,), logarithms; none is NaN.
+          unknown: a variance, as for `jumps`.
+        """
+        settled, noise = self.before[0], self.noise
+        if (
+            np.count_nonzero(settled != settled) < len(step)
+            or np.count_nonzero(self.best)
+            or np.count_nonzero(self.jumping > RESTLESS)
+        ):
+            return None
+        foreseen, square = self.estimates + self.trends, noise**2
+        errors = np.expm1(step - foreseen)
+        variance = square + square * np.maximum(1 / np.maximum(self.steps, 1), SLOWEST)
+        if np.count_nonzero(errors[0] ** 2 > SURE**2 * (variance + unknown)):
+            return None
+        found = 2 * np.tanh(0.5 * np.abs(step - self.latest)) / 1.128
+        weight = np.maximum(1 / (self.differences + 3), 1 / NOISE_MEMORY)
+        moved = noise + weight * (np.minimum(found, 4 * noise) - noise)
+        steps = self.steps + 1
+        return Level(
+            estimates=foreseen + np.maximum(GAINS, 1 / steps) * errors,
+            trends=self.trends + TREND_GAINS * errors,
+            forecasts=self.forecasts + self.forecast_trends,
+            forecast_trends=self.forecast_trends,
+            missed=self.missed + np.expm1(step - self.forecasts),
+            since=self.since + 1,
+            losses=self.losses,
+            best=self.best,
+            steps=steps,
+            before=self.before,
+            steps_before=self.steps_before,
+            lasting=self.lasting,
+            jumping=self.jumping * (1 - 1 / JUMP_MEMORY),
+            noise=np.maximum(moved, LEAST_NOISE),
+            differences=self.differences + 1,
+            latest=step,
+        )
+
     def learn(self, step: np.ndarray, jump: np.ndarray, due: bool) -> Level:
         """Take in one step.
 
@@ -143,7 +187,7 @@ class Level(NamedTuple):
         fresh = jump | (seen & (self.steps == 0))
         if seen.all() and not fresh.any():
             level = self._follow(step)
-            return level._compare() if due else level
+            return level.compared() if due else level
         follows = seen & ~fresh
         foreseen = self.estimates + self.trends
         errors = np.where(follows, np.expm1(step - foreseen), 0.0)
@@ -160,7 +204,7 @@ class Level(NamedTuple):
             steps_before=np.where(jump, self.steps, self.steps_before),
             jumping=np.where(seen, self.jumping * (1 - 1 / JUMP_MEMORY), self.jumping),
         )
-        return level._compare() if due else level
+        return level.compared() if due else level
 
     def _follow(self, step: np.ndarray) -> Level:
         """`learn` of a step in which every worker was seen and none jumped, as nearly all are, in fewer operations."""
@@ -178,7 +222,7 @@ class Level(NamedTuple):
             jumping=self.jumping * (1 - 1 / JUMP_MEMORY),
         )
 
-    def _compare(self) -> Level:
+    def compared(self) -> Level:
         """Believe what has foreseen best, and let all say what they expect until the next decision."""
         since, estimates, steps = self.since, self.estimates, self.steps
         judged = (since > 0) & np.isfinite(self.missed[0])

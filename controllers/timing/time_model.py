@@ -87,6 +87,9 @@ class TimeModel(NamedTuple):
           seconds: shape=(n,).
           due: whether a decision follows.
         """
+        calm = self._observe_calm(sizes, seconds, due)
+        if calm is not None:
+            return calm
         took = sizes > 0
         sizes, seconds = np.where(took, sizes, np.maximum(self.sizes, 1)), np.where(took, seconds, np.nan)
         shape, measured, changed = self.shape, self.measured, sizes != self.sizes
@@ -124,6 +127,23 @@ class TimeModel(NamedTuple):
             left_out=left_out,
             waiting=self.waiting + seen.any(),
         )
+
+    def _observe_calm(self, sizes: np.ndarray, seconds: np.ndarray, due: bool) -> TimeModel | None:
+        """`observe`, to the last bit, where nothing is new, as in nearly all steps: sizes that are known are as they
+        were, all were measured, and levels neither drift nor jump. Else `None`.
+        """
+        shape, n = self.shape, len(sizes)
+        if (
+            sizes.tolist() != shape.size.tolist()
+            or np.count_nonzero(self.stay >= ARRIVAL) < n
+            or np.count_nonzero((seconds > 0) & (seconds < np.inf)) < n
+        ):
+            return None
+        level = self.level.calm(np.log(seconds / shape.time), shape.variance)
+        if level is None:
+            return None
+        level = level.compared() if due else level
+        return TimeModel(level, shape, self.stay + 1, self.largest, self.left_out, self.waiting + 1)
 
     def decided(self) -> TimeModel:
         """Count `waiting` anew."""

@@ -101,7 +101,7 @@ def keys_in(examples, reading):
     segment = plan.calls[0]
     (sent,) = plan.messages[0]
     floats, ints = feed.for_call(feed.measure(reading), reading, first=True)
-    run = segment_function(plan, segment, [sent.value], feed, [], None)
+    run = segment_function(plan, segment, [sent.value], feed, [], [])
     inputs = {kind: [] for kind in ("state", "slot", "batch", "message", "once", "call")}
     consts = [list(plan.graph.consts.values())[i] for i in segment.reads("const")]
     return np.asarray(run({**inputs, "const": consts, "floats": floats, "ints": ints})["outputs"][0])

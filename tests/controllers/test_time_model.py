@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 import controllers as ctrl
+from controllers.timing.time_model import TimeModel
 
 TRUE = ctrl.BatchTime(np.array([1e-3, 2e-3, 5e-4]), np.array([0.02, 0.0, 0.05]), np.array([0.0, 0.0, 0.08]))
 
@@ -142,6 +143,29 @@ def test_noise_is_estimated():
         for k in range(20):
             model = run(model, [100], 10, ctrl.BatchTime(np.array([1e-3])), true, seed=k)
         assert model.level.noise[0] == pytest.approx(true, rel=0.25)
+
+
+@pytest.mark.parametrize("n_workers", [1, 3])
+def test_steps_in_which_nothing_is_new_are_learnt_in_fewer_operations_to_the_last_bit(n_workers, monkeypatch):
+    rng, n_calm = np.random.default_rng(0), 0
+    quickly = slowly = TimeModel.init(n_workers)
+    quick = TimeModel._observe_calm
+    sizes = np.full(n_workers, 64)
+    for step in range(1, 501):
+        if step % 100 == 0:
+            sizes = rng.integers(8, 128, n_workers)
+        seconds = 1e-4 * sizes * (1 + 0.03 * rng.standard_normal(n_workers)) * (1 + (rng.random(n_workers) < 0.01))
+        seconds[rng.random(n_workers) < 0.01] = np.nan
+        due = step % 10 == 0
+        n_calm += quick(quickly, sizes, seconds, due) is not None
+        quickly = quickly.observe(sizes, seconds, due)
+        with monkeypatch.context() as m:
+            m.setattr(TimeModel, "_observe_calm", lambda *_: None)
+            slowly = slowly.observe(sizes, seconds, due)
+        for a, b in zip(jax.tree.leaves(quickly), jax.tree.leaves(slowly), strict=True):
+            assert np.asarray(a).dtype == np.asarray(b).dtype
+            np.testing.assert_array_equal(a, b)
+    assert 50 < n_calm < 500
 
 
 def test_times_never_fall_as_batches_grow():

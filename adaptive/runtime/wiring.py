@@ -1,0 +1,70 @@
+"""Where a segment's inputs and results lie: the same in every step, and so worked out once."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import accumulate, pairwise
+from typing import Any
+
+import jax
+
+from adaptive.graph.plan import Plan, Segment
+
+from .message import Layout
+
+
+class Inputs:
+    """Where a segment's inputs are taken from, by kind and in order.
+
+    Attributes:
+      batch: which leaves.
+      once, call: levels of segments, and which of the values that those keep.
+      messages: numbers.
+      in_step: whether any comes from earlier in the step.
+    """
+
+    def __init__(self, segment: Segment):
+        self._state, self._slots = segment.reads("state"), segment.wiring["slot"]
+        self.batch, self.messages = segment.reads("batch"), segment.read_messages
+        self.once, self.call = segment.wiring["once"], segment.wiring["call"]
+        self.in_step = bool(self.once or self.call or self.messages)
+
+    def of_state(self, state: Sequence[jax.Array], slots: Sequence[Sequence[jax.Array]]) -> dict[str, Any]:
+        """A worker's leaves that the segment reads; nothing yet of what comes from earlier in the step."""
+        return {
+            "state": [state[i] for i in self._state],
+            "slot": [slots[k][leaf] for k, leaf in self._slots],
+            "once": [],
+            "call": [],
+            "message": [],
+        }
+
+
+class FinalResults:
+    """Which leaves of the state the final segment overwrites, and where its results are (`Plan.final_outputs`).
+
+    Attributes:
+      overwritten, read_only: of the state that it reads, in order.
+      slots, hooks: a slice for each.
+      metrics: a slice.
+    """
+
+    def __init__(self, plan: Plan):
+        read, changed = plan.final.reads("state"), set(plan.changed_state)
+        self.overwritten = [i for i in read if i in changed]
+        self.read_only = [i for i in read if i not in changed]
+        counts = [len(plan.changed_state), *(len(s.new) for s in plan.slots), *(len(h.values) for h in plan.hooks)]
+        ends = list(accumulate([*counts, len(plan.graph.metrics)]))
+        _, *found = [slice(0, ends[0]), *(slice(start, end) for start, end in pairwise(ends))]
+        n = len(plan.slots)
+        self.slots, self.hooks, self.metrics = found[:n], found[n:-1], found[-1]
+
+
+def places_in_level(plan: Plan, layouts: Sequence[Layout]) -> list[slice]:
+    """For each message, its parts among those of its level."""
+    places: dict[int, slice] = {}
+    for level in range(plan.levels):
+        sent = plan.sent_at(level)
+        ends = accumulate((len(layouts[number].parts) for number in sent), initial=0)
+        places.update((number, slice(*found)) for number, found in zip(sent, pairwise(ends), strict=True))
+    return [places[number] for number in range(len(layouts))]
