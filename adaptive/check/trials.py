@@ -27,13 +27,13 @@ from adaptive.runtime.engine import Engine, copied
 from adaptive.runtime.kernels import KernelOptions
 from adaptive.runtime.local_world import LocalWorld
 from adaptive.runtime.message import Layout, unpack
-from adaptive.runtime.pieces import Pieces
+from adaptive.runtime.microbatches import Microbatches
 from adaptive.runtime.segment import Feed
 
 from .influence import Place
 from .widen import wide
 
-Split = tuple[Pieces, ...]  # each worker's calls
+Split = tuple[Microbatches, ...]  # each worker's calls
 
 
 # --- splits -----------------------------------------------------------------------------------------------------------
@@ -73,7 +73,7 @@ def _random_split(
 ) -> Split:
     """Sizes of all kinds, but of few different ones: each has to be compiled. Round ones, or all but two."""
     unit = plan.multiple * max(1, examples // plan.multiple // max(8, 2 * workers))
-    split: list[Pieces] = []
+    split: list[Microbatches] = []
     for units in _random_parts(rng, examples // unit, workers):
         calls = int(rng.integers(least, max(least, 3) + 1)) if plan.splittable else 1
         split.append(tuple(unit * p for p in _random_parts(rng, units, min(calls, units))))
@@ -81,28 +81,28 @@ def _random_split(
     if unit > plan.multiple and not round_sizes:
         split = _off_by_one(split, plan.multiple)
     if plan.splittable and most is not None:
-        return tuple(tuple(p for size in pieces for p in _cut(size, most)) for pieces in split)
+        return tuple(tuple(p for size in microbatches for p in _cut(size, most)) for microbatches in split)
     return tuple(split)
 
 
-def _off_by_one(split: Sequence[Pieces], unit: int) -> list[Pieces]:
+def _off_by_one(split: Sequence[Microbatches], unit: int) -> list[Microbatches]:
     """One unit more in the smallest call and one less in the largest: not all sizes are round numbers."""
-    calls = [(size, w, c) for w, pieces in enumerate(split) for c, size in enumerate(pieces)]
+    calls = [(size, w, c) for w, microbatches in enumerate(split) for c, size in enumerate(microbatches)]
     smallest, largest = min(calls), max(calls)
     moved = {smallest[1:]: unit, largest[1:]: -unit} if smallest[0] < largest[0] else {}
-    return [tuple(s + moved.get((w, c), 0) for c, s in enumerate(pieces)) for w, pieces in enumerate(split)]
+    return [tuple(s + moved.get((w, c), 0) for c, s in enumerate(microbatches)) for w, microbatches in enumerate(split)]
 
 
-def _random_parts(rng: np.random.Generator, total: int, count: int) -> Pieces:
+def _random_parts(rng: np.random.Generator, total: int, count: int) -> Microbatches:
     cuts = np.sort(rng.choice(total - 1, count - 1, replace=False)) + 1 if count > 1 else np.array([], int)
     return tuple(int(p) for p in np.diff(np.concatenate([[0], cuts, [total]])))
 
 
-def _even_parts(total: int, count: int) -> Pieces:
+def _even_parts(total: int, count: int) -> Microbatches:
     return tuple(total // count + (i < total % count) for i in range(count))
 
 
-def _cut(size: int, most: int) -> Pieces:
+def _cut(size: int, most: int) -> Microbatches:
     return (most,) * (size // most) + ((size % most,) if size % most else ())
 
 
@@ -242,8 +242,8 @@ class Bench:
         trial, device = self._trial, self._wire.devices[0]
         trial.states = [[copied(leaf, device) for leaf in leaves] for leaves in start.states]
         trial.slots = [[[copied(a, device) for a in slot] for slot in slots] for slots in start.slots]
-        sizes = [sum(pieces) for pieces in split]
-        trial.compile(sizes, pieces=split)  # what is there already is not compiled again
+        sizes = [sum(microbatches) for microbatches in split]
+        trial.compile(sizes, microbatches=split)  # what is there already is not compiled again
         starts = [int(s) for s in np.concatenate([[0], np.cumsum(sizes)])]
         whole = self.batch if batch is None else batch
         batches = tuple(jax.tree.map(lambda a, s=s, e=e: a[s:e], whole) for s, e in pairwise(starts))
@@ -255,7 +255,7 @@ class Bench:
         outcome = trial.step(
             Share(tuple(sizes), tuple(starts[:-1]), batches),
             readings,
-            pieces=split,
+            microbatches=split,
         )
         brought = self._wire.brought
         contributions = {}
@@ -302,7 +302,7 @@ class Bench:
 
     def reordered(self, split: Split, rng: np.random.Generator) -> Any:
         """The examples, in another order within each call."""
-        bounds = pairwise(np.concatenate([[0], np.cumsum([size for pieces in split for size in pieces])]))
+        bounds = pairwise(np.concatenate([[0], np.cumsum([size for microbatches in split for size in microbatches])]))
         order = np.concatenate([s + rng.permutation(e - s) for s, e in bounds]).astype(int)
         return jax.tree.map(lambda a: a[order], self.batch)
 

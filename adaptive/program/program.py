@@ -415,7 +415,7 @@ class Program:
             message_bytes=outcome.message_bytes,
             seconds=time.perf_counter() - began,
             compute_seconds=tuple(outcome.compute_seconds),
-            pieces=tuple(outcome.pieces),
+            microbatches=tuple(outcome.microbatches),
             kernels=counters.kernels,
             compile_seconds=counters.compile_seconds,
             waited_seconds=counters.waited_seconds,

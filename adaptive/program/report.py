@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from adaptive.base.decision import Decision
-from adaptive.runtime.pieces import Pieces
+from adaptive.runtime.microbatches import Microbatches
 
 
 @dataclass(frozen=True)
@@ -25,7 +25,8 @@ class Report:
       seconds: wall time from the start of this step to its end, hooks included. Local.
       compute_seconds: per worker of this process, without waiting for others and without input; NaN for one without
         examples. Local.
-      pieces: per worker of this process, the kernel calls that made up its batch; none for one without examples. Local.
+      microbatches: per worker of this process, the sizes of the kernel calls that made up its batch; none for one
+        without examples. Local.
       kernels: call kernels compiled so far. Local.
       compile_seconds: what they took, most of it behind the steps. Local.
       waited_seconds: that the program has stood still for a compiler so far; the start counts. Local.
@@ -47,7 +48,7 @@ class Report:
     message_bytes: int
     seconds: float
     compute_seconds: tuple[float, ...]
-    pieces: tuple[Pieces, ...]
+    microbatches: tuple[Microbatches, ...]
     kernels: int
     compile_seconds: float
     waited_seconds: float

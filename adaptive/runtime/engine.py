@@ -32,8 +32,8 @@ from .compile import compile_segment
 from .finite import Culprit, Look, Trouble, find_together
 from .kernels import KernelOptions, Kernels
 from .message import accumulate, lay_out_all, unpack
+from .microbatches import Microbatches
 from .nothing import Nothing
-from .pieces import Pieces
 from .segment import Feed, segment_function
 from .stopwatch import Stopwatch
 from .updates import NONE_FOUND, Found, NewNaNs
@@ -53,7 +53,7 @@ class Outcome:
         int, list[list[jax.Array]]
     ]  # by message and worker of this process: the parts; valid until the next step
     compute_seconds: list[float]  # per worker of this process; NaN where the step ended before its last message
-    pieces: list[Pieces]  # per worker of this process
+    microbatches: list[Microbatches]  # per worker of this process
     messages: int
     message_bytes: int
     trouble: Trouble | None = None  # why the step was not committed
@@ -151,11 +151,11 @@ class Engine:
 
     # --- compiling ----------------------------------------------------------------------------------------------------
 
-    def compile(self, sizes: Sequence[int], pieces: Sequence[Pieces] | None = None) -> None:
+    def compile(self, sizes: Sequence[int], microbatches: Sequence[Microbatches] | None = None) -> None:
         """Compile what every step needs, and the call kernels for the first sizes of this process's workers.
 
         Args:
-          pieces: compile the kernels of these calls, and none else.
+          microbatches: compile the kernels of these calls, and none else.
         """
         start = time.perf_counter()
         programs: dict[tuple[str, int], _Program] = {}  # made once, so that JAX traces them once for all devices
@@ -169,10 +169,10 @@ class Engine:
                     program.function, program.shapes, device, name=name, donate=program.donate
                 )
         self.kernels.counters.waited_seconds += time.perf_counter() - start
-        if pieces is None:
+        if microbatches is None:
             self.kernels.require(sizes)
         else:
-            self.kernels.require_calls(pieces)
+            self.kernels.require_calls(microbatches)
 
     def _programs(self) -> dict[tuple[str, int], _Program]:
         """All that is compiled once, whatever the sizes, by kind and level."""
@@ -219,7 +219,7 @@ class Engine:
         share: Share,
         readings: Sequence[Reading],
         meanwhile: Callable[[], None] = lambda: None,
-        pieces: Sequence[Pieces] | None = None,
+        microbatches: Sequence[Microbatches] | None = None,
         search: bool = True,
         more: str = "",
     ) -> Outcome:
@@ -229,13 +229,15 @@ class Engine:
           share: the batches of this process's workers.
           readings: what sources pick from, per worker of this process.
           meanwhile: called once, when the first calls are under way.
-          pieces: each worker's calls; by default those that are cheapest.
+          microbatches: each worker's calls; by default those that are cheapest.
           search: whether to find out where values were made that are not finite: it takes seconds.
           more: what to say where processes are in different collectives.
         """
-        if pieces is None:
-            pieces = [self.kernels.pieces(i, r.batch_size, self.least_calls) for i, r in enumerate(readings)]
-        run = _Step(self, share, readings, pieces)
+        if microbatches is None:
+            microbatches = [
+                self.kernels.microbatches(i, r.batch_size, self.least_calls) for i, r in enumerate(readings)
+            ]
+        run = _Step(self, share, readings, microbatches)
         for level in range(self.plan.levels + 1):
             run.once(level)
             run.calls(level)
@@ -257,7 +259,9 @@ class Engine:
                 run.messages[message.number] = results
         hooks, metrics = run.commit()
         sent_in_all = len(self.layouts)
-        return Outcome(hooks, metrics, run.messages, run.seconds, run.pieces, sent_in_all, self._bytes[sent_in_all])
+        return Outcome(
+            hooks, metrics, run.messages, run.seconds, run.microbatches, sent_in_all, self._bytes[sent_in_all]
+        )
 
     def _send(self, number: int, parts: Sequence[Sequence[jax.Array]], step: int, more: str) -> _UnderWay:
         """Send a message; the step's last one carries the status."""
@@ -335,22 +339,23 @@ class _UnderWay(NamedTuple):
 class _Step:
     """What is known in the course of one step."""
 
-    def __init__(self, engine: Engine, share: Share, readings: Sequence[Reading], pieces: Sequence[Pieces]):
+    def __init__(self, engine: Engine, share: Share, readings: Sequence[Reading], microbatches: Sequence[Microbatches]):
         self.engine, self.plan, self.share, self.readings = engine, engine.plan, share, readings
         self.locals = range(len(readings))
-        self.pieces = list(pieces)  # none for a worker without examples
+        self.microbatches = list(microbatches)  # none for a worker without examples
         self.timed = [
-            len(p) > 1 and engine.kernels.wants_each_timed(i, p) for i, p in zip(self.locals, self.pieces, strict=True)
+            len(p) > 1 and engine.kernels.wants_each_timed(i, p)
+            for i, p in zip(self.locals, self.microbatches, strict=True)
         ]
         self.vectors: dict[int, tuple[np.ndarray, np.ndarray]] = {}
         for local in engine.present:
-            r, p = readings[local], self.pieces[local]
+            r, p = readings[local], self.microbatches[local]
             self.vectors[local] = engine.feed.measure(r if len(p) == 1 else r._replace(calls=len(p)))
         self.messages: dict[int, list[list[jax.Array]]] = {}
         self.kept_once: dict[int, dict[int, Any]] = {}  # by level, and worker that is there
         self.kept_calls: dict[int, dict[int, list[Any]]] = {}  # by level, and worker that is there; per call
         self.packed: PerWorker = [[] for _ in readings]  # the parts of the messages in the making, in their order
-        self.seconds = [0.0 if p else float("nan") for p in self.pieces]
+        self.seconds = [0.0 if p else float("nan") for p in self.microbatches]
         self._started, self._watch = 0.0, Stopwatch(engine.world.devices[0])
         self._undisturbed = 0.0  # seconds of all of them together, as if nobody else ran there
         self._one_by_one: list[dict[int, list[float]]] = [{} for _ in readings]
@@ -397,18 +402,18 @@ class _Step:
             self._start()
         self.kept_calls[level] = {
             local: self._calls_of(local, level, segment)
-            if self.pieces[local]
+            if self.microbatches[local]
             else [self.engine.nothing.kept(level, local)]
             for local in self.engine.present
         }
 
     def _calls_of(self, local: int, level: int, segment: Segment) -> list[list[jax.Array]]:
-        engine, pieces, start, kept, parts = self.engine, self.pieces[local], 0, [], None
-        alone, timed = len(pieces) == 1, self.timed[local]
+        engine, microbatches, start, kept, parts = self.engine, self.microbatches[local], 0, [], None
+        alone, timed = len(microbatches) == 1, self.timed[local]
         leaves = jax.tree.leaves(self.share.batches[local])
         wanted = [leaves[i] for i in engine._inputs["call", level].batch]
         fixed = None if self.kept_calls else self._given(local, segment)
-        for number, size in enumerate(pieces):
+        for number, size in enumerate(microbatches):
             watch = Stopwatch(engine.world.devices[local]) if timed else None
             given = self._given(local, segment, number) if fixed is None else fixed  # what follows is set in each call
             given["batch"] = wanted if alone else [leaf[start : start + size] for leaf in wanted]
@@ -437,8 +442,8 @@ class _Step:
 
     def wait(self, level: int) -> dict[int, list[list[jax.Array]]]:
         """Until every worker's parts are computed: those of each message of this level, by its number."""
-        for local, pieces in enumerate(self.pieces):
-            if not pieces:
+        for local, microbatches in enumerate(self.microbatches):
+            if not microbatches:
                 self.packed[local] = self.engine.nothing.parts(level, local)
         if self.engine._waiters is None:
             done = [self._wait_for(0)]
@@ -462,9 +467,11 @@ class _Step:
         return time.perf_counter()
 
     def _record(self) -> None:
-        for local, pieces in enumerate(self.pieces):
-            if len(set(pieces)) == 1:
-                self.engine.kernels.record(local, pieces[0], min(self.seconds[local], self._undisturbed) / len(pieces))
+        for local, microbatches in enumerate(self.microbatches):
+            if len(set(microbatches)) == 1:
+                self.engine.kernels.record(
+                    local, microbatches[0], min(self.seconds[local], self._undisturbed) / len(microbatches)
+                )
             elif len(self.plan.calls) == 1:
                 for size, times in self._one_by_one[local].items():
                     self.engine.kernels.record(local, size, min(times))
@@ -475,19 +482,19 @@ class _Step:
         look = engine.looks[number]
         own: list[Culprit] = []
         for local, worker in enumerate(engine.world.workers):
-            found = look.of_worker(self._of_message(number, local)) if self.pieces[local] else []
+            found = look.of_worker(self._of_message(number, local)) if self.microbatches[local] else []
             if found:
                 origin = self._origin(local, number, found) if search and not own else ""
                 own.append(Culprit(worker, tuple(found), origin))
         trouble = find_together(engine.world, message.contributions, look.of_all(reduced), own)
         seconds = self.seconds if message.level == self.plan.levels - 1 else [float("nan")] * len(self.seconds)
-        return Outcome([], [], {}, seconds, self.pieces, number + 1, engine._bytes[number + 1], trouble)
+        return Outcome([], [], {}, seconds, self.microbatches, number + 1, engine._bytes[number + 1], trouble)
 
     def _origin(self, local: int, message: int, numbers: Sequence[int]) -> str:
         """Where the values of a worker were made that are not finite, as far as that can be found."""
         start = 0
         try:
-            for call, size in enumerate(self.pieces[local]):
+            for call, size in enumerate(self.microbatches[local]):
                 plan = self.engine.plans(size)
                 sent = [plan.messages[message][i] for i in numbers]
                 ends = [a for c in sent for a in (c.value, c.weight)]
@@ -502,8 +509,8 @@ class _Step:
 
     def _known(self, plan: Plan, local: int, level: int, call: int, start: int) -> dict[Var, Any]:
         """What a kernel call was given, by the variables of its graph."""
-        engine, graph, size = self.engine, plan.graph, self.pieces[local][call]
-        alone = len(self.pieces[local]) == 1
+        engine, graph, size = self.engine, plan.graph, self.microbatches[local][call]
+        alone = len(self.microbatches[local]) == 1
         vectors = self.vectors[local] if alone else self._for_call(local, call, start, size)
         scalars = engine.feed.values(*map(jnp.asarray, vectors))
         known = dict(zip(graph.state_vars, engine.states[local], strict=True)) | graph.consts
@@ -536,7 +543,7 @@ class _Step:
     def commit(self) -> tuple[list[list[jax.Array]], list[jax.Array]]:
         """Run the final segment and take its results as the workers' state."""
         engine, final, found = self.engine, self.plan.final, self.engine._results
-        own = {local: self._own(local) for local in engine.present if not self.pieces[local]}
+        own = {local: self._own(local) for local in engine.present if not self.microbatches[local]}
         results = []
         for local in engine.present:
             given, state = self._whole(local, final), engine.states[local]

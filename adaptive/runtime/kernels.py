@@ -25,7 +25,7 @@ from .cache import compile_order
 from .calls import Call
 from .compile import compile_segment
 from .constants import Constants
-from .pieces import GAIN, Pieces, cheapest, predict
+from .microbatches import GAIN, Microbatches, cheapest, predict
 
 CallSet = dict[int, "Kernel"]  # a kernel per level of the plan
 _SAMPLES = 3  # timings of a kernel before it counts as measured
@@ -64,7 +64,7 @@ class _Worker:
     size: int = 0
     steps_at_size: int = 0
     timings: int = 0  # how many sizes are measured, or were so since the last choice
-    chosen: tuple[tuple, Pieces] | None = None
+    chosen: tuple[tuple, Microbatches] | None = None
     used: dict[int, None] = field(default_factory=dict)  # sizes of calls, those used last at the end
     asked: int = 0  # the size that was asked for last
     current: int = 0  # the size of the steps until then
@@ -77,9 +77,9 @@ class _Worker:
         small call that happened to run undisturbed must not look better than a large one that did not."""
         return {s: min(t) for s, t in list(self.samples.items()) if len(t) >= _SAMPLES}
 
-    def take(self, pieces: Pieces) -> None:
+    def take(self, microbatches: Microbatches) -> None:
         """Note that these are used from now on."""
-        for size in set(pieces):
+        for size in set(microbatches):
             self.used.pop(size, None)
             self.used[size] = None
 
@@ -90,7 +90,7 @@ class KernelOptions:
 
     Attributes:
       largest_call: the most examples in one call (`microbatch=`), or `None`.
-      timed: whether pieces are chosen by measured time, and exact kernels compiled; else by size alone, so that
+      timed: whether microbatches are chosen by measured time, and exact kernels compiled; else by size alone, so that
         results do not depend, in their last bits, on how fast the machine was.
       resizable: whether sizes change from step to step; if not, nothing is compiled but what is required.
       compile_order: which of how many processes this is that share a compilation cache: they compile different kernels
@@ -159,7 +159,7 @@ class Kernels:
         """Whether every size can be made, now and from now on."""
         return self.splittable and 1 in self._ladder and all(self._ladder <= w.ready.keys() for w in self._workers)
 
-    def pieces(self, local: int, size: int, at_least: int = 1) -> Pieces:
+    def microbatches(self, local: int, size: int, at_least: int = 1) -> Microbatches:
         """The calls that worker `local` makes for `size` examples in this step, at least so many of them."""
         worker = self._workers[local]
         worker.steps_at_size = worker.steps_at_size + 1 if size == worker.size else 0
@@ -172,7 +172,7 @@ class Kernels:
             worker.take(worker.chosen[1])
         return worker.chosen[1]
 
-    def _choose(self, local: int, size: int, at_least: int) -> Pieces:
+    def _choose(self, local: int, size: int, at_least: int) -> Microbatches:
         worker = self._workers[local]
         worker.tries = False
         if not self.timed:
@@ -195,7 +195,7 @@ class Kernels:
             self._consider_exact(local, size, best)
         return best
 
-    def _fixed(self, size: int, at_least: int) -> Pieces:
+    def _fixed(self, size: int, at_least: int) -> Microbatches:
         """Calls by size alone, whatever is compiled: it would tell what sizes there were before, and how long ago."""
         top = min(self.largest_call or size, -(-size // at_least))
         if not self.resizable:
@@ -209,12 +209,14 @@ class Kernels:
 
     # --- timing -------------------------------------------------------------------------------------------------------
 
-    def wants_each_timed(self, local: int, pieces: Pieces) -> bool:
+    def wants_each_timed(self, local: int, microbatches: Microbatches) -> bool:
         """Whether the calls of this step should be waited for one by one, to time each."""
-        if not self.timed or len(set(pieces)) <= 1:
+        if not self.timed or len(set(microbatches)) <= 1:
             return False
         worker = self._workers[local]
-        return worker.steps_at_size % _RETIME == 0 or any(len(worker.samples.get(p, ())) < _SAMPLES for p in pieces)
+        return worker.steps_at_size % _RETIME == 0 or any(
+            len(worker.samples.get(p, ())) < _SAMPLES for p in microbatches
+        )
 
     def record(self, local: int, size: int, seconds: float) -> None:
         """One timing of one call."""
@@ -255,16 +257,16 @@ class Kernels:
             worker.call = (since, found)
         return worker.call[1]
 
-    def _consider_exact(self, local: int, size: int, pieces: Pieces) -> None:
+    def _consider_exact(self, local: int, size: int, microbatches: Microbatches) -> None:
         """Compile a kernel for this very size if, were it to last as long again, that would have paid."""
         worker = self._workers[local]
         if size in worker.ready or (self.largest_call and size > self.largest_call) or not self.counters.kernels:
             return
         measured = worker.measured()
-        if not set(pieces) <= set(measured):
+        if not set(microbatches) <= set(measured):
             return
-        now = sum(measured[p] for p in pieces)
-        one_call = measured[max(pieces)] / max(pieces) * size
+        now = sum(measured[p] for p in microbatches)
+        one_call = measured[max(microbatches)] / max(microbatches) * size
         price = self.counters.compile_seconds / self.counters.kernels
         if (now - one_call) * worker.steps_at_size > price:
             if worker.exact not in self._ladder:
@@ -287,9 +289,9 @@ class Kernels:
         self.counters.waited_seconds += time.perf_counter() - start
         self.extend(max(sizes))
 
-    def require_calls(self, pieces: Sequence[Pieces]) -> None:
+    def require_calls(self, microbatches: Sequence[Microbatches]) -> None:
         """Have kernels for these very calls (per worker of this process), waiting for them."""
-        for local, sizes in enumerate(pieces):
+        for local, sizes in enumerate(microbatches):
             for size in set(sizes):
                 self.compile(local, size)
 
@@ -343,8 +345,8 @@ class Kernels:
             self._let_go(local)
             if not self.can_make(local, size):
                 of_the_ladder = cheapest(size, self._ladder, lambda k: predict(k, {})) if self.timed else None
-                pieces = of_the_ladder if self.splittable and of_the_ladder else self._first_kernels(size)
-                for needed in sorted(set(pieces)):
+                microbatches = of_the_ladder if self.splittable and of_the_ladder else self._first_kernels(size)
+                for needed in sorted(set(microbatches)):
                     self._put(local, needed, urgent=True)
 
     def _put(self, local: int, size: int, *, urgent: bool = False) -> None:
@@ -361,8 +363,8 @@ class Kernels:
         worker = self._workers[local]
         if self.splittable and not (1 in self._ladder and self._ladder <= worker.ready.keys()):
             return  # what cannot be made of the ladder yet may have to be made of these
-        pieces = worker.chosen[1] if worker.chosen else ()
-        needed = {*self._ladder, *pieces, worker.current, worker.asked, worker.exact}
+        microbatches = worker.chosen[1] if worker.chosen else ()
+        needed = {*self._ladder, *microbatches, worker.current, worker.asked, worker.exact}
         since = {size: when for when, size in enumerate(worker.used)}
         spare = sorted((s for s in list(worker.ready) if s not in needed), key=lambda s: since.get(s, -1))
         for size in spare[: max(0, len(spare) - _KEPT)]:

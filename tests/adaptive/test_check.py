@@ -493,7 +493,7 @@ def test_a_driver_that_cannot_be_split_is_compared_over_workers_alone():
 
     found = check(driver, W, workers=3)
     assert found
-    assert all(len(pieces) == 1 for split in found.splits for pieces in split)
+    assert all(len(microbatches) == 1 for split in found.splits for microbatches in split)
     alone = check(driver, W, workers=1)
     assert not alone
     assert "nothing to compare on one worker: all_gather" in str(alone)
@@ -510,15 +510,15 @@ def test_every_split_differs_from_the_others(workers, examples, most):
         for split in (even, *splits):
             assert len(split) == workers
             assert sum(map(sum, split)) == examples
-            assert all(0 < piece <= (most or examples) for pieces in split for piece in pieces)
-        assert any(piece % 2 for split in splits for pieces in split for piece in pieces)
+            assert all(0 < microbatch <= (most or examples) for microbatches in split for microbatch in microbatches)
+        assert any(microbatch % 2 for split in splits for microbatches in split for microbatch in microbatches)
 
 
 def test_calls_are_no_longer_than_the_program_may_make_them():
     driver, init = train(mean_loss)
     found = check(driver, init(W), global_batch=8, microbatch=2)
     assert found
-    assert all(piece <= 2 for split in found.splits for pieces in split for piece in pieces)
+    assert all(microbatch <= 2 for split in found.splits for microbatches in split for microbatch in microbatches)
 
 
 def test_state_that_is_local_on_purpose_is_not_compared_but_what_is_made_of_it_is():

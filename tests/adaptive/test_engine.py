@@ -46,7 +46,7 @@ def engine_of(driver, state, workers, examples=4, *, world=None, status=None, fi
 
 def step(engine, batch, split, *, number=0, seconds=None):
     """One step on `batch`, where worker i makes the calls `split[i]`."""
-    sizes = [sum(pieces) for pieces in split]
+    sizes = [sum(microbatches) for microbatches in split]
     starts = np.concatenate([[0], np.cumsum(sizes)]).tolist()
     batches = tuple(jax.tree.map(lambda a, s=s, e=e: a[s:e], batch) for s, e in pairwise(starts))
     seconds = seconds or [0.1 * (w + 1) for w in range(len(split))]
@@ -56,13 +56,13 @@ def step(engine, batch, split, *, number=0, seconds=None):
     ]
     share = Share(tuple(sizes), tuple(starts[:-1]), batches)
     engine.kernels.require_calls(split)
-    return engine.step(share, readings, pieces=split)
+    return engine.step(share, readings, microbatches=split)
 
 
 def run(driver, state, split, data, count=2):
     """Some steps, each on the next rows of `data`: the states of all workers, and the metrics of the last step."""
     engine = engine_of(driver, state, len(split))
-    engine.compile([], pieces=split)
+    engine.compile([], microbatches=split)
     total = sum(map(sum, split))
     for number in range(count):
         outcome = step(
@@ -264,7 +264,7 @@ def test_random_drivers_do_on_any_split_what_they_say(monkeypatch, program, spli
     uncompiled(monkeypatch)
     rng = np.random.default_rng(seed)
     engine = engine_of(driver_of(program), jnp.float32(0.4), len(split))
-    engine.compile([], pieces=split)
+    engine.compile([], microbatches=split)
     state, slots = 0.4, []
     for number in range(2):
         ys = [[rng.normal(size=n).astype(np.float32) for n in calls] for calls in split]
@@ -292,7 +292,7 @@ def test_what_is_kept_for_later_survives_the_sum_of_what_is_sent(monkeypatch):
 
     data, split = make_data(7), [(2, 2), (2, 1)]
     engine = engine_of(driver, W, 2)
-    engine.compile([], pieces=split)
+    engine.compile([], microbatches=split)
     outcome = step(engine, data, split)
     rows = np.split(data["x"].astype(np.float64), [2, 4, 6])
     grads = [r.mean(0) + np.asarray(W) for r in rows]
@@ -312,7 +312,7 @@ def test_state_that_is_handed_on_and_returned_twice_has_memory_of_its_own():
 
     state = {"new": jnp.zeros(3), "old": jnp.zeros(3), "older": jnp.zeros(3), "still": jnp.ones(3)}
     engine = engine_of(driver, state, 1)
-    engine.compile([], pieces=[(4,)])
+    engine.compile([], microbatches=[(4,)])
     data = make_data(4)
     metrics = [step(engine, data, [(4,)], number=number).metrics for number in range(4)]
     mean = data["y"].mean()
@@ -333,7 +333,7 @@ def test_the_callers_arrays_are_copied_and_workers_do_not_share_theirs():
         return jax.tree.map(lambda w: w + comm.all_reduce(batch["y"].mean()), state), {}
 
     engine = engine_of(driver, [own, device], 2)
-    engine.compile([], pieces=[(1,), (1,)])
+    engine.compile([], microbatches=[(1,), (1,)])
     own += 5
     step(engine, make_data(2), [(1,), (1,)])
     assert not device.is_deleted()
@@ -394,7 +394,7 @@ def counting_first(state, batch):
 def test_the_last_message_of_a_step_carries_the_status(driver):
     world, status, data = Lengths(2), Heard(), make_data(6)
     engine = engine_of(driver, W, 2, world=world, status=status)
-    engine.compile([], pieces=[(2, 1), (3,)])
+    engine.compile([], microbatches=[(2, 1), (3,)])
     for number in range(2):
         step(engine, data, [(2, 1), (3,)], number=number)
     assert [layout.status for layout in engine.layouts] == [0, 2]
@@ -408,7 +408,7 @@ def test_a_message_that_fails_leaves_the_state_as_it_was(broken):
     world, data = Faulty(2), make_data(6)
     engine = engine_of(sharpness_aware, W, 2, world=world)
     split = [(2, 1), (3,)]
-    engine.compile([], pieces=split)
+    engine.compile([], microbatches=split)
     step(engine, data, split)
     before = [np.asarray(leaves[0]) for leaves in engine.states]
     world.broken = broken
@@ -418,7 +418,7 @@ def test_a_message_that_fails_leaves_the_state_as_it_was(broken):
     world.broken = None
     step(engine, data, split)
     other = engine_of(sharpness_aware, W, 2)
-    other.compile([], pieces=split)
+    other.compile([], microbatches=split)
     for _ in range(2):
         step(other, data, split)
     assert np.array_equal(engine.states[0][0], other.states[0][0])
@@ -432,7 +432,7 @@ def test_a_step_that_may_not_commit_changes_nothing():
         return state - comm.all_reduce(grad(state, batch)), {}
 
     engine = engine_of(driver, W, 1, finite=True)
-    engine.compile([], pieces=[(4,)])
+    engine.compile([], microbatches=[(4,)])
     bad = make_data(4)
     bad["y"][2] = np.nan
     outcome = step(engine, bad, [(4,)])
@@ -448,7 +448,7 @@ def test_a_step_that_may_not_commit_changes_nothing():
 def test_who_is_not_finite_is_told_worker_by_worker():
     engine = engine_of(momentum, (W, MOMENTUM.init(W)), 3, finite=True)
     split = [(2,), (1, 1), (2,)]
-    engine.compile([], pieces=split)
+    engine.compile([], microbatches=split)
     data = make_data(6)
     data["y"][3] = np.inf  # in worker 1's second call
     trouble = step(engine, data, split).trouble
@@ -465,7 +465,7 @@ def test_nothing_is_computed_behind_a_message_that_is_not_finite():
 
     engine = engine_of(driver, W, 2, finite=True)
     split = [(2,), (1, 1)]
-    engine.compile([], pieces=split)
+    engine.compile([], microbatches=split)
     data = make_data(4)
     data["y"][0] = np.inf
     levels = []
@@ -490,7 +490,7 @@ def test_a_measurement_is_taken_once_per_worker_and_step_whatever_the_calls():
 
     engine = engine_of(driver, 0.0, 2)
     split = [(1, 2, 1), (2,)]
-    engine.compile([], pieces=split)
+    engine.compile([], microbatches=split)
     step(engine, make_data(6), split)
     assert sorted(taken) == [0, 1]
     assert float(engine.states[0][0]) == 2.0 + 3.0
@@ -510,7 +510,7 @@ def test_calls_know_their_examples_and_where_they_stand():
 
     engine = engine_of(driver, 0.0, 2)
     split = [(1, 2, 1), (2,)]
-    engine.compile([], pieces=split)
+    engine.compile([], microbatches=split)
     outcome = step(engine, make_data(6), split)
     found = jax.tree.unflatten(engine.plan.graph.metrics_tree, [float(m) for m in outcome.metrics])
     del found["y"]
@@ -542,14 +542,14 @@ def test_what_a_driver_closes_over_is_put_on_every_workers_device():
     data, split = make_data(7), [(2,), (3, 1), (1,)]
     with comm.DeviceWorld(jax.local_devices()[:3]) as world:
         engine = engine_of(driver, W, 3, world=world)
-        engine.compile([], pieces=split)
+        engine.compile([], microbatches=split)
         for _ in range(2):
             step(engine, data, split)
         assert [next(iter(leaves[0].devices())) for leaves in engine.states] == list(world.devices)
         results = [np.asarray(leaves[0]) for leaves in engine.states]
         engine.close()
     alone = engine_of(driver, W, 1)
-    alone.compile([], pieces=[(7,)])
+    alone.compile([], microbatches=[(7,)])
     for _ in range(2):
         step(alone, data, [(7,)])
     alone.close()

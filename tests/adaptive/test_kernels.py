@@ -98,10 +98,10 @@ def test_batches_that_cannot_be_split_have_no_calls_to_pay_for(make):
 def test_a_step_that_tries_a_kernel_is_known_to_if_it_takes_longer_for_that(make):
     kernels = warmed(make(), 64)
     for _ in range(3):
-        assert kernels.pieces(0, 64) == (64,)
+        assert kernels.microbatches(0, 64) == (64,)
     assert not kernels.tried_at_a_loss(0)
     measure(kernels, {64: 64e-5})
-    tried = kernels.pieces(0, 64)
+    tried = kernels.microbatches(0, 64)
     assert tried[0] < 64
     for size in set(tried):
         kernels.record(0, size, (20 + size) * 1e-5)
@@ -178,7 +178,7 @@ def test_the_ladder_makes_every_size(make, first):
     assert kernels.can_make_all()
     for size in range(1, 2 * first + 1):
         assert kernels.can_make(0, size)
-        assert sum(kernels.pieces(0, size)) == size
+        assert sum(kernels.microbatches(0, size)) == size
 
 
 def test_all_workers_have_to_be_able_to_make_a_size(make):
@@ -264,7 +264,7 @@ def test_no_call_is_larger_than_the_micro_batch(make):
     assert [size for _, size in kernels._compiler.asked] == [4, 1]
     kernels._compiler.compile()
     for size in range(1, 50):
-        assert max(kernels.pieces(0, size)) <= 6
+        assert max(kernels.microbatches(0, size)) <= 6
     kernels.extend(1000)
     assert kernels._compiler.asked == []
 
@@ -274,29 +274,29 @@ def test_a_batch_that_cannot_be_split_has_a_kernel_of_its_own(make):
     kernels.require([6])
     assert ready(kernels) == [6]
     assert kernels._compiler.asked == []
-    assert kernels.pieces(0, 6) == (6,)
+    assert kernels.microbatches(0, 6) == (6,)
     assert not kernels.can_make(0, 12)
     assert not kernels.can_make_all()
     kernels.ask([12], [6])
     assert kernels._compiler.asked == [(0, 12)]
     kernels._compiler.compile()
     assert kernels.can_make(0, 12)
-    assert kernels.pieces(0, 12) == (12,)
+    assert kernels.microbatches(0, 12) == (12,)
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 8, 13])
 def test_a_batch_comes_in_at_least_as_many_calls_as_are_needed(make, size):
     kernels = warmed(make(), 13)
     for _ in range(6):
-        pieces = kernels.pieces(0, size, at_least=2)
-        assert sum(pieces) == size
-        assert len(pieces) >= min(size, 2)
+        microbatches = kernels.microbatches(0, size, at_least=2)
+        assert sum(microbatches) == size
+        assert len(microbatches) >= min(size, 2)
 
 
 def test_until_there_are_smaller_kernels_one_call_must_do(make):
     kernels = make()
     kernels.require([6])
-    assert kernels.pieces(0, 6, at_least=2) == (6,)
+    assert kernels.microbatches(0, 6, at_least=2) == (6,)
 
 
 @given(
@@ -328,14 +328,14 @@ def test_what_can_be_made_is_made(size, others, microbatch, least_calls, timed, 
         if number and not kernels.can_make(0, wanted):
             kernels.require([wanted])
         for _ in range(4):
-            pieces = kernels.pieces(0, wanted, least_calls)
-            assert sum(pieces) == wanted
-            assert set(pieces) <= set(ready(kernels))
-            assert max(pieces) <= (microbatch or wanted)
+            microbatches = kernels.microbatches(0, wanted, least_calls)
+            assert sum(microbatches) == wanted
+            assert set(microbatches) <= set(ready(kernels))
+            assert max(microbatches) <= (microbatch or wanted)
             if number == 0 or kernels.can_make_all():
-                assert len(pieces) >= min(wanted, least_calls)
-            for piece in set(pieces):
-                kernels.record(0, piece, 1e-3 * piece**0.5)
+                assert len(microbatches) >= min(wanted, least_calls)
+            for examples in set(microbatches):
+                kernels.record(0, examples, 1e-3 * examples**0.5)
 
 
 # --- choosing by time -------------------------------------------------------------------------------------------------
@@ -343,36 +343,36 @@ def test_what_can_be_made_is_made(size, others, microbatch, least_calls, timed, 
 
 def test_without_timings_a_batch_is_as_few_calls_as_can_be(make):
     kernels = warmed(make(), 40)
-    assert kernels.pieces(0, 40) == (40,)
-    assert kernels.pieces(0, 41) == (40, 1)
-    assert kernels.pieces(0, 56) == (40, 16)
+    assert kernels.microbatches(0, 40) == (40,)
+    assert kernels.microbatches(0, 41) == (40, 1)
+    assert kernels.microbatches(0, 56) == (40, 16)
 
 
 def test_new_kernels_are_tried_on_a_part_of_the_batch_until_all_are_measured(make):
     kernels = warmed(make(), 12)
     for _ in range(200):
-        pieces = kernels.pieces(0, 12)
-        assert sum(pieces) == 12
-        for size in set(pieces):
+        microbatches = kernels.microbatches(0, 12)
+        assert sum(microbatches) == 12
+        for size in set(microbatches):
             kernels.record(0, size, 1.0 + 0.1 * size)
     assert set(kernels._workers[0].measured()) == {12, 8, 4, 2, 1}
-    assert kernels.pieces(0, 12) == (12,)
+    assert kernels.microbatches(0, 12) == (12,)
 
 
 def test_measured_time_decides_over_size(make):
     kernels = warmed(make(), 8)
     measure(kernels, {8: 8.0, 4: 2.0, 2: 1.9, 1: 1.8})
-    assert kernels.pieces(0, 8) == (4, 4)
+    assert kernels.microbatches(0, 8) == (4, 4)
     measure(kernels, {8: 3.0})
     steps_at(kernels, 8, _kernels._RETIME)
-    assert kernels.pieces(0, 8) == (8,)
+    assert kernels.microbatches(0, 8) == (8,)
 
 
 def test_workers_choose_by_their_own_timings(make):
     kernels = warmed(make(workers=2), 8, 8)
     for local, seconds in enumerate(({8: 8.0, 4: 2.0, 2: 2.0, 1: 2.0}, {8: 3.0, 4: 2.0, 2: 2.0, 1: 2.0})):
         measure(kernels, seconds, local)
-    assert (kernels.pieces(0, 8), kernels.pieces(1, 8)) == ((4, 4), (8,))
+    assert (kernels.microbatches(0, 8), kernels.microbatches(1, 8)) == ((4, 4), (8,))
 
 
 def test_a_disturbance_does_not_count(make):
@@ -384,8 +384,8 @@ def test_a_disturbance_does_not_count(make):
 
 def test_mixed_calls_are_timed_one_by_one_while_some_are_unknown(make):
     kernels = warmed(make(), 12)
-    kernels.pieces(0, 12)
-    kernels.pieces(0, 12)
+    kernels.microbatches(0, 12)
+    kernels.microbatches(0, 12)
     assert kernels.wants_each_timed(0, (8, 4))
     assert not kernels.wants_each_timed(0, (4, 4, 4))  # their mean says as much, and nobody has to wait
     measure(kernels, {8: 1.0, 4: 1.0})
@@ -395,23 +395,23 @@ def test_mixed_calls_are_timed_one_by_one_while_some_are_unknown(make):
 def test_deterministic_calls_depend_on_the_size_alone(make):
     kernels = warmed(make(timed=False), 40)
     sizes = (40, 24, 7)
-    before = [kernels.pieces(0, size) for size in sizes]
+    before = [kernels.microbatches(0, size) for size in sizes]
     measure(kernels, {32: 1.0, 16: 99.0, 8: 1e-3, 4: 99.0, 2: 99.0, 1: 1e-6})
     for _ in range(300):
-        assert kernels.pieces(0, 40) == (32, 8)
-    assert before == [kernels.pieces(0, size) for size in sizes] == [(32, 8), (16, 8), (4, 2, 1)]
+        assert kernels.microbatches(0, 40) == (32, 8)
+    assert before == [kernels.microbatches(0, size) for size in sizes] == [(32, 8), (16, 8), (4, 2, 1)]
     assert not kernels.wants_each_timed(0, (16, 8))
     assert kernels._compiler.asked == []
 
 
 def test_deterministic_calls_do_not_depend_on_the_sizes_before(make):
-    pieces = []
+    microbatches = []
     for before in ([24], [7, 24], [100, 5, 24]):
         kernels = make(timed=False)
         for size in before:
             kernels.require([size])
-        pieces.append(kernels.pieces(0, 24))
-    assert pieces == [(16, 8)] * 3
+        microbatches.append(kernels.microbatches(0, 24))
+    assert microbatches == [(16, 8)] * 3
 
 
 # --- an exact kernel --------------------------------------------------------------------------------------------------
@@ -419,7 +419,7 @@ def test_deterministic_calls_do_not_depend_on_the_sizes_before(make):
 
 def steps_at(kernels, size, steps):
     for _ in range(steps):
-        kernels.pieces(0, size)
+        kernels.microbatches(0, size)
 
 
 @pytest.fixture
@@ -438,7 +438,7 @@ def test_a_kernel_for_an_exact_size_is_compiled_when_it_pays(pays):
     assert pays._compiler.asked == [(0, 7)]
     pays._compiler.compile()
     measure(pays, {7: 1.0})
-    assert pays.pieces(0, 7) == (7,)
+    assert pays.microbatches(0, 7) == (7,)
 
 
 def test_a_kernel_that_does_not_pay_is_not_compiled(make):
@@ -458,19 +458,19 @@ def test_no_exact_kernel_is_larger_than_the_micro_batch(make):
 
 
 @given(st.lists(st.tuples(st.integers(1, 30), st.integers(1, 2), st.floats(1e-4, 1)), min_size=1, max_size=60))
-def test_whatever_is_timed_the_pieces_sum_up(steps):
+def test_whatever_is_timed_the_microbatches_sum_up(steps):
     kernels = Kernels(trace, jax.local_devices()[:1], splittable=True)
     HeldCompiler(kernels)
     for rung in (16, 8, 4, 2, 1):
         kernels._workers[0].ready[rung] = {}
     for size, at_least, seconds in steps:
         for _ in range(3):
-            pieces = kernels.pieces(0, size, at_least)
-            assert sum(pieces) == size
-            assert len(pieces) >= min(size, at_least)
-            assert set(pieces) <= set(ready(kernels))
-            for piece in set(pieces):
-                kernels.record(0, piece, seconds)
+            microbatches = kernels.microbatches(0, size, at_least)
+            assert sum(microbatches) == size
+            assert len(microbatches) >= min(size, at_least)
+            assert set(microbatches) <= set(ready(kernels))
+            for microbatch in set(microbatches):
+                kernels.record(0, microbatch, seconds)
 
 
 # --- what nobody wants any more ------------------------------------------------------------------------------------
@@ -509,13 +509,13 @@ def go_through(kernels, sizes, current):
         assert kernels.can_make(0, size)  # as the others have been told
         assert kernels.can_make(0, current)
         current = size
-        assert kernels.pieces(0, size) == (size,)
+        assert kernels.microbatches(0, size) == (size,)
 
 
 def test_kernels_that_were_used_longest_ago_are_let_go(make):
     kernels = make(splittable=False)
     kernels.require([10])
-    kernels.pieces(0, 10)
+    kernels.microbatches(0, 10)
     go_through(kernels, range(11, 100), 10)
     assert len(ready(kernels)) <= _kernels._KEPT + 3
     assert ready(kernels)[-_kernels._KEPT :] == list(range(100 - _kernels._KEPT, 100))
@@ -527,7 +527,7 @@ def test_kernels_that_were_used_longest_ago_are_let_go(make):
 def test_what_waits_to_be_taken_on_is_kept_however_many_sizes_there_are(make):
     kernels = make(splittable=False)
     kernels.require([10])
-    kernels.pieces(0, 10)
+    kernels.microbatches(0, 10)
     kernels.require_calls([range(100, 150)])
     kernels.ask([11], [10])
     kernels._compiler.compile()
@@ -543,14 +543,14 @@ def test_what_waits_to_be_taken_on_is_kept_however_many_sizes_there_are(make):
 def test_the_ladder_is_never_let_go(make):
     kernels = warmed(make(), 64)
     kernels.require_calls([list(range(65, 128))])
-    assert kernels.pieces(0, 65) == (65,)
+    assert kernels.microbatches(0, 65) == (65,)
     kernels.ask([66], [65])
     assert {1, 2, 4, 8, 16, 32, 64, 65} <= set(ready(kernels))
     assert len(ready(kernels)) <= 7 + _kernels._KEPT + 3
-    assert sum(kernels.pieces(0, 66)) == 66
+    assert sum(kernels.microbatches(0, 66)) == 66
     for size in range(1, 300):
         assert kernels.can_make(0, size)
-        assert sum(kernels.pieces(0, size)) == size
+        assert sum(kernels.microbatches(0, size)) == size
 
 
 def test_nothing_is_let_go_before_the_ladder_can_take_its_place(make):

@@ -280,7 +280,7 @@ def test_a_new_size_is_compiled_while_the_old_one_goes_on(monkeypatch):
         program.step()  # whose message tells that all are ready
         report = program.step()
         assert report.batch_sizes == (8, 16, 24)
-        assert report.pieces == ((8,), (16,), (24,))
+        assert report.microbatches == ((8,), (16,), (24,))
         assert report.waited_seconds == waited
 
 
@@ -302,7 +302,10 @@ def test_check_splits_into_multiples_and_finds_that_clients_differ():
         result = program.check()
         assert not result
         assert all(
-            part % STEPS == 0 and len(pieces) == 1 for split in result.splits for pieces in split for part in pieces
+            part % STEPS == 0 and len(microbatches) == 1
+            for split in result.splits
+            for microbatches in split
+            for part in microbatches
         )
         assert "several steps on a local batch" in str(result)
         with pytest.raises(ad.BatchSizeError, match="10 examples are no multiple of the driver's 4 minibatches"):

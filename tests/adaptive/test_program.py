@@ -205,7 +205,7 @@ def test_a_report_says_what_a_step_was():
     assert [r.epoch for r in reports] == [0, 0, 0, 1, 1]
     for r in reports:
         assert (r.batch_sizes, r.global_batch) == ((4, 2), 6)
-        assert [sum(pieces) for pieces in r.pieces] == [4, 2]
+        assert [sum(microbatches) for microbatches in r.microbatches] == [4, 2]
         assert r.messages == 1
         assert r.message_bytes == layouts[0].nbytes == 4 * (FEATURES + 1 + 1 + 2 + 3)
         assert r.seconds > 0
@@ -260,7 +260,7 @@ def test_a_deterministic_program_takes_up_a_size_at_once_whatever_is_compiled():
             program.rescale(global_batch=batch)
             report = program.step()
             sizes.append(report.batch_sizes)
-            assert all(size.bit_count() == 1 for pieces in report.pieces for size in pieces)
+            assert all(size.bit_count() == 1 for microbatches in report.microbatches for size in microbatches)
         assert not held.idle
     assert sizes == [(3, 3), (7, 6), (12, 12), (4, 3)]
 
@@ -484,9 +484,9 @@ def test_a_lone_worker_takes_an_odd_batch_in_calls_of_unlike_sizes(monkeypatch, 
         program.warm_up()
         reports += [program.step() for _ in range(9)]
     for report in reports:
-        (pieces,) = report.pieces
-        assert sum(pieces) == global_batch
-        assert len(pieces) >= 2
+        (microbatches,) = report.microbatches
+        assert sum(microbatches) == global_batch
+        assert len(microbatches) >= 2
 
 
 def test_kernels_are_not_tried_on_data_that_nobody_has():

@@ -53,10 +53,10 @@ def test_it_takes_the_steps_that_a_resizable_program_takes():
 
 @pytest.mark.parametrize("options", [{}, {"deterministic": True}])
 @pytest.mark.parametrize(
-    ("workers", "global_batch", "microbatch", "pieces"),
+    ("workers", "global_batch", "microbatch", "microbatches"),
     [(2, 14, None, [(7,), (7,)]), (2, 14, 3, [(3, 3, 1)] * 2), (1, 7, None, [(4, 3)])],
 )
-def test_a_batch_is_as_few_calls_as_can_be(workers, global_batch, microbatch, pieces, options):
+def test_a_batch_is_as_few_calls_as_can_be(workers, global_batch, microbatch, microbatches, options):
     """A noise scale needs two calls of a lone worker."""
 
     def driver(state, batch):
@@ -66,7 +66,7 @@ def test_a_batch_is_as_few_calls_as_can_be(workers, global_batch, microbatch, pi
 
     with build(driver, workers=workers, global_batch=global_batch, microbatch=microbatch, **options) as program:
         reports = [program.step() for _ in range(4)]
-    assert [list(r.pieces) for r in reports] == [pieces] * 4
+    assert [list(r.microbatches) for r in reports] == [microbatches] * 4
 
 
 def test_other_sizes_are_refused_and_the_program_goes_on():

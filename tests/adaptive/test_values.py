@@ -113,11 +113,11 @@ WHOLE = 8
 
 @settings(max_examples=15)
 @given(st.lists(st.sampled_from(SIZES[:4]), min_size=2, max_size=6), st.integers(0, 3), st.sampled_from([0, 5, 2**40]))
-def test_an_examples_key_does_not_depend_on_the_split(pieces, step, seed):
-    """Pieces, of whichever worker, that follow one another see the keys of one whole batch."""
+def test_an_examples_key_does_not_depend_on_the_split(microbatches, step, seed):
+    """Microbatches, of whichever worker, that follow one another see the keys of one whole batch."""
     whole = keys_in(WHOLE, reading(step=step, seed=seed, offset=0, worker=0))
     found, offset = [], 0
-    for number, size in enumerate(pieces):
+    for number, size in enumerate(microbatches):
         if offset + size > WHOLE:
             break
         found.append(keys_in(size, reading(step=step, seed=seed, offset=offset, worker=number % 3)))

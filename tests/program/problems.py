@@ -110,19 +110,19 @@ def warm(program: ad.Program) -> None:
     program.step()
 
 
-def force_pieces(program: ad.Program, seed: int, largest: int) -> None:
-    """Make every worker compute its batch in random pieces of up to `largest`, drawn anew for each step."""
+def force_microbatches(program: ad.Program, seed: int, largest: int) -> None:
+    """Make every worker compute its batch in random microbatches of up to `largest`, drawn anew for each step."""
     rng = np.random.default_rng([seed, program.world.rank])
     powers = [1 << i for i in range(largest.bit_length())]
 
-    def pieces(local: int, size: int, at_least: int = 1) -> tuple[int, ...]:
+    def microbatches(local: int, size: int, at_least: int = 1) -> tuple[int, ...]:
         found = []
         while size:
             found.append(int(rng.choice([p for p in powers if p <= size])))
             size -= found[-1]
         return tuple(found)
 
-    program._engine.kernels.pieces = pieces
+    program._engine.kernels.microbatches = microbatches
 
 
 def same_everywhere(world: Any, value: Any) -> bool:

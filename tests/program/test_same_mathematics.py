@@ -13,32 +13,32 @@ import controllers as ctrl
 import monitors as mon
 
 from . import problems
-from .problems import adam_driver, adam_state, build, by_first, difference, force_pieces, make_data, plain_adam
+from .problems import adam_driver, adam_state, build, by_first, difference, force_microbatches, make_data, plain_adam
 
 STEPS, SEED = 50, 3
 GLOBAL_BATCHES = (12, 20, 28)
 
 
-def train_with_random_sizes(world, data, seed: int, *, random_pieces: bool) -> tuple[list[int], problems.Params]:
+def train_with_random_sizes(world, data, seed: int, *, random_microbatches: bool) -> tuple[list[int], problems.Params]:
     """50 steps; every few of them another global batch and another split. Returns the global batches and params."""
     rng = np.random.default_rng(seed)
-    batches, splits, pieces = [], set(), set()
-    options = {"resizable": True, "microbatch": 8 if random_pieces else None}
+    batches, splits, microbatches = [], set(), set()
+    options = {"resizable": True, "microbatch": 8 if random_microbatches else None}
     with build(adam_driver, adam_state(), data, 20, world=world, **options) as program:
         program.warm_up()
-        if random_pieces:
-            force_pieces(program, seed, largest=min(8, 20 // world.size))
+        if random_microbatches:
+            force_microbatches(program, seed, largest=min(8, 20 // world.size))
         while len(batches) < STEPS:
             for _ in range(min(int(rng.integers(2, 5)), STEPS - len(batches))):
                 report = program.step()
                 batches.append(report.global_batch)
                 splits.add(report.batch_sizes)
-                pieces.update(report.pieces)
+                microbatches.update(report.microbatches)
             program.rescale(global_batch=int(rng.choice(GLOBAL_BATCHES)), shares=random_shares(rng, world.size))
         assert problems.same_everywhere(world, program.state)
         assert len(set(batches)) == len(GLOBAL_BATCHES)
         assert world.size == 1 or len(splits) > 8
-        assert not random_pieces or (len(pieces) > 20 and max(max(p, default=0) for p in pieces) <= 8)
+        assert not random_microbatches or (len(microbatches) > 20 and max(max(p, default=0) for p in microbatches) <= 8)
         return batches, program.state["params"]
 
 
@@ -49,10 +49,10 @@ def random_shares(rng: np.random.Generator, workers: int) -> list[float]:
     return shares.tolist()
 
 
-@pytest.mark.parametrize("random_pieces", [False, True], ids=["cheapest pieces", "random pieces"])
-def test_50_adam_steps_on_random_splits_are_those_of_plain_optax(world, precision, random_pieces, capsys):
+@pytest.mark.parametrize("random_microbatches", [False, True], ids=["cheapest microbatches", "random microbatches"])
+def test_50_adam_steps_on_random_splits_are_those_of_plain_optax(world, precision, random_microbatches, capsys):
     data = make_data()
-    batches, ours = train_with_random_sizes(world, data, 7, random_pieces=random_pieces)
+    batches, ours = train_with_random_sizes(world, data, 7, random_microbatches=random_microbatches)
 
     def plainly():
         plain = plain_adam(data, batches, SEED)

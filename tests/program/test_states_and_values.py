@@ -26,7 +26,7 @@ from .problems import (
     adam_state,
     build,
     difference,
-    force_pieces,
+    force_microbatches,
     losses,
     make_data,
     make_params,
@@ -267,13 +267,13 @@ def dropout_driver(params, batch):
 def test_keys_do_not_depend_on_the_split(world):
     data, reports = make_data(), {}
 
-    def train(world, shares, pieces):
-        options = {"shares": shares, "seed": 11, "microbatch": 2 if pieces else None, "resizable": pieces}
+    def train(world, shares, microbatches):
+        options = {"shares": shares, "seed": 11, "microbatch": 2 if microbatches else None, "resizable": microbatches}
         with build(dropout_driver, make_params(), data, 10, world=world, **options) as program:
             program.warm_up()
-            if pieces:
-                force_pieces(program, 5, largest=2)
-            reports[pieces] = [program.step() for _ in range(6)]
+            if microbatches:
+                force_microbatches(program, 5, largest=2)
+            reports[microbatches] = [program.step() for _ in range(6)]
             return program.state
 
     ours = train(world, [1.0 + w for w in range(world.size)], True)

@@ -1,9 +1,9 @@
-"""A large batch runs as the pieces that measure fastest, and never slower than 3 % behind the best way.
+"""A large batch runs as the microbatches that measure fastest, and never slower than 3 % behind the best way.
 
-    PJRT_NPROC=1 python benchmarks/pieces_against_one_kernel.py
+    PJRT_NPROC=1 python benchmarks/microbatches_against_one_kernel.py
 
 A local batch of 1024 of the digits' conv net on one core: as the program chooses its kernel calls after it has timed
-them, against one kernel of 1024, and against every fixed piece size.
+them, against one kernel of 1024, and against every fixed microbatch size.
 """
 
 import os
@@ -41,7 +41,7 @@ def driver(state, batch):
 
 
 def measure(side):
-    """Steps of one batch in the chosen pieces and in each fixed one."""
+    """Steps of one batch in the chosen microbatches and in each fixed one."""
     data = {"image": RNG.random((4096, side, side, 1), np.float32), "label": RNG.integers(0, 10, 4096).astype(np.int32)}
     params = NET.init(jax.random.key(0), data["image"][:1])
     state = (params, OPTIMIZER.init(params))
@@ -49,17 +49,17 @@ def measure(side):
     chosen.warm_up()
     list(chosen.run(steps=60))  # the kernels are timed on real steps
     fixed = {
-        f"{BATCH // piece} x {piece}": ad.Program(
-            driver, state, data, global_batch=BATCH, microbatch=piece, deterministic=True
+        f"{BATCH // microbatch} x {microbatch}": ad.Program(
+            driver, state, data, global_batch=BATCH, microbatch=microbatch, deterministic=True
         )
-        for piece in (1024, 512, 256, 128, 64)
+        for microbatch in (1024, 512, 256, 128, 64)
     }
     calls = {"chosen": lambda: step(chosen)} | {name: (lambda p=p: step(p)) for name, p in fixed.items()}
     seconds = alternate(calls, ROUNDS, warmup=3)
     best = min(fixed, key=lambda name: np.median(seconds[name]))
     rows = [{"images": f"{side}x{side}", **row.cells()} for row in summary(seconds, baseline="1 x 1024")]
     ratio = float(np.median(seconds["chosen"] / seconds[best]))
-    calls_made = chosen.step().pieces[0]
+    calls_made = chosen.step().microbatches[0]
     made_of = " + ".join(f"{calls_made.count(size)} x {size}" for size in sorted(set(calls_made), reverse=True))
     note = (
         f"{side}x{side}: the program chose {made_of}; the best fixed way is {best}, and chosen / best is {ratio:.3f} "
@@ -82,4 +82,6 @@ if __name__ == "__main__":
         rows += more
         notes.append(note)
     notes.append(f"A local batch of {BATCH} on one core and one thread; ratios are to one kernel of {BATCH}.")
-    report("A large batch runs as the pieces that measure fastest", rows, "pieces_against_one_kernel.md", notes)
+    report(
+        "A large batch runs as the microbatches that measure fastest", rows, "microbatches_against_one_kernel.md", notes
+    )

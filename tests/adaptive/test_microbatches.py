@@ -1,4 +1,4 @@
-"""The pieces of a batch are the cheapest there are, and as few as that allows."""
+"""The microbatches of a batch are the cheapest there are, and as few as that allows."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from adaptive.runtime.pieces import GAIN, cheapest, predict
+from adaptive.runtime.microbatches import GAIN, cheapest, predict
 
 POWERS = [1, 2, 4, 8, 16]
 
@@ -54,11 +54,11 @@ def test_kernels_are_put_together_at_the_least_cost_if_they_can_be(size, kernels
 
 
 @pytest.mark.parametrize(
-    ("size", "kernels", "pieces"),
+    ("size", "kernels", "microbatches"),
     [(63, {31, 32}, (32, 31)), (61, {7, 5}, (7,) * 8 + (5,)), (48, {31, 17}, (31, 17)), (17, {7, 3}, (7, 7, 3))],
 )
-def test_kernels_that_are_no_powers_are_used_as_often_as_it_takes(size, kernels, pieces):
-    assert cheapest(size, kernels, lambda s: 1.0) == pieces
+def test_kernels_that_are_no_powers_are_used_as_often_as_it_takes(size, kernels, microbatches):
+    assert cheapest(size, kernels, lambda s: 1.0) == microbatches
 
 
 @given(st.integers(1, 100), costs)

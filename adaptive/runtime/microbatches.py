@@ -1,7 +1,7 @@
-"""Which kernel calls make up a local batch: the cheapest pieces, by measured time.
+"""Which kernel calls make up a local batch: the cheapest microbatches, by measured time.
 
-A batch of 40 is a call of 32 and one of 8. Kernels of powers of two make every size, and by the merging of equal pieces
-into one of twice the size, the cheapest way to make a power of two is either its own kernel or twice the cheapest way
+A batch of 40 is a call of 32 and one of 8. Kernels of powers of two make every size, and since two equal microbatches
+can be one of twice the size, the cheapest way to make a power of two is either its own kernel or twice the cheapest way
 to make its half: bigger is not always faster (a small conv net on one core: 1024 as one kernel 88 ms, as eight of 128
 45 ms). Kernels of other sizes come before them, in all numbers that fit: what kernels can make is made.
 """
@@ -11,12 +11,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from math import inf
 
-Pieces = tuple[int, ...]
+Microbatches = tuple[int, ...]
 GAIN = 0.97  # more calls must be this much faster than the fewest: timings are not exact, and calls are not free
 
 
-def cheapest(size: int, kernels: Iterable[int], seconds: Callable[[int], float]) -> Pieces | None:
-    """The pieces with the least predicted time that sum to `size`, largest first; `None` where no pieces do.
+def cheapest(size: int, kernels: Iterable[int], seconds: Callable[[int], float]) -> Microbatches | None:
+    """The microbatches with the least predicted time that sum to `size`, largest first; `None` where none do.
 
     Args:
       size: examples in the local batch.
@@ -35,8 +35,8 @@ def cheapest(size: int, kernels: Iterable[int], seconds: Callable[[int], float])
     return tuple(sorted(best if worth_it else fewest, reverse=True))
 
 
-def _best(size: int, prices: Mapping[int, float]) -> Pieces | None:
-    """The pieces with the least sum of prices."""
+def _best(size: int, prices: Mapping[int, float]) -> Microbatches | None:
+    """The microbatches with the least sum of prices."""
     ways = _powers(size, prices)
     # By what other kernels leave to the powers of two: the least that they cost, and the last of them.
     rests: dict[int, tuple[float, int]] = {size: (0.0, 0)}
@@ -49,14 +49,14 @@ def _best(size: int, prices: Mapping[int, float]) -> Pieces | None:
                 rest -= odd
                 rests[rest] = (cost, odd)
     left = min(rests, key=lambda rest: rests[rest][0] + _from_powers(rest, ways)[0])
-    cost, pieces = _from_powers(left, ways)
+    cost, microbatches = _from_powers(left, ways)
     while left < size:
         odd = rests[left][1]
-        pieces, left = (*pieces, odd), left + odd
-    return None if cost == inf else pieces
+        microbatches, left = (*microbatches, odd), left + odd
+    return None if cost == inf else microbatches
 
 
-Way = tuple[float, Pieces]
+Way = tuple[float, Microbatches]
 
 
 def _powers(size: int, prices: Mapping[int, float]) -> dict[int, Way]:
@@ -72,12 +72,12 @@ def _powers(size: int, prices: Mapping[int, float]) -> dict[int, Way]:
 
 def _from_powers(size: int, ways: Mapping[int, Way]) -> Way:
     cost = 0.0
-    pieces: Pieces = ()
+    microbatches: Microbatches = ()
     for power in sorted(ways, reverse=True):
         times, size = divmod(size, power)
         if times:
-            cost, pieces = cost + times * ways[power][0], pieces + times * ways[power][1]
-    return (cost, pieces) if size == 0 else (inf, ())
+            cost, microbatches = cost + times * ways[power][0], microbatches + times * ways[power][1]
+    return (cost, microbatches) if size == 0 else (inf, ())
 
 
 def predict(size: int, measured: Mapping[int, float], call_seconds: float = 50e-6) -> float:
@@ -85,7 +85,7 @@ def predict(size: int, measured: Mapping[int, float], call_seconds: float = 50e-
 
     Args:
       measured: seconds by size.
-      call_seconds: what a call costs whatever its size; makes fewer pieces win where nothing is known.
+      call_seconds: what a call costs whatever its size; makes fewer microbatches win where nothing is known.
     """
     if size in measured:
         return measured[size]
