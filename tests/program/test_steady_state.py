@@ -125,4 +125,4 @@ def test_a_driver_that_cannot_be_split_waits_for_its_kernel(world, compiles):
         report = program.step()
     assert report.batch_sizes == (12,) * n
     assert report.waited_seconds == first.waited_seconds
-    assert set(report.pieces) == {(12,)}
+    assert set(report.microbatches) == {(12,)}
