@@ -6,6 +6,9 @@ keep, and following it is worse than nothing. Steps behind a decision were not c
 tells what that step would have taken under another split. So a split that turns out worse than the one before is given
 up for that, and from then on a split is first tried on paper, for twice as many steps as the last time: it has to be
 better in steps that were not known when it was proposed. With promises that are kept this comes to nothing again.
+
+Of a worker's seconds what follows its batch is what it takes at the least. The rest are stalls, such as a neighbour's
+time slice that is longer than the step: they come whatever the batch is, and under another split they come as well.
 """
 
 from __future__ import annotations
@@ -26,15 +29,19 @@ class Trial(NamedTuple):
     sizes: np.ndarray  # shape=(n,), int64: the split in force; all 0 where none is on trial
     other: np.ndarray  # shape=(n,), int64: the one that it is compared with
     factors: np.ndarray  # shape=(n,), what the other takes of each worker, over what this one does
+    least: np.ndarray  # shape=(n,), the least seconds of each worker so far; infinite before the first
     steps: np.ndarray  # shape=(), int64
-    total: np.ndarray  # shape=(), sum over the steps of the other's gain: the part of the step that it would save …
-    squares: np.ndarray  # shape=(), … and of its square
+    seconds: np.ndarray  # shape=(), that these steps took
+    total: np.ndarray  # shape=(), sum over the steps of the seconds that the other would have saved …
+    squares: np.ndarray  # shape=(), … and of their squares
 
     @classmethod
     def none(cls, n_workers: int) -> Trial:
         """Nothing on trial."""
         nobody = np.zeros(n_workers, np.int64)
-        return cls(nobody, nobody, np.ones(n_workers), np.asarray(0), np.asarray(0.0), np.asarray(0.0))
+        nothing = np.asarray(0.0)
+        least = np.full(n_workers, np.inf)
+        return cls(nobody, nobody, np.ones(n_workers), least, np.asarray(0), nothing, nothing, nothing)
 
     @classmethod
     def of(cls, sizes: np.ndarray, other: np.ndarray, factors: np.ndarray) -> Trial:
@@ -50,13 +57,14 @@ class Trial(NamedTuple):
     @property
     def gain(self) -> float:
         """The mean part of a step that the other split would have saved."""
-        return float(self.total / max(self.steps, 1))
+        return float(self.total / self.seconds) if self.seconds else 0.0
 
     @property
     def error(self) -> float:
         """The standard error of `gain`."""
-        n = max(int(self.steps), 2)
-        return float(np.sqrt(max(float(self.squares) / n - self.gain**2, 0.0) / (n - 1)))
+        n, step = max(int(self.steps), 2), float(self.seconds) / max(int(self.steps), 1)
+        variance = max(float(self.squares) / n - (float(self.total) / n) ** 2, 0.0)
+        return float(np.sqrt(variance / (n - 1))) / step if step else 0.0
 
     def see(self, sizes: np.ndarray, seconds: np.ndarray) -> Trial:
         """Take in a step, if it ran with the split in force, and the seconds of all who took examples are known."""
@@ -64,8 +72,17 @@ class Trial(NamedTuple):
         known = (seconds > 0) & (seconds < np.inf)
         if not np.array_equal(sizes, self.sizes) or not known[took].all():
             return self
-        gain = max(1 - float((seconds * self.factors)[took].max() / seconds[took].max()), -1.0)
-        return self._replace(steps=self.steps + 1, total=self.total + gain, squares=self.squares + gain**2)
+        least = np.where(took, np.minimum(self.least, seconds), self.least)
+        other = seconds[took] + ((self.factors - 1) * np.where(took, least, 0.0))[took]
+        step = float(seconds[took].max())
+        saved = max(step - float(other.max()), -step)
+        return self._replace(
+            least=least,
+            steps=self.steps + 1,
+            seconds=self.seconds + step,
+            total=self.total + saved,
+            squares=self.squares + saved**2,
+        )
 
 
 class Promises(NamedTuple):

@@ -26,9 +26,18 @@ def test_a_trial_says_what_part_of_a_step_another_split_would_save():
     trial = Trial.of(HERE, THERE, TO_THERE)
     for seconds in ([0.6, 0.4], [0.6, 0.4], [0.3, 0.4]):
         trial = trial.see(HERE, np.array(seconds))
-    gains = [1 - 0.5 / 0.6, 1 - 0.5 / 0.6, 1 - 0.5 / 0.4]
-    assert trial.gain == pytest.approx(np.mean(gains))
-    assert trial.error == pytest.approx(np.std(gains) / np.sqrt(2))
+    saved, took = np.array([0.6 - 0.5, 0.6 - 0.5, 0.4 - 0.5]), np.array([0.6, 0.6, 0.4])
+    assert trial.gain == pytest.approx(saved.sum() / took.sum())
+    assert trial.error == pytest.approx(np.std(saved) / np.sqrt(2) / took.mean())
+
+
+def test_stalls_do_not_follow_the_batch():
+    """A worker that stands still in every other step would do so with any batch: only the rest is scaled."""
+    trial = Trial.of(HERE, THERE, TO_THERE)
+    for stall in (0.0, 1.0, 0.0, 1.0):
+        trial = trial.see(HERE, np.array([0.6, 0.4 + stall]))
+    saved = np.array([0.6 - 0.5, 1.4 - 1.5, 0.6 - 0.5, 1.4 - 1.5])
+    assert trial.gain == pytest.approx(saved.sum() / (0.6 + 1.4 + 0.6 + 1.4), abs=1e-12)
 
 
 def test_steps_of_other_sizes_and_without_times_are_not_of_the_trial():
