@@ -2,7 +2,7 @@
 
     python examples/devices.py --epochs 60
 
-Each device is a worker with a batch size and kernels of its own. Compiling those takes some ten seconds behind the
+Each device is a worker with a batch size and kernels of its own. Compiling those takes some five seconds behind the
 steps; a shorter run may end before a larger batch has its kernels. On a machine with several GPUs leave out the line
 that asks for CPU devices, and `python examples/listing_1.py` does the same over them.
 """
