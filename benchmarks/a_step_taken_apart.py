@@ -31,7 +31,7 @@ from _measure import pin, report
 import adaptive as ad
 import collectives as comm
 
-DATA, CALL, WAIT, EXCHANGE, FRAME, REDUCE = "data", "call kernel", "waiting for it", "exchange", "frame", "microbatches"
+DATA, CALL, WAIT, EXCHANGE, FRAME, REDUCE = "data", "call kernel", "waiting for it", "exchange", "frame", "pieces"
 LOOK, NANS, FINAL, HOOKS, REST = (
     "look for non-finite",
     "flags of new NaNs",
@@ -187,7 +187,7 @@ def main() -> None:
     if RANKS.rank == 0:
         notes = [
             f"Microseconds of rank 0's core, p10 / median of {options.steps} steps, in turn by blocks of "
-            f"{options.block}. Parts are exclusive: the exchange is without its frame and its microbatches. The frame "
+            f"{options.block}. Parts are exclusive: the exchange is without its frame and its pieces. The frame "
             "waits for the other rank.",
         ]
         report("A step, taken apart", rows, None if options.only else "a_step_taken_apart.md", notes)
