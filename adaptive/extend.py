@@ -37,6 +37,7 @@ from adaptive.base.world import Arriving as Arriving
 from adaptive.base.world import Blocking as Blocking
 from adaptive.base.world import LookAtPiece as LookAtPiece
 from adaptive.base.world import Parts as Parts
+from adaptive.base.world import Starting as Starting
 from adaptive.base.world import WhenWaitedFor as WhenWaitedFor
 from adaptive.base.world import World as World
 from adaptive.control.batch_sizes import BatchSizes as BatchSizes

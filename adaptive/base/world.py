@@ -153,6 +153,14 @@ class Arriving(Protocol):
         ...
 
 
+class Starting:
+    """For worlds that do some of an exchange before they wait for others: both of it is what `start` returns."""
+
+    def exchange(self, *message: Any, **options: Any) -> Arrived:
+        """Start an exchange, and wait for it: the protocol of `World`."""
+        return self.start(*message, **options).wait()  # type: ignore[attr-defined]
+
+
 class Blocking:
     """For worlds that can do nothing of an exchange without waiting for others: it begins when it is waited for."""
 

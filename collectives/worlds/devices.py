@@ -12,7 +12,7 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from adaptive.extend import Arrived, Arriving, LookAtPiece, Parts, Seats, WhenWaitedFor
+from adaptive.extend import Arrived, Arriving, LookAtPiece, Parts, Seats, Starting, WhenWaitedFor
 
 from .scope import Scope, describe
 
@@ -21,7 +21,7 @@ from .scope import Scope, describe
 _one_at_a_time = RLock()  # from the start to the end of an exchange; one thread may have several under way
 
 
-class DeviceWorld(Seats, Scope):
+class DeviceWorld(Starting, Seats, Scope):
     """One process, one worker per device; batches may differ in size from device to device.
 
     Each worker's kernels are dispatched to its own device, so they run side by side. An exchange joins the workers'
@@ -77,19 +77,6 @@ class DeviceWorld(Seats, Scope):
         finally:
             _one_at_a_time.release()
         return [list(row) for row in zip(*map(self._copies, reduced), strict=True)], status
-
-    def exchange(
-        self,
-        parts: Sequence[Parts],
-        ops: Sequence[str],
-        status: np.ndarray,
-        channel: Hashable = 0,
-        about: str = "",
-        more: str = "",
-        look: LookAtPiece | None = None,
-    ) -> Arrived:
-        """Reduce in one sharded XLA program: the protocol of `World`."""
-        return self.start(parts, ops, status).wait()
 
     def all_gather_bytes(self, value: bytes, about: str = "", more: str = "") -> list[bytes]:
         """The only process's value."""

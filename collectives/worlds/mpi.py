@@ -23,6 +23,7 @@ from adaptive.extend import (
     Arriving,
     LookAtPiece,
     Parts,
+    Starting,
     WhenWaitedFor,
     allowed_cpus,
     chosen_threads,
@@ -57,7 +58,7 @@ _making = Lock()  # duplicating a communicator is a collective on it, which two 
 Layout = tuple[tuple[tuple[int, ...], np.dtype, str], ...]  # shape, dtype and op of each part
 
 
-class MPIWorld(Scope):
+class MPIWorld(Starting, Scope):
     """One worker per MPI rank, or one per local device: then a sum over the process's devices comes first.
 
     Args:
@@ -126,19 +127,6 @@ class MPIWorld(Scope):
             for x in parts[0]:
                 x.copy_to_host_async()
         return WhenWaitedFor(partial(self._wait_for, local, parts[0], ops, status, channel, about, more, look))
-
-    def exchange(
-        self,
-        parts: Sequence[Parts],
-        ops: Sequence[str],
-        status: np.ndarray,
-        channel: Hashable = 0,
-        about: str = "",
-        more: str = "",
-        look: LookAtPiece | None = None,
-    ) -> Arrived:
-        """Reduce over this process's workers first, then over ranks: the protocol of `World`."""
-        return self.start(parts, ops, status, channel, about, more, look).wait()
 
     def _wait_for(
         self,
