@@ -6,12 +6,13 @@
     │   └── CollectiveError     an operator stands where it cannot, or is given what it cannot take
     ├── DataError               the data set or a batch cannot be used
     ├── BatchSizeError          a global batch or a split of it that cannot be
+    ├── MembersError            a number of workers that cannot be
     ├── CheckpointError         a checkpoint that is damaged, or of another program
     ├── DisagreementError       workers differ in what must be equal: driver, data, state, a decision
     ├── NonFiniteError          what all_reduce brings, or an update makes of it, is not finite
     └── WorkerError             another worker failed, and this one stopped with it
 
-`DriverError`, `DataError`, `BatchSizeError` and `CheckpointError` are also `ValueError`s.
+`DriverError`, `DataError`, `BatchSizeError`, `MembersError` and `CheckpointError` are also `ValueError`s.
 """
 
 from __future__ import annotations
@@ -39,6 +40,10 @@ class DataError(AdaptiveError, ValueError):
 
 class BatchSizeError(AdaptiveError, ValueError):
     """A global batch, or a split of it over the workers, that cannot be."""
+
+
+class MembersError(AdaptiveError, ValueError):
+    """A number of workers that cannot be."""
 
 
 class CheckpointError(AdaptiveError, ValueError):

@@ -5,7 +5,8 @@ device it was given, so `size` (workers) may exceed `processes`. Workers are num
 a process carries the contiguous range `workers`.
 
 These numbers are *seats*: `size` is what programs are compiled for, and stays. Who is there, `members`, may change
-between two steps.
+between two steps: because workers are lost, or because a program asks for another number of them. Workers that could
+be had, and are not members, are in *reserve*.
 """
 
 from __future__ import annotations
@@ -52,6 +53,52 @@ class World(Protocol):
     @property
     def generation(self) -> int:
         """How often anybody has left or joined. Replicated."""
+        ...
+
+    @property
+    def least(self) -> int:
+        """How many workers there have to be. Replicated."""
+        ...
+
+    @property
+    def most(self) -> int:
+        """How many workers there can be now: the members and those in reserve. Replicated."""
+        ...
+
+    @property
+    def respawn(self) -> bool:
+        """Whether workers that are lost, or told to go, are replaced. Replicated."""
+        ...
+
+    @property
+    def ready(self) -> int:
+        """How many of the workers that were called in are ready to join. Local: one process knows, others say 0."""
+        ...
+
+    def nearest(self, workers: int) -> int:
+        """The number of workers that can be had now, nearest to one that is asked for: between `least` and `most`, and
+        of whole processes. Replicated.
+        """
+        ...
+
+    def call_in(self, workers: int) -> None:
+        """Begin to get so many ready that there can be `workers` members in all. Does not block. Replicated.
+
+        A later call takes the place of an earlier one; where there are as many members, nobody is missing any more.
+        """
+        ...
+
+    def change(self, workers: int, leaving: Sequence[int] = ()) -> None:
+        """Come to a number of members, between two steps, on all of them alike. `generation` grows if anybody moves.
+
+        Args:
+          workers: after it. The highest seats leave, back to the reserve; or workers that are ready join, on the lowest
+            free seats.
+          leaving: seats whose workers leave first, for good.
+
+        Raises:
+          MembersError: it cannot be.
+        """
         ...
 
     @property

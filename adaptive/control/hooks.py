@@ -12,6 +12,7 @@ from adaptive.base.decision import Decision, Observation
 from adaptive.graph.plan import HookPlan
 
 from .batch_sizes import BatchSizes
+from .membership import Membership, Numbers
 from .newcomers import begun_anew
 
 _NOTHING = Decision()
@@ -30,9 +31,15 @@ class _Seen(NamedTuple):
 
 
 class Hooks:
-    """The hooks of a program, and their states."""
+    """The hooks of a program, and their states.
 
-    def __init__(self, hooks: Sequence[HookPlan], n_workers: int):
+    Args:
+      n_workers: how many seats there are.
+      membership: how many members there are to be; without, those that there are, always.
+    """
+
+    def __init__(self, hooks: Sequence[HookPlan], n_workers: int, membership: Membership | None = None):
+        self._membership = membership
         self.hooks = [h.hook for h in hooks]
         self.n_workers = n_workers
         self.first_states = self.begun()  # of which later ones keep structure, shapes and dtypes
@@ -106,6 +113,7 @@ class Hooks:
         hook, decision = self.hooks[i], None
         bounds = sizes.bounds(None if asked.shares is None else sizes.checked(asked.shares))
         wanted = bounds.nearest(sum(sizes.target) if asked.global_batch is None else asked.global_batch)
+        numbers = self._numbers(sizes, asked)
         seen, self._seen[i] = self._seen[i], []
         for number, step in enumerate(seen, 1):
             values = jax.tree.unflatten(hook.tree, [np.asarray(leaf)[()] for leaf in step.leaves])
@@ -120,9 +128,16 @@ class Hooks:
                 due and number == len(seen),
                 step.members,
                 step.joined,
+                *numbers,
             )
             decision, self.states[i] = hook.handler(observation, self.states[i])
         return decision
+
+    def _numbers(self, sizes: BatchSizes, asked: Decision) -> Numbers:
+        if self._membership is None:
+            return Numbers(*[len(sizes.members)] * 3)
+        numbers = self._membership.numbers
+        return numbers if asked.workers is None else numbers._replace(target=self._membership.nearest(asked.workers))
 
 
 def merge(first: Decision, then: Decision) -> Decision:
@@ -132,4 +147,5 @@ def merge(first: Decision, then: Decision) -> Decision:
         then.shares if then.shares is not None else first.shares,
         first.stop or then.stop,
         (*first.notes, *then.notes),
+        then.workers if then.workers is not None else first.workers,
     )

@@ -24,6 +24,7 @@ from adaptive.control.decision_digest import DecisionDigest
 from adaptive.control.decisions import Decisions
 from adaptive.control.hooks import Hooks
 from adaptive.control.machines import Machines
+from adaptive.control.membership import Membership
 from adaptive.control.readiness import KernelsOf
 from adaptive.control.split import positive
 from adaptive.control.status import Status
@@ -172,11 +173,13 @@ class Program:
             share_compilations()
         machines = Machines(self.world, f"machines of {self._name}")
         self._digest = DecisionDigest()
+        self._membership = Membership(self.world, tells=bool(self._plan.messages))
+        self._membership.resizable = bool(resizable)
         self._engine = Engine(
             planner,
             jax.tree.leaves(self._initial.arrays),
             self.world,
-            status=Status(self.world, self._digest, self._sizes),
+            status=Status(self.world, self._digest, self._sizes, self._membership),
             name=self._name,
             kernels=KernelOptions(microbatch, not deterministic, bool(resizable), machines.compile_order),
             finite=nonfinite != "allow",
@@ -185,9 +188,10 @@ class Program:
         waits = deterministic or not self._engine.layouts
         readiness = KernelsOf(self._engine.kernels, self.world.workers)
         self._sizes.take_effect(readiness, one_by_one=not self._plan.splittable, waits=waits, resizable=bool(resizable))
-        self._hooks = Hooks(self._plan.hooks, self.world.size)
+        self._hooks = Hooks(self._plan.hooks, self.world.size, self._membership)
         self._decisions = Decisions(
-            *(self.world, self._name, self._hooks, self._sizes, self._digest), heterogeneous=machines.heterogeneous
+            *(self.world, self._name, self._hooks, self._sizes, self._membership, self._digest),
+            heterogeneous=machines.heterogeneous,
         )
         self._seating = Seating(self.world, self._engine, self._hooks, self._sizes)
         self._clock = StepClock(self.world)
@@ -232,6 +236,11 @@ class Program:
         return self._sizes.members
 
     @property
+    def target_workers(self) -> int:
+        """How many members there are to be: as many as were asked for last. Replicated."""
+        return self._membership.target
+
+    @property
     def steps(self) -> int:
         """Steps done. Replicated."""
         return self._step
@@ -272,13 +281,16 @@ class Program:
             warning in the log "adaptive" and a note in rank 0's report say so.
 
         Yields:
-          A `Report` per step; ends early when a hook calls `control.stop()`. With neither argument, only then.
+          A `Report` per step; ends early when a hook calls `control.stop()`, or when all workers were told to go. With
+          neither argument, only then.
         """
         last_epoch = None if epochs is None else self.epoch + count("epochs", epochs)
         last_step = None if steps is None else self._step + count("steps", steps)
         self._decisions.stopped = False
         with self._recorded(record):
             while not self._decisions.stopped:
+                if self._membership.all_leave:
+                    break  # here the run ends for that reason: the place for what is to be done about it
                 if last_epoch is not None and self.epoch >= last_epoch:
                     break
                 if last_step is not None and self._step >= last_step:
@@ -352,7 +364,8 @@ class Program:
         return self._finish(outcome, began, notes)
 
     def _seat(self) -> None:
-        """Notice who has left and who has joined since the last step."""
+        """Let those leave and join who are to; notice who has, since the last step."""
+        self._membership.change(f"after step {self._step} of {self._name}")
         if self._seating.changed:
             self._update.together(self._step, "a change of members")
             self._clock.forget(self._seating.places(self._seating.take()))
@@ -388,7 +401,7 @@ class Program:
 
     def _finish(self, outcome: Outcome, began: float, notes: list[str]) -> Report:
         ran, limits = (self._sizes.current, self._sizes.previous), self._sizes.limits
-        sizes, members = self._sizes.current, self._sizes.members
+        sizes, members, numbers = self._sizes.current, self._sizes.members, self._membership.numbers
         joined, come_and_gone = self._seating.tell()
         self._step += 1
         self._stream.advance(sizes)
@@ -426,7 +439,8 @@ class Program:
             joined=joined,
         )
         if self._listeners:
-            event = StepEvent(report, epoch, ran[1], limits, self._seed, hook_values(self._hooks, outcome.hooks))
+            values = hook_values(self._hooks, outcome.hooks)
+            event = StepEvent(report, epoch, ran[1], limits, self._seed, values, numbers)
             lost = self._listeners.tell(event)
             report = replace(report, notes=(*report.notes, *lost)) if lost else report
         return report
@@ -460,18 +474,30 @@ class Program:
     # --- between steps ------------------------------------------------------------------------------------------------
 
     @as_made
-    def rescale(self, *, global_batch: int | None = None, shares: Sequence[float] | None = None) -> None:
-        """Change the global batch, its split, or both, between two steps. Call it on every process alike.
+    def rescale(
+        self,
+        *,
+        global_batch: int | None = None,
+        shares: Sequence[float] | None = None,
+        workers: int | None = None,
+    ) -> None:
+        """Change the global batch, its split, or the number of workers, between two steps. Call it on every process
+        alike.
 
         Args:
           global_batch: examples per step over all workers.
           shares: relative sizes, one per worker; whole numbers that sum to the global batch are taken exactly. A worker
-            whose share is 0 takes no examples, until it is given another share; any other takes at least one.
+            whose share is 0 takes no examples, until it is given another share; any other takes at least one. Who
+            joins later begins with the mean share.
+          workers: how many there are to be. The highest seats leave, back to the reserve, before the next step. Those
+            who are missing get ready beside the steps, and join together; until then `global_batch` is taken as far as
+            those who are there can hold it. A later number takes the place of one that is not reached yet.
 
         Raises:
           BatchSizeError: they cannot be, or this program's sizes stay as they are (`resizable=False`).
+          MembersError: there cannot be so many workers, or so few.
         """
-        self._decisions.by_hand(self._step, global_batch, shares)
+        self._decisions.by_hand(self._step, global_batch, shares, workers)
 
     @as_made
     def warm_up(self) -> None:
@@ -497,7 +523,9 @@ class Program:
         """
         self._update.together(self._step, "a checkpoint")
         return _checkpoint.save(
-            self._engine, self._hooks, self._sizes, self._stream, step=self._step, like=self._initial.shapes
+            *(self._engine, self._hooks, self._sizes, self._membership, self._stream),
+            step=self._step,
+            like=self._initial.shapes,
         )
 
     @as_made
@@ -532,6 +560,7 @@ class Program:
         self._hooks.restart([parsed.hooks[name] for name in self._hooks.names])
         self._sizes.restart(parsed.batch_sizes, parsed.shares, parsed.members)
         self._seating.restart(parsed.members)
+        self._membership.restart(parsed.workers)
         self._stream.cursors = parsed.cursors
         self._step, self._skips.in_a_row, self._update.told = parsed.step, 0, False
         if self._engine.new_nans is not None:
