@@ -25,6 +25,7 @@ from adaptive.base.names import Leaf, Name, by_name
 from adaptive.control.alike import digest_of_tree
 from adaptive.control.batch_sizes import BatchSizes
 from adaptive.control.hooks import Hooks
+from adaptive.control.membership import Membership
 from adaptive.control.split import check_shares, equal
 from adaptive.data.stream import Stream
 from adaptive.graph.flow import Scope
@@ -34,7 +35,7 @@ Checkpoint = dict[str, Any]
 VERSION = 1
 _FIELDS = (
     *("version", "state", "slots", "local", "hooks", "step", "cursor"),
-    *("batch_sizes", "shares", "members", "seed", "examples"),
+    *("batch_sizes", "shares", "members", "workers", "seed", "examples"),
 )
 _MOST = 2**63 - 1
 
@@ -42,7 +43,16 @@ _MOST = 2**63 - 1
 # --- what is kept -----------------------------------------------------------------------------------------------------
 
 
-def save(engine: Engine, hooks: Hooks, sizes: BatchSizes, stream: Stream, *, step: int, like: Any) -> Checkpoint:
+def save(
+    engine: Engine,
+    hooks: Hooks,
+    sizes: BatchSizes,
+    membership: Membership,
+    stream: Stream,
+    *,
+    step: int,
+    like: Any,
+) -> Checkpoint:
     """A checkpoint. Communicates if anything is local, so all processes have to call it. Replicated.
 
     Args:
@@ -52,7 +62,7 @@ def save(engine: Engine, hooks: Hooks, sizes: BatchSizes, stream: Stream, *, ste
     about = f"a checkpoint of {engine.name} after step {step}"
     hooks.catch_up(sizes)
     wanted_state, wanted_slots = _of_state(engine, like), _of_slots(engine)
-    one = engine.present[0]
+    one = engine.some_present
     state = [
         _of_all(engine, [s[i] for s in engine.states], engine.first_local(i), about)
         if wanted.local
@@ -79,6 +89,7 @@ def save(engine: Engine, hooks: Hooks, sizes: BatchSizes, stream: Stream, *, ste
         "batch_sizes": list(sizes.target),
         "shares": list(sizes.shares),
         "members": list(sizes.members),
+        "workers": membership.asked or 0,
         "seed": stream.seed,
         "examples": [shard.length for shard in stream.shard_ranges],
     }
@@ -172,6 +183,7 @@ class Parsed:
     Attributes:
       batch_sizes, shares: for the workers of this world.
       members: the seats that had a worker. Whoever is there besides, joins; whoever is not, has left.
+      workers: how many there were to be; `None` if nobody had asked, or on another number of seats.
       state, slots: arrays by their labels, in the order of the program; of what is local, a row per worker.
       hooks: the hooks' states, built as they build them.
     """
@@ -181,6 +193,7 @@ class Parsed:
     batch_sizes: tuple[int, ...]
     shares: tuple[float, ...]
     members: tuple[int, ...]
+    workers: int | None
     state: dict[str, np.ndarray]
     slots: dict[str, np.ndarray]
     hooks: dict[str, Any]
@@ -194,6 +207,7 @@ class Parsed:
             "batch sizes": str(self.batch_sizes),
             "shares": str(self.shares),
             "members": str(self.members),
+            "workers": str(self.workers),
             **{label: digest_of_tree(leaf) for label, leaf in leaves.items()},
             **{leaf.label: digest_of_tree(leaf.value) for leaf in by_name(self.hooks, "hooks").values()},
         }
@@ -233,6 +247,7 @@ def parse(checkpoint: Any, engine: Engine, hooks: Hooks, sizes: BatchSizes, stre
         batch_sizes=split,
         shares=shares,
         members=members,
+        workers=(_whole(fields["workers"], "workers") or None) if before == here else None,
         state=_arrays(fields, "state", wanted_state),
         slots=_arrays(fields, "slots", wanted_slots),
         hooks=restored_hooks(fields, hooks) if before == here else dict(zip(hooks.names, hooks.begun(), strict=True)),
