@@ -9,6 +9,7 @@ to this file alone:
     ready    one              how many processes can make the sizes that are pending
     able     one              how many processes can make any sizes, now and from now on
     call     one              the mean of what one more kernel call costs them, in examples
+    asks     one              how many processes say that it is time for a checkpoint
 
 What is asked of all alike is counted, as `ready` is, or averaged, as `call` is; what is asked of each has a place for
 every worker.
@@ -24,7 +25,7 @@ from adaptive.base.world import World
 
 from .decision_digest import DecisionDigest
 
-_OF_ALL = 3  # ready, able, call
+_OF_ALL = 4  # ready, able, call, asks
 
 
 class Readiness(Protocol):
@@ -57,6 +58,7 @@ class Verdict(NamedTuple):
     ready: bool  # of all processes
     able: bool
     call: float  # on average
+    asked: bool  # of any process
 
 
 class Status:
@@ -68,18 +70,21 @@ class Status:
 
     Attributes:
       length: elements of a message.
+      asks: whether this process says that it is time for a checkpoint. Local.
+      asked: whether any has said so with the last message. Replicated.
     """
 
     def __init__(self, world: World, digest: DecisionDigest, sizes: Readiness):
         self.length = status_length(world.size)
         self._world, self._digest, self._sizes = world, digest, sizes
+        self.asks = self.asked = False
 
     def encode(self) -> np.ndarray:
         """This process's part of the sum; shape=(length,)."""
         own = self._world.workers
         elements = np.zeros(self.length)
         elements[own.start : own.stop] = self._digest.value
-        elements[-_OF_ALL:] = self._sizes.ready, self._sizes.able, self._sizes.call / self._world.processes
+        elements[-_OF_ALL:] = self._sizes.ready, self._sizes.able, self._sizes.call / self._world.processes, self.asks
         return elements
 
     def decode(self, elements: np.ndarray) -> None:
@@ -91,6 +96,7 @@ class Status:
         verdict = _verdict(elements, self._world.processes)
         self._digest.compare(verdict.digests, own=self._world.workers)
         self._sizes.agreed(ready=verdict.ready, able=verdict.able, call=verdict.call)
+        self.asked = verdict.asked
 
 
 def status_length(workers: int) -> int:
@@ -99,5 +105,5 @@ def status_length(workers: int) -> int:
 
 
 def _verdict(elements: np.ndarray, processes: int) -> Verdict:
-    ready, able, call = elements[-_OF_ALL:].tolist()
-    return Verdict(elements[:-_OF_ALL], ready == processes, able == processes, call)
+    ready, able, call, asks = elements[-_OF_ALL:].tolist()
+    return Verdict(elements[:-_OF_ALL], ready == processes, able == processes, call, asks > 0)
