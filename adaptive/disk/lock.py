@@ -8,6 +8,7 @@ clocks are compared: who wants the lock looks twice.
 
 from __future__ import annotations
 
+import fcntl
 import json
 import logging
 import os
@@ -15,7 +16,8 @@ import socket
 import threading
 import time
 import uuid
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -66,7 +68,9 @@ class Lock:
                 continue  # given back in between
             if self._lives(found):
                 raise HeldError(_words(found))
-            self._remove(found)
+            with _alone(self._path.parent):
+                if _read(self._path) == found:  # and not that of somebody who was quicker
+                    self._path.unlink(missing_ok=True)
         self._over = threading.Event()
         threading.Thread(target=self._keep_beating, name="adaptive-lock", daemon=True).start()
 
@@ -90,23 +94,22 @@ class Lock:
             raise HeldError(_words(_read(self._path)))
 
     def _create(self) -> bool:
-        """Make the file, unless there is one."""
-        try:
-            self._file = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o644)
-        except FileExistsError:
-            return False
-        since = time.strftime("%Y-%m-%d %H:%M:%S")
-        host, pid = socket.gethostname(), os.getpid()
-        self._owner = {"id": uuid.uuid4().hex, "host": host, "pid": pid, "since": since}
-        self._owner |= {"place": _place(), "born": psutil.Process().create_time()}
+        """Make the file, unless there is one: with all that it says, so that nobody finds one that says nothing yet."""
+        host, pid, born = socket.gethostname(), os.getpid(), psutil.Process().create_time()
+        own = {"host": host, "pid": pid, "place": _place(), "born": born}
+        self._owner = {"id": uuid.uuid4().hex, "since": time.strftime("%Y-%m-%d %H:%M:%S"), **own}
+        new = self._path.with_name(f"{LOCK}.{self._owner['id']}")
+        self._file = os.open(new, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o644)
+        made = False
         try:
             self._write(0)
-        except OSError:
-            os.close(self._file)
-            self._file = None
-            self._path.unlink(missing_ok=True)
-            raise
-        return True
+            made = _linked(new, self._path)
+        finally:
+            new.unlink(missing_ok=True)
+            if not made:
+                file, self._file = self._file, None
+                os.close(file)
+        return made
 
     def _write(self, beat: int) -> None:
         """Into the file that was made, wherever it has been moved to: it cannot hit the lock of another."""
@@ -136,15 +139,30 @@ class Lock:
                 return bool(now)  # it has beaten, or somebody else has come, or it has gone
         return False
 
-    def _remove(self, found: dict[str, Any]) -> None:
-        """Take a dead owner's lock away; not that of somebody who was quicker."""
-        aside = self._path.with_name(f"{LOCK}.{uuid.uuid4().hex}")
-        with suppress(FileNotFoundError):
-            self._path.rename(aside)
-            if _read(aside).get("id") != found.get("id"):
-                with suppress(FileExistsError):
-                    os.link(aside, self._path)
-            aside.unlink()
+
+def _linked(new: Path, path: Path) -> bool:
+    """Give a file its name, unless there is one of that name."""
+    try:
+        os.link(new, path)
+    except FileExistsError:
+        return False
+    except OSError:  # a file system without links: for a moment two could think that they have made it
+        if path.exists():
+            return False
+        new.rename(path)
+    return True
+
+
+@contextmanager
+def _alone(directory: Path) -> Iterator[None]:
+    """Without anyone else in here, of this host at least, and of others where the file system sees to it."""
+    handle = os.open(directory, os.O_RDONLY)
+    try:
+        with suppress(OSError):  # some cannot, and nobody may ever see the difference
+            fcntl.flock(handle, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(handle)
 
 
 def _read(path: Path) -> dict[str, Any]:

@@ -51,7 +51,7 @@ def save(
     *,
     step: int,
     like: Any,
-    copy: Callable[[Any], np.ndarray] | None = None,
+    copy: Callable[[Any], Any] | None = None,
 ) -> Checkpoint:
     """A checkpoint. Communicates if anything is local, so all processes have to call it. Replicated.
 

@@ -83,7 +83,7 @@ class Checkpoints:
         steps = whole(self.every)
         match = _EVERY.fullmatch(self.every) if isinstance(self.every, str) else None
         every = Every(Fraction(match[1]), match[2]) if match else Every(Fraction(steps or 0), "step")
-        if not every.number or (every.unit == "step" and every.number.denominator > 1):
+        if every.number <= 0 or (every.unit == "step" and every.number.denominator > 1):
             raise CheckpointError(f"every={self.every!r} says not how often to keep a checkpoint. Write {_TAKES}.")
         return every
 

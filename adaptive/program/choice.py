@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from adaptive.base.errors import CheckpointError
 from adaptive.base.world import World
@@ -15,17 +15,27 @@ from .checkpoints import Checkpoints, NoneThereError, found_at, path_of
 from .stored import load
 
 
-def chosen(
-    world: World, where: Any, missing_ok: bool, about: str
-) -> tuple[dict[str, Any], Path, tuple[str, ...]] | None:
+class Chosen(NamedTuple):
+    """A checkpoint, read.
+
+    Attributes:
+      directory: that it is in.
+      notes: on newer ones that were passed over. Replicated.
+    """
+
+    checkpoint: dict[str, Any]
+    directory: Path
+    notes: list[str]
+
+
+def chosen(world: World, where: Any, missing_ok: bool, about: str) -> Chosen | None:
     """The checkpoint to restore, read. On every process; communicates.
 
     Args:
       where: a directory of checkpoints, or one of them.
 
     Returns:
-      The checkpoint, the directory that it is in, and notes on those that were passed over; `None` where there is none
-      and that is well.
+      It; `None` where there is none and that is well.
 
     Raises:
       CheckpointError: there is none that is whole, or this process does not see the one that rank 0 has chosen.
@@ -41,7 +51,7 @@ def chosen(
     found = path / name
     if world.rank:
         _check_same(found, seal, world.rank)
-    return load(found), belongs_to(found), tuple(notes)
+    return Chosen(load(found), belongs_to(found), notes)
 
 
 def _choice(path: Path, missing_ok: bool) -> tuple[str, str, tuple[str, ...]] | None:
@@ -65,6 +75,6 @@ def _check_same(found: Path, seal: str, rank: int) -> None:
         why = "it holds another one of that name"
     if not same:
         raise CheckpointError(
-            f"rank {rank} cannot read {found}, which rank 0 has chosen: {why}. All ranks read the same checkpoint: keep "
-            "it in a directory that all hosts see."
+            f"rank {rank} cannot read {found}, which rank 0 has chosen: {why}. All ranks read the same checkpoint: "
+            "keep it in a directory that all hosts see."
         )

@@ -10,7 +10,6 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING, Any
 
-from adaptive.base.arrays import numbers_of
 from adaptive.base.errors import CheckpointError
 from adaptive.base.failure import heard_by_all
 
@@ -42,7 +41,7 @@ class Keeping:
         self._writer = Writer(options)
         self._saved = time.monotonic()
         self._last_kept: bool | None = None  # whether the last step has left one; `None` before the first
-        self._left_out = False  # whether any has been
+        self._left_out = self._told = False  # the last that was due; and whether that has ever been told
         self._status = program._status
         if self._every.unit == "minute" and self.world.processes > 1 and not program._engine.layouts:
             raise CheckpointError(
@@ -87,15 +86,16 @@ class Keeping:
         if writes and wait:
             self._writer.wait()
         busy = writes and self._writer.busy
-        if busy and not self._left_out:
-            self._left_out = True
+        self._left_out = busy
+        if busy and not self._told:
+            self._told = True
             self._writer.note(
                 f"no checkpoint of step {self._program.steps}: the one before is still being written. Any other that "
                 f"comes too soon is left out without a word: every={self._options.every!r} is shorter than what the "
                 "disk takes."
             )
         writes = writes and not busy
-        checkpoint = self._program._snapshot(self._writer.copies.begin() if writes else numbers_of)
+        checkpoint = self._program._snapshot(self._writer.copies.begin() if writes else _uncopied)
         if writes:
             self._writer.write(checkpoint)
             if wait:
@@ -109,7 +109,7 @@ class Keeping:
             self.save(wait=True)
         elif self.world.rank == 0:  # the others have done their part
             self._writer.wait()
-            if self._writer.newest is None:
+            if self._left_out or self._writer.newest is None:
                 self.save(wait=True)
 
     def told(self) -> list[str]:
@@ -129,3 +129,8 @@ class Keeping:
 
     def __exit__(self, *exc: Any) -> None:
         self.close()
+
+
+def _uncopied(leaf: Any) -> Any:
+    """For those who do not write."""
+    return leaf

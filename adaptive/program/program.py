@@ -538,7 +538,7 @@ class Program:
         return self._snapshot(None)
 
     @as_made
-    def _snapshot(self, copy: Callable[[Any], np.ndarray] | None) -> dict[str, Any]:
+    def _snapshot(self, copy: Callable[[Any], Any] | None) -> dict[str, Any]:
         self._update.together(self._step, "a checkpoint")
         parts = (self._engine, self._hooks, self._sizes, self._stream)
         return _checkpoint.save(*parts, step=self._step, like=self._initial.shapes, copy=copy)
@@ -567,13 +567,12 @@ class Program:
           WorkerError: another process could not restore its own. On every other process.
           DisagreementError: it is not the same on all processes. On every process.
         """
+        found = None
         if isinstance(checkpoint, str | os.PathLike | Checkpoints):
             found = chosen(self.world, checkpoint, missing_ok, f"restore of {self._name}")
             if found is None:
                 return
-            checkpoint, directory, notes = found
-            self._directories.add(directory)
-            self._notes += notes
+            checkpoint = found.checkpoint
         prepared: list[tuple[_checkpoint.Parsed, dict[str, str], tuple[Any, Any]]] = []
 
         def prepare() -> tuple[dict[str, str], None]:
@@ -596,6 +595,9 @@ class Program:
             self._engine.new_nans.begin([self._engine.states[place] for place in self._engine.present])
         self._digest.restart(parsed.step, digests)
         self._clock.restart()
+        if found is not None:
+            self._directories.add(found.directory)
+            self._notes += found.notes
 
     # --- beside training ----------------------------------------------------------------------------------------------
 

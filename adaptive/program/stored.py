@@ -65,11 +65,12 @@ class Table:
             raise CheckpointError(
                 f"{label} is {_said(value)}, which is not stored on disk: only arrays of numbers, numbers and text are."
             )
-        entry = {"dtype": dtype.name, "shape": array.shape}
-        if array.size:
-            entry["array"] = f"{len(self.arrays):05}"
-            self.arrays[entry["array"]] = array
-        return entry
+        entry: dict[str, Any] = {"dtype": dtype.name, "shape": array.shape}
+        if not array.size:
+            return entry
+        key = f"{len(self.arrays):05}"
+        self.arrays[key] = array
+        return {**entry, "array": key}
 
 
 def load(folder: Path) -> dict[str, Any]:
