@@ -7,6 +7,7 @@ have seen by then is part of what goes on. Where state is local, all send theirs
 
 from __future__ import annotations
 
+import atexit
 import time
 from typing import TYPE_CHECKING, Any
 
@@ -51,6 +52,7 @@ class Keeping:
         if not self.world.rank:
             self._writer.open(options.path in program._directories)
         program._directories.add(options.path)
+        atexit.register(self.close)  # of a run that is left lying about half way, nobody else closes it in time
 
     def after(self, report: Report) -> None:
         """A step is done: keep a checkpoint, if it is time for one. On every process alike; may communicate."""
@@ -122,6 +124,7 @@ class Keeping:
 
     def close(self) -> None:
         """Wait for what is being written, and let others write to the directory."""
+        atexit.unregister(self.close)
         self._writer.close()
 
     def __enter__(self) -> Keeping:

@@ -127,6 +127,7 @@ class Writer:
         """Return when it is on the disk, or has failed."""
         if self._thread is not None:
             self._thread.join()
+            self._thread = None
 
     def note(self, text: str) -> None:
         """Say something with the next report, and in the log."""
