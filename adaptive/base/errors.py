@@ -6,7 +6,7 @@
     │   └── CollectiveError     an operator stands where it cannot, or is given what it cannot take
     ├── DataError               the data set or a batch cannot be used
     ├── BatchSizeError          a global batch or a split of it that cannot be
-    ├── CheckpointError         a checkpoint that is damaged, or of another program
+    ├── CheckpointError         a checkpoint that is damaged, or of another program, or cannot be kept
     ├── DisagreementError       workers differ in what must be equal: driver, data, state, a decision
     ├── NonFiniteError          what all_reduce brings, or an update makes of it, is not finite
     └── WorkerError             another worker failed, and this one stopped with it
@@ -42,7 +42,7 @@ class BatchSizeError(AdaptiveError, ValueError):
 
 
 class CheckpointError(AdaptiveError, ValueError):
-    """A checkpoint that cannot be restored: damaged, or of another program."""
+    """A checkpoint that cannot be restored, since it is damaged or of another program, or that cannot be kept."""
 
 
 class DisagreementError(AdaptiveError):

@@ -101,7 +101,7 @@ class Pair(NamedTuple):
 MANY = {
     "nested": [{"b": jnp.arange(3), "a": (jnp.ones((2, 2)), [jnp.zeros(())])}, {}],
     "fields": Pair(Pair(jnp.zeros(2), None), jnp.ones(2)),
-    "numbers": {10: jnp.full(2, 10.0), 9: jnp.full(2, 9.0)},
+    "numbers": {10: np.full(2, 10, np.float32), 9: np.full(2, 9, np.float32)},
     "a/b.c['d']": jnp.float32(0.5),
     "": jnp.float32(0.25),
     "half": jnp.arange(5, dtype=jnp.bfloat16),
@@ -286,7 +286,7 @@ def test_the_newest_are_kept(tmp_path, patient):
         assert names(tmp_path) == ["000004-step-4", "000005-step-5"]
         program.restore(tmp_path / "000004-step-4")
         run(program, tmp_path, 2, every=2, keep=2)
-        assert names(tmp_path) == ["000006-step-6", "000007-step-6"][:2] or names(tmp_path)[-1].endswith("step-6")
+        assert names(tmp_path) == ["000005-step-5", "000006-step-6"]
 
 
 @contextmanager
