@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -40,11 +41,14 @@ from adaptive.runtime.kernels import KernelOptions
 
 from . import checkpoint as _checkpoint
 from .arguments import Driver, InitialState, built_in, checked_nonfinite, count, next_name, world_of
+from .checkpoints import Checkpoints
+from .choice import chosen
 from .evaluate import evaluate
 from .events import Listener, Listeners, StepEvent, Subscription, hook_values
 from .explain import explain
 from .first_plan import check_alike, first_plan
 from .hand_over import Known, pack, unpack
+from .keeping import Keeping
 from .record import Recorder
 from .report import Report
 from .seating import Seating
@@ -191,11 +195,12 @@ class Program:
         self._digest = DecisionDigest()
         self._membership = Membership(self.world, tells=bool(self._plan.messages))
         self._membership.resizable = bool(resizable)
+        self._status = Status(self.world, self._digest, self._sizes, self._membership)
         self._engine = Engine(
             planner,
             jax.tree.leaves(self._initial.arrays),
             self.world,
-            status=Status(self.world, self._digest, self._sizes, self._membership),
+            status=self._status,
             name=self._name,
             kernels=KernelOptions(microbatch, not deterministic, bool(resizable), machines.compile_order),
             finite=nonfinite != "allow",
@@ -214,6 +219,9 @@ class Program:
         self._skips = Skips(nonfinite, max_skipped)
         self._update = UpdateCheck(self._engine, self._name)
         self._listeners = Listeners()
+        self._keeping: Keeping | None = None  # of the run that is under way
+        self._directories: set[Path] = set()  # of checkpoints that this program goes on from, or has written
+        self._notes: list[str] = []  # for the next report
         self._step = 0
         self._until = _Until()
         self._alone = threading.Lock()  # held while a step is under way
@@ -285,7 +293,12 @@ class Program:
     # --- running ------------------------------------------------------------------------------------------------------
 
     def run(
-        self, *, epochs: int | None = None, steps: int | None = None, record: str | Path | None = None
+        self,
+        *,
+        epochs: int | None = None,
+        steps: int | None = None,
+        record: str | Path | None = None,
+        checkpoint: Checkpoints | None = None,
     ) -> Iterator[Report]:
         """Run steps, and report each.
 
@@ -296,17 +309,22 @@ class Program:
           record: a file to which rank 0 adds a line of JSON per step: what hooks were shown and what they decided,
             to be replayed by `python -m controllers.simulate`. If it cannot be written, the run goes on without it; a
             warning in the log "adaptive" and a note in rank 0's report say so.
+          checkpoint: where and how often to keep checkpoints on disk: `ad.Checkpoints("run/", every="1 epoch")`. The
+            last state is kept when the run ends, but not where its loop is left by `break` or an error.
 
         Yields:
           A `Report` per step; ends early when a hook calls `control.stop()`, or when all workers were told to go. With
-          neither argument, only then.
+          neither `epochs` nor `steps`, only then.
+
+        Raises:
+          CheckpointError: no checkpoints can be kept as `checkpoint` says. On rank 0, before the first step.
         """
         self._until = _Until(
             None if epochs is None else self.epoch + count("epochs", epochs),
             None if steps is None else self._step + count("steps", steps),
         )
         self._decisions.stopped = False
-        with self._recorded(record):
+        with self._recorded(record), self._kept(checkpoint) as keeping:
             while not (self._decisions.stopped or self._until.reached(self.epoch, self._step)):
                 if self._membership.all_leave:
                     break  # here the run ends for that reason: the place for what is to be done about it
@@ -314,11 +332,15 @@ class Program:
                     report = self.step()
                 except _RunOver:  # of the workers; this process was in reserve
                     return
+                if keeping is not None:
+                    keeping.after(report)
                 yield report
-        self._update.together(self._step, "the end of run()")
-        self._compare_last_decision()
-        self.world.assemble()
-        self._hand_over()
+            self._update.together(self._step, "the end of run()")
+            self._compare_last_decision()
+            if keeping is not None:
+                keeping.end()
+            self.world.assemble()
+            self._hand_over()
 
     @contextmanager
     def _recorded(self, path: str | Path | None) -> Iterator[None]:
@@ -327,6 +349,19 @@ class Program:
         else:
             with closing(Recorder(path)) as recorder, self.subscribe(recorder):
                 yield
+
+    @contextmanager
+    def _kept(self, checkpoint: Checkpoints | None) -> Iterator[Keeping | None]:
+        if checkpoint is None:
+            yield None
+            return
+        with Keeping(checkpoint, self) as self._keeping:
+            try:
+                yield self._keeping
+            finally:
+                keeping, self._keeping = self._keeping, None
+                keeping.wait()
+                self._notes += keeping.told()
 
     def subscribe(self, listener: Listener) -> Subscription:
         """Have `listener(event)` called with a `StepEvent` after every step of this process.
@@ -473,6 +508,9 @@ class Program:
         self._clock.take(outcome.compute_seconds, compiling=not kernels.warm, tried_at_a_loss=lossy)
         if come_and_gone or isinstance(self._data, Shards):
             notes = [*come_and_gone, *notes, *unused_shards(self._data, *ran, first=self._step == 1)]
+        if self._keeping is not None:
+            self._notes += self._keeping.told()
+        notes, self._notes = [*self._notes, *notes], []
         self._sizes.step_done()
         epoch = consumed / len(self._data)
         decision = None
@@ -585,16 +623,19 @@ class Program:
           CheckpointError: leaves of the state have names that could not be told apart when they are restored.
           DriverError: a policy's state is not built as it was when the policy began.
         """
+        return self._snapshot(None)
+
+    @as_made
+    def _snapshot(self, copy: Callable[[Any], Any] | None) -> dict[str, Any]:
         self._update.together(self._step, "a checkpoint")
-        return _checkpoint.save(
-            *(self._engine, self._hooks, self._sizes, self._membership, self._stream),
-            step=self._step,
-            like=self._initial.shapes,
-        )
+        parts = (self._engine, self._hooks, self._sizes, self._membership, self._stream)
+        return _checkpoint.save(*parts, step=self._step, like=self._initial.shapes, copy=copy)
 
     @as_made
     @heard_by_all("in restoring")
-    def restore(self, checkpoint: dict[str, Any]) -> None:
+    def restore(
+        self, checkpoint: dict[str, Any] | str | os.PathLike[str] | Checkpoints, *, missing_ok: bool = False
+    ) -> None:
         """Go on from a checkpoint of a program with this driver and data, of as many workers or of another number.
 
         Leaves are found by their names and must have the dtypes and shapes that they have here, so a library that
@@ -602,12 +643,24 @@ class Program:
         and by their order in the driver. Every process calls this; what they restore is compared, and where one of
         them fails all do. A program that raises here is as it was before.
 
+        Args:
+          checkpoint: what `checkpoint()` has returned; or a directory of `ad.Checkpoints`, of which rank 0 chooses the
+            newest that is whole (what is passed over is noted in the next report); or one checkpoint in it.
+          missing_ok: do nothing where a directory holds no checkpoint at all: for scripts that are started again.
+
         Raises:
           CheckpointError: it is damaged, or of another program, seed or number of examples; or it holds local state,
-            or is on shards, of another number of workers.
+            or is on shards, of another number of workers; or there is none; or this process does not see the
+            directory that rank 0 sees.
           WorkerError: another process could not restore its own. On every other process.
           DisagreementError: it is not the same on all processes. On every process.
         """
+        found = None
+        if isinstance(checkpoint, str | os.PathLike | Checkpoints):
+            found = chosen(self.world, checkpoint, missing_ok, f"restore of {self._name}")
+            if found is None:
+                return
+            checkpoint = found.checkpoint
         prepared: list[tuple[_checkpoint.Parsed, dict[str, str], tuple[Any, Any]]] = []
 
         def prepare() -> tuple[dict[str, str], None]:
@@ -627,11 +680,14 @@ class Program:
         self._membership.restart(parsed.workers)
         self._stream.cursors = parsed.cursors
         self._step, self._skips.in_a_row, self._update.told = parsed.step, 0, False
-        if self._engine.new_nans is not None:
-            engine = self._engine
+        engine = self._engine
+        if engine.new_nans is not None:
             engine.new_nans.begin([engine.states[place] for place in engine.present] or engine.states[:1])
         self._digest.restart(parsed.step, digests)
         self._clock.restart()
+        if found is not None:
+            self._directories.add(found.directory)
+            self._notes += found.notes
 
     # --- beside training ----------------------------------------------------------------------------------------------
 
