@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
@@ -80,7 +80,7 @@ class Workers(Seats):
         new = self._step + 1 + self._join_after
         self._due = (self._due + [new] * missing)[:missing]
 
-    def change(self, workers: int, leaving: tuple[int, ...] = ()) -> None:  # type: ignore[override]
+    def change(self, workers: int, leaving: Sequence[int] = ()) -> None:
         """Come to a number of members: the protocol of `World`."""
         super().change(workers, leaving)
         self._due = []
