@@ -41,7 +41,7 @@ from adaptive.runtime.kernels import KernelOptions
 from . import checkpoint as _checkpoint
 from .arguments import Driver, InitialState, built_in, checked_nonfinite, count, next_name, world_of
 from .evaluate import evaluate
-from .events import Listener, Listeners, StepEvent, Subscription, hook_values
+from .events import Asked, Listener, Listeners, StepEvent, Subscription, hook_values
 from .explain import explain
 from .first_plan import check_alike, first_plan
 from .record import Recorder
@@ -401,7 +401,7 @@ class Program:
 
     def _finish(self, outcome: Outcome, began: float, notes: list[str]) -> Report:
         ran, limits = (self._sizes.current, self._sizes.previous), self._sizes.limits
-        sizes, members, numbers = self._sizes.current, self._sizes.members, self._membership.numbers
+        sizes, members = self._sizes.current, self._sizes.members
         joined, come_and_gone = self._seating.tell()
         self._step += 1
         self._stream.advance(sizes)
@@ -412,7 +412,7 @@ class Program:
             notes = [*come_and_gone, *notes, *unused_shards(self._data, *ran, first=self._step == 1)]
         self._sizes.step_done()
         epoch = consumed / len(self._data)
-        decision = None
+        asked, decision = Asked.so_far(self._sizes, self._membership), None
         if outcome.committed:
             decision, more = self._decide(outcome, epoch, ran)
             notes += more
@@ -440,7 +440,7 @@ class Program:
         )
         if self._listeners:
             values = hook_values(self._hooks, outcome.hooks)
-            event = StepEvent(report, epoch, ran[1], limits, self._seed, values, numbers)
+            event = StepEvent(report, epoch, ran[1], limits, self._seed, values, asked)
             lost = self._listeners.tell(event)
             report = replace(report, notes=(*report.notes, *lost)) if lost else report
         return report

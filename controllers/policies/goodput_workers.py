@@ -127,11 +127,9 @@ def goodput_workers(
             return None
         workers, batch = best
         faster = most_gain * (1 - worth + worth * workers / there)
-        note = (
-            f"workers {there} to {workers}, batch {now} to {batch}: {faster:.2f} times the goodput at a noise scale of "
-            f"{noise.scale:.4g}"
-        )
-        return Decision(global_batch=batch, workers=workers, notes=(note,))
+        changes = [f"workers {there} to {workers}"] * (workers != there) + [f"batch {now} to {batch}"] * (batch != now)
+        note = f"{', '.join(changes)}: {faster:.2f} times the goodput at a noise scale of {noise.scale:.4g}"
+        return Decision(global_batch=batch, workers=None if workers == there else workers, notes=(note,))
 
     def numbers(observation: Observation) -> list[int]:
         """Of workers, to be compared; as there are, too."""

@@ -23,7 +23,7 @@ from adaptive.extend import (
 )
 from controllers._hook import PolicyHandler
 from controllers._policy import Policy
-from controllers.policies.efficiency import Bounds
+from controllers.policies.efficiency import Bounds, efficiency
 from controllers.timing.allocate import fill
 from controllers.timing.batch_time import BatchTime
 
@@ -85,6 +85,23 @@ class Simulation:
         """The steps before which the split was changed by a decision about it."""
         asked = {step for step, decision in self.decisions if decision.shares is not None}
         return np.array([step for step in self.changes.tolist() if step in asked], np.int64)
+
+    @property
+    def worker_seconds(self) -> float:
+        """What all workers that were there have spent: what a cluster is paid for."""
+        return float(self.step_seconds @ self.workers)
+
+    @property
+    def goodput(self) -> float:
+        """Examples per second, each counted for what it teaches in a batch of its size, relative to a batch of one
+        example; NaN where the cluster has no noise scale."""
+        scale = None if self.cluster is None else self.cluster.noise_scale
+        if scale is None:
+            return float("nan")
+        batches = self.global_batch
+        consumed = np.cumsum(batches)
+        taught = [batch * efficiency(scale(done), batch) for done, batch in zip(consumed, batches, strict=True)]
+        return float(sum(taught)) / self.total_seconds
 
     @property
     def total_seconds(self) -> float:

@@ -284,7 +284,7 @@ def test_a_record_holds_what_was_asked_for(tmp_path):
         list(program.run(steps=3, record=path))
     lines = [json.loads(line) for line in path.read_text().splitlines()][1:]
     assert [line["decision"]["workers"] for line in lines] == [3, 2, 1]
-    assert [line["workers"] for line in lines] == [[2, 1, 4], [3, 1, 4], [2, 1, 4]]
+    assert [line["asked"]["workers"] for line in lines] == [[2, 1, 4], [3, 1, 4], [2, 1, 4]]
     assert [line["members"] for line in lines] == [[0, 1], [0, 1, 2], [0, 1]]
 
 
