@@ -173,8 +173,9 @@ class Program:
             share_compilations()
         machines = Machines(self.world, f"machines of {self._name}")
         self._digest = DecisionDigest()
-        self._membership = Membership(self.world, tells=bool(self._plan.messages))
-        self._membership.resizable = bool(resizable)
+        self._membership = Membership(
+            self.world, tells=bool(self._plan.messages), resizable=bool(resizable), needed=self._sizes.needed
+        )
         self._engine = Engine(
             planner,
             jax.tree.leaves(self._initial.arrays),

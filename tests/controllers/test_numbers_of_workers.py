@@ -204,8 +204,8 @@ def goodput(cluster, n, batch):
 @pytest.mark.parametrize("per_worker", [0.0, 0.01, 0.05])
 @pytest.mark.parametrize(("first", "batch"), [(2, 256), (8, 2048), (1, 64)])
 def test_workers_and_batch_settle_where_goodput_is_near_its_best(per_worker, first, batch):
-    """Where workers cost nothing; found by trying all. Who has seen one number of workers only, as from 8, knows nothing
-    of how the exchange goes with it."""
+    """Where workers cost nothing; found by trying all. Who has seen one number of workers only, as from 8, does not
+    know how the exchange goes with it."""
     cluster = cluster_of(per_worker=per_worker, first=first)
     simulation = settled(cluster, batch, worth=0.0)
     n, total = int(simulation.workers[-1]), int(simulation.global_batch[-1])
