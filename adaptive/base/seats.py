@@ -11,6 +11,7 @@ from typing import Any
 
 from .errors import MembersError
 from .numbers import brief, whole
+from .world import Loss
 
 
 class Seats:
@@ -21,16 +22,19 @@ class Seats:
     Args:
       size: how many seats there are.
       workers: how many of them are taken at first, from the lowest on; all by default.
+      min_workers: nobody is asked to leave where fewer would stay.
 
     Raises:
-      MembersError: `workers` is no number from 1 to `size`.
+      MembersError: `workers` is no number from `min_workers` to `size`.
     """
 
-    least = 1
+    losses: tuple[Loss, ...] = ()  # who leaves says so
+    unattended: tuple[int, ...] = ()  # this process carries all
     respawn = False
 
-    def __init__(self, size: int, workers: int | None = None):
-        taken = size if workers is None else number_of_workers(workers, size)
+    def __init__(self, size: int, workers: int | None = None, min_workers: int = 1):
+        self.least = number_of_workers(min_workers, size, name="min_workers")
+        taken = size if workers is None else number_of_workers(workers, size, least=self.least)
         self._since: list[int | None] = [0] * taken + [None] * (size - taken)
         self._gone: set[int] = set()  # empty seats whose workers have left for good
         self._called = taken
@@ -119,18 +123,21 @@ class Seats:
             self._since[seat] = self.generation
 
 
-def number_of_workers(value: Any, most: int, *, least: int = 1) -> int:
+def number_of_workers(value: Any, most: int, *, least: int = 1, name: str = "workers") -> int:
     """A number of workers as a user gives it: whole, and between two bounds.
+
+    Args:
+      name: of the argument, for errors.
 
     Raises:
       MembersError: it is not.
     """
     number = whole(value)
     if number is None:
-        raise MembersError(f"workers= is a whole number of workers; got {value!r}.")
+        raise MembersError(f"{name}= is a whole number of workers; got {value!r}.")
     if number < 1:
-        raise MembersError(f"workers={brief(number)}: there has to be a worker, one at least.")
+        raise MembersError(f"{name}={brief(number)}: there has to be a worker, one at least.")
     if not least <= number <= most:
         there = f"{least} to {most}" if least < most else f"{most}"
-        raise MembersError(f"workers={brief(number)} cannot be had: there can be {there}.")
+        raise MembersError(f"{name}={brief(number)} cannot be had: there can be {there}.")
     return number

@@ -35,20 +35,23 @@ class DeviceWorld(Starting, Seats, Scope):
     Args:
       devices: one per worker; all local ones by default.
       workers: how many of the devices have a worker at first; the others are in reserve. By default all.
+      min_workers: programs let nobody go where fewer would stay.
 
     Raises:
-      MembersError: `workers` is no number from 1 to that of the devices.
+      MembersError: `workers` is no number from `min_workers` to that of the devices.
     """
 
     rank = 0
     processes = 1
 
-    def __init__(self, devices: Sequence[jax.Device] | None = None, *, workers: int | None = None):
+    def __init__(
+        self, devices: Sequence[jax.Device] | None = None, *, workers: int | None = None, min_workers: int = 1
+    ):
         Scope.__init__(self)
         self.devices: Sequence[jax.Device] = tuple(jax.local_devices() if devices is None else devices)
         check_devices(self.devices)
         self.size = len(self.devices)
-        Seats.__init__(self, self.size, workers)
+        Seats.__init__(self, self.size, workers, min_workers)
         self.workers = range(self.size)
         mesh = Mesh(np.array(self.devices), ("worker",))
         self._sharding = NamedSharding(mesh, P("worker"))

@@ -16,8 +16,8 @@ class World(Seats):
     """Seats whose newcomers are ready when the test says so; of one process, or of one per seat."""
 
     def __init__(self, size=4, workers=2, *, processes=1, least=1, respawn=False, there=True):
-        super().__init__(size, workers)
-        self.size, self.processes, self.least, self.respawn = size, processes, least, respawn
+        super().__init__(size, workers, least)
+        self.size, self.processes, self.respawn = size, processes, respawn
         self.called, self.come, self.changes, self.gathered = [], there, [], 0
 
     @property
