@@ -33,8 +33,8 @@ class Seats:
     respawn = False
 
     def __init__(self, size: int, workers: int | None = None, min_workers: int = 1):
-        self.least = number_of_workers(min_workers, size, name="min_workers")
-        taken = size if workers is None else number_of_workers(workers, size, least=self.least)
+        self._fewest = number_of_workers(min_workers, size, name="min_workers")
+        taken = size if workers is None else number_of_workers(workers, size, least=self._fewest)
         self._since: list[int | None] = [0] * taken + [None] * (size - taken)
         self._gone: set[int] = set()  # empty seats whose workers have left for good
         self._called = taken
@@ -83,6 +83,11 @@ class Seats:
         return self._since[seat]
 
     # --- as a program asks --------------------------------------------------------------------------------------------
+
+    @property
+    def least(self) -> int:
+        """How many workers there have to be."""
+        return self._fewest
 
     @property
     def most(self) -> int:

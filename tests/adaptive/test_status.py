@@ -16,6 +16,8 @@ from adaptive.control.status import Status, status_length
 class Process:
     """One of several processes, and its sizes."""
 
+    unattended = ()
+
     def __init__(
         self,
         workers: range,
