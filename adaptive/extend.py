@@ -29,12 +29,14 @@ from adaptive.base.numbers import brief as brief
 from adaptive.base.numbers import real as real
 from adaptive.base.numbers import reals as reals
 from adaptive.base.numbers import whole as whole
+from adaptive.base.seats import Resident as Resident
 from adaptive.base.seats import Seats as Seats
 from adaptive.base.seats import number_of_workers as number_of_workers
 from adaptive.base.where import at as at
 from adaptive.base.where import current_line as current_line
 from adaptive.base.world import Arrived as Arrived
 from adaptive.base.world import Arriving as Arriving
+from adaptive.base.world import Baggage as Baggage
 from adaptive.base.world import Blocking as Blocking
 from adaptive.base.world import LookAtPiece as LookAtPiece
 from adaptive.base.world import Loss as Loss

@@ -6,15 +6,35 @@ matter.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from .errors import MembersError
 from .numbers import brief, whole
-from .world import Loss
+from .world import Baggage, Loss
 
 
-class Seats:
+class Resident:
+    """What worlds say whose processes are all there, from beginning to end. Replicated."""
+
+    losses: tuple[Loss, ...] = ()
+    unattended: tuple[int, ...] = ()
+    in_reserve = apart = newcomers = False
+
+    def part(self) -> None:
+        """A run begins: no process waits for it in reserve."""
+
+    def assemble(self) -> None:
+        """A run is over: no process has waited for it."""
+
+    def wait(self, is_ready: Callable[[], bool]) -> None:
+        """No process is in reserve."""
+
+    def hand_over(self, make: Callable[[], Baggage], about: str = "") -> Baggage | None:
+        """All know what there is to know."""
+
+
+class Seats(Resident):
     """What worlds of one process, whose workers come and go, say of them. Replicated.
 
     Whoever is not there is in reserve, and can be had at once: nothing has to be started.
@@ -22,19 +42,17 @@ class Seats:
     Args:
       size: how many seats there are.
       workers: how many of them are taken at first, from the lowest on; all by default.
-      min_workers: nobody is asked to leave where fewer would stay.
+      min_workers: fewer there cannot be.
 
     Raises:
       MembersError: `workers` is no number from `min_workers` to `size`.
     """
 
-    losses: tuple[Loss, ...] = ()  # who leaves says so
-    unattended: tuple[int, ...] = ()  # this process carries all
     respawn = False
 
     def __init__(self, size: int, workers: int | None = None, min_workers: int = 1):
-        self._fewest = number_of_workers(min_workers, size, name="min_workers")
-        taken = size if workers is None else number_of_workers(workers, size, least=self._fewest)
+        self._least = number_of_workers(min_workers, size, name="min_workers")
+        taken = size if workers is None else number_of_workers(workers, size, least=self._least)
         self._since: list[int | None] = [0] * taken + [None] * (size - taken)
         self._gone: set[int] = set()  # empty seats whose workers have left for good
         self._called = taken
@@ -62,6 +80,10 @@ class Seats:
             raise ValueError(f"seat {seat} is empty already: who leaves must be there.")
         if len(self.members) == 1:
             raise ValueError(f"the worker on seat {seat} is the last one: somebody has to stay.")
+        self.empty(seat)
+
+    def empty(self, seat: int) -> None:
+        """As `leave`, of a seat that is taken; also of the last one: then there is nobody."""
         self._since[seat] = None
         self.generation += 1
 
@@ -87,7 +109,7 @@ class Seats:
     @property
     def least(self) -> int:
         """How many workers there have to be."""
-        return self._fewest
+        return self._least
 
     @property
     def most(self) -> int:

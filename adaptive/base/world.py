@@ -20,6 +20,7 @@ import numpy as np
 
 Parts = Sequence[jax.Array]
 Arrived = tuple[list[list[jax.Array]], np.ndarray]  # what `World.exchange` returns
+Baggage = tuple[Any, list[np.ndarray]]  # what can be pickled, and is small; and contiguous arrays
 LookAtPiece = Callable[[int, int, np.ndarray], None]  # the part's number, the piece's first element in it, the piece
 
 
@@ -109,6 +110,52 @@ class World(Protocol):
     def unattended(self) -> tuple[int, ...]:
         """The empty seats that no process carries of those that are together: the process with rank 0 says for them
         that nothing was computed there. Replicated.
+        """
+        ...
+
+    @property
+    def in_reserve(self) -> bool:
+        """Whether this process carries no worker, and waits until it is needed (`wait`). Local."""
+        ...
+
+    @property
+    def apart(self) -> bool:
+        """Whether a run is under way, in which workers and processes in reserve are not together. Replicated."""
+        ...
+
+    @property
+    def newcomers(self) -> bool:
+        """Whether processes have come in that do not know yet what the others know (`hand_over`). Replicated."""
+        ...
+
+    def part(self) -> None:
+        """A run begins: the workers go on by themselves, and processes in reserve wait. Of all that are together."""
+        ...
+
+    def assemble(self) -> None:
+        """A run is over: processes in reserve come out of their waiting, and all are together. Of all workers."""
+        ...
+
+    def wait(self, is_ready: Callable[[], bool]) -> None:
+        """Wait in reserve: until this process has joined the workers, or all are together and `in_reserve` is false.
+
+        Args:
+          is_ready: whether it could join now.
+
+        Raises:
+          WorkerError: the run has ended with an error.
+          Dismissed: the workers have left the world's block.
+        """
+        ...
+
+    def hand_over(self, make: Callable[[], Baggage], about: str = "") -> Baggage | None:
+        """What newcomers have to know. Communicates.
+
+        Args:
+          make: called on one process that knows it.
+
+        Returns:
+          It, to newcomers; `None` to the others.
         """
         ...
 

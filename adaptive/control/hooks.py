@@ -46,7 +46,7 @@ class Hooks:
         self.states = list(self.first_states)
         self.names = [f"{i}/{hook.name}" for i, hook in enumerate(self.hooks)]
         self._seen: list[list[_Seen]] = [[] for _ in hooks]
-        self._joined: list[set[int]] = [set() for _ in hooks]  # seats, since the last step that was shown
+        self.joined: list[set[int]] = [set() for _ in hooks]  # seats, since the last step that was shown
 
     def run(
         self,
@@ -74,8 +74,8 @@ class Hooks:
             due = step % hook.every == 0
             if due or hook.handler.every_step:
                 joined: tuple[int, ...] = ()
-                if self._joined[i]:
-                    joined, self._joined[i] = tuple(sorted(self._joined[i])), set()
+                if self.joined[i]:
+                    joined, self.joined[i] = tuple(sorted(self.joined[i])), set()
                 self._seen[i].append(_Seen(step, epoch, values[i], *ran, sizes.members, joined))
             if not due:
                 continue
@@ -97,7 +97,7 @@ class Hooks:
         self.catch_up(sizes)
         for i, hook in enumerate(self.hooks):
             self.states[i] = begun_anew(self.states[i], hook.handler.init, self.n_workers, joined)
-            self._joined[i].update(joined)
+            self.joined[i].update(joined)
 
     def begun(self) -> list[Any]:
         """States in which the hooks have seen nothing yet."""

@@ -212,6 +212,11 @@ class Membership:
 
     # --- change -------------------------------------------------------------------------------------------------------
 
+    @property
+    def due(self) -> bool:
+        """Whether anybody might leave or join before the next step. Replicated."""
+        return bool(self.pending or self.leaving) or self._world.generation != self._generation
+
     def change(self, about: str = "") -> None:
         """Between two steps: let those leave, and those join, who are to. Afterwards the world's members are others, if
         anybody was. May communicate.

@@ -35,7 +35,7 @@ class DeviceWorld(Starting, Seats, Scope):
     Args:
       devices: one per worker; all local ones by default.
       workers: how many of the devices have a worker at first; the others are in reserve. By default all.
-      min_workers: programs let nobody go where fewer would stay.
+      min_workers: fewer cannot be asked for.
 
     Raises:
       MembersError: `workers` is no number from `min_workers` to that of the devices.

@@ -7,7 +7,6 @@ from typing import Literal
 
 import jax
 
-from adaptive import MembersError
 from adaptive.extend import launcher, number_of_workers
 
 from .devices import DeviceWorld
@@ -19,8 +18,8 @@ def world(
     devices: Sequence[jax.Device] | None = None,
     *,
     workers: int | None = None,
-    lost: Literal["continue", "stop"] | None = None,
     min_workers: int = 1,
+    lost: Literal["continue", "stop"] | None = None,
 ) -> MPIWorld | DeviceWorld | SoloWorld:
     """All workers there are: the same script runs as one worker, on several devices, and under `mpirun -n N`.
 
@@ -32,18 +31,18 @@ def world(
       devices: those of this process to put workers on. By default all of them, but one per rank under MPI.
       workers: how many workers there are at first; the others are in reserve, until a program asks for them by
         `rescale(workers=…)`. By default all there are.
+      min_workers: with fewer workers left, all stop; and no program can ask for fewer.
       lost: what the others do when processes are lost: "continue" or "stop". By default they go on where MPI was
         started so that they can: by Open MPI's `mpirun --with-ft ulfm`.
-      min_workers: with fewer workers left, all stop; and programs let nobody go where fewer would stay.
 
     Returns:
       A context manager: `with comm.world() as world: ...`. It has `size` (workers), `rank` (this process) and
       `barrier()`. Inside its block, collectives that are called outside a program go through it.
 
     Raises:
-      MembersError: there cannot be so many workers.
       LaunchError: started by a launcher of MPI programs, but MPI cannot be loaded, or is not the launcher's; or losses
         are to be survived, and cannot be.
+      MembersError: there cannot be so many workers, or so few.
 
     Example:
       >>> import jax, collectives as comm
@@ -52,12 +51,7 @@ def world(
       SoloWorld(1 worker on cpu:0)
     """
     if launcher() is not None:
-        everyone = MPIWorld(devices=devices, lost=lost, min_workers=min_workers)
-        if workers is not None and number_of_workers(workers, everyone.size) < everyone.size:
-            raise MembersError(
-                f"workers={workers}: all {everyone.size} workers of an MPIWorld are there from the start."
-            )
-        return everyone
+        return MPIWorld(devices=devices, workers=workers, min_workers=min_workers, lost=lost)
     found = jax.local_devices() if devices is None else devices
     if len(found) != 1:
         return DeviceWorld(found, workers=workers, min_workers=min_workers)

@@ -10,10 +10,10 @@ from typing import Self
 import jax
 
 from adaptive import CollectiveError, MembersError
-from adaptive.extend import Loss, World, at, current_line, enter, leave, tell
+from adaptive.extend import Resident, World, at, current_line, enter, leave, tell
 
 
-class Scope:
+class Scope(Resident):
     """A world as a context manager. Worlds nest: inside, collectives go to the world that was entered last."""
 
     def __init__(self) -> None:
@@ -22,8 +22,6 @@ class Scope:
         self._leaving = False
 
     size: int
-    losses: tuple[Loss, ...] = ()
-    unattended: tuple[int, ...] = ()
 
     generation = 0
 
