@@ -44,7 +44,7 @@ from .arguments import Driver, InitialState, built_in, checked_nonfinite, count,
 from .checkpoints import Checkpoints
 from .choice import chosen
 from .evaluate import evaluate
-from .events import Listener, Listeners, StepEvent, Subscription, hook_values
+from .events import Asked, Listener, Listeners, StepEvent, Subscription, hook_values
 from .explain import explain
 from .first_plan import check_alike, first_plan
 from .hand_over import Known, pack, unpack
@@ -193,8 +193,9 @@ class Program:
             share_compilations()
         machines = Machines(self.world, f"machines of {self._name}")
         self._digest = DecisionDigest()
-        self._membership = Membership(self.world, tells=bool(self._plan.messages))
-        self._membership.resizable = bool(resizable)
+        self._membership = Membership(
+            self.world, tells=bool(self._plan.messages), resizable=bool(resizable), needed=self._sizes.needed
+        )
         self._status = Status(self.world, self._digest, self._sizes, self._membership)
         self._engine = Engine(
             planner,
@@ -499,7 +500,7 @@ class Program:
 
     def _finish(self, outcome: Outcome, began: float, notes: list[str]) -> Report:
         ran, limits = (self._sizes.current, self._sizes.previous), self._sizes.limits
-        sizes, members, numbers = self._sizes.current, self._sizes.members, self._membership.numbers
+        sizes, members = self._sizes.current, self._sizes.members
         joined, lost, come_and_gone = self._seating.tell()
         self._step += 1
         self._stream.advance(sizes)
@@ -513,7 +514,7 @@ class Program:
         notes, self._notes = [*self._notes, *notes], []
         self._sizes.step_done()
         epoch = consumed / len(self._data)
-        decision = None
+        asked, decision = Asked.so_far(self._sizes, self._membership), None
         if outcome.committed:
             decision, more = self._decide(outcome, epoch, ran)
             notes += more
@@ -542,7 +543,7 @@ class Program:
         )
         if self._listeners:
             values = hook_values(self._hooks, outcome.hooks)
-            event = StepEvent(report, epoch, ran[1], limits, self._seed, values, numbers)
+            event = StepEvent(report, epoch, ran[1], limits, self._seed, values, asked)
             failed = self._listeners.tell(event)
             report = replace(report, notes=(*report.notes, *failed)) if failed else report
         return report

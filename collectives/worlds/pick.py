@@ -55,5 +55,7 @@ def world(
     found = jax.local_devices() if devices is None else devices
     if len(found) != 1:
         return DeviceWorld(found, workers=workers, min_workers=min_workers)
-    number_of_workers(min_workers if workers is None else workers, 1)
+    for name, number in (("workers", workers), ("min_workers", min_workers)):
+        if number is not None:
+            number_of_workers(number, 1, name=name)
     return SoloWorld(found[0])
