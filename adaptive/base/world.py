@@ -5,7 +5,8 @@ device it was given, so `size` (workers) may exceed `processes`. Workers are num
 a process carries the contiguous range `workers`.
 
 These numbers are *seats*: `size` is what programs are compiled for, and stays. Who is there, `members`, may change
-between two steps.
+between two steps: because workers are lost, or because a program asks for another number of them. Workers that could
+be had, and are not members, are in *reserve*.
 """
 
 from __future__ import annotations
@@ -19,12 +20,17 @@ import numpy as np
 
 Parts = Sequence[jax.Array]
 Arrived = tuple[list[list[jax.Array]], np.ndarray]  # what `World.exchange` returns
+Baggage = tuple[Any, list[np.ndarray]]  # what can be pickled, and is small; and contiguous arrays
 LookAtPiece = Callable[[int, int, np.ndarray], None]  # the part's number, the piece's first element in it, the piece
 
 
 @runtime_checkable
 class World(Protocol):
     """Seats, workers on them, and the one thing these do together: exchange messages.
+
+    What processes do together is completed on all of them, or on none: also where some are lost in the middle of it.
+    Who is there (`members`, `rank`, `processes`) changes at the same point on all processes, and only where they do
+    something together.
 
     Everything that processes do together is *about* something, said in words (`about=`) that are equal on all of them.
     Where they are not, or where one process is in another collective than the others, all processes raise
@@ -55,13 +61,117 @@ class World(Protocol):
         ...
 
     @property
+    def least(self) -> int:
+        """How many workers there have to be. Replicated."""
+        ...
+
+    @property
+    def most(self) -> int:
+        """How many workers there can be now: the members and those in reserve. Replicated."""
+        ...
+
+    @property
+    def respawn(self) -> bool:
+        """Whether workers that are lost, or told to go, are replaced. Replicated."""
+        ...
+
+    @property
+    def ready(self) -> int:
+        """How many of the workers that were called in are ready to join. Local: one process knows, others say 0."""
+        ...
+
+    def nearest(self, workers: int) -> int:
+        """The number of workers that can be had now, nearest to one that is asked for: between `least` and `most`, and
+        of whole processes. Replicated.
+        """
+        ...
+
+    def call_in(self, workers: int) -> None:
+        """Begin to get so many ready that there can be `workers` members in all. Does not block. Replicated.
+
+        A later call takes the place of an earlier one; where there are as many members, nobody is missing any more.
+        """
+        ...
+
+    def change(self, workers: int, leaving: Sequence[int] = ()) -> None:
+        """Come to a number of members, between two steps, on all of them alike. `generation` grows if anybody moves.
+
+        Args:
+          workers: after it. The highest seats leave, back to the reserve; or workers that are ready join, on the lowest
+            free seats.
+          leaving: seats whose workers leave first, for good.
+
+        Raises:
+          MembersError: it cannot be.
+        """
+        ...
+
+    @property
+    def unattended(self) -> tuple[int, ...]:
+        """The empty seats that no process carries of those that are together: the process with rank 0 says for them
+        that nothing was computed there. Replicated.
+        """
+        ...
+
+    @property
+    def in_reserve(self) -> bool:
+        """Whether this process carries no worker, and waits until it is needed (`wait`). Local."""
+        ...
+
+    @property
+    def apart(self) -> bool:
+        """Whether a run is under way, in which workers and processes in reserve are not together. Replicated."""
+        ...
+
+    @property
+    def newcomers(self) -> bool:
+        """Whether processes have come in that do not know yet what the others know (`hand_over`). Replicated."""
+        ...
+
+    def part(self) -> None:
+        """A run begins: the workers go on by themselves, and processes in reserve wait. Of all that are together."""
+        ...
+
+    def assemble(self) -> None:
+        """A run is over: processes in reserve come out of their waiting, and all are together. Of all workers."""
+        ...
+
+    def wait(self, is_ready: Callable[[], bool]) -> None:
+        """Wait in reserve: until this process has joined the workers, or all are together and `in_reserve` is false.
+
+        Args:
+          is_ready: whether it could join now.
+
+        Raises:
+          WorkerError: the run has ended with an error.
+          Dismissed: the workers have left the world's block.
+        """
+        ...
+
+    def hand_over(self, make: Callable[[], Baggage], about: str = "") -> Baggage | None:
+        """What newcomers have to know. Communicates.
+
+        Args:
+          make: called on one process that knows it.
+
+        Returns:
+          It, to newcomers; `None` to the others.
+        """
+        ...
+
+    @property
+    def losses(self) -> tuple[Loss, ...]:
+        """The processes that are gone, and the others went on, in the order in which they were missed. Replicated."""
+        ...
+
+    @property
     def rank(self) -> int:
-        """This process's number, 0 … processes-1. Local."""
+        """This process's number, 0 … processes-1: of those that are together now. Local."""
         ...
 
     @property
     def processes(self) -> int:
-        """How many processes there are. Replicated."""
+        """How many processes are together now. Replicated."""
         ...
 
     @property
@@ -125,11 +235,14 @@ class World(Protocol):
         Raises:
           DisagreementError: the processes' calls differ. On every process.
           WorkerError: a process has called `fail`. On every other process.
+          MembersChanged: processes were lost before it was completed on any of the others. On all of these.
         """
         ...
 
     def all_gather_bytes(self, value: bytes, about: str = "", more: str = "") -> list[bytes]:
-        """Every process's `value`, by rank. Blocks. For set-up, not for the steps. Raises as `exchange` does."""
+        """Every process's `value`, by rank: of those that are there when it is completed. Blocks. For set-up, not for
+        the steps. Raises as `exchange` does, but for `MembersChanged`.
+        """
         ...
 
     def barrier(self) -> None:
@@ -177,3 +290,32 @@ class WhenWaitedFor(NamedTuple):
     def wait(self) -> Arrived:
         """Carry it out."""
         return self.carry_out()
+
+
+class Loss(NamedTuple):
+    """A process that is gone, with its workers, and the others go on. Replicated."""
+
+    workers: tuple[int, ...]  # the seats that it has left empty
+    process: str  # in words, as the others know it: "rank 2 (pid 4711 on node7)"
+    phase: str  # what the others were doing together when they noticed: "message 1 of step 14 of program 1 ('train')"
+    seconds: float  # from then until they could go on; as the process with rank 0 has measured it
+
+    def __str__(self) -> str:
+        who = f"worker{'s' * (len(self.workers) > 1)} {', '.join(map(str, self.workers))}"
+        return f"{who} lost: {self.process} was gone in {self.phase}; {1e3 * self.seconds:.0f} ms to repair."
+
+
+class MembersChanged(Exception):
+    """Members were lost in the course of an exchange, and nothing of it counts. On all processes that are left.
+
+    The world is as good as before, without them: whoever sent something sends it again, or something else in its place.
+    """
+
+
+def among_those_left(exchange: Callable[[], Arrived]) -> Arrived:
+    """Exchange what does not depend on who is there: again, where members were lost in the course of it."""
+    while True:
+        try:
+            return exchange()
+        except MembersChanged:
+            continue

@@ -22,10 +22,10 @@ import numpy as np
 from adaptive.base.arrays import is_key, numbers_of
 from adaptive.base.errors import AdaptiveError, CheckpointError, DriverError
 from adaptive.base.names import Leaf, Name, by_name
-from adaptive.base.world import World
 from adaptive.control.alike import digest_of_tree
 from adaptive.control.batch_sizes import BatchSizes
 from adaptive.control.hooks import Hooks
+from adaptive.control.membership import Membership
 from adaptive.control.split import check_shares, equal
 from adaptive.data.stream import Stream
 from adaptive.graph.flow import Scope
@@ -35,7 +35,7 @@ Checkpoint = dict[str, Any]
 VERSION = 1
 _FIELDS = (
     *("version", "state", "slots", "local", "hooks", "step", "cursor"),
-    *("batch_sizes", "shares", "members", "seed", "examples"),
+    *("batch_sizes", "shares", "members", "workers", "seed", "examples"),
 )
 _MOST = 2**63 - 1
 
@@ -47,6 +47,7 @@ def save(
     engine: Engine,
     hooks: Hooks,
     sizes: BatchSizes,
+    membership: Membership,
     stream: Stream,
     *,
     step: int,
@@ -59,21 +60,22 @@ def save(
       like: the program's state, as shapes.
       copy: copies an array of the device to the host; by default into memory of its own.
     """
-    copy = copy or _host
-    plan, world = engine.plan, engine.world
+    plan, copy = engine.plan, copy or _host
     about = f"a checkpoint of {engine.name} after step {step}"
     hooks.catch_up(sizes)
     wanted_state, wanted_slots = _of_state(engine, like), _of_slots(engine)
-    one = engine.present[0]
+    one = engine.some_present
     state = [
-        _of_all(world, [s[i] for s in engine.states], about) if wanted.local else copy(engine.states[one][i])
+        _of_all(engine, [s[i] for s in engine.states], engine.first_local(i), about)
+        if wanted.local
+        else copy(engine.states[one][i])
         for i, wanted in enumerate(wanted_state.values())
     ]
     slots = {
         slot.name: [
             copy(engine.slots[one][k][leaf])
             if slot.scope == Scope.ALL
-            else _of_all(world, [s[k][leaf] for s in engine.slots], about)
+            else _of_all(engine, [s[k][leaf] for s in engine.slots], slot.init[leaf], about)
             for leaf in range(len(slot.init))
         ]
         for k, slot in enumerate(plan.slots)
@@ -89,6 +91,7 @@ def save(
         "batch_sizes": list(sizes.target),
         "shares": list(sizes.shares),
         "members": list(sizes.members),
+        "workers": membership.asked or 0,
         "seed": stream.seed,
         "examples": [shard.length for shard in stream.shard_ranges],
     }
@@ -168,10 +171,13 @@ def _plain(leaf: Any) -> Any:
     return leaf
 
 
-def _of_all(world: World, own: Sequence[jax.Array], about: str) -> np.ndarray:
-    """Every worker's value, on a leading axis."""
-    rows = [pickle.loads(b) for b in world.all_gather_bytes(pickle.dumps([_host(leaf) for leaf in own]), about)]
-    return np.stack([row for process in rows for row in process])
+def _of_all(engine: Engine, own: Sequence[jax.Array], first: Any, about: str) -> np.ndarray:
+    """Every worker's value, on a leading axis; for seats that no process carries the first value."""
+    world = engine.world
+    told = {seat: _host(leaf) for seat, leaf in zip(world.workers, own, strict=True)}
+    everyone = [pickle.loads(theirs) for theirs in world.all_gather_bytes(pickle.dumps(told), about)]
+    rows = {seat: row for process in everyone for seat, row in process.items()}
+    return np.stack([rows[seat] if seat in rows else _host(first) for seat in range(world.size)])
 
 
 # --- and read back ----------------------------------------------------------------------------------------------------
@@ -184,6 +190,7 @@ class Parsed:
     Attributes:
       batch_sizes, shares: for the workers of this world.
       members: the seats that had a worker. Whoever is there besides, joins; whoever is not, has left.
+      workers: how many there were to be; `None` if nobody had asked, or on another number of seats.
       state, slots: arrays by their labels, in the order of the program; of what is local, a row per worker.
       hooks: the hooks' states, built as they build them.
     """
@@ -193,6 +200,7 @@ class Parsed:
     batch_sizes: tuple[int, ...]
     shares: tuple[float, ...]
     members: tuple[int, ...]
+    workers: int | None
     state: dict[str, np.ndarray]
     slots: dict[str, np.ndarray]
     hooks: dict[str, Any]
@@ -206,6 +214,7 @@ class Parsed:
             "batch sizes": str(self.batch_sizes),
             "shares": str(self.shares),
             "members": str(self.members),
+            "workers": str(self.workers),
             **{label: digest_of_tree(leaf) for label, leaf in leaves.items()},
             **{leaf.label: digest_of_tree(leaf.value) for leaf in by_name(self.hooks, "hooks").values()},
         }
@@ -248,6 +257,7 @@ def parse(checkpoint: Any, engine: Engine, hooks: Hooks, sizes: BatchSizes, stre
         batch_sizes=split,
         shares=shares,
         members=members,
+        workers=(_whole(fields["workers"], "workers") or None) if before == here else None,
         state=_arrays(fields, "state", wanted_state),
         slots=_arrays(fields, "slots", wanted_slots),
         hooks=restored_hooks(fields, hooks) if before == here else dict(zip(hooks.names, hooks.begun(), strict=True)),

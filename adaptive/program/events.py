@@ -24,6 +24,7 @@ import numpy as np
 
 from adaptive.base.decision import Limits
 from adaptive.control.hooks import Hooks
+from adaptive.control.membership import Numbers
 
 from .report import Report
 
@@ -71,6 +72,7 @@ class StepEvent:
       limits: what the step's sizes keep. Replicated.
       seed: the program's. Replicated.
       hooks: what each was given, in the order of the driver.
+      workers: how many members there were to be when the hooks were asked, and could be. Replicated.
     """
 
     report: Report
@@ -79,6 +81,7 @@ class StepEvent:
     limits: Limits
     seed: int
     hooks: tuple[HookValues, ...]
+    workers: Numbers
 
 
 Listener = Callable[[StepEvent], Any]

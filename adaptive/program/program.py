@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -19,12 +19,13 @@ from adaptive.base.decision import Decision
 from adaptive.base.errors import DataError, DisagreementError, DriverError, NonFiniteError, WorkerError
 from adaptive.base.failure import heard_by_all, tell
 from adaptive.base.surroundings import Surroundings, as_made, unwatched
-from adaptive.base.world import World
+from adaptive.base.world import MembersChanged, World
 from adaptive.check.invariance import Invariance, check_invariance
 from adaptive.control.decision_digest import DecisionDigest
 from adaptive.control.decisions import Decisions
 from adaptive.control.hooks import Hooks
 from adaptive.control.machines import Machines
+from adaptive.control.membership import Membership
 from adaptive.control.readiness import KernelsOf
 from adaptive.control.split import positive
 from adaptive.control.status import Status
@@ -46,11 +47,27 @@ from .evaluate import evaluate
 from .events import Listener, Listeners, StepEvent, Subscription, hook_values
 from .explain import explain
 from .first_plan import check_alike, first_plan
+from .hand_over import Known, pack, unpack
 from .keeping import Keeping
 from .record import Recorder
 from .report import Report
 from .seating import Seating
 from .watch import Skips, StepClock, UpdateCheck
+
+
+class _Until(NamedTuple):
+    """Where a run ends, unless a hook ends it before. Replicated."""
+
+    epoch: int | None = None
+    step: int | None = None
+
+    def reached(self, epoch: int, step: int) -> bool:
+        return (self.epoch is not None and epoch >= self.epoch) or (self.step is not None and step >= self.step)
+
+
+class _RunOver(Exception):
+    """The workers have ended the run for which this process was in reserve, and it has their state."""
+
 
 _SAME_CHECKPOINT = "Restore the same checkpoint on every rank; all may read one file. Nothing has been restored."
 
@@ -176,7 +193,9 @@ class Program:
             share_compilations()
         machines = Machines(self.world, f"machines of {self._name}")
         self._digest = DecisionDigest()
-        self._status = Status(self.world, self._digest, self._sizes)
+        self._membership = Membership(self.world, tells=bool(self._plan.messages))
+        self._membership.resizable = bool(resizable)
+        self._status = Status(self.world, self._digest, self._sizes, self._membership)
         self._engine = Engine(
             planner,
             jax.tree.leaves(self._initial.arrays),
@@ -190,9 +209,10 @@ class Program:
         waits = deterministic or not self._engine.layouts
         readiness = KernelsOf(self._engine.kernels, self.world.workers)
         self._sizes.take_effect(readiness, one_by_one=not self._plan.splittable, waits=waits, resizable=bool(resizable))
-        self._hooks = Hooks(self._plan.hooks, self.world.size)
+        self._hooks = Hooks(self._plan.hooks, self.world.size, self._membership)
         self._decisions = Decisions(
-            *(self.world, self._name, self._hooks, self._sizes, self._digest), heterogeneous=machines.heterogeneous
+            *(self.world, self._name, self._hooks, self._sizes, self._membership, self._digest),
+            heterogeneous=machines.heterogeneous,
         )
         self._seating = Seating(self.world, self._engine, self._hooks, self._sizes)
         self._clock = StepClock(self.world)
@@ -203,6 +223,7 @@ class Program:
         self._directories: set[Path] = set()  # of checkpoints that this program goes on from, or has written
         self._notes: list[str] = []  # for the next report
         self._step = 0
+        self._until = _Until()
         self._alone = threading.Lock()  # held while a step is under way
         self._compiled = False
 
@@ -219,7 +240,7 @@ class Program:
         """
         if not self._update.told:
             self._update.here(self._step)
-        return self._as_given([jnp.copy(leaf) for leaf in self._engine.states[self._engine.present[0]]])
+        return self._as_given([jnp.copy(leaf) for leaf in self._engine.states[self._engine.some_present]])
 
     def _as_given(self, leaves: list[jax.Array]) -> Any:
         return self._initial.as_given(leaves, [var.aval.weak_type for var in self._plan.graph.state_vars])
@@ -238,6 +259,11 @@ class Program:
     def members(self) -> tuple[int, ...]:
         """The seats with a worker on them, as of the last step. Replicated."""
         return self._sizes.members
+
+    @property
+    def target_workers(self) -> int:
+        """How many members there are to be: as many as were asked for last. Replicated."""
+        return self._membership.target
 
     @property
     def steps(self) -> int:
@@ -287,22 +313,25 @@ class Program:
             last state is kept when the run ends, but not where its loop is left by `break` or an error.
 
         Yields:
-          A `Report` per step; ends early when a hook calls `control.stop()`. With neither `epochs` nor `steps`, only
-          then.
+          A `Report` per step; ends early when a hook calls `control.stop()`, or when all workers were told to go. With
+          neither `epochs` nor `steps`, only then.
 
         Raises:
           CheckpointError: no checkpoints can be kept as `checkpoint` says. On rank 0, before the first step.
         """
-        last_epoch = None if epochs is None else self.epoch + count("epochs", epochs)
-        last_step = None if steps is None else self._step + count("steps", steps)
+        self._until = _Until(
+            None if epochs is None else self.epoch + count("epochs", epochs),
+            None if steps is None else self._step + count("steps", steps),
+        )
         self._decisions.stopped = False
         with self._recorded(record), self._kept(checkpoint) as keeping:
-            while not self._decisions.stopped:
-                if last_epoch is not None and self.epoch >= last_epoch:
-                    break
-                if last_step is not None and self._step >= last_step:
-                    break
-                report = self.step()
+            while not (self._decisions.stopped or self._until.reached(self.epoch, self._step)):
+                if self._membership.all_leave:
+                    break  # here the run ends for that reason: the place for what is to be done about it
+                try:
+                    report = self.step()
+                except _RunOver:  # of the workers; this process was in reserve
+                    return
                 if keeping is not None:
                     keeping.after(report)
                 yield report
@@ -310,6 +339,8 @@ class Program:
             self._compare_last_decision()
             if keeping is not None:
                 keeping.end()
+            self.world.assemble()
+            self._hand_over()
 
     @contextmanager
     def _recorded(self, path: str | Path | None) -> Iterator[None]:
@@ -355,7 +386,8 @@ class Program:
           NonFiniteError: what `all_reduce` brought is not finite, and `nonfinite` is "raise", or "skip" and too many
             steps were skipped: the state is that of the step before. Or the update of the step before made NaNs: it is
             that, with them. On every process.
-          WorkerError: another process failed, in this step or elsewhere. On every other process.
+          WorkerError: another process failed, in this step or elsewhere. On every other process. Or too few workers are
+            left.
           DisagreementError: hooks decided differently on some workers, or some process is not in this step but in
             another collective. On every process.
           DriverError: a step of this program is under way.
@@ -374,11 +406,14 @@ class Program:
     def _take_step(self) -> Report:
         began = time.perf_counter()
         self._compile_first()
+        since = self._clock.begin(began)
         try:
             self._engine.kernels.check()
-            self._seat()
-            outcome = self._run_engine(self._stream.take(self._sizes.current), began)
+            self.world.part()
+            outcome = self._by_those_left(since)
             notes = self._skips.take(outcome.trouble, self._step + 1)
+        except _RunOver:
+            raise
         except (NonFiniteError, WorkerError, DisagreementError) as error:  # all processes raise it
             error.add_note(f"The state of {self._name} is that of step {self._step}.")
             raise
@@ -388,11 +423,50 @@ class Program:
             raise
         return self._finish(outcome, began, notes)
 
+    def _by_those_left(self, since: float) -> Outcome:
+        """The step, taken again on the same examples where members are lost in the course of it.
+
+        Args:
+          since: seconds since the step before began.
+        """
+        while True:
+            self._seat()
+            try:
+                return self._run_engine(self._stream.take(self._sizes.current), since)
+            except MembersChanged:
+                continue
+
     def _seat(self) -> None:
-        """Notice who has left and who has joined since the last step."""
-        if self._seating.changed:
+        """Let those leave and join who are to; notice who has, since the last step. In reserve, wait to join."""
+        if self._membership.due and not self.world.in_reserve:
             self._update.together(self._step, "a change of members")
+            self._membership.change(f"after step {self._step} of {self._name}")
+        while self.world.in_reserve:
+            self.world.wait(self._engine.kernels.can_make_all)
+            if not self.world.in_reserve:
+                self._clock.restart()
+        over = self.world.newcomers and not self.world.apart
+        self._hand_over()
+        if over:
+            raise _RunOver
+        if self._seating.changed:
             self._clock.forget(self._seating.places(self._seating.take()))
+
+    def _hand_over(self) -> None:
+        """Let those who have come in know what the others know."""
+        if not self.world.newcomers:
+            return
+        self._hooks.catch_up(self._sizes)
+        known = Known(
+            *(self._engine, self._hooks, self._sizes, self._membership, self._seating, self._digest, self._stream),
+            self._skips,
+        )
+        own = self._step, self._until, self._decisions.stopped
+        about = f"what newcomers have to know of {self._name}"
+        baggage = self.world.hand_over(lambda: pack(known, own), about)
+        if baggage is not None:
+            self._step, self._until, self._decisions.stopped = unpack(known, baggage)
+            self._update.told = False
 
     def _compile_first(self) -> None:
         if not self._compiled:
@@ -409,9 +483,9 @@ class Program:
                 self._engine.kernels.extend(max(self._sizes.current))
             self._compiled = True
 
-    def _run_engine(self, share: Share, began: float) -> Outcome:
-        since, sizes = self._clock.begin(began), self._sizes.current
-        total, seconds = sum(sizes), self._clock.compute_seconds
+    def _run_engine(self, share: Share, since: float) -> Outcome:
+        sizes, seconds = self._sizes.current, self._clock.compute_seconds
+        total = sum(sizes)
         readings = [
             Reading(self._step, self._seed, w, total, sizes[w], sizes[w], 1, share.offsets[i], seconds[i], since)
             for i, w in enumerate(self.world.workers)
@@ -425,8 +499,8 @@ class Program:
 
     def _finish(self, outcome: Outcome, began: float, notes: list[str]) -> Report:
         ran, limits = (self._sizes.current, self._sizes.previous), self._sizes.limits
-        sizes, members = self._sizes.current, self._sizes.members
-        joined, come_and_gone = self._seating.tell()
+        sizes, members, numbers = self._sizes.current, self._sizes.members, self._membership.numbers
+        joined, lost, come_and_gone = self._seating.tell()
         self._step += 1
         self._stream.advance(sizes)
         kernels, consumed = self._engine.kernels, self._stream.consumed
@@ -464,11 +538,13 @@ class Program:
             notes=tuple(notes),
             members=members,
             joined=joined,
+            lost=lost,
         )
         if self._listeners:
-            event = StepEvent(report, epoch, ran[1], limits, self._seed, hook_values(self._hooks, outcome.hooks))
-            lost = self._listeners.tell(event)
-            report = replace(report, notes=(*report.notes, *lost)) if lost else report
+            values = hook_values(self._hooks, outcome.hooks)
+            event = StepEvent(report, epoch, ran[1], limits, self._seed, values, numbers)
+            failed = self._listeners.tell(event)
+            report = replace(report, notes=(*report.notes, *failed)) if failed else report
         return report
 
     def _decide(
@@ -500,18 +576,30 @@ class Program:
     # --- between steps ------------------------------------------------------------------------------------------------
 
     @as_made
-    def rescale(self, *, global_batch: int | None = None, shares: Sequence[float] | None = None) -> None:
-        """Change the global batch, its split, or both, between two steps. Call it on every process alike.
+    def rescale(
+        self,
+        *,
+        global_batch: int | None = None,
+        shares: Sequence[float] | None = None,
+        workers: int | None = None,
+    ) -> None:
+        """Change the global batch, its split, or the number of workers, between two steps. Call it on every process
+        alike.
 
         Args:
           global_batch: examples per step over all workers.
           shares: relative sizes, one per worker; whole numbers that sum to the global batch are taken exactly. A worker
-            whose share is 0 takes no examples, until it is given another share; any other takes at least one.
+            whose share is 0 takes no examples, until it is given another share; any other takes at least one. Who
+            joins later begins with the mean share.
+          workers: how many there are to be. The highest seats leave, back to the reserve, before the next step. Those
+            who are missing get ready beside the steps, and join together; until then `global_batch` is taken as far as
+            those who are there can hold it. A later number takes the place of one that is not reached yet.
 
         Raises:
           BatchSizeError: they cannot be, or this program's sizes stay as they are (`resizable=False`).
+          MembersError: there cannot be so many workers, or so few.
         """
-        self._decisions.by_hand(self._step, global_batch, shares)
+        self._decisions.by_hand(self._step, global_batch, shares, workers)
 
     @as_made
     def warm_up(self) -> None:
@@ -540,7 +628,7 @@ class Program:
     @as_made
     def _snapshot(self, copy: Callable[[Any], Any] | None) -> dict[str, Any]:
         self._update.together(self._step, "a checkpoint")
-        parts = (self._engine, self._hooks, self._sizes, self._stream)
+        parts = (self._engine, self._hooks, self._sizes, self._membership, self._stream)
         return _checkpoint.save(*parts, step=self._step, like=self._initial.shapes, copy=copy)
 
     @as_made
@@ -589,10 +677,12 @@ class Program:
         self._hooks.restart([parsed.hooks[name] for name in self._hooks.names])
         self._sizes.restart(parsed.batch_sizes, parsed.shares, parsed.members)
         self._seating.restart(parsed.members)
+        self._membership.restart(parsed.workers)
         self._stream.cursors = parsed.cursors
         self._step, self._skips.in_a_row, self._update.told = parsed.step, 0, False
-        if self._engine.new_nans is not None:
-            self._engine.new_nans.begin([self._engine.states[place] for place in self._engine.present])
+        engine = self._engine
+        if engine.new_nans is not None:
+            engine.new_nans.begin([engine.states[place] for place in engine.present] or engine.states[:1])
         self._digest.restart(parsed.step, digests)
         self._clock.restart()
         if found is not None:

@@ -3,17 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Literal
 
 import jax
 
-from adaptive.extend import launcher
+from adaptive.extend import launcher, number_of_workers
 
 from .devices import DeviceWorld
 from .mpi import MPIWorld
 from .solo import SoloWorld
 
 
-def world(devices: Sequence[jax.Device] | None = None) -> MPIWorld | DeviceWorld | SoloWorld:
+def world(
+    devices: Sequence[jax.Device] | None = None,
+    *,
+    workers: int | None = None,
+    min_workers: int = 1,
+    lost: Literal["continue", "stop"] | None = None,
+) -> MPIWorld | DeviceWorld | SoloWorld:
     """All workers there are: the same script runs as one worker, on several devices, and under `mpirun -n N`.
 
     * Started by mpirun, mpiexec or srun: an `MPIWorld`, one worker per rank.
@@ -22,13 +29,20 @@ def world(devices: Sequence[jax.Device] | None = None) -> MPIWorld | DeviceWorld
 
     Args:
       devices: those of this process to put workers on. By default all of them, but one per rank under MPI.
+      workers: how many workers there are at first; the others are in reserve, until a program asks for them by
+        `rescale(workers=…)`. By default all there are.
+      min_workers: with fewer workers left, all stop; and no program can ask for fewer.
+      lost: what the others do when processes are lost: "continue" or "stop". By default they go on where MPI was
+        started so that they can: by Open MPI's `mpirun --with-ft ulfm`.
 
     Returns:
       A context manager: `with comm.world() as world: ...`. It has `size` (workers), `rank` (this process) and
       `barrier()`. Inside its block, collectives that are called outside a program go through it.
 
     Raises:
-      LaunchError: started by a launcher of MPI programs, but MPI cannot be loaded, or is not the launcher's.
+      LaunchError: started by a launcher of MPI programs, but MPI cannot be loaded, or is not the launcher's; or losses
+        are to be survived, and cannot be.
+      MembersError: there cannot be so many workers, or so few.
 
     Example:
       >>> import jax, collectives as comm
@@ -37,6 +51,9 @@ def world(devices: Sequence[jax.Device] | None = None) -> MPIWorld | DeviceWorld
       SoloWorld(1 worker on cpu:0)
     """
     if launcher() is not None:
-        return MPIWorld(devices=devices)
+        return MPIWorld(devices=devices, workers=workers, min_workers=min_workers, lost=lost)
     found = jax.local_devices() if devices is None else devices
-    return SoloWorld(found[0]) if len(found) == 1 else DeviceWorld(found)
+    if len(found) != 1:
+        return DeviceWorld(found, workers=workers, min_workers=min_workers)
+    number_of_workers(min_workers if workers is None else workers, 1)
+    return SoloWorld(found[0])
