@@ -29,12 +29,14 @@ from adaptive.extend import (
     chosen_threads,
     current_line,
     launcher,
+    phase,
 )
 
 from .devices import DeviceWorld, check_devices
 from .frame import Frame
 from .launch import check_agreement, no_mpi
 from .meeting import Presence, why_not
+from .patience import SECONDS, checked, introduce, watch
 from .scope import Scope, describe
 from .threads import OversubscriptionWarning, oversubscription
 
@@ -65,6 +67,8 @@ class MPIWorld(Starting, Scope):
       comm: an mpi4py communicator, of which this world uses a duplicate; COMM_WORLD by default.
       devices: this process's, one worker on each; need not be equally many on all ranks. By default one: JAX's first
         CPU, or, where there are several accelerators, the one that belongs to this rank among those of its host.
+      patience: seconds for which a rank may keep the others waiting before it is taken for stuck, 0 for ever; the same
+        on all ranks (`patience.py`).
 
     All that processes do together begins with a frame (`frame.py`), so that ranks which are in different collectives
     are told. Threads may share a world, one of them is in a collective at a time; programs that run in threads of their
@@ -72,10 +76,18 @@ class MPIWorld(Starting, Scope):
 
     Raises:
       LaunchError: MPI cannot be loaded, or is not that of the launcher.
+      CollectiveError: `patience` is no number of seconds.
+      DisagreementError: it is not the same on all ranks. On every rank.
     """
 
-    def __init__(self, comm: MPI.Comm | None = None, devices: Sequence[jax.Device] | None = None):
+    def __init__(
+        self,
+        comm: MPI.Comm | None = None,
+        devices: Sequence[jax.Device] | None = None,
+        patience: float = SECONDS,
+    ):
         super().__init__()
+        patience = checked(patience)
         self._mpi = mpi = _load()
         if comm is None:
             check_agreement(mpi.COMM_WORLD.size, mpi.Get_library_version())
@@ -92,6 +104,7 @@ class MPIWorld(Starting, Scope):
         self._piece_bytes = PIECE_BYTES if host.size == self.processes else PIECE_BYTES_ACROSS_HOSTS
         if self.devices[0].platform == "cpu":
             self._warn_if_oversubscribed(host)
+        peer, datagrams = introduce(self.rank, host.bcast(self.rank), patience)
         host.Free()
 
         counts = self.comm.allgather(len(self.devices))
@@ -107,6 +120,9 @@ class MPIWorld(Starting, Scope):
         self._threads: dict[int, str] = {}  # that have used this world
         self._inside = False  # a collective that other processes are in too
         self._torn = False  # one that this process has left, and others have not
+        self._operation = ("", False)  # for the watch: a new one each time
+        self._survives = False  # the loss of ranks
+        self._watch = watch(self, self.comm.allgather(peer), self.rank, datagrams, mpi.COMM_WORLD.Abort)
 
     def start(
         self,
@@ -190,12 +206,21 @@ class MPIWorld(Starting, Scope):
             return
         try:
             with self._collective():
-                self._meet("the end of its world's block", "", _CLOSE)
+                self._meet("the end of its world's block", self._parting, _CLOSE)
                 self.comm.Free()
         finally:
             self._inboxes.clear()
             self._latest = None, iter(())
             super().close()
+            self._end_watch()
+
+    def _abandon(self, why: str) -> None:
+        super()._abandon(why)
+        self._end_watch(why)
+
+    def _end_watch(self, why: str = "") -> None:
+        if self._watch is not None:
+            self._watch.close(why)
 
     def __repr__(self) -> str:
         s = "s" * (self.size > 1)
@@ -204,6 +229,7 @@ class MPIWorld(Starting, Scope):
             f"MPIWorld({self.size} worker{s}; rank {self.rank} of {self.processes}: {own} on {describe(self.devices)})"
         )
 
+    @phase("in a collective", exchanges=True)
     def _reduce(
         self, sent: np.ndarray | None, received: np.ndarray, op: str, part: int = 0, look: LookAtPiece | None = None
     ) -> None:
@@ -274,6 +300,7 @@ class MPIWorld(Starting, Scope):
             )
         self._threads[get_ident()] = thread
 
+    @phase("in a collective", exchanges=True)
     def _meet(self, about: str, more: str, kind: int, text: str = "", failure: str = "") -> None:
         """The frame: raise, on all processes, unless all are about the same, in a collective of one kind.
 
@@ -282,6 +309,7 @@ class MPIWorld(Starting, Scope):
           failure: this process is in no collective, but has failed.
         """
         self._frame.announce(crc32(about.encode(), kind))
+        self._operation = about, kind == _CLOSE
         self._inside = True
         self.comm.Allreduce(self._mpi.IN_PLACE, self._frame.numbers)
         if not self._frame.is_of_one_mind():
@@ -290,6 +318,8 @@ class MPIWorld(Starting, Scope):
             everyone = self.comm.allgather(Presence(about, text, more, current_line(), failure, leaves, names))
             self._inside = False
             self._closed = any(presence.leaves for presence in everyone)  # nobody would come to what is left
+            if self._closed:
+                self._end_watch()
             raise _HeardError if failure else why_not(everyone, self.rank)
 
     def _warn_if_oversubscribed(self, host: MPI.Comm) -> None:
