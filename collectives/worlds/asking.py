@@ -116,12 +116,12 @@ class Asking:
         self.serve(_SECONDS_TO_DO, here, lambda: helper in done)
         return done[helper]["result"] if helper in done else None
 
-    def have_told(self, speaker: int, seconds: float, here: Callable[[Message], None], **fields: Any) -> bool:
+    def have_said(self, by: int, seconds: float, here: Callable[[Message], None], **fields: Any) -> bool:
         """Have a rank say something. Returns whether it has."""
         heard = self._came["heard"] = {}
         for _ in range(_TIMES):
-            self.send([speaker], "report", **fields)
-            if self.serve(seconds / _TIMES, here, lambda: speaker in heard):
+            self.send([by], "report", **fields)
+            if self.serve(seconds / _TIMES, here, lambda: by in heard):
                 return True
         return False
 

@@ -29,6 +29,8 @@ MOST_CHARACTERS = 6000  # of a stack; what is cut out is its middle
 _SAME = 2.0  # seconds by which the time of a process's start may seem to differ, as clocks are set
 _QUIET = 0.1  # seconds in which a stack that is being written grows
 
+_PROGRAM = os.path.join("adaptive", "program", "program.py")
+
 GONE, STOPPED, RUNS, UNKNOWN = "gone", "stopped", "runs", "unknown"
 
 
@@ -82,8 +84,10 @@ def stack_of(frame: FrameType) -> str:
 
 
 def look_at(process: Process) -> tuple[str, str]:
-    """Another process of this host: GONE, STOPPED, RUNS or UNKNOWN (not to be seen from here), and its stack, as far
-    as it can be had.
+    """Another process of this host: _PROGRAM = os.path.join("adaptive", "program", "program.py")
+
+    GONE, STOPPED, RUNS or UNKNOWN (not to be seen from here), and its stack, as far
+        as it can be had.
     """
     if process.space != this_process().space:
         return UNKNOWN, ""
@@ -159,7 +163,6 @@ def _written_stack(process: Process) -> str:
 
 
 def _of_its_own(dump: str) -> str:
-    """What faulthandler has written, without the threads that are always there, and the main thread first."""
-    threads = [block.strip() for block in dump.split("\n\n")]
-    told = [block for block in threads if block and "worlds/patience.py" not in block]
-    return shortened("\n".join(reversed(told)))
+    """What faulthandler has written of the main thread, which comes last, and of others that are in a program."""
+    threads = [block.strip() for block in dump.split("\n\n") if block.strip()]
+    return shortened("\n".join([*threads[-1:], *(block for block in threads[:-1] if _PROGRAM in block)]))

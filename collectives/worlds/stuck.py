@@ -93,18 +93,19 @@ class Finding:
         return f"    {who} {text}.{stack}"
 
 
-def report(about: str, line: str, waited: float, findings: Sequence[Finding], rest: str) -> str:
+def report(rank: int, about: str, line: str, waited: float, findings: Sequence[Finding], rest: str) -> str:
     """What is printed: on the terminal, once.
 
     Args:
-      about: the operation that is waited in.
-      line: where it was called.
+      rank: who waits.
+      about: in what.
+      line: where that was called.
       findings: of all other ranks.
       rest: what will be done about it.
     """
     told = [finding for finding in findings if finding.state is not State.HERE]
     more = [f"    and {len(told) - _SHOWN} more ranks are not in it"] if len(told) > _SHOWN else []
-    head = f"{about or 'a collective'}{at(line)} has been waited in for {_seconds(waited)}:"
+    head = f"rank {rank} has waited for {_seconds(waited)} in {about}{at(line)}:"
     body = "\n".join([head, *map(str, told[:_SHOWN]), *more])
     return f"{body[:_MOST]}\n{rest}"
 

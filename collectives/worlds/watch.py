@@ -88,7 +88,8 @@ class Watch:
         """The process ends while its world is open: MPI would wait for the others, and they for this one."""
         error = getattr(sys, "last_exc", None) or getattr(sys, "last_value", None)
         how = f"by {type(error).__name__}: {error}" if error else "at its end, or by sys.exit()"
-        last = f". The last that it took part in is {self._operation[0]}" if self._operation[0] else ""
+        words = getattr(self._watched(), "_operation", self._operation)[0]
+        last = f". The last that it took part in is {words}" if words else ""
         self.close(stacks.shortened(f"its script is over, {how}{last}", 1000))
 
     # --- the thread ---------------------------------------------------------------------------------------------------
@@ -180,8 +181,8 @@ class Watch:
         ranks = names(finding.rank for finding in late.values())
         what = f"{ranks} will be killed" if self._world._survives else "the job ends"
         return (
-            f"Unless {ranks} come{'s' * (len(late) == 1)}, {what} once waited for {2 * self._patience:g} s. "
-            f"patience= of comm.world() sets the time: {self._patience:g} s, 0 to wait for ever."
+            f"Unless {ranks} come{'s' * (len(late) == 1)}, {what} when that is {2 * self._patience:g} s. "
+            f"patience= of comm.world() sets the time ({self._patience:g} s; 0: for ever)."
         )
 
     def _end_or_kill(self, findings: Findings, due: Findings) -> None:
@@ -192,7 +193,7 @@ class Watch:
             self._say(findings, f"{ranks}: killed, and lost.", due, logging.CRITICAL)
             self._kill(helpers)
             return
-        self._say(findings, f"The job ends, because of {ranks}.", due, logging.CRITICAL)
+        self._say(findings, f"The job ends because of {ranks}.", due, logging.CRITICAL)
         # Who answers ends by itself. The others are killed, since an MPI that survives losses does not end them.
         self._kill({number: helper for number, helper in helpers.items() if number not in runs})
         for _ in range(3):
@@ -235,16 +236,16 @@ class Watch:
             return
         (words, leaving), line = self._operation, self._own_state()["line"]
         words = words or ("the end of its world's block" if leaving else "telling the others of a failure")
-        text = report(words, line, self._waited, list(findings.values()), rest)
+        text = report(self.asking.rank(self.asking.me.number), words, line, self._waited, list(findings.values()), rest)
         waiting = [number for number, finding in findings.items() if finding.state is State.HERE]
         speaker = min([self.asking.me.number, *waiting], key=self.asking.rank)
         fields = {"text": text, "about": sorted(about), "level": level, "speaker": speaker}
         listening = [number for number, finding in findings.items() if finding.state.runs and number != speaker]
         self.asking.send(listening, "report", **fields)
-        told = speaker != self.asking.me.number and self.asking.have_told(
+        said = speaker != self.asking.me.number and self.asking.have_said(
             speaker, self._answer_seconds, self._take, **fields
         )
-        _log.log(logging.INFO if told else min(level, logging.ERROR), text)
+        _log.log(logging.INFO if said else min(level, logging.ERROR), text)
 
     def _is_new(self, about: Iterable[int], level: int) -> bool:
         said = {(level, number) for number in about}
