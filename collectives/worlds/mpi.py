@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import os
 from collections.abc import Hashable, Iterator, Sequence
 from contextlib import suppress
 from functools import partial
@@ -122,7 +123,7 @@ class MPIWorld(Starting, Scope):
         self._torn = False  # one that this process has left, and others have not
         self._operation = ("", False)  # for the watch: a new one each time
         self._survives = False  # the loss of ranks
-        self._watch = watch(self, self.comm.allgather(peer), self.rank, datagrams, mpi.COMM_WORLD.Abort)
+        self._watch = watch(self, self.comm.allgather(peer), self.rank, datagrams, self._abort)
 
     def start(
         self,
@@ -217,6 +218,15 @@ class MPIWorld(Starting, Scope):
     def _abandon(self, why: str) -> None:
         super()._abandon(why)
         self._end_watch(why)
+
+    @staticmethod
+    def _abort(status: int) -> None:
+        """End all processes of the job, as far as MPI can: the one that calls it ends by itself."""
+        if os.environ.get("OMPI_MCA_mpi_ft_enable", "0") == "0":
+            from mpi4py import MPI
+
+            MPI.COMM_WORLD.Abort(status)
+        # Where Open MPI survives losses its Abort ends no others, and now and then hangs mpirun.
 
     def _end_watch(self, why: str = "") -> None:
         if self._watch is not None:

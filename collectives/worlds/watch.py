@@ -27,6 +27,7 @@ _LONGEST_TICK = 1.0  # seconds
 _ROUNDS = 4  # of asking, in `patience`
 _SECONDS_TO_ANSWER = 2.0
 _SECONDS_TO_ABORT = 5.0
+_SECONDS_TO_PRINT = 1.0  # a launcher drops what it has not printed yet when it ends the job
 _EXIT_STATUS = 1
 _HURRY = 1 / 12  # of `patience`: after this those who have said that they will not come are looked into
 
@@ -194,6 +195,7 @@ class Watch:
             self._kill(helpers)
             return
         self._say(findings, f"The job ends because of {ranks}.", due, logging.CRITICAL)
+        self.asking.serve(_SECONDS_TO_PRINT, self._take, lambda: False)
         # Who answers ends by itself. The others are killed, since an MPI that survives losses does not end them.
         self._kill({number: helper for number, helper in helpers.items() if number not in runs})
         for _ in range(3):
