@@ -56,6 +56,7 @@ def run(
     *,
     timeout: float = 100.0,
     env: Mapping[str, str] | None = None,
+    options: Sequence[str] = (),
     expect_failure: bool = False,
     by_mpi4py: bool = True,
 ) -> Result:
@@ -66,6 +67,7 @@ def run(
       n: how many ranks.
       timeout: seconds, after which every process of the job is killed and the test fails.
       env: variables to add to the environment.
+      options: of mpirun.
       expect_failure: the job must end with an exit status other than 0, rather than with 0; a time-out is neither.
       by_mpi4py: as above; else it is `python SCRIPT …`, so that an error of one rank does not end the others.
 
@@ -73,7 +75,7 @@ def run(
       The finished job, for looking at what it printed.
     """
     arguments = [str(part) for part in ([script] if isinstance(script, (str, Path)) else script)]
-    command = [_mpirun(), "-n", str(n), sys.executable, *(["-m", "mpi4py"] * by_mpi4py), *arguments]
+    command = [_mpirun(), *options, "-n", str(n), sys.executable, *(["-m", "mpi4py"] * by_mpi4py), *arguments]
     for _ in range(_ATTEMPTS):
         result = _run(command, _environment(env or {}, timeout), timeout)
         started = _NOT_STARTED not in result.stderr
@@ -98,6 +100,11 @@ def mpirun_version() -> str:
 def _find() -> str | None:
     beside = Path(sys.executable).parent / "mpirun"  # not resolved: the environment's, not that of its base Python
     return str(beside) if beside.exists() else shutil.which("mpirun")
+
+
+survives_losses = pytest.mark.skipif(
+    "(Open MPI)" not in mpirun_version(), reason="ranks can be lost under Open MPI alone, by --with-ft ulfm"
+)
 
 
 def _mpirun() -> str:

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from . import stacks
 from .datagrams import Address, Datagrams
-from .stacks import Process
+from .stacks import ProcessId
 from .stuck import Finding, State
 
 _SECONDS_TO_DO = 2 * stacks.SECONDS_TO_WRITE
@@ -35,7 +35,7 @@ class Peer(NamedTuple):
 
     number: int
     group: int
-    process: Process
+    process: ProcessId
     addresses: tuple[Address, ...]
     key: bytes
     patience: float
@@ -46,7 +46,6 @@ class Asking:
 
     Attributes:
       me: this rank.
-      others: all others that belong to the world.
       left: who has said that it will not come any more, and why.
     """
 
@@ -63,13 +62,16 @@ class Asking:
 
     def keep(self, peers: Sequence[Peer]) -> None:
         """Those who are left, in the order of their ranks now. This one is among them."""
-        self.others = [peer for peer in peers if peer.number != self.me.number]
-        self._peers = {peer.number: peer for peer in peers}
-        self._ranks = {peer.number: rank for rank, peer in enumerate(peers)}
+        self._peers = {peer.number: peer for peer in peers}  # replaced as a whole: the watching thread may be reading
+
+    @property
+    def others(self) -> list[Peer]:
+        """All others that belong to the world, by rank."""
+        return [peer for peer in self._peers.values() if peer.number != self.me.number]
 
     def rank(self, number: int) -> int:
         """The present rank of one who is known by its number."""
-        return self._ranks[number]
+        return list(self._peers).index(number)
 
     def greet(self) -> None:
         """See which other hosts can be reached: one that never could is not taken for stuck later."""
@@ -127,10 +129,10 @@ class Asking:
 
     def _of_answer(self, number: int, answer: Message) -> Finding:
         told = {key: answer[key] for key in ("doing", "line", "seconds", "stack")}
-        return Finding(self._ranks[number], self._peers[number].process, State[answer["state"]], **told)
+        return Finding(self.rank(number), self._peers[number].process, State[answer["state"]], **told)
 
     def _of_silence(self, peer: Peer, helper: int | None, here: Callable[[Message], None]) -> Finding:
-        finding = Finding(self._ranks[peer.number], peer.process, State.SILENT)
+        finding = Finding(self.rank(peer.number), peer.process, State.SILENT)
         if peer.number in self.left:
             return replace(finding, state=State.ENDED, doing=self.left[peer.number])
         if peer.group not in self._reached:

@@ -27,7 +27,7 @@ from adaptive.extend import brief, real
 
 from .asking import Asking, Peer
 from .datagrams import Datagrams
-from .stacks import Process, this_process
+from .stacks import ProcessId, this_process
 from .watch import Watch, Watched
 
 SECONDS = 60.0  # by default
@@ -57,7 +57,7 @@ def introduce(number: int, group: int, patience: float) -> tuple[Peer, Datagrams
       group: the same for all ranks of its host: the least of their numbers.
     """
     if not patience:
-        return Peer(number, group, Process("", os.getpid(), 0.0, "", -1), (), b"", patience), None
+        return Peer(number, group, ProcessId("", os.getpid(), 0.0, "", -1), (), b"", patience), None
     datagrams = Datagrams()
     key = secrets.token_bytes(32)
     return Peer(number, group, this_process(), tuple(datagrams.addresses), key, patience), datagrams

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Literal
 
 import jax
 
@@ -15,7 +16,11 @@ from .solo import SoloWorld
 
 
 def world(
-    devices: Sequence[jax.Device] | None = None, *, patience: float = SECONDS
+    devices: Sequence[jax.Device] | None = None,
+    *,
+    lost: Literal["continue", "stop"] | None = None,
+    min_workers: int = 1,
+    patience: float = SECONDS,
 ) -> MPIWorld | DeviceWorld | SoloWorld:
     """All workers there are: the same script runs as one worker, on several devices, and under `mpirun -n N`.
 
@@ -25,8 +30,12 @@ def world(
 
     Args:
       devices: those of this process to put workers on. By default all of them, but one per rank under MPI.
-      patience: seconds for which one rank may keep all others waiting before it is named as stuck; after twice that the
-        job ends. 0: never. The same on all ranks. Where there are no other processes, there is nobody to wait for.
+      lost: what the others do when processes are lost: "continue" or "stop". By default they go on where MPI was
+        started so that they can: by Open MPI's `mpirun --with-ft ulfm`.
+      min_workers: with fewer workers left, all stop.
+      patience: seconds for which one rank may keep all others waiting before it is named as stuck; after twice that it
+        is killed, where losses are survived, or else the job ends. 0: never. The same on all ranks. Where there are no
+        other processes, there is nobody to wait for.
 
     Returns:
       A context manager: `with comm.world() as world: ...`. It has `size` (workers), `rank` (this process) and
@@ -34,7 +43,8 @@ def world(
 
     Raises:
       CollectiveError: `patience` is no number of seconds.
-      LaunchError: started by a launcher of MPI programs, but MPI cannot be loaded, or is not the launcher's.
+      LaunchError: started by a launcher of MPI programs, but MPI cannot be loaded, or is not the launcher's; or losses
+        are to be survived, and cannot be.
 
     Example:
       >>> import jax, collectives as comm
@@ -44,6 +54,6 @@ def world(
     """
     checked(patience)
     if launcher() is not None:
-        return MPIWorld(devices=devices, patience=patience)
+        return MPIWorld(devices=devices, lost=lost, min_workers=min_workers, patience=patience)
     found = jax.local_devices() if devices is None else devices
     return SoloWorld(found[0]) if len(found) == 1 else DeviceWorld(found)

@@ -34,7 +34,7 @@ _PROGRAM = os.path.join("adaptive", "program", "program.py")
 GONE, STOPPED, RUNS, UNKNOWN = "gone", "stopped", "runs", "unknown"
 
 
-class Process(NamedTuple):
+class ProcessId(NamedTuple):
     """How a process is known to others of its host.
 
     Attributes:
@@ -53,14 +53,14 @@ class Process(NamedTuple):
 
 
 @lru_cache(maxsize=1)
-def this_process() -> Process:
+def this_process() -> ProcessId:
     """This one; from now on it writes its stack upon SIGURG, unless the program uses that signal itself."""
     pid = os.getpid()
     file = -1
     if os.path.isdir("/proc/self/fd") and signal.getsignal(signal.SIGURG) in (signal.SIG_DFL, signal.SIG_IGN):
         file = os.dup(_stack_file().fileno())
         faulthandler.register(signal.SIGURG, file=file, all_threads=True)
-    return Process(socket.gethostname(), pid, psutil.Process(pid).create_time(), _space(), file)
+    return ProcessId(socket.gethostname(), pid, psutil.Process(pid).create_time(), _space(), file)
 
 
 @lru_cache(maxsize=1)
@@ -83,7 +83,7 @@ def stack_of(frame: FrameType) -> str:
     return shortened("Traceback (most recent call last):\n" + "".join(summary.format()).rstrip())
 
 
-def look_at(process: Process) -> tuple[str, str]:
+def look_at(process: ProcessId) -> tuple[str, str]:
     """Another process of this host: _PROGRAM = os.path.join("adaptive", "program", "program.py")
 
     GONE, STOPPED, RUNS or UNKNOWN (not to be seen from here), and its stack, as far
@@ -107,7 +107,7 @@ def look_at(process: Process) -> tuple[str, str]:
     return RUNS, _written_stack(process)
 
 
-def kill(process: Process) -> bool:
+def kill(process: ProcessId) -> bool:
     """End another process of this host, unless it is another by now. Returns whether it is gone, or going."""
     found = _find(process) if process.space == this_process().space else None
     if found is None:
@@ -134,7 +134,7 @@ def _space() -> str:
         return ""
 
 
-def _find(process: Process) -> psutil.Process | None:
+def _find(process: ProcessId) -> psutil.Process | None:
     """It, if it is there, and is no other one that was given its number."""
     try:
         found = psutil.Process(process.pid)
@@ -143,7 +143,7 @@ def _find(process: Process) -> psutil.Process | None:
         return None
 
 
-def _written_stack(process: Process) -> str:
+def _written_stack(process: ProcessId) -> str:
     """Have it write its stack, and read that. "" where it does not, or this process may not read it."""
     if process.file < 0:
         return ""

@@ -8,7 +8,7 @@ from enum import Enum
 
 from adaptive.extend import at
 
-from .stacks import Process
+from .stacks import ProcessId
 
 _SHOWN = 8  # ranks with their stacks; of a thousand that are stuck most are stuck in one place
 _MOST = 40_000  # characters of a report
@@ -56,7 +56,7 @@ class Finding:
     """
 
     rank: int
-    process: Process
+    process: ProcessId
     state: State
     doing: str = ""
     line: str = ""

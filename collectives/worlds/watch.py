@@ -12,14 +12,15 @@ import sys
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from typing import Any, Protocol
 
 from adaptive.extend import FAILURE_THREAD, doing
 
 from . import stacks
-from .asking import Asking, Message
+from .asking import Asking, Message, Peer
+from .operations import CLOSE, Operation
 from .stuck import Finding, State, names, report
 
 _TICKS = 20  # looks in `patience`
@@ -39,7 +40,7 @@ Findings = dict[int, Finding]  # by number
 class Watched(Protocol):
     """What a watch reads of its world, from another thread than the world's."""
 
-    _operation: tuple[str, bool]  # in words, and whether it is the world's end; a new one each time
+    _operation: Operation  # a new one each time
     _inside: bool  # it; or behind it
     _survives: bool  # the loss of ranks
     _threads: dict[int, str]  # that use the world
@@ -67,6 +68,11 @@ class Watch:
         self._thread = threading.Thread(target=self._run, name="adaptive-watch", daemon=True)
         self._thread.start()
 
+    def keep(self, peers: Sequence[Peer]) -> None:
+        """Those who are together from now on, in the order of their ranks: they begin what they are in anew."""
+        self.asking.keep(peers)
+        self._anew = True
+
     def close(self, why: str = "") -> None:
         """End. The others are told if this rank leaves them: `why`, what it does instead of coming."""
         if self._closed or os.getpid() != self._pid:  # a forked child has our socket, but is another
@@ -89,7 +95,7 @@ class Watch:
         """The process ends while its world is open: MPI would wait for the others, and they for this one."""
         error = getattr(sys, "last_exc", None) or getattr(sys, "last_value", None)
         how = f"by {type(error).__name__}: {error}" if error else "at its end, or by sys.exit()"
-        words = getattr(self._watched(), "_operation", self._operation)[0]
+        words = getattr(self._watched(), "_operation", self._operation).about
         last = f". The last that it took part in is {words}" if words else ""
         self.close(stacks.shortened(f"its script is over, {how}{last}", 1000))
 
@@ -101,7 +107,7 @@ class Watch:
                 self.asking.serve(self._tick, self._take, lambda: self._closed)
                 self._look()
             except Exception:
-                if not self._troubled and not self._closed:
+                if not (self._troubled or self._closed or self._anew):  # `keep` may come in between
                     self._troubled = True
                     _log.exception("The thread that watches for stuck ranks met an error, and goes on.")
                 time.sleep(self._tick)
@@ -114,7 +120,7 @@ class Watch:
         passed = min(away, 10 * self._tick)  # what is more, this process was stopped: that is nobody else's fault
         self._last = now
         operation, inside = self._world._operation, self._world._inside
-        if operation is not self._operation:
+        if operation is not self._operation or self._anew:
             self._begin(operation)
         elif inside:
             self._waited += passed
@@ -127,8 +133,8 @@ class Watch:
             self._hurried |= hurry
             self._round()
 
-    def _begin(self, operation: tuple[str, bool]) -> None:
-        self._operation = operation
+    def _begin(self, operation: Operation) -> None:
+        self._operation, self._anew = operation, False
         self._waited = 0.0  # seconds in it
         self._idle = 0.0  # seconds behind it
         self._next = self._patience  # when to ask, in seconds waited
@@ -142,7 +148,7 @@ class Watch:
     def _round(self) -> None:
         """Ask all, and do what is to be done."""
         findings = self.asking.find(self._answer_seconds, self._take)
-        if self._world._operation is not self._operation or not self._world._inside:
+        if self._anew or self._world._operation is not self._operation or not self._world._inside:
             return  # all have come meanwhile
         self._next = self._waited + self._patience / _ROUNDS
         late, due = self._judge(findings)
@@ -165,7 +171,7 @@ class Watch:
                 self._well[number] = self._waited
             if finding.state.well or finding.state is State.UNKNOWN:
                 continue
-            if self._operation[1] and finding.state in (State.AWAY, State.CROSSED):
+            if self._operation.kind == CLOSE and finding.state in (State.AWAY, State.CROSSED):
                 continue  # at the end of a world nobody needs a result, so who has more to do may take its time
             certain = finding.state is State.ENDED or (finding.state is State.GONE and not self._world._survives)
             absent = self._waited - self._well.get(number, 0.0)
@@ -236,8 +242,7 @@ class Watch:
         """
         if not self._is_new(about, level):
             return
-        (words, leaving), line = self._operation, self._own_state()["line"]
-        words = words or ("the end of its world's block" if leaving else "telling the others of a failure")
+        words, line = self._operation.about or "telling the others of a failure", self._own_state()["line"]
         text = report(self.asking.rank(self.asking.me.number), words, line, self._waited, list(findings.values()), rest)
         waiting = [number for number, finding in findings.items() if finding.state is State.HERE]
         speaker = min([self.asking.me.number, *waiting], key=self.asking.rank)

@@ -26,6 +26,7 @@ from adaptive.extend import doing, phase
 from collectives.worlds import stacks
 from collectives.worlds.asking import Asking
 from collectives.worlds.datagrams import Datagrams
+from collectives.worlds.operations import BARRIER, Operation
 from collectives.worlds.patience import checked, introduce, watch
 from collectives.worlds.stuck import Finding, State, report
 
@@ -117,7 +118,7 @@ def held():
     """A process whose Python cannot run, as others know it."""
     with subprocess.Popen([sys.executable, "-c", CHILD], stdout=subprocess.PIPE, text=True) as child:
         host, pid, created, space, file = (child.stdout.readline().strip() for _ in range(5))
-        yield stacks.Process(host, int(pid), float(created), space, int(file))
+        yield stacks.ProcessId(host, int(pid), float(created), space, int(file))
         child.kill()
 
 
@@ -188,7 +189,7 @@ def test_strangers_are_ignored():
 class FakeWorld:
     """What a watch reads of a world."""
 
-    _operation: tuple[str, bool] = ("", False)
+    _operation: Operation = field(default_factory=lambda: Operation("a barrier", "", BARRIER))
     _inside: bool = False
     _survives: bool = False
     _threads: dict[int, str] = field(default_factory=dict)
@@ -262,7 +263,7 @@ def test_a_world_that_is_let_go_of_takes_its_watch_along():
 
 
 def test_a_report_of_very_many_ranks_is_short():
-    process = stacks.Process("node", 1, 0.0, "", -1)
+    process = stacks.ProcessId("node", 1, 0.0, "", -1)
     findings = [
         Finding(rank, process, State.AWAY, "in evaluate", "a.py:1", 61.2, "x" * 6000) for rank in range(1, 1000)
     ]

@@ -32,7 +32,7 @@ def compiles_for_long() -> None:
 def odd_one(program: ad.Program) -> None:
     """What the last rank does after step 3, while the others go on."""
     match CASE:
-        case "sleeps" | "is killed":
+        case "sleeps":
             time.sleep(1000)
         case "loops":
             while True:
@@ -74,8 +74,6 @@ ODD = world.rank == world.processes - 1
 print(f"rank {world.rank} pid {os.getpid()}", flush=True)
 if CASE == "is resumed":
     logging.getLogger("adaptive").addHandler(Resumes())
-if CASE == "is killed":
-    world._survives = True
 with world if BLOCK else nullcontext():
     program = ad.Program(driver, 0.0, DATA, global_batch=12, world=world)
     for report in program.run(steps=8):

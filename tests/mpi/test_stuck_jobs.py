@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
 
-from tests.mpirun import Result, run
+from tests.mpirun import Result, run, survives_losses
 
 pytestmark = pytest.mark.ranks
 
@@ -16,10 +17,12 @@ SCRIPT = Path(__file__).parent / "stuck_jobs.py"
 ADAPTIVE = r"(?m)^{} of pid (\d+): rank \d has waited"  # how a report begins
 
 
-def start(case: str, patience: float = 1.0, *, n: int = 2, block: bool = False, fails: bool = True) -> Result:
+def start(
+    case: str, patience: float = 1.0, *, block: bool = False, fails: bool = True, n: int = 2, **more: Any
+) -> Result:
     """Run a case to its end, under a plain `python`; nothing of it is left."""
     arguments = [SCRIPT, case, str(patience), *(["block"] * block)]
-    result = run(arguments, n=n, expect_failure=fails, timeout=60, by_mpi4py=False)
+    result = run(arguments, n=n, expect_failure=fails, timeout=60, by_mpi4py=False, **more)
     pids = [int(pid) for _, pid in ranks(result)]
     assert len(pids) == n, result
     alive = [process for process in map(_process, pids) if process is not None]
@@ -108,12 +111,13 @@ def test_a_rank_that_waits_in_another_world():
     check_said(start("another world"), r"rank 1 .* is in a collective of another world", times=2)
 
 
-def test_a_rank_that_is_killed_where_its_loss_is_survived():
-    """MPI does not survive it here, and ends the job: by the signal."""
-    result = start("is killed")
-    assert "Unless rank 1 comes, rank 1 will be killed" in result.stderr, result
-    assert "rank 1: killed, and lost." in result.stderr, result
-    assert result.returncode == 128 + 9 or "signal 9" in result.stderr, result
+@survives_losses
+def test_a_stuck_rank_is_killed_where_its_loss_is_survived():
+    result = start("is stopped", n=3, block=True, fails=False, options=["--with-ft", "ulfm"])
+    assert "Unless rank 2 comes, rank 2 will be killed when that is 2 s" in result.stderr, result
+    assert "rank 2: killed, and lost." in result.stderr, result
+    assert result.stdout.count("ended well") == 2, result
+    assert len(re.findall(ADAPTIVE.format("ERROR"), result.stderr)) == 2, result
 
 
 @pytest.mark.parametrize(
