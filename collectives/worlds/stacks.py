@@ -20,7 +20,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from functools import lru_cache
 from types import FrameType
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import psutil
 
@@ -58,14 +58,10 @@ def this_process() -> ProcessId:
     pid = os.getpid()
     file = -1
     if os.path.isdir("/proc/self/fd") and signal.getsignal(signal.SIGURG) in (signal.SIG_DFL, signal.SIG_IGN):
-        file = os.dup(_stack_file().fileno())
+        file, path = tempfile.mkstemp(prefix="adaptive-stack-")  # open as long as the process lives
+        os.unlink(path)
         faulthandler.register(signal.SIGURG, file=file, all_threads=True)
     return ProcessId(socket.gethostname(), pid, psutil.Process(pid).create_time(), _space(), file)
-
-
-@lru_cache(maxsize=1)
-def _stack_file() -> Any:
-    return tempfile.TemporaryFile(prefix="adaptive-stack-")  # kept open as long as the process lives
 
 
 def frames_of(threads: Sequence[int]) -> list[FrameType]:

@@ -1,4 +1,4 @@
-"""Jobs in which one rank does not come: `mpirun -n 3 python stuck_jobs.py CASE PATIENCE`; see test_stuck_jobs.py."""
+"""Jobs whose last ranks go ways of their own: `mpirun -n 3 python stuck_jobs.py PATIENCE block|bare WAY …`."""
 
 from __future__ import annotations
 
@@ -24,36 +24,33 @@ def driver(state, batch):
     return state - 0.1 * grad, {"loss": loss}
 
 
+SLOW = 2.7  # times the patience: beyond the second deadline
+
+
 @phase("compiling", compiles=True)
 def compiles_for_long() -> None:
-    time.sleep(3 * PATIENCE)
+    time.sleep(SLOW * PATIENCE)
 
 
-def odd_one(program: ad.Program) -> None:
-    """What the last rank does after step 3, while the others go on."""
-    match CASE:
-        case "sleeps":
-            time.sleep(1000)
+def goes_its_own_way(what: str, program: ad.Program) -> None:
+    """What a rank does after step 3, while the others go on."""
+    match what:
         case "loops":
             while True:
                 pass
-        case "is stopped" | "is resumed":
+        case "is stopped":
             os.kill(os.getpid(), signal.SIGSTOP)
         case "holds the lock":  # Python's: this takes for ever, and nothing else runs meanwhile
             re.match(r"(a+)+$", "a" * 200 + "b")
-        case "compiles":
+        case "is slow":
+            os.kill(os.getpid(), signal.SIGSTOP)  # until `Resumes`
+            program.step()
             compiles_for_long()
         case "sys.exit":
             sys.exit(0)
-        case "os._exit":
-            os._exit(0)
         case "raises":
             raise OSError("no space left")
-        case "raises alone":  # in a way that nobody else is told of
-            raise ad.DisagreementError("as if all had it")
-        case "evaluates":
-            program.evaluate(lambda s, b: jnp.square(b["x"] - s).mean(), DATA)
-        case "another world":
+        case "is in another world":
             OTHER.barrier()
 
 
@@ -65,24 +62,24 @@ class Resumes(logging.Handler):
             os.kill(int(named[1]), signal.SIGCONT)
 
 
-CASE, PATIENCE, BLOCK = sys.argv[1], float(sys.argv[2]), sys.argv[3:] == ["block"]
+PATIENCE, BLOCK = float(sys.argv[1]), sys.argv[2] == "block"
 DATA = {"x": np.arange(64, dtype=np.float32)}
 logging.basicConfig(format="%(levelname)s of pid %(process)d: %(message)s", level=logging.INFO)
 world = comm.world(patience=PATIENCE)
 OTHER = comm.MPIWorld(patience=0)
-ODD = world.rank == world.processes - 1
+WAYS = dict(enumerate(sys.argv[3:], world.processes - len(sys.argv[3:])))  # of the last ranks
+MINE = WAYS.get(world.rank, "")
 print(f"rank {world.rank} pid {os.getpid()}", flush=True)
-if CASE == "is resumed":
+if "is slow" in WAYS.values():
     logging.getLogger("adaptive").addHandler(Resumes())
 with world if BLOCK else nullcontext():
     program = ad.Program(driver, 0.0, DATA, global_batch=12, world=world)
-    for report in program.run(steps=8):
-        if report.step == 3 and ODD:
-            if CASE == "breaks":
-                break
-            odd_one(program)
-    if ODD and CASE == "one step more":
+    while program.steps < 8:
         program.step()
-    if ODD and CASE == "slow at the end":
-        time.sleep(3 * PATIENCE)
+        if program.steps == 3:
+            goes_its_own_way(MINE, program)
+    if MINE == "takes one step more":
+        program.step()
+    if MINE == "is slow":
+        time.sleep(SLOW * PATIENCE)
     print(f"rank {world.rank} ended well", flush=True)
