@@ -20,6 +20,7 @@ class Scope(Resident):
         self._tokens: list[Token[World | None]] = []
         self._closed = False
         self._leaving = False
+        self._parting = ""  # by what it is left, if not at its end
 
     size: int
 
@@ -82,12 +83,17 @@ class Scope(Resident):
         if self._tokens or self._closed:
             return
         self._leaving = True
-        if kind is None:
+        if kind is None or (isinstance(error, SystemExit) and not error.code):
+            self._parting = "" if kind is None else "sys.exit()"
             self.close()
             return
         # Not as above: closing is collective, and others may be in an exchange.
-        if isinstance(error, Exception):
+        if isinstance(error, Exception | SystemExit):
             tell(self, f"in its {type(self).__name__}'s block", error)  # type: ignore[arg-type]
+        self._abandon(f"it has left the block of its world by {type(error).__name__}: {error}")
+
+    def _abandon(self, why: str) -> None:
+        """Be closed on this process alone."""
         self._closed = True
 
     def close(self) -> None:
