@@ -36,6 +36,8 @@ from adaptive.base.world import Arrived as Arrived
 from adaptive.base.world import Arriving as Arriving
 from adaptive.base.world import Blocking as Blocking
 from adaptive.base.world import LookAtPiece as LookAtPiece
+from adaptive.base.world import Loss as Loss
+from adaptive.base.world import MembersChanged as MembersChanged
 from adaptive.base.world import Parts as Parts
 from adaptive.base.world import Starting as Starting
 from adaptive.base.world import WhenWaitedFor as WhenWaitedFor

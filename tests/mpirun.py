@@ -56,6 +56,7 @@ def run(
     *,
     timeout: float = 100.0,
     env: Mapping[str, str] | None = None,
+    options: Sequence[str] = (),
     expect_failure: bool = False,
 ) -> Result:
     """Run `mpirun -n N python -m mpi4py SCRIPT …` and wait for it; nothing of it survives this call.
@@ -65,13 +66,14 @@ def run(
       n: how many ranks.
       timeout: seconds, after which every process of the job is killed and the test fails.
       env: variables to add to the environment.
+      options: of mpirun.
       expect_failure: the job must end with an exit status other than 0, rather than with 0; a time-out is neither.
 
     Returns:
       The finished job, for looking at what it printed.
     """
     arguments = [str(part) for part in ([script] if isinstance(script, (str, Path)) else script)]
-    command = [_mpirun(), "-n", str(n), sys.executable, "-m", "mpi4py", *arguments]
+    command = [_mpirun(), *options, "-n", str(n), sys.executable, "-m", "mpi4py", *arguments]
     for _ in range(_ATTEMPTS):
         result = _run(command, _environment(env or {}, timeout), timeout)
         started = _NOT_STARTED not in result.stderr
@@ -96,6 +98,11 @@ def mpirun_version() -> str:
 def _find() -> str | None:
     beside = Path(sys.executable).parent / "mpirun"  # not resolved: the environment's, not that of its base Python
     return str(beside) if beside.exists() else shutil.which("mpirun")
+
+
+survives_losses = pytest.mark.skipif(
+    "(Open MPI)" not in mpirun_version(), reason="ranks can be lost under Open MPI alone, by --with-ft ulfm"
+)
 
 
 def _mpirun() -> str:

@@ -6,6 +6,8 @@ matter.
 
 from __future__ import annotations
 
+from .world import Loss
+
 
 class Seats:
     """What worlds whose workers come and go say of them. Replicated.
@@ -13,6 +15,9 @@ class Seats:
     Args:
       size: how many seats there are; somebody sits on each.
     """
+
+    losses: tuple[Loss, ...] = ()  # who leaves says so
+    unattended: tuple[int, ...] = ()  # this process carries all
 
     def __init__(self, size: int):
         self._since: list[int | None] = [0] * size

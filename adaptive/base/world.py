@@ -26,6 +26,10 @@ LookAtPiece = Callable[[int, int, np.ndarray], None]  # the part's number, the p
 class World(Protocol):
     """Seats, workers on them, and the one thing these do together: exchange messages.
 
+    What processes do together is completed on all of them, or on none: also where some are lost in the middle of it.
+    Who is there (`members`, `rank`, `processes`) changes at the same point on all processes, and only where they do
+    something together.
+
     Everything that processes do together is *about* something, said in words (`about=`) that are equal on all of them.
     Where they are not, or where one process is in another collective than the others, all processes raise
     DisagreementError, before anything is sent. `more` is shown in that error, and not compared.
@@ -55,13 +59,25 @@ class World(Protocol):
         ...
 
     @property
+    def unattended(self) -> tuple[int, ...]:
+        """The empty seats that no process carries of those that are together: the process with rank 0 says for them
+        that nothing was computed there. Replicated.
+        """
+        ...
+
+    @property
+    def losses(self) -> tuple[Loss, ...]:
+        """The processes that are gone, and the others went on, in the order in which they were missed. Replicated."""
+        ...
+
+    @property
     def rank(self) -> int:
-        """This process's number, 0 … processes-1. Local."""
+        """This process's number, 0 … processes-1: of those that are together now. Local."""
         ...
 
     @property
     def processes(self) -> int:
-        """How many processes there are. Replicated."""
+        """How many processes are together now. Replicated."""
         ...
 
     @property
@@ -125,11 +141,14 @@ class World(Protocol):
         Raises:
           DisagreementError: the processes' calls differ. On every process.
           WorkerError: a process has called `fail`. On every other process.
+          MembersChanged: processes were lost before it was completed on any of the others. On all of these.
         """
         ...
 
     def all_gather_bytes(self, value: bytes, about: str = "", more: str = "") -> list[bytes]:
-        """Every process's `value`, by rank. Blocks. For set-up, not for the steps. Raises as `exchange` does."""
+        """Every process's `value`, by rank: of those that are there when it is completed. Blocks. For set-up, not for
+        the steps. Raises as `exchange` does, but for `MembersChanged`.
+        """
         ...
 
     def barrier(self) -> None:
@@ -177,3 +196,32 @@ class WhenWaitedFor(NamedTuple):
     def wait(self) -> Arrived:
         """Carry it out."""
         return self.carry_out()
+
+
+class Loss(NamedTuple):
+    """A process that is gone, with its workers, and the others go on. Replicated."""
+
+    workers: tuple[int, ...]  # the seats that it has left empty
+    process: str  # in words, as the others know it: "rank 2 (pid 4711 on node7)"
+    phase: str  # what the others were doing together when they noticed: "message 1 of step 14 of program 1 ('train')"
+    seconds: float  # from then until they could go on; as the process with rank 0 has measured it
+
+    def __str__(self) -> str:
+        who = f"worker{'s' * (len(self.workers) > 1)} {', '.join(map(str, self.workers))}"
+        return f"{who} lost: {self.process} was gone in {self.phase}; {1e3 * self.seconds:.0f} ms to repair."
+
+
+class MembersChanged(Exception):
+    """Members were lost in the course of an exchange, and nothing of it counts. On all processes that are left.
+
+    The world is as good as before, without them: whoever sent something sends it again, or something else in its place.
+    """
+
+
+def among_those_left(exchange: Callable[[], Arrived]) -> Arrived:
+    """Exchange what does not depend on who is there: again, where members were lost in the course of it."""
+    while True:
+        try:
+            return exchange()
+        except MembersChanged:
+            continue

@@ -15,7 +15,7 @@ A program has such sizes, and so has a simulated cluster.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import Any
 
 from adaptive.base.decision import Decision, Limits
@@ -177,14 +177,15 @@ class BatchSizes:
 
     # --- seats --------------------------------------------------------------------------------------------------------
 
-    def seat(self, members: Sequence[int], joined: Sequence[int]) -> list[str]:
+    def seat(self, members: Sequence[int], joined: Sequence[int], lost: Collection[int] = ()) -> list[str]:
         """Others sit on the seats from now on: split anew, at once. Returns notes on it.
 
         Args:
+          lost: seats whose workers did not leave: of those others tell.
           joined: seats with another worker than before. Nothing is known of its speed: it begins with the mean share of
             those who stay.
         """
-        left = [seat for seat in self.members if seat not in members]
+        left = [seat for seat in self.members if seat not in members and seat not in lost]
         notes = [f"seat {seat} is empty: its worker has left." for seat in left]
         notes += [f"a worker has joined on seat {seat}." for seat in joined]
         stay = [self.shares[seat] for seat in members if seat not in joined and self.shares[seat] > 0]

@@ -88,6 +88,8 @@ class Status:
         Raises:
           DisagreementError: some process has decided otherwise. On every process.
         """
+        for seat in self._world.unattended:  # nobody is there to decide otherwise
+            elements[seat] = self._digest.value
         verdict = _verdict(elements, self._world.processes)
         self._digest.compare(verdict.digests, own=self._world.workers)
         self._sizes.agreed(ready=verdict.ready, able=verdict.able, call=verdict.call)

@@ -16,6 +16,7 @@ import numpy as np
 from adaptive.base.current import current_world, why_not_alone
 from adaptive.base.errors import CollectiveError, NonFiniteError
 from adaptive.base.where import at, current_line
+from adaptive.base.world import Arrived, World, among_those_left
 
 if TYPE_CHECKING:
     from .collectives import Collective
@@ -53,25 +54,39 @@ def exchange_eagerly(how: Collective, values: Sequence, *, weight: Any) -> list[
     what = ", ".join(f"{v.dtype}{list(v.shape)}" for v in values)
     about = f"{how.about} of {what}, outside a program"
     values = [v.astype(wire_dtype(v.dtype)) for v in values]
-    _check_there(how, world.members)
-    parts = []
-    for worker, device in zip(world.workers, world.devices, strict=True):
-        there = worker in world.members
-        if there:
-            sent = [how.encode(v if weight is None else scaled(v, weight), worker, world.size) for v in values]
-        else:
-            sent = [how.encode_nothing(v.shape, v.dtype, worker, world.size) for v in values]
-        weights = [] if weight is None else [jnp.asarray(weight) if there else jnp.zeros_like(weight)]
-        row = [jnp.zeros(1), *weights, *sent]
-        parts.append([jax.device_put(p, device) for p in row])
     ops = ["sum", *([] if weight is None else ["sum"]), *[how.op] * len(values)]
-    results, _ = world.exchange(parts, ops, np.zeros(1, np.float32), about=about)
+
+    def exchange() -> Arrived:
+        _check_there(how, world.members)
+        parts = _parts(how, values, weight, world)
+        return world.exchange(parts, ops, np.zeros(1, np.float32), about=about)
+
+    results, _ = among_those_left(exchange)
     out = [jnp.array(r) for r in results[0][1:]]  # copies: the world may write its buffers again
     if weight is not None:
         _check_weight(out[0])
         out = [divided(s, out[0]) for s in out[1:]]
     out = [how.decode(v, world.workers[0], world.size) for v in out]
     return jax.block_until_ready([v.astype(dtype) for v, dtype in zip(out, dtypes, strict=True)])
+
+
+def _parts(how: Collective, values: Sequence[jax.Array], weight: Any, world: World) -> list[list[jax.Array]]:
+    """What each worker of this process sends."""
+    parts: list[list[jax.Array]] = []
+    for worker, device in zip(world.workers, world.devices, strict=True):
+        there = worker in world.members
+        if there:
+            sent = [how.encode(v if weight is None else scaled(v, weight), worker, world.size) for v in values]
+        else:
+            sent = [how.encode_nothing(v.shape, v.dtype, worker, world.size) for v in values]
+        if how.op == "sum" and not parts and world.rank == 0:
+            for seat in world.unattended:
+                rows = (how.encode_nothing(v.shape, v.dtype, seat, world.size) for v in values)
+                sent = [own + row for own, row in zip(sent, rows, strict=True)]
+        weights = [] if weight is None else [jnp.asarray(weight) if there else jnp.zeros_like(weight)]
+        row = [jnp.zeros(1), *weights, *sent]
+        parts.append([jax.device_put(p, device) for p in row])
+    return parts
 
 
 def _check_there(how: Collective, members: Sequence[int]) -> None:

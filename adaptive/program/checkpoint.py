@@ -22,7 +22,6 @@ import numpy as np
 from adaptive.base.arrays import is_key, numbers_of
 from adaptive.base.errors import AdaptiveError, CheckpointError, DriverError
 from adaptive.base.names import Leaf, Name, by_name
-from adaptive.base.world import World
 from adaptive.control.alike import digest_of_tree
 from adaptive.control.batch_sizes import BatchSizes
 from adaptive.control.hooks import Hooks
@@ -49,20 +48,22 @@ def save(engine: Engine, hooks: Hooks, sizes: BatchSizes, stream: Stream, *, ste
     Args:
       like: the program's state, as shapes.
     """
-    plan, world = engine.plan, engine.world
+    plan = engine.plan
     about = f"a checkpoint of {engine.name} after step {step}"
     hooks.catch_up(sizes)
     wanted_state, wanted_slots = _of_state(engine, like), _of_slots(engine)
     one = engine.present[0]
     state = [
-        _of_all(world, [s[i] for s in engine.states], about) if wanted.local else _host(engine.states[one][i])
+        _of_all(engine, [s[i] for s in engine.states], engine.first_local(i), about)
+        if wanted.local
+        else _host(engine.states[one][i])
         for i, wanted in enumerate(wanted_state.values())
     ]
     slots = {
         slot.name: [
             _host(engine.slots[one][k][leaf])
             if slot.scope == Scope.ALL
-            else _of_all(world, [s[k][leaf] for s in engine.slots], about)
+            else _of_all(engine, [s[k][leaf] for s in engine.slots], slot.init[leaf], about)
             for leaf in range(len(slot.init))
         ]
         for k, slot in enumerate(plan.slots)
@@ -152,10 +153,13 @@ def _plain(leaf: Any) -> Any:
     return leaf
 
 
-def _of_all(world: World, own: Sequence[jax.Array], about: str) -> np.ndarray:
-    """Every worker's value, on a leading axis."""
-    rows = [pickle.loads(b) for b in world.all_gather_bytes(pickle.dumps([_host(leaf) for leaf in own]), about)]
-    return np.stack([row for process in rows for row in process])
+def _of_all(engine: Engine, own: Sequence[jax.Array], first: Any, about: str) -> np.ndarray:
+    """Every worker's value, on a leading axis; for seats that no process carries the first value."""
+    world = engine.world
+    told = {seat: _host(leaf) for seat, leaf in zip(world.workers, own, strict=True)}
+    everyone = [pickle.loads(theirs) for theirs in world.all_gather_bytes(pickle.dumps(told), about)]
+    rows = {seat: row for process in everyone for seat, row in process.items()}
+    return np.stack([rows[seat] if seat in rows else _host(first) for seat in range(world.size)])
 
 
 # --- and read back ----------------------------------------------------------------------------------------------------

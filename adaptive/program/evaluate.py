@@ -64,10 +64,14 @@ def evaluate(
         _check_means(fn, shapes, state, rows, each)
         whole.append((len(rows), shapes))
         digests = _digests(closed, shapes, rows, each) if world.processes > 1 else {}
-        return digests, _sums(fn, shapes, states, rows, world, members, each)
+        return digests, _sums(fn, shapes, states, rows, world, those, each)
 
-    everyone = together(world, about, work, _SAME_ON_ALL)
-    ((examples, shapes),) = whole
+    generation, those = -1, list(members)
+    while generation != world.generation:  # whoever was lost in the course of it had a part of the data
+        generation = world.generation
+        those = [worker for worker in members if worker in world.members]
+        everyone = together(world, about, work, _SAME_ON_ALL)
+    examples, shapes = whole[-1]
     means = [sum(sums) / examples for sums in zip(*everyone, strict=True)]
     return jax.tree.unflatten(jax.tree.structure(shapes), means)
 

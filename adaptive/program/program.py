@@ -18,7 +18,7 @@ from adaptive.base.decision import Decision
 from adaptive.base.errors import DataError, DisagreementError, DriverError, NonFiniteError, WorkerError
 from adaptive.base.failure import heard_by_all, tell
 from adaptive.base.surroundings import Surroundings, as_made, unwatched
-from adaptive.base.world import World
+from adaptive.base.world import MembersChanged, World
 from adaptive.check.invariance import Invariance, check_invariance
 from adaptive.control.decision_digest import DecisionDigest
 from adaptive.control.decisions import Decisions
@@ -318,7 +318,8 @@ class Program:
           NonFiniteError: what `all_reduce` brought is not finite, and `nonfinite` is "raise", or "skip" and too many
             steps were skipped: the state is that of the step before. Or the update of the step before made NaNs: it is
             that, with them. On every process.
-          WorkerError: another process failed, in this step or elsewhere. On every other process.
+          WorkerError: another process failed, in this step or elsewhere. On every other process. Or too few workers are
+            left.
           DisagreementError: hooks decided differently on some workers, or some process is not in this step but in
             another collective. On every process.
           DriverError: a step of this program is under way.
@@ -337,10 +338,10 @@ class Program:
     def _take_step(self) -> Report:
         began = time.perf_counter()
         self._compile_first()
+        since = self._clock.begin(began)
         try:
             self._engine.kernels.check()
-            self._seat()
-            outcome = self._run_engine(self._stream.take(self._sizes.current), began)
+            outcome = self._by_those_left(since)
             notes = self._skips.take(outcome.trouble, self._step + 1)
         except (NonFiniteError, WorkerError, DisagreementError) as error:  # all processes raise it
             error.add_note(f"The state of {self._name} is that of step {self._step}.")
@@ -350,6 +351,19 @@ class Program:
             tell(self.world, f"in step {self._step + 1} of {self._name}", error)
             raise
         return self._finish(outcome, began, notes)
+
+    def _by_those_left(self, since: float) -> Outcome:
+        """The step, taken again on the same examples where members are lost in the course of it.
+
+        Args:
+          since: seconds since the step before began.
+        """
+        while True:
+            self._seat()
+            try:
+                return self._run_engine(self._stream.take(self._sizes.current), since)
+            except MembersChanged:
+                continue
 
     def _seat(self) -> None:
         """Notice who has left and who has joined since the last step."""
@@ -372,9 +386,9 @@ class Program:
                 self._engine.kernels.extend(max(self._sizes.current))
             self._compiled = True
 
-    def _run_engine(self, share: Share, began: float) -> Outcome:
-        since, sizes = self._clock.begin(began), self._sizes.current
-        total, seconds = sum(sizes), self._clock.compute_seconds
+    def _run_engine(self, share: Share, since: float) -> Outcome:
+        sizes, seconds = self._sizes.current, self._clock.compute_seconds
+        total = sum(sizes)
         readings = [
             Reading(self._step, self._seed, w, total, sizes[w], sizes[w], 1, share.offsets[i], seconds[i], since)
             for i, w in enumerate(self.world.workers)
@@ -389,7 +403,7 @@ class Program:
     def _finish(self, outcome: Outcome, began: float, notes: list[str]) -> Report:
         ran, limits = (self._sizes.current, self._sizes.previous), self._sizes.limits
         sizes, members = self._sizes.current, self._sizes.members
-        joined, come_and_gone = self._seating.tell()
+        joined, lost, come_and_gone = self._seating.tell()
         self._step += 1
         self._stream.advance(sizes)
         kernels, consumed = self._engine.kernels, self._stream.consumed
@@ -424,11 +438,12 @@ class Program:
             notes=tuple(notes),
             members=members,
             joined=joined,
+            lost=lost,
         )
         if self._listeners:
             event = StepEvent(report, epoch, ran[1], limits, self._seed, hook_values(self._hooks, outcome.hooks))
-            lost = self._listeners.tell(event)
-            report = replace(report, notes=(*report.notes, *lost)) if lost else report
+            failed = self._listeners.tell(event)
+            report = replace(report, notes=(*report.notes, *failed)) if failed else report
         return report
 
     def _decide(

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from adaptive.base.decision import Decision
+from adaptive.base.world import Loss
 from adaptive.runtime.microbatches import Microbatches
 
 
@@ -36,6 +37,8 @@ class Report:
         listeners that have failed.
       members: the seats with a worker on them in this step. Replicated.
       joined: those with another worker than in the step before. Replicated.
+      lost: the processes that were lost since the step before, or in the course of this one: then it was taken again,
+        on the same examples, by those who are left. Replicated.
     """
 
     step: int
@@ -57,3 +60,4 @@ class Report:
     notes: tuple[str, ...] = field(default=())
     members: tuple[int, ...] = ()
     joined: tuple[int, ...] = ()
+    lost: tuple[Loss, ...] = ()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from adaptive.base.world import World
+from adaptive.base.world import Loss, World
 from adaptive.control.batch_sizes import BatchSizes
 from adaptive.control.hooks import Hooks
 from adaptive.runtime.engine import Engine
@@ -23,6 +23,7 @@ class Seating:
         self._generation: int | None = world.generation  # whose members `since` are; `None`: of none
         self._joined: list[int] = []  # since the last report
         self._notes: list[str] = []
+        self._told = 0  # of the world's losses
         engine.seat(self.places(self.since), ())
 
     @property
@@ -46,14 +47,18 @@ class Seating:
         self._hooks.seat(joined, self._sizes)
         self._engine.seat(self.places(there), self.places(joined))
         self.since, self._generation = there, self._world.generation
-        self._notes += self._sizes.seat(list(there), joined)
+        lost = {seat for loss in self._world.losses for seat in loss.workers}
+        self._notes += self._sizes.seat(list(there), joined, lost)
         self._joined += joined
         return joined
 
-    def tell(self) -> tuple[tuple[int, ...], list[str]]:
-        """The seats that others have taken since this was told last, and notes on who has come and gone."""
-        told = tuple(self._joined), self._notes
-        self._joined, self._notes = [], []
+    def tell(self) -> tuple[tuple[int, ...], tuple[Loss, ...], list[str]]:
+        """What has happened since this was told last: the seats that others have taken, who was lost, and notes on who
+        has come and gone.
+        """
+        lost = self._world.losses[self._told :]
+        told = tuple(self._joined), lost, [*map(str, lost), *self._notes]
+        self._joined, self._notes, self._told = [], [], len(self._world.losses)
         return told
 
     def restart(self, members: Iterable[int]) -> None:

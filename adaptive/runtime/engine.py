@@ -20,7 +20,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.extend.core import Var
 
-from adaptive.base.world import Arriving, World
+from adaptive.base.world import Arriving, World, among_those_left
 from adaptive.data.stream import Share
 from adaptive.graph.flow import Scope
 from adaptive.graph.plan import Plan, Segment
@@ -129,7 +129,7 @@ class Engine:
         self.slots: PerWorker = [[[copied(a, d) for a in s.init] for s in plan.slots] for d in world.devices]
         self.present = list(range(len(world.devices)))  # the workers of this process that are there, by place
         self._first_local = {i: copied(state[i], world.devices[0]) for i in plan.local_state}
-        self.nothing = Nothing(plan, self.layouts, world.devices, world.workers.start)
+        self.nothing = Nothing(plan, self.layouts, world)
         self.new_nans = NewNaNs(plan, self.states) if finite else None
         self._waiters = ThreadPoolExecutor(len(world.devices)) if len(world.devices) > 1 else None
         self._committed: list[jax.Array] = []  # one result of the last step's final segment, per worker of this process
@@ -267,6 +267,7 @@ class Engine:
         """Send a message; the step's last one carries the status."""
         own = (self.status.encode() if number == self._last else _NO_STATUS).astype(parts[0][0].dtype)
         about = f"message {number + 1} of step {step} of {self.name}"
+        parts = self.nothing.with_gaps(number, parts)
         look = self.looks[number] if self.looks else None
         glances = None if look is None else look.glances()
         ops, channel = self.layouts[number].ops, self._channels[number]
@@ -295,6 +296,10 @@ class Engine:
             origins = [None if local in joined else before.index(local) for local in present]
             self.new_nans.seat(origins, [self.states[local] for local in present])
 
+    def first_local(self, i: int) -> jax.Array:
+        """Leaf `i` of the state, which is local, as a worker begins with it."""
+        return self._first_local[i]
+
     def made_nans(self) -> Found:
         """Which leaves of the state the last step has filled with NaNs; waits for it."""
         if self.new_nans is None or self.new_nans.none_flagged():
@@ -306,7 +311,8 @@ class Engine:
         """A message that carries the status alone."""
         own = self.status.encode().astype(np.float32)
         parts = [[jax.device_put(np.zeros(len(own), np.float32), d)] for d in self.world.devices]
-        self.status.decode(self.world.exchange(parts, ["sum"], own, self._channels[-1], about, more)[1])
+        with_status = partial(self.world.exchange, parts, ["sum"], own, self._channels[-1], about, more)
+        self.status.decode(among_those_left(with_status)[1])
 
     def close(self) -> None:
         self.kernels.close()

@@ -1,5 +1,7 @@
 """What a worker without examples sends: what changes no sum and no extreme, made once.
 
+For seats that no process carries the one with rank 0 says the same.
+
 Its weights are 0, and its contributions the neutral elements of what they are combined by. Its row in what is gathered
 is NaN, or 0 among integers: nothing was computed there.
 """
@@ -11,6 +13,7 @@ from collections.abc import Sequence
 import jax
 import numpy as np
 
+from adaptive.base.world import Parts, World
 from adaptive.graph.plan import Plan
 
 from .message import Layout
@@ -20,12 +23,13 @@ class Nothing:
     """Messages' parts, and what calls would have kept, of workers that make no calls.
 
     Args:
-      devices: of the workers of this process.
-      first: the number of the first of them.
+      world: whose workers they are.
     """
 
-    def __init__(self, plan: Plan, layouts: Sequence[Layout], devices: Sequence[jax.Device], first: int):
-        self._plan, self._layouts, self._devices, self._first = plan, layouts, devices, first
+    def __init__(self, plan: Plan, layouts: Sequence[Layout], world: World):
+        self._plan, self._layouts, self._world = plan, layouts, world
+        self._devices, self._first = world.devices, world.workers.start
+        self._gaps: dict[tuple[int, tuple[int, ...]], dict[int, np.ndarray]] = {}
         self._parts: dict[tuple[int, int], list[jax.Array]] = {}
         self._kept: dict[tuple[int, int], list[jax.Array]] = {}
 
@@ -37,12 +41,35 @@ class Nothing:
             self._parts[level, local] = jax.device_put(host, self._devices[local])
         return self._parts[level, local]
 
+    def with_gaps(self, number: int, parts: Sequence[Parts]) -> Sequence[Parts]:
+        """The parts of message `number`, by worker of this process, as they are sent: where this process has rank 0,
+        with NaN for the rows of seats that no process carries.
+        """
+        seats = self._world.unattended
+        if not seats or self._world.rank:
+            return parts
+        if (number, seats) not in self._gaps:
+            self._gaps[number, seats] = _gaps(self._layouts[number], seats)
+        first = list(parts[0])
+        for part, indices in self._gaps[number, seats].items():
+            host = np.array(first[part])
+            host.reshape(-1)[indices] = np.nan
+            first[part] = jax.device_put(host, self._devices[0])
+        return [first, *parts[1:]]
+
     def kept(self, level: int, local: int) -> list[jax.Array]:
         """Stand-ins for what a call keeps for the segments behind it, by which nothing that is kept is computed."""
         if (level, local) not in self._kept:
             values = [np.zeros(a.aval.shape, a.aval.dtype) for a in self._plan.calls[level].outputs]
             self._kept[level, local] = jax.device_put(values, self._devices[local])
         return self._kept[level, local]
+
+
+def _gaps(layout: Layout, seats: Sequence[int]) -> dict[int, np.ndarray]:
+    """By part, where NaN stands for what nobody has computed."""
+    nothing = zip(*(parts_of_nothing(layout, seat) for seat in seats), strict=True)
+    found = {part: np.flatnonzero(np.isnan(sum(rows).reshape(-1))) for part, rows in enumerate(nothing)}
+    return {part: indices for part, indices in found.items() if len(indices)}
 
 
 def parts_of_nothing(layout: Layout, worker: int) -> list[np.ndarray]:

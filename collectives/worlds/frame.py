@@ -29,12 +29,16 @@ class Frame:
       room: the part of it that is free for a message.
     """
 
-    def __init__(self, processes: int):
+    def __init__(self, processes: int = 1):
         self.numbers = np.zeros(NUMBERS)
         self.room = self.numbers[4:]
         self._bytes = self.numbers.view(np.uint8).data
         self._processes = processes
         self._expected = (0.0, 0.0, 0.0, 0.0)
+
+    def of(self, processes: int) -> None:
+        """So many processes are together from now on."""
+        self._processes = processes
 
     def announce(self, number: int) -> None:
         """Write what this process is about to do: a number of 32 bits."""

@@ -1,9 +1,10 @@
-"""Workers as MPI processes. All of MPI is in this file."""
+"""Workers as MPI processes. All of MPI is in this file, and what it hands to those beside it."""
 
 from __future__ import annotations
 
 import itertools
-import math
+import sys
+import time
 from collections.abc import Hashable, Iterator, Sequence
 from contextlib import suppress
 from functools import partial
@@ -22,7 +23,10 @@ from adaptive.extend import (
     Arrived,
     Arriving,
     LookAtPiece,
+    Loss,
+    MembersChanged,
     Parts,
+    Seats,
     Starting,
     WhenWaitedFor,
     allowed_cpus,
@@ -33,8 +37,12 @@ from adaptive.extend import (
 
 from .devices import DeviceWorld, check_devices
 from .frame import Frame
+from .inbox import Inbox, Layout, check_dtypes, from_keys, keys, round_to
 from .launch import check_agreement, no_mpi
 from .meeting import Presence, why_not
+from .operations import BARRIER, CLOSE, FAILURE, Gather, Message, Operation
+from .processes import Together, all_processes
+from .repair import prepare, repaired, survives
 from .scope import Scope, describe
 from .threads import OversubscriptionWarning, oversubscription
 
@@ -49,13 +57,9 @@ if TYPE_CHECKING:
 PIECE_BYTES = 512 << 10
 PIECE_BYTES_ACROSS_HOSTS = 1 << 30
 
-ALIGNMENT = 64  # bytes; XLA on CPU takes buffers so aligned as they are, and copies others
 KEPT_LAYOUTS = 64  # a program has one or a few; eager calls may have any number
 
-_SHARE, _BARRIER, _CLOSE, _FAILURE = (crc32(kind) for kind in (b"share", b"barrier", b"close", b"failure"))
 _making = Lock()  # duplicating a communicator is a collective on it, which two threads must not do at once
-
-Layout = tuple[tuple[tuple[int, ...], np.dtype, str], ...]  # shape, dtype and op of each part
 
 
 class MPIWorld(Starting, Scope):
@@ -65,48 +69,61 @@ class MPIWorld(Starting, Scope):
       comm: an mpi4py communicator, of which this world uses a duplicate; COMM_WORLD by default.
       devices: this process's, one worker on each; need not be equally many on all ranks. By default one: JAX's first
         CPU, or, where there are several accelerators, the one that belongs to this rank among those of its host.
+      lost: "continue" without the processes that are lost, or "stop". By default it goes on where the job was started
+        so that it can: by Open MPI's `mpirun --with-ft ulfm`.
+      min_workers: with fewer workers left, all stop.
 
     All that processes do together begins with a frame (`frame.py`), so that ranks which are in different collectives
     are told. Threads may share a world, one of them is in a collective at a time; programs that run in threads of their
     own need a world each, since which of them comes first is not the same on all ranks.
 
+    Attributes:
+      rank, processes: of those that are together now. When processes are lost, the others are numbered anew, in their
+        old order.
+
     Raises:
-      LaunchError: MPI cannot be loaded, or is not that of the launcher.
+      LaunchError: MPI cannot be loaded, or is not that of the launcher; or processes cannot be lost, and should.
     """
 
-    def __init__(self, comm: MPI.Comm | None = None, devices: Sequence[jax.Device] | None = None):
-        super().__init__()
+    def __init__(
+        self,
+        comm: MPI.Comm | None = None,
+        devices: Sequence[jax.Device] | None = None,
+        *,
+        lost: str | None = None,
+        min_workers: int = 1,
+    ):
+        Scope.__init__(self)
         self._mpi = mpi = _load()
         if comm is None:
             check_agreement(mpi.COMM_WORLD.size, mpi.Get_library_version())
-        # The one communicator of this world. What remains of it after a lost rank could stand here instead.
+        self._survives = survives(lost)
+        self._least = min_workers
         with _making:
-            self.comm: MPI.Comm = (mpi.COMM_WORLD if comm is None else comm).Dup()
-        self.comm.Set_errhandler(mpi.ERRORS_RETURN)  # errors become exceptions, whatever the user's communicator does
-        self.rank: int = self.comm.rank
-        self.processes: int = self.comm.size
-
-        host = self.comm.Split_type(mpi.COMM_TYPE_SHARED)
+            whole = (mpi.COMM_WORLD if comm is None else comm).Dup()
+        whole.Set_errhandler(mpi.ERRORS_RETURN)  # errors become exceptions, whatever the user's communicator does
+        host = whole.Split_type(mpi.COMM_TYPE_SHARED)
         self.devices: Sequence[jax.Device] = (_default_device(host.rank),) if devices is None else tuple(devices)
         check_devices(self.devices)
-        self._piece_bytes = PIECE_BYTES if host.size == self.processes else PIECE_BYTES_ACROSS_HOSTS
+        self._frame = Frame()
+        self._take(Together(whole, all_processes(whole, host, len(self.devices))))
+        self.workers = self._together.everyone[self.rank].seats
+        self.size: int = self._together.everyone[-1].seats.stop
+        self._seats = Seats(self.size)
         if self.devices[0].platform == "cpu":
             self._warn_if_oversubscribed(host)
         host.Free()
 
-        counts = self.comm.allgather(len(self.devices))
-        first = sum(counts[: self.rank])
-        self.size: int = sum(counts)
-        self.workers = range(first, first + len(self.devices))
         self._local = DeviceWorld(self.devices)
         self._ops = {"sum": mpi.SUM, "max": mpi.MAX, "min": mpi.MIN}
-        self._inboxes: dict[tuple[Layout, int, Hashable], Iterator[_Inbox]] = {}
-        self._latest: tuple[Any, Iterator[_Inbox]] = None, iter(())  # of the inboxes, used last
-        self._frame = Frame(self.processes)
+        self._inboxes: dict[tuple[Layout, int, Hashable], Iterator[Inbox]] = {}
+        self._latest: tuple[Any, Iterator[Inbox]] = None, iter(())  # of the inboxes, used last
         self._lock = Lock()
         self._threads: dict[int, str] = {}  # that have used this world
         self._inside = False  # a collective that other processes are in too
         self._torn = False  # one that this process has left, and others have not
+        self._completed, self._last = 0, Operation("", "", 0)  # how many operations, and the last of them
+        self._left: tuple[Together, tuple[str, float]] | None = None  # who is together from the next operation on
 
     def start(
         self,
@@ -151,34 +168,46 @@ class MPIWorld(Starting, Scope):
         layout = tuple((x.shape, x.dtype, op) for x, op in zip(row, ops, strict=True))
         with self._collective():
             inbox = self._inbox(layout, len(status), channel)
-            first, travelling, free = inbox.buffers[0], inbox.travelling, inbox.free
-            travelling[:] = np.asarray(sent[0])
-            free[:] = status
-            self._meet(about, more, inbox.name, inbox.text)
-            if travelling is first:
-                self._reduce(None, first, ops[0], 0, look)
-            else:
-                _round(travelling, first)
-            for j in range(1, len(sent)):
-                self._reduce(np.asarray(sent[j]), inbox.buffers[j], ops[j], j, look)
-            arrived = free.astype(first.dtype)
-        return inbox.arrays(self.devices), arrived
+            inbox.travelling[:] = np.asarray(sent[0])
+            inbox.free[:] = status
+            message = Message(
+                *(about, more, inbox.name, inbox.text),
+                buffers=inbox.buffers,
+                status=status,
+                reduce=partial(self._reduce_all, inbox, sent, ops, look),
+            )
+            self._do(message)
+        return inbox.arrays(self.devices), message.arrived
+
+    def _reduce_all(
+        self, inbox: Inbox, sent: Sequence[Any], ops: Sequence[str], look: LookAtPiece | None
+    ) -> np.ndarray:
+        """What a message is, behind its frame. Returns the status."""
+        first, travelling = inbox.buffers[0], inbox.travelling
+        if travelling is first:
+            self._reduce(None, first, ops[0], 0, look)
+        else:
+            round_to(travelling, first)
+        for j in range(1, len(sent)):
+            self._reduce(np.asarray(sent[j]), inbox.buffers[j], ops[j], j, look)
+        return inbox.free.astype(first.dtype)
 
     def all_gather_bytes(self, value: bytes, about: str = "", more: str = "") -> list[bytes]:
-        """Every process's `value`, by rank."""
+        """Every process's `value`, by rank: of those that are there when it is completed."""
+        gather = Gather(value, about, more)
         with self._collective():
-            self._meet(about, more, _SHARE, "values to share")
-            return self.comm.allgather(value)
+            self._do(gather)
+        return gather.result
 
     def barrier(self) -> None:
         """Return once every process has called it."""
         with self._collective():
-            self._meet("a barrier", "", _BARRIER)
+            self._do(Operation("a barrier", "", BARRIER))
 
     def fail(self, why: str) -> None:
         """Make all other processes raise WorkerError, in whatever they do together now or next."""
         with suppress(_HeardError), self._collective():
-            self._meet("", "", _FAILURE, failure=why)
+            self._do(Operation("", "", FAILURE, failure=why))
 
     def close(self) -> None:
         """Free the communicator. All processes do so, at the end of their `with` blocks.
@@ -190,12 +219,23 @@ class MPIWorld(Starting, Scope):
             return
         try:
             with self._collective():
-                self._meet("the end of its world's block", "", _CLOSE)
-                self.comm.Free()
+                self._do(Operation("the end of its world's block", "", CLOSE))
+                with suppress(self._mpi.Exception):  # somebody was lost behind the end: what matters is done
+                    self.comm.Free()
         finally:
             self._inboxes.clear()
             self._latest = None, iter(())
             super().close()
+
+    @property
+    def members(self) -> tuple[int, ...]:
+        """The seats with a worker on them."""
+        return self._seats.members
+
+    @property
+    def since(self) -> tuple[int, ...]:
+        """For each member the generation in which it came."""
+        return self._seats.since
 
     def __repr__(self) -> str:
         s = "s" * (self.size > 1)
@@ -204,6 +244,113 @@ class MPIWorld(Starting, Scope):
             f"MPIWorld({self.size} worker{s}; rank {self.rank} of {self.processes}: {own} on {describe(self.devices)})"
         )
 
+    # --- one operation after another ----------------------------------------------------------------------------------
+
+    def _do(self, operation: Operation) -> None:
+        """Have an operation completed, on all processes that survive it: see `operations.py`.
+
+        Raises:
+          MembersChanged: processes were lost in it, and it cannot just be repeated. On every process.
+          WorkerError: they were, and too few are left; or another process has failed. On every process.
+          DisagreementError: not all are about the same. On every process.
+        """
+        while True:
+            changed = self._left is not None
+            if self._left is not None:
+                self._go_on(*self._left)
+            if not changed or operation.repeats:
+                try:
+                    self._carry_out(operation)
+                    break
+                except self._mpi.Exception as error:
+                    if not self._survives:
+                        raise
+                    if self._repair(operation, error):
+                        break
+                    continue
+            self._inside = False
+            raise MembersChanged
+        self._completed += 1
+        self._last = operation
+        if operation.presences is not None:
+            self._inside = False
+            # Nobody would come to what is left.
+            self._closed = any(presence.leaves for presence in operation.presences)
+            raise _HeardError if operation.failure else why_not(operation.presences, operation.rank)
+
+    def _carry_out(self, operation: Operation) -> None:
+        """The frame, in which all see whether they are about the same; and if so, what it frames."""
+        self._frame.announce(crc32(operation.about.encode(), operation.kind))
+        self._inside = True
+        self.comm.Allreduce(self._mpi.IN_PLACE, self._frame.numbers)
+        if self._frame.is_of_one_mind():
+            operation.carry_out(self.comm)
+        else:
+            operation.rank = self.rank
+            operation.presences = self.comm.allgather(self._presence(operation))
+
+    def _presence(self, operation: Operation) -> Presence:
+        names = [name for name in self._threads.values() if name != FAILURE_THREAD]
+        leaves = self._leaving or operation.kind == CLOSE
+        what = operation.about, operation.text, operation.more, current_line(), operation.failure
+        return Presence(*what, leaves, names)
+
+    def _repair(self, operation: Operation, error: Exception) -> bool:
+        """Have a communicator of those who are left, which they are in from their next attempt on. All of them come
+        here, from this operation or from the one behind it.
+
+        Returns:
+          Whether others had completed the operation: then it is completed here, too.
+        """
+        noticed = time.perf_counter()
+
+        def level(comm: MPI.Comm) -> tuple[bool, tuple[str, float]]:
+            counts = comm.allgather(self._completed)
+            most = max(counts)
+            behind = self._completed < most
+            if min(counts) < most:
+                (operation if behind else self._last).hand_on(comm, counts.index(most))
+            return behind, comm.bcast((operation.about or "a collective", time.perf_counter() - noticed))
+
+        comm, (behind, how) = repaired(self._mpi, self.comm, level)
+        left = self._together.over(comm)
+        if len(left.everyone) == self.processes:
+            raise error  # nobody was lost
+        self._left = left, how
+        return behind
+
+    def _go_on(self, left: Together, how: tuple[str, float]) -> None:
+        """From now on without those who are lost: the same operation on all processes.
+
+        Raises:
+          WorkerError: too few are left.
+        """
+        gone, self._left = self._together.gone(left), None
+        self._take(left)
+        losses = [Loss(tuple(process.seats), f"rank {rank} ({process})", *how) for rank, process in gone.items()]
+        self.losses = (*self.losses, *losses)
+        lost = [seat for loss in losses for seat in loss.workers if seat in self.members]
+        if len(self.members) - len(lost) < self._least:
+            self._closed = True
+            raise WorkerError(
+                f"{len(self.members) - len(lost)} workers are left, and min_workers={self._least}: all stop.\n    "
+                + "\n    ".join(map(str, losses))
+            )
+        for seat in lost:
+            self._seats.leave(seat)
+        self.generation = self._seats.generation
+        carried = {seat for process in left.everyone for seat in process.seats}
+        self.unattended = tuple(seat for seat in range(self.size) if seat not in carried)
+
+    def _take(self, together: Together) -> None:
+        """Be one of these."""
+        self._together, self.comm = together, together.comm
+        self.rank, self.processes = self.comm.rank, self.comm.size
+        self._frame.of(self.processes)
+        self._piece_bytes = PIECE_BYTES if together.one_host else PIECE_BYTES_ACROSS_HOSTS
+
+    # --- reducing -----------------------------------------------------------------------------------------------------
+
     def _reduce(
         self, sent: np.ndarray | None, received: np.ndarray, op: str, part: int = 0, look: LookAtPiece | None = None
     ) -> None:
@@ -211,9 +358,9 @@ class MPIWorld(Starting, Scope):
         flat = received.reshape(-1)
         if op != "sum" and flat.dtype.kind == "f":
             # As integers: MPI's extremes of floats drop NaNs or not, as the ranks happen to be paired.
-            keys = _keys(flat if sent is None else sent.reshape(-1), op)
-            self._reduce(None, keys, op)
-            flat[:] = _from_keys(keys, flat.dtype)
+            whole = keys(flat if sent is None else sent.reshape(-1), op)
+            self._reduce(None, whole, op)
+            flat[:] = from_keys(whole, flat.dtype)
             return
         mpi_op = self._ops[op]
         source = None if sent is None else sent.reshape(-1)
@@ -224,7 +371,7 @@ class MPIWorld(Starting, Scope):
             if look is not None:
                 look(part, start, flat[piece])
 
-    def _inbox(self, layout: Layout, status: int, channel: Hashable) -> _Inbox:
+    def _inbox(self, layout: Layout, status: int, channel: Hashable) -> Inbox:
         """The buffers for this call: of two sets per layout and channel, in turn, so results stay valid until the
         second-next.
         """
@@ -234,7 +381,7 @@ class MPIWorld(Starting, Scope):
         turns = self._inboxes.pop(key, None)
         if turns is None:
             check_dtypes(layout)
-            turns = itertools.cycle([_Inbox(layout, status, self._frame.room) for _ in range(2)])
+            turns = itertools.cycle([Inbox(layout, status, self._frame.room) for _ in range(2)])
             if len(self._inboxes) == KEPT_LAYOUTS:
                 del self._inboxes[
                     next(iter(self._inboxes))
@@ -242,6 +389,8 @@ class MPIWorld(Starting, Scope):
         self._inboxes[key] = turns
         self._latest = key, turns
         return next(turns)
+
+    # --- threads and errors -------------------------------------------------------------------------------------------
 
     def _collective(self) -> _Together:
         """Around all that processes do together: one thread at a time, and MPI's errors as ours."""
@@ -273,24 +422,6 @@ class MPIWorld(Starting, Scope):
                 "mpi4py.rc.thread_level of your own, mpi4py asks for MPI.THREAD_MULTIPLE."
             )
         self._threads[get_ident()] = thread
-
-    def _meet(self, about: str, more: str, kind: int, text: str = "", failure: str = "") -> None:
-        """The frame: raise, on all processes, unless all are about the same, in a collective of one kind.
-
-        Args:
-          kind: a number of all else that must be equal, and `text` the words for it.
-          failure: this process is in no collective, but has failed.
-        """
-        self._frame.announce(crc32(about.encode(), kind))
-        self._inside = True
-        self.comm.Allreduce(self._mpi.IN_PLACE, self._frame.numbers)
-        if not self._frame.is_of_one_mind():
-            names = [name for name in self._threads.values() if name != FAILURE_THREAD]
-            leaves = self._leaving or kind == _CLOSE
-            everyone = self.comm.allgather(Presence(about, text, more, current_line(), failure, leaves, names))
-            self._inside = False
-            self._closed = any(presence.leaves for presence in everyone)  # nobody would come to what is left
-            raise _HeardError if failure else why_not(everyone, self.rank)
 
     def _warn_if_oversubscribed(self, host: MPI.Comm) -> None:
         allowed = host.allgather(None if chosen_threads() else allowed_cpus())
@@ -329,56 +460,9 @@ class _HeardError(Exception):
     """The other processes know that this one has failed."""
 
 
-class _Inbox:
-    """Where a message arrives: one buffer per part, and JAX arrays that are these buffers.
-
-    Attributes:
-      text: what the message is made of.
-      name: a number for it.
-      travelling: where part 0 is reduced: in the frame, in double precision, if there is room for it.
-      free: the part of it that is for the status.
-    """
-
-    def __init__(self, layout: Layout, status: int, room: np.ndarray):
-        self.text = f"{', '.join(f'{op} {dtype}{list(shape)}' for shape, dtype, op in layout)}; status {status}"
-        self.name = crc32(self.text.encode())
-        sizes = [math.prod(shape) * dtype.itemsize for shape, dtype, _ in layout]
-        starts = [0, *itertools.accumulate(-(-size // ALIGNMENT) * ALIGNMENT for size in sizes)]
-        # One piece of memory for all: numpy asks for huge pages from 4 MB on, and ranks read each other's memory faster
-        # by them (ResNet-50's gradients, whole tensors: 21 ms; 28 with memory of its own for each).
-        memory = np.empty(starts[-1] + ALIGNMENT, np.uint8)
-        offset = -memory.ctypes.data % ALIGNMENT
-        self.buffers = [
-            memory[offset + start : offset + start + size].view(dtype).reshape(shape)
-            for start, size, (shape, dtype, _) in zip(starts, sizes, layout, strict=False)
-        ]
-        first = self.buffers[0]
-        self.travelling = first if len(first) > len(room) else room[: len(first)]
-        self.free = self.travelling[len(first) - status :]
-        self._aliases: list[jax.Array | None] = [None] * len(layout)
-        self._default = jax.local_devices(backend="cpu")[0]
-
-    def arrays(self, devices: Sequence[jax.Device]) -> list[list[jax.Array]]:
-        """The buffers' contents on each device."""
-        if devices[0] == self._default and len(devices) == 1:
-            return [[self._alias(j) for j in range(len(self.buffers))]]
-        rows = [
-            [self._alias(j) for j in range(len(self.buffers))]
-            if device == self._default
-            else jax.device_put(self.buffers, [device] * len(self.buffers))
-            for device in devices
-        ]
-        return jax.block_until_ready(rows)
-
-    def _alias(self, j: int) -> jax.Array:
-        """Part j on JAX's default CPU: no copy, and made once, since it stays the same memory."""
-        alias = self._aliases[j]
-        if alias is None or alias.is_deleted():
-            self._aliases[j] = alias = jax.dlpack.from_dlpack(self.buffers[j])
-        return alias
-
-
 def _load() -> ModuleType | Any:
+    if "mpi4py.MPI" not in sys.modules:
+        prepare()
     try:
         from mpi4py import MPI
     except (ImportError, RuntimeError) as error:
@@ -389,34 +473,3 @@ def _load() -> ModuleType | Any:
 def _default_device(rank_on_host: int) -> jax.Device:
     devices = jax.local_devices()
     return devices[0] if devices[0].platform == "cpu" else devices[rank_on_host % len(devices)]
-
-
-def check_dtypes(layout: Layout) -> None:
-    """Raise unless MPI can reduce all parts."""
-    for j, (_, dtype, _) in enumerate(layout):
-        if dtype.kind not in "iufc" or dtype == np.float16:
-            raise CollectiveError(
-                f"part {j} of a message is {dtype}, which MPI cannot reduce. Send a type of C: half precisions as "
-                "float32, booleans as uint8."
-            )
-
-
-def _round(wide: np.ndarray, received: np.ndarray) -> None:
-    """A sum in double precision, to that of the part; beyond its range it is infinite."""
-    with np.errstate(over="ignore"):
-        received[:] = wide
-
-
-def _keys(x: np.ndarray, op: str) -> np.ndarray:
-    """Integers in the order of floats; NaN comes first for "min" and last for "max", so that it is kept."""
-    x = np.where(np.isnan(x), np.copysign(np.array(np.nan, x.dtype), 1 if op == "max" else -1), x)
-    return _flip(x.view(f"i{x.itemsize}"))
-
-
-def _from_keys(keys: np.ndarray, dtype: np.dtype) -> np.ndarray:
-    return _flip(keys).view(dtype)
-
-
-def _flip(bits: np.ndarray) -> np.ndarray:
-    """From sign and magnitude (floats) to two's complement (integers), and back: it is its own inverse."""
-    return np.where(bits < 0, bits ^ np.iinfo(bits.dtype).max, bits)

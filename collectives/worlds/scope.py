@@ -10,7 +10,7 @@ from typing import Self
 import jax
 
 from adaptive import CollectiveError
-from adaptive.extend import World, at, current_line, enter, leave, tell
+from adaptive.extend import Loss, World, at, current_line, enter, leave, tell
 
 
 class Scope:
@@ -22,6 +22,9 @@ class Scope:
         self._leaving = False
 
     size: int
+    losses: tuple[Loss, ...] = ()
+    unattended: tuple[int, ...] = ()
+
     generation = 0
 
     @property

@@ -1,0 +1,101 @@
+"""What processes do together, one operation after another: each is completed by all that survive it, or by none.
+
+An operation begins with the frame (`frame.py`). Where a process is lost in the middle of one, some of the others may
+have completed it and some not. Those who have then hand its result on, so that nobody is ahead of the others in what
+follows; so what an operation brought is kept until the next one is completed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+from zlib import crc32
+
+import numpy as np
+
+from .meeting import Presence
+
+_AT_A_TIME = 1 << 30  # bytes of one broadcast: MPI counts with 32 bits
+
+SHARE, BARRIER, CLOSE, FAILURE = (crc32(kind) for kind in (b"share", b"barrier", b"close", b"failure"))
+
+
+class Operation:
+    """One of them. `carry_out` raises what MPI raises; the attributes are what came of it.
+
+    Args:
+      about, more: see `World`.
+      kind: a number of all else that must be equal on all processes, and `text` the words for it.
+      failure: this process is in no collective, but has failed.
+
+    Attributes:
+      repeats: whether it can simply be done again among those who survive.
+      presences: where not all were about the same, what each rank was about; and `rank`, this process's among them.
+    """
+
+    repeats = True
+
+    def __init__(self, about: str, more: str, kind: int, text: str = "", failure: str = ""):
+        self.about, self.more, self.kind, self.text, self.failure = about, more, kind, text, failure
+        self.presences: list[Presence] | None = None
+        self.rank = 0
+
+    def carry_out(self, comm: Any) -> None:
+        """Do it, among processes that are about the same."""
+
+    def hand_on(self, comm: Any, root: int) -> None:
+        """Have the result from rank `root`, which completed it, on the ranks of `comm`."""
+        self.presences = comm.bcast(self.presences, root)
+        if self.presences is None:
+            self.send_result(comm, root)
+
+    def send_result(self, comm: Any, root: int) -> None:
+        """Broadcast what `carry_out` brought."""
+
+
+class Gather(Operation):
+    """Every process's bytes, by rank: `result`."""
+
+    def __init__(self, value: bytes, about: str, more: str):
+        super().__init__(about, more, SHARE, "values to share")
+        self._value = value
+        self.result: list[bytes] = []
+
+    def carry_out(self, comm: Any) -> None:
+        self.result = comm.allgather(self._value)
+
+    def send_result(self, comm: Any, root: int) -> None:
+        self.result = comm.bcast(self.result, root)
+
+
+class Message(Operation):
+    """An exchange: buffers in which parts are reduced, and the status as it arrived.
+
+    Not repeated: the examples of a worker that is lost would be missing in it.
+
+    Args:
+      reduce: reduces all that did not travel in the frame, into `buffers`; returns the status.
+    """
+
+    repeats = False
+
+    def __init__(
+        self,
+        *told: Any,
+        buffers: Sequence[np.ndarray],
+        status: np.ndarray,
+        reduce: Callable[[], np.ndarray],
+    ):
+        super().__init__(*told)
+        self._buffers, self._reduce = buffers, reduce
+        self.arrived = status
+
+    def carry_out(self, comm: Any) -> None:
+        self.arrived = self._reduce()
+
+    def send_result(self, comm: Any, root: int) -> None:
+        self.arrived = comm.bcast(self.arrived, root)
+        for buffer in self._buffers:
+            flat = buffer.reshape(-1).view(np.uint8)
+            for start in range(0, flat.size, _AT_A_TIME):
+                comm.Bcast(flat[start : start + _AT_A_TIME], root)

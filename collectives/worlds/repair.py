@@ -1,0 +1,89 @@
+"""What remains of a communicator when some of its processes are lost: MPI's user-level failure mitigation (ULFM).
+
+    revoke   whoever notices makes all others notice, whatever they wait for in this communicator
+    shrink   those who are left get a communicator of their own; a process that is lost meanwhile is no part of it
+    level    who completed the operation that failed for others hands on its result (`operations.py`)
+    agree    all know that all came through; if a process was lost on the way, from the beginning
+
+Open MPI 5 has it, under `mpirun --with-ft ulfm`.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, MutableMapping
+from contextlib import suppress
+from typing import Any, TypeVar
+
+from .launch import LaunchError
+
+T = TypeVar("T")
+
+ENABLED = "OMPI_MCA_mpi_ft_enable"  # mpirun sets it where it was told --with-ft ulfm
+COMPONENTS = "OMPI_MCA_coll"
+# Of Open MPI's collectives for several hosts: with it survivors of a loss were told that an Allreduce had succeeded,
+# and got their own input as its result, in six of eight runs.
+WITHOUT_HAN = "^han"
+
+
+def prepare(environ: MutableMapping[str, str] = os.environ) -> None:
+    """Before MPI is loaded: leave out what gives wrong results when processes are lost."""
+    if enabled(environ):
+        environ.setdefault(COMPONENTS, WITHOUT_HAN)
+
+
+def enabled(environ: MutableMapping[str, str] = os.environ) -> bool:
+    """Whether this job was started so that losses can be survived."""
+    return environ.get(ENABLED, "").lower() in ("1", "true", "yes")
+
+
+def survives(lost: str | None, environ: MutableMapping[str, str] = os.environ) -> bool:
+    """Whether a world goes on when processes are lost.
+
+    Args:
+      lost: "continue", "stop", or `None`: as the job was started.
+
+    Raises:
+      ValueError: something else.
+      LaunchError: it was asked for, and the job was started otherwise.
+    """
+    if lost not in (None, "continue", "stop"):
+        raise ValueError(f'lost= is "continue" or "stop", or None for what the launcher allows; got {lost!r}.')
+    if lost == "continue" and not enabled(environ):
+        raise LaunchError(
+            'lost="continue" needs an MPI that survives the loss of processes, and a launcher that was told so: Open '
+            "MPI 5, started by\n"
+            "    mpirun --with-ft ulfm -n 4 python -m mpi4py train.py\n"
+            'Leave lost= out to go on where that is so, and to stop elsewhere; or say lost="stop".'
+        )
+    return lost != "stop" and enabled(environ)
+
+
+def repaired(mpi: Any, comm: Any, level: Callable[[Any], T]) -> tuple[Any, T]:
+    """A communicator of those who are left, and what `level` returned in it. All of them come here.
+
+    Args:
+      level: communicates in the communicator that it is given; may be called several times.
+    """
+    while True:
+        with suppress(mpi.Exception):
+            comm.Revoke()
+        smaller = comm.Shrink()
+        smaller.Set_errhandler(mpi.ERRORS_RETURN)
+        found: list[T] = []
+        try:
+            found.append(level(smaller))
+        except mpi.Exception:
+            with suppress(mpi.Exception):
+                smaller.Revoke()  # others may wait in it for whoever was lost
+        if _all_agree(mpi, smaller, bool(found)):
+            return smaller, found[0]
+        comm = smaller
+
+
+def _all_agree(mpi: Any, comm: Any, fine: bool) -> bool:
+    """Whether all say so, and nobody was lost; the same answer on all."""
+    try:
+        return bool(comm.Agree(int(fine)))
+    except mpi.Exception:
+        return False

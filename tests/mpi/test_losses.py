@@ -1,0 +1,51 @@
+"""Ranks that die, in whatever they do: the others go on, and what they compute is what one worker would have."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.mpirun import Result, run, survives_losses
+
+pytestmark = [pytest.mark.ranks, survives_losses]
+
+SCRIPT = Path(__file__).parent / "losses.py"
+
+
+def lose(*deaths: str, n: int = 4, expect_failure: bool = False) -> Result:
+    """Run a job in which these ranks die, and the others end well."""
+    result = run([SCRIPT, *deaths], n=n, options=["--with-ft", "ulfm"], expect_failure=expect_failure)
+    if not expect_failure:
+        dead = sum(":" in death for death in deaths)
+        assert result.stdout.count("ended well") == n - dead, result
+        assert result.stdout.count(" lost: rank ") == dead, result
+    return result
+
+
+def test_one_after_another_from_the_start_on():
+    lose("before a program is built:2", "the first compile:0", "a hook:3")
+
+
+def test_while_it_is_built_and_behind_the_steps():
+    lose("tracing:0", "the background:3")
+
+
+def test_several_at_once_and_in_the_middle_of_an_exchange():
+    result = lose("an exchange:0", "an exchange:2")
+    assert "message 1 of step " in result.stdout, result
+
+
+def test_beside_the_steps():
+    lose("evaluate:1", "before a checkpoint:0")
+
+
+def test_between_steps_and_at_any_time():
+    lose("between steps:0", "any time:1")
+
+
+def test_going_on_must_be_possible():
+    script = ["-c", "import collectives as comm; comm.world(lost='continue')"]
+    result = run(script, n=2, expect_failure=True)
+    assert 'lost="continue" needs an MPI that survives' in result.stderr, result
+    assert "mpirun --with-ft ulfm" in result.stderr, result
