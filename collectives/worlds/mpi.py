@@ -35,6 +35,7 @@ from adaptive.extend import (
     launcher,
 )
 
+from . import ending
 from .devices import DeviceWorld, check_devices
 from .frame import Frame
 from .inbox import Inbox, Layout, check_dtypes, from_keys, keys, round_to
@@ -124,6 +125,7 @@ class MPIWorld(Starting, Scope):
         self._torn = False  # one that this process has left, and others have not
         self._completed, self._last = 0, Operation("", "", 0)  # how many operations, and the last of them
         self._left: tuple[Together, tuple[str, float]] | None = None  # who is together from the next operation on
+        ending.world_made()
 
     def start(
         self,
@@ -222,6 +224,7 @@ class MPIWorld(Starting, Scope):
                 self._do(Operation("the end of its world's block", "", CLOSE))
                 with suppress(self._mpi.Exception):  # somebody was lost behind the end: what matters is done
                     self.comm.Free()
+            ending.world_ended()
         finally:
             self._inboxes.clear()
             self._latest = None, iter(())

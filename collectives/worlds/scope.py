@@ -9,8 +9,10 @@ from typing import Self
 
 import jax
 
-from adaptive import CollectiveError
+from adaptive import CollectiveError, DisagreementError, NonFiniteError, WorkerError
 from adaptive.extend import Loss, World, at, current_line, enter, leave, tell
+
+from . import ending
 
 
 class Scope:
@@ -53,6 +55,8 @@ class Scope:
             self.close()
             return
         # Not as above: closing is collective, and others may be in an exchange.
+        if isinstance(error, WorkerError | DisagreementError | NonFiniteError):
+            ending.all_have_heard()
         if isinstance(error, Exception):
             tell(self, f"in its {type(self).__name__}'s block", error)  # type: ignore[arg-type]
         self._closed = True
