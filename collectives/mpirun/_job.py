@@ -116,7 +116,7 @@ class Job:
             self._ended.append(process)
         if process.ended and not process.left:
             self._end_in(AFTER_SECONDS, f"{process} ended with {process.ended}, and others go on")
-        elif not any(process.connected for process in self._processes.values()) and self._all_were_there():
+        elif not any(p.connected and p.ended is None for p in self._processes.values()) and self._all_were_there():
             self._end_in(AFTER_SECONDS, "")
 
     def _all_were_there(self) -> bool:

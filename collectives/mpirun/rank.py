@@ -62,6 +62,5 @@ if __name__ == "__main__":
     ending = load_ending()
     ending.prepare()
     code = run(sys.argv[1:])
-    if code:
-        ending.ends(code)  # now, and not when Python has ended: others may wait for this process
+    ending.ends(code)
     sys.exit(code)

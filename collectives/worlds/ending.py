@@ -10,8 +10,10 @@
 One that says nothing has died. The launcher may answer by the number of a signal, which the process sends to itself: so
 a signal reaches processes on all hosts, and none but them.
 
-MPI_Finalize can wait for ever where processes were lost. It runs in a thread then, which is waited for until a deadline;
-mpi4py sees that MPI is finalized, or being so, and leaves it at that.
+MPI_Finalize can wait for ever where processes were lost or have left. In a job that survives losses a process whose exit
+code is known does without it, which mpirun does not mind: Python's exit handlers are run, files are flushed, and it is
+gone. Else (plain `python train.py`) MPI_Finalize runs in a thread that is waited for until a deadline; mpi4py sees that
+MPI is finalized, or being so, and leaves it at that.
 
 The launcher's `rank.py` loads this file before anything else, so it knows nothing but the standard library.
 """
@@ -20,6 +22,8 @@ from __future__ import annotations
 
 import atexit
 import ctypes
+import gc
+import io
 import json
 import os
 import socket
@@ -43,7 +47,7 @@ class _Ending:
     """What is known of the end of this process."""
 
     def __init__(self) -> None:
-        self.code: int | None = None  # None: not known, or 0
+        self.code: int | None = None  # not known
         self.leaves = False  # while others go on
         self.heard = False  # it ends by an error that all processes have
         self.worlds = 0  # that are open
@@ -83,18 +87,21 @@ def all_have_heard() -> None:
 
 
 def ends(code: int) -> None:
-    """Tell the launcher the exit code, as soon as it is known. The process ends with it."""
+    """Tell the launcher the exit code, once it is known. The process ends with it.
+
+    A code that is not 0 is told at once, since others may wait for this process; 0 is, when Python has ended.
+    """
     if not _me.leaves:
         _me.code = code
-        _say(ends=code)
+        if code:
+            _say(ends=code)
 
 
 def leave_job(code: int = 0) -> NoReturn:
     """End this process for good, while the others go on. For jobs that survive losses.
 
     The others have taken leave of it before, or take it for one that has died: MPI is not finalized, since they would
-    not notice. It raises SystemExit, so `with` blocks and `finally` clauses are gone through; what Python does beyond
-    its exit handlers is left out, such as writing files that nobody has closed.
+    not notice. It raises SystemExit, so `with` blocks and `finally` clauses are gone through.
 
     Args:
       code: of this process. The job's own code does not depend on it under `python -m collectives.mpirun`. Plain mpirun
@@ -145,24 +152,30 @@ def _listen(line: socket.socket, pid: int) -> None:
 
 
 def _end() -> None:
-    """Called when Python ends."""
+    """Called when Python ends; started by our launcher, behind all other exit handlers."""
     survives = os.environ.get(SURVIVES, "").lower() in ("1", "true", "yes")
     by_error = getattr(sys, "last_value", None) is not None  # the interpreter sets it when it prints an error
-    if _me.code is None and not by_error:
+    if not _me.code and not _me.leaves and not by_error:
         _say(ends=0)
     mpi = sys.modules.get("mpi4py.MPI")
     if mpi is None or not mpi.Is_initialized() or mpi.Is_finalized():
         return
-    if _me.leaves and survives:
-        for stream in (sys.stdout, sys.stderr):
-            with suppress(Exception):
-                stream.flush()
-        os._exit((_me.code or 0) & 0xFF)
+    if survives and _me.code is not None:
+        _flush()
+        os._exit(_me.code & 0xFF)
     if _me.code or (survives and _me.heard):
         _finalize(mpi, HURRY_SECONDS)  # nobody may come, and nobody is to be aborted
     elif survives and not by_error:
         _finalize(mpi, FINALIZE_SECONDS)
-    # else as mpi4py does: finalize, or abort
+    # else mpi4py does as it always does: it finalizes MPI, or aborts
+
+
+def _flush() -> None:
+    """Write what is buffered, in files that nobody has closed too."""
+    for thing in gc.get_objects():
+        if isinstance(thing, io.IOBase):
+            with suppress(Exception):
+                thing.flush()
 
 
 def _finalize(mpi: Any, seconds: float) -> None:
