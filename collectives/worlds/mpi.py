@@ -35,6 +35,7 @@ from adaptive.extend import (
     phase,
 )
 
+from . import ending
 from .devices import DeviceWorld, check_devices
 from .frame import Frame
 from .inbox import Inbox, Layout, check_dtypes, from_keys, keys, round_to
@@ -143,6 +144,7 @@ class MPIWorld(Starting, Staff, Scope):
         peers = self.comm.allgather(peer)
         self._peers = dict(zip(self._together.everyone, peers, strict=True))
         self._watch = watch(self, peers, self.rank, datagrams, partial(_abort, mpi))
+        ending.world_made()
 
     def start(
         self,
@@ -245,6 +247,7 @@ class MPIWorld(Starting, Staff, Scope):
                 self._do(Operation("the end of its world's block", self._parting, CLOSE))
                 with suppress(self._mpi.Exception):  # somebody was lost behind the end: what matters is done
                     self.comm.Free()
+            ending.world_ended()
         finally:
             self._inboxes.clear()
             self._latest = None, iter(())

@@ -9,8 +9,10 @@ from typing import Self
 
 import jax
 
-from adaptive import CollectiveError, MembersError
+from adaptive import CollectiveError, DisagreementError, MembersError, NonFiniteError, WorkerError
 from adaptive.extend import Resident, World, at, current_line, enter, leave, tell
+
+from . import ending
 
 
 class Scope(Resident):
@@ -88,6 +90,8 @@ class Scope(Resident):
             self.close()
             return
         # Not as above: closing is collective, and others may be in an exchange.
+        if isinstance(error, WorkerError | DisagreementError | NonFiniteError):
+            ending.all_have_heard()
         if isinstance(error, Exception | SystemExit):
             tell(self, f"in its {type(self).__name__}'s block", error)  # type: ignore[arg-type]
         self._abandon(f"it has left the block of its world by {type(error).__name__}: {error}")
