@@ -29,6 +29,9 @@ from adaptive.base.numbers import brief as brief
 from adaptive.base.numbers import real as real
 from adaptive.base.numbers import reals as reals
 from adaptive.base.numbers import whole as whole
+from adaptive.base.phases import Doing as Doing
+from adaptive.base.phases import doing as doing
+from adaptive.base.phases import phase as phase
 from adaptive.base.seats import Resident as Resident
 from adaptive.base.seats import Seats as Seats
 from adaptive.base.seats import number_of_workers as number_of_workers

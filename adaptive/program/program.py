@@ -18,6 +18,7 @@ import numpy as np
 from adaptive.base.decision import Decision
 from adaptive.base.errors import DataError, DisagreementError, DriverError, NonFiniteError, WorkerError
 from adaptive.base.failure import heard_by_all, tell
+from adaptive.base.phases import phase
 from adaptive.base.surroundings import Surroundings, as_made, unwatched
 from adaptive.base.world import MembersChanged, World
 from adaptive.check.invariance import Invariance, check_invariance
@@ -404,6 +405,7 @@ class Program:
             self._alone.release()
 
     @as_made
+    @phase("in a step")
     def _take_step(self) -> Report:
         began = time.perf_counter()
         self._compile_first()
@@ -549,6 +551,7 @@ class Program:
             report = replace(report, notes=(*report.notes, *failed)) if failed else report
         return report
 
+    @phase("in the hooks")
     def _decide(
         self, outcome: Outcome, epoch: float, ran: tuple[tuple[int, ...], tuple[int, ...]]
     ) -> tuple[Decision | None, list[str]]:

@@ -22,8 +22,8 @@ from .repair import all_agree
 
 _AT_A_TIME = 1 << 30  # bytes of one broadcast: MPI counts with 32 bits
 
-SHARE, BARRIER, CLOSE, FAILURE, REGROUP, HAND_OVER = (
-    crc32(kind) for kind in (b"share", b"barrier", b"close", b"failure", b"regroup", b"hand over")
+SHARE, BARRIER, CLOSE, FAILURE, REGROUP, HAND_OVER, MEETING = (
+    crc32(kind) for kind in (b"share", b"barrier", b"close", b"failure", b"regroup", b"hand over", b"meeting")
 )
 
 
