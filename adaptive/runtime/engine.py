@@ -280,7 +280,7 @@ class Engine:
           joined: those which were not there, or were others. What is replicated they take from one who is; what is
             local begins with them as it began with the program.
         """
-        known, before = self.present[0], self.present
+        known, before = self.some_present, self.present
         for local in joined:
             device, local_state = self.world.devices[local], self.plan.local_state
             self.states[local] = [
@@ -295,6 +295,11 @@ class Engine:
         if self.new_nans is not None:
             origins = [None if local in joined else before.index(local) for local in present]
             self.new_nans.seat(origins, [self.states[local] for local in present])
+
+    @property
+    def some_present(self) -> int:
+        """The place of a worker whose replicated state is that of all; of a process in reserve, any."""
+        return self.present[0] if self.present else 0
 
     def first_local(self, i: int) -> jax.Array:
         """Leaf `i` of the state, which is local, as a worker begins with it."""

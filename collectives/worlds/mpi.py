@@ -23,7 +23,6 @@ from adaptive.extend import (
     Arrived,
     Arriving,
     LookAtPiece,
-    Loss,
     MembersChanged,
     Parts,
     Seats,
@@ -46,7 +45,9 @@ from .patience import SECONDS, checked, introduce, watch
 from .processes import Together, all_processes
 from .repair import enabled, prepare, repaired, survives
 from .scope import Scope, describe
+from .staff import Staff
 from .threads import OversubscriptionWarning, oversubscription
+from .watch import Watch
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -64,16 +65,17 @@ KEPT_LAYOUTS = 64  # a program has one or a few; eager calls may have any number
 _making = Lock()  # duplicating a communicator is a collective on it, which two threads must not do at once
 
 
-class MPIWorld(Starting, Scope):
+class MPIWorld(Starting, Staff, Scope):
     """One worker per MPI rank, or one per local device: then a sum over the process's devices comes first.
 
     Args:
       comm: an mpi4py communicator, of which this world uses a duplicate; COMM_WORLD by default.
       devices: this process's, one worker on each; need not be equally many on all ranks. By default one: JAX's first
         CPU, or, where there are several accelerators, the one that belongs to this rank among those of its host.
+      workers: how many take part at first, of whole processes; the others are in reserve. By default all.
+      min_workers: with fewer workers left, all stop; and no program can ask for fewer.
       lost: "continue" without the processes that are lost, or "stop". By default it goes on where the job was started
         so that it can: by Open MPI's `mpirun --with-ft ulfm`.
-      min_workers: with fewer workers left, all stop.
       patience: seconds for which a rank may keep the others waiting before it is taken for stuck, 0 for ever; the same
         on all ranks (`patience.py`).
 
@@ -86,18 +88,22 @@ class MPIWorld(Starting, Scope):
         old order.
 
     Raises:
-      LaunchError: MPI cannot be loaded, or is not that of the launcher; or processes cannot be lost, and should.
+      LaunchError: MPI cannot be loaded, or is not that of the launcher; or losses are to be survived, and cannot be.
+      MembersError: there cannot be so many workers, or so few.
       CollectiveError: `patience` is no number of seconds.
       DisagreementError: it is not the same on all ranks. On every rank.
     """
+
+    _watch: Watch | None = None
 
     def __init__(
         self,
         comm: MPI.Comm | None = None,
         devices: Sequence[jax.Device] | None = None,
         *,
-        lost: str | None = None,
+        workers: int | None = None,
         min_workers: int = 1,
+        lost: str | None = None,
         patience: float = SECONDS,
     ):
         Scope.__init__(self)
@@ -106,7 +112,6 @@ class MPIWorld(Starting, Scope):
         if comm is None:
             check_agreement(mpi.COMM_WORLD.size, mpi.Get_library_version())
         self._survives = survives(lost)
-        self._least = min_workers
         with _making:
             whole = (mpi.COMM_WORLD if comm is None else comm).Dup()
         whole.Set_errhandler(mpi.ERRORS_RETURN)  # errors become exceptions, whatever the user's communicator does
@@ -114,10 +119,12 @@ class MPIWorld(Starting, Scope):
         self.devices: Sequence[jax.Device] = (_default_device(host.rank),) if devices is None else tuple(devices)
         check_devices(self.devices)
         self._frame = Frame()
-        self._take(Together(whole, all_processes(whole, host, len(self.devices))))
-        self.workers = self._together.everyone[self.rank].seats
-        self.size: int = self._together.everyone[-1].seats.stop
-        self._seats = Seats(self.size)
+        everyone = Together(whole, all_processes(whole, host, len(self.devices)))
+        self.workers = everyone.everyone[whole.rank].seats
+        self.size: int = everyone.everyone[-1].seats.stop
+        self._seats = Seats(self.size, workers, min_workers)
+        self._init_staff(everyone)
+        self._check_whole(workers)
         if self.devices[0].platform == "cpu":
             self._warn_if_oversubscribed(host)
         host.Free()
@@ -133,10 +140,10 @@ class MPIWorld(Starting, Scope):
         self._completed, self._last = 0, Operation("", "", 0)  # how many operations, and the last of them
         self._left: tuple[Together, tuple[str, float]] | None = None  # who is together from the next operation on
         self._operation = self._last  # the one that it is in, or behind: for the watch
-        peer, datagrams = introduce(self.rank, self._together.everyone[self.rank].host, patience)
-        peers = self.comm.allgather(peer)
-        self._peers = dict(zip(self._together.everyone, peers, strict=True))
-        self._watch = watch(self, peers, self.rank, datagrams, partial(_abort, mpi))
+        peer, datagrams = introduce(whole.rank, everyone.everyone[whole.rank].host, patience)
+        peers = whole.allgather(peer)
+        self._peers = dict(zip(everyone.everyone, peers, strict=True))
+        self._watch = watch(self, peers, whole.rank, datagrams, partial(_abort, mpi))
 
     def start(
         self,
@@ -219,6 +226,9 @@ class MPIWorld(Starting, Scope):
 
     def fail(self, why: str) -> None:
         """Make all other processes raise WorkerError, in whatever they do together now or next."""
+        if self.in_reserve:
+            return  # the workers do not depend on it
+        self._tell_reserve(why)
         with suppress(_HeardError), self._collective():
             self._do(Operation("", "", FAILURE, failure=why))
 
@@ -231,6 +241,7 @@ class MPIWorld(Starting, Scope):
         if self._closed:
             return
         try:
+            self._dismiss_reserve()
             with self._collective():
                 self._do(Operation("the end of its world's block", self._parting, CLOSE))
                 with suppress(self._mpi.Exception):  # somebody was lost behind the end: what matters is done
@@ -249,22 +260,12 @@ class MPIWorld(Starting, Scope):
         if self._watch is not None:
             self._watch.close(why)
 
-    @property
-    def members(self) -> tuple[int, ...]:
-        """The seats with a worker on them."""
-        return self._seats.members
-
-    @property
-    def since(self) -> tuple[int, ...]:
-        """For each member the generation in which it came."""
-        return self._seats.since
-
     def __repr__(self) -> str:
-        s = "s" * (self.size > 1)
+        there = len(self.members)
+        s, of = "s" * (there > 1), f" on {self.size} seats" if there < self.size else ""
         own = f"worker {self.workers[0]}" if len(self.workers) == 1 else f"workers {self.workers[0]}–{self.workers[-1]}"
-        return (
-            f"MPIWorld({self.size} worker{s}; rank {self.rank} of {self.processes}: {own} on {describe(self.devices)})"
-        )
+        which = "in reserve" if self.in_reserve else f"rank {self.rank} of {self.processes}"
+        return f"MPIWorld({there} worker{s}{of}; {which}: {own} on {describe(self.devices)})"
 
     # --- one operation after another ----------------------------------------------------------------------------------
 
@@ -353,30 +354,18 @@ class MPIWorld(Starting, Scope):
         """
         gone, self._left = self._together.gone(left), None
         self._take(left)
-        if self._watch is not None:
-            self._watch.keep([self._peers[process] for process in left.everyone])
-        losses = [Loss(tuple(process.seats), f"rank {rank} ({process})", *how) for rank, process in gone.items()]
-        self.losses = (*self.losses, *losses)
-        lost = [seat for loss in losses for seat in loss.workers if seat in self.members]
-        if len(self.members) - len(lost) < self._least:
-            self._closed = True
-            self._end_watch()
-            raise WorkerError(
-                f"{len(self.members) - len(lost)} workers are left, and min_workers={self._least}: all stop.\n    "
-                + "\n    ".join(map(str, losses))
-            )
-        for seat in lost:
-            self._seats.leave(seat)
-        self.generation = self._seats.generation
-        carried = {seat for process in left.everyone for seat in process.seats}
-        self.unattended = tuple(seat for seat in range(self.size) if seat not in carried)
+        self._lose(gone, how)
 
     def _take(self, together: Together) -> None:
         """Be one of these."""
         self._together, self.comm = together, together.comm
         self.rank, self.processes = self.comm.rank, self.comm.size
+        if self._watch is not None:
+            self._watch.keep([self._peers[process] for process in together.everyone])
         self._frame.of(self.processes)
         self._piece_bytes = PIECE_BYTES if together.one_host else PIECE_BYTES_ACROSS_HOSTS
+        carried = {seat for process in together.everyone for seat in process.seats}
+        self.unattended = tuple(seat for seat in range(self.size) if seat not in carried)
 
     # --- reducing -----------------------------------------------------------------------------------------------------
 

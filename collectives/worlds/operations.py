@@ -8,16 +8,23 @@ follows; so what an operation brought is kept until the next one is completed.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Any
 from zlib import crc32
 
 import numpy as np
 
+from adaptive import WorkerError
+from adaptive.extend import Baggage
+
 from .meeting import Presence
+from .repair import all_agree
 
 _AT_A_TIME = 1 << 30  # bytes of one broadcast: MPI counts with 32 bits
 
-SHARE, BARRIER, CLOSE, FAILURE = (crc32(kind) for kind in (b"share", b"barrier", b"close", b"failure"))
+SHARE, BARRIER, CLOSE, FAILURE, REGROUP, HAND_OVER = (
+    crc32(kind) for kind in (b"share", b"barrier", b"close", b"failure", b"regroup", b"hand over")
+)
 
 
 class Operation:
@@ -68,6 +75,60 @@ class Gather(Operation):
         self.result = comm.bcast(self.result, root)
 
 
+class Regroup(Operation):
+    """Of those who are together some go on without the others: `result` is their communicator.
+
+    Args:
+      stays: whether this process is one of them, as things are when it is carried out.
+    """
+
+    def __init__(self, mpi: Any, about: str, stays: Callable[[], bool], *, survives: bool):
+        super().__init__(about, "", REGROUP)
+        self._mpi, self._stays, self._survives = mpi, stays, survives
+        self.result: Any = None
+
+    def carry_out(self, comm: Any) -> None:
+        failure: Exception | None = None
+        try:
+            self.result = comm.Split(0 if self._stays() else self._mpi.UNDEFINED, comm.rank)
+        except self._mpi.Exception as error:
+            if not self._survives:
+                raise
+            failure = error
+            with suppress(self._mpi.Exception):
+                comm.Revoke()
+        # A communicator cannot be handed on: so all have theirs, or none has.
+        if self._survives and not all_agree(self._mpi, comm, failure is None):
+            raise failure or self._mpi.Exception(self._mpi.ERR_PROC_FAILED)
+
+
+class HandOver(Operation):
+    """What newcomers have to know, from the process with rank 0: `result`, for them.
+
+    Args:
+      make: makes it, of what is small, and of arrays; called on rank 0.
+      knows: whether this process knows already.
+    """
+
+    def __init__(self, about: str, make: Callable[[], Baggage], *, knows: bool):
+        super().__init__(about, "", HAND_OVER)
+        self._make, self._knows = make, knows
+        self.result: Baggage | None = None
+
+    def carry_out(self, comm: Any) -> None:
+        first = comm.rank == 0
+        small, arrays = self._make() if first and self._knows else (None, [])
+        shapes = [(a.shape, a.dtype.str) for a in arrays] if self._knows else None
+        told = comm.bcast((self._knows, small, shapes) if first else None)
+        if not told[0]:
+            raise WorkerError("all workers are lost, and with them the state of the run: newcomers alone are left.")
+        if not first:
+            arrays = [np.empty(shape, np.dtype(dtype)) for shape, dtype in told[2]]
+        for array in arrays:
+            send_bytes(comm, array, 0)
+        self.result = None if self._knows else (told[1], arrays)
+
+
 class Message(Operation):
     """An exchange: buffers in which parts are reduced, and the status as it arrived.
 
@@ -96,6 +157,11 @@ class Message(Operation):
     def send_result(self, comm: Any, root: int) -> None:
         self.arrived = comm.bcast(self.arrived, root)
         for buffer in self._buffers:
-            flat = buffer.reshape(-1).view(np.uint8)
-            for start in range(0, flat.size, _AT_A_TIME):
-                comm.Bcast(flat[start : start + _AT_A_TIME], root)
+            send_bytes(comm, buffer, root)
+
+
+def send_bytes(comm: Any, buffer: np.ndarray, root: int) -> None:
+    """Broadcast an array's bytes into the same array of all."""
+    flat = buffer.reshape(-1).view(np.uint8)
+    for start in range(0, flat.size, _AT_A_TIME):
+        comm.Bcast(flat[start : start + _AT_A_TIME], root)

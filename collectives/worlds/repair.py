@@ -76,12 +76,12 @@ def repaired(mpi: Any, comm: Any, level: Callable[[Any], T]) -> tuple[Any, T]:
         except mpi.Exception:
             with suppress(mpi.Exception):
                 smaller.Revoke()  # others may wait in it for whoever was lost
-        if _all_agree(mpi, smaller, bool(found)):
+        if all_agree(mpi, smaller, bool(found)):
             return smaller, found[0]
         comm = smaller
 
 
-def _all_agree(mpi: Any, comm: Any, fine: bool) -> bool:
+def all_agree(mpi: Any, comm: Any, fine: bool) -> bool:
     """Whether all say so, and nobody was lost; the same answer on all."""
     try:
         return bool(comm.Agree(int(fine)))

@@ -9,11 +9,11 @@ from typing import Self
 
 import jax
 
-from adaptive import CollectiveError
-from adaptive.extend import Loss, World, at, current_line, enter, leave, tell
+from adaptive import CollectiveError, MembersError
+from adaptive.extend import Resident, World, at, current_line, enter, leave, tell
 
 
-class Scope:
+class Scope(Resident):
     """A world as a context manager. Worlds nest: inside, collectives go to the world that was entered last."""
 
     def __init__(self) -> None:
@@ -23,8 +23,6 @@ class Scope:
         self._parting = ""  # by what it is left, if not at its end
 
     size: int
-    losses: tuple[Loss, ...] = ()
-    unattended: tuple[int, ...] = ()
 
     generation = 0
 
@@ -37,6 +35,41 @@ class Scope:
     def since(self) -> tuple[int, ...]:
         """For each member the generation in which it came: all were there from the start."""
         return (0,) * self.size
+
+    # Worlds whose workers come and go say otherwise.
+
+    respawn = False
+
+    @property
+    def ready(self) -> int:
+        """How many of those who were called in are ready to join: nobody is."""
+        return 0
+
+    @property
+    def least(self) -> int:
+        """How many workers there have to be: as many as there are."""
+        return len(self.members)
+
+    @property
+    def most(self) -> int:
+        """How many workers there can be: as many as there are."""
+        return len(self.members)
+
+    def nearest(self, workers: int) -> int:
+        """The number of workers that can be had, nearest to one that is asked for: the protocol of `World`."""
+        return min(max(workers, self.least), self.most)
+
+    def call_in(self, workers: int) -> None:
+        """Get no more ready than there are: the protocol of `World`."""
+        self._check_number(workers)
+
+    def change(self, workers: int, leaving: Sequence[int] = ()) -> None:
+        """Come to as many members as there are: the protocol of `World`."""
+        self._check_number(workers - len(leaving))
+
+    def _check_number(self, workers: int) -> None:
+        if workers != len(self.members):
+            raise MembersError(f"{self!r} cannot have {workers} workers: in it nobody comes, and nobody leaves.")
 
     def __enter__(self) -> Self:
         self._check_open()

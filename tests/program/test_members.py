@@ -324,6 +324,25 @@ def test_seats_are_what_they_are(seats):
         seats.leave(0)
 
 
+def test_seats_come_to_a_number_of_members(seats):
+    assert (seats.least, seats.most, seats.ready) == (1, 4, 0)
+    seats.change(2)
+    assert (seats.members, seats.generation, seats.most) == ((0, 1), 1, 4)
+    seats.call_in(3)
+    assert seats.ready == 1
+    seats.change(3, leaving=[0])
+    assert (seats.members, seats.since, seats.generation, seats.most) == ((1, 2, 3), (0, 2, 2), 2, 3)
+    seats.change(3)
+    assert seats.generation == 2
+    assert [seats.nearest(n) for n in (0, 2, 9)] == [1, 2, 3]
+    for workers, leaving in ((0, ()), (4, ()), (3, (1,)), (1, (0,)), (0, (1, 2, 3))):
+        with pytest.raises(ad.MembersError):
+            seats.change(workers, leaving)
+    assert (seats.members, seats.generation) == ((1, 2, 3), 2)
+    seats.join(0)  # another worker
+    assert seats.most == 4
+
+
 def test_another_worker_on_the_same_seat_is_noticed_though_nobody_is_missing(seats):
     with build(descend, jnp.zeros(()), data_of(), 16, world=seats) as program:
         program.step()
