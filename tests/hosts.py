@@ -9,20 +9,17 @@ from __future__ import annotations
 
 import os
 import shutil
-import signal
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from functools import lru_cache
 from pathlib import Path
 
 import psutil
 import pytest
-
-from tests import mpirun
 
 _TOOLS = ("unshare", "nsenter", "ip", "bash", "mount")
 _NET = "10.77.0"
@@ -32,11 +29,15 @@ _SWITCH = f"""
 set -e
 ip link add br0 type bridge; ip link set br0 up
 for i in $(seq 1 $1); do
-    unshare --net --uts --mount bash -c 'hostname h'$i'; mount --bind '$2/hosts' /etc/hosts; echo ready; exec sleep infinity' > $2/ready.$i &
+    export folder=$2 name=h$i
+    unshare --net --uts --mount bash -c '
+        hostname $name; mount --bind $folder/hosts /etc/hosts; echo ready; exec sleep infinity' > $2/ready.$i &
     until [ -s $2/ready.$i ]; do sleep 0.01; done
     ip link add v$i type veth peer name e0 netns $!
     ip link set v$i master br0 up
-    nsenter -t $! -n bash -ec "echo 1 > /proc/sys/net/ipv6/conf/all/disable_ipv6; ip link set lo up; ip addr add {_NET}.$i/24 dev e0; ip link set e0 up"
+    nsenter -t $! -n bash -ec "
+        echo 1 > /proc/sys/net/ipv6/conf/all/disable_ipv6
+        ip link set lo up; ip addr add {_NET}.$i/24 dev e0; ip link set e0 up"
     echo $! > $2/pid.$i
 done
 echo ready
@@ -69,6 +70,18 @@ class Hosts:
         """Bring its link back."""
         self._link(host, "up")
 
+    def wait_until_empty(self, host: str, timeout: float) -> bool:
+        """Whether all processes of a host have ended, within so many seconds."""
+        own = self.command(host, ["readlink", "/proc/self/ns/net"])
+        network = subprocess.run(own, check=True, capture_output=True, text=True, timeout=10).stdout.strip()
+        until = time.monotonic() + timeout
+        while time.monotonic() < until:
+            left = [pid for pid in psutil.pids() if _network(pid) == network]
+            if len(left) == 1:  # the one that keeps it
+                return True
+            time.sleep(0.05)
+        return False
+
     def environment(self) -> dict[str, str]:
         """What Open MPI has to know to start ranks on these hosts."""
         return {
@@ -90,6 +103,13 @@ class Hosts:
         return ["nsenter", "-t", str(self._init), "-n", "-m", "-p", "--"]
 
 
+def _network(pid: int) -> str:
+    try:
+        return os.readlink(f"/proc/{pid}/ns/net")
+    except OSError:
+        return ""
+
+
 @contextmanager
 def hosts(n: int = 2) -> Iterator[Hosts]:
     """Make `n` hosts; the test is skipped where that is not possible (it takes Linux and root)."""
@@ -97,9 +117,7 @@ def hosts(n: int = 2) -> Iterator[Hosts]:
         pytest.skip(why)
     with tempfile.TemporaryDirectory(prefix="hosts-") as name:
         folder = Path(name)
-        (folder / "hosts").write_text(
-            "127.0.0.1 localhost\n" + "".join(f"{_NET}.{i} h{i}\n" for i in range(1, n + 1))
-        )
+        (folder / "hosts").write_text("127.0.0.1 localhost\n" + "".join(f"{_NET}.{i} h{i}\n" for i in range(1, n + 1)))
         agent = folder / "agent"
         agent.write_text(_AGENT.format(folder=folder))
         agent.chmod(0o755)

@@ -57,6 +57,7 @@ def run(
     timeout: float = 100.0,
     env: Mapping[str, str] | None = None,
     options: Sequence[str] = (),
+    ours: bool = False,
     expect_failure: bool = False,
 ) -> Result:
     """Run `mpirun -n N python -m mpi4py SCRIPT …` and wait for it; nothing of it survives this call.
@@ -67,13 +68,16 @@ def run(
       timeout: seconds, after which every process of the job is killed and the test fails.
       env: variables to add to the environment.
       options: of mpirun.
+      ours: start it by `python -m collectives.mpirun` instead.
       expect_failure: the job must end with an exit status other than 0, rather than with 0; a time-out is neither.
 
     Returns:
       The finished job, for looking at what it printed.
     """
     arguments = [str(part) for part in ([script] if isinstance(script, (str, Path)) else script)]
-    command = [_mpirun(), *options, "-n", str(n), sys.executable, "-m", "mpi4py", *arguments]
+    launcher = [sys.executable, "-m", "collectives.mpirun"] if ours else [_mpirun()]
+    python = [] if ours else [sys.executable, "-m", "mpi4py"]
+    command = [*launcher, *options, "-n", str(n), *python, *arguments]
     for _ in range(_ATTEMPTS):
         result = _run(command, _environment(env or {}, timeout), timeout)
         started = _NOT_STARTED not in result.stderr

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import re
 import shutil
@@ -86,7 +87,7 @@ def program(words: Sequence[str]) -> list[str]:
             python, rest = python + rest[:n], rest[n:]
         if rest[:2] == _AS_MPI4PY:
             rest = rest[2:]
-    if rest and (rest[0].endswith(".py") or rest[0] == "-m" and len(rest) > 1):
+    if rest and (rest[0].endswith(".py") or (rest[0] == "-m" and len(rest) > 1)):
         return [*python, str(RANK), *rest]
     return list(words)
 
@@ -122,7 +123,7 @@ def settings(mpi: Implementation, options: Sequence[str], detect: float, environ
         "PRTE_MCA_oob_tcp_keepalive_intvl": str(max(1, round(detect / 6))),
         "PRTE_MCA_oob_tcp_keepalive_probes": "3",
     }
-    if not any(a in ("--mca", "--omca") and b == "coll" for a, b in zip(options, options[1:], strict=False)):
+    if not any(a in ("--mca", "--omca") and b == "coll" for a, b in itertools.pairwise(options)):
         wanted["OMPI_MCA_coll"] = "^han"  # with it, survivors may be told that an Allreduce succeeded that had not
     return {name: value for name, value in wanted.items() if name not in environ}
 
