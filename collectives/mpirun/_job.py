@@ -17,6 +17,7 @@ from contextlib import suppress
 import psutil
 
 from collectives.worlds.ending import LAUNCHER, give_up_after
+
 from ._verdict import Process, verdict
 
 AFTER_SECONDS = (

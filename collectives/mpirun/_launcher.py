@@ -10,6 +10,7 @@ import sys
 from collections.abc import Sequence
 
 from collectives.worlds.ending import LAUNCHER
+
 from ._command import UsageError, clean, find, line, settings, split
 from ._job import Job, addresses
 
