@@ -3,10 +3,10 @@
     python3 -m venv /tmp/torch && /tmp/torch/bin/pip install torch numpy
     /tmp/torch/bin/python benchmarks/_torchrun_restart.py [--workers 3] [--kills 5]
 
-A small model on CPUs, over gloo, its state on a RAM disk after every step: the best case for a restart. torchrun's agent
-sees that a worker has died, ends the others, and starts all again; they import torch, meet, read the state and go on. A
-worker is killed by SIGKILL after some steps. Reported is the time from the kill to the end of the next step beyond those
-that were done, and beside it the median step.
+A small model on CPUs, over gloo, its state on a RAM disk after every step: the best case for a restart. torchrun's
+agent sees that a worker has died, ends the others, and starts all again; they import torch, meet, read the state and go
+on. A worker is killed by SIGKILL after some steps. Reported is the time from the kill to the end of the next step
+beyond those that were done, and beside it the median step.
 
 The same file is the driver and, started by torchrun, the worker.
 """
@@ -85,9 +85,7 @@ def report(lines: list[str], workers: int) -> None:
     words = [line.split() for line in lines]
     kills = {int(w[1]): float(w[2]) for w in words if w[0] == "kill"}
     ends = {int(w[1]): float(w[2]) for w in reversed(words) if w[0] == "step"}  # the first time that it was done
-    waits = [
-        min(end for step, end in ends.items() if step >= at and end > killed) - killed for at, killed in kills.items()
-    ]
+    waits = [min(end for step, end in ends.items() if step >= at and end > t) - t for at, t in kills.items()]
     median = statistics.median(float(w[3]) for w in words if w[0] == "step")
     print(f"torchrun, {workers} workers, {len(waits)} kills; median step {1e3 * median:.1f} ms")
     print(f"kill to next new step: median {statistics.median(waits):.2f} s, {min(waits):.2f} to {max(waits):.2f} s")

@@ -76,7 +76,6 @@ def job(options: list[str], environ: Mapping[str, str], rounds: int) -> dict[str
     mpirun = [str(beside) if beside.exists() else "mpirun", *options, "-n", "2", "--oversubscribe", "--bind-to", "none"]
     command = [*mpirun, sys.executable, "-m", "mpi4py", __file__, "--rank", "--rounds", str(rounds)]
     inherited = {name: value for name, value in os.environ.items() if name != HAN}
-    # Where nothing is survived, MPIWorld leaves the choice of collectives to Open MPI.
     done = subprocess.run(command, check=True, text=True, stdout=subprocess.PIPE, env={**inherited, **environ})
     return dict(json.loads(line) for line in done.stdout.splitlines() if line.startswith("["))
 
@@ -96,19 +95,15 @@ def main() -> None:
         for i in range(len(names)):
             name = names[(turn + i) % len(names)]
             found[name].append(job(*SETTINGS[name], args.rounds))
-    rows = []
+    rows: list[dict[str, str]] = []
     for what in [*BYTES, STEP]:
-        for row in summary({name: [times[what] for times in found[name]] for name in names}, "without han"):
-            rows.append({"what": what, **row.cells()})
-    report(
-        "What ULFM costs while nothing is lost",
-        rows,
-        "what_ulfm_costs.md",
-        [
-            f"Two ranks on one host, {args.jobs} jobs of each setting in turn, {args.rounds} rounds in each. Seconds are "
-            "medians of jobs, ratios are to Open MPI without han.",
-        ],
-    )
+        medians = {name: [times[what] for times in found[name]] for name in names}
+        rows += [{"what": what, **row.cells()} for row in summary(medians, "without han")]
+    notes = [
+        f"Two ranks on one host, {args.jobs} jobs of each setting in turn, {args.rounds} rounds in each. Seconds are "
+        "medians of jobs, ratios are to Open MPI without han."
+    ]
+    report("What ULFM costs while nothing is lost", rows, "what_ulfm_costs.md", notes)
 
 
 if __name__ == "__main__":

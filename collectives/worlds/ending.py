@@ -13,8 +13,8 @@ to itself: so a signal reaches processes on all hosts, and none but them.
 
 MPI_Finalize can wait for ever where processes were lost or have left. In a job that survives losses a process whose
 exit code is known does without it, which mpirun does not mind: Python's exit handlers are run, files are flushed, and
-it is gone. Else (plain `python train.py`) MPI_Finalize runs in a thread, for which a deadline is set; mpi4py sees that
-MPI is finalized, or being so, and leaves it at that.
+it is gone. Else (plain `python train.py`) MPI_Finalize runs in a thread that is waited for until a deadline; mpi4py
+sees that MPI is finalized, or being so, and leaves it at that.
 
 The launcher's `rank.py` loads this file before anything else, so it knows nothing but the standard library.
 """
