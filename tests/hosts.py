@@ -70,14 +70,13 @@ class Hosts:
         """Bring its link back."""
         self._link(host, "up")
 
-    def wait_until_empty(self, host: str, timeout: float) -> bool:
-        """Whether all processes of a host have ended, within so many seconds."""
+    def wait_until_gone(self, host: str, program: str, timeout: float) -> bool:
+        """Whether all processes of a host that run a program have ended, within so many seconds."""
         own = self.command(host, ["readlink", "/proc/self/ns/net"])
         network = subprocess.run(own, check=True, capture_output=True, text=True, timeout=10).stdout.strip()
         until = time.monotonic() + timeout
         while time.monotonic() < until:
-            left = [pid for pid in psutil.pids() if _network(pid) == network]
-            if len(left) == 1:  # the one that keeps it
+            if not any(program in _command_line(pid) for pid in psutil.pids() if _network(pid) == network):
                 return True
             time.sleep(0.05)
         return False
@@ -107,6 +106,13 @@ def _network(pid: int) -> str:
     try:
         return os.readlink(f"/proc/{pid}/ns/net")
     except OSError:
+        return ""
+
+
+def _command_line(pid: int) -> str:
+    try:
+        return " ".join(psutil.Process(pid).cmdline())
+    except psutil.Error:
         return ""
 
 

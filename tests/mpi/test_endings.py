@@ -95,4 +95,4 @@ def test_a_host_that_is_cut_off():
             finally:
                 mpirun._kill(job)
         assert job.returncode not in (0, None), said
-        assert made.wait_until_empty("h2", timeout=60)
+        assert made.wait_until_gone("h2", SCRIPT.name, timeout=60)
