@@ -32,6 +32,7 @@ from .operators.values import step as step
 from .operators.values import step_key as step_key
 from .operators.values import worker as worker
 from .operators.values import workers as workers
+from .program.checkpoints import Checkpoints as Checkpoints
 from .program.program import Program as Program
 from .program.report import Report as Report
 

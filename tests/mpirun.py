@@ -58,6 +58,7 @@ def run(
     env: Mapping[str, str] | None = None,
     options: Sequence[str] = (),
     expect_failure: bool = False,
+    by_mpi4py: bool = True,
 ) -> Result:
     """Run `mpirun -n N python -m mpi4py SCRIPT …` and wait for it; nothing of it survives this call.
 
@@ -68,12 +69,13 @@ def run(
       env: variables to add to the environment.
       options: of mpirun.
       expect_failure: the job must end with an exit status other than 0, rather than with 0; a time-out is neither.
+      by_mpi4py: as above; else it is `python SCRIPT …`, so that an error of one rank does not end the others.
 
     Returns:
       The finished job, for looking at what it printed.
     """
     arguments = [str(part) for part in ([script] if isinstance(script, (str, Path)) else script)]
-    command = [_mpirun(), *options, "-n", str(n), sys.executable, "-m", "mpi4py", *arguments]
+    command = [_mpirun(), *options, "-n", str(n), sys.executable, *(["-m", "mpi4py"] * by_mpi4py), *arguments]
     for _ in range(_ATTEMPTS):
         result = _run(command, _environment(env or {}, timeout), timeout)
         started = _NOT_STARTED not in result.stderr

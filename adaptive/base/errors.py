@@ -7,7 +7,7 @@
     ├── DataError               the data set or a batch cannot be used
     ├── BatchSizeError          a global batch or a split of it that cannot be
     ├── MembersError            a number of workers that cannot be
-    ├── CheckpointError         a checkpoint that is damaged, or of another program
+    ├── CheckpointError         a checkpoint that is damaged, or of another program, or cannot be kept
     ├── DisagreementError       workers differ in what must be equal: driver, data, state, a decision
     ├── NonFiniteError          what all_reduce brings, or an update makes of it, is not finite
     └── WorkerError             another worker failed, and this one stopped with it
@@ -47,7 +47,7 @@ class MembersError(AdaptiveError, ValueError):
 
 
 class CheckpointError(AdaptiveError, ValueError):
-    """A checkpoint that cannot be restored: damaged, or of another program."""
+    """A checkpoint that cannot be restored, since it is damaged or of another program, or that cannot be kept."""
 
 
 class DisagreementError(AdaptiveError):

@@ -45,7 +45,7 @@ class Seats(Resident):
       min_workers: fewer there cannot be.
 
     Raises:
-      MembersError: `workers` is no number from 1 to `size`.
+      MembersError: `workers` is no number from `min_workers` to `size`.
     """
 
     respawn = False
@@ -152,6 +152,9 @@ class Seats(Resident):
 
 def number_of_workers(value: Any, most: int, *, least: int = 1, name: str = "workers") -> int:
     """A number of workers as a user gives it: whole, and between two bounds.
+
+    Args:
+      name: of the argument, for errors.
 
     Raises:
       MembersError: it is not.

@@ -53,6 +53,7 @@ class BatchSizes:
       limits: with the quantum of the sizes that were asked for last, and what one more kernel call costs.
       one_by_one: whether a later request waits behind the one that is being prepared. Where every size has to be
         compiled, a driver that asks for another one in every step would never get any, otherwise.
+      needed: seats whose workers must take examples.
       resizable: whether sizes change at all.
       waits: whether new sizes are taken up at once, and the program stands still until they can be made.
     """
@@ -70,7 +71,7 @@ class BatchSizes:
         self._follows = quantum is None
         self.limits = limits._replace(quantum=limits.multiple if quantum is None else quantum)
         self.members = tuple(range(n) if members is None else members)
-        self._needed: tuple[int, ...] = ()  # seats whose workers must take examples
+        self.needed: tuple[int, ...] = ()
         self.shares = self.checked([1.0] * n if shares is None else shares)
         self.wanted = total = self.check_global(global_batch)
         first = equal(total, self.bounds()) if shares is None else split(total, self.shares, self.limits)
@@ -92,7 +93,7 @@ class BatchSizes:
 
     def must_take(self, seats: Iterable[int]) -> None:
         """Refuse from now on, and of the shares that there are, those that give these seats no examples."""
-        self._needed = tuple(sorted(set(seats)))
+        self.needed = tuple(sorted(set(seats)))
         self.checked(self.shares)
 
     @property
@@ -286,7 +287,7 @@ class BatchSizes:
         if not any(taken):
             seats = ", ".join(str(seat) for seat, w in enumerate(weights) if w)
             raise BatchSizeError(f"shares give examples to seat {seats} alone, and nobody sits there.")
-        missing = [seat for seat in self._needed if not taken[seat]]
+        missing = [seat for seat in self.needed if not taken[seat]]
         if missing:
             raise BatchSizeError(
                 f"worker {missing[0]} must take examples, at least a few: the driver broadcasts what that worker has."

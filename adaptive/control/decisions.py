@@ -69,7 +69,7 @@ class Decisions:
         if decision is None:
             return None, []
         self.stopped = decision.stop
-        return decision, [*decision.notes, *apply(decision, self._sizes, self._membership, names)]
+        return decision, [*decision.notes, *apply_decision(decision, self._sizes, self._membership, names)]
 
     def by_hand(self, step: int, global_batch: Any, shares: Any, workers: Any) -> None:
         """What `Program.rescale` asks for after `step`.
@@ -82,11 +82,13 @@ class Decisions:
         coming = members.target if number is None else number
         seats = members.expected(coming) if coming != len(self._world.members) else None
         decision = replace(self._sizes.exactly(global_batch, shares, seats), workers=number)
-        apply(decision, self._sizes, members)
+        apply_decision(decision, self._sizes, members)
         self._digest.enter(step, (), decision)
 
 
-def apply(decision: Decision, sizes: BatchSizes, membership: Membership, hooks: Sequence[str] = ()) -> list[str]:
+def apply_decision(
+    decision: Decision, sizes: BatchSizes, membership: Membership, hooks: Sequence[str] = ()
+) -> list[str]:
     """Make what was asked for the sizes, and the number of workers, to come.
 
     Args:

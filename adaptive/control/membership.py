@@ -67,19 +67,19 @@ class Membership:
     Args:
       tells: whether the program sends messages, on which a status can ride. Without, processes say in a message of its
         own how many are ready, as long as somebody is missing; and who wants to leave is not heard by the others.
+      resizable: whether batch sizes change at all; without, the number of workers cannot either.
+      needed: seats whose workers must stay, because the driver needs what they have.
 
     Attributes:
       asked: the number of members that was asked for last, less what has been lost since; `None` if nobody has asked,
         so that there are to be as many as there are.
       wish: whether this process wants to leave: 0, `WANTS` or `MUST`. Local.
-      resizable: whether batch sizes change at all; without, the number of workers cannot either.
     """
 
-    def __init__(self, world: Recruiting, *, tells: bool = True):
-        self._world, self._tells = world, tells
+    def __init__(self, world: Recruiting, *, tells: bool = True, resizable: bool = True, needed: Sequence[int] = ()):
+        self._world, self._tells, self._resizable, self._needed = world, tells, resizable, needed
         self.asked: int | None = None
         self.wish = 0
-        self.resizable = True
         self._there, self._generation = len(world.members), world.generation  # as they were last looked at
         self._heard = 0
         self._wishes = np.zeros(world.size)
@@ -99,11 +99,19 @@ class Membership:
     @property
     def numbers(self) -> Numbers:
         """The target, and between which bounds it could be."""
-        return Numbers(self.target, self._world.least, self._world.most)
+        return Numbers(self.target, self._least, self._world.most)
+
+    @property
+    def _least(self) -> int:
+        """How many have to stay: the highest seats leave first, so that all up to the last one that is needed do."""
+        least = self._world.least
+        if self._needed:
+            least = max(least, sum(seat <= max(self._needed) for seat in self._world.members))
+        return min(least, self._world.most)
 
     def nearest(self, workers: int) -> int:
         """The target that can be, nearest to a number that is asked for."""
-        return self._world.nearest(workers)
+        return self._world.nearest(max(workers, self._least))
 
     def expected(self, workers: int) -> tuple[int, ...]:
         """The seats that will be taken when there are so many workers."""
@@ -127,7 +135,7 @@ class Membership:
         """
         number = self.nearest(workers)
         who = f"hook {', '.join(map(repr, hooks))}" if hooks else "program.rescale"
-        if not self.resizable and number != len(self._world.members):
+        if not self._resizable and number != len(self._world.members):
             raise BatchSizeError(
                 f"{who} asked for {brief(workers)} workers, but this program's batch sizes stay as they are: it was "
                 "made with resizable=False. Leave that out of ad.Program(...) where workers come and go."
@@ -137,7 +145,7 @@ class Membership:
         if number == workers:
             return []
         why = "the most that can be had" if number == self._world.most else "the least that have to stay"
-        how = f"clipped to {number}, {why}" if workers > self._world.most or workers < self._world.least else ""
+        how = f"clipped to {number}, {why}" if workers > self._world.most or workers < self._least else ""
         return [f"{who}: workers {brief(workers)} {how or f'rounded to {number}, of whole processes'}."]
 
     def exactly(self, workers: Any) -> int:
@@ -146,7 +154,7 @@ class Membership:
         Raises:
           MembersError: it cannot.
         """
-        number = number_of_workers(workers, self._world.most, least=self._world.least)
+        number = number_of_workers(workers, self._world.most, least=self._least)
         nearest = self.nearest(number)
         if nearest != number:
             raise MembersError(

@@ -11,6 +11,7 @@ to this file alone:
     able       one              how many processes can make any sizes, now and from now on
     call       one              the mean of what one more kernel call costs them, in examples
     newcomers  one              how many workers that were called in are ready to join
+    asks       one              how many processes say that it is time for a checkpoint
 
 What is asked of all alike is counted, as `ready` is, or averaged, as `call` is; what is asked of each has a place for
 every worker.
@@ -27,7 +28,7 @@ from adaptive.base.world import World
 from .decision_digest import DecisionDigest
 
 _OF_EACH = 2  # digest, wish
-_OF_ALL = 4  # ready, able, call, newcomers
+_OF_ALL = 5  # ready, able, call, newcomers, asks
 
 
 class Readiness(Protocol):
@@ -80,6 +81,7 @@ class Verdict(NamedTuple):
     able: bool
     call: float  # on average
     newcomers: int  # of all processes together
+    asked: bool  # of any process
 
 
 class Status:
@@ -92,11 +94,14 @@ class Status:
 
     Attributes:
       length: elements of a message.
+      asks: whether this process says that it is time for a checkpoint. Local.
+      asked: whether any has said so with the last message. Replicated.
     """
 
     def __init__(self, world: World, digest: DecisionDigest, sizes: Readiness, members: Members):
         self.length = status_length(world.size)
         self._world, self._digest, self._sizes, self._members = world, digest, sizes, members
+        self.asks = self.asked = False
 
     def encode(self) -> np.ndarray:
         """This process's part of the sum; shape=(length,)."""
@@ -104,7 +109,8 @@ class Status:
         elements = np.zeros(self.length)
         elements[own.start : own.stop] = self._digest.value
         elements[n + own.start : n + own.stop] = self._members.wish
-        elements[-_OF_ALL:] = sizes.ready, sizes.able, sizes.call / self._world.processes, self._members.newcomers
+        call, newcomers = sizes.call / self._world.processes, self._members.newcomers
+        elements[-_OF_ALL:] = sizes.ready, sizes.able, call, newcomers, self.asks
         return elements
 
     def decode(self, elements: np.ndarray) -> None:
@@ -119,6 +125,7 @@ class Status:
         self._digest.compare(verdict.digests, own=self._world.workers)
         self._sizes.agreed(ready=verdict.ready, able=verdict.able, call=verdict.call)
         self._members.agreed(newcomers=verdict.newcomers, wishes=verdict.wishes)
+        self.asked = verdict.asked
 
 
 def status_length(workers: int) -> int:
@@ -128,5 +135,6 @@ def status_length(workers: int) -> int:
 
 def _verdict(elements: np.ndarray, processes: int) -> Verdict:
     digests, wishes = elements[:-_OF_ALL].reshape(_OF_EACH, -1)
-    ready, able, call, newcomers = elements[-_OF_ALL:].tolist()
-    return Verdict(digests, wishes.copy(), ready == processes, able == processes, call, round(newcomers))
+    ready, able, call, newcomers, asks = elements[-_OF_ALL:].tolist()
+    all_ready, all_able = ready == processes, able == processes
+    return Verdict(digests, wishes.copy(), all_ready, all_able, call, round(newcomers), asks > 0)

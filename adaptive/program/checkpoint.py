@@ -11,7 +11,7 @@ cannot fail half way.
 from __future__ import annotations
 
 import pickle
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -52,13 +52,15 @@ def save(
     *,
     step: int,
     like: Any,
+    copy: Callable[[Any], Any] | None = None,
 ) -> Checkpoint:
     """A checkpoint. Communicates if anything is local, so all processes have to call it. Replicated.
 
     Args:
       like: the program's state, as shapes.
+      copy: copies an array of the device to the host; by default into memory of its own.
     """
-    plan = engine.plan
+    plan, copy = engine.plan, copy or _host
     about = f"a checkpoint of {engine.name} after step {step}"
     hooks.catch_up(sizes)
     wanted_state, wanted_slots = _of_state(engine, like), _of_slots(engine)
@@ -66,12 +68,12 @@ def save(
     state = [
         _of_all(engine, [s[i] for s in engine.states], engine.first_local(i), about)
         if wanted.local
-        else _host(engine.states[one][i])
+        else copy(engine.states[one][i])
         for i, wanted in enumerate(wanted_state.values())
     ]
     slots = {
         slot.name: [
-            _host(engine.slots[one][k][leaf])
+            copy(engine.slots[one][k][leaf])
             if slot.scope == Scope.ALL
             else _of_all(engine, [s[k][leaf] for s in engine.slots], slot.init[leaf], about)
             for leaf in range(len(slot.init))
@@ -93,6 +95,11 @@ def save(
         "seed": stream.seed,
         "examples": [shard.length for shard in stream.shard_ranges],
     }
+
+
+def has_local(engine: Engine) -> bool:
+    """Whether there is anything of which every worker has its own, so that a checkpoint communicates. Replicated."""
+    return bool(engine.plan.local_state) or any(slot.scope != Scope.ALL for slot in engine.plan.slots)
 
 
 class _Wanted(NamedTuple):
@@ -230,8 +237,11 @@ def parse(checkpoint: Any, engine: Engine, hooks: Hooks, sizes: BatchSizes, stre
     batch_sizes = [_whole(n, "batch_sizes", least=0) for n in _numbers(fields["batch_sizes"], "batch_sizes")]
     before, here = len(batch_sizes), engine.world.size
     wanted_state, wanted_slots = _of_state(engine, like), _of_slots(engine)
-    if before != here and any(w.local for w in (*wanted_state.values(), *wanted_slots.values())):
-        raise CheckpointError(f"the checkpoint holds local state of {before} workers; here are {here}.")
+    if before != here and has_local(engine):
+        raise CheckpointError(
+            f"the checkpoint holds local state of {before} workers; here are {here}. What each worker has of its own "
+            f"comes back to as many workers only: run {before} of them."
+        )
     try:
         shares = tuple(check_shares(_numbers(fields["shares"], "shares"), before).tolist())
         if before == here:
@@ -352,7 +362,8 @@ def restored_hooks(fields: Mapping[str, Any], hooks: Hooks) -> dict[str, Any]:
         arrays = _arrays(fields, "hooks", {name: _wanted(leaf) for name, leaf in likes.items()})
     except CheckpointError as error:
         raise CheckpointError(
-            f'{error}\nTo begin the hooks anew:  checkpoint["hooks"] = program.checkpoint()["hooks"]'
+            f'{error}\nTo begin the hooks anew:  checkpoint["hooks"] = program.checkpoint()["hooks"]  '
+            "(of one on disk:  checkpoint = ad.Checkpoints(directory).read())"
         ) from None
     leaves = [_like(array, leaf.value) for array, leaf in zip(arrays.values(), likes.values(), strict=True)]
     return jax.tree.unflatten(jax.tree.structure(first), leaves)

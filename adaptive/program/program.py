@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -17,6 +18,7 @@ import numpy as np
 from adaptive.base.decision import Decision
 from adaptive.base.errors import DataError, DisagreementError, DriverError, NonFiniteError, WorkerError
 from adaptive.base.failure import heard_by_all, tell
+from adaptive.base.phases import phase
 from adaptive.base.surroundings import Surroundings, as_made, unwatched
 from adaptive.base.world import MembersChanged, World
 from adaptive.check.invariance import Invariance, check_invariance
@@ -40,11 +42,14 @@ from adaptive.runtime.kernels import KernelOptions
 
 from . import checkpoint as _checkpoint
 from .arguments import Driver, InitialState, built_in, checked_nonfinite, count, next_name, world_of
+from .checkpoints import Checkpoints
+from .choice import chosen
 from .evaluate import evaluate
-from .events import Listener, Listeners, StepEvent, Subscription, hook_values
+from .events import Asked, Listener, Listeners, StepEvent, Subscription, hook_values
 from .explain import explain
 from .first_plan import check_alike, first_plan
 from .hand_over import Known, pack, unpack
+from .keeping import Keeping
 from .record import Recorder
 from .report import Report
 from .seating import Seating
@@ -189,13 +194,15 @@ class Program:
             share_compilations()
         machines = Machines(self.world, f"machines of {self._name}")
         self._digest = DecisionDigest()
-        self._membership = Membership(self.world, tells=bool(self._plan.messages))
-        self._membership.resizable = bool(resizable)
+        self._membership = Membership(
+            self.world, tells=bool(self._plan.messages), resizable=bool(resizable), needed=self._sizes.needed
+        )
+        self._status = Status(self.world, self._digest, self._sizes, self._membership)
         self._engine = Engine(
             planner,
             jax.tree.leaves(self._initial.arrays),
             self.world,
-            status=Status(self.world, self._digest, self._sizes, self._membership),
+            status=self._status,
             name=self._name,
             kernels=KernelOptions(microbatch, not deterministic, bool(resizable), machines.compile_order),
             finite=nonfinite != "allow",
@@ -214,6 +221,9 @@ class Program:
         self._skips = Skips(nonfinite, max_skipped)
         self._update = UpdateCheck(self._engine, self._name)
         self._listeners = Listeners()
+        self._keeping: Keeping | None = None  # of the run that is under way
+        self._directories: set[Path] = set()  # of checkpoints that this program goes on from, or has written
+        self._notes: list[str] = []  # for the next report
         self._step = 0
         self._until = _Until()
         self._alone = threading.Lock()  # held while a step is under way
@@ -285,7 +295,12 @@ class Program:
     # --- running ------------------------------------------------------------------------------------------------------
 
     def run(
-        self, *, epochs: int | None = None, steps: int | None = None, record: str | Path | None = None
+        self,
+        *,
+        epochs: int | None = None,
+        steps: int | None = None,
+        record: str | Path | None = None,
+        checkpoint: Checkpoints | None = None,
     ) -> Iterator[Report]:
         """Run steps, and report each.
 
@@ -296,17 +311,22 @@ class Program:
           record: a file to which rank 0 adds a line of JSON per step: what hooks were shown and what they decided,
             to be replayed by `python -m controllers.simulate`. If it cannot be written, the run goes on without it; a
             warning in the log "adaptive" and a note in rank 0's report say so.
+          checkpoint: where and how often to keep checkpoints on disk: `ad.Checkpoints("run/", every="1 epoch")`. The
+            last state is kept when the run ends, but not where its loop is left by `break` or an error.
 
         Yields:
           A `Report` per step; ends early when a hook calls `control.stop()`, or when all workers were told to go. With
-          neither argument, only then.
+          neither `epochs` nor `steps`, only then.
+
+        Raises:
+          CheckpointError: no checkpoints can be kept as `checkpoint` says. On rank 0, before the first step.
         """
         self._until = _Until(
             None if epochs is None else self.epoch + count("epochs", epochs),
             None if steps is None else self._step + count("steps", steps),
         )
         self._decisions.stopped = False
-        with self._recorded(record):
+        with self._recorded(record), self._kept(checkpoint) as keeping:
             while not (self._decisions.stopped or self._until.reached(self.epoch, self._step)):
                 if self._membership.all_leave:
                     break  # here the run ends for that reason: the place for what is to be done about it
@@ -314,11 +334,15 @@ class Program:
                     report = self.step()
                 except _RunOver:  # of the workers; this process was in reserve
                     return
+                if keeping is not None:
+                    keeping.after(report)
                 yield report
-        self._update.together(self._step, "the end of run()")
-        self._compare_last_decision()
-        self.world.assemble()
-        self._hand_over()
+            self._update.together(self._step, "the end of run()")
+            self._compare_last_decision()
+            if keeping is not None:
+                keeping.end()
+            self.world.assemble()
+            self._hand_over()
 
     @contextmanager
     def _recorded(self, path: str | Path | None) -> Iterator[None]:
@@ -327,6 +351,19 @@ class Program:
         else:
             with closing(Recorder(path)) as recorder, self.subscribe(recorder):
                 yield
+
+    @contextmanager
+    def _kept(self, checkpoint: Checkpoints | None) -> Iterator[Keeping | None]:
+        if checkpoint is None:
+            yield None
+            return
+        with Keeping(checkpoint, self) as self._keeping:
+            try:
+                yield self._keeping
+            finally:
+                keeping, self._keeping = self._keeping, None
+                keeping.wait()
+                self._notes += keeping.told()
 
     def subscribe(self, listener: Listener) -> Subscription:
         """Have `listener(event)` called with a `StepEvent` after every step of this process.
@@ -368,6 +405,7 @@ class Program:
             self._alone.release()
 
     @as_made
+    @phase("in a step")
     def _take_step(self) -> Report:
         began = time.perf_counter()
         self._compile_first()
@@ -464,7 +502,7 @@ class Program:
 
     def _finish(self, outcome: Outcome, began: float, notes: list[str]) -> Report:
         ran, limits = (self._sizes.current, self._sizes.previous), self._sizes.limits
-        sizes, members, numbers = self._sizes.current, self._sizes.members, self._membership.numbers
+        sizes, members = self._sizes.current, self._sizes.members
         joined, lost, come_and_gone = self._seating.tell()
         self._step += 1
         self._stream.advance(sizes)
@@ -473,9 +511,12 @@ class Program:
         self._clock.take(outcome.compute_seconds, compiling=not kernels.warm, tried_at_a_loss=lossy)
         if come_and_gone or isinstance(self._data, Shards):
             notes = [*come_and_gone, *notes, *unused_shards(self._data, *ran, first=self._step == 1)]
+        if self._keeping is not None:
+            self._notes += self._keeping.told()
+        notes, self._notes = [*self._notes, *notes], []
         self._sizes.step_done()
         epoch = consumed / len(self._data)
-        decision = None
+        asked, decision = Asked.so_far(self._sizes, self._membership), None
         if outcome.committed:
             decision, more = self._decide(outcome, epoch, ran)
             notes += more
@@ -504,11 +545,12 @@ class Program:
         )
         if self._listeners:
             values = hook_values(self._hooks, outcome.hooks)
-            event = StepEvent(report, epoch, ran[1], limits, self._seed, values, numbers)
+            event = StepEvent(report, epoch, ran[1], limits, self._seed, values, asked)
             failed = self._listeners.tell(event)
             report = replace(report, notes=(*report.notes, *failed)) if failed else report
         return report
 
+    @phase("in the hooks")
     def _decide(
         self, outcome: Outcome, epoch: float, ran: tuple[tuple[int, ...], tuple[int, ...]]
     ) -> tuple[Decision | None, list[str]]:
@@ -585,16 +627,19 @@ class Program:
           CheckpointError: leaves of the state have names that could not be told apart when they are restored.
           DriverError: a policy's state is not built as it was when the policy began.
         """
+        return self._snapshot(None)
+
+    @as_made
+    def _snapshot(self, copy: Callable[[Any], Any] | None) -> dict[str, Any]:
         self._update.together(self._step, "a checkpoint")
-        return _checkpoint.save(
-            *(self._engine, self._hooks, self._sizes, self._membership, self._stream),
-            step=self._step,
-            like=self._initial.shapes,
-        )
+        parts = (self._engine, self._hooks, self._sizes, self._membership, self._stream)
+        return _checkpoint.save(*parts, step=self._step, like=self._initial.shapes, copy=copy)
 
     @as_made
     @heard_by_all("in restoring")
-    def restore(self, checkpoint: dict[str, Any]) -> None:
+    def restore(
+        self, checkpoint: dict[str, Any] | str | os.PathLike[str] | Checkpoints, *, missing_ok: bool = False
+    ) -> None:
         """Go on from a checkpoint of a program with this driver and data, of as many workers or of another number.
 
         Leaves are found by their names and must have the dtypes and shapes that they have here, so a library that
@@ -602,12 +647,24 @@ class Program:
         and by their order in the driver. Every process calls this; what they restore is compared, and where one of
         them fails all do. A program that raises here is as it was before.
 
+        Args:
+          checkpoint: what `checkpoint()` has returned; or a directory of `ad.Checkpoints`, of which rank 0 chooses the
+            newest that is whole (what is passed over is noted in the next report); or one checkpoint in it.
+          missing_ok: do nothing where a directory holds no checkpoint at all: for scripts that are started again.
+
         Raises:
           CheckpointError: it is damaged, or of another program, seed or number of examples; or it holds local state,
-            or is on shards, of another number of workers.
+            or is on shards, of another number of workers; or there is none; or this process does not see the
+            directory that rank 0 sees.
           WorkerError: another process could not restore its own. On every other process.
           DisagreementError: it is not the same on all processes. On every process.
         """
+        found = None
+        if isinstance(checkpoint, str | os.PathLike | Checkpoints):
+            found = chosen(self.world, checkpoint, missing_ok, f"restore of {self._name}")
+            if found is None:
+                return
+            checkpoint = found.checkpoint
         prepared: list[tuple[_checkpoint.Parsed, dict[str, str], tuple[Any, Any]]] = []
 
         def prepare() -> tuple[dict[str, str], None]:
@@ -627,11 +684,14 @@ class Program:
         self._membership.restart(parsed.workers)
         self._stream.cursors = parsed.cursors
         self._step, self._skips.in_a_row, self._update.told = parsed.step, 0, False
-        if self._engine.new_nans is not None:
-            engine = self._engine
+        engine = self._engine
+        if engine.new_nans is not None:
             engine.new_nans.begin([engine.states[place] for place in engine.present] or engine.states[:1])
         self._digest.restart(parsed.step, digests)
         self._clock.restart()
+        if found is not None:
+            self._directories.add(found.directory)
+            self._notes += found.notes
 
     # --- beside training ----------------------------------------------------------------------------------------------
 

@@ -77,7 +77,11 @@ def _step(event: StepEvent) -> dict[str, Any]:
         "previous_batch_sizes": list(event.previous_batch_sizes),
         "members": list(report.members),
         "joined": list(report.joined),
-        "workers": list(event.workers),
+        "asked": {
+            "global_batch": event.asked.global_batch,
+            "active": list(event.asked.active),
+            "workers": list(event.asked.workers),
+        },
         "seconds": report.seconds,
         "message_bytes": report.message_bytes,
         "call": event.limits.call,

@@ -20,6 +20,8 @@ from typing import Any
 
 import jax
 
+from adaptive.base.phases import phase
+
 from .background import BackgroundCompiler
 from .cache import compile_order
 from .calls import Call
@@ -404,6 +406,7 @@ class Kernels:
         """Whether all that was asked for is compiled."""
         return self._compiler.idle
 
+    @phase("waiting for kernels", compiles=True)
     def finish(self) -> None:
         """Wait until all that was asked for is compiled."""
         while not self.warm:

@@ -38,7 +38,7 @@ class DeviceWorld(Starting, Seats, Scope):
       min_workers: fewer cannot be asked for.
 
     Raises:
-      MembersError: `workers` is no number from 1 to that of the devices.
+      MembersError: `workers` is no number from `min_workers` to that of the devices.
     """
 
     rank = 0

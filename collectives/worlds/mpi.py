@@ -32,19 +32,23 @@ from adaptive.extend import (
     chosen_threads,
     current_line,
     launcher,
+    phase,
 )
 
+from . import ending
 from .devices import DeviceWorld, check_devices
 from .frame import Frame
 from .inbox import Inbox, Layout, check_dtypes, from_keys, keys, round_to
 from .launch import check_agreement, no_mpi
 from .meeting import Presence, why_not
 from .operations import BARRIER, CLOSE, FAILURE, Farewell, Gather, Message, Operation
+from .patience import SECONDS, checked, introduce, watch
 from .processes import Together, all_processes
-from .repair import all_agree, prepare, repaired, survives
+from .repair import all_agree, enabled, prepare, repaired, survives
 from .scope import Scope, describe
 from .staff import Staff
 from .threads import OversubscriptionWarning, oversubscription
+from .watch import Watch
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -73,6 +77,8 @@ class MPIWorld(Starting, Staff, Scope):
       min_workers: with fewer workers left, all stop; and no program can ask for fewer.
       lost: "continue" without the processes that are lost, or "stop". By default it goes on where the job was started
         so that it can: by Open MPI's `mpirun --with-ft ulfm`.
+      patience: seconds for which a rank may keep the others waiting before it is taken for stuck, 0 for ever; the same
+        on all ranks (`patience.py`).
 
     All that processes do together begins with a frame (`frame.py`), so that ranks which are in different collectives
     are told. Threads may share a world, one of them is in a collective at a time; programs that run in threads of their
@@ -85,6 +91,8 @@ class MPIWorld(Starting, Staff, Scope):
     Raises:
       LaunchError: MPI cannot be loaded, or is not that of the launcher; or losses are to be survived, and cannot be.
       MembersError: there cannot be so many workers, or so few.
+      CollectiveError: `patience` is no number of seconds.
+      DisagreementError: it is not the same on all ranks. On every rank.
     """
 
     def __init__(
@@ -95,8 +103,10 @@ class MPIWorld(Starting, Staff, Scope):
         workers: int | None = None,
         min_workers: int = 1,
         lost: str | None = None,
+        patience: float = SECONDS,
     ):
         Scope.__init__(self)
+        patience = checked(patience)
         self._mpi = mpi = _load()
         if comm is None:
             check_agreement(mpi.COMM_WORLD.size, mpi.Get_library_version())
@@ -108,6 +118,7 @@ class MPIWorld(Starting, Staff, Scope):
         self.devices: Sequence[jax.Device] = (_default_device(host.rank),) if devices is None else tuple(devices)
         check_devices(self.devices)
         self._frame = Frame()
+        self._watch: Watch | None = None
         everyone = Together(whole, all_processes(whole, host, len(self.devices)))
         self.workers = everyone.everyone[whole.rank].seats
         self.size: int = everyone.everyone[-1].seats.stop
@@ -128,6 +139,12 @@ class MPIWorld(Starting, Staff, Scope):
         self._torn = False  # one that this process has left, and others have not
         self._completed, self._last = 0, Operation("", "", 0)  # how many operations, and the last of them
         self._left: tuple[Together, tuple[str, float]] | None = None  # who is together from the next operation on
+        self._operation = self._last  # the one that it is in, or behind: for the watch
+        peer, datagrams = introduce(self.rank, self._together.everyone[self.rank].host, patience)
+        peers = self.comm.allgather(peer)
+        self._peers = dict(zip(self._together.everyone, peers, strict=True))
+        self._watch = watch(self, peers, self.rank, datagrams, partial(_abort, mpi))
+        ending.world_made()
 
     def start(
         self,
@@ -227,13 +244,28 @@ class MPIWorld(Starting, Staff, Scope):
         try:
             self._dismiss_reserve()
             with self._collective():
-                self._do(Farewell("the end of its world's block", "", CLOSE))
+                self._do(Farewell("the end of its world's block", self._parting, CLOSE))
                 with suppress(self._mpi.Exception):  # somebody was lost behind the end: what matters is done
                     self.comm.Free()
+            ending.world_ended()
         finally:
             self._inboxes.clear()
             self._latest = None, iter(())
             super().close()
+            self._end_watch()
+
+    def _abandon(self, why: str) -> None:
+        super()._abandon(why)
+        self._end_watch(why)
+
+    def _watch_over(self, those: Together) -> None:
+        """Watch whether these come, from now on."""
+        if self._watch is not None:
+            self._watch.keep([self._peers[process] for process in those.everyone])
+
+    def _end_watch(self, why: str = "") -> None:
+        if self._watch is not None:
+            self._watch.close(why)
 
     def __repr__(self) -> str:
         there = len(self.members)
@@ -244,6 +276,7 @@ class MPIWorld(Starting, Staff, Scope):
 
     # --- one operation after another ----------------------------------------------------------------------------------
 
+    @phase("in a collective", exchanges=True)
     def _do(self, operation: Operation) -> None:
         """Have an operation completed, on all processes that survive it: see `operations.py`.
 
@@ -269,6 +302,8 @@ class MPIWorld(Starting, Staff, Scope):
             self._inside = False
             # Nobody would come to what is left.
             self._closed = any(presence.leaves for presence in operation.presences)
+            if self._closed:
+                self._end_watch()
             raise _HeardError if operation.failure else why_not(operation.presences, operation.rank)
 
     def _carry_out(self, operation: Operation) -> Exception | None:
@@ -294,6 +329,7 @@ class MPIWorld(Starting, Staff, Scope):
         """The frame, in which all see whether they are about the same; and if so, what it frames."""
         operation.presences = None
         self._frame.announce(crc32(operation.about.encode(), operation.kind))
+        self._operation = operation
         self._inside = True
         self.comm.Allreduce(self._mpi.IN_PLACE, self._frame.numbers)
         if self._frame.is_of_one_mind():
@@ -345,6 +381,7 @@ class MPIWorld(Starting, Staff, Scope):
     def _take(self, together: Together) -> None:
         """Be one of these."""
         self._together, self.comm = together, together.comm
+        self._watch_over(together)
         self.rank, self.processes = self.comm.rank, self.comm.size
         self._frame.of(self.processes)
         self._piece_bytes = PIECE_BYTES if together.one_host else PIECE_BYTES_ACROSS_HOSTS
@@ -470,6 +507,12 @@ def _load() -> ModuleType | Any:
     except (ImportError, RuntimeError) as error:
         raise no_mpi(error) from error
     return MPI
+
+
+def _abort(mpi: Any, status: int) -> None:
+    """End the other processes, as far as MPI is to; this one ends by itself."""
+    if not enabled():  # where Open MPI survives losses this ends no others, and mpirun now and then hangs behind it
+        mpi.COMM_WORLD.Abort(status)
 
 
 def _default_device(rank_on_host: int) -> jax.Device:

@@ -23,8 +23,8 @@ from .meeting import Presence
 
 _AT_A_TIME = 1 << 30  # bytes of one broadcast: MPI counts with 32 bits
 
-SHARE, BARRIER, CLOSE, FAILURE, REGROUP, HAND_OVER, GO = (
-    crc32(kind) for kind in (b"share", b"barrier", b"close", b"failure", b"regroup", b"hand over", b"go")
+SHARE, BARRIER, CLOSE, FAILURE, REGROUP, HAND_OVER, MEETING = (
+    crc32(kind) for kind in (b"share", b"barrier", b"close", b"failure", b"regroup", b"hand over", b"meeting")
 )
 
 

@@ -9,8 +9,10 @@ from typing import Self
 
 import jax
 
-from adaptive import CollectiveError, MembersError
+from adaptive import CollectiveError, DisagreementError, MembersError, NonFiniteError, WorkerError
 from adaptive.extend import Resident, World, at, current_line, enter, leave, tell
+
+from . import ending
 
 
 class Scope(Resident):
@@ -20,6 +22,7 @@ class Scope(Resident):
         self._tokens: list[Token[World | None]] = []
         self._closed = False
         self._leaving = False
+        self._parting = ""  # by what it is left, if not at its end
 
     size: int
 
@@ -82,12 +85,19 @@ class Scope(Resident):
         if self._tokens or self._closed:
             return
         self._leaving = True
-        if kind is None:
+        if kind is None or (isinstance(error, SystemExit) and not error.code):
+            self._parting = "" if kind is None else "sys.exit()"
             self.close()
             return
         # Not as above: closing is collective, and others may be in an exchange.
-        if isinstance(error, Exception):
+        if isinstance(error, WorkerError | DisagreementError | NonFiniteError):
+            ending.all_have_heard()
+        if isinstance(error, Exception | SystemExit):
             tell(self, f"in its {type(self).__name__}'s block", error)  # type: ignore[arg-type]
+        self._abandon(f"it has left the block of its world by {type(error).__name__}: {error}")
+
+    def _abandon(self, why: str) -> None:
+        """Be closed on this process alone."""
         self._closed = True
 
     def close(self) -> None:

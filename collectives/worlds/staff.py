@@ -11,7 +11,7 @@ from adaptive import Dismissed, MembersError, WorkerError
 from adaptive.extend import Baggage, Loss, Seats
 
 from .meeting_of_all import CLOSE, JOIN, NOBODY, TOGETHER, Plan, Role, meeting
-from .operations import GO, Farewell, HandOver, Operation, Regroup
+from .operations import MEETING, Farewell, HandOver, Operation, Regroup
 from .processes import Process, Together
 from .reserve import ASK, FAILED, MEET, MEMBERS, READY, Waiting, Words
 
@@ -40,6 +40,8 @@ class Staff:
     _survives: bool
     _together: Together
     _completed: int
+    _operation: Operation
+    _inside: bool
     workers: range
     rank: int
     size: int
@@ -60,6 +62,9 @@ class Staff:
         raise NotImplementedError
 
     def _collective(self) -> Any:
+        raise NotImplementedError
+
+    def _watch_over(self, those: Together) -> None:
         raise NotImplementedError
 
     def _take(self, together: Together) -> None:
@@ -247,10 +252,12 @@ class Staff:
         if not was_idle:
             # Nobody waits at the meeting for one who is still to complete what the workers did before it.
             with self._collective():
-                self._do(Farewell(f"a meeting of all processes, to {purpose}", "", GO))
+                self._do(Farewell(f"a meeting of all processes, to {purpose}", "", MEETING))
             role = role._replace(rank=self.rank)
             self._words.send(self._ranks_in_reserve(), MEET)
         with self._collective():
+            self._watch_over(self._job)
+            self._operation, self._inside = Operation("a meeting of all processes", "", MEETING), True
             plan = partial(self._planned, purpose, workers)
             outcome = meeting(self._mpi, self._job, role, plan, survives=self._survives)
         self._job = outcome.job

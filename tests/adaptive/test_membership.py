@@ -16,8 +16,8 @@ class World(Seats):
     """Seats whose newcomers are ready when the test says so; of one process, or of one per seat."""
 
     def __init__(self, size=4, workers=2, *, processes=1, least=1, respawn=False, there=True):
-        super().__init__(size, workers)
-        self.size, self.processes, self.least, self.respawn = size, processes, least, respawn
+        super().__init__(size, workers, least)
+        self.size, self.processes, self.respawn = size, processes, respawn
         self.called, self.come, self.changes, self.gathered = [], there, [], 0
 
     @property
@@ -151,12 +151,23 @@ def test_from_outside_an_impossible_number_raises(wrong, says):
 
 
 def test_where_sizes_never_change_workers_do_not_either():
-    membership = Membership(World())
-    membership.resizable = False
+    membership = Membership(World(), resizable=False)
     assert membership.request(2) == []
     with pytest.raises(ad.BatchSizeError, match="resizable=False"):
         membership.request(3, ["grow"])
     assert membership.target == 2
+
+
+def test_who_is_needed_does_not_leave():
+    world = World(size=4, workers=4)
+    membership = Membership(world, needed=(2,))
+    assert membership.numbers == (4, 3, 4)
+    assert membership.request(1) == ["program.rescale: workers 1 clipped to 3, the least that have to stay."]
+    membership.change()
+    world.leave(0)
+    assert (world.members, membership.numbers.least) == ((1, 2), 2)
+    with pytest.raises(ad.MembersError, match="there can be 2 to 4"):
+        membership.exactly(1)
 
 
 def test_who_is_lost_is_not_missed_unless_it_is_to_be_replaced():

@@ -16,6 +16,8 @@ from adaptive.control.status import Status, status_length
 class Process:
     """One of several processes, and its sizes."""
 
+    unattended = ()
+
     def __init__(
         self,
         workers: range,
@@ -109,3 +111,13 @@ def test_a_process_that_decided_otherwise_is_found_by_all_and_takes_nothing_up(c
 def test_a_status_is_as_long_as_it_says():
     (one,) = processes([3], [{}])
     assert one.status.encode().shape == (one.status.length,) == (status_length(3),)
+
+
+def test_of_seats_that_no_process_carries_nobody_expects_a_digest():
+    first, second, gone = processes([1, 1, 1], [{}, {}, {}])
+    for process in (first, second):
+        process.unattended, process.processes = tuple(gone.workers), 2
+    exchange([first, second])
+    second.digest.enter(1, ["a hook"], Decision(global_batch=8))
+    with pytest.raises(ad.DisagreementError, match="decided differently"):
+        exchange([first, second])

@@ -69,6 +69,8 @@ def test_some_workers_can_be_in_reserve():
         assert (world.size, world.members, world.least, world.most) == (4, (0, 1), 1, 4)
         assert repr(world) == "DeviceWorld(2 workers on cpu:0, cpu:1, cpu:2, cpu:3, 2 seats empty)"
         assert np.isnan(np.asarray(comm.all_gather(1.5))).tolist() == [False, False, True, True]
+    with comm.world(workers=3, min_workers=2) as world:
+        assert (world.least, world.nearest(1)) == (2, 2)
     with comm.world(devices=jax.local_devices()[:1], workers=1) as world:
         assert isinstance(world, comm.SoloWorld)
 
@@ -78,6 +80,8 @@ def test_some_workers_can_be_in_reserve():
 def test_a_number_of_workers_that_cannot_be_is_refused(devices, workers):
     with pytest.raises(ad.MembersError, match="workers="):
         comm.world(devices=jax.local_devices()[:devices], workers=workers)
+    with pytest.raises(ad.MembersError, match="workers="):
+        comm.world(devices=jax.local_devices()[:devices], min_workers=workers)
 
 
 def test_in_a_fixed_world_nobody_comes_and_nobody_leaves():

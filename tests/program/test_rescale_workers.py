@@ -214,6 +214,17 @@ def test_in_a_fixed_world_nobody_comes_and_a_hook_is_told_so(asked):
             program.rescale(workers=2)
 
 
+def test_who_broadcasts_stays(kind):
+    def driver(state, batch):
+        return state + comm.all_reduce(batch["x"].mean()), {"first": comm.broadcast(batch["x"].mean(), root=1)}
+
+    with build(driver, jnp.zeros(()), data_of(), 12, world=world_of(kind, 3)) as program:
+        with pytest.raises(ad.MembersError, match="there can be 2 to 4"):
+            program.rescale(workers=1)
+        program.rescale(workers=2)
+        assert program.step().members == (0, 1)
+
+
 def test_a_driver_without_messages_has_workers_too(kind):
     def driver(state, batch):
         return state, {}
@@ -284,7 +295,7 @@ def test_a_record_holds_what_was_asked_for(tmp_path):
         list(program.run(steps=3, record=path))
     lines = [json.loads(line) for line in path.read_text().splitlines()][1:]
     assert [line["decision"]["workers"] for line in lines] == [3, 2, 1]
-    assert [line["workers"] for line in lines] == [[2, 1, 4], [3, 1, 4], [2, 1, 4]]
+    assert [line["asked"]["workers"] for line in lines] == [[2, 1, 4], [3, 1, 4], [2, 1, 4]]
     assert [line["members"] for line in lines] == [[0, 1], [0, 1, 2], [0, 1]]
 
 

@@ -1,0 +1,7 @@
+"""`python -m collectives.mpirun`."""
+
+import sys
+
+from ._launcher import main
+
+sys.exit(main())

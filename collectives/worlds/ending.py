@@ -1,0 +1,192 @@
+"""How a process of a job ends: it tells the launcher, and does not wait in MPI for processes that are gone.
+
+`python -m collectives.mpirun` names itself in an environment variable. A process connects to it, by TCP, and says
+
+    hello    who it is
+    world    it has made a world, or has come to the end of one: whoever dies inside one can be done without
+    ends     with which exit code; said when it is known, at the latest when Python ends
+    left     the same, of one that leaves for good while the others go on (`leave_job`)
+
+One that says nothing has died. The launcher may answer by the number of a signal, which the process sends to itself: so
+a signal reaches processes on all hosts, and none but them.
+
+MPI_Finalize can wait for ever where processes were lost or have left. In a job that survives losses a process whose exit
+code is known does without it, which mpirun does not mind: Python's exit handlers are run, files are flushed, and it is
+gone. Else (plain `python train.py`) MPI_Finalize runs in a thread that is waited for until a deadline; mpi4py sees that
+MPI is finalized, or being so, and leaves it at that.
+
+The launcher's `rank.py` loads this file before anything else, so it knows nothing but the standard library.
+"""
+
+from __future__ import annotations
+
+import atexit
+import ctypes
+import gc
+import io
+import json
+import os
+import socket
+import sys
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from typing import Any, NoReturn
+
+LAUNCHER = "ADAPTIVE_LAUNCHER"  # TOKEN HOST ADDRESS:PORT ADDRESS:PORT …
+SURVIVES = "OMPI_MCA_mpi_ft_enable"  # set by mpirun --with-ft ulfm
+FINALIZE_SECONDS = 2.0  # waited for MPI_Finalize at the end of a job that survives losses
+HURRY_SECONDS = 0.2  # where others go on, or this process has failed: it only has to have begun
+CONNECT_SECONDS = 3.0
+_RANKS = ("OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK")
+_SIZES = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE")
+
+
+class _Ending:
+    """What is known of the end of this process."""
+
+    def __init__(self) -> None:
+        self.code: int | None = None  # not known
+        self.leaves = False  # while others go on
+        self.heard = False  # it ends by an error that all processes have
+        self.worlds = 0  # that are open
+        self.line: socket.socket | None = None
+        self.said = threading.Lock()
+        self.prepared = False
+
+
+_me = _Ending()
+
+
+def prepare() -> None:
+    """Connect to the launcher, if there is one of ours, and see to the end of MPI. Again, it does nothing."""
+    if _me.prepared:
+        return
+    _me.prepared = True
+    atexit.register(_end)
+    _connect(os.environ)
+
+
+def world_made() -> None:
+    """Others can do without this process from now on, if it dies."""
+    prepare()
+    _me.worlds += 1
+    _say(world=_me.worlds)
+
+
+def world_ended() -> None:
+    """The world has come to its end, on all processes."""
+    _me.worlds -= 1
+    _say(world=_me.worlds)
+
+
+def all_have_heard() -> None:
+    """This process is about to end by an error that all processes have. None has to abort the others."""
+    _me.heard = True
+
+
+def ends(code: int) -> None:
+    """Tell the launcher the exit code, once it is known. The process ends with it.
+
+    A code that is not 0 is told at once, since others may wait for this process; 0 is, when Python has ended.
+    """
+    if not _me.leaves:
+        _me.code = code
+        if code:
+            _say(ends=code)
+
+
+def leave_job(code: int = 0) -> NoReturn:
+    """End this process for good, while the others go on. For jobs that survive losses.
+
+    The others have taken leave of it before, or take it for one that has died: MPI is not finalized, since they would
+    not notice. It raises SystemExit, so `with` blocks and `finally` clauses are gone through.
+
+    Args:
+      code: of this process. The job's own code does not depend on it under `python -m collectives.mpirun`. Plain mpirun
+        ends with it, if it is not 0, and the others do not notice then: so they must have taken leave.
+    """
+    _me.leaves, _me.code = True, code
+    prepare()
+    _say(left=code)
+    raise SystemExit(code)
+
+
+def _connect(environ: Mapping[str, str]) -> None:
+    token, host, *addresses = environ.get(LAUNCHER, "").split() or ["", ""]
+    rank, size = _number(environ, _RANKS), _number(environ, _SIZES)
+    if not token or rank is None:
+        return
+    here = socket.gethostname() == host
+    for address in sorted(addresses, key=lambda a: a.startswith("127.") != here):  # its own first, or last
+        name, _, port = address.rpartition(":")
+        with suppress(OSError):
+            _me.line = socket.create_connection((name, int(port)), timeout=CONNECT_SECONDS)
+            break
+    else:
+        print(f"rank {rank} cannot reach its launcher on {host}, by {', '.join(addresses)}", file=sys.stderr)
+        return
+    _me.line.settimeout(None)
+    _me.line.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    job, host = environ.get("PMIX_NAMESPACE", ""), socket.gethostname()
+    _say(token=token, rank=rank, size=size or rank + 1, job=job, pid=os.getpid(), host=host)
+    threading.Thread(target=_listen, args=(_me.line, os.getpid()), name="adaptive-launcher", daemon=True).start()
+
+
+def _number(environ: Mapping[str, str], names: Sequence[str]) -> int | None:
+    return next((int(environ[name]) for name in names if environ.get(name, "").isdigit()), None)
+
+
+def _say(**what: Any) -> None:
+    with suppress(OSError), _me.said:  # the launcher may be gone, and then nobody asks
+        if _me.line is not None:
+            _me.line.sendall(json.dumps(what).encode() + b"\n")
+
+
+def _listen(line: socket.socket, pid: int) -> None:
+    """Send this process the signals that the launcher was sent."""
+    with suppress(OSError), line.makefile("r") as numbers:
+        for number in numbers:
+            os.kill(pid, int(number))
+
+
+def _end() -> None:
+    """Called when Python ends; started by our launcher, behind all other exit handlers."""
+    survives = os.environ.get(SURVIVES, "").lower() in ("1", "true", "yes")
+    by_error = getattr(sys, "last_value", None) is not None  # the interpreter sets it when it prints an error
+    if not _me.code and not _me.leaves and not by_error:
+        _say(ends=0)
+    mpi = sys.modules.get("mpi4py.MPI")
+    if mpi is None or not mpi.Is_initialized() or mpi.Is_finalized():
+        return
+    if survives and _me.code is not None:
+        _flush()
+        os._exit(_me.code & 0xFF)
+    if _me.code or (survives and _me.heard):
+        _finalize(mpi, HURRY_SECONDS)  # nobody may come, and nobody is to be aborted
+    elif survives and not by_error:
+        _finalize(mpi, FINALIZE_SECONDS)
+    # else mpi4py does as it always does: it finalizes MPI, or aborts
+
+
+def _flush() -> None:
+    """Write what is buffered, in files that nobody has closed too."""
+    for thing in gc.get_objects():
+        if isinstance(thing, io.IOBase):
+            with suppress(Exception):
+                thing.flush()
+
+
+def _finalize(mpi: Any, seconds: float) -> None:
+    """Finalize MPI, and wait for that no longer than so; the process ends all the same."""
+    thread = threading.Thread(target=mpi.Finalize, name="adaptive-finalize", daemon=True)
+    thread.start()
+    thread.join(seconds)
+    while thread.is_alive() and not mpi.Is_finalized():  # from its first moments on it is
+        time.sleep(0.002)
+    if thread.is_alive() and sys.platform == "linux":  # not under the feet of C's own handlers
+        c = ctypes.CDLL(None)
+        if hasattr(c, "on_exit"):
+            c.on_exit(c._exit, None)
+            c.__cxa_atexit(c.fflush, None, None)

@@ -1,0 +1,61 @@
+"""Jobs that end in many ways: `python -m collectives.mpirun -n 3 endings.py CASE:RANK …`; see test_endings.py.
+
+Each rank that is named does what its case says, half way through. The others go on if they can.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import threading
+import time
+
+import collectives as comm
+from collectives.worlds import ending
+
+CASES = {int(rank): case for case, _, rank in (argument.partition(":") for argument in sys.argv[1:]) if rank}
+told: list[int] = []
+
+
+def die() -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def half_way(case: str, world: comm.MPIWorld) -> None:
+    match case:
+        case "killed":
+            die()
+        case "raises":
+            raise OSError("no space left for a checkpoint")
+        case "sys.exit 3":
+            sys.exit(3)
+        case "hangs":
+            threading.Event().wait()
+        case "leaves":
+            ending.leave_job()
+        case "waits for a signal":
+            signal.signal(signal.SIGUSR1, lambda number, frame: told.append(number))
+            signal.signal(signal.SIGTERM, lambda number, frame: told.append(number))
+            print("waiting", flush=True)
+            while not told:
+                time.sleep(0.01)
+            print(f"told {signal.Signals(told[0]).name}", flush=True)
+
+
+with comm.world() as world:
+    case = CASES.get(world.rank, "")
+    for step in range(20):
+        if step == 10:
+            half_way(case, world)
+        world.barrier()
+    print(f"the world of rank {world.rank} of {world.processes} ended well", flush=True)
+match case:
+    case "killed behind its world":
+        die()
+    case "exit 4 in the end":
+        sys.exit(4)
+    case "143":
+        sys.exit(143 if told else 1)
+if "Finalize hangs" in sys.argv:
+    ending.FINALIZE_SECONDS = 1000.0
