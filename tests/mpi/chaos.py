@@ -1,4 +1,4 @@
-"""Jobs to which all kinds of things happen: `mpirun --with-ft ulfm -n 4 python -m mpi4py chaos.py SEED FOLDER`.
+"""Jobs to which all kinds of things happen: `python -m collectives.mpirun -n 4 chaos.py SEED FOLDER`.
 
 What happens follows from the seed (`schedule`): processes are killed, stopped for a while and slowed down, in whatever
 they do; workers are asked to come and to go; batches and shares change. A job that is to end badly does so by its last
@@ -18,7 +18,7 @@ import sys
 import time
 from typing import Any, NamedTuple
 
-STEPS = 240
+STEPS = 400
 EXAMPLES = 160
 BATCHES = (16, 24, 32, 48, 64)
 
@@ -73,7 +73,7 @@ def schedule(seed: int) -> Schedule:
         return events[-1]
 
     changes = [
-        add("workers", -1, ("a hook", "between"), r.randint(keeps + 1, n)).step for _ in range(r.randint(3, 6))
+        add("workers", -1, ("a hook", "between"), r.randint(keeps + 1, n)).step for _ in range(r.randint(5, 9))
     ]
     kills = r.sample(mortal, r.choice((0, 1, 1, len(mortal)))) if ends != "raise" else []
     at_once = r.randint(2, STEPS - 5) if len(kills) > 1 and r.random() < 0.3 else None
@@ -81,16 +81,16 @@ def schedule(seed: int) -> Schedule:
         event = add("kill", seat, r.choice((EACH_STEP, EACH_STEP, AT_CHANGES, AT_CHANGES, BESIDE)))
         step = at_once or (r.choice(changes) if event.phase in AT_CHANGES else event.step)
         events[-1] = event._replace(step=step)
-    for _ in range(r.randint(1, 3)):
+    for _ in range(r.randint(2, 5)):
         add("stop", r.randrange(n), r.choice((EACH_STEP, AT_CHANGES, ("any time",))), r.uniform(0.005, 0.2))
-    for _ in range(r.randint(1, 3)):
+    for _ in range(r.randint(2, 5)):
         add("slow", r.randrange(n), r.choice((EACH_STEP, AT_CHANGES)), r.uniform(0.005, 0.1))
-    for _ in range(r.randint(1, 3)):
+    for _ in range(r.randint(2, 4)):
         add("batch", -1, ("a hook", "between"), r.choice(BATCHES))
     if r.random() < 0.5:
         add("shares", -1, ("a hook", "between"), [r.randint(1, 4) for _ in range(n)])
     if ends == "raise":
-        last = add("raise", keeps, ("between", "a hook", "a frame", "an exchange"))
+        last = add("raise", keeps, ("between", "a hook"))
         events[-1] = last._replace(step=STEPS - 5)
     if ends == "too few":
         last = add("kill", keeps, EACH_STEP)
@@ -222,6 +222,7 @@ class Chaos:
 
 def main(seed: int, folder: str) -> None:
     plan, log, hand = schedule(seed), Log(folder), Hand()
+    log.write("begun")
     import faulthandler
 
     faulthandler.dump_traceback_later(float(os.environ.get("CHAOS_STACKS", "40")))

@@ -9,7 +9,6 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -36,7 +35,6 @@ class Verdict:
     code: int | None = None  # `None`: it had to be killed
     seconds: float = 0.0
     wrong: list[str] = field(default_factory=list)
-    slow_end: bool = False  # all processes had ended well, but the launcher had not
     difference: float = 0.0
     log: list[dict[str, Any]] = field(default_factory=list)
     output: str = ""
@@ -61,7 +59,7 @@ class Verdict:
         return max(found.values(), key=len, default=[])
 
     def __str__(self) -> str:
-        wrong = "; ".join(self.wrong) or ("slow end" if self.slow_end else "well")
+        wrong = "; ".join(self.wrong) or "well"
         plan = self.plan
         kinds = ",".join(f"{e['kind']}@{e['at']}:{e['seat']}/{e['step']}" for e in self.events if e["kind"] != "batch")
         return (
@@ -70,12 +68,12 @@ class Verdict:
         )
 
 
-def run(seed: int, *, limit: float = LIMIT, options: Sequence[str] = ("--with-ft", "ulfm")) -> Verdict:
+def run(seed: int, *, limit: float = LIMIT) -> Verdict:
     """Run the job of a seed; nothing of it survives this call."""
     plan = schedule(seed)
     verdict = Verdict(plan)
     with tempfile.TemporaryDirectory() as folder:
-        command = [mpirun._mpirun(), *options, "-n", str(plan.processes), sys.executable, "-m", "mpi4py"]
+        command = [sys.executable, "-m", "collectives.mpirun", "-n", str(plan.processes)]
         env = mpirun._environment({"CHAOS_STACKS": str(limit - 10)}, limit)
         began = time.monotonic()
         with open(Path(folder) / "output", "w+") as output:
@@ -101,21 +99,21 @@ def _wait(process: subprocess.Popen[bytes], log: Path, verdict: Verdict, until: 
         with suppress(subprocess.TimeoutExpired):
             verdict.code = process.wait(0.1)
             return
-        ended = {line["pid"] for line in _lines(log) if line["what"] == "ended"}
-        alive = _ranks(process.pid)
+        lines = _lines(log)
+        ended = {line["pid"] for line in lines if line["what"] == "ended"}
+        alive = {line["pid"] for line in lines if line["what"] == "begun" and _is_there(line["pid"])}
         if ended and alive <= ended:
             ended_at = ended_at or time.monotonic()
             if time.monotonic() - ended_at > ENDING:
-                verdict.slow_end = True
+                verdict.wrong.append("slow end")
                 return
     verdict.wrong.append("hang")
 
 
-def _ranks(pid: int) -> set[int]:
-    """The processes of a job that are ranks: those which the launcher has started."""
+def _is_there(pid: int) -> bool:
     with suppress(psutil.NoSuchProcess):
-        return {p.pid for p in psutil.Process(pid).children() if p.status() != psutil.STATUS_ZOMBIE}
-    return set()
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    return False
 
 
 def _kill(process: subprocess.Popen[bytes]) -> list[str]:
@@ -147,9 +145,8 @@ def _lines(log: Path) -> list[dict[str, Any]]:
 def _judge(verdict: Verdict) -> None:
     plan, wrong = verdict.plan, verdict.wrong
     if verdict.code is None:
-        if not verdict.slow_end:
-            return
-    elif (verdict.code == 0) != (plan.ends == "well"):
+        return
+    if (verdict.code == 0) != (plan.ends == "well"):
         wrong.append(f"exit code {verdict.code}")
     ended = [line for line in verdict.log if line["what"] == "ended"]
     if plan.ends != "well":
