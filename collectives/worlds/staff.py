@@ -7,6 +7,8 @@ from copy import deepcopy
 from functools import partial
 from typing import Any
 
+import numpy as np
+
 from adaptive import Dismissed, MembersError, WorkerError
 from adaptive.extend import Baggage, Loss, Seats
 
@@ -318,9 +320,11 @@ class Staff:
                 self._closed = True
                 raise Dismissed
 
-    def hand_over(self, make: Callable[[], Baggage], about: str = "") -> Baggage | None:
-        """What newcomers have to know, from a process that does: for them, and `None` for the others."""
-        operation = HandOver(about, make, knows=self._knows)
+    def hand_over(
+        self, make: Callable[[], Baggage], room: Callable[[], list[np.ndarray]], about: str = ""
+    ) -> Baggage | None:
+        """What newcomers have to know, from processes that do: for them, and `None` for the others."""
+        operation = HandOver(about, make, room, knows=self._knows)
         with self._collective():
             self._do(operation)
         self.newcomers, self._knows = False, True
