@@ -188,7 +188,7 @@ class Program:
             "max_skipped": max_skipped,
             "resizable": bool(resizable),
         }
-        check_alike(self.world, self._name, self._initial, self._data, self._plan, settings)
+        self._built = check_alike(self.world, self._name, self._initial, self._data, self._plan, settings)
         built_in(self.world)
         if self.world.processes > 1:
             share_compilations()
@@ -412,6 +412,7 @@ class Program:
         since = self._clock.begin(began)
         try:
             self._engine.kernels.check()
+            self.world.built = self._built
             self.world.part()
             outcome = self._by_those_left(since)
             notes = self._skips.take(outcome.trouble, self._step + 1)
