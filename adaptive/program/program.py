@@ -518,7 +518,7 @@ class Program:
         notes, self._notes = [*self._notes, *notes], []
         self._sizes.step_done()
         epoch = consumed / len(self._data)
-        asked, decision = Asked.so_far(self._sizes, self._membership), None
+        asked, decision = Asked.so_far(self._sizes, self._membership) if self._listeners else None, None
         if outcome.committed:
             decision, more = self._decide(outcome, epoch, ran)
             notes += more
@@ -545,7 +545,7 @@ class Program:
             joined=joined,
             lost=lost,
         )
-        if self._listeners:
+        if asked is not None:
             values = hook_values(self._hooks, outcome.hooks)
             event = StepEvent(report, epoch, ran[1], limits, self._seed, values, asked)
             failed = self._listeners.tell(event)
