@@ -11,7 +11,7 @@ from adaptive import Dismissed, MembersError, WorkerError
 from adaptive.extend import Baggage, Loss, Seats
 
 from .meeting_of_all import CLOSE, JOIN, NOBODY, TOGETHER, Plan, Role, meeting
-from .operations import MEETING, HandOver, Operation, Regroup
+from .operations import MEETING, Farewell, HandOver, Operation, Regroup
 from .processes import Process, Together
 from .reserve import ASK, FAILED, MEET, MEMBERS, READY, Waiting, Words
 
@@ -185,7 +185,7 @@ class Staff:
             for process in self._working():
                 if process not in for_good and len(seats) + len(process.seats) <= workers:
                     seats.extend(process.seats)
-            return tuple(seats)
+            return tuple(seats) or self.members  # where nobody else is left, those who were told to go stay
 
         if len(stay()) < len(self.members):
             self._regroup("a change of members", stay, for_good)
@@ -194,7 +194,7 @@ class Staff:
 
     def _regroup(self, about: str, stay: Callable[[], tuple[int, ...]], for_good: Sequence[Process] = ()) -> None:
         """Of those who are together only the workers on these seats go on."""
-        regroup = Regroup(self._mpi, about, lambda: self.workers[0] in stay(), survives=self._survives)
+        regroup = Regroup(self._mpi, about, lambda: self.workers[0] in stay())
         with self._collective():
             self._do(regroup)
         seats, before = stay(), self._together
@@ -250,6 +250,10 @@ class Staff:
         was_idle = self.in_reserve
         role = Role(NOBODY if was_idle else self.rank, was_idle and self._is_ready())
         if not was_idle:
+            # Nobody waits at the meeting for one who is still to complete what the workers did before it.
+            with self._collective():
+                self._do(Farewell(f"a meeting of all processes, to {purpose}", "", MEETING))
+            role = role._replace(rank=self.rank)
             self._words.send(self._ranks_in_reserve(), MEET)
         with self._collective():
             self._watch_over(self._job)
