@@ -103,7 +103,7 @@ class Job:
                 while words := await reader.readline():
                     self._take_down(process, json.loads(words))
             except TimeoutError:
-                self._end_in(0.0, f"{process} does not answer: its host is cut off, which mpirun does not survive")
+                self._lose(process)
         writer.close()
         if process is not None:
             process.connected = False
@@ -125,6 +125,14 @@ class Job:
         elif not any(p.connected and p.ended is None for p in self._processes.values()) and self._all_were_there():
             self._end_in(AFTER_SECONDS, "")
 
+    def _lose(self, process: Process) -> None:
+        """A process that does not answer has ended by itself by now, or will; the others are told to go on."""
+        sys.stderr.write(f"python -m collectives.mpirun: {process} is cut off; the others go on without it.\n")
+        for writer, other in self._processes.items():
+            if other.connected and other is not process and other.job == process.job:
+                with suppress(OSError):
+                    writer.write(f"lost {process.rank}\n".encode())
+
     def _all_were_there(self) -> bool:
         """Whether those who have said something were all; else others may be on their way, or never say anything."""
         ranks = {(process.job, process.rank) for process in self._processes.values()}
@@ -137,7 +145,7 @@ class Job:
         for writer, process in self._processes.items():
             if process.connected:
                 with suppress(OSError):
-                    writer.write(f"{int(number)}\n".encode())
+                    writer.write(f"signal {int(number)}\n".encode())
                     reached = True
         if number in ENDING:
             self._told = self._told or number
