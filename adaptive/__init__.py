@@ -13,7 +13,9 @@ from .base.errors import CheckpointError as CheckpointError
 from .base.errors import CollectiveError as CollectiveError
 from .base.errors import DataError as DataError
 from .base.errors import DisagreementError as DisagreementError
+from .base.errors import Dismissed as Dismissed
 from .base.errors import DriverError as DriverError
+from .base.errors import MembersError as MembersError
 from .base.errors import NonFiniteError as NonFiniteError
 from .base.errors import ReplicationError as ReplicationError
 from .base.errors import WorkerError as WorkerError
@@ -30,6 +32,7 @@ from .operators.values import step as step
 from .operators.values import step_key as step_key
 from .operators.values import worker as worker
 from .operators.values import workers as workers
+from .program.checkpoints import Checkpoints as Checkpoints
 from .program.program import Program as Program
 from .program.report import Report as Report
 

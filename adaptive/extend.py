@@ -8,8 +8,8 @@ word in the changelog.
 * A **collective** is a `Collective`, and a call of `collective`; a **world** is what has the methods of `World`.
 * A **policy** is a pair of functions from an `Observation` to a `Decision`; a `Handler` stands behind a `hook`.
 * A **listener** is called with a `StepEvent` after each step: `program.subscribe(listener)`.
-* A **simulator** runs `Hooks` and `BatchSizes`, which take, merge, clip and apply decisions as a program does; when
-  sizes can be made is its `Readiness`.
+* A **simulator** runs `Hooks`, `BatchSizes` and `Membership`, which take, merge, clip and apply decisions as a program
+  does; when sizes can be made is its `Readiness`, and who can be had is said by its `Seats`.
 """
 
 from adaptive.base.arrays import is_key as is_key
@@ -29,11 +29,17 @@ from adaptive.base.numbers import brief as brief
 from adaptive.base.numbers import real as real
 from adaptive.base.numbers import reals as reals
 from adaptive.base.numbers import whole as whole
+from adaptive.base.phases import Doing as Doing
+from adaptive.base.phases import doing as doing
+from adaptive.base.phases import phase as phase
+from adaptive.base.seats import Resident as Resident
 from adaptive.base.seats import Seats as Seats
+from adaptive.base.seats import number_of_workers as number_of_workers
 from adaptive.base.where import at as at
 from adaptive.base.where import current_line as current_line
 from adaptive.base.world import Arrived as Arrived
 from adaptive.base.world import Arriving as Arriving
+from adaptive.base.world import Baggage as Baggage
 from adaptive.base.world import Blocking as Blocking
 from adaptive.base.world import LookAtPiece as LookAtPiece
 from adaptive.base.world import Loss as Loss
@@ -43,7 +49,9 @@ from adaptive.base.world import Starting as Starting
 from adaptive.base.world import WhenWaitedFor as WhenWaitedFor
 from adaptive.base.world import World as World
 from adaptive.control.batch_sizes import BatchSizes as BatchSizes
+from adaptive.control.decisions import apply_decision as apply_decision
 from adaptive.control.hooks import Hooks as Hooks
+from adaptive.control.membership import Membership as Membership
 from adaptive.control.newcomers import begun_anew as begun_anew
 from adaptive.control.readiness import Readiness as Readiness
 from adaptive.control.split import check_shares as check_shares

@@ -17,11 +17,13 @@ from .policies.efficiency import efficiency_cap as efficiency_cap
 from .policies.federated import federated as federated
 from .policies.goodput import best_goodput as best_goodput
 from .policies.goodput import goodput_batch as goodput_batch
+from .policies.goodput_workers import goodput_workers as goodput_workers
 from .policies.lb_bsp import lb_bsp as lb_bsp
 from .policies.leader_straggler import leader_straggler as leader_straggler
 from .policies.min_max import balance as balance
 from .policies.min_max import min_max as min_max
 from .policies.noise_batch import noise_batch as noise_batch
+from .policies.noise_workers import noise_workers as noise_workers
 from .policies.proportional import proportional as proportional
 from .policies.schedule import schedule as schedule
 from .policies.static import cores as cores

@@ -9,7 +9,7 @@ from typing import Any, NoReturn
 import numpy as np
 from numpy.typing import ArrayLike
 
-from adaptive import AdaptiveError, BatchSizeError
+from adaptive import AdaptiveError, BatchSizeError, MembersError
 from adaptive.extend import Decision, Observation, brief, check_shares, real
 
 
@@ -28,6 +28,7 @@ class Control:
         self._where = where
         self._global_batch: int | None = None
         self._shares: tuple[float, ...] | None = None
+        self._workers: int | None = None
         self._stop = False
         self._closed = False
 
@@ -43,8 +44,25 @@ class Control:
 
     @property
     def workers(self) -> int:
-        """How many workers there may be: the number of seats. Who is there is in `members`."""
+        """How many workers there may be: the number of seats, which is that of `batch_sizes` and of shares. How many
+        there are is `len(control.members)`.
+        """
         return len(self._observation.batch_sizes)
+
+    @property
+    def target_workers(self) -> int:
+        """How many members there are to be, as asked for so far: by earlier hooks, and by this one."""
+        seen = self._observation
+        return (
+            seen.target_workers
+            if self._workers is None
+            else min(max(self._workers, seen.least_workers), seen.most_workers)
+        )
+
+    @property
+    def most_workers(self) -> int:
+        """How many members there can be now: those there are, and those in reserve."""
+        return self._observation.most_workers
 
     @property
     def members(self) -> tuple[int, ...]:
@@ -74,22 +92,35 @@ class Control:
         """
         self._check_open("barrier()")
 
-    def rescale(self, global_batch: ArrayLike | None = None, shares: ArrayLike | Sequence[float] | None = None) -> None:
-        """Ask for another global batch, another split of it over the workers, or both.
+    def rescale(
+        self,
+        global_batch: ArrayLike | None = None,
+        shares: ArrayLike | Sequence[float] | None = None,
+        workers: ArrayLike | None = None,
+    ) -> None:
+        """Ask for another global batch, another split of it over the workers, another number of workers, or several of
+        these.
 
         Args:
           global_batch: examples per step over all workers, rounded to an integer. Less than one example per worker, or
             more than all workers may hold, is clipped by the program, with a note in the report.
           shares: relative weights, one per worker. Integers that sum to the global batch are taken exactly. A worker
             whose share is 0 takes no examples, until a later request gives it some; another takes at least one.
+          workers: how many members there are to be, rounded to an integer: KungFu's `rescale(n_peers)`. More than can
+            be had, or fewer than have to stay, is clipped by the program, with a note. The highest seats leave before
+            the next step; whoever is missing gets ready beside the steps. The global batch stays unless it is asked
+            for, too: what of it the workers cannot hold yet is taken when those who were asked for are there.
 
         Raises:
           BatchSizeError: a request that cannot be meant: NaN, infinite, negative, not one number; shares of another
             number than there are workers, or all zero.
+          MembersError: a number of workers that cannot be meant; 0 is one.
         """
         self._check_open("rescale()")
-        if global_batch is None and shares is None:
-            self._refuse("rescale()", "neither global_batch= nor shares= is given.")
+        if global_batch is None and shares is None and workers is None:
+            self._refuse("rescale()", "none of global_batch=, shares= and workers= is given.")
+        if workers is not None:
+            self._workers = self._check_workers(workers)
         if global_batch is not None:
             self._global_batch = round(self._check_global_batch(global_batch))
         if shares is not None:
@@ -103,7 +134,7 @@ class Control:
     def close(self, notes: Sequence[str] = ()) -> Decision | None:
         """Called when the hook has returned: what it asked for, or None."""
         self._closed = True
-        decision = Decision(self._global_batch, self._shares, self._stop, tuple(notes))
+        decision = Decision(self._global_batch, self._shares, self._stop, tuple(notes), self._workers)
         return decision if decision or decision.notes else None
 
     def _check_global_batch(self, value: ArrayLike) -> float:
@@ -137,6 +168,12 @@ class Control:
             self._refuse(request, "a global batch cannot be negative.")
         return number
 
+    def _check_workers(self, value: ArrayLike) -> int:
+        try:
+            return checked_workers(value)
+        except MembersError as error:
+            raise MembersError(f"hook {self._name!r}{self._where}, step {self.step}: {error}") from None
+
     def _check_shares(self, value: Any) -> tuple[float, ...]:
         try:
             return tuple(check_shares(value, self.workers).tolist())
@@ -152,3 +189,32 @@ class Control:
 
     def _refuse(self, request: str, why: str) -> NoReturn:
         raise BatchSizeError(f"hook {self._name!r}{self._where}, step {self.step}: {request}: {why}")
+
+
+def checked_workers(value: ArrayLike) -> int:
+    """A number of workers as it is asked for: rounded, and one at least.
+
+    Raises:
+      MembersError: it cannot be meant.
+    """
+    number = real(value)
+    if number is None:
+        kind = f"an array of shape {np.shape(value)}" if np.shape(value) else f"{value!r}"
+        raise MembersError(f"rescale(workers=…): the number of workers is one number; got {kind}.")
+    request = f"rescale(workers={number:g})"
+    if np.isnan(number):
+        raise MembersError(
+            f"{request}: not a number. A noise scale is NaN until enough steps have been seen to tell it. Ask once it "
+            "is known:\n"
+            "    if np.isfinite(noise.scale):\n"
+            "        control.rescale(workers=noise.scale / batch_per_worker)"
+        )
+    if np.isinf(number):
+        raise MembersError(
+            f"{request}: infinite. A noise scale is infinite where the gradient cannot be told from its noise. "
+            "Bound it:\n"
+            "    control.rescale(workers=min(noise.scale / batch_per_worker, control.most_workers))"
+        )
+    if number <= 0:
+        raise MembersError(f"{request}: there has to be a worker, one at least. To end the run:  control.stop()")
+    return max(1, round(number))

@@ -105,8 +105,9 @@ class PolicyHandler:
         if decision is None:
             return None
         control = Control(observation, self._name, self._where)
-        if decision.global_batch is not None or decision.shares is not None:
-            control.rescale(decision.global_batch, decision.shares)
+        asked = decision.global_batch, decision.shares, decision.workers
+        if any(part is not None for part in asked):
+            control.rescale(*asked)
         if decision.stop:
             control.stop()
         return control.close(decision.notes)

@@ -59,6 +59,7 @@ def run(
     options: Sequence[str] = (),
     ours: bool = False,
     expect_failure: bool = False,
+    by_mpi4py: bool = True,
 ) -> Result:
     """Run `mpirun -n N python -m mpi4py SCRIPT …` and wait for it; nothing of it survives this call.
 
@@ -70,13 +71,14 @@ def run(
       options: of mpirun.
       ours: start it by `python -m collectives.mpirun` instead.
       expect_failure: the job must end with an exit status other than 0, rather than with 0; a time-out is neither.
+      by_mpi4py: as above; else it is `python SCRIPT …`, so that an error of one rank does not end the others.
 
     Returns:
       The finished job, for looking at what it printed.
     """
     arguments = [str(part) for part in ([script] if isinstance(script, (str, Path)) else script)]
     launcher = [sys.executable, "-m", "collectives.mpirun"] if ours else [_mpirun()]
-    python = [] if ours else [sys.executable, "-m", "mpi4py"]
+    python = [] if ours else [sys.executable, *(["-m", "mpi4py"] * by_mpi4py)]
     command = [*launcher, *options, "-n", str(n), *python, *arguments]
     for _ in range(_ATTEMPTS):
         result = _run(command, _environment(env or {}, timeout), timeout)

@@ -21,6 +21,7 @@ ROOT = Path(__file__).resolve().parents[1]
 DOORS = {"adaptive", "adaptive.extend", "collectives", "monitors", "controllers"}  # what other packages come in by
 FLOORS = (
     "base",
+    "disk",
     "operators",
     "graph",
     "data",
@@ -36,8 +37,9 @@ MAY_IMPORT = {
     "monitors": {"adaptive", "collectives"},
     "controllers": {"adaptive", "collectives"},
 }
-DECLARED = {"jax", "flax", "optax", "numpy", "mpi4py", "psutil"}
+DECLARED = {"jax", "flax", "optax", "numpy", "mpi4py", "psutil", "orbax"}
 THE_MPI_FILE = "collectives/worlds/mpi.py"
+THE_ORBAX_FILE = "adaptive/disk/arrays.py"
 THE_JAX_FILE = "adaptive/base/jaxprs.py"
 OPTIONAL = {"matplotlib": "controllers/simulate/_draw.py"}  # imported where it is used, so that all runs without
 FILES = [path.relative_to(ROOT).as_posix() for package in MAY_IMPORT for path in sorted((ROOT / package).rglob("*.py"))]
@@ -182,7 +184,12 @@ def test_one_file_imports_mpi4py():
     assert [file for file in FILES if any(name.startswith("mpi4py") for name in names[file])] == [THE_MPI_FILE]
 
 
-@pytest.mark.parametrize("missing", ["mpi4py", *OPTIONAL])
+def test_one_file_imports_orbax():
+    names = {file: [name for _, name in imports((ROOT / file).read_text(), "")] for file in FILES}
+    assert [file for file in FILES if any(name.startswith("orbax") for name in names[file])] == [THE_ORBAX_FILE]
+
+
+@pytest.mark.parametrize("missing", ["mpi4py", "orbax", *OPTIONAL])
 def test_all_packages_can_be_imported_without(missing):
     modules = [*MAY_IMPORT, "controllers.simulate"]
     program = f"import sys; sys.modules['{missing}'] = None; import {', '.join(modules)}"

@@ -68,6 +68,9 @@ class Observation(NamedTuple):
     due: bool = True  # whether a decision is taken now; steps in between are shown too, for policies that average
     members: tuple[int, ...] = ()  # the seats with a worker on them; `limits.active` are those that take examples
     joined: tuple[int, ...] = ()  # seats with another worker than in the step shown before: nothing is known of it
+    target_workers: int = 0  # how many members there are to be, as asked for so far: earlier hooks included
+    least_workers: int = 0  # a number of workers that is asked for is clipped to these two
+    most_workers: int = 0
 
 
 @dataclass(frozen=True)
@@ -80,15 +83,18 @@ class Decision:
         share is 0 takes no examples until it is given another share.
       stop: end the run after this step.
       notes: lines for the report: why this was asked for, what was clipped.
+      workers: how many members there are to be.
     """
 
     global_batch: int | None = None
     shares: tuple[float, ...] | None = None
     stop: bool = False
     notes: tuple[str, ...] = ()
+    workers: int | None = None
 
     def __bool__(self) -> bool:
-        return self.global_batch is not None or self.shares is not None or self.stop
+        asked = (self.global_batch, self.shares, self.workers)
+        return self.stop or any(part is not None for part in asked)
 
 
 class Handler(Protocol):

@@ -6,12 +6,13 @@
     │   └── CollectiveError     an operator stands where it cannot, or is given what it cannot take
     ├── DataError               the data set or a batch cannot be used
     ├── BatchSizeError          a global batch or a split of it that cannot be
-    ├── CheckpointError         a checkpoint that is damaged, or of another program
+    ├── MembersError            a number of workers that cannot be
+    ├── CheckpointError         a checkpoint that is damaged, or of another program, or cannot be kept
     ├── DisagreementError       workers differ in what must be equal: driver, data, state, a decision
     ├── NonFiniteError          what all_reduce brings, or an update makes of it, is not finite
     └── WorkerError             another worker failed, and this one stopped with it
 
-`DriverError`, `DataError`, `BatchSizeError` and `CheckpointError` are also `ValueError`s.
+`DriverError`, `DataError`, `BatchSizeError`, `MembersError` and `CheckpointError` are also `ValueError`s.
 """
 
 from __future__ import annotations
@@ -41,8 +42,12 @@ class BatchSizeError(AdaptiveError, ValueError):
     """A global batch, or a split of it over the workers, that cannot be."""
 
 
+class MembersError(AdaptiveError, ValueError):
+    """A number of workers that cannot be."""
+
+
 class CheckpointError(AdaptiveError, ValueError):
-    """A checkpoint that cannot be restored: damaged, or of another program."""
+    """A checkpoint that cannot be restored, since it is damaged or of another program, or that cannot be kept."""
 
 
 class DisagreementError(AdaptiveError):
@@ -51,6 +56,13 @@ class DisagreementError(AdaptiveError):
 
 class NonFiniteError(AdaptiveError):
     """What `all_reduce` brings, or what an update makes of it, is not finite."""
+
+
+class Dismissed(SystemExit):
+    """This process was in reserve, and is needed no more: the workers have left the world's block. It ends, with 0."""
+
+    def __init__(self) -> None:
+        super().__init__(0)
 
 
 class WorkerError(AdaptiveError):

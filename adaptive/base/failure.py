@@ -15,6 +15,7 @@ from functools import wraps
 from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar
 
 from .errors import DisagreementError, NonFiniteError, WorkerError
+from .phases import phase
 from .world import World
 
 QUIET_SECONDS = 0.5  # most often all are there, and an error need not be printed twice
@@ -41,6 +42,8 @@ def heard_by_all(doing: str) -> Callable[[Callable[Concatenate[Any, P], R]], Cal
     """
 
     def decorate(method: Callable[Concatenate[Any, P], R]) -> Callable[Concatenate[Any, P], R]:
+        phase(doing.removesuffix(" of"))(method)
+
         @wraps(method)
         def heard(self: Member, *args: P.args, **kwargs: P.kwargs) -> R:
             try:

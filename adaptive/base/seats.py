@@ -6,21 +6,56 @@ matter.
 
 from __future__ import annotations
 
-from .world import Loss
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from .errors import MembersError
+from .numbers import brief, whole
+from .world import Baggage, Loss
 
 
-class Seats:
-    """What worlds whose workers come and go say of them. Replicated.
+class Resident:
+    """What worlds say whose processes are all there, from beginning to end. Replicated."""
+
+    losses: tuple[Loss, ...] = ()
+    unattended: tuple[int, ...] = ()
+    in_reserve = apart = newcomers = False
+
+    def part(self) -> None:
+        """A run begins: no process waits for it in reserve."""
+
+    def assemble(self) -> None:
+        """A run is over: no process has waited for it."""
+
+    def wait(self, is_ready: Callable[[], bool]) -> None:
+        """No process is in reserve."""
+
+    def hand_over(self, make: Callable[[], Baggage], about: str = "") -> Baggage | None:
+        """All know what there is to know."""
+
+
+class Seats(Resident):
+    """What worlds of one process, whose workers come and go, say of them. Replicated.
+
+    Whoever is not there is in reserve, and can be had at once: nothing has to be started.
 
     Args:
-      size: how many seats there are; somebody sits on each.
+      size: how many seats there are.
+      workers: how many of them are taken at first, from the lowest on; all by default.
+      min_workers: fewer there cannot be.
+
+    Raises:
+      MembersError: `workers` is no number from `min_workers` to `size`.
     """
 
-    losses: tuple[Loss, ...] = ()  # who leaves says so
-    unattended: tuple[int, ...] = ()  # this process carries all
+    respawn = False
 
-    def __init__(self, size: int):
-        self._since: list[int | None] = [0] * size
+    def __init__(self, size: int, workers: int | None = None, min_workers: int = 1):
+        self._least = number_of_workers(min_workers, size, name="min_workers")
+        taken = size if workers is None else number_of_workers(workers, size, least=self._least)
+        self._since: list[int | None] = [0] * taken + [None] * (size - taken)
+        self._gone: set[int] = set()  # empty seats whose workers have left for good
+        self._called = taken
         self.generation = 0
 
     @property
@@ -33,6 +68,8 @@ class Seats:
         """For each member, the generation in which it came. No two members of a seat have the same."""
         return tuple(since for since in self._since if since is not None)
 
+    # --- by hand ------------------------------------------------------------------------------------------------------
+
     def leave(self, seat: int) -> None:
         """Empty a seat.
 
@@ -43,6 +80,10 @@ class Seats:
             raise ValueError(f"seat {seat} is empty already: who leaves must be there.")
         if len(self.members) == 1:
             raise ValueError(f"the worker on seat {seat} is the last one: somebody has to stay.")
+        self.empty(seat)
+
+    def empty(self, seat: int) -> None:
+        """As `leave`, of a seat that is taken; also of the last one: then there is nobody."""
         self._since[seat] = None
         self.generation += 1
 
@@ -56,8 +97,74 @@ class Seats:
             raise ValueError(f"seat {seat} is taken: who joins needs an empty one.")
         self.generation += 1
         self._since[seat] = self.generation
+        self._gone.discard(seat)
 
     def _at(self, seat: int) -> int | None:
         if not 0 <= seat < len(self._since):
             raise ValueError(f"there is no seat {seat}; seats are 0 … {len(self._since) - 1}.")
         return self._since[seat]
+
+    # --- as a program asks --------------------------------------------------------------------------------------------
+
+    @property
+    def least(self) -> int:
+        """How many workers there have to be."""
+        return self._least
+
+    @property
+    def most(self) -> int:
+        """How many workers there can be: on all seats but those whose workers have left for good."""
+        return len(self._since) - len(self._gone)
+
+    @property
+    def ready(self) -> int:
+        """How many of those who were called in are ready to join: all of them."""
+        return max(0, min(self._called, self.most) - len(self.members))
+
+    def nearest(self, workers: int) -> int:
+        """The number of workers that can be had, nearest to one that is asked for: the protocol of `World`."""
+        return min(max(workers, self.least), self.most)
+
+    def call_in(self, workers: int) -> None:
+        """Say how many workers there are to be: the protocol of `World`."""
+        self._called = workers
+
+    def change(self, workers: int, leaving: Sequence[int] = ()) -> None:
+        """Come to a number of members: the protocol of `World`."""
+        for seat in leaving:
+            if self._at(seat) is None:
+                raise MembersError(f"seat {seat} is empty already: who leaves must be there.")
+        stay = [seat for seat in self.members if seat not in leaving]
+        gone = self._gone | set(leaving)
+        free = [seat for seat, since in enumerate(self._since) if since is None and seat not in gone]
+        if not 1 <= workers <= len(stay) + len(free):
+            raise MembersError(f"there cannot be {workers} workers: {len(stay)} stay, and {len(free)} can join.")
+        joining = free[: max(0, workers - len(stay))]
+        if not (leaving or joining or workers < len(stay)):
+            return
+        self._gone = gone
+        self.generation += 1
+        for seat in (*leaving, *stay[workers:]):
+            self._since[seat] = None
+        for seat in joining:
+            self._since[seat] = self.generation
+
+
+def number_of_workers(value: Any, most: int, *, least: int = 1, name: str = "workers") -> int:
+    """A number of workers as a user gives it: whole, and between two bounds.
+
+    Args:
+      name: of the argument, for errors.
+
+    Raises:
+      MembersError: it is not.
+    """
+    number = whole(value)
+    if number is None:
+        raise MembersError(f"{name}= is a whole number of workers; got {value!r}.")
+    if number < 1:
+        raise MembersError(f"{name}={brief(number)}: there has to be a worker, one at least.")
+    if not least <= number <= most:
+        there = f"{least} to {most}" if least < most else f"{most}"
+        raise MembersError(f"{name}={brief(number)} cannot be had: there can be {there}.")
+    return number

@@ -14,7 +14,7 @@ _FRAME = re.compile(r"^(?P<file>.*?):(?P<line>\d+)(?::\d+)? \(.*\)$")
 
 
 @lru_cache(maxsize=1)
-def _library_folders() -> tuple[str, ...]:
+def library_folders() -> tuple[str, ...]:
     """Folders whose frames are never the driver: ours, and those of the libraries that drivers are written with."""
     names = ("adaptive", "collectives", "monitors", "controllers", "flax", "optax", "equinox")
     specs = (find_spec(name) for name in names)
@@ -26,7 +26,7 @@ def line_of(source_info) -> str:
     frames = frames_of(source_info)
     for frame in reversed(frames):  # the innermost comes last
         match = _FRAME.match(frame)
-        if match and not match["file"].startswith(_library_folders()):
+        if match and not match["file"].startswith(library_folders()):
             return f"{os.path.basename(match['file'])}:{match['line']}"
     return ""
 

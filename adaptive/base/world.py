@@ -5,7 +5,8 @@ device it was given, so `size` (workers) may exceed `processes`. Workers are num
 a process carries the contiguous range `workers`.
 
 These numbers are *seats*: `size` is what programs are compiled for, and stays. Who is there, `members`, may change
-between two steps.
+between two steps: because workers are lost, or because a program asks for another number of them. Workers that could
+be had, and are not members, are in *reserve*.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ import numpy as np
 
 Parts = Sequence[jax.Array]
 Arrived = tuple[list[list[jax.Array]], np.ndarray]  # what `World.exchange` returns
+Baggage = tuple[Any, list[np.ndarray]]  # what can be pickled, and is small; and contiguous arrays
 LookAtPiece = Callable[[int, int, np.ndarray], None]  # the part's number, the piece's first element in it, the piece
 
 
@@ -59,9 +61,101 @@ class World(Protocol):
         ...
 
     @property
+    def least(self) -> int:
+        """How many workers there have to be. Replicated."""
+        ...
+
+    @property
+    def most(self) -> int:
+        """How many workers there can be now: the members and those in reserve. Replicated."""
+        ...
+
+    @property
+    def respawn(self) -> bool:
+        """Whether workers that are lost, or told to go, are replaced. Replicated."""
+        ...
+
+    @property
+    def ready(self) -> int:
+        """How many of the workers that were called in are ready to join. Local: one process knows, others say 0."""
+        ...
+
+    def nearest(self, workers: int) -> int:
+        """The number of workers that can be had now, nearest to one that is asked for: between `least` and `most`, and
+        of whole processes. Replicated.
+        """
+        ...
+
+    def call_in(self, workers: int) -> None:
+        """Begin to get so many ready that there can be `workers` members in all. Does not block. Replicated.
+
+        A later call takes the place of an earlier one; where there are as many members, nobody is missing any more.
+        """
+        ...
+
+    def change(self, workers: int, leaving: Sequence[int] = ()) -> None:
+        """Come to a number of members, between two steps, on all of them alike. `generation` grows if anybody moves.
+
+        Args:
+          workers: after it. The highest seats leave, back to the reserve; or workers that are ready join, on the lowest
+            free seats.
+          leaving: seats whose workers leave first, for good.
+
+        Raises:
+          MembersError: it cannot be.
+        """
+        ...
+
+    @property
     def unattended(self) -> tuple[int, ...]:
         """The empty seats that no process carries of those that are together: the process with rank 0 says for them
         that nothing was computed there. Replicated.
+        """
+        ...
+
+    @property
+    def in_reserve(self) -> bool:
+        """Whether this process carries no worker, and waits until it is needed (`wait`). Local."""
+        ...
+
+    @property
+    def apart(self) -> bool:
+        """Whether a run is under way, in which workers and processes in reserve are not together. Replicated."""
+        ...
+
+    @property
+    def newcomers(self) -> bool:
+        """Whether processes have come in that do not know yet what the others know (`hand_over`). Replicated."""
+        ...
+
+    def part(self) -> None:
+        """A run begins: the workers go on by themselves, and processes in reserve wait. Of all that are together."""
+        ...
+
+    def assemble(self) -> None:
+        """A run is over: processes in reserve come out of their waiting, and all are together. Of all workers."""
+        ...
+
+    def wait(self, is_ready: Callable[[], bool]) -> None:
+        """Wait in reserve: until this process has joined the workers, or all are together and `in_reserve` is false.
+
+        Args:
+          is_ready: whether it could join now.
+
+        Raises:
+          WorkerError: the run has ended with an error.
+          Dismissed: the workers have left the world's block.
+        """
+        ...
+
+    def hand_over(self, make: Callable[[], Baggage], about: str = "") -> Baggage | None:
+        """What newcomers have to know. Communicates.
+
+        Args:
+          make: called on one process that knows it.
+
+        Returns:
+          It, to newcomers; `None` to the others.
         """
         ...
 

@@ -53,6 +53,7 @@ class BatchSizes:
       limits: with the quantum of the sizes that were asked for last, and what one more kernel call costs.
       one_by_one: whether a later request waits behind the one that is being prepared. Where every size has to be
         compiled, a driver that asks for another one in every step would never get any, otherwise.
+      needed: seats whose workers must take examples.
       resizable: whether sizes change at all.
       waits: whether new sizes are taken up at once, and the program stands still until they can be made.
     """
@@ -70,7 +71,7 @@ class BatchSizes:
         self._follows = quantum is None
         self.limits = limits._replace(quantum=limits.multiple if quantum is None else quantum)
         self.members = tuple(range(n) if members is None else members)
-        self._needed: tuple[int, ...] = ()  # seats whose workers must take examples
+        self.needed: tuple[int, ...] = ()
         self.shares = self.checked([1.0] * n if shares is None else shares)
         self.wanted = total = self.check_global(global_batch)
         first = equal(total, self.bounds()) if shares is None else split(total, self.shares, self.limits)
@@ -92,7 +93,7 @@ class BatchSizes:
 
     def must_take(self, seats: Iterable[int]) -> None:
         """Refuse from now on, and of the shares that there are, those that give these seats no examples."""
-        self._needed = tuple(sorted(set(seats)))
+        self.needed = tuple(sorted(set(seats)))
         self.checked(self.shares)
 
     @property
@@ -106,11 +107,13 @@ class BatchSizes:
 
     # --- request ------------------------------------------------------------------------------------------------------
 
-    def request(self, decision: Decision, hooks: Sequence[str] = ()) -> list[str]:
+    def request(self, decision: Decision, hooks: Sequence[str] = (), *, for_others: bool = False) -> list[str]:
         """Make a decision's sizes pending.
 
         Args:
           hooks: names of those that have decided.
+          for_others: whether there will soon be others on the seats: what these cannot hold of the global batch, those
+            may be able to.
 
         Returns:
           Notes on what was asked for and cannot be.
@@ -121,7 +124,8 @@ class BatchSizes:
         shares = self.shares if decision.shares is None else self.checked(decision.shares)
         before, asked = sum(self.target), self.wanted if decision.global_batch is None else decision.global_batch
         known = before if decision.global_batch is None else None
-        total, notes = self._nearest(asked, self.bounds(shares), known, f"{_who(hooks)}: " if hooks else "")
+        by, until = f"{_who(hooks)}: " if hooks else "", ", until others are there" if for_others else ""
+        total, notes = self._nearest(asked, self.bounds(shares), known, by, until)
         if decision.shares is not None or total != before:  # or the split stays, to the last example
             limits = self._with_quantum(total, shares)
             sizes = split(total, shares, limits)
@@ -134,7 +138,7 @@ class BatchSizes:
             self.shares, self.limits = shares, limits
             self._put(sizes)
         if decision.global_batch is not None:  # behind what may raise
-            self.wanted = total
+            self.wanted = asked if for_others else total
         if self.waits and self.pending is not None:
             self._take_up()
             self._readiness.wait_for(self.current)
@@ -149,12 +153,14 @@ class BatchSizes:
         else:
             self.pending, self.next = None if sizes == self.current else sizes, None
 
-    def _nearest(self, asked: int, bounds: Limits, known: int | None, by: str = "") -> tuple[int, list[str]]:
+    def _nearest(
+        self, asked: int, bounds: Limits, known: int | None, by: str = "", until: str = ""
+    ) -> tuple[int, list[str]]:
         """The global batch that can be; and a note where it is not what was asked for, unless that is known."""
         total = bounds.nearest(asked)
         if total in (asked, known):
             return total, []
-        return total, [f"{by}global batch {brief(asked)} {self._changed_to(total, bounds)}."]
+        return total, [f"{by}global batch {brief(asked)} {self._changed_to(total, bounds)}{until}."]
 
     @staticmethod
     def _changed_to(total: int, limits: Limits) -> str:
@@ -258,8 +264,11 @@ class BatchSizes:
 
     # --- what can be asked for ----------------------------------------------------------------------------------------
 
-    def exactly(self, global_batch: Any = None, shares: Any = None) -> Decision:
+    def exactly(self, global_batch: Any = None, shares: Any = None, seats: Sequence[int] | None = None) -> Decision:
         """A decision for these, neither clipped nor rounded.
+
+        Args:
+          seats: who will be there; by default who is.
 
         Raises:
           BatchSizeError: they cannot be.
@@ -267,7 +276,7 @@ class BatchSizes:
         if shares is not None:
             shares = self.checked(shares)
         if global_batch is not None or shares is not None:  # with other workers the old one may be too small
-            number = self.check_global(self.wanted if global_batch is None else global_batch, shares)
+            number = self.check_global(sum(self.target) if global_batch is None else global_batch, shares, seats)
             global_batch = None if global_batch is None else number
         return Decision(global_batch, shares)
 
@@ -278,16 +287,22 @@ class BatchSizes:
         if not any(taken):
             seats = ", ".join(str(seat) for seat, w in enumerate(weights) if w)
             raise BatchSizeError(f"shares give examples to seat {seats} alone, and nobody sits there.")
-        missing = [seat for seat in self._needed if not taken[seat]]
+        missing = [seat for seat in self.needed if not taken[seat]]
         if missing:
             raise BatchSizeError(
                 f"worker {missing[0]} must take examples, at least a few: the driver broadcasts what that worker has."
             )
         return taken
 
-    def check_global(self, global_batch: Any, shares: Sequence[float] | None = None) -> int:
-        """A valid global batch, with these shares or the present ones, or an error that says why it is none."""
-        limits, number = self.bounds(shares), whole(global_batch)
+    def check_global(
+        self, global_batch: Any, shares: Sequence[float] | None = None, seats: Sequence[int] | None = None
+    ) -> int:
+        """A valid global batch, with these shares or the present ones, or an error that says why it is none.
+
+        Args:
+          seats: who will be there, if others than now.
+        """
+        limits, number = self.bounds(self._shares_of(seats, shares or self.shares)), whole(global_batch)
         n, unit = len(limits.active), limits.multiple
         if number is None:
             raise BatchSizeError(f"global_batch must be a whole number of examples; got {global_batch!r}.")
@@ -313,6 +328,12 @@ class BatchSizes:
                 f"global_batch={number} is more than the {n} workers may take together: {sum(limits.upper)}."
             )
         return number
+
+    def _shares_of(self, seats: Sequence[int] | None, shares: Sequence[float]) -> Sequence[float]:
+        """Shares with those who will be there; whoever is not there yet will have some."""
+        if seats is None:
+            return shares
+        return [(s if i in self.members else 1.0) if i in seats else 0.0 for i, s in enumerate(shares)]
 
 
 def auto_quantum(global_batch: int, n_workers: int, multiple: int = 1) -> int:

@@ -41,7 +41,8 @@ class DecisionDigest:
         who = ("hook " + ", ".join(map(repr, names))) if names else "program.rescale"
         self.step, self.last = step, f"{who} asked for {_wish(decision)}"
         if decision:
-            self.value = _digest(repr((self.value, step, decision.global_batch, decision.shares, decision.stop)))
+            asked = (decision.global_batch, decision.shares, decision.stop, decision.workers)
+            self.value = _digest(repr((self.value, step, *asked)))
 
     def restart(self, step: int, digests: Mapping[str, str]) -> None:
         """Begin anew after a restored step: equal on all processes that restored the same, whatever they did before,
@@ -78,7 +79,6 @@ def _digest(text: str) -> int:
 def _wish(decision: Decision | None) -> str:
     if not decision:
         return "nothing"
-    sizes = [
-        f"{k}={v}" for k, v in (("global_batch", decision.global_batch), ("shares", decision.shares)) if v is not None
-    ]
+    asked = {"workers": decision.workers, "global_batch": decision.global_batch, "shares": decision.shares}
+    sizes = [f"{name}={value}" for name, value in asked.items() if value is not None]
     return " and ".join([f"rescale({', '.join(sizes)})"] * bool(sizes) + ["stop()"] * decision.stop)

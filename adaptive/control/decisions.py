@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import jax
@@ -14,6 +15,7 @@ from .batch_sizes import BatchSizes, Split
 from .decision_digest import DecisionDigest
 from .hooks import Hooks
 from .machines import decided_by_first
+from .membership import Membership
 
 
 class Decisions:
@@ -28,10 +30,18 @@ class Decisions:
     """
 
     def __init__(
-        self, world: World, name: str, hooks: Hooks, sizes: BatchSizes, digest: DecisionDigest, *, heterogeneous: bool
+        self,
+        world: World,
+        name: str,
+        hooks: Hooks,
+        sizes: BatchSizes,
+        membership: Membership,
+        digest: DecisionDigest,
+        *,
+        heterogeneous: bool,
     ):
         self._world, self._name, self._hooks, self._sizes = world, name, hooks, sizes
-        self._digest, self._heterogeneous = digest, heterogeneous
+        self._membership, self._digest, self._heterogeneous = membership, digest, heterogeneous
         self.stopped = False
 
     @property
@@ -59,14 +69,33 @@ class Decisions:
         if decision is None:
             return None, []
         self.stopped = decision.stop
-        return decision, [*decision.notes, *self._sizes.request(decision, names)]
+        return decision, [*decision.notes, *apply_decision(decision, self._sizes, self._membership, names)]
 
-    def by_hand(self, step: int, global_batch: Any, shares: Any) -> None:
+    def by_hand(self, step: int, global_batch: Any, shares: Any, workers: Any) -> None:
         """What `Program.rescale` asks for after `step`.
 
         Raises:
-          BatchSizeError: it cannot be.
+          BatchSizeError, MembersError: it cannot be.
         """
-        decision = self._sizes.exactly(global_batch, shares)
-        self._sizes.request(decision)
+        members = self._membership
+        number = None if workers is None else members.exactly(workers)
+        coming = members.target if number is None else number
+        seats = members.expected(coming) if coming != len(self._world.members) else None
+        decision = replace(self._sizes.exactly(global_batch, shares, seats), workers=number)
+        apply_decision(decision, self._sizes, members)
         self._digest.enter(step, (), decision)
+
+
+def apply_decision(
+    decision: Decision, sizes: BatchSizes, membership: Membership, hooks: Sequence[str] = ()
+) -> list[str]:
+    """Make what was asked for the sizes, and the number of workers, to come.
+
+    Args:
+      hooks: names of those that have decided.
+
+    Returns:
+      Notes on what was asked for and cannot be.
+    """
+    notes = [] if decision.workers is None else membership.request(decision.workers, hooks)
+    return notes + sizes.request(decision, hooks, for_others=membership.pending)

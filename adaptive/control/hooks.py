@@ -12,6 +12,7 @@ from adaptive.base.decision import Decision, Observation
 from adaptive.graph.plan import HookPlan
 
 from .batch_sizes import BatchSizes
+from .membership import Membership, Numbers
 from .newcomers import begun_anew
 
 _NOTHING = Decision()
@@ -30,16 +31,22 @@ class _Seen(NamedTuple):
 
 
 class Hooks:
-    """The hooks of a program, and their states."""
+    """The hooks of a program, and their states.
 
-    def __init__(self, hooks: Sequence[HookPlan], n_workers: int):
+    Args:
+      n_workers: how many seats there are.
+      membership: how many members there are to be; without, those that there are, always.
+    """
+
+    def __init__(self, hooks: Sequence[HookPlan], n_workers: int, membership: Membership | None = None):
+        self._membership = membership
         self.hooks = [h.hook for h in hooks]
         self.n_workers = n_workers
         self.first_states = self.begun()  # of which later ones keep structure, shapes and dtypes
         self.states = list(self.first_states)
         self.names = [f"{i}/{hook.name}" for i, hook in enumerate(self.hooks)]
         self._seen: list[list[_Seen]] = [[] for _ in hooks]
-        self._joined: list[set[int]] = [set() for _ in hooks]  # seats, since the last step that was shown
+        self.joined: list[set[int]] = [set() for _ in hooks]  # seats, since the last step that was shown
 
     def run(
         self,
@@ -67,8 +74,8 @@ class Hooks:
             due = step % hook.every == 0
             if due or hook.handler.every_step:
                 joined: tuple[int, ...] = ()
-                if self._joined[i]:
-                    joined, self._joined[i] = tuple(sorted(self._joined[i])), set()
+                if self.joined[i]:
+                    joined, self.joined[i] = tuple(sorted(self.joined[i])), set()
                 self._seen[i].append(_Seen(step, epoch, values[i], *ran, sizes.members, joined))
             if not due:
                 continue
@@ -90,7 +97,7 @@ class Hooks:
         self.catch_up(sizes)
         for i, hook in enumerate(self.hooks):
             self.states[i] = begun_anew(self.states[i], hook.handler.init, self.n_workers, joined)
-            self._joined[i].update(joined)
+            self.joined[i].update(joined)
 
     def begun(self) -> list[Any]:
         """States in which the hooks have seen nothing yet."""
@@ -106,6 +113,7 @@ class Hooks:
         hook, decision = self.hooks[i], None
         bounds = sizes.bounds(None if asked.shares is None else sizes.checked(asked.shares))
         wanted = bounds.nearest(sum(sizes.target) if asked.global_batch is None else asked.global_batch)
+        numbers = self._numbers(sizes, asked)
         seen, self._seen[i] = self._seen[i], []
         for number, step in enumerate(seen, 1):
             values = jax.tree.unflatten(hook.tree, [np.asarray(leaf)[()] for leaf in step.leaves])
@@ -120,9 +128,16 @@ class Hooks:
                 due and number == len(seen),
                 step.members,
                 step.joined,
+                *numbers,
             )
             decision, self.states[i] = hook.handler(observation, self.states[i])
         return decision
+
+    def _numbers(self, sizes: BatchSizes, asked: Decision) -> Numbers:
+        if self._membership is None:
+            return Numbers(*[len(sizes.members)] * 3)
+        numbers = self._membership.numbers
+        return numbers if asked.workers is None else numbers._replace(target=self._membership.nearest(asked.workers))
 
 
 def merge(first: Decision, then: Decision) -> Decision:
@@ -132,4 +147,5 @@ def merge(first: Decision, then: Decision) -> Decision:
         then.shares if then.shares is not None else first.shares,
         first.stop or then.stop,
         (*first.notes, *then.notes),
+        then.workers if then.workers is not None else first.workers,
     )

@@ -62,10 +62,10 @@ def kind_of_machine(devices: Sequence) -> str:
 
 def decided_by_first(world: World, decision: Decision | None, about: str = "") -> Decision | None:
     """The first process's decision, on all. Communicates."""
-    asked = None if decision is None else [decision.global_batch, decision.shares, decision.stop, decision.notes]
+    asked = None if decision is None else vars(decision)
     everyone = world.all_gather_bytes(json.dumps(asked, default=np.generic.item).encode(), about)
     first = json.loads(everyone[0])
     if first is None:
         return None
-    global_batch, shares, stop, notes = first
-    return Decision(global_batch, None if shares is None else tuple(shares), stop, tuple(notes))
+    shares, notes = first["shares"], tuple(first["notes"])
+    return Decision(**{**first, "shares": None if shares is None else tuple(shares), "notes": notes})

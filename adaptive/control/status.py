@@ -5,10 +5,13 @@ says of itself, all of it is summed over the processes like the rest of the mess
 So a decision that differs, and the readiness of new sizes, need no message of their own. How the elements lie is known
 to this file alone:
 
-    digest   one per worker   its process's decisions so far (`decision_digest.py`); zero from other processes
-    ready    one              how many processes can make the sizes that are pending
-    able     one              how many processes can make any sizes, now and from now on
-    call     one              the mean of what one more kernel call costs them, in examples
+    digest     one per worker   its process's decisions so far (`decision_digest.py`); zero from other processes
+    wish       one per worker   whether its process wants to leave: 0, 1, or 2 if it is time (`membership.py`)
+    ready      one              how many processes can make the sizes that are pending
+    able       one              how many processes can make any sizes, now and from now on
+    call       one              the mean of what one more kernel call costs them, in examples
+    newcomers  one              how many workers that were called in are ready to join
+    asks       one              how many processes say that it is time for a checkpoint
 
 What is asked of all alike is counted, as `ready` is, or averaged, as `call` is; what is asked of each has a place for
 every worker.
@@ -24,7 +27,8 @@ from adaptive.base.world import World
 
 from .decision_digest import DecisionDigest
 
-_OF_ALL = 3  # ready, able, call
+_OF_EACH = 2  # digest, wish
+_OF_ALL = 5  # ready, able, call, newcomers, asks
 
 
 class Readiness(Protocol):
@@ -50,13 +54,34 @@ class Readiness(Protocol):
         ...
 
 
+class Members(Protocol):
+    """Who is there, as far as a status tells of it."""
+
+    @property
+    def newcomers(self) -> int:
+        """How many workers that were called in are ready, as far as this process knows. Local."""
+        ...
+
+    @property
+    def wish(self) -> int:
+        """Whether this process wants to leave: 0, 1, or 2 if it is time. Local."""
+        ...
+
+    def agreed(self, *, newcomers: int, wishes: np.ndarray) -> None:
+        """Take how many are ready, and each worker's wish. Replicated."""
+        ...
+
+
 class Verdict(NamedTuple):
     """What all processes have said with one message. Replicated."""
 
     digests: np.ndarray  # shape=(workers,)
+    wishes: np.ndarray  # shape=(workers,)
     ready: bool  # of all processes
     able: bool
     call: float  # on average
+    newcomers: int  # of all processes together
+    asked: bool  # of any process
 
 
 class Status:
@@ -65,21 +90,27 @@ class Status:
     Args:
       digest: of the decisions that this process has taken.
       sizes: whose readiness is told.
+      members: who come and go.
 
     Attributes:
       length: elements of a message.
+      asks: whether this process says that it is time for a checkpoint. Local.
+      asked: whether any has said so with the last message. Replicated.
     """
 
-    def __init__(self, world: World, digest: DecisionDigest, sizes: Readiness):
+    def __init__(self, world: World, digest: DecisionDigest, sizes: Readiness, members: Members):
         self.length = status_length(world.size)
-        self._world, self._digest, self._sizes = world, digest, sizes
+        self._world, self._digest, self._sizes, self._members = world, digest, sizes, members
+        self.asks = self.asked = False
 
     def encode(self) -> np.ndarray:
         """This process's part of the sum; shape=(length,)."""
-        own = self._world.workers
+        own, sizes, n = self._world.workers, self._sizes, self._world.size
         elements = np.zeros(self.length)
         elements[own.start : own.stop] = self._digest.value
-        elements[-_OF_ALL:] = self._sizes.ready, self._sizes.able, self._sizes.call / self._world.processes
+        elements[n + own.start : n + own.stop] = self._members.wish
+        call, newcomers = sizes.call / self._world.processes, self._members.newcomers
+        elements[-_OF_ALL:] = sizes.ready, sizes.able, call, newcomers, self.asks
         return elements
 
     def decode(self, elements: np.ndarray) -> None:
@@ -93,13 +124,17 @@ class Status:
         verdict = _verdict(elements, self._world.processes)
         self._digest.compare(verdict.digests, own=self._world.workers)
         self._sizes.agreed(ready=verdict.ready, able=verdict.able, call=verdict.call)
+        self._members.agreed(newcomers=verdict.newcomers, wishes=verdict.wishes)
+        self.asked = verdict.asked
 
 
 def status_length(workers: int) -> int:
     """How many elements a status has."""
-    return workers + _OF_ALL
+    return _OF_EACH * workers + _OF_ALL
 
 
 def _verdict(elements: np.ndarray, processes: int) -> Verdict:
-    ready, able, call = elements[-_OF_ALL:].tolist()
-    return Verdict(elements[:-_OF_ALL], ready == processes, able == processes, call)
+    digests, wishes = elements[:-_OF_ALL].reshape(_OF_EACH, -1)
+    ready, able, call, newcomers, asks = elements[-_OF_ALL:].tolist()
+    all_ready, all_able = ready == processes, able == processes
+    return Verdict(digests, wishes.copy(), all_ready, all_able, call, round(newcomers), asks > 0)

@@ -16,6 +16,7 @@ import jax
 from jax.extend.core import Var
 
 from adaptive.base.errors import AdaptiveError, CollectiveError, DriverError
+from adaptive.base.phases import phase
 from adaptive.base.surroundings import Surroundings
 from adaptive.base.where import at
 
@@ -55,6 +56,7 @@ class Planner:
         self._lock = threading.RLock()  # the compiler's thread asks for plans, and so does `check`
         self._whole: tuple[str, ...] = ()
 
+    @phase("tracing the driver")
     def begin(self, examples: int) -> Plan:
         """Trace the driver for the size that all others are compared with, and for another one, which tells what in it
         is a number of the batch's shape.
@@ -89,6 +91,7 @@ class Planner:
                 raise
             return self.reference
 
+    @phase("tracing the driver")
     def __call__(self, examples: int) -> Plan:
         """The plan for a kernel call of that many examples.
 

@@ -11,7 +11,7 @@ cannot fail half way.
 from __future__ import annotations
 
 import pickle
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -25,6 +25,7 @@ from adaptive.base.names import Leaf, Name, by_name
 from adaptive.control.alike import digest_of_tree
 from adaptive.control.batch_sizes import BatchSizes
 from adaptive.control.hooks import Hooks
+from adaptive.control.membership import Membership
 from adaptive.control.split import check_shares, equal
 from adaptive.data.stream import Stream
 from adaptive.graph.flow import Scope
@@ -34,7 +35,7 @@ Checkpoint = dict[str, Any]
 VERSION = 1
 _FIELDS = (
     *("version", "state", "slots", "local", "hooks", "step", "cursor"),
-    *("batch_sizes", "shares", "members", "seed", "examples"),
+    *("batch_sizes", "shares", "members", "workers", "seed", "examples"),
 )
 _MOST = 2**63 - 1
 
@@ -42,26 +43,37 @@ _MOST = 2**63 - 1
 # --- what is kept -----------------------------------------------------------------------------------------------------
 
 
-def save(engine: Engine, hooks: Hooks, sizes: BatchSizes, stream: Stream, *, step: int, like: Any) -> Checkpoint:
+def save(
+    engine: Engine,
+    hooks: Hooks,
+    sizes: BatchSizes,
+    membership: Membership,
+    stream: Stream,
+    *,
+    step: int,
+    like: Any,
+    copy: Callable[[Any], Any] | None = None,
+) -> Checkpoint:
     """A checkpoint. Communicates if anything is local, so all processes have to call it. Replicated.
 
     Args:
       like: the program's state, as shapes.
+      copy: copies an array of the device to the host; by default into memory of its own.
     """
-    plan = engine.plan
+    plan, copy = engine.plan, copy or _host
     about = f"a checkpoint of {engine.name} after step {step}"
     hooks.catch_up(sizes)
     wanted_state, wanted_slots = _of_state(engine, like), _of_slots(engine)
-    one = engine.present[0]
+    one = engine.some_present
     state = [
         _of_all(engine, [s[i] for s in engine.states], engine.first_local(i), about)
         if wanted.local
-        else _host(engine.states[one][i])
+        else copy(engine.states[one][i])
         for i, wanted in enumerate(wanted_state.values())
     ]
     slots = {
         slot.name: [
-            _host(engine.slots[one][k][leaf])
+            copy(engine.slots[one][k][leaf])
             if slot.scope == Scope.ALL
             else _of_all(engine, [s[k][leaf] for s in engine.slots], slot.init[leaf], about)
             for leaf in range(len(slot.init))
@@ -79,9 +91,15 @@ def save(engine: Engine, hooks: Hooks, sizes: BatchSizes, stream: Stream, *, ste
         "batch_sizes": list(sizes.target),
         "shares": list(sizes.shares),
         "members": list(sizes.members),
+        "workers": membership.asked or 0,
         "seed": stream.seed,
         "examples": [shard.length for shard in stream.shard_ranges],
     }
+
+
+def has_local(engine: Engine) -> bool:
+    """Whether there is anything of which every worker has its own, so that a checkpoint communicates. Replicated."""
+    return bool(engine.plan.local_state) or any(slot.scope != Scope.ALL for slot in engine.plan.slots)
 
 
 class _Wanted(NamedTuple):
@@ -172,6 +190,7 @@ class Parsed:
     Attributes:
       batch_sizes, shares: for the workers of this world.
       members: the seats that had a worker. Whoever is there besides, joins; whoever is not, has left.
+      workers: how many there were to be; `None` if nobody had asked, or on another number of seats.
       state, slots: arrays by their labels, in the order of the program; of what is local, a row per worker.
       hooks: the hooks' states, built as they build them.
     """
@@ -181,6 +200,7 @@ class Parsed:
     batch_sizes: tuple[int, ...]
     shares: tuple[float, ...]
     members: tuple[int, ...]
+    workers: int | None
     state: dict[str, np.ndarray]
     slots: dict[str, np.ndarray]
     hooks: dict[str, Any]
@@ -194,6 +214,7 @@ class Parsed:
             "batch sizes": str(self.batch_sizes),
             "shares": str(self.shares),
             "members": str(self.members),
+            "workers": str(self.workers),
             **{label: digest_of_tree(leaf) for label, leaf in leaves.items()},
             **{leaf.label: digest_of_tree(leaf.value) for leaf in by_name(self.hooks, "hooks").values()},
         }
@@ -216,8 +237,11 @@ def parse(checkpoint: Any, engine: Engine, hooks: Hooks, sizes: BatchSizes, stre
     batch_sizes = [_whole(n, "batch_sizes", least=0) for n in _numbers(fields["batch_sizes"], "batch_sizes")]
     before, here = len(batch_sizes), engine.world.size
     wanted_state, wanted_slots = _of_state(engine, like), _of_slots(engine)
-    if before != here and any(w.local for w in (*wanted_state.values(), *wanted_slots.values())):
-        raise CheckpointError(f"the checkpoint holds local state of {before} workers; here are {here}.")
+    if before != here and has_local(engine):
+        raise CheckpointError(
+            f"the checkpoint holds local state of {before} workers; here are {here}. What each worker has of its own "
+            f"comes back to as many workers only: run {before} of them."
+        )
     try:
         shares = tuple(check_shares(_numbers(fields["shares"], "shares"), before).tolist())
         if before == here:
@@ -233,6 +257,7 @@ def parse(checkpoint: Any, engine: Engine, hooks: Hooks, sizes: BatchSizes, stre
         batch_sizes=split,
         shares=shares,
         members=members,
+        workers=(_whole(fields["workers"], "workers") or None) if before == here else None,
         state=_arrays(fields, "state", wanted_state),
         slots=_arrays(fields, "slots", wanted_slots),
         hooks=restored_hooks(fields, hooks) if before == here else dict(zip(hooks.names, hooks.begun(), strict=True)),
@@ -337,7 +362,8 @@ def restored_hooks(fields: Mapping[str, Any], hooks: Hooks) -> dict[str, Any]:
         arrays = _arrays(fields, "hooks", {name: _wanted(leaf) for name, leaf in likes.items()})
     except CheckpointError as error:
         raise CheckpointError(
-            f'{error}\nTo begin the hooks anew:  checkpoint["hooks"] = program.checkpoint()["hooks"]'
+            f'{error}\nTo begin the hooks anew:  checkpoint["hooks"] = program.checkpoint()["hooks"]  '
+            "(of one on disk:  checkpoint = ad.Checkpoints(directory).read())"
         ) from None
     leaves = [_like(array, leaf.value) for array, leaf in zip(arrays.values(), likes.values(), strict=True)]
     return jax.tree.unflatten(jax.tree.structure(first), leaves)

@@ -55,7 +55,8 @@ def evaluate(
       DisagreementError: processes differ in what they evaluate. On every process.
     """
     members = world.members if members is None else members
-    state = next(state for worker, state in zip(world.workers, states, strict=True) if worker in members)
+    there = (state for worker, state in zip(world.workers, states, strict=True) if worker in members)
+    state = next(there, states[0])  # a process without workers traces what the others do
     whole: list[tuple[int, Any]] = []  # how many examples, and what fn returns
 
     def work() -> tuple[dict[str, str], list[np.ndarray]]:

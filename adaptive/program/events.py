@@ -17,13 +17,15 @@ import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 
 from adaptive.base.decision import Limits
+from adaptive.control.batch_sizes import BatchSizes
 from adaptive.control.hooks import Hooks
+from adaptive.control.membership import Membership, Numbers
 
 from .report import Report
 
@@ -60,6 +62,20 @@ def hook_values(hooks: Hooks, leaves: Sequence[list[jax.Array]]) -> tuple[HookVa
     return tuple(HookValues(name, hook.every, hook.leaf_names, values) for name, hook, values in named)
 
 
+class Asked(NamedTuple):
+    """What had been asked for before the hooks of a step were run: what the first of them is shown."""
+
+    global_batch: int  # of the next step
+    active: tuple[int, ...]  # the workers that are to take examples in it
+    workers: Numbers
+
+    @classmethod
+    def so_far(cls, sizes: BatchSizes, membership: Membership) -> Asked:
+        """Of what is to come by now."""
+        bounds = sizes.bounds()
+        return cls(bounds.nearest(sum(sizes.target)), bounds.active, membership.numbers)
+
+
 @dataclass(frozen=True)
 class StepEvent:
     """One step, as those see it who listen to a program.
@@ -71,6 +87,7 @@ class StepEvent:
       limits: what the step's sizes keep. Replicated.
       seed: the program's. Replicated.
       hooks: what each was given, in the order of the driver.
+      asked: what had been asked for when the hooks were run. Replicated.
     """
 
     report: Report
@@ -79,6 +96,7 @@ class StepEvent:
     limits: Limits
     seed: int
     hooks: tuple[HookValues, ...]
+    asked: Asked
 
 
 Listener = Callable[[StepEvent], Any]

@@ -96,7 +96,12 @@ def _message(level: int, layout: Layout) -> Iterator[str]:
     itemsize = layout.parts[0].dtype.itemsize
     yield _row("weights", str(weights), weights * itemsize, "what means are divided by")
     if layout.status:
-        yield _row("status", str(layout.status), layout.status * itemsize, "of workers, new sizes, and a call's cost")
+        yield _row(
+            "status",
+            str(layout.status),
+            layout.status * itemsize,
+            "of workers, new sizes, a call's cost, and newcomers",
+        )
 
 
 def _row(kind: str, count: str, nbytes: int, what: str) -> str:

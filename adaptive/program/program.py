@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -17,6 +18,7 @@ import numpy as np
 from adaptive.base.decision import Decision
 from adaptive.base.errors import DataError, DisagreementError, DriverError, NonFiniteError, WorkerError
 from adaptive.base.failure import heard_by_all, tell
+from adaptive.base.phases import phase
 from adaptive.base.surroundings import Surroundings, as_made, unwatched
 from adaptive.base.world import MembersChanged, World
 from adaptive.check.invariance import Invariance, check_invariance
@@ -24,6 +26,7 @@ from adaptive.control.decision_digest import DecisionDigest
 from adaptive.control.decisions import Decisions
 from adaptive.control.hooks import Hooks
 from adaptive.control.machines import Machines
+from adaptive.control.membership import Membership
 from adaptive.control.readiness import KernelsOf
 from adaptive.control.split import positive
 from adaptive.control.status import Status
@@ -39,14 +42,33 @@ from adaptive.runtime.kernels import KernelOptions
 
 from . import checkpoint as _checkpoint
 from .arguments import Driver, InitialState, built_in, checked_nonfinite, count, next_name, world_of
+from .checkpoints import Checkpoints
+from .choice import chosen
 from .evaluate import evaluate
-from .events import Listener, Listeners, StepEvent, Subscription, hook_values
+from .events import Asked, Listener, Listeners, StepEvent, Subscription, hook_values
 from .explain import explain
 from .first_plan import check_alike, first_plan
+from .hand_over import Known, pack, unpack
+from .keeping import Keeping
 from .record import Recorder
 from .report import Report
 from .seating import Seating
 from .watch import Skips, StepClock, UpdateCheck
+
+
+class _Until(NamedTuple):
+    """Where a run ends, unless a hook ends it before. Replicated."""
+
+    epoch: int | None = None
+    step: int | None = None
+
+    def reached(self, epoch: int, step: int) -> bool:
+        return (self.epoch is not None and epoch >= self.epoch) or (self.step is not None and step >= self.step)
+
+
+class _RunOver(Exception):
+    """The workers have ended the run for which this process was in reserve, and it has their state."""
+
 
 _SAME_CHECKPOINT = "Restore the same checkpoint on every rank; all may read one file. Nothing has been restored."
 
@@ -172,29 +194,38 @@ class Program:
             share_compilations()
         machines = Machines(self.world, f"machines of {self._name}")
         self._digest = DecisionDigest()
+        self._membership = Membership(
+            self.world, tells=bool(self._plan.messages), resizable=bool(resizable), needed=self._sizes.needed
+        )
+        self._status = Status(self.world, self._digest, self._sizes, self._membership)
         self._engine = Engine(
             planner,
             jax.tree.leaves(self._initial.arrays),
             self.world,
-            status=Status(self.world, self._digest, self._sizes),
+            status=self._status,
             name=self._name,
             kernels=KernelOptions(microbatch, not deterministic, bool(resizable), machines.compile_order),
             finite=nonfinite != "allow",
         )
         # Without a message nobody can tell that all are ready; and when they are depends on how fast machines are.
         waits = deterministic or not self._engine.layouts
-        readiness = KernelsOf(self._engine.kernels, self.world.workers)
+        readiness = KernelsOf(self._engine.kernels, self.world.workers, self._engine.expect)
         self._sizes.take_effect(readiness, one_by_one=not self._plan.splittable, waits=waits, resizable=bool(resizable))
-        self._hooks = Hooks(self._plan.hooks, self.world.size)
+        self._hooks = Hooks(self._plan.hooks, self.world.size, self._membership)
         self._decisions = Decisions(
-            *(self.world, self._name, self._hooks, self._sizes, self._digest), heterogeneous=machines.heterogeneous
+            *(self.world, self._name, self._hooks, self._sizes, self._membership, self._digest),
+            heterogeneous=machines.heterogeneous,
         )
         self._seating = Seating(self.world, self._engine, self._hooks, self._sizes)
         self._clock = StepClock(self.world)
         self._skips = Skips(nonfinite, max_skipped)
         self._update = UpdateCheck(self._engine, self._name)
         self._listeners = Listeners()
+        self._keeping: Keeping | None = None  # of the run that is under way
+        self._directories: set[Path] = set()  # of checkpoints that this program goes on from, or has written
+        self._notes: list[str] = []  # for the next report
         self._step = 0
+        self._until = _Until()
         self._alone = threading.Lock()  # held while a step is under way
         self._compiled = False
 
@@ -211,7 +242,7 @@ class Program:
         """
         if not self._update.told:
             self._update.here(self._step)
-        return self._as_given([jnp.copy(leaf) for leaf in self._engine.states[self._engine.present[0]]])
+        return self._as_given([jnp.copy(leaf) for leaf in self._engine.states[self._engine.some_present]])
 
     def _as_given(self, leaves: list[jax.Array]) -> Any:
         return self._initial.as_given(leaves, [var.aval.weak_type for var in self._plan.graph.state_vars])
@@ -230,6 +261,11 @@ class Program:
     def members(self) -> tuple[int, ...]:
         """The seats with a worker on them, as of the last step. Replicated."""
         return self._sizes.members
+
+    @property
+    def target_workers(self) -> int:
+        """How many members there are to be: as many as were asked for last. Replicated."""
+        return self._membership.target
 
     @property
     def steps(self) -> int:
@@ -259,7 +295,12 @@ class Program:
     # --- running ------------------------------------------------------------------------------------------------------
 
     def run(
-        self, *, epochs: int | None = None, steps: int | None = None, record: str | Path | None = None
+        self,
+        *,
+        epochs: int | None = None,
+        steps: int | None = None,
+        record: str | Path | None = None,
+        checkpoint: Checkpoints | None = None,
     ) -> Iterator[Report]:
         """Run steps, and report each.
 
@@ -270,22 +311,38 @@ class Program:
           record: a file to which rank 0 adds a line of JSON per step: what hooks were shown and what they decided,
             to be replayed by `python -m controllers.simulate`. If it cannot be written, the run goes on without it; a
             warning in the log "adaptive" and a note in rank 0's report say so.
+          checkpoint: where and how often to keep checkpoints on disk: `ad.Checkpoints("run/", every="1 epoch")`. The
+            last state is kept when the run ends, but not where its loop is left by `break` or an error.
 
         Yields:
-          A `Report` per step; ends early when a hook calls `control.stop()`. With neither argument, only then.
+          A `Report` per step; ends early when a hook calls `control.stop()`, or when all workers were told to go. With
+          neither `epochs` nor `steps`, only then.
+
+        Raises:
+          CheckpointError: no checkpoints can be kept as `checkpoint` says. On rank 0, before the first step.
         """
-        last_epoch = None if epochs is None else self.epoch + count("epochs", epochs)
-        last_step = None if steps is None else self._step + count("steps", steps)
+        self._until = _Until(
+            None if epochs is None else self.epoch + count("epochs", epochs),
+            None if steps is None else self._step + count("steps", steps),
+        )
         self._decisions.stopped = False
-        with self._recorded(record):
-            while not self._decisions.stopped:
-                if last_epoch is not None and self.epoch >= last_epoch:
-                    break
-                if last_step is not None and self._step >= last_step:
-                    break
-                yield self.step()
-        self._update.together(self._step, "the end of run()")
-        self._compare_last_decision()
+        with self._recorded(record), self._kept(checkpoint) as keeping:
+            while not (self._decisions.stopped or self._until.reached(self.epoch, self._step)):
+                if self._membership.all_leave:
+                    break  # here the run ends for that reason: the place for what is to be done about it
+                try:
+                    report = self.step()
+                except _RunOver:  # of the workers; this process was in reserve
+                    return
+                if keeping is not None:
+                    keeping.after(report)
+                yield report
+            self._update.together(self._step, "the end of run()")
+            self._compare_last_decision()
+            if keeping is not None:
+                keeping.end()
+            self.world.assemble()
+            self._hand_over()
 
     @contextmanager
     def _recorded(self, path: str | Path | None) -> Iterator[None]:
@@ -294,6 +351,19 @@ class Program:
         else:
             with closing(Recorder(path)) as recorder, self.subscribe(recorder):
                 yield
+
+    @contextmanager
+    def _kept(self, checkpoint: Checkpoints | None) -> Iterator[Keeping | None]:
+        if checkpoint is None:
+            yield None
+            return
+        with Keeping(checkpoint, self) as self._keeping:
+            try:
+                yield self._keeping
+            finally:
+                keeping, self._keeping = self._keeping, None
+                keeping.wait()
+                self._notes += keeping.told()
 
     def subscribe(self, listener: Listener) -> Subscription:
         """Have `listener(event)` called with a `StepEvent` after every step of this process.
@@ -335,14 +405,18 @@ class Program:
             self._alone.release()
 
     @as_made
+    @phase("in a step")
     def _take_step(self) -> Report:
         began = time.perf_counter()
         self._compile_first()
         since = self._clock.begin(began)
         try:
             self._engine.kernels.check()
+            self.world.part()
             outcome = self._by_those_left(since)
             notes = self._skips.take(outcome.trouble, self._step + 1)
+        except _RunOver:
+            raise
         except (NonFiniteError, WorkerError, DisagreementError) as error:  # all processes raise it
             error.add_note(f"The state of {self._name} is that of step {self._step}.")
             raise
@@ -366,10 +440,36 @@ class Program:
                 continue
 
     def _seat(self) -> None:
-        """Notice who has left and who has joined since the last step."""
-        if self._seating.changed:
+        """Let those leave and join who are to; notice who has, since the last step. In reserve, wait to join."""
+        if self._membership.due and not self.world.in_reserve:
             self._update.together(self._step, "a change of members")
+            self._membership.change(f"after step {self._step} of {self._name}")
+        while self.world.in_reserve:
+            self.world.wait(self._engine.kernels.can_make_all)
+            if not self.world.in_reserve:
+                self._clock.restart()
+        over = self.world.newcomers and not self.world.apart
+        self._hand_over()
+        if over:
+            raise _RunOver
+        if self._seating.changed:
             self._clock.forget(self._seating.places(self._seating.take()))
+
+    def _hand_over(self) -> None:
+        """Let those who have come in know what the others know."""
+        if not self.world.newcomers:
+            return
+        self._hooks.catch_up(self._sizes)
+        known = Known(
+            *(self._engine, self._hooks, self._sizes, self._membership, self._seating, self._digest, self._stream),
+            self._skips,
+        )
+        own = self._step, self._until, self._decisions.stopped
+        about = f"what newcomers have to know of {self._name}"
+        baggage = self.world.hand_over(lambda: pack(known, own), about)
+        if baggage is not None:
+            self._step, self._until, self._decisions.stopped = unpack(known, baggage)
+            self._update.told = False
 
     def _compile_first(self) -> None:
         if not self._compiled:
@@ -378,6 +478,7 @@ class Program:
     def _compile_for(self, batch_sizes: Sequence[int]) -> None:
         """Have what a step of these sizes needs, of all workers."""
         sizes = [batch_sizes[worker] for worker in self.world.workers]
+        self._engine.expect(batch_sizes)
         if self._compiled:
             self._engine.kernels.require(sizes)
         else:
@@ -411,9 +512,12 @@ class Program:
         self._clock.take(outcome.compute_seconds, compiling=not kernels.warm, tried_at_a_loss=lossy)
         if come_and_gone or isinstance(self._data, Shards):
             notes = [*come_and_gone, *notes, *unused_shards(self._data, *ran, first=self._step == 1)]
+        if self._keeping is not None:
+            self._notes += self._keeping.told()
+        notes, self._notes = [*self._notes, *notes], []
         self._sizes.step_done()
         epoch = consumed / len(self._data)
-        decision = None
+        asked, decision = Asked.so_far(self._sizes, self._membership), None
         if outcome.committed:
             decision, more = self._decide(outcome, epoch, ran)
             notes += more
@@ -441,11 +545,13 @@ class Program:
             lost=lost,
         )
         if self._listeners:
-            event = StepEvent(report, epoch, ran[1], limits, self._seed, hook_values(self._hooks, outcome.hooks))
+            values = hook_values(self._hooks, outcome.hooks)
+            event = StepEvent(report, epoch, ran[1], limits, self._seed, values, asked)
             failed = self._listeners.tell(event)
             report = replace(report, notes=(*report.notes, *failed)) if failed else report
         return report
 
+    @phase("in the hooks")
     def _decide(
         self, outcome: Outcome, epoch: float, ran: tuple[tuple[int, ...], tuple[int, ...]]
     ) -> tuple[Decision | None, list[str]]:
@@ -475,18 +581,30 @@ class Program:
     # --- between steps ------------------------------------------------------------------------------------------------
 
     @as_made
-    def rescale(self, *, global_batch: int | None = None, shares: Sequence[float] | None = None) -> None:
-        """Change the global batch, its split, or both, between two steps. Call it on every process alike.
+    def rescale(
+        self,
+        *,
+        global_batch: int | None = None,
+        shares: Sequence[float] | None = None,
+        workers: int | None = None,
+    ) -> None:
+        """Change the global batch, its split, or the number of workers, between two steps. Call it on every process
+        alike.
 
         Args:
           global_batch: examples per step over all workers.
           shares: relative sizes, one per worker; whole numbers that sum to the global batch are taken exactly. A worker
-            whose share is 0 takes no examples, until it is given another share; any other takes at least one.
+            whose share is 0 takes no examples, until it is given another share; any other takes at least one. Who
+            joins later begins with the mean share.
+          workers: how many there are to be. The highest seats leave, back to the reserve, before the next step. Those
+            who are missing get ready beside the steps, and join together; until then `global_batch` is taken as far as
+            those who are there can hold it. A later number takes the place of one that is not reached yet.
 
         Raises:
           BatchSizeError: they cannot be, or this program's sizes stay as they are (`resizable=False`).
+          MembersError: there cannot be so many workers, or so few.
         """
-        self._decisions.by_hand(self._step, global_batch, shares)
+        self._decisions.by_hand(self._step, global_batch, shares, workers)
 
     @as_made
     def warm_up(self) -> None:
@@ -510,14 +628,19 @@ class Program:
           CheckpointError: leaves of the state have names that could not be told apart when they are restored.
           DriverError: a policy's state is not built as it was when the policy began.
         """
+        return self._snapshot(None)
+
+    @as_made
+    def _snapshot(self, copy: Callable[[Any], Any] | None) -> dict[str, Any]:
         self._update.together(self._step, "a checkpoint")
-        return _checkpoint.save(
-            self._engine, self._hooks, self._sizes, self._stream, step=self._step, like=self._initial.shapes
-        )
+        parts = (self._engine, self._hooks, self._sizes, self._membership, self._stream)
+        return _checkpoint.save(*parts, step=self._step, like=self._initial.shapes, copy=copy)
 
     @as_made
     @heard_by_all("in restoring")
-    def restore(self, checkpoint: dict[str, Any]) -> None:
+    def restore(
+        self, checkpoint: dict[str, Any] | str | os.PathLike[str] | Checkpoints, *, missing_ok: bool = False
+    ) -> None:
         """Go on from a checkpoint of a program with this driver and data, of as many workers or of another number.
 
         Leaves are found by their names and must have the dtypes and shapes that they have here, so a library that
@@ -525,12 +648,24 @@ class Program:
         and by their order in the driver. Every process calls this; what they restore is compared, and where one of
         them fails all do. A program that raises here is as it was before.
 
+        Args:
+          checkpoint: what `checkpoint()` has returned; or a directory of `ad.Checkpoints`, of which rank 0 chooses the
+            newest that is whole (what is passed over is noted in the next report); or one checkpoint in it.
+          missing_ok: do nothing where a directory holds no checkpoint at all: for scripts that are started again.
+
         Raises:
           CheckpointError: it is damaged, or of another program, seed or number of examples; or it holds local state,
-            or is on shards, of another number of workers.
+            or is on shards, of another number of workers; or there is none; or this process does not see the
+            directory that rank 0 sees.
           WorkerError: another process could not restore its own. On every other process.
           DisagreementError: it is not the same on all processes. On every process.
         """
+        found = None
+        if isinstance(checkpoint, str | os.PathLike | Checkpoints):
+            found = chosen(self.world, checkpoint, missing_ok, f"restore of {self._name}")
+            if found is None:
+                return
+            checkpoint = found.checkpoint
         prepared: list[tuple[_checkpoint.Parsed, dict[str, str], tuple[Any, Any]]] = []
 
         def prepare() -> tuple[dict[str, str], None]:
@@ -547,12 +682,17 @@ class Program:
         self._hooks.restart([parsed.hooks[name] for name in self._hooks.names])
         self._sizes.restart(parsed.batch_sizes, parsed.shares, parsed.members)
         self._seating.restart(parsed.members)
+        self._membership.restart(parsed.workers)
         self._stream.cursors = parsed.cursors
         self._step, self._skips.in_a_row, self._update.told = parsed.step, 0, False
-        if self._engine.new_nans is not None:
-            self._engine.new_nans.begin([self._engine.states[place] for place in self._engine.present])
+        engine = self._engine
+        if engine.new_nans is not None:
+            engine.new_nans.begin([engine.states[place] for place in engine.present] or engine.states[:1])
         self._digest.restart(parsed.step, digests)
         self._clock.restart()
+        if found is not None:
+            self._directories.add(found.directory)
+            self._notes += found.notes
 
     # --- beside training ----------------------------------------------------------------------------------------------
 

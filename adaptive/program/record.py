@@ -77,6 +77,11 @@ def _step(event: StepEvent) -> dict[str, Any]:
         "previous_batch_sizes": list(event.previous_batch_sizes),
         "members": list(report.members),
         "joined": list(report.joined),
+        "asked": {
+            "global_batch": event.asked.global_batch,
+            "active": list(event.asked.active),
+            "workers": list(event.asked.workers),
+        },
         "seconds": report.seconds,
         "message_bytes": report.message_bytes,
         "call": event.limits.call,
@@ -85,7 +90,12 @@ def _step(event: StepEvent) -> dict[str, Any]:
         },
         "decision": None
         if decision is None
-        else {"global_batch": decision.global_batch, "shares": decision.shares, "stop": decision.stop},
+        else {
+            "global_batch": decision.global_batch,
+            "shares": decision.shares,
+            "stop": decision.stop,
+            "workers": decision.workers,
+        },
         "notes": list(report.notes),
     }
 

@@ -34,7 +34,7 @@ class Report:
       decision: what the hooks of this step asked for, or `None`. Replicated.
       skipped: whether the step was given up because what was reduced is not finite; `notes` say why. Replicated.
       notes: lines on what was clipped, skipped, or decided, and on who has left or joined. Replicated, but for those on
-        listeners that have failed.
+        listeners that have failed, and on checkpoints that could not be written: these are rank 0's.
       members: the seats with a worker on them in this step. Replicated.
       joined: those with another worker than in the step before. Replicated.
       lost: the processes that were lost since the step before, or in the course of this one: then it was taken again,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Any
 
 from adaptive.base.world import Loss, World
 from adaptive.control.batch_sizes import BatchSizes
@@ -66,6 +67,12 @@ class Seating:
         there = self._who_is_there()
         self.since = {seat: there.get(seat, 0) for seat in members}
         self._generation = self._world.generation if self.since == there else None
+        self._engine.present = self.places(self.since)
+
+    def take_over(self, known: dict[str, Any]) -> None:
+        """Know what another process does."""
+        vars(self).update(known)
+        self._generation = self._world.generation if self.since == self._who_is_there() else None
         self._engine.present = self.places(self.since)
 
     def _who_is_there(self) -> dict[int, int]:

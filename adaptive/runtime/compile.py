@@ -13,11 +13,13 @@ from weakref import WeakValueDictionary
 import jax
 
 from adaptive.base.jaxprs import calls_back, give_name, loaded_on, names_of, text_of
+from adaptive.base.phases import phase
 
 from .cache import CompilationCacheWarning
 from .ending import uninterruptible
 
 
+@phase("compiling", compiles=True)
 def compile_segment(
     function: Callable, shapes: Any, device: jax.Device, *, name: str = "segment", donate: bool = False
 ) -> Callable:

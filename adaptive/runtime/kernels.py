@@ -20,6 +20,8 @@ from typing import Any
 
 import jax
 
+from adaptive.base.phases import phase
+
 from .background import BackgroundCompiler
 from .cache import compile_order
 from .calls import Call
@@ -111,6 +113,9 @@ class Kernels:
       devices: one per worker of this process.
       splittable: whether a local batch may run as several calls; if not, every size needs a kernel of its own.
       least_calls: calls that every step needs at least, from the first one on.
+
+    Attributes:
+      least_calls: as that is for the sizes that are asked about next.
     """
 
     def __init__(
@@ -404,6 +409,7 @@ class Kernels:
         """Whether all that was asked for is compiled."""
         return self._compiler.idle
 
+    @phase("waiting for kernels", compiles=True)
     def finish(self) -> None:
         """Wait until all that was asked for is compiled."""
         while not self.warm:

@@ -21,17 +21,18 @@ class LocalWorld(Blocking, Seats):
     """Some workers, one after another on one device. They may `leave` and `join` between two steps.
 
     Args:
-      workers: how many.
+      seats: how many there can be.
       device: JAX's default device if not given.
+      workers: how many there are at first; the rest are in reserve. By default all.
     """
 
     rank, processes = 0, 1
 
-    def __init__(self, workers: int = 1, device: jax.Device | None = None):
-        super().__init__(workers)
-        self.size = workers
-        self.workers = range(workers)
-        self.devices = (device or jax.local_devices()[0],) * workers
+    def __init__(self, seats: int = 1, device: jax.Device | None = None, *, workers: int | None = None):
+        super().__init__(seats, workers)
+        self.size = seats
+        self.workers = range(seats)
+        self.devices = (device or jax.local_devices()[0],) * seats
 
     def exchange(
         self,

@@ -20,9 +20,7 @@ from collectives.worlds.ending import LAUNCHER, give_up_after
 
 from ._verdict import Process, verdict
 
-AFTER_SECONDS = (
-    3.0  # between the end of the program and that of its launcher; or of one rank, by an error, and the rest
-)
+AFTER_SECONDS = 2.0  # from the end of the program to that of its launcher; from one rank's error to the others' end
 CLEANING_SECONDS = 1.5  # what the MPI's launcher gets to end its ranks and to remove its files
 LAST_WORDS_SECONDS = 0.5  # of the ranks, that are still on their way when the launcher has ended
 PASSED_ON = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)

@@ -29,21 +29,29 @@ class DeviceWorld(Starting, Seats, Scope):
     once per layout.
 
     Between two steps a device's worker may `leave`, and another one `join` on its seat. Programs in this world notice
-    at their next step: they split the batch over those who are there, and compile nothing.
+    at their next step: they split the batch over those who are there, and compile nothing. A program changes their
+    number itself when it is asked to: `rescale(workers=…)`.
 
     Args:
       devices: one per worker; all local ones by default.
+      workers: how many of the devices have a worker at first; the others are in reserve. By default all.
+      min_workers: fewer cannot be asked for.
+
+    Raises:
+      MembersError: `workers` is no number from `min_workers` to that of the devices.
     """
 
     rank = 0
     processes = 1
 
-    def __init__(self, devices: Sequence[jax.Device] | None = None):
+    def __init__(
+        self, devices: Sequence[jax.Device] | None = None, *, workers: int | None = None, min_workers: int = 1
+    ):
         Scope.__init__(self)
         self.devices: Sequence[jax.Device] = tuple(jax.local_devices() if devices is None else devices)
         check_devices(self.devices)
         self.size = len(self.devices)
-        Seats.__init__(self, self.size)
+        Seats.__init__(self, self.size, workers, min_workers)
         self.workers = range(self.size)
         mesh = Mesh(np.array(self.devices), ("worker",))
         self._sharding = NamedSharding(mesh, P("worker"))
@@ -100,7 +108,9 @@ class DeviceWorld(Starting, Seats, Scope):
         return [on[device] for device in self.devices]
 
     def __repr__(self) -> str:
-        return f"DeviceWorld({self.size} worker{'s' * (self.size > 1)} on {describe(self.devices)})"
+        there, size = len(self.members), self.size
+        reserve = f", {size - there} seat{'s' * (size - there > 1)} empty" if there < size else ""
+        return f"DeviceWorld({there} worker{'s' * (there > 1)} on {describe(self.devices)}{reserve})"
 
 
 def check_devices(devices: Sequence[jax.Device]) -> None:

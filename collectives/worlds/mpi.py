@@ -23,7 +23,6 @@ from adaptive.extend import (
     Arrived,
     Arriving,
     LookAtPiece,
-    Loss,
     MembersChanged,
     Parts,
     Seats,
@@ -33,6 +32,7 @@ from adaptive.extend import (
     chosen_threads,
     current_line,
     launcher,
+    phase,
 )
 
 from . import ending
@@ -41,11 +41,14 @@ from .frame import Frame
 from .inbox import Inbox, Layout, check_dtypes, from_keys, keys, round_to
 from .launch import check_agreement, no_mpi
 from .meeting import Presence, why_not
-from .operations import BARRIER, CLOSE, FAILURE, Gather, Message, Operation
+from .operations import BARRIER, CLOSE, FAILURE, Farewell, Gather, Message, Operation
+from .patience import SECONDS, checked, introduce, watch
 from .processes import Together, all_processes
-from .repair import prepare, repaired, survives
+from .repair import all_agree, enabled, prepare, repaired, survives
 from .scope import Scope, describe
+from .staff import Staff
 from .threads import OversubscriptionWarning, oversubscription
+from .watch import Watch
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -63,16 +66,19 @@ KEPT_LAYOUTS = 64  # a program has one or a few; eager calls may have any number
 _making = Lock()  # duplicating a communicator is a collective on it, which two threads must not do at once
 
 
-class MPIWorld(Starting, Scope):
+class MPIWorld(Starting, Staff, Scope):
     """One worker per MPI rank, or one per local device: then a sum over the process's devices comes first.
 
     Args:
       comm: an mpi4py communicator, of which this world uses a duplicate; COMM_WORLD by default.
       devices: this process's, one worker on each; need not be equally many on all ranks. By default one: JAX's first
         CPU, or, where there are several accelerators, the one that belongs to this rank among those of its host.
+      workers: how many take part at first, of whole processes; the others are in reserve. By default all.
+      min_workers: with fewer workers left, all stop; and no program can ask for fewer.
       lost: "continue" without the processes that are lost, or "stop". By default it goes on where the job was started
         so that it can: by Open MPI's `mpirun --with-ft ulfm`.
-      min_workers: with fewer workers left, all stop.
+      patience: seconds for which a rank may keep the others waiting before it is taken for stuck, 0 for ever; the same
+        on all ranks (`patience.py`).
 
     All that processes do together begins with a frame (`frame.py`), so that ranks which are in different collectives
     are told. Threads may share a world, one of them is in a collective at a time; programs that run in threads of their
@@ -83,23 +89,30 @@ class MPIWorld(Starting, Scope):
         old order.
 
     Raises:
-      LaunchError: MPI cannot be loaded, or is not that of the launcher; or processes cannot be lost, and should.
+      LaunchError: MPI cannot be loaded, or is not that of the launcher; or losses are to be survived, and cannot be.
+      MembersError: there cannot be so many workers, or so few.
+      CollectiveError: `patience` is no number of seconds.
+      DisagreementError: it is not the same on all ranks. On every rank.
     """
+
+    _watch: Watch | None = None
 
     def __init__(
         self,
         comm: MPI.Comm | None = None,
         devices: Sequence[jax.Device] | None = None,
         *,
-        lost: str | None = None,
+        workers: int | None = None,
         min_workers: int = 1,
+        lost: str | None = None,
+        patience: float = SECONDS,
     ):
         Scope.__init__(self)
+        patience = checked(patience)
         self._mpi = mpi = _load()
         if comm is None:
             check_agreement(mpi.COMM_WORLD.size, mpi.Get_library_version())
         self._survives = survives(lost)
-        self._least = min_workers
         with _making:
             whole = (mpi.COMM_WORLD if comm is None else comm).Dup()
         whole.Set_errhandler(mpi.ERRORS_RETURN)  # errors become exceptions, whatever the user's communicator does
@@ -107,10 +120,13 @@ class MPIWorld(Starting, Scope):
         self.devices: Sequence[jax.Device] = (_default_device(host.rank),) if devices is None else tuple(devices)
         check_devices(self.devices)
         self._frame = Frame()
-        self._take(Together(whole, all_processes(whole, host, len(self.devices))))
-        self.workers = self._together.everyone[self.rank].seats
-        self.size: int = self._together.everyone[-1].seats.stop
-        self._seats = Seats(self.size)
+        self._watch: Watch | None = None
+        everyone = Together(whole, all_processes(whole, host, len(self.devices)))
+        self.workers = everyone.everyone[whole.rank].seats
+        self.size: int = everyone.everyone[-1].seats.stop
+        self._seats = Seats(self.size, workers, min_workers)
+        self._init_staff(everyone)
+        self._check_whole(workers)
         if self.devices[0].platform == "cpu":
             self._warn_if_oversubscribed(host)
         host.Free()
@@ -125,6 +141,11 @@ class MPIWorld(Starting, Scope):
         self._torn = False  # one that this process has left, and others have not
         self._completed, self._last = 0, Operation("", "", 0)  # how many operations, and the last of them
         self._left: tuple[Together, tuple[str, float]] | None = None  # who is together from the next operation on
+        self._operation = self._last  # the one that it is in, or behind: for the watch
+        peer, datagrams = introduce(whole.rank, everyone.everyone[whole.rank].host, patience)
+        peers = whole.allgather(peer)
+        self._peers = dict(zip(everyone.everyone, peers, strict=True))
+        self._watch = watch(self, peers, whole.rank, datagrams, partial(_abort, mpi))
         ending.world_made()
 
     def start(
@@ -208,6 +229,9 @@ class MPIWorld(Starting, Scope):
 
     def fail(self, why: str) -> None:
         """Make all other processes raise WorkerError, in whatever they do together now or next."""
+        if self.in_reserve:
+            return  # the workers do not depend on it
+        self._tell_reserve(why)
         with suppress(_HeardError), self._collective():
             self._do(Operation("", "", FAILURE, failure=why))
 
@@ -220,8 +244,9 @@ class MPIWorld(Starting, Scope):
         if self._closed:
             return
         try:
+            self._dismiss_reserve()
             with self._collective():
-                self._do(Operation("the end of its world's block", "", CLOSE))
+                self._do(Farewell("the end of its world's block", self._parting, CLOSE))
                 with suppress(self._mpi.Exception):  # somebody was lost behind the end: what matters is done
                     self.comm.Free()
             ending.world_ended()
@@ -229,26 +254,31 @@ class MPIWorld(Starting, Scope):
             self._inboxes.clear()
             self._latest = None, iter(())
             super().close()
+            self._end_watch()
 
-    @property
-    def members(self) -> tuple[int, ...]:
-        """The seats with a worker on them."""
-        return self._seats.members
+    def _abandon(self, why: str) -> None:
+        super()._abandon(why)
+        self._end_watch(why)
 
-    @property
-    def since(self) -> tuple[int, ...]:
-        """For each member the generation in which it came."""
-        return self._seats.since
+    def _watch_over(self, those: Together) -> None:
+        """Watch whether these come, from now on."""
+        if self._watch is not None:
+            self._watch.keep([self._peers[process] for process in those.everyone])
+
+    def _end_watch(self, why: str = "") -> None:
+        if self._watch is not None:
+            self._watch.close(why)
 
     def __repr__(self) -> str:
-        s = "s" * (self.size > 1)
+        there = len(self.members)
+        s, of = "s" * (there > 1), f" on {self.size} seats" if there < self.size else ""
         own = f"worker {self.workers[0]}" if len(self.workers) == 1 else f"workers {self.workers[0]}–{self.workers[-1]}"
-        return (
-            f"MPIWorld({self.size} worker{s}; rank {self.rank} of {self.processes}: {own} on {describe(self.devices)})"
-        )
+        which = "in reserve" if self.in_reserve else f"rank {self.rank} of {self.processes}"
+        return f"MPIWorld({there} worker{s}{of}; {which}: {own} on {describe(self.devices)})"
 
     # --- one operation after another ----------------------------------------------------------------------------------
 
+    @phase("in a collective", exchanges=True)
     def _do(self, operation: Operation) -> None:
         """Have an operation completed, on all processes that survive it: see `operations.py`.
 
@@ -262,15 +292,10 @@ class MPIWorld(Starting, Scope):
             if self._left is not None:
                 self._go_on(*self._left)
             if not changed or operation.repeats:
-                try:
-                    self._carry_out(operation)
+                error = self._carry_out(operation)
+                if error is None or self._repair(operation, error):
                     break
-                except self._mpi.Exception as error:
-                    if not self._survives:
-                        raise
-                    if self._repair(operation, error):
-                        break
-                    continue
+                continue
             self._inside = False
             raise MembersChanged
         self._completed += 1
@@ -279,11 +304,34 @@ class MPIWorld(Starting, Scope):
             self._inside = False
             # Nobody would come to what is left.
             self._closed = any(presence.leaves for presence in operation.presences)
+            if self._closed:
+                self._end_watch()
             raise _HeardError if operation.failure else why_not(operation.presences, operation.rank)
 
-    def _carry_out(self, operation: Operation) -> None:
+    def _carry_out(self, operation: Operation) -> Exception | None:
+        """Attempt it. Returns the error that it has ended with, for somebody was lost."""
+        error: Exception | None = None
+        try:
+            self._framed(operation)
+        except self._mpi.Exception as lost:
+            if not self._survives:
+                raise
+            error = lost
+            with suppress(self._mpi.Exception):
+                self.comm.Revoke()
+        completed = error is None
+        if completed and (not operation.agreed or not self._survives or operation.presences is not None):
+            return None
+        # All whose attempt has failed come here, whatever it was, since some may have completed what all agree on.
+        if all_agree(self._mpi, self.comm, completed):
+            return None
+        return error or self._mpi.Exception(self._mpi.ERR_PROC_FAILED)
+
+    def _framed(self, operation: Operation) -> None:
         """The frame, in which all see whether they are about the same; and if so, what it frames."""
+        operation.presences = None
         self._frame.announce(crc32(operation.about.encode(), operation.kind))
+        self._operation = operation
         self._inside = True
         self.comm.Allreduce(self._mpi.IN_PLACE, self._frame.numbers)
         if self._frame.is_of_one_mind():
@@ -330,27 +378,17 @@ class MPIWorld(Starting, Scope):
         """
         gone, self._left = self._together.gone(left), None
         self._take(left)
-        losses = [Loss(tuple(process.seats), f"rank {rank} ({process})", *how) for rank, process in gone.items()]
-        self.losses = (*self.losses, *losses)
-        lost = [seat for loss in losses for seat in loss.workers if seat in self.members]
-        if len(self.members) - len(lost) < self._least:
-            self._closed = True
-            raise WorkerError(
-                f"{len(self.members) - len(lost)} workers are left, and min_workers={self._least}: all stop.\n    "
-                + "\n    ".join(map(str, losses))
-            )
-        for seat in lost:
-            self._seats.leave(seat)
-        self.generation = self._seats.generation
-        carried = {seat for process in left.everyone for seat in process.seats}
-        self.unattended = tuple(seat for seat in range(self.size) if seat not in carried)
+        self._lose(gone, how)
 
     def _take(self, together: Together) -> None:
         """Be one of these."""
         self._together, self.comm = together, together.comm
+        self._watch_over(together)
         self.rank, self.processes = self.comm.rank, self.comm.size
         self._frame.of(self.processes)
         self._piece_bytes = PIECE_BYTES if together.one_host else PIECE_BYTES_ACROSS_HOSTS
+        carried = {seat for process in together.everyone for seat in process.seats}
+        self.unattended = tuple(seat for seat in range(self.size) if seat not in carried)
 
     # --- reducing -----------------------------------------------------------------------------------------------------
 
@@ -471,6 +509,12 @@ def _load() -> ModuleType | Any:
     except (ImportError, RuntimeError) as error:
         raise no_mpi(error) from error
     return MPI
+
+
+def _abort(mpi: Any, status: int) -> None:
+    """End the other processes, as far as MPI is to; this one ends by itself."""
+    if not enabled():  # where Open MPI survives losses this ends no others, and mpirun now and then hangs behind it
+        mpi.COMM_WORLD.Abort(status)
 
 
 def _default_device(rank_on_host: int) -> jax.Device:

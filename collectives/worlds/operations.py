@@ -3,6 +3,9 @@
 An operation begins with the frame (`frame.py`). Where a process is lost in the middle of one, some of the others may
 have completed it and some not. Those who have then hand its result on, so that nobody is ahead of the others in what
 follows; so what an operation brought is kept until the next one is completed.
+
+Behind some operations those who have completed them are not to be found in this communicator any more: they are in
+another one, or at the end. These are `agreed`: all learn whether it was completed on all, or else it counts for nobody.
 """
 
 from __future__ import annotations
@@ -13,11 +16,16 @@ from zlib import crc32
 
 import numpy as np
 
+from adaptive import WorkerError
+from adaptive.extend import Baggage
+
 from .meeting import Presence
 
 _AT_A_TIME = 1 << 30  # bytes of one broadcast: MPI counts with 32 bits
 
-SHARE, BARRIER, CLOSE, FAILURE = (crc32(kind) for kind in (b"share", b"barrier", b"close", b"failure"))
+SHARE, BARRIER, CLOSE, FAILURE, REGROUP, HAND_OVER, MEETING = (
+    crc32(kind) for kind in (b"share", b"barrier", b"close", b"failure", b"regroup", b"hand over", b"meeting")
+)
 
 
 class Operation:
@@ -30,10 +38,12 @@ class Operation:
 
     Attributes:
       repeats: whether it can simply be done again among those who survive.
+      agreed: whether it is completed on all, or on none, so that nothing of it is ever handed on.
       presences: where not all were about the same, what each rank was about; and `rank`, this process's among them.
     """
 
     repeats = True
+    agreed = False
 
     def __init__(self, about: str, more: str, kind: int, text: str = "", failure: str = ""):
         self.about, self.more, self.kind, self.text, self.failure = about, more, kind, text, failure
@@ -53,6 +63,12 @@ class Operation:
         """Broadcast what `carry_out` brought."""
 
 
+class Farewell(Operation):
+    """The last that processes do in this communicator."""
+
+    agreed = True
+
+
 class Gather(Operation):
     """Every process's bytes, by rank: `result`."""
 
@@ -66,6 +82,53 @@ class Gather(Operation):
 
     def send_result(self, comm: Any, root: int) -> None:
         self.result = comm.bcast(self.result, root)
+
+
+class Regroup(Farewell):
+    """Of those who are together some go on without the others: `result` is their communicator.
+
+    Args:
+      stays: whether this process is one of them, as things are when it is carried out.
+    """
+
+    def __init__(self, mpi: Any, about: str, stays: Callable[[], bool]):
+        super().__init__(about, "", REGROUP)
+        self._mpi, self._stays = mpi, stays
+        self.result: Any = None
+
+    def carry_out(self, comm: Any) -> None:
+        self.result = comm.Split(0 if self._stays() else self._mpi.UNDEFINED, comm.rank)
+        if self.result != self._mpi.COMM_NULL:
+            self.result.Set_errhandler(self._mpi.ERRORS_RETURN)
+
+
+class HandOver(Operation):
+    """What newcomers have to know, from the process with rank 0: `result`, for them.
+
+    Args:
+      make: makes it, of what is small, and of arrays; called on rank 0.
+      knows: whether this process knows already.
+    """
+
+    agreed = True  # else whoever has completed it would have to keep all that it has given or got
+
+    def __init__(self, about: str, make: Callable[[], Baggage], *, knows: bool):
+        super().__init__(about, "", HAND_OVER)
+        self._make, self._knows = make, knows
+        self.result: Baggage | None = None
+
+    def carry_out(self, comm: Any) -> None:
+        first = comm.rank == 0
+        small, arrays = self._make() if first and self._knows else (None, [])
+        shapes = [(a.shape, a.dtype.str) for a in arrays] if self._knows else None
+        told = comm.bcast((self._knows, small, shapes) if first else None)
+        if not told[0]:
+            raise WorkerError("all workers are lost, and with them the state of the run: newcomers alone are left.")
+        if not first:
+            arrays = [np.empty(shape, np.dtype(dtype)) for shape, dtype in told[2]]
+        for array in arrays:
+            send_bytes(comm, array, 0)
+        self.result = None if self._knows else (told[1], arrays)
 
 
 class Message(Operation):
@@ -96,6 +159,11 @@ class Message(Operation):
     def send_result(self, comm: Any, root: int) -> None:
         self.arrived = comm.bcast(self.arrived, root)
         for buffer in self._buffers:
-            flat = buffer.reshape(-1).view(np.uint8)
-            for start in range(0, flat.size, _AT_A_TIME):
-                comm.Bcast(flat[start : start + _AT_A_TIME], root)
+            send_bytes(comm, buffer, root)
+
+
+def send_bytes(comm: Any, buffer: np.ndarray, root: int) -> None:
+    """Broadcast an array's bytes into the same array of all."""
+    flat = buffer.reshape(-1).view(np.uint8)
+    for start in range(0, flat.size, _AT_A_TIME):
+        comm.Bcast(flat[start : start + _AT_A_TIME], root)

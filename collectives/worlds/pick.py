@@ -7,18 +7,21 @@ from typing import Literal
 
 import jax
 
-from adaptive.extend import launcher
+from adaptive.extend import launcher, number_of_workers
 
 from .devices import DeviceWorld
 from .mpi import MPIWorld
+from .patience import SECONDS, checked
 from .solo import SoloWorld
 
 
 def world(
     devices: Sequence[jax.Device] | None = None,
     *,
-    lost: Literal["continue", "stop"] | None = None,
+    workers: int | None = None,
     min_workers: int = 1,
+    lost: Literal["continue", "stop"] | None = None,
+    patience: float = SECONDS,
 ) -> MPIWorld | DeviceWorld | SoloWorld:
     """All workers there are: the same script runs as one worker, on several devices, and under `mpirun -n N`.
 
@@ -28,17 +31,24 @@ def world(
 
     Args:
       devices: those of this process to put workers on. By default all of them, but one per rank under MPI.
+      workers: how many workers there are at first; the others are in reserve, until a program asks for them by
+        `rescale(workers=…)`. By default all there are.
+      min_workers: with fewer workers left, all stop; and no program can ask for fewer.
       lost: what the others do when processes are lost: "continue" or "stop". By default they go on where MPI was
         started so that they can: by Open MPI's `mpirun --with-ft ulfm`.
-      min_workers: with fewer workers left, all stop.
+      patience: seconds for which one rank may keep all others waiting before it is named as stuck; after twice that it
+        is killed, where losses are survived, or else the job ends. 0: never. The same on all ranks. Where there are no
+        other processes, there is nobody to wait for.
 
     Returns:
       A context manager: `with comm.world() as world: ...`. It has `size` (workers), `rank` (this process) and
       `barrier()`. Inside its block, collectives that are called outside a program go through it.
 
     Raises:
+      CollectiveError: `patience` is no number of seconds.
       LaunchError: started by a launcher of MPI programs, but MPI cannot be loaded, or is not the launcher's; or losses
         are to be survived, and cannot be.
+      MembersError: there cannot be so many workers, or so few.
 
     Example:
       >>> import jax, collectives as comm
@@ -46,7 +56,13 @@ def world(
       ...     print(world)
       SoloWorld(1 worker on cpu:0)
     """
+    checked(patience)
     if launcher() is not None:
-        return MPIWorld(devices=devices, lost=lost, min_workers=min_workers)
+        return MPIWorld(devices=devices, workers=workers, min_workers=min_workers, lost=lost, patience=patience)
     found = jax.local_devices() if devices is None else devices
-    return SoloWorld(found[0]) if len(found) == 1 else DeviceWorld(found)
+    if len(found) != 1:
+        return DeviceWorld(found, workers=workers, min_workers=min_workers)
+    for name, number in (("workers", workers), ("min_workers", min_workers)):
+        if number is not None:
+            number_of_workers(number, 1, name=name)
+    return SoloWorld(found[0])

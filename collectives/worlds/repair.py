@@ -1,6 +1,7 @@
 """What remains of a communicator when some of its processes are lost: MPI's user-level failure mitigation (ULFM).
 
     revoke   whoever notices makes all others notice, whatever they wait for in this communicator
+    agree    those who have completed an operation on which all agree learn that others have not
     shrink   those who are left get a communicator of their own; a process that is lost meanwhile is no part of it
     level    who completed the operation that failed for others hands on its result (`operations.py`)
     agree    all know that all came through; if a process was lost on the way, from the beginning
@@ -76,12 +77,12 @@ def repaired(mpi: Any, comm: Any, level: Callable[[Any], T]) -> tuple[Any, T]:
         except mpi.Exception:
             with suppress(mpi.Exception):
                 smaller.Revoke()  # others may wait in it for whoever was lost
-        if _all_agree(mpi, smaller, bool(found)):
+        if all_agree(mpi, smaller, bool(found)):
             return smaller, found[0]
         comm = smaller
 
 
-def _all_agree(mpi: Any, comm: Any, fine: bool) -> bool:
+def all_agree(mpi: Any, comm: Any, fine: bool) -> bool:
     """Whether all say so, and nobody was lost; the same answer on all."""
     try:
         return bool(comm.Agree(int(fine)))

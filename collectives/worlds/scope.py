@@ -9,23 +9,22 @@ from typing import Self
 
 import jax
 
-from adaptive import CollectiveError, DisagreementError, NonFiniteError, WorkerError
-from adaptive.extend import Loss, World, at, current_line, enter, leave, tell
+from adaptive import CollectiveError, DisagreementError, MembersError, NonFiniteError, WorkerError
+from adaptive.extend import Resident, World, at, current_line, enter, leave, tell
 
 from . import ending
 
 
-class Scope:
+class Scope(Resident):
     """A world as a context manager. Worlds nest: inside, collectives go to the world that was entered last."""
 
     def __init__(self) -> None:
         self._tokens: list[Token[World | None]] = []
         self._closed = False
         self._leaving = False
+        self._parting = ""  # by what it is left, if not at its end
 
     size: int
-    losses: tuple[Loss, ...] = ()
-    unattended: tuple[int, ...] = ()
 
     generation = 0
 
@@ -39,6 +38,41 @@ class Scope:
         """For each member the generation in which it came: all were there from the start."""
         return (0,) * self.size
 
+    # Worlds whose workers come and go say otherwise.
+
+    respawn = False
+
+    @property
+    def ready(self) -> int:
+        """How many of those who were called in are ready to join: nobody is."""
+        return 0
+
+    @property
+    def least(self) -> int:
+        """How many workers there have to be: as many as there are."""
+        return len(self.members)
+
+    @property
+    def most(self) -> int:
+        """How many workers there can be: as many as there are."""
+        return len(self.members)
+
+    def nearest(self, workers: int) -> int:
+        """The number of workers that can be had, nearest to one that is asked for: the protocol of `World`."""
+        return min(max(workers, self.least), self.most)
+
+    def call_in(self, workers: int) -> None:
+        """Get no more ready than there are: the protocol of `World`."""
+        self._check_number(workers)
+
+    def change(self, workers: int, leaving: Sequence[int] = ()) -> None:
+        """Come to as many members as there are: the protocol of `World`."""
+        self._check_number(workers - len(leaving))
+
+    def _check_number(self, workers: int) -> None:
+        if workers != len(self.members):
+            raise MembersError(f"{self!r} cannot have {workers} workers: in it nobody comes, and nobody leaves.")
+
     def __enter__(self) -> Self:
         self._check_open()
         self._tokens.append(enter(self))  # type: ignore[arg-type]  # the subclasses are Worlds
@@ -51,14 +85,19 @@ class Scope:
         if self._tokens or self._closed:
             return
         self._leaving = True
-        if kind is None:
+        if kind is None or (isinstance(error, SystemExit) and not error.code):
+            self._parting = "" if kind is None else "sys.exit()"
             self.close()
             return
         # Not as above: closing is collective, and others may be in an exchange.
         if isinstance(error, WorkerError | DisagreementError | NonFiniteError):
             ending.all_have_heard()
-        if isinstance(error, Exception):
+        if isinstance(error, Exception | SystemExit):
             tell(self, f"in its {type(self).__name__}'s block", error)  # type: ignore[arg-type]
+        self._abandon(f"it has left the block of its world by {type(error).__name__}: {error}")
+
+    def _abandon(self, why: str) -> None:
+        """Be closed on this process alone."""
         self._closed = True
 
     def close(self) -> None:

@@ -21,6 +21,7 @@ from adaptive.extend import Decision, Observation
 from controllers._policy import Policy
 from controllers.timing.allocate import fill
 from controllers.timing.batch_time import BatchTime
+from controllers.timing.exchange import average
 from controllers.timing.seconds import active_of
 from controllers.timing.time_model import TimeModel
 
@@ -87,10 +88,10 @@ def goodput_batch(
         return GoodputState(TimeModel.init(n_workers), np.asarray(np.nan))
 
     def update(observation: Observation, state: GoodputState) -> tuple[Decision | None, GoodputState]:
-        noise, seconds, iteration = _read(observation)
+        noise, seconds, iteration = read_signals(observation, "goodput_batch")
         sizes = np.asarray(observation.previous_batch_sizes)
         times = state.times.observe(sizes, seconds, observation.due)
-        state = GoodputState(times, _average(state.overhead, _idle(seconds[sizes > 0], iteration)))
+        state = GoodputState(times, average(state.overhead, idle_seconds(seconds[sizes > 0], iteration)))
         if not observation.due:
             return None, state
         if not (noise.known and state.times.measured[active_of(observation)].all() and state.overhead >= 0):
@@ -118,34 +119,33 @@ def goodput_batch(
     return Policy(init, update, "goodput_batch", ("noise_scale", "seconds", "iteration_seconds"))
 
 
-def _read(observation: Observation) -> tuple[Bounds, np.ndarray, float]:
+def read_signals(observation: Observation, policy: str) -> tuple[Bounds, np.ndarray, float]:
+    """What a goodput is made of: the noise scale, the workers' compute seconds, shape=(n,), and an iteration's seconds.
+
+    Args:
+      policy: who reads it.
+    """
     n = len(observation.batch_sizes)
     values = observation.values
     if len(values) != 3 or np.shape(values[1]) != (n,) or np.size(values[2]) not in (1, n):
         raise DriverError(
-            f"goodput_batch reads a noise scale, {n} compute times and one iteration time; it was given "
+            f"{policy} reads a noise scale, {n} compute times and one iteration time; it was given "
             f"{len(values)} values. For instance:\n"
             f"    seconds = comm.all_gather(mon.compute_seconds())\n"
             f"    iteration = comm.all_reduce(mon.iteration_seconds(), op='max')\n"
-            f"    ctrl.hook(ctrl.goodput_batch(), noise, seconds, iteration)"
+            f"    ctrl.hook(ctrl.{policy}(), noise, seconds, iteration)"
         )
-    return read_noise(values[0], "goodput_batch"), np.asarray(values[1], np.float64), float(np.max(values[2]))
+    return (
+        read_noise(values[0], policy),
+        np.asarray(values[1], np.float64),
+        float(np.fmax.reduce(np.ravel(values[2]))),
+    )  # empty seats know none
 
 
-def _idle(seconds: np.ndarray, iteration: float) -> float:
+def idle_seconds(seconds: np.ndarray, iteration: float) -> float:
     """Seconds of an iteration in which nobody computes; NaN where the time of one with examples is not known."""
     known = np.isfinite(iteration) and (seconds > 0).all() and (seconds < np.inf).all()
     return iteration - float(seconds.max()) if known else math.nan
-
-
-def _average(mean: np.ndarray, new: float) -> np.ndarray:
-    """Over some twenty steps. A step ten times the mean is a pause, and counts as twice the mean."""
-    if not np.isfinite(new):
-        return mean
-    new = max(new, 0.0)
-    if not np.isfinite(mean):
-        return np.asarray(new)
-    return 0.95 * mean + 0.05 * (new if new < 10 * mean or mean == 0 else 2 * mean)
 
 
 def _step_seconds(batch: int, times: BatchTime, observation: Observation) -> float:

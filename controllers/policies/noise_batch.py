@@ -5,7 +5,7 @@ from __future__ import annotations
 from adaptive.extend import Decision, Observation
 from controllers._policy import Policy
 
-from .efficiency import efficiency_cap, read_noise, round_batch
+from .efficiency import Bounds, efficiency_cap, read_noise, round_batch
 
 
 def noise_batch(
@@ -67,7 +67,7 @@ def noise_batch(
             return None, state
         current = observation.global_batch
         lower, upper = (noise.lower, noise.upper) if confident else (noise.scale, noise.scale)
-        target = min(max(current, factor * lower), factor * upper)
+        target = between(current, noise, factor, confident=confident)
         if least_efficiency is not None and base_batch is not None:
             low, high = (efficiency_cap(bound, base_batch, least_efficiency) for bound in (lower, upper))
             target = min(target, max(low, current), high)  # bounds again: there may be no evidence for either
@@ -83,6 +83,17 @@ def noise_batch(
         return Decision(global_batch=batch, notes=(note,)), state
 
     return Policy(lambda n_workers: (), update, "noise_batch", ("noise_scale",))
+
+
+def between(current: float, noise: Bounds, factor: float, *, confident: bool) -> float:
+    """What there is evidence for: `current`, or as far as it has to go to be between the noise scale's bounds.
+
+    Args:
+      factor: what to multiply the scale by.
+      confident: go by its confidence bounds, and not by the scale itself.
+    """
+    lower, upper = (noise.lower, noise.upper) if confident else (noise.scale, noise.scale)
+    return min(max(current, factor * lower), factor * upper)
 
 
 def batch_bounds(observation: Observation, min_batch: int | None, max_batch: int | None) -> tuple[int, int]:

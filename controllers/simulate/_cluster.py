@@ -27,8 +27,13 @@ class Cluster:
       noise: multiplies them too. What the best possible split is, is said without it.
       lower, upper: bounds on the workers' batches, shape=(n,) or one for all: memory, for instance.
       quantum: sizes are best multiples of this; `None` for one that follows the global batch, as a program's own does.
-      overhead: seconds of a step in which nobody computes: the exchange.
-      present: which workers there are, `present(step) -> bool, shape=(n,)`: joins and losses. By default all.
+      overhead: seconds of a step in which nobody computes, the exchange; or a function of how many workers are there.
+      present: which workers can be had, `present(step) -> bool, shape=(n,)`: losses, and who comes back. By default
+        all. Where there is no reserve, whoever can be had is there.
+      first: how many of the workers are there at first. The others are in reserve, and join when a policy asks for more
+        workers. By default all, and no reserve.
+      join_after: steps from that request until they join.
+      respawn: whether a worker that is lost is replaced from the reserve, by itself.
       noise_scale: the gradient noise scale after a number of examples, `noise_scale(examples) -> examples`.
       cpu: free processor share of each worker, a trace. By default what explains the slowdown, `1 / slowdown`.
       memory: free bytes of each worker, a trace. By default 1 GB.
@@ -41,16 +46,23 @@ class Cluster:
     lower: ArrayLike = 1
     upper: ArrayLike = 10**9
     quantum: int | None = 1
-    overhead: float = 0.0
+    overhead: float | Callable[[int], float] = 0.0
     present: Callable[[int], np.ndarray] | None = None
     noise_scale: Callable[[float], float] | None = None
     cpu: Trace | None = None
     memory: Trace | None = None
     sensor_noise: float = 0.0
+    first: int | None = None
+    join_after: int = 0
+    respawn: bool = False
+
+    def idle_seconds(self, workers: int) -> float:
+        """Seconds of a step of so many workers in which nobody computes."""
+        return self.overhead(workers) if callable(self.overhead) else self.overhead
 
     @property
     def workers(self) -> int:
-        """How many workers there are, those included that join later."""
+        """How many workers there are, those included that join later, and the reserve."""
         return max(np.size(part) for part in self.times)
 
     @property

@@ -33,6 +33,8 @@ examples:
   python -m controllers.simulate all
   python -m controllers.simulate affine --policy balance@10 --policy balance@1
   PYTHONPATH=. python -m controllers.simulate drift --policy balance --policy mine:make_policy
+  python -m controllers.simulate scaling --policy equal --policy noise_workers --policy goodput_workers
+  python -m controllers.simulate listing_1 spot --policy equal --policy balance
   python -m controllers.simulate --replay trace.jsonl --policy balance --policy proportional
   python -m controllers.simulate --replay trace.jsonl --exact 0/balance --policy proportional
 
@@ -145,15 +147,22 @@ def table(runs: dict[str, Simulation]) -> str:
     """The runs of one scenario, as a table in Markdown. Times are compared up to as many examples as all have done.
 
     Args:
-      runs: by policy; the others are compared with the first.
+      runs: by policy; the others are compared with the first. Where workers are in reserve, it says how many were there
+        on average, what they have spent in all, and how much they have learned per second (`Simulation.goodput`).
     """
     examples = min(int(run.global_batch.sum()) for run in runs.values())
     base = next(iter(runs))
-    rows = [("policy", "mean step", "best split", "over best", "adjustments", f"speed-up over {base}")]
+    counted = any(run.cluster is not None and run.cluster.first is not None for run in runs.values())
+    more = ("workers", "worker-s", "goodput") if counted else ()
+    rows: list[tuple[str, ...]] = [
+        ("policy", "mean step", "best split", "over best", "adjustments", f"speed-up over {base}", *more)
+    ]
     for name, run in runs.items():
         took, best = run.step_seconds.mean(), run.ideal_seconds.mean()
         gain = runs[base].seconds_to(examples) / run.seconds_to(examples)
-        rows.append((name, _ms(took), _ms(best), f"{took / best:.3f}", str(len(run.adjustments)), f"{gain:.2f}"))
+        cells = (name, _ms(took), _ms(best), f"{took / best:.3f}", str(len(run.adjustments)), f"{gain:.2f}")
+        spent = (f"{run.workers.mean():.1f}", f"{run.worker_seconds:.4g}", f"{run.goodput:.4g}") if counted else ()
+        rows.append((*cells, *spent))
     return _aligned(rows)
 
 
@@ -193,7 +202,7 @@ def _known(cluster: Cluster) -> list[str]:
 
 def _exact(recording: Recording, options: argparse.Namespace) -> None:
     recorded = [(step.step, step.decision) for step in recording.steps if step.decision]
-    lines = [("step", "policy", "global batch", "shares")]
+    lines = [("step", "policy", "workers", "global batch", "shares")]
     lines += [(str(step), "as recorded", *_asked(decision)) for step, decision in recorded]
     for name, hook in _policies(options, default=("balance",)).items():
         every = hook.every if "@" in name else None
@@ -204,9 +213,10 @@ def _exact(recording: Recording, options: argparse.Namespace) -> None:
     _say(_aligned(lines))
 
 
-def _asked(decision: Decision) -> tuple[str, str]:
+def _asked(decision: Decision) -> tuple[str, str, str]:
     shares = "" if decision.shares is None else " ".join(f"{share:g}" for share in decision.shares)
-    return "" if decision.global_batch is None else str(decision.global_batch), shares
+    workers, batch = ("" if number is None else str(number) for number in (decision.workers, decision.global_batch))
+    return workers, batch, shares
 
 
 def _followed(batches: np.ndarray) -> Hooked:

@@ -9,10 +9,12 @@ from typing import Any, NamedTuple
 from adaptive.extend import Observation
 from controllers._policy import Policy
 from controllers.policies.goodput import goodput_batch
+from controllers.policies.goodput_workers import goodput_workers
 from controllers.policies.lb_bsp import lb_bsp
 from controllers.policies.leader_straggler import leader_straggler
 from controllers.policies.min_max import balance, min_max
 from controllers.policies.noise_batch import noise_batch
+from controllers.policies.noise_workers import noise_workers
 from controllers.policies.proportional import proportional
 from controllers.policies.static import static_proportional
 from controllers.predictors.arx import arx
@@ -87,8 +89,22 @@ LINE_UP = {
     "goodput_batch": Contender(
         goodput_batch, ("noise_scale", "seconds", "iteration_seconds"), 20, "global batch by goodput (Pollux)", False
     ),
+    "noise_workers": Contender(
+        lambda: noise_workers(128),
+        ("noise_scale",),
+        20,
+        "number of workers by the noise scale (KungFu's Listing 1), 128 examples each",
+        False,
+    ),
+    "goodput_workers": Contender(
+        goodput_workers,
+        ("noise_scale", "seconds", "iteration_seconds"),
+        20,
+        "number of workers and global batch by goodput (Pollux)",
+        False,
+    ),
 }
-SPLITS = tuple(name for name in LINE_UP if not name.endswith("_batch"))
+SPLITS = tuple(name for name in LINE_UP if not name.endswith(("_batch", "_workers")))
 
 
 def hooked(name: str, reads: Sequence[str] | None = None) -> Hooked:

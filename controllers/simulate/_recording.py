@@ -35,6 +35,14 @@ class RecordedHook(NamedTuple):
     leaves: tuple[str, ...]  # names: "noise.scale"
 
 
+class Asked(NamedTuple):
+    """What had been asked for before the hooks of a step were run."""
+
+    global_batch: int
+    active: tuple[int, ...]  # workers that were to take examples
+    workers: tuple[int, int, int]  # the target, the least and the most
+
+
 class RecordedStep(NamedTuple):
     """One line of a trace."""
 
@@ -48,6 +56,7 @@ class RecordedStep(NamedTuple):
     members: tuple[int, ...]  # the seats with a worker on them
     joined: tuple[int, ...]  # those with another worker than in the step before
     call: float  # what one more kernel call cost, in examples
+    asked: Asked | None  # `None` in records of before there was a number of workers
 
 
 @dataclass(frozen=True)
@@ -194,13 +203,22 @@ def _step(line: dict[str, Any], where: str) -> RecordedStep:
             tuple(line["previous_batch_sizes"]),
             line["seconds"],
             line["hooks"],
-            asked and Decision(asked["global_batch"], shares, asked["stop"], tuple(line["notes"])),
+            asked
+            and Decision(asked["global_batch"], shares, asked["stop"], tuple(line["notes"]), asked.get("workers")),
             tuple(line.get("members", range(len(line["batch_sizes"])))),
             tuple(line.get("joined", ())),
             line.get("call", 0.0),
+            _asked(line.get("asked")),
         )
     except (KeyError, TypeError) as error:
         raise TraceError(f"{where}: a step without {error}.") from error
+
+
+def _asked(fields: dict[str, Any] | None) -> Asked | None:
+    if fields is None:
+        return None
+    target, least, most = fields["workers"]
+    return Asked(fields["global_batch"], tuple(fields["active"]), (target, least, most))
 
 
 def array_of(leaf: Any) -> np.ndarray:

@@ -12,7 +12,7 @@ from controllers._policy import Policy
 from controllers.timing.batch_time import BatchTime
 
 from ._cluster import Cluster, Trace, by_step
-from ._recording import RecordedStep, Recording, TraceError
+from ._recording import Asked, RecordedStep, Recording, TraceError
 
 WINDOW = 10  # steps over which a worker's speed is taken to be constant
 FLOOR_GAIN = 0.15  # a floor must explain this fraction more than the line alone
@@ -47,22 +47,38 @@ def replay(
             continue
         if step.joined:
             state = begun_anew(state, policy.init, recording.workers, step.joined)
-        observation = Observation(
-            step=step.step,
-            epoch=step.epoch,
-            values=_values(recording, hook, step, reads),
-            batch_sizes=step.batch_sizes,
-            previous_batch_sizes=step.previous_batch_sizes,
-            global_batch=sum(then.batch_sizes),
-            limits=recording.limits.of([size > 0 for size in then.batch_sizes])._replace(call=step.call),
-            due=step.step % every == 0,
-            members=step.members,
-            joined=step.joined,
-        )
+        observation = _observation(recording, step, then, _values(recording, hook, step, reads), step.step % every == 0)
         decision, state = policy.update(observation, state)
         if observation.due and decision:
             asked.append((step.step, decision))
     return asked
+
+
+def _observation(
+    recording: Recording, step: RecordedStep, then: RecordedStep, values: tuple[Any, ...], due: bool
+) -> Observation:
+    """What a hook saw; in records that do not say what had been asked for, that is what the next step had."""
+    asked = step.asked
+    if asked is None:
+        active = tuple(worker for worker, size in enumerate(then.batch_sizes) if size > 0)
+        asked = Asked(sum(then.batch_sizes), active, (len(step.members),) * 3)
+    target, least, most = asked.workers
+    takes_part = [worker in asked.active for worker in range(recording.workers)]
+    return Observation(
+        step=step.step,
+        epoch=step.epoch,
+        values=values,
+        batch_sizes=step.batch_sizes,
+        previous_batch_sizes=step.previous_batch_sizes,
+        global_batch=asked.global_batch,
+        limits=recording.limits.of(takes_part)._replace(call=step.call),
+        due=due,
+        members=step.members,
+        joined=step.joined,
+        target_workers=target,
+        least_workers=least,
+        most_workers=most,
+    )
 
 
 def _values(recording: Recording, hook: str, step: RecordedStep, reads: Sequence[str] | None) -> tuple[Any, ...]:

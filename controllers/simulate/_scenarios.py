@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from controllers.policies.noise_batch import noise_batch
+from controllers.policies.noise_workers import noise_workers
 from controllers.policies.schedule import schedule
 from controllers.timing.batch_time import BatchTime
 
@@ -243,6 +244,53 @@ def noise_scale(n, steps, rng):
 
 def _one(n: int, factor: float) -> np.ndarray:
     return np.where(np.arange(n) == 0, factor, 1.0)
+
+
+# --- numbers of workers that change -----------------------------------------------------------------------------------
+
+
+@_named
+def spot(n, steps, rng):
+    """Workers vanish at random and come back to a reserve, which replaces them some steps later: spot instances."""
+    seats = n + max(1, n // 2)
+    there = np.ones((steps + 1, seats), bool)
+    for seat in range(1, seats):  # the first one is paid for
+        start = 1 + int(rng.exponential(steps / 2))
+        while start <= steps:
+            back = start + 1 + int(rng.exponential(steps / 10))
+            there[start:back, seat] = False
+            start = back + 1 + int(rng.exponential(steps / 2))
+    reserve = {"present": lambda step: there[min(step, steps)], "first": n, "respawn": True}
+    return _cluster(_affine(rng, seats, 0.1), join_after=max(1, steps // 60), **reserve), BATCH * n
+
+
+@_named
+def listing_1(n, steps, rng):
+    """The noise scale grows as many times as there are workers, and their number follows it: KungFu's Listing 1."""
+    total = BATCH * steps * n / 4
+
+    def scale(examples: float) -> float:
+        return BATCH * n ** min(1.2 * examples / total, 1.1)
+
+    hook = Hooked(noise_workers(BATCH), ("noise_scale",), max(1, steps // 40))
+    reserve = {"first": 1, "join_after": max(1, steps // 100)}
+    return _cluster(_affine(rng, n, 0.1, 2.0), noise_scale=scale, **reserve), BATCH, (hook,)
+
+
+@_named
+def scaling(n, steps, rng):
+    """Two workers, the others in reserve; the more they are, the longer they exchange: how many are worth it?"""
+    times = BatchTime(np.full(n, 1e-3), np.full(n, 0.02))
+    cluster = Cluster(
+        times,
+        noise=jitter(0.05),
+        overhead=lambda workers: OVERHEAD + 0.01 * (workers - 1),
+        noise_scale=lambda examples: 8.0 * BATCH,
+        upper=4 * BATCH,
+        first=2,
+        join_after=max(1, steps // 100),
+    )
+    return cluster, BATCH * 2
 
 
 # --- published experiments --------------------------------------------------------------------------------------------

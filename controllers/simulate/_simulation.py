@@ -10,14 +10,25 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from adaptive.extend import BatchSizes, Decision, Hook, HookPlan, Hooks, Limits, Observation
+from adaptive.extend import (
+    BatchSizes,
+    Decision,
+    Hook,
+    HookPlan,
+    Hooks,
+    Limits,
+    Membership,
+    Observation,
+    apply_decision,
+)
 from controllers._hook import PolicyHandler
 from controllers._policy import Policy
-from controllers.policies.efficiency import Bounds
+from controllers.policies.efficiency import Bounds, efficiency
 from controllers.timing.allocate import fill
 from controllers.timing.batch_time import BatchTime
 
 from ._cluster import Cluster
+from ._workers import Workers
 
 EXAMPLES = 1_000_000
 SIGNALS = ("seconds", "iteration_seconds", "cpu_available", "memory_available", "noise_scale", "capacities")
@@ -47,6 +58,7 @@ class Simulation:
     slowdown: np.ndarray  # shape=(steps, n), as it was in each step
     noise: np.ndarray  # shape=(steps, n)
     limits: Limits
+    members: np.ndarray  # shape=(steps, n), bool: who was there
 
     @property
     def step_seconds(self) -> np.ndarray:
@@ -59,6 +71,11 @@ class Simulation:
         return self.sizes.sum(axis=1)
 
     @property
+    def workers(self) -> np.ndarray:
+        """How many workers were there; shape=(steps,)."""
+        return self.members.sum(axis=1)
+
+    @property
     def changes(self) -> np.ndarray:
         """The steps before which sizes changed, for whatever reason."""
         return 1 + np.flatnonzero((np.diff(self.sizes, axis=0) != 0).any(axis=1))
@@ -68,6 +85,23 @@ class Simulation:
         """The steps before which the split was changed by a decision about it."""
         asked = {step for step, decision in self.decisions if decision.shares is not None}
         return np.array([step for step in self.changes.tolist() if step in asked], np.int64)
+
+    @property
+    def worker_seconds(self) -> float:
+        """What all workers that were there have spent: what a cluster is paid for."""
+        return float(self.step_seconds @ self.workers)
+
+    @property
+    def goodput(self) -> float:
+        """Examples per second, each counted for what it teaches in a batch of its size, relative to a batch of one
+        example; NaN where the cluster has no noise scale."""
+        scale = None if self.cluster is None else self.cluster.noise_scale
+        if scale is None:
+            return float("nan")
+        batches = self.global_batch
+        consumed = np.cumsum(batches)
+        taught = [batch * efficiency(scale(done), batch) for done, batch in zip(consumed, batches, strict=True)]
+        return float(sum(taught)) / self.total_seconds
 
     @property
     def total_seconds(self) -> float:
@@ -118,9 +152,11 @@ class Simulation:
             raise ValueError("the best split is known only of a Cluster: simulate() was given a function of times.")
         return self.cluster.times
 
-    @property
-    def _overhead(self) -> float:
-        return 0.0 if self.cluster is None else self.cluster.overhead
+    @cached_property
+    def _overhead(self) -> np.ndarray:
+        if self.cluster is None:
+            return np.zeros(len(self.members))
+        return np.array([self.cluster.idle_seconds(count) for count in self.workers.tolist()])
 
 
 def simulate(
@@ -147,7 +183,7 @@ def simulate(
     Args:
       policy: decides from the workers' seconds; or several, each with what it reads, in their order in the driver.
       times: the cluster; or a function `times(step, sizes) -> seconds`, shape=(n,).
-      sizes: examples per worker in the first step; or over all workers, to be split equally.
+      sizes: examples per worker in the first step; or over all workers that are there, to be split equally.
       steps: how many.
       every: as for `hook`.
       jitter: relative standard deviation of the times, beside what noise the cluster has.
@@ -203,15 +239,21 @@ class _Run:
         self._clock, self._consumed, self._slowdown = 0.0, 0, np.ones(n)
         self._measured, self._iteration = np.full(n, np.nan), float("nan")
         self._states: Hooks | None = None
+        there = self._cluster
+        self._workers = Workers(
+            n, first=there.first, present=there.present, join_after=there.join_after, respawn=there.respawn
+        )
+        self._membership = Membership(self._workers)
+        self._since: dict[int, int] = {}
 
     def run(self, first: Sequence[int] | int, steps: int) -> Simulation:
         n, cluster = len(self._measured), self._cluster
         sizes, seconds = np.zeros((steps, n), np.int64), np.zeros((steps, n))
-        slowdown, starts = np.ones((steps, n)), np.empty(steps)
+        slowdown, starts, there = np.ones((steps, n)), np.empty(steps), np.zeros((steps, n), bool)
         decisions: list[tuple[int, Decision]] = []
         for k in range(steps):
-            present = cluster.present(k + 1) if cluster.present else np.ones(n, bool)
-            self._seat(tuple(np.flatnonzero(present).tolist()), first if k == 0 else None)
+            self._seat(k + 1, first if k == 0 else None)
+            there[k, list(self._sizes.members)] = True
             starts[k], sizes[k] = self._clock, self._sizes.current
             busy = sizes[k] > 0
             if cluster.slowdown:
@@ -222,13 +264,17 @@ class _Run:
             if decision:
                 decisions.append((k + 1, decision))
             self._measured = np.where(busy, seconds[k], np.nan)
-            self._iteration = seconds[k].max() + cluster.overhead
+            self._iteration = seconds[k].max() + cluster.idle_seconds(len(self._sizes.members))
             self._clock += self._iteration
         known = None if self._function else cluster
-        return Simulation(sizes, seconds, decisions, starts, known, slowdown, self._noise, self._limits)
+        return Simulation(sizes, seconds, decisions, starts, known, slowdown, self._noise, self._limits, there)
 
-    def _seat(self, members: tuple[int, ...], first: Sequence[int] | int | None) -> None:
-        """These workers are there from now on; in the first step with the sizes that they begin with."""
+    def _seat(self, step: int, first: Sequence[int] | int | None) -> None:
+        """Who is lost, leaves and joins before a step; in the first one, with the sizes that they begin with."""
+        self._workers.begin(step)
+        self._membership.change()
+        before, members = self._since, self._workers.members
+        self._since = dict(zip(members, self._workers.since, strict=True))
         if first is not None:
             total = first if isinstance(first, int) else sum(first)
             shares = None if isinstance(first, int) else [float(size) for size in first]
@@ -236,8 +282,8 @@ class _Run:
             self._sizes = BatchSizes(total, shares, limits, quantum=self._quantum, members=members)
             if self._ready_after:
                 self._sizes.take_effect(_AfterSteps(self._ready_after))
-        elif members != self._sizes.members:
-            joined = [seat for seat in members if seat not in self._sizes.members]
+        elif self._since != before:
+            joined = [seat for seat, since in self._since.items() if before.get(seat) != since]
             assert self._states is not None, "they are there after the first step"
             self._states.seat(joined, self._sizes)
             self._sizes.seat(members, joined)
@@ -249,13 +295,14 @@ class _Run:
         self._consumed += sum(sizes.current)
         values = [self._read(hook.reads, step) for hook in self._hooks]
         if self._states is None:
-            self._states = Hooks([_plan(*pair) for pair in zip(self._hooks, values, strict=True)], len(ran[0]))
+            plans = [_plan(*pair) for pair in zip(self._hooks, values, strict=True)]
+            self._states = Hooks(plans, len(ran[0]), self._membership)
         sizes.agreed(ready=sizes.ready, able=sizes.able, call=self._limits.call)
         sizes.step_done()
         epoch = self._consumed / self._examples
         decision, names = self._states.run(step, epoch, [jax.tree.leaves(v) for v in values], ran, sizes)
         if decision is not None:
-            sizes.request(decision, names)
+            apply_decision(decision, sizes, self._membership, names)
         return decision
 
     def _read(self, reads: tuple[str, ...] | Reader, step: int) -> tuple[Any, ...]:

@@ -425,7 +425,7 @@ def test_what_is_damaged_is_refused_by_name_and_changes_nothing(name, kept, stan
     assert all_of(standing) == before
 
 
-@pytest.mark.parametrize("what", [None, [], 3, "checkpoint.pkl"])
+@pytest.mark.parametrize("what", [None, [], 3, b"run"])
 def test_what_is_no_checkpoint_is_refused(what, standing):
     with pytest.raises(ad.CheckpointError, match=r"restore takes what program\.checkpoint"):
         standing.restore(what)

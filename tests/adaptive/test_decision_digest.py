@@ -17,6 +17,8 @@ DECISIONS = [
     Decision(shares=(1.0, 2.0)),
     Decision(shares=(2.0, 1.0)),
     Decision(stop=True),
+    Decision(workers=8),
+    Decision(workers=9),
 ]
 entries = st.lists(st.tuples(st.integers(1, 3), st.sampled_from(DECISIONS)), max_size=4)
 
@@ -58,6 +60,7 @@ def test_silence_and_notes_leave_the_digest_but_are_remembered():
             Decision(global_batch=64, stop=True),
             "hook 'grow', 'stop' asked for rescale(global_batch=64)",
         ),
+        (["grow"], Decision(workers=4, global_batch=64), "hook 'grow' asked for rescale(workers=4, global_batch=64)"),
         ([], Decision(shares=(1.0, 3.0)), "program.rescale asked for rescale(shares=(1.0, 3.0))"),
     ],
 )

@@ -14,11 +14,13 @@ from adaptive import operators
 from adaptive.base.decision import Decision, Limits
 from adaptive.control.batch_sizes import BatchSizes
 from adaptive.control.hooks import Hooks, merge
+from adaptive.control.membership import Membership
+from adaptive.runtime.local_world import LocalWorld
 
 from .drivers import Recorder, planned
 
 
-def hooks_of(*hooks, workers=2):
+def hooks_of(*hooks, workers=2, membership=None):
     """The hooks of a driver, which are `(handler, every)`; each is handed the step's number and rows."""
 
     def driver(state, batch):
@@ -26,7 +28,7 @@ def hooks_of(*hooks, workers=2):
             operators.hook(f"hook{number}", handler, (state, {"rows": jnp.zeros(3) + state}), every=every)
         return state + 1, {}
 
-    return Hooks(planned(driver, 0.0, workers=workers).hooks, workers)
+    return Hooks(planned(driver, 0.0, workers=workers).hooks, workers, membership)
 
 
 def sizes_of(global_batch=12, workers=2, examples=100):
@@ -144,6 +146,18 @@ def test_a_hook_sees_what_is_possible_of_what_was_asked_for():
     assert later.seen[0].global_batch == 80
 
 
+def test_a_hook_sees_how_many_workers_there_are_to_be_and_can_be():
+    alone, first, later = Recorder(), Recorder(asks(workers=9)), Recorder()
+    steps(hooks_of((alone, 1)), 1)
+    assert [(o.target_workers, o.least_workers, o.most_workers) for o in alone.seen] == [(2, 2, 2)]
+    membership = Membership(LocalWorld(4, workers=2))
+    steps(hooks_of((first, 1), (later, 1), workers=4, membership=membership), 1, sizes_of(workers=4))
+    assert [(o.target_workers, o.least_workers, o.most_workers) for o in (*first.seen, *later.seen)] == [
+        (2, 1, 4),
+        (4, 1, 4),
+    ]
+
+
 # --- requests ---------------------------------------------------------------------------------------------------------
 
 
@@ -178,6 +192,7 @@ decisions = st.builds(
     st.none() | st.tuples(st.floats(0, 9), st.floats(0, 9)),
     st.booleans(),
     st.lists(st.sampled_from("ab"), max_size=2).map(tuple),
+    st.none() | st.integers(1, 9),
 )
 
 
@@ -188,6 +203,7 @@ def test_requests_merge_in_order(a, b, c):
     merged = merge(a, b)
     assert merged.global_batch == (a.global_batch if b.global_batch is None else b.global_batch)
     assert merged.shares == (a.shares if b.shares is None else b.shares)
+    assert merged.workers == (a.workers if b.workers is None else b.workers)
     assert merged.stop == (a.stop or b.stop)
     assert merged.notes == a.notes + b.notes
 

@@ -7,8 +7,10 @@ import subprocess
 import sys
 
 import jax
+import numpy as np
 import pytest
 
+import adaptive as ad
 import collectives as comm
 from adaptive.base.cores import chosen_threads
 from adaptive.base.launcher import Launcher, launcher
@@ -60,6 +62,36 @@ def test_devices_can_be_chosen():
 def test_each_worker_needs_a_device_of_its_own(devices, complaint):
     with pytest.raises(ValueError, match=f"devices= {complaint}"):
         comm.world(devices=[jax.local_devices()[i] for i in devices])
+
+
+def test_some_workers_can_be_in_reserve():
+    with comm.world(workers=2) as world:
+        assert (world.size, world.members, world.least, world.most) == (4, (0, 1), 1, 4)
+        assert repr(world) == "DeviceWorld(2 workers on cpu:0, cpu:1, cpu:2, cpu:3, 2 seats empty)"
+        assert np.isnan(np.asarray(comm.all_gather(1.5))).tolist() == [False, False, True, True]
+    with comm.world(workers=3, min_workers=2) as world:
+        assert (world.least, world.nearest(1)) == (2, 2)
+    with comm.world(devices=jax.local_devices()[:1], workers=1) as world:
+        assert isinstance(world, comm.SoloWorld)
+
+
+@pytest.mark.parametrize("devices", [1, 4])
+@pytest.mark.parametrize("workers", [0, -1, 5, 1.5, float("nan"), "2", True])
+def test_a_number_of_workers_that_cannot_be_is_refused(devices, workers):
+    with pytest.raises(ad.MembersError, match="workers="):
+        comm.world(devices=jax.local_devices()[:devices], workers=workers)
+    with pytest.raises(ad.MembersError, match="workers="):
+        comm.world(devices=jax.local_devices()[:devices], min_workers=workers)
+
+
+def test_in_a_fixed_world_nobody_comes_and_nobody_leaves():
+    with comm.SoloWorld() as world:
+        assert (world.least, world.most, world.ready, world.respawn, world.nearest(5)) == (1, 1, 0, False, 1)
+        world.call_in(1)
+        world.change(1)
+        for change in (lambda: world.call_in(2), lambda: world.change(2), lambda: world.change(1, [0])):
+            with pytest.raises(ad.MembersError, match="nobody comes, and nobody leaves"):
+                change()
 
 
 def test_worlds_say_what_they_are():

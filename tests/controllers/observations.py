@@ -17,8 +17,14 @@ def observe(
     upper: int = 4096,
     quantum: int = 1,
     due: bool = True,
+    workers: tuple[int, int, int] | None = None,
+    members: tuple[int, ...] | None = None,
 ) -> Observation:
+    """`workers` are the target, the least and the most; by default they are those that there are."""
     n = len(batch_sizes)
+    there = tuple(range(n)) if members is None else members
+    target, least, most = workers or (len(there),) * 3
+    takes_part = [i in there for i in range(n)]
     return Observation(
         step=step,
         epoch=step / 100,
@@ -26,6 +32,10 @@ def observe(
         batch_sizes=tuple(batch_sizes),
         previous_batch_sizes=tuple(batch_sizes if previous is None else previous),
         global_batch=sum(batch_sizes) if global_batch is None else global_batch,
-        limits=Limits((lower,) * n, (upper,) * n, quantum),
+        limits=Limits((lower,) * n, (upper,) * n, quantum).of(takes_part),
         due=due,
+        members=there,
+        target_workers=target,
+        least_workers=least,
+        most_workers=most,
     )

@@ -83,6 +83,8 @@ POLICIES: dict[str, Case] = {
     "federated over equal links": Case(lambda: ctrl.federated(dead_band=0.0), only_seconds),
     "noise_batch": of_batch(ctrl.noise_batch, only_noise),
     "goodput_batch": of_batch(ctrl.goodput_batch, all_for_goodput),
+    "noise_workers": of_batch(lambda: ctrl.noise_workers(64), only_noise),
+    "goodput_workers": of_batch(lambda: ctrl.goodput_workers(min_workers=4), all_for_goodput),
     "schedule": of_batch(lambda: ctrl.schedule({0: 128, 60: 256}), nothing),
 }
 TRUE = ctrl.BatchTime(1 / np.array([1e3, 1e3, 2e3, 4e3]), np.array([0.0, 0.02, 0.0, 0.01]))
@@ -232,6 +234,56 @@ def test_empty_seats_get_nothing_and_newcomers_their_part(name):
             assert sim.over_ideal[79] > 2  # a newcomer begins with the mean share, and this one is slow
             near = 1.7 if name == "leader_straggler" else 1.35  # which takes its time
             assert (sim.over_ideal[[38, 78, 118, 199]] < near).all()  # at the end of each spell
+
+
+def comings_and_goings(seed: int, steps: int, n: int = 6) -> Cluster:
+    """At random, workers are lost and can be had again; with a reserve in half of the clusters, and then in half of
+    those losses are replaced. The first one is always there."""
+    rng = np.random.default_rng(seed)
+    there = np.cumsum(rng.random((steps + 1, n)) < 0.03, axis=0) % 2 == 0
+    there[:, 0] = True
+    times = ctrl.BatchTime(1e-3 * 4.0 ** -rng.random(n), 0.02 * rng.random(n))
+    first = int(rng.integers(1, n)) if seed % 2 else None
+    return Cluster(
+        times,
+        noise=jitter(0.05),
+        overhead=lambda workers: 0.01 + 0.002 * workers,
+        upper=200,
+        present=lambda step: there[step],
+        first=first,
+        join_after=int(rng.integers(0, 10)),
+        respawn=bool(seed % 4 == 3),
+    )
+
+
+@every_policy
+@pytest.mark.parametrize("seed", range(6))
+def test_workers_may_be_lost_leave_and_join_at_any_time(name, seed):
+    """Whatever a policy asks for meanwhile: another hook asks for numbers of workers at random."""
+    case, rng, steps = POLICIES[name], np.random.default_rng([seed, 1]), 200
+    numbers = rng.integers(1, 9, steps + 1).tolist()
+
+    def update(observation, state):
+        assert observation.least_workers <= observation.target_workers <= observation.most_workers
+        return ctrl.Decision(workers=numbers[observation.step]), state
+
+    other = Hooked(ctrl.Policy(lambda n: (), update, "other"), (), 13)
+    make = (lambda: ctrl.static_proportional((1, 2, 3, 4, 5, 6))) if name == "static_proportional" else case.make
+    make = ctrl.goodput_workers if name == "goodput_workers" else make
+    cluster = comings_and_goings(seed, steps)
+    sim = simulate([other, Hooked(make(), case.values, 5)], cluster, 128, steps, seed=seed)
+    assert ((sim.sizes > 0) == sim.members).all()
+    assert sim.sizes.max() <= 200
+    assert len(np.unique(sim.workers)) > 2
+    for step, decision in sim.decisions:
+        if decision.shares is not None:
+            assert (np.array(decision.shares)[~sim.members[step - 1]] == 0).all()
+    if case.keeps_the_batch:
+        room = 200 * sim.workers
+        assert (sim.global_batch == np.minimum(128, room)).all()
+        if name not in ("static_proportional", "federated", "leader_straggler"):
+            calm = np.array([(sim.members[max(0, k - 30) : k + 1] == sim.members[k]).all() for k in range(steps)])
+            assert np.quantile(sim.over_ideal[calm], 0.9, method="lower") < 1.5 if calm.any() else True
 
 
 @every_policy

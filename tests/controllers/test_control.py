@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import controllers as ctrl
-from adaptive.base.errors import AdaptiveError, BatchSizeError
+from adaptive.base.errors import AdaptiveError, BatchSizeError, MembersError
 from adaptive.graph.trace import trace
 from adaptive.operators.hooks import hook_p
 
@@ -106,8 +106,49 @@ def test_impossible_shares_are_refused_by_name(wrong, says):
     assert "'adapt'" in str(error.value)
 
 
+@pytest.mark.parametrize(
+    ("number", "asked"),
+    [(3, 3), (2.6, 3), (np.float32(3.4), 3), (np.int64(3), 3), (jnp.asarray(3.0), 3), (1e9, 10**9), (0.3, 1)],
+)
+def test_any_positive_scalar_is_a_number_of_workers(number, asked):
+    c = control(batch_sizes=(8,) * 4, workers=(2, 1, 4))
+    assert (c.target_workers, c.most_workers) == (2, 4)
+    c.rescale(workers=number)
+    assert c.target_workers == min(asked, 4)
+    assert c.close() == ctrl.Decision(workers=asked)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "says"),
+    [
+        (0, "control.stop()"),
+        (-2, "control.stop()"),
+        (-0.2, "control.stop()"),
+        (np.nan, "np.isfinite(noise.scale)"),
+        (np.inf, "control.most_workers"),
+        (np.ones(2), "shape (2,)"),
+        (Noise(1.0, 2.0), "is one number"),
+        (True, "True"),
+        ("two", "two"),
+    ],
+)
+def test_an_impossible_number_of_workers_is_refused_by_name(wrong, says):
+    with pytest.raises(MembersError) as error:
+        control(step=20).rescale(workers=wrong)
+    assert says in str(error.value)
+    assert str(error.value).startswith("hook 'adapt' (driver.py:15), step 20: rescale(workers=")
+
+
+def test_a_policy_may_ask_for_workers_and_passes_the_same_check():
+    policy = ctrl.Policy(lambda n: (), lambda o, s: (ctrl.Decision(workers=o.values[0]), s), "grow")
+    handler = handler_of(policy).handler
+    assert handler(observe(2.7), ())[0] == ctrl.Decision(workers=3)
+    with pytest.raises(MembersError, match="'grow'"):
+        handler(observe(np.nan), ())
+
+
 def test_rescale_to_nothing_is_refused():
-    with pytest.raises(BatchSizeError, match="neither"):
+    with pytest.raises(BatchSizeError, match="none of global_batch=, shares= and workers="):
         control().rescale()
 
 

@@ -84,6 +84,29 @@ def test_a_recorded_run_replays_to_the_same_decisions(trace, monkeypatch):
     assert [step for step, _ in replay(policy, recording, "0/averages", every=4)] == [4, 8, 12]
 
 
+def test_a_run_whose_workers_follow_a_noise_scale_replays_to_the_same_decisions(trace):
+    """The observations say what had been asked for, and not what came of it."""
+    policy = ctrl.noise_workers(8)
+
+    def driver(w, batch):
+        grad = comm.all_reduce(jax.grad(lambda w: jnp.mean((batch["x"] @ w) ** 2))(w))
+        ctrl.hook(policy, 8.0 + 3 * ad.step().astype(float), every=2)
+        return w - 0.1 * grad, {}
+
+    data = {"x": np.random.default_rng(0).normal(size=(64, 3)).astype(np.float32)}
+    world = LocalWorld(4, workers=1)
+    with ad.Program(driver, jnp.ones(3), data, global_batch=8, world=world, deterministic=True) as program:
+        reports = list(program.run(steps=12, record=trace))
+    asked = [(r.step, r.decision.workers, r.decision.global_batch) for r in reports if r.decision]
+    assert len(asked) >= 3
+    assert reports[-1].members == (0, 1, 2, 3)
+    recording = read_trace(trace)
+    (hook,) = recording.hooks
+    assert [(step, d.workers, d.global_batch) for step, d in replay(policy, recording, hook)] == asked
+    cluster = replay(ctrl.noise_batch(max_batch=16), recording, hook)
+    assert all(decision.workers is None and decision.global_batch <= 16 for _, decision in cluster)
+
+
 def test_a_simulated_run_replays_to_the_same_decisions(trace):
     case = scenario("step_change", 4, 120)
     simulation = simulate([Hooked(ctrl.balance(), every=5)], case.cluster, case.global_batch, 120)

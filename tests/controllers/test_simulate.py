@@ -248,6 +248,96 @@ def test_many_workers():
     assert simulation.over_ideal[-1] < 0.7 * simulation.over_ideal[0]
 
 
+# --- workers who come and go ------------------------------------------------------------------------------------------
+
+
+def asking(script):
+    """A policy that asks for numbers of workers: by step."""
+
+    def update(observation, state):
+        return (ctrl.Decision(**script[observation.step]) if observation.step in script else None), state
+
+    return ctrl.Policy(lambda n: (), update, "asking")
+
+
+EQUAL = ctrl.BatchTime(np.full(4, 1e-3))
+
+
+def test_workers_join_some_steps_after_they_were_asked_for_and_leave_at_once():
+    cluster = Cluster(EQUAL, first=2, join_after=3, upper=10)
+    script = {2: {"workers": 4, "global_batch": 36}, 9: {"workers": 1, "global_batch": 6}}
+    simulation = simulate(asking(script), cluster, 12, 12)
+    assert simulation.workers.tolist() == [2] * 5 + [4] * 4 + [1] * 3
+    assert simulation.global_batch.tolist() == [12] * 2 + [20] * 3 + [36] * 4 + [6] * 3
+    assert simulation.sizes[-1].tolist() == [6, 0, 0, 0]
+    assert simulation.worker_seconds == pytest.approx(float((simulation.workers * simulation.step_seconds).sum()))
+
+
+def test_a_later_request_waits_no_longer_for_those_who_are_on_their_way():
+    cluster = Cluster(EQUAL, first=1, join_after=4)
+    simulation = simulate(asking({1: {"workers": 2}, 3: {"workers": 3}, 4: {"workers": 2}}), cluster, 12, 8)
+    assert simulation.workers.tolist() == [1] * 5 + [2] * 3
+
+
+@pytest.mark.parametrize(("respawn", "after"), [(False, [3, 3, 2, 2, 2, 2]), (True, [3, 3, 2, 2, 3, 3])])
+def test_who_is_lost_is_replaced_from_the_reserve_if_it_is_to_be(respawn, after):
+    def present(step):
+        return np.array([True, step < 3, True, True])
+
+    cluster = Cluster(EQUAL, first=3, join_after=1, present=present, respawn=respawn)
+    simulation = simulate(asking({}), cluster, 12, 6)
+    assert simulation.workers.tolist() == after
+    assert simulation.members[-1].tolist() == [True, False, True, respawn]
+
+
+def test_who_comes_back_waits_in_the_reserve_until_it_is_asked_for():
+    def present(step):
+        return np.array([True, not 2 <= step < 4])
+
+    two = ctrl.BatchTime(np.full(2, 1e-3))
+    with_reserve = Cluster(two, first=2, present=present)
+    assert simulate(asking({6: {"workers": 2}}), with_reserve, 12, 8).workers.tolist() == [2, 1, 1, 1, 1, 1, 2, 2]
+    without = Cluster(two, present=present)
+    assert simulate(asking({}), without, 12, 5).workers.tolist() == [2, 1, 1, 2, 2]
+
+
+def test_the_exchange_may_go_with_the_number_of_workers():
+    cluster = Cluster(EQUAL, first=1, overhead=lambda workers: 0.01 * workers)
+    simulation = simulate(asking({1: {"workers": 3}}), cluster, 12, 3)
+    assert simulation.step_seconds.tolist() == pytest.approx([0.022, 0.034, 0.034])
+    assert np.isnan(simulation.goodput)
+
+
+@pytest.mark.parametrize("first", [0, 5, 1.5])
+def test_a_number_of_workers_that_cannot_be_is_refused(first):
+    with pytest.raises(ValueError, match="workers="):
+        simulate(asking({}), Cluster(EQUAL, first=first), 12, 3)
+
+
+def test_a_cluster_that_nobody_is_left_of_is_refused():
+    for last in (0, 2):
+        gone = Cluster(EQUAL, first=1, present=lambda step, last=last: np.full(4, step <= last))
+        with pytest.raises(ValueError, match="nobody is"):
+            simulate(asking({}), gone, 12, 4)
+
+
+def test_in_listing_1_the_number_of_workers_follows_the_noise_scale():
+    case = scenario("listing_1", 8, 400)
+    simulation = simulate([*case.before, hooked("balance")], case.cluster, case.global_batch, 400)
+    assert simulation.workers[0] == 1
+    assert simulation.workers[-1] >= 7
+    assert (np.diff(simulation.workers) >= 0).all()
+    assert simulation.global_batch[-1] == 128 * simulation.workers[-1]
+
+
+def test_on_spot_workers_who_vanish_are_replaced():
+    case = scenario("spot", 8, 600)
+    simulation = simulate([hooked("balance")], case.cluster, case.global_batch, 600)
+    assert (np.diff(simulation.workers) < 0).sum() > 2
+    assert 7 < simulation.workers.mean() < 8
+    assert len(np.unique(simulation.members, axis=0)) > 5
+
+
 # --- scenarios and policies -------------------------------------------------------------------------------------------
 
 
@@ -270,10 +360,13 @@ def test_every_scenario_runs_and_is_the_same_again(name, workers):
 
 @pytest.mark.parametrize("name", LINE_UP)
 def test_every_policy_runs(name):
-    case = scenario("noise_scale" if name.endswith("_batch") else "contention", 4, 60)
-    hooks = [hooked(name)] if name.endswith("_batch") else [*case.before, hooked(name)]
+    kind = {"batch": "noise_scale", "workers": "scaling"}.get(name.rpartition("_")[2], "contention")
+    case = scenario(kind, 4, 60)
+    hooks = [*case.before, hooked(name)] if kind == "contention" else [hooked(name)]
     simulation = simulate(hooks, case.cluster, case.global_batch, 60)
-    if name.endswith("_batch"):
+    if kind == "scaling":
+        assert simulation.workers[-1] > simulation.workers[0]
+    elif kind == "noise_scale":
         assert simulation.global_batch[-1] > simulation.global_batch[0]
     elif name != "equal":
         assert len(simulation.adjustments)

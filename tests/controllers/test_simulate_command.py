@@ -63,8 +63,19 @@ def test_all_scenarios_at_once(capsys):
 
 def test_the_list_names_all(capsys):
     out = run(capsys, "--list")
-    for name in (*names(), "balance", "lb_bsp", "goodput_batch"):
+    for name in (*names(), "balance", "lb_bsp", "goodput_batch", "goodput_workers"):
         assert f"\n  {name} " in out
+
+
+def test_where_there_is_a_reserve_the_table_counts_workers(capsys):
+    small = ("--steps", "150", "--workers", "6", "--policy", "equal", "--policy", "noise_workers@5")
+    table = rows(run(capsys, "scaling", *small))
+    assert table["policy"][5:] == ["workers", "worker-s", "goodput"]
+    assert float(table["equal"][5]) == 2
+    assert 2 < float(table["noise_workers@5"][5]) <= 6
+    assert float(table["noise_workers@5"][6]) > float(table["equal"][6])
+    assert float(table["noise_workers@5"][7]) > float(table["equal"][7])
+    assert len(rows(run(capsys, "equal", *small))["policy"]) == 5
 
 
 def test_policies_of_the_user(capsys, tmp_path, monkeypatch):
@@ -140,7 +151,7 @@ def test_a_recorded_run_is_compared_with_what_others_would_have_made_of_it(capsy
 def test_the_very_observations_can_be_shown_to_another_policy(capsys, trace):
     out = run(capsys, "--replay", str(trace), "--exact", "0/balance", "--policy", "balance")
     lines = [[cell.strip() for cell in line.strip("|").split("|")] for line in out.splitlines()[2:]]
-    assert ["20", "as recorded", "", "9 7"] in lines
+    assert ["20", "as recorded", "", "", "9 7"] in lines
     assert any(line[1] == "balance" and int(line[0]) % 10 == 0 for line in lines)
     assert "there are 0/balance" in refused(capsys, "--replay", str(trace), "--exact", "balance")
 

@@ -57,7 +57,7 @@ def make_state() -> TrainState:
 def test_a_step_is_one_message_of_the_gradient_and_a_status(world):
     state, n = make_state(), world.size
     gradient = sum(leaf.size for leaf in jax.tree.leaves(state.params))
-    weight, loss, noise, seconds, status = 1, 1, 3, n, n + 3
+    weight, loss, noise, seconds, status = 1, 1, 3, n, 2 * n + 4
     with build(driver, state, make_data(), 16, world=world) as program:
         reports = list(program.run(steps=5))
         assert len(program.plan.messages) == 1

@@ -291,18 +291,20 @@ def test_who_broadcasts_must_be_there(seats):
             program.step()
 
 
-def test_a_noise_scale_needs_two_workers_with_examples(seats):
+def test_a_noise_scale_needs_two_groups_which_a_lone_worker_makes_of_its_batch(seats):
     def driver(state, batch):
         grads = jax.grad(mean_loss)(state, batch)
         avg = comm.all_reduce(grads)
         return jax.tree.map(lambda p, g: p - 0.1 * g, state, avg), mon.noise_scale(grads, avg)
 
-    options = {"shares": [0, 0, 1, 0], "deterministic": True}  # and one call, of 16
+    options = {"shares": [0, 0, 1, 0], "deterministic": True}
     with build(driver, adam_state()["params"], make_data(), 16, world=seats, **options) as program:
-        assert np.isnan(float(program.step().metrics.trace))
-        program.rescale(shares=[1, 0, 1, 0])
-        noise = program.step().metrics
-        assert np.isfinite([float(x) for x in (noise.scale, noise.trace, noise.signal)]).all()
+        for shares, calls in (([0, 0, 1, 0], [(), (), (8, 8), ()]), ([1, 0, 1, 0], [(8,), (), (8,), ()])):
+            program.rescale(shares=shares)
+            report = program.step()
+            assert list(map(tuple, report.microbatches)) == calls
+            noise = report.metrics
+            assert np.isfinite([float(x) for x in (noise.scale, noise.trace, noise.signal)]).all()
 
 
 def test_seats_are_what_they_are(seats):
@@ -322,6 +324,25 @@ def test_seats_are_what_they_are(seats):
         seats.leave(1)
     with pytest.raises(ValueError, match="empty already"):
         seats.leave(0)
+
+
+def test_seats_come_to_a_number_of_members(seats):
+    assert (seats.least, seats.most, seats.ready) == (1, 4, 0)
+    seats.change(2)
+    assert (seats.members, seats.generation, seats.most) == ((0, 1), 1, 4)
+    seats.call_in(3)
+    assert seats.ready == 1
+    seats.change(3, leaving=[0])
+    assert (seats.members, seats.since, seats.generation, seats.most) == ((1, 2, 3), (0, 2, 2), 2, 3)
+    seats.change(3)
+    assert seats.generation == 2
+    assert [seats.nearest(n) for n in (0, 2, 9)] == [1, 2, 3]
+    for workers, leaving in ((0, ()), (4, ()), (3, (1,)), (1, (0,)), (0, (1, 2, 3))):
+        with pytest.raises(ad.MembersError):
+            seats.change(workers, leaving)
+    assert (seats.members, seats.generation) == ((1, 2, 3), 2)
+    seats.join(0)  # another worker
+    assert seats.most == 4
 
 
 def test_another_worker_on_the_same_seat_is_noticed_though_nobody_is_missing(seats):

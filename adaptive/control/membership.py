@@ -1,0 +1,271 @@
+"""How many workers there are to be, from a request for another number to the steps between which they change.
+
+    request    `Hooks`, or `Program.rescale`, hands on what was asked for. It is clipped to what can be had
+               (`World.nearest`). This is the *target*; those who are missing are called in, beside the steps.
+    status     In every step each process says how many of those are ready to join, and whether it wants to leave
+               (`status.py`).
+    change     Between two steps, on all alike: whoever has to leave leaves; those who are missing join, once all of
+               them are ready.
+
+What joining and leaving take is the world's matter; what follows for batches, hooks and states is the program's
+(`BatchSizes.seat`, `Hooks.seat`, `Engine.seat`).
+
+A program has such a membership, and so has a simulated cluster.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+
+from adaptive.base.errors import BatchSizeError, MembersError
+from adaptive.base.numbers import brief
+from adaptive.base.seats import number_of_workers
+
+WANTS, MUST = 1, 2  # to leave: told so a moment ago; and it is time
+
+
+class Recruiting(Protocol):
+    """What is needed of a `World`."""
+
+    @property
+    def members(self) -> tuple[int, ...]: ...
+    @property
+    def size(self) -> int: ...
+    @property
+    def generation(self) -> int: ...
+    @property
+    def processes(self) -> int: ...
+    @property
+    def least(self) -> int: ...
+    @property
+    def most(self) -> int: ...
+    @property
+    def respawn(self) -> bool: ...
+    @property
+    def ready(self) -> int: ...
+
+    def nearest(self, workers: int) -> int: ...
+    def call_in(self, workers: int) -> None: ...
+    def change(self, workers: int, leaving: Sequence[int] = ()) -> None: ...
+    def all_gather_bytes(self, value: bytes, about: str = "", more: str = "") -> list[bytes]: ...
+
+
+class Numbers(NamedTuple):
+    """How many workers there are to be, and can be. Replicated."""
+
+    target: int
+    least: int
+    most: int
+
+
+class Membership:
+    """How many members a program's world is to have. Replicated, but for `newcomers` and `wish`.
+
+    Args:
+      tells: whether the program sends messages, on which a status can ride. Without, processes say in a message of its
+        own how many are ready, as long as somebody is missing; and who wants to leave is not heard by the others.
+      resizable: whether batch sizes change at all; without, the number of workers cannot either.
+      needed: seats whose workers must stay, because the driver needs what they have.
+
+    Attributes:
+      asked: the number of members that was asked for last, less what has been lost since; `None` if nobody has asked,
+        so that there are to be as many as there are.
+      wish: whether this process wants to leave: 0, `WANTS` or `MUST`. Local.
+    """
+
+    def __init__(self, world: Recruiting, *, tells: bool = True, resizable: bool = True, needed: Sequence[int] = ()):
+        self._world, self._tells, self._resizable, self._needed = world, tells, resizable, needed
+        self.asked: int | None = None
+        self.wish = 0
+        self._there, self._generation = len(world.members), world.generation  # as they were last looked at
+        self._heard = 0
+        self._wishes = np.zeros(world.size)
+
+    # --- who is to be there -------------------------------------------------------------------------------------------
+
+    @property
+    def target(self) -> int:
+        """How many members there are to be."""
+        return self._there if self.asked is None else self.asked
+
+    @property
+    def pending(self) -> bool:
+        """Whether there are to be more or fewer than there are."""
+        return self.target != len(self._world.members)
+
+    @property
+    def numbers(self) -> Numbers:
+        """The target, and between which bounds it could be."""
+        return Numbers(self.target, self._least, self._world.most)
+
+    @property
+    def _least(self) -> int:
+        """How many have to stay: the highest seats leave first, so that all up to the last one that is needed do."""
+        least = self._world.least
+        if self._needed:
+            least = max(least, sum(seat <= max(self._needed) for seat in self._world.members))
+        return min(least, self._world.most)
+
+    def nearest(self, workers: int) -> int:
+        """The target that can be, nearest to a number that is asked for."""
+        return self._world.nearest(max(workers, self._least))
+
+    def expected(self, workers: int) -> tuple[int, ...]:
+        """The seats that will be taken when there are so many workers."""
+        there = self._world.members
+        free = [seat for seat in range(self._world.size) if seat not in there]
+        return tuple(sorted((*there, *free[: max(0, workers - len(there))])[:workers]))
+
+    # --- request ------------------------------------------------------------------------------------------------------
+
+    def request(self, workers: int, hooks: Sequence[str] = ()) -> list[str]:
+        """Make a number of workers the target.
+
+        Args:
+          hooks: names of those that have decided.
+
+        Returns:
+          A note, where it cannot be had.
+
+        Raises:
+          BatchSizeError: the batch sizes stay as they are (`resizable`), so the workers do.
+        """
+        number = self.nearest(workers)
+        who = f"hook {', '.join(map(repr, hooks))}" if hooks else "program.rescale"
+        if not self._resizable and number != len(self._world.members):
+            raise BatchSizeError(
+                f"{who} asked for {brief(workers)} workers, but this program's batch sizes stay as they are: it was "
+                "made with resizable=False. Leave that out of ad.Program(...) where workers come and go."
+            )
+        self.asked = number
+        self._world.call_in(number)
+        if number == workers:
+            return []
+        why = "the most that can be had" if number == self._world.most else "the least that have to stay"
+        how = f"clipped to {number}, {why}" if workers > self._world.most or workers < self._least else ""
+        return [f"{who}: workers {brief(workers)} {how or f'rounded to {number}, of whole processes'}."]
+
+    def exactly(self, workers: Any) -> int:
+        """A number of workers that can be had as it is.
+
+        Raises:
+          MembersError: it cannot.
+        """
+        number = number_of_workers(workers, self._world.most, least=self._least)
+        nearest = self.nearest(number)
+        if nearest != number:
+            raise MembersError(
+                f"workers={number} cannot be had: whole processes come and go. The nearest is {nearest}."
+            )
+        return number
+
+    # --- leaving because told -----------------------------------------------------------------------------------------
+
+    def ask_to_leave(self, *, due: bool = False) -> None:
+        """This process has been told to go. Local; may be called at any time, by a signal's handler too.
+
+        Where all processes are told, they are not at the same instant. So they say that they want to, and for some
+        moments wait for the others; when one says that it is `due`, all who want to leave do.
+        """
+        self.wish = max(self.wish, MUST if due else WANTS)
+
+    @property
+    def leaving(self) -> tuple[int, ...]:
+        """The seats whose workers leave before the next step, because they were told to go; for good."""
+        wishes = np.full(self._world.size, self.wish) if self._world.processes == 1 else self._wishes
+        wanted = {seat: wishes[seat] for seat in self._world.members}
+        if MUST not in wanted.values():
+            return ()
+        return tuple(seat for seat, wish in wanted.items() if wish >= WANTS)
+
+    @property
+    def all_leave(self) -> bool:
+        """Whether everybody was told to go, so that the run is to end."""
+        return len(self.leaving) == len(self._world.members)
+
+    # --- status -------------------------------------------------------------------------------------------------------
+
+    @property
+    def newcomers(self) -> int:
+        """How many of those who are missing are ready, as far as this process knows. Local."""
+        return self._world.ready if self.target > len(self._world.members) else 0
+
+    def agreed(self, *, newcomers: int, wishes: np.ndarray) -> None:
+        """Take what all processes have said in this step.
+
+        Args:
+          newcomers: how many are ready to join.
+          wishes: each worker's `wish`; shape=(size,).
+        """
+        self._heard, self._wishes = newcomers, wishes
+
+    def _are_ready(self, about: str) -> int:
+        if self._world.processes == 1:
+            return self.newcomers
+        if self._tells:
+            return self._heard
+        said = self._world.all_gather_bytes(str(self.newcomers).encode(), f"newcomers {about}")
+        return sum(map(int, said))
+
+    # --- change -------------------------------------------------------------------------------------------------------
+
+    @property
+    def due(self) -> bool:
+        """Whether anybody might leave or join before the next step. Replicated."""
+        return bool(self.pending or self.leaving) or self._world.generation != self._generation
+
+    def change(self, about: str = "") -> None:
+        """Between two steps: let those leave, and those join, who are to. Afterwards the world's members are others, if
+        anybody was. May communicate.
+
+        Args:
+          about: the step and the program, in words.
+        """
+        self._look()
+        leaving, there = self.leaving, len(self._world.members)
+        if self.all_leave or not (leaving or self.pending):
+            return
+        if self.asked is not None:
+            self.asked = self.nearest(self.asked)  # of those in reserve, some may be gone
+        missing = max(0, self.target - there)
+        ready = self._are_ready(about) if missing else 0
+        stay = there - len(leaving)
+        if leaving and self._world.respawn:
+            self.asked = self.target
+        elif leaving and self.asked is not None:  # whoever leaves is not missed
+            self.asked = min(self.asked, stay + missing)
+        number = self.target
+        if number > stay + ready:
+            number = stay  # all of them join at once
+        if leaving or number != there:
+            self._world.change(number, leaving)
+            self._heard, self._wishes = 0, np.zeros(self._world.size)
+            self._there, self._generation = len(self._world.members), self._world.generation
+            if self.pending:
+                self._world.call_in(self.target)
+
+    def _look(self) -> None:
+        """Notice who has come, and who was lost, without having been asked."""
+        if self._world.generation == self._generation:
+            return
+        before, now = self._there, len(self._world.members)
+        self._there, self._generation = now, self._world.generation
+        if self._world.respawn and now < before:
+            self.asked = before if self.asked is None else self.asked
+            self._world.call_in(self.asked)
+        elif self.asked is not None:
+            missing = max(0, self.asked - before)
+            if now < before:
+                self.asked = min(self.asked, now + missing)
+            elif self.asked == before:
+                self.asked = now
+
+    def restart(self, asked: int | None) -> None:
+        """Go on with a target that was asked for before; `None` if nobody had asked."""
+        self._there, self._generation = len(self._world.members), self._world.generation
+        self.asked = None if asked is None else self.nearest(asked)
+        self._heard, self._wishes = 0, np.zeros(self._world.size)
+        self._world.call_in(self.target)

@@ -1,0 +1,117 @@
+"""A directory of checkpoints: each a folder, numbered in the order in which they were written.
+
+    run/000012-step-400/    the twelfth, of step 400
+    run/.unfinished-…/      being written; or left by a writer that was killed, and never read
+    run/writer.lock         who writes (`lock.py`)
+
+The newest is the one that was written last, and not the one of the largest step: who goes on from step 200 has left the
+course that led to step 400.
+"""
+
+from __future__ import annotations
+
+import re
+import shutil
+import uuid
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
+
+from .whole import SEAL, DamagedError, check, seal, to_disk
+
+_NAME = re.compile(r"(\d{6,})-step-(\d+)")
+_UNFINISHED = ".unfinished-"
+
+
+class Whole(NamedTuple):
+    """A checkpoint that was found whole.
+
+    Attributes:
+      seal: a digest; equal where checkpoints are.
+      notes: on newer ones that are not whole.
+    """
+
+    path: Path
+    seal: str
+    notes: tuple[str, ...]
+
+
+def checkpoints(directory: Path) -> list[Path]:
+    """All of them, whole or not; the newest first.
+
+    Raises:
+      OSError: the directory cannot be read.
+    """
+    if not directory.is_dir():
+        return []
+    found = [(int(match[1]), path) for path in directory.iterdir() if (match := _NAME.fullmatch(path.name))]
+    return [path for _, path in sorted(found, reverse=True)]
+
+
+def belongs_to(path: Path) -> Path:
+    """The directory that a checkpoint is in; a path that is no checkpoint's is its own."""
+    return path.parent if _NAME.fullmatch(path.name) and path.is_dir() else path
+
+
+def newest_whole(path: Path) -> Whole | None:
+    """The newest checkpoint of a directory that is whole; or the one that `path` itself is.
+
+    Returns:
+      `None` if there is none at all.
+
+    Raises:
+      DamagedError: there are, and none is whole.
+      OSError: the directory cannot be read.
+    """
+    notes: list[str] = []
+    for each in [path] if belongs_to(path) != path else checkpoints(path):
+        try:
+            return Whole(each, check(each), tuple(notes))
+        except DamagedError as error:
+            notes.append(f"the checkpoint {each.name} is passed over: {error}")
+    if notes:
+        raise DamagedError("\n".join(notes))
+    return None
+
+
+def commit(directory: Path, step: int, fill: Callable[[Path], None], may: Callable[[], None]) -> Path:
+    """Write a checkpoint: all of it is there at once, or nothing is.
+
+    Args:
+      fill: writes its files into a folder.
+      may: raises if it is not for this process to write any more.
+
+    Returns:
+      Its folder.
+    """
+    unfinished = directory / f"{_UNFINISHED}{uuid.uuid4().hex}"
+    try:
+        unfinished.mkdir()
+        fill(unfinished)
+        seal(unfinished)
+        may()
+        number = 1 + max((int(path.name.partition("-")[0]) for path in checkpoints(directory)), default=0)
+        path = directory / f"{number:06}-step-{step}"
+        unfinished.rename(path)
+    except BaseException:
+        shutil.rmtree(unfinished, ignore_errors=True)  # the room that it took may be what is missing
+        raise
+    to_disk(directory)
+    return path
+
+
+def prune(directory: Path, keep: int) -> None:
+    """Delete what is older than the newest `keep` that have been finished."""
+    finished = [path for path in checkpoints(directory) if (path / SEAL).exists()]
+    if len(finished) > keep:
+        oldest = checkpoints(directory).index(finished[keep - 1])
+        for path in checkpoints(directory)[oldest + 1 :]:
+            going = directory / f"{_UNFINISHED}{uuid.uuid4().hex}"
+            path.rename(going)  # half of one is not to be taken for one that is damaged
+            shutil.rmtree(going, ignore_errors=True)
+
+
+def sweep(directory: Path) -> None:
+    """Delete what writers that were killed have left. For who holds the lock."""
+    for path in directory.glob(f"{_UNFINISHED}*"):
+        shutil.rmtree(path, ignore_errors=True)

@@ -1,0 +1,143 @@
+"""Which checkpoints of a run are kept on disk: where, how often, and how many."""
+
+from __future__ import annotations
+
+import os
+import re
+from dataclasses import dataclass
+from fractions import Fraction
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from adaptive.base.errors import CheckpointError
+from adaptive.base.numbers import whole
+from adaptive.disk.directory import Whole, newest_whole
+from adaptive.disk.whole import DamagedError
+
+from .stored import load
+
+_EVERY = re.compile(r"\s*(\d+(?:\.\d+)?)\s*(step|epoch|minute)s?\s*")
+_TAKES = '"100 steps", "1 epoch", "0.5 epochs", "10 minutes", or a whole number of steps'
+
+
+class Every(NamedTuple):
+    """How often: a number of steps, epochs or minutes."""
+
+    number: Fraction
+    unit: str
+
+    def due(self, step: int, before: int, consumed: int, examples: int) -> bool:
+        """Whether a step ends such a stretch; of minutes the steps know nothing. Replicated.
+
+        Args:
+          step: its number.
+          before, consumed: examples consumed before it and with it.
+          examples: of an epoch.
+        """
+        if self.unit == "step":
+            return step % int(self.number) == 0
+        stretch = self.number * examples
+        return self.unit == "epoch" and before // stretch < consumed // stretch
+
+
+@dataclass(frozen=True)
+class Checkpoints:
+    """Checkpoints of a run on disk, for `program.run(checkpoint=…)` and `program.restore(…)`.
+
+    The process with `world.rank == 0` writes them, behind the steps; nobody waits for the disk. One that is due while
+    the one before is still being written is left out, with a note. What cannot be written (a full disk) is noted in
+    that process's report, and the run goes on. At the end of `run` the last state is kept, and waited for.
+
+    Args:
+      directory: where; made if it is not there. To be restored on several hosts it must be one that all of them see. It
+        belongs to one run, and to those that go on from it.
+      every: how often: "100 steps", "1 epoch", "0.5 epochs", "10 minutes", or a whole number of steps. Minutes are
+        those of rank 0, which tells the others with a step's last message.
+      keep: so many of the newest are kept; older ones are deleted.
+
+    Raises:
+      CheckpointError: they cannot be.
+
+    Example:
+      >>> ad.Checkpoints("run/", every="0.5 epochs", keep=2).keep
+      2
+    """
+
+    directory: str | os.PathLike[str]
+    every: str | int = "1 epoch"
+    keep: int = 3
+
+    def __post_init__(self) -> None:
+        self.interval  # noqa: B018  # raises
+        path_of(self.directory)
+        keep = whole(self.keep)
+        if keep is None or keep < 1:
+            raise CheckpointError(
+                f"keep={self.keep!r}: so many of the newest checkpoints are kept, so it must be a whole number, and at "
+                "least 1. For a run without checkpoints:  program.run(…) without checkpoint="
+            )
+
+    @property
+    def interval(self) -> Every:
+        """How often, as a number and its unit."""
+        steps = whole(self.every)
+        match = _EVERY.fullmatch(self.every) if isinstance(self.every, str) else None
+        every = Every(Fraction(match[1]), match[2]) if match else Every(Fraction(steps or 0), "step")
+        if every.number <= 0 or (every.unit == "step" and every.number.denominator > 1):
+            raise CheckpointError(f"every={self.every!r} says not how often to keep a checkpoint. Write {_TAKES}.")
+        return every
+
+    @property
+    def path(self) -> Path:
+        """The directory, from the root."""
+        return path_of(self.directory)
+
+    def read(self) -> dict[str, Any]:
+        """The newest checkpoint that is whole, as `program.checkpoint()` returns one: to look into, or to change.
+
+        Containers are dicts by then: leaves keep their names, and arrays their dtypes. Local: it is this process that
+        reads. What is passed over is not told of.
+
+        Raises:
+          CheckpointError: there is none, or none that is whole.
+        """
+        return load(found_at(self.path).path)
+
+
+def path_of(directory: Any) -> Path:
+    """A directory's path from the root, so that it stays the same where the working directory does not.
+
+    Raises:
+      CheckpointError: it is no path.
+    """
+    try:
+        text = os.fspath(directory)
+    except TypeError:
+        text = None
+    if not isinstance(text, str) or not text or "\0" in text:
+        raise CheckpointError(f'the directory of checkpoints must be a path, such as "run/"; got {directory!r}.')
+    return Path(os.path.abspath(os.path.expanduser(text)))
+
+
+def found_at(path: Path) -> Whole:
+    """The newest whole checkpoint at a path.
+
+    Raises:
+      CheckpointError: there is none at all (a `NoneThereError`), or none is whole.
+    """
+    try:
+        found = newest_whole(path)
+    except DamagedError as error:
+        raise CheckpointError(f"no checkpoint in {path} is whole:\n{error}") from None
+    except OSError as error:
+        raise CheckpointError(f"{path} cannot be read: {error.strerror or error}.") from error
+    if found is None:
+        what = "holds no checkpoint" if path.is_dir() else "is no directory" if path.exists() else "does not exist"
+        raise NoneThereError(
+            f"there is nothing to restore: {path} {what}. To begin anew then:  program.restore(…, missing_ok=True)"
+        )
+    return found
+
+
+class NoneThereError(CheckpointError):
+    """There is no checkpoint at all, not even one that is damaged."""

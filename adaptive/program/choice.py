@@ -1,0 +1,80 @@
+"""Which checkpoint of a directory is restored: rank 0 chooses, and all others read the same."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from adaptive.base.errors import CheckpointError
+from adaptive.base.world import World
+from adaptive.disk.directory import belongs_to
+from adaptive.disk.whole import DamagedError, check
+
+from .checkpoints import Checkpoints, NoneThereError, found_at, path_of
+from .stored import load
+
+
+class Chosen(NamedTuple):
+    """A checkpoint, read.
+
+    Attributes:
+      directory: that it is in.
+      notes: on newer ones that were passed over. Replicated.
+    """
+
+    checkpoint: dict[str, Any]
+    directory: Path
+    notes: list[str]
+
+
+def chosen(world: World, where: Any, missing_ok: bool, about: str) -> Chosen | None:
+    """The checkpoint to restore, read. On every process; communicates.
+
+    Args:
+      where: a directory of checkpoints, or one of them.
+
+    Returns:
+      It; `None` where there is none and that is well.
+
+    Raises:
+      CheckpointError: there is none that is whole, or this process does not see the one that rank 0 has chosen.
+    """
+    path = where.path if isinstance(where, Checkpoints) else path_of(where)
+    told = b""
+    if world.rank == 0:
+        told = json.dumps(_choice(path, missing_ok)).encode()
+    choice = json.loads(world.all_gather_bytes(told, f"choosing the checkpoint for the {about}")[0])
+    if choice is None:
+        return None
+    name, seal, notes = choice
+    found = path / name
+    if world.rank:
+        _check_same(found, seal, world.rank)
+    return Chosen(load(found), belongs_to(found), notes)
+
+
+def _choice(path: Path, missing_ok: bool) -> tuple[str, str, tuple[str, ...]] | None:
+    """Rank 0's, with a name relative to the path that each was given."""
+    try:
+        found = found_at(path)
+    except NoneThereError:
+        if missing_ok:
+            return None
+        raise
+    return found.path.relative_to(path).as_posix(), found.seal, found.notes
+
+
+def _check_same(found: Path, seal: str, rank: int) -> None:
+    """Raises where this process sees another checkpoint, or none."""
+    try:
+        same = check(found) == seal
+    except DamagedError as error:
+        same, why = False, str(error)
+    else:
+        why = "it holds another one of that name"
+    if not same:
+        raise CheckpointError(
+            f"rank {rank} cannot read {found}, which rank 0 has chosen: {why}. All ranks read the same checkpoint: "
+            "keep it in a directory that all hosts see."
+        )

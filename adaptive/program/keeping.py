@@ -1,0 +1,139 @@
+"""Which steps of a run leave a checkpoint, and what every process does for it.
+
+All processes come to the same decision, at the same step: by the number of the step, by the examples consumed, or, for
+minutes, because rank 0 has said so with the step's last message. All bring their hooks up to date, since what hooks
+have seen by then is part of what goes on. Where state is local, all send theirs. One writes.
+"""
+
+from __future__ import annotations
+
+import atexit
+import time
+from typing import TYPE_CHECKING, Any
+
+from adaptive.base.errors import CheckpointError
+from adaptive.base.failure import heard_by_all
+
+from .checkpoint import has_local
+from .checkpoints import Checkpoints
+from .report import Report
+from .writer import Writer
+
+if TYPE_CHECKING:
+    from .program import Program
+
+
+class Keeping:
+    """The checkpoints of one run. Every process has one.
+
+    Raises:
+      CheckpointError: `options` are none; or, on rank 0, no checkpoint can be written.
+      WorkerError: rank 0 cannot write any. On every other process, in its first step.
+    """
+
+    @heard_by_all("in opening the checkpoints of")
+    def __init__(self, options: Checkpoints, program: Program):
+        self.world, self._name, self._program = program.world, program._name, program
+        if not isinstance(options, Checkpoints):
+            raise CheckpointError(
+                f'checkpoint= takes where and how often:  ad.Checkpoints("run/", every="1 epoch"); got {options!r}.'
+            )
+        self._options, self._every = options, options.interval
+        self._writer = Writer(options)
+        self._saved = time.monotonic()
+        self._last_kept: bool | None = None  # whether the last step has left one; `None` before the first
+        self._left_out = self._told = False  # the last that was due; and whether that has ever been told
+        self._status = program._status
+        if self._every.unit == "minute" and self.world.processes > 1 and not program._engine.layouts:
+            raise CheckpointError(
+                f"every={options.every!r}: rank 0 has to tell the others when, with a step's last message, and a step "
+                'of this program has none. Count steps or epochs:  every="1 epoch"'
+            )
+        if not self.world.rank:
+            self._writer.open(options.path in program._directories)
+        program._directories.add(options.path)
+        atexit.register(self.close)  # of a run that is left lying about half way, nobody else closes it in time
+
+    def after(self, report: Report) -> None:
+        """A step is done: keep a checkpoint, if it is time for one. On every process alike; may communicate."""
+        if self._every.unit == "minute":
+            due = self._minutes_have_passed()
+        else:
+            before = report.examples - report.global_batch
+            due = self._every.due(report.step, before, report.examples, len(self._program._data))
+        self._last_kept = due
+        if due:
+            self.save()
+
+    def _minutes_have_passed(self) -> bool:
+        status = self._status
+        if self.world.processes == 1:
+            return self._late()
+        asked, status.asked = status.asked, False
+        status.asks = not asked and self.world.rank == 0 and self._late()
+        return asked
+
+    def _late(self) -> bool:
+        return time.monotonic() - self._saved >= 60 * self._every.number
+
+    @heard_by_all("in a checkpoint of")
+    def save(self, *, wait: bool = False) -> None:
+        """Keep a checkpoint of the program as it is. On every process alike; may communicate.
+
+        Args:
+          wait: return when it is on the disk, or has failed; and leave none out because of the one before.
+        """
+        self._saved = time.monotonic()
+        writes = self.world.rank == 0
+        if writes and wait:
+            self._writer.wait()
+        busy = writes and self._writer.busy
+        self._left_out = busy
+        if busy and not self._told:
+            self._told = True
+            self._writer.note(
+                f"no checkpoint of step {self._program.steps}: the one before is still being written. Any other that "
+                f"comes too soon is left out without a word: every={self._options.every!r} is shorter than what the "
+                "disk takes."
+            )
+        writes = writes and not busy
+        checkpoint = self._program._snapshot(self._writer.copies.begin() if writes else _uncopied)
+        if writes:
+            self._writer.write(checkpoint)
+            if wait:
+                self._writer.wait()
+
+    def end(self) -> None:
+        """The run has ended well: keep the last state, unless it is kept. On every process alike; may communicate."""
+        if self._last_kept is None:
+            return
+        if not self._last_kept or has_local(self._program._engine):
+            self.save(wait=True)
+        elif self.world.rank == 0:  # the others have done their part
+            self._writer.wait()
+            if self._left_out or self._writer.newest is None:
+                self.save(wait=True)
+
+    def told(self) -> list[str]:
+        """Notes since the last report. Of rank 0."""
+        return self._writer.told()
+
+    def wait(self) -> None:
+        """Return when what is being written is on the disk, or has failed."""
+        self._writer.wait()
+
+    def close(self) -> None:
+        """Wait for what is being written, and let others write to the directory."""
+        atexit.unregister(self.close)
+        self._writer.close()
+
+    def __enter__(self) -> Keeping:
+        return self
+
+    def __exit__(self, *exc: Any) -> None:
+        self.close()
+
+
+def _uncopied(leaf: Any) -> Any:
+    """For those who do not write."""
+    return leaf

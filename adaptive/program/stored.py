@@ -1,0 +1,136 @@
+"""A checkpoint as a folder, and back: leaves by their names in a table, arrays by orbax, and no pickle.
+
+    program.json   what a program is but for its leaves: step, cursor, sizes, …; and the table: for each leaf of state,
+                   slots and hooks the names on the way to it, and its number, text, or array with dtype and shape
+    arrays/        by orbax: the arrays, by the keys that the table gives them
+
+Containers are not stored, so none can come back in another order than it had.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+
+from adaptive.base.errors import CheckpointError
+from adaptive.base.names import Name, by_name
+from adaptive.disk import arrays
+from adaptive.disk.whole import write_through
+
+_FORMAT = 1
+_TREES = ("state", "slots", "hooks")
+
+
+class Table:
+    """A checkpoint, taken apart.
+
+    Args:
+      checkpoint: what `program.checkpoint()` returns.
+
+    Attributes:
+      arrays: by key.
+
+    Raises:
+      CheckpointError: a leaf is of a kind that is not stored, or two have one name.
+    """
+
+    def __init__(self, checkpoint: Mapping[str, Any]):
+        self.arrays: dict[str, np.ndarray] = {}
+        self.step = int(checkpoint["step"])
+        self._leaves = [
+            {"of": tree, "name": name, **self._entry(leaf.label, leaf.value)}
+            for tree in _TREES
+            for name, leaf in by_name(checkpoint[tree], tree).items()
+        ]
+        self._fields = {name: _plain(value) for name, value in checkpoint.items() if name not in _TREES}
+
+    def write(self, folder: Path) -> None:
+        """Write it to a folder that is there and empty."""
+        if self.arrays:
+            arrays.write(self.arrays, folder / "arrays")
+        content = {"format": _FORMAT, "fields": self._fields, "leaves": self._leaves}
+        write_through(folder / "program.json", json.dumps(content, indent=1).encode())
+
+    def _entry(self, label: str, value: Any) -> dict[str, Any]:
+        if isinstance(value, bool | int | float | str) and not isinstance(value, np.generic):
+            return {"value": value}
+        array = np.asarray(value)
+        dtype = array.dtype
+        if dtype.hasobject or dtype.names or dtype.kind in "USMm":
+            raise CheckpointError(
+                f"{label} is {_said(value)}, which is not stored on disk: only arrays of numbers, numbers and text are."
+            )
+        entry: dict[str, Any] = {"dtype": dtype.name, "shape": array.shape}
+        if not array.size:
+            return entry
+        key = f"{len(self.arrays):05}"
+        self.arrays[key] = array
+        return {**entry, "array": key}
+
+
+def load(folder: Path) -> dict[str, Any]:
+    """What a folder holds, as `program.checkpoint()` returns it but for containers: all of them are dicts.
+
+    Raises:
+      CheckpointError: it cannot be read, though it is whole.
+    """
+    try:
+        content = json.loads((folder / "program.json").read_bytes())
+        form = content["format"]
+        if form != _FORMAT:
+            raise CheckpointError(f"{folder} is of format {form!r}; this library reads format {_FORMAT}.")
+        stored = arrays.read(folder / "arrays") if (folder / "arrays").exists() else {}
+        leaves = list(_leaves(content["leaves"], stored))
+        return {**content["fields"], **{tree: _tree(tree, leaves) for tree in _TREES}}
+    except CheckpointError:
+        raise
+    except Exception as error:  # of whatever library is not what it was
+        raise CheckpointError(f"{folder} cannot be read: {type(error).__name__}: {error}") from error
+
+
+def _leaves(table: list[dict[str, Any]], stored: Mapping[str, np.ndarray]) -> Iterator[tuple[str, Name, Any]]:
+    for entry in table:
+        if "value" in entry:
+            value = entry["value"]
+        else:
+            dtype, shape = jnp.dtype(entry["dtype"]), tuple(entry["shape"])
+            value = stored[entry["array"]] if "array" in entry else np.zeros(shape, dtype)
+            if value.dtype != dtype or value.shape != shape:
+                raise CheckpointError(
+                    f"{entry['of']}{entry['name']} was stored as {dtype}{shape}, and is read as "
+                    f"{value.dtype}{value.shape}."
+                )
+        yield entry["of"], tuple(entry["name"]), value
+
+
+def _tree(tree: str, leaves: list[tuple[str, Name, Any]]) -> Any:
+    """Nested dicts in which leaves have their names; a leaf without a name is the tree."""
+    root: dict[str, Any] = {}
+    for of, name, value in leaves:
+        if of != tree:
+            continue
+        if not name:
+            return value
+        place = root
+        for part in name[:-1]:
+            place = place.setdefault(part, {})
+        place[name[-1]] = value
+    return root
+
+
+def _plain(value: Any) -> Any:
+    """Of numbers, lists and dicts, with Python's own numbers for numpy's."""
+    if isinstance(value, Mapping):
+        return {str(name): _plain(each) for name, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(each) for each in value]
+    return value.item() if isinstance(value, np.generic) else value
+
+
+def _said(value: Any) -> str:
+    return f"an array of {value.dtype}" if isinstance(value, np.ndarray) else f"a {type(value).__name__}"

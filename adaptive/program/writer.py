@@ -1,0 +1,164 @@
+"""The writer of checkpoints: it copies what a program is, and a thread brings the copy to the disk behind the steps."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import numpy as np
+
+from adaptive.base.arrays import numbers_of
+from adaptive.base.errors import CheckpointError
+from adaptive.disk import arrays
+from adaptive.disk.directory import checkpoints, commit, prune, sweep
+from adaptive.disk.lock import HeldError, Lock
+
+from .checkpoints import Checkpoints
+from .stored import Table
+
+_log = logging.getLogger("adaptive")
+
+
+class Copies:
+    """Copies of arrays on the host, in the memory of the copies before: fresh memory is several times as slow.
+
+    What it has given is valid until it begins again.
+    """
+
+    def __init__(self) -> None:
+        self._kept: list[np.ndarray] = []
+        self._next = 0
+
+    def begin(self) -> Copies:
+        """Begin again."""
+        self._next = 0
+        return self
+
+    def __call__(self, leaf: Any) -> np.ndarray:
+        """A copy of an array."""
+        array = numbers_of(_another(leaf))
+        if self._next == len(self._kept):
+            self._kept.append(np.empty_like(array))
+        kept = self._kept[self._next]
+        if (kept.shape, kept.dtype) != (array.shape, array.dtype):
+            kept = self._kept[self._next] = np.empty_like(array)
+        self._next += 1
+        np.copyto(kept, array)
+        return kept
+
+
+def _another(leaf: Any) -> Any:
+    """The same array as another object: numpy's view of it goes with that, and does not keep the next step from using
+    its memory.
+    """
+    return leaf.addressable_data(0) if isinstance(leaf, jax.Array) else leaf
+
+
+class Writer:
+    """Writes to one directory. Local: for the process that has rank 0.
+
+    Attributes:
+      newest: the step of what was written last, if it is on the disk.
+      copies: the memory of what is being written; to be used while it is not `busy`.
+    """
+
+    def __init__(self, options: Checkpoints):
+        self._options, self._path = options, options.path
+        self._lock = Lock(self._path)
+        self._thread: threading.Thread | None = None
+        self._notes: list[str] = []
+        self.newest: int | None = None
+        self.copies = Copies()
+
+    def open(self, known: bool) -> None:
+        """Begin, before the first step.
+
+        Args:
+          known: whether the program goes on from what the directory holds.
+
+        Raises:
+          CheckpointError: it cannot be written, another job writes to it, or it holds the checkpoints of another run.
+        """
+        try:
+            self._path.mkdir(parents=True, exist_ok=True)
+            self._lock.acquire()
+            there = checkpoints(self._path)
+        except HeldError as error:
+            raise CheckpointError(
+                f"{self._path} is being written{error}. Give each run a directory of its own:  "
+                "ad.Checkpoints(directory, …)"
+            ) from None
+        except OSError as error:
+            raise CheckpointError(f"no checkpoints can be written to {self._path}: {_why(error)}.") from error
+        if there and not known:
+            self._lock.release()
+            raise CheckpointError(
+                f"{self._path} holds the checkpoints of another run, the newest {there[0].name}, and this program does "
+                f"not go on from them; they would be deleted in time. To go on:  program.restore({str(self._path)!r}, "
+                "missing_ok=True)  before program.run. To begin anew, give it another directory, or delete this one."
+            )
+        sweep(self._path)
+        arrays.load_library()
+
+    @property
+    def busy(self) -> bool:
+        """Whether it is writing."""
+        return self._thread is not None and self._thread.is_alive()
+
+    def write(self, checkpoint: Mapping[str, Any]) -> None:
+        """Begin to write a checkpoint, behind what follows. Waits for the one before.
+
+        Args:
+          checkpoint: what nobody changes until it is written.
+
+        Raises:
+          CheckpointError: a leaf of it cannot be stored.
+        """
+        self.wait()
+        table, self.newest = Table(checkpoint), None
+        # No daemon: a process that ends waits for it.
+        self._thread = threading.Thread(target=self._write, args=(table,), name="adaptive-checkpoint")
+        self._thread.start()
+
+    def wait(self) -> None:
+        """Return when it is on the disk, or has failed."""
+        if self._thread is not None:
+            self._thread.join()
+            self._thread = None
+
+    def note(self, text: str) -> None:
+        """Say something with the next report, and in the log."""
+        _log.warning("%s", text)
+        self._notes.append(text)
+
+    def told(self) -> list[str]:
+        """The notes since this was asked last."""
+        told, self._notes = self._notes, []
+        return told
+
+    def close(self) -> None:
+        """Wait for what is being written, and let others write."""
+        self.wait()
+        self._lock.release()
+
+    def _write(self, table: Table) -> None:
+        try:
+            if not self._lock.held:  # whoever has it may have died, and this process may have taken his place
+                self._path.mkdir(parents=True, exist_ok=True)
+                self._lock.acquire()
+            commit(self._path, table.step, table.write, self._lock.check)
+            self.newest = table.step
+            prune(self._path, self._options.keep)
+        except HeldError as error:
+            self.note(f"no checkpoint of step {table.step}: {self._path} is being written{error}")
+        except Exception as error:
+            self.note(f"no checkpoint of step {table.step} in {self._path}: {_why(error)}")
+
+
+def _why(error: BaseException) -> str:
+    """In one line."""
+    text = (error.strerror if isinstance(error, OSError) else None) or str(error) or type(error).__name__
+    return text.partition("\n")[0][:300]

@@ -1,0 +1,344 @@
+"""Who works and who is in reserve, of a job's processes: an `MPIWorld`'s, and how that changes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from copy import deepcopy
+from functools import partial
+from typing import Any
+
+from adaptive import Dismissed, MembersError, WorkerError
+from adaptive.extend import Baggage, Loss, Seats
+
+from .meeting_of_all import CLOSE, JOIN, NOBODY, TOGETHER, Plan, Role, meeting
+from .operations import MEETING, Farewell, HandOver, Operation, Regroup
+from .processes import Process, Together
+from .reserve import ASK, FAILED, MEET, MEMBERS, READY, Waiting, Words
+
+
+class Staff:
+    """Of a world of several processes, which come and go as wholes.
+
+    A job's processes are *together* when a world is made, and when a run is over: whatever they do then, all do. In a
+    run they are apart: the workers are together, and whoever is in reserve waits.
+
+    Attributes:
+      in_reserve: whether this process waits, or should. Local.
+      apart: whether there are others in reserve, or this process is. Replicated.
+      newcomers: whether processes have come in that know nothing yet of what the others do. Replicated.
+    """
+
+    respawn = False
+    in_reserve = False
+    apart = False
+    newcomers = False
+    generation = 0
+    losses: tuple[Loss, ...] = ()
+    _closed: bool
+    _mpi: Any
+    _seats: Seats
+    _survives: bool
+    _together: Together
+    _completed: int
+    _operation: Operation
+    _inside: bool
+    workers: range
+    rank: int
+    size: int
+
+    def _init_staff(self, everyone: Together) -> None:
+        self._job = everyone
+        self._words = Words(self._mpi, everyone.comm)
+        self._idle: list[Process] = [p for p in everyone.everyone if not self._works(p)]  # in reserve; replicated
+        self._knows = True  # what the others do
+        self._called = len(self.members)
+        self._asked: set[int] = set()  # ranks in the job that were asked to get ready; known to rank 0
+        self._ready: set[int] = set()
+        self._take(everyone)
+
+    # What the world does.
+
+    def _do(self, operation: Operation) -> None:
+        raise NotImplementedError
+
+    def _collective(self) -> Any:
+        raise NotImplementedError
+
+    def _watch_over(self, those: Together) -> None:
+        raise NotImplementedError
+
+    def _take(self, together: Together) -> None:
+        raise NotImplementedError
+
+    # --- who is there -------------------------------------------------------------------------------------------------
+
+    @property
+    def members(self) -> tuple[int, ...]:
+        """The seats with a worker on them."""
+        return self._seats.members
+
+    @property
+    def since(self) -> tuple[int, ...]:
+        """For each member the generation in which it came."""
+        return self._seats.since
+
+    @property
+    def least(self) -> int:
+        """How many workers there have to be."""
+        return self._seats.least
+
+    @property
+    def most(self) -> int:
+        """How many workers there can be now: the members, and those in reserve."""
+        return len(self.members) + sum(len(process.seats) for process in self._idle)
+
+    def nearest(self, workers: int) -> int:
+        """The number of workers that can be had, of whole processes, nearest to one that is asked for."""
+        return min(self._numbers(), key=lambda number: (abs(number - workers), number))
+
+    def _numbers(self) -> list[int]:
+        """How many workers there can be, in order."""
+        numbers, total = [], 0
+        for process in (*self._working(), *self._idle):
+            total += len(process.seats)
+            if total >= self.least:
+                numbers.append(total)
+        return numbers or [total]
+
+    def _working(self) -> list[Process]:
+        working = [process for process in self._together.everyone if self._works(process)]
+        return sorted(working, key=_by_seat)
+
+    def _works(self, process: Process) -> bool:
+        return process.seats[0] in self.members
+
+    def _check_whole(self, workers: int | None) -> None:
+        if workers is not None and self.nearest(workers) != workers:
+            raise MembersError(
+                f"workers={workers} cannot be had: whole processes take part. The nearest is {self.nearest(workers)}."
+            )
+
+    def _lose(self, gone: Mapping[int, Process], how: tuple[str, float]) -> None:
+        """These processes are lost: by the ranks that they had.
+
+        Raises:
+          WorkerError: too few are left.
+        """
+        self._idle = [process for process in self._idle if process not in gone.values()]
+        self._be(*_without(self._seats, self.losses, gone, how))
+
+    def _be(self, seats: Seats, losses: tuple[Loss, ...]) -> None:
+        """Who is there now, and who was lost so far."""
+        new = losses[len(self.losses) :]
+        self._seats, self.losses, self.generation = seats, losses, seats.generation
+        left = len(self.members)
+        if new and left < self.least:
+            self._closed = True
+            what = f"{left} worker{' is' if left == 1 else 's are'} left, and min_workers={self.least}: all stop."
+            raise WorkerError("\n    ".join([what, *map(str, new)]))
+
+    # --- asking for more ----------------------------------------------------------------------------------------------
+
+    def call_in(self, workers: int) -> None:
+        """Begin to get so many ready that there can be `workers` members: the protocol of `World`."""
+        self._called = workers
+        self._asked, self._ready = set(), set()
+
+    @property
+    def ready(self) -> int:
+        """How many of those who were called in are ready to join; known to the process with rank 0."""
+        missing = self._called - len(self.members)
+        if self.rank or missing <= 0 or not self._idle:
+            return 0
+        while (heard := self._words.heard()) is not None:
+            if heard[0] == READY:
+                self._ready.add(heard[2])
+        ranks = [self._job.everyone.index(process) for process in self._idle]
+        # Whoever has died counts, too: at the meeting all will know of it.
+        self._ready |= self._words.dead(ranks) & self._asked
+        self._ask(ranks, missing)
+        return sum(len(self._job.everyone[rank].seats) for rank in self._ready)
+
+    def _ask(self, ranks: Sequence[int], missing: int) -> None:
+        """Have as many get ready as are missing."""
+        for rank in ranks:
+            if sum(len(self._job.everyone[asked].seats) for asked in self._asked) >= missing:
+                return
+            if rank not in self._asked:
+                self._asked.add(rank)
+                self._words.send([rank], ASK)
+
+    # --- change -------------------------------------------------------------------------------------------------------
+
+    def part(self) -> None:
+        """A run begins: from here on those in reserve wait. All processes come here."""
+        if self._idle and not self.apart:
+            self._regroup("the beginning of a run", lambda: self.members)
+
+    def change(self, workers: int, leaving: Sequence[int] = ()) -> None:
+        """Come to a number of members: the protocol of `World`."""
+        self.part()
+        for_good = [process for process in self._working() if process.seats[0] in leaving]
+
+        def stay() -> tuple[int, ...]:
+            seats: list[int] = []
+            for process in self._working():
+                if process not in for_good and len(seats) + len(process.seats) <= workers:
+                    seats.extend(process.seats)
+            return tuple(seats) or self.members  # where nobody else is left, those who were told to go stay
+
+        if len(stay()) < len(self.members):
+            self._regroup("a change of members", stay, for_good)
+        if len(self.members) < workers:
+            self._meet(JOIN, workers)
+
+    def _regroup(self, about: str, stay: Callable[[], tuple[int, ...]], for_good: Sequence[Process] = ()) -> None:
+        """Of those who are together only the workers on these seats go on."""
+        regroup = Regroup(self._mpi, about, lambda: self.workers[0] in stay())
+        with self._collective():
+            self._do(regroup)
+        seats, before = stay(), self._together
+        there = [process for process in before.everyone if process.seats[0] in seats]
+        for seat in self.members:
+            if seat not in seats:
+                self._seats.leave(seat)
+        self.generation = self._seats.generation
+        self._idle += [p for p in before.everyone if p not in there and p not in self._idle and p not in for_good]
+        self._idle = sorted(self._idle, key=_by_seat)
+        self._go_apart(Together(regroup.result, tuple(there)))
+        if not self.in_reserve and self.rank == 0:
+            self._words.send(self._ranks_in_reserve(), MEMBERS, [self._job.everyone.index(p) for p in there])
+
+    def _go_apart(self, together: Together) -> None:
+        """Be one of these, or in reserve."""
+        self.apart = True
+        self.in_reserve = self.workers[0] not in self.members
+        if self.in_reserve:
+            self.rank = len(together.everyone) + 1  # of no worker, and not the first
+            self._members_now = [self._job.everyone.index(process) for process in together.everyone]
+        else:
+            self._take(together)
+        self._completed = 0
+        self.call_in(len(self.members))
+
+    _members_now: Sequence[int] = ()  # ranks in the job, as far as this process knows
+
+    # --- meetings of all ----------------------------------------------------------------------------------------------
+
+    def assemble(self) -> None:
+        """A run is over: from here on all processes are together. Those in reserve come out of their waiting."""
+        if self.apart:
+            self._meet(TOGETHER, len(self.members))
+
+    def _dismiss_reserve(self) -> None:
+        if self.apart and not self.in_reserve:
+            self._meet(CLOSE, len(self.members))
+
+    def _tell_reserve(self, why: str) -> None:
+        if self.apart and not self.in_reserve:
+            self._words.send(self._ranks_in_reserve(), FAILED, why)
+
+    def _ranks_in_reserve(self) -> list[int]:
+        return [self._job.everyone.index(process) for process in self._idle]
+
+    def _meet(self, purpose: str, workers: int) -> str:
+        """Come to a meeting: the workers, of one mind about what it is for, or a process in reserve, which is told.
+
+        Returns:
+          What it was for.
+        """
+        was_idle = self.in_reserve
+        role = Role(NOBODY if was_idle else self.rank, was_idle and self._is_ready())
+        if not was_idle:
+            # Nobody waits at the meeting for one who is still to complete what the workers did before it.
+            with self._collective():
+                self._do(Farewell(f"a meeting of all processes, to {purpose}", "", MEETING))
+            role = role._replace(rank=self.rank)
+            self._words.send(self._ranks_in_reserve(), MEET)
+        with self._collective():
+            self._watch_over(self._job)
+            self._operation, self._inside = Operation("a meeting of all processes", "", MEETING), True
+            plan = partial(self._planned, purpose, workers)
+            outcome = meeting(self._mpi, self._job, role, plan, survives=self._survives)
+        self._job = outcome.job
+        self._words = Words(self._mpi, self._job.comm)
+        if outcome.plan is None:
+            self._closed = True
+            raise WorkerError("all workers are lost, and with them the state of the run.")
+        found = outcome.plan
+        there = Together(outcome.comm, tuple(self._job.everyone[rank] for rank in found.together))
+        self._be(found.seats, found.losses)
+        self._idle = [process for process in self._job.everyone if not self._works(process)]
+        self._go_apart(there)
+        if found.purpose == TOGETHER:
+            self.in_reserve = self.apart = False
+            self._take(there)
+        self.newcomers = found.purpose != CLOSE
+        self._knows = not (was_idle and not self.in_reserve)
+        return found.purpose
+
+    def _planned(self, purpose: str, workers: int, job: Together, roles: Sequence[Role]) -> Plan:
+        """What is to be after a meeting. Changes nothing here."""
+        unseen = {r: p for r, p in self._together.gone(job).items() if self._works(p)}
+        seats, losses = _without(self._seats, self.losses, unseen, ("a meeting of all processes", 0.0))
+        there = sorted((r for r, role in enumerate(roles) if role.rank != NOBODY), key=lambda r: roles[r].rank)
+        others = [r for r, role in enumerate(roles) if role.rank == NOBODY]
+        if purpose == TOGETHER:
+            there += others
+        if purpose == JOIN:
+            for rank in others:
+                process = job.everyone[rank]
+                if roles[rank].ready and len(seats.members) + len(process.seats) <= workers:
+                    there.append(rank)
+                    for seat in process.seats:
+                        seats.join(seat)
+        return Plan(purpose, tuple(there), seats, losses)
+
+    # --- in reserve ---------------------------------------------------------------------------------------------------
+
+    _is_ready: Callable[[], bool] = staticmethod(lambda: True)
+
+    def wait(self, is_ready: Callable[[], bool]) -> None:
+        """Wait in reserve: until this process is one of the workers, or all are together again (`apart` is false).
+
+        Args:
+          is_ready: whether it could join now.
+
+        Raises:
+          WorkerError: the job ends with an error.
+          Dismissed: the workers have left the world's block.
+        """
+        self._is_ready = is_ready
+        while self.in_reserve:
+            word, content = Waiting(self._words, self._members_now).next(is_ready)
+            if word == FAILED:
+                self._closed = True
+                raise WorkerError(f"the workers, for whom this process was in reserve, have stopped: {content}")
+            if self._meet("", 0) == CLOSE:
+                self._closed = True
+                raise Dismissed
+
+    def hand_over(self, make: Callable[[], Baggage], about: str = "") -> Baggage | None:
+        """What newcomers have to know, from a process that does: for them, and `None` for the others."""
+        operation = HandOver(about, make, knows=self._knows)
+        with self._collective():
+            self._do(operation)
+        self.newcomers, self._knows = False, True
+        return operation.result
+
+
+def _by_seat(process: Process) -> int:
+    return process.seats[0]
+
+
+def _without(
+    seats: Seats, losses: tuple[Loss, ...], gone: Mapping[int, Process], how: tuple[str, float]
+) -> tuple[Seats, tuple[Loss, ...]]:
+    """Seats and losses when these processes are lost too. Changes nothing."""
+    seats = deepcopy(seats)
+    new = [Loss(tuple(process.seats), f"rank {rank} ({process})", *how) for rank, process in gone.items()]
+    for loss in new:
+        for seat in loss.workers:
+            if seat in seats.members:
+                seats.empty(seat)
+    return seats, (*losses, *new)

@@ -1,0 +1,120 @@
+"""What a rank that waits finds out about another one, and what is said about it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from enum import Enum
+
+from adaptive.extend import at
+
+from .stacks import ProcessId
+
+_SHOWN = 8  # ranks with their stacks; of a thousand that are stuck most are stuck in one place
+_MOST = 40_000  # characters of a report
+
+
+class State(Enum):
+    """Where a rank is while others wait for it in an operation of their world."""
+
+    HERE = "waits in it, too"
+    COMPILES = "is compiling"
+    AWAY = "is not in it, but"
+    CROSSED = "is not in it, but in a collective of another world"
+    SILENT = "does not answer"
+    STOPPED = "is stopped"
+    GONE = "is not there any more"
+    ENDED = "has ended"
+    CUT_OFF = "cannot be reached any more"
+    UNKNOWN = "cannot be asked"
+
+    @property
+    def well(self) -> bool:
+        """Whether it will come, as far as anybody knows."""
+        return self in (State.HERE, State.COMPILES)
+
+    @property
+    def runs(self) -> bool:
+        """Whether its Python answers."""
+        return self in (State.HERE, State.COMPILES, State.AWAY, State.CROSSED)
+
+    @property
+    def over(self) -> bool:
+        """Whether it is certain that it does not come."""
+        return self in (State.GONE, State.ENDED)
+
+
+@dataclass(frozen=True)
+class Finding:
+    """What was found out about one rank.
+
+    Attributes:
+      doing: in words.
+      line: of the user's file.
+      seconds: for how long it has been in no collective; None where only it could know.
+      stack: of Python, or "".
+    """
+
+    rank: int
+    process: ProcessId
+    state: State
+    doing: str = ""
+    line: str = ""
+    seconds: float | None = None
+    stack: str = ""
+
+    def __str__(self) -> str:
+        who = f"rank {self.rank} ({self.process.host}, pid {self.process.pid})"
+        since = "" if self.seconds is None else f"; it has been in no collective for {_seconds(self.seconds)}"
+        match self.state:
+            case State.AWAY:
+                text = f"is {self.doing}{at(self.line)}{since}"
+            case State.COMPILES:
+                text = f"is {self.doing}{at(self.line)}{since}. It is let alone"
+            case State.CROSSED:
+                text = f"is in a collective of another world{at(self.line)}{since}"
+            case State.SILENT:
+                text = "runs, but Python in it does not: C code keeps the interpreter's lock" + (
+                    "" if self.stack else ", or Python has come to its end"
+                )
+            case State.STOPPED:
+                text = (
+                    f"is stopped (SIGSTOP, Ctrl-Z or a debugger); `kill -CONT {self.process.pid}` there lets it go on"
+                )
+            case State.ENDED:
+                text = f"has ended: {self.doing}"
+            case State.CUT_OFF:
+                text = "does not answer, nor does any other rank of its host: it hangs, or the host, or the network"
+            case State.UNKNOWN:
+                text = f"cannot be asked: UDP does not get from here to {self.process.host}. It is let alone"
+            case _:
+                text = self.state.value
+        stack = "".join(f"\n        {row}" for row in self.stack.splitlines())
+        return f"    {who} {text}.{stack}"
+
+
+def report(rank: int, about: str, line: str, waited: float, findings: Sequence[Finding], rest: str) -> str:
+    """What is printed: on the terminal, once.
+
+    Args:
+      rank: who waits.
+      about: in what.
+      line: where that was called.
+      findings: of all other ranks.
+      rest: what will be done about it.
+    """
+    told = [finding for finding in findings if finding.state is not State.HERE]
+    more = [f"    and {len(told) - _SHOWN} more ranks are not in it"] if len(told) > _SHOWN else []
+    head = f"rank {rank} has waited for {_seconds(waited)} in {about}{at(line)}:"
+    body = "\n".join([head, *map(str, told[:_SHOWN]), *more])
+    return f"{body[:_MOST]}\n{rest}"
+
+
+def names(ranks: Iterable[int]) -> str:
+    """`rank 1`, or `ranks 1, 2`."""
+    numbers = sorted(ranks)
+    return f"rank{'s' * (len(numbers) > 1)} {', '.join(map(str, numbers))}"
+
+
+def _seconds(seconds: float) -> str:
+    return f"{seconds:.1f} s" if seconds < 10 else f"{seconds:.0f} s"

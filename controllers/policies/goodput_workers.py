@@ -1,0 +1,172 @@
+"""`goodput_workers`: the number of workers, and the global batch, with which training gets ahead fastest.
+
+As `goodput_batch`, over both. A step of n workers takes as long as the slowest of them computes, with the batch split
+as well as can be, and as long as n workers exchange; the first falls with n, the second grows. What a worker more
+brings is weighed against what one has brought so far.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from adaptive.extend import Decision, Observation
+from controllers._policy import Policy
+from controllers.timing.allocate import fill
+from controllers.timing.batch_time import BatchTime
+from controllers.timing.exchange import Exchange
+from controllers.timing.seconds import active_of
+from controllers.timing.time_model import TimeModel
+
+from .efficiency import Bounds, efficiency, round_batch
+from .goodput import CANDIDATES, idle_seconds, read_signals
+from .noise_workers import check_workers, within_growth, worker_bounds
+
+MOST_NUMBERS = 12  # of workers that are compared at one decision
+
+
+class GoodputWorkersState(NamedTuple):
+    """What steps take: each worker's part, and the rest by how many they are."""
+
+    times: TimeModel
+    exchange: Exchange
+
+
+class _Team(NamedTuple):
+    """Workers that there could be: those who take examples."""
+
+    times: BatchTime  # shape=(k,)
+    lower: np.ndarray  # shape=(k,)
+    upper: np.ndarray  # shape=(k,)
+
+    def seconds(self, batch: int) -> float:
+        """That the slowest computes, with the best split."""
+        batch = min(max(batch, int(self.lower.sum())), int(self.upper.sum()))
+        return float(self.times(fill(batch, self.times, self.lower, self.upper)).max())
+
+
+def goodput_workers(
+    *,
+    min_workers: int | None = None,
+    max_workers: int | None = None,
+    min_batch: int | None = None,
+    max_batch: int | None = None,
+    growth: float = 2.0,
+    gain: float = 1.05,
+    worth: float = 0.5,
+    multiple: int | None = None,
+) -> Policy:
+    """Choose the number of workers and the global batch by goodput: examples per second times what an example teaches.
+
+        noise = mon.noise_scale(grads, avg_grads)
+        seconds = comm.all_gather(mon.compute_seconds())
+        iteration = comm.all_reduce(mon.iteration_seconds(), op="max")
+        ctrl.hook(ctrl.goodput_workers(), noise, seconds, iteration, every=50)
+
+    Step times are learnt as in `min_max`, for each worker, and the batch is taken to be split as that does it; of a
+    worker that was never measured they are the mean of the others'. How the exchange goes with the number of workers
+    is learnt whenever that changes. While workers that were asked for are not there, or not measured yet, it waits.
+
+    Args:
+      min_workers, max_workers: bounds; by default what can be had.
+      min_batch, max_batch: bounds; by default what the workers can hold.
+      growth: how many times larger or smaller the batch, and the number of workers, may get at one decision.
+      gain: a change must promise this many times the goodput, or more where it takes more workers.
+      worth: from 0 to 1, what a worker more has to bring, relative to what each has brought so far: with p percent
+        more workers there have to be more than `worth * p` percent more goodput. 0 takes all who are of any use.
+      multiple: batches are multiples of this; by default of the program's quantum on every worker.
+
+    Returns:
+      A policy for a hook that is given a noise scale, the workers' compute seconds, shape=(n,), and the seconds of a
+      whole iteration.
+
+    References:
+      Qiao et al. 2021, "Pollux: Co-adaptive Cluster Scheduling for Goodput-Optimized Deep Learning", sections 3 and 4.
+    """
+    if growth <= 1 or gain < 1 or not 0 <= worth <= 1:
+        raise ValueError(
+            f"goodput_workers: growth must be above 1, gain at least 1 and worth from 0 to 1; got {growth}, {gain} and "
+            f"{worth}."
+        )
+    check_workers("goodput_workers", min_workers, max_workers)
+
+    def init(n_workers: int) -> GoodputWorkersState:
+        return GoodputWorkersState(TimeModel.init(n_workers), Exchange.init())
+
+    def update(observation: Observation, state: GoodputWorkersState) -> tuple[Decision | None, GoodputWorkersState]:
+        noise, seconds, iteration = read_signals(observation, "goodput_workers")
+        sizes = np.asarray(observation.previous_batch_sizes)
+        took = sizes > 0
+        times = state.times.observe(sizes, seconds, observation.due)
+        exchange = state.exchange.see(int(took.sum()), idle_seconds(seconds[took], iteration))
+        state = GoodputWorkersState(times, exchange)
+        settled = observation.target_workers == len(observation.members)
+        active = active_of(observation)
+        measured = times.measured[active].all() and exchange.known and exchange.workers == len(active)
+        if not (observation.due and settled and noise.known and measured):
+            return None, state
+        return decide(observation, noise, state), state
+
+    def decide(observation: Observation, noise: Bounds, state: GoodputWorkersState) -> Decision | None:
+        now, there, fit = observation.global_batch, len(observation.members), state.times.fit()
+        teams = {n: _team(observation, fit, n) for n in numbers(observation)}
+        base = teams[there]
+        throughput_now = now / (base.seconds(now) + state.exchange.of(len(base.lower)))
+        best, most_gain = (there, now), gain
+        for n, team in teams.items():
+            seconds = state.exchange.of(len(team.lower))
+            price = 1 - worth + worth * n / there
+            for batch in batches(observation, team, now):
+                phi = noise.lower if batch > now else noise.upper
+                throughput = batch / (team.seconds(batch) + seconds)
+                ratio = throughput / throughput_now * efficiency(phi, batch, now) / price
+                if ratio > most_gain and (n, batch) != (there, now):
+                    best, most_gain = (n, batch), ratio
+        if best == (there, now):
+            return None
+        workers, batch = best
+        faster = most_gain * (1 - worth + worth * workers / there)
+        changes = [f"workers {there} to {workers}"] * (workers != there) + [f"batch {now} to {batch}"] * (batch != now)
+        note = f"{', '.join(changes)}: {faster:.2f} times the goodput at a noise scale of {noise.scale:.4g}"
+        return Decision(global_batch=batch, workers=None if workers == there else workers, notes=(note,))
+
+    def numbers(observation: Observation) -> list[int]:
+        """Of workers, to be compared; as there are, too."""
+        there = len(observation.members)
+        least, most = worker_bounds(observation, min_workers, max_workers)
+        low = max(least, round(within_growth(1, there, there, growth)))
+        high = min(most, round(within_growth(most, there, there, growth)))
+        few = np.unique(np.geomspace(low, max(low, high), MOST_NUMBERS).round().astype(int))
+        near = [n for n in (there - 1, there + 1) if low <= n <= high]
+        return sorted({*few.tolist(), *near, there})
+
+    def batches(observation: Observation, team: _Team, now: int) -> list[int]:
+        least, most = int(team.lower.sum()), min(int(team.upper.sum()), observation.limits.examples)
+        low = min(max(least, min_batch or least), most)
+        high = max(min(most, max_batch or most), low)
+        reach = np.geomspace(max(now / growth, low), max(min(now * growth, high), low), CANDIDATES)
+        step = multiple or observation.limits.quantum * len(team.lower)
+        return sorted(
+            {round_batch(float(b), step, low, high) for b in reach} | ({now} if low <= now <= high else set())
+        )
+
+    reads = ("noise_scale", "seconds", "iteration_seconds")
+    return Policy(init, update, "goodput_workers", reads)
+
+
+def _team(observation: Observation, fit: BatchTime, workers: int) -> _Team:
+    """Who would take examples if there were so many workers. The highest seats leave, and the lowest free ones are
+    taken; who is there and takes no examples goes on so.
+    """
+    n, there, limits = len(observation.batch_sizes), observation.members, observation.limits
+    active = active_of(observation)
+    free = [seat for seat in range(n) if seat not in there]
+    seats = [*there, *free[: max(0, workers - len(there))]][:workers]
+    seats = [seat for seat in seats if seat in active or seat not in there] or active[:1].tolist()
+    rows = np.stack([np.broadcast_to(np.asarray(part, np.float64), n) for part in fit])  # slope, intercept, floor
+    rows = np.where(np.isfinite(rows), rows, rows[:, active].mean(axis=1, keepdims=True))[:, seats]
+    lower, upper = np.array(limits.lower), np.array(limits.upper)
+    new = ~np.isin(np.arange(n), active)
+    lower, upper = (np.where(new, bound[active].min(), bound)[seats] for bound in (lower, upper))
+    return _Team(BatchTime(*rows), lower, upper)

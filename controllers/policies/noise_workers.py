@@ -1,0 +1,104 @@
+"""`noise_workers`: a number of workers that follows the gradient noise scale, as KungFu's Listing 1 has it."""
+
+from __future__ import annotations
+
+import math
+
+from adaptive.extend import Decision, Observation
+from controllers._policy import Policy
+
+from .efficiency import read_noise
+from .noise_batch import between
+
+
+def noise_workers(
+    examples_per_worker: int,
+    *,
+    min_workers: int | None = None,
+    max_workers: int | None = None,
+    growth: float = 2.0,
+    dead_band: float = 0.1,
+    monotone: bool = False,
+    confident: bool = True,
+    factor: float = 1.0,
+) -> Policy:
+    """Let the number of workers follow the noise scale: each has as many examples as keep it busy, and there are as
+    many workers as the batch has use for.
+
+        noise = mon.noise_scale(grads, avg_grads)
+        ctrl.hook(ctrl.noise_workers(64), noise, every=20)
+
+    It asks for `n = noise / examples_per_worker` workers and a global batch of `n * examples_per_worker`. Workers are
+    added by the scale's *lower* confidence bound and let go by its upper one; in between there is no evidence for
+    either. It waits as long as the scale is not known (NaN). When a worker is lost, the batch shrinks with it.
+
+    Args:
+      examples_per_worker: the batch of each.
+      min_workers, max_workers: bounds; by default what can be had.
+      growth: how many times more or fewer workers there may be after one decision; one more or less in any case.
+      dead_band: changes smaller than this part of the workers are not worth making, beside the half worker that
+        rounding takes.
+      monotone: never let anybody go.
+      confident: go by the confidence bounds; else by the scale itself, as KungFu does.
+      factor: what to multiply the scale by.
+
+    Returns:
+      A policy for a hook that is given a noise scale: anything with fields `scale`, `lower` and `upper`, or one number.
+
+    References:
+      Mai et al. 2019, "Taming hyper-parameters in deep learning systems", Listing 1.
+    """
+    if not examples_per_worker >= 1 or examples_per_worker != int(examples_per_worker):
+        raise ValueError(f"noise_workers: examples_per_worker is a whole number, 1 or more; got {examples_per_worker}.")
+    if growth <= 1 or dead_band < 0 or factor <= 0:
+        raise ValueError(
+            f"noise_workers: growth must be above 1, factor above 0 and dead_band not negative; got {growth}, {factor} "
+            f"and {dead_band}."
+        )
+    check_workers("noise_workers", min_workers, max_workers)
+
+    def update(observation: Observation, state: tuple[()]) -> tuple[Decision | None, tuple[()]]:
+        if not observation.due:
+            return None, state
+        noise = read_noise(observation.values[0] if observation.values else None, "noise_workers")
+        if not noise.known:
+            return None, state
+        there, current = len(observation.members), observation.target_workers
+        wanted = between(current, noise, factor / examples_per_worker, confident=confident)
+        if monotone:
+            wanted = max(wanted, current)
+        wanted = within_growth(wanted, there, current, growth)
+        least, most = worker_bounds(observation, min_workers, max_workers)
+        n = round(min(max(wanted, least), most))
+        if abs(wanted - current) < 0.5 + dead_band * current and least <= current <= most:
+            n = current
+        batch = n * examples_per_worker
+        known = n == current and (there != current or observation.global_batch == observation.limits.nearest(batch))
+        if known:  # or the batch is asked for already, and waits for them
+            return None, state
+        bounds = f"{noise.lower:.4g} to {noise.upper:.4g}"
+        note = f"workers {current} to {n}, batch {batch}: the noise scale is {noise.scale:.4g} ({bounds})"
+        return Decision(global_batch=batch, workers=n, notes=(note,)), state
+
+    return Policy(lambda n_workers: (), update, "noise_workers", ("noise_scale",))
+
+
+def check_workers(policy: str, min_workers: int | None, max_workers: int | None) -> None:
+    """Raise unless there can be numbers of workers between two bounds."""
+    low = 1 if min_workers is None else min_workers
+    if not 1 <= low <= (low if max_workers is None else max_workers):
+        raise ValueError(f"{policy}: 1 <= min_workers <= max_workers must hold; got {min_workers} and {max_workers}.")
+
+
+def worker_bounds(observation: Observation, min_workers: int | None, max_workers: int | None) -> tuple[int, int]:
+    """The least and the most workers that a policy may ask for; what can be had goes first."""
+    least, most = observation.least_workers, observation.most_workers
+    low = min(max(least, min_workers or least), most)
+    return low, max(min(most, max_workers or most), low)
+
+
+def within_growth(wanted: float, there: int, current: int, growth: float) -> float:
+    """A number of workers that may come after `there`: so many times more or fewer, one more or less in any case, and
+    whatever was asked for already."""
+    fewest = min(current, math.floor(there / growth), there - 1)
+    return min(max(wanted, fewest), max(current, math.ceil(there * growth), there + 1))

@@ -1,0 +1,90 @@
+"""Who is there in a simulated cluster: workers are lost, come back, and join some steps after they were asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from adaptive.extend import Seats
+
+
+class Workers(Seats):
+    """The seats of a cluster on paper, for its `Membership`.
+
+    Args:
+      size: how many workers there are in all.
+      first: how many of them are there at first; the others are in reserve. `None` for all, and no reserve: then
+        workers that come back need not be asked for.
+      present: `present(step) -> bool, shape=(size,)`: which of them can be had.
+      join_after: steps from a request to the step before which who was asked for is ready.
+      respawn: whether one that is lost is replaced from the reserve.
+
+    Raises:
+      MembersError: `first` is no number from 1 to `size`.
+      ValueError: nobody can be had at first.
+    """
+
+    processes = 1
+
+    def __init__(
+        self,
+        size: int,
+        *,
+        first: int | None = None,
+        present: Callable[[int], np.ndarray] | None = None,
+        join_after: int = 0,
+        respawn: bool = False,
+    ):
+        super().__init__(size, first)
+        self.size, self.respawn = size, respawn
+        self._present, self._join_after, self._has_reserve = present, join_after, first is not None
+        self._step = 0
+        self._due: list[int] = []  # before which step each of those who were called in is ready
+        gone = self._absent(1)
+        if len(gone) == size:
+            raise ValueError("simulate: nobody is there in the first step.")
+        there = [seat for seat in range(size) if seat not in gone][:first]
+        self._gone = gone
+        self._since = [0 if seat in there else None for seat in range(size)]
+
+    def _absent(self, step: int) -> set[int]:
+        return set() if self._present is None else set(np.flatnonzero(~np.asarray(self._present(step))).tolist())
+
+    def begin(self, step: int) -> None:
+        """Before a step: who is lost, and who can be had again.
+
+        Raises:
+          ValueError: nobody is left.
+        """
+        self._step = step
+        gone = self._absent(step)
+        lost, back = sorted(gone & set(self.members)), sorted(self._gone - gone)
+        self._gone = gone
+        for seat in [] if self._has_reserve else back:
+            self.join(seat)
+        for seat in lost:
+            if len(self.members) == 1:
+                raise ValueError(f"simulate: in step {step} nobody is left of those who were there.")
+            self.leave(seat)
+
+    @property
+    def ready(self) -> int:
+        """How many of those who were called in are ready to join."""
+        return min(super().ready, sum(due <= self._step for due in self._due))
+
+    def call_in(self, workers: int) -> None:
+        """Say how many workers there are to be: the protocol of `World`."""
+        super().call_in(workers)
+        missing = max(0, workers - len(self.members))
+        new = self._step + 1 + self._join_after
+        self._due = (self._due + [new] * missing)[:missing]
+
+    def change(self, workers: int, leaving: Sequence[int] = ()) -> None:
+        """Come to a number of members: the protocol of `World`."""
+        super().change(workers, leaving)
+        self._due = []
+
+    def all_gather_bytes(self, value: bytes, about: str = "", more: str = "") -> list[bytes]:
+        """The only process's value."""
+        return [value]

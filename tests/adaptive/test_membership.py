@@ -1,0 +1,304 @@
+"""How many workers there are to be: asked for, called in, told of with the status, and changed between two steps."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import adaptive as ad
+from adaptive.base.seats import Seats
+from adaptive.control.membership import Membership
+
+
+class World(Seats):
+    """Seats whose newcomers are ready when the test says so; of one process, or of one per seat."""
+
+    def __init__(self, size=4, workers=2, *, processes=1, least=1, respawn=False, there=True):
+        super().__init__(size, workers, least)
+        self.size, self.processes, self.respawn = size, processes, respawn
+        self.called, self.come, self.changes, self.gathered = [], there, [], 0
+
+    @property
+    def ready(self):
+        return super().ready if self.come else 0
+
+    def call_in(self, workers):
+        self.called.append(workers)
+        super().call_in(workers)
+
+    def change(self, workers, leaving=()):
+        self.changes.append((workers, tuple(leaving)))
+        super().change(workers, leaving)
+
+    def all_gather_bytes(self, value, about="", more=""):
+        self.gathered += 1
+        return [value] + [b"0"] * (self.processes - 1)
+
+
+def said(membership, world, *, newcomers=None, wishes=None):
+    """A status arrives."""
+    count = membership.newcomers if newcomers is None else newcomers
+    membership.agreed(newcomers=count, wishes=np.array(wishes or [0.0] * world.size))
+
+
+def test_nobody_has_asked_so_there_are_to_be_as_many_as_there_are():
+    world = World()
+    membership = Membership(world)
+    assert (membership.target, membership.pending, membership.numbers) == (2, False, (2, 1, 4))
+    membership.change()
+    world.join(3)
+    membership.change()
+    world.leave(0)
+    world.leave(1)
+    membership.change()
+    assert (membership.target, membership.asked, world.changes, world.called) == (1, None, [], [])
+
+
+def test_the_highest_seats_leave_at_once_and_the_lowest_free_ones_are_taken_once_all_are_ready():
+    world = World(workers=2, processes=2)
+    membership = Membership(world)
+    assert membership.request(4) == []
+    assert (membership.target, membership.pending, world.called) == (4, True, [4])
+    assert membership.newcomers == 2
+    membership.change()  # nothing was heard yet
+    for few in (0, 1):
+        said(membership, world, newcomers=few)
+        membership.change()
+        assert world.members == (0, 1)
+    said(membership, world)
+    membership.change()
+    assert (world.members, world.since, membership.pending) == ((0, 1, 2, 3), (0, 0, 1, 1), False)
+    world.leave(1)
+    membership.request(2)
+    membership.change()
+    assert world.members == (0, 2)
+
+
+def test_in_one_process_nobody_else_has_to_be_told():
+    world = World()
+    membership = Membership(world)
+    membership.request(3)
+    membership.change()
+    assert world.members == (0, 1, 2)
+
+
+def test_where_no_status_rides_processes_say_who_is_ready_only_while_somebody_is_missing():
+    world = World(processes=2)
+    membership = Membership(world, tells=False)
+    membership.change()
+    assert world.gathered == 0
+    membership.request(4)
+    membership.change()
+    assert (world.gathered, world.members) == (1, (0, 1, 2, 3))
+    membership.change()
+    assert world.gathered == 1
+
+
+def test_a_later_target_takes_the_place_of_one_that_is_not_reached():
+    world = World(workers=2, there=False)
+    membership = Membership(world)
+    for workers in (4, 3, 2):
+        membership.request(workers)
+        membership.change()
+    assert (world.called, world.members, membership.pending) == ([4, 3, 2], (0, 1), False)
+
+
+@pytest.mark.parametrize(
+    ("asked", "got", "note"),
+    [
+        (9, 4, "hook 'grow': workers 9 clipped to 4, the most that can be had."),
+        (1, 2, "hook 'grow': workers 1 clipped to 2, the least that have to stay."),
+        (4, 4, None),
+    ],
+)
+def test_what_cannot_be_had_is_clipped_with_a_note(asked, got, note):
+    membership = Membership(World(workers=3, least=2))
+    assert membership.request(asked, ["grow"]) == [note] * (note is not None)
+    assert membership.target == got
+
+
+def test_a_number_that_no_whole_processes_make_is_rounded_with_a_note():
+    world = World(workers=2)
+    world.nearest = lambda workers: min(workers // 2 * 2, 4)
+    membership = Membership(world)
+    assert membership.request(3) == ["program.rescale: workers 3 rounded to 2, of whole processes."]
+    with pytest.raises(ad.MembersError, match="The nearest is 2"):
+        membership.exactly(3)
+    assert membership.exactly(4) == 4
+
+
+@pytest.mark.parametrize(
+    ("wrong", "says"),
+    [
+        (0, "one at least"),
+        (-1, "one at least"),
+        (float("nan"), "whole number"),
+        (float("inf"), "whole number"),
+        (2.5, "whole number"),
+        ("3", "whole number"),
+        (True, "whole number"),
+        (5, "there can be 2 to 4"),
+        (1, "there can be 2 to 4"),
+        (10**40, "there can be 2 to 4"),
+    ],
+)
+def test_from_outside_an_impossible_number_raises(wrong, says):
+    membership = Membership(World(least=2))
+    with pytest.raises(ad.MembersError, match=says):
+        membership.exactly(wrong)
+
+
+def test_where_sizes_never_change_workers_do_not_either():
+    membership = Membership(World(), resizable=False)
+    assert membership.request(2) == []
+    with pytest.raises(ad.BatchSizeError, match="resizable=False"):
+        membership.request(3, ["grow"])
+    assert membership.target == 2
+
+
+def test_who_is_needed_does_not_leave():
+    world = World(size=4, workers=4)
+    membership = Membership(world, needed=(2,))
+    assert membership.numbers == (4, 3, 4)
+    assert membership.request(1) == ["program.rescale: workers 1 clipped to 3, the least that have to stay."]
+    membership.change()
+    world.leave(0)
+    assert (world.members, membership.numbers.least) == ((1, 2), 2)
+    with pytest.raises(ad.MembersError, match="there can be 2 to 4"):
+        membership.exactly(1)
+
+
+def test_who_is_lost_is_not_missed_unless_it_is_to_be_replaced():
+    for respawn, target in ((False, 2), (True, 3)):
+        world = World(workers=3, respawn=respawn, there=False)
+        membership = Membership(world)
+        membership.request(3)
+        world.leave(1)
+        membership.change()
+        assert (membership.target, world.members) == (target, (0, 2))
+        world.come = True
+        membership.change()
+        assert len(world.members) == target
+
+
+def test_who_is_lost_while_others_are_called_in_leaves_as_many_to_come():
+    world = World(size=6, workers=3, there=False)
+    membership = Membership(world)
+    membership.request(5)
+    world.leave(0)
+    membership.change()
+    assert membership.target == 4
+    world.come = True
+    membership.change()
+    assert world.members == (0, 1, 2, 3)
+
+
+def test_who_was_in_reserve_and_is_gone_cannot_be_waited_for():
+    world = World(workers=2, there=False)
+    membership = Membership(world)
+    membership.request(4)
+    world._gone.update({2, 3})
+    membership.change()
+    assert (membership.target, membership.pending) == (2, False)
+
+
+# --- told to go -------------------------------------------------------------------------------------------------------
+
+
+def test_one_that_is_told_to_go_leaves_for_good_when_it_is_time():
+    world = World(size=3, workers=3, processes=3)
+    membership = Membership(world)
+    said(membership, world, wishes=[0, 1, 0])
+    membership.change()
+    assert (world.members, membership.all_leave) == ((0, 1, 2), False)
+    said(membership, world, wishes=[0, 2, 0])
+    membership.change()
+    assert (world.changes, world.members, world.most, membership.target) == ([(2, (1,))], (0, 2), 2, 2)
+    membership.change()
+    assert len(world.changes) == 1
+    membership.request(3)
+    assert membership.target == 2
+
+
+def test_when_one_is_due_all_who_were_told_leave():
+    world = World(size=4, workers=4, processes=4)
+    membership = Membership(world)
+    said(membership, world, wishes=[1, 0, 2, 1])
+    assert membership.leaving == (0, 2, 3)
+    membership.change()
+    assert world.members == (1,)
+
+
+def test_when_all_were_told_the_run_ends_and_nobody_leaves():
+    world = World(size=3, workers=2, processes=3)
+    membership = Membership(world)
+    said(membership, world, wishes=[1, 2, 0])  # the third is in reserve
+    assert membership.all_leave
+    membership.change()
+    assert world.changes == []
+
+
+def test_in_one_process_all_workers_are_told_at_once():
+    membership = Membership(World())
+    membership.ask_to_leave()
+    assert (membership.wish, membership.all_leave) == (1, False)
+    membership.ask_to_leave(due=True)
+    membership.ask_to_leave()
+    assert (membership.wish, membership.all_leave) == (2, True)
+
+
+def test_who_leaves_is_replaced_where_the_lost_are():
+    world = World(size=4, workers=3, processes=3, respawn=True)
+    membership = Membership(world)
+    said(membership, world, wishes=[0, 0, 2, 0])
+    membership.change()
+    assert (world.members, membership.target, world.called) == ((0, 1), 3, [3])
+    said(membership, world)
+    membership.change()
+    assert world.members == (0, 1, 3)
+
+
+def test_one_leaves_and_another_joins_between_the_same_steps():
+    world = World(size=4, workers=2, processes=4)
+    membership = Membership(world)
+    membership.request(3)
+    said(membership, world, wishes=[0, 2, 0, 0])
+    membership.change()
+    assert (world.members, membership.target, world.generation) == ((0, 2), 2, 1)
+
+
+events = st.one_of(
+    st.tuples(st.just("ask"), st.integers(1, 7)),
+    st.tuples(st.just("lose"), st.integers(0, 4)),
+    st.tuples(st.just("told"), st.lists(st.integers(0, 2), min_size=5, max_size=5)),
+    st.tuples(st.just("come"), st.booleans()),
+)
+
+
+@given(st.lists(events, max_size=30), st.booleans())
+def test_whatever_happens_somebody_is_there_and_what_is_asked_for_last_comes_true(happened, respawn):
+    world = World(size=5, workers=3, processes=5, respawn=respawn)
+    membership = Membership(world)
+    for kind, what in happened:
+        wishes = None
+        if kind == "ask":
+            membership.request(what)
+        elif kind == "lose" and what in world.members and len(world.members) > 1:
+            world.leave(what)
+        elif kind == "told":
+            wishes = [float(w) for w in what]
+        elif kind == "come":
+            world.come = what
+        said(membership, world, wishes=wishes)
+        if membership.all_leave:
+            return
+        membership.change()
+        assert 1 <= len(world.members) <= world.most
+    world.come = True
+    target = membership.nearest(membership.target)
+    for _ in range(2):
+        said(membership, world)
+        membership.change()
+    assert len(world.members) == membership.target == target

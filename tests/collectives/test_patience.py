@@ -1,0 +1,277 @@
+"""What ranks find out about each other, in processes that this test starts or makes up; jobs: tests/mpi."""
+
+from __future__ import annotations
+
+import math
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import psutil
+import pytest
+
+import adaptive as ad
+import collectives as comm
+from adaptive.extend import doing, phase
+from collectives.worlds import stacks
+from collectives.worlds.asking import Asking
+from collectives.worlds.datagrams import Datagrams
+from collectives.worlds.operations import BARRIER, Operation
+from collectives.worlds.patience import checked, introduce, watch
+from collectives.worlds.stuck import Finding, State, report
+
+
+@pytest.mark.parametrize("patience", [-1, -1e-9, math.nan, math.inf, "60", None, True, [60], 1j])
+def test_bad_patience(patience):
+    with pytest.raises(ad.CollectiveError, match=r"patience=.*write seconds") as caught:
+        comm.world(patience=patience)
+    assert isinstance(caught.value, ValueError)
+
+
+@pytest.mark.parametrize("patience", [0, 60, 0.5, np.float32(2), jnp.int32(3)])
+def test_good_patience(patience):
+    assert checked(patience) == float(patience)
+    with comm.world(devices=jax.local_devices()[:1], patience=patience) as world:
+        assert isinstance(world, comm.SoloWorld)
+
+
+# --- phases -----------------------------------------------------------------------------------------------------------
+
+
+def test_what_a_thread_is_doing():
+    @phase("in the outer")
+    def outer():
+        return inner()
+
+    @phase("in the inner")
+    def inner():
+        return doing(sys._getframe())
+
+    found = outer()
+    assert found.words == ("in the inner", "in the outer")
+    assert str(found) == "in the inner, in the outer"
+    assert re.fullmatch(r"test_patience.py:\d+", found.line)
+    assert not found.compiles
+    assert not found.exchanges
+
+
+def test_the_script_itself_is_doing_nothing_of_ours():
+    assert str(doing(sys._getframe())) == "in the script's own code, between steps"
+
+
+def seen_while(work):
+    """All that a thread is seen doing while it works."""
+    thread = threading.Thread(target=work)
+    thread.start()
+    seen = set()
+    while thread.is_alive():
+        if frame := sys._current_frames().get(thread.ident):
+            seen.add(doing(frame))
+    return seen
+
+
+@pytest.mark.parametrize("how", ["jax.jit", "a program"])
+def test_compiling_is_seen(how):
+    """What a user compiles, too."""
+
+    def loss(s, b):
+        for i in range(30):  # large enough to take a while, and new to any cache
+            s = jnp.sin(s + i * salt) * jnp.cos(b["x"].sum() - s)
+        return s
+
+    def driver(state, batch):
+        loss_, grad = comm.all_reduce(jax.value_and_grad(loss)(state, batch))
+        return state - grad, {"loss": loss_}
+
+    salt, data = time.time(), {"x": np.arange(8, dtype=np.float32)}
+    work = {
+        "jax.jit": lambda: jax.jit(loss)(1.0, data),
+        "a program": lambda: ad.Program(driver, 0.0, data, global_batch=8, world=comm.SoloWorld()).step(),
+    }[how]
+    assert any(found.compiles and "compiling" in found.words for found in seen_while(work))
+
+
+# --- other processes --------------------------------------------------------------------------------------------------
+
+CHILD = """
+import re, sys
+from collectives.worlds.stacks import this_process
+print(*this_process(), sep="\\n", flush=True)
+def held():
+    re.match(r"(a+)+$", "a" * 200 + "b")
+held()
+"""
+
+
+@pytest.fixture
+def held():
+    """A process whose Python cannot run, as others know it."""
+    with subprocess.Popen([sys.executable, "-c", CHILD], stdout=subprocess.PIPE, text=True) as child:
+        host, pid, created, space, file = (child.stdout.readline().strip() for _ in range(5))
+        yield stacks.ProcessId(host, int(pid), float(created), space, int(file))
+        child.kill()
+
+
+def test_a_process_that_cannot_run_python_writes_its_stack(held):
+    state, stack = stacks.look_at(held)
+    while state == stacks.RUNS and "in match" not in stack:  # it is not there yet
+        state, stack = stacks.look_at(held)
+    assert re.search(r"in match\n +File \"<string>\", line 6 in held", stack), stack
+    assert stacks.look_at(held)[1] == stack  # and again, not what it wrote before
+
+
+def test_a_process_that_is_stopped(held):
+    os.kill(held.pid, signal.SIGSTOP)
+    os.waitpid(held.pid, os.WUNTRACED)
+    assert stacks.look_at(held) == (stacks.STOPPED, "")
+
+
+def test_a_process_is_killed_only_if_it_is_that_process(held):
+    other = held._replace(created=held.created - 100)
+    assert stacks.look_at(other) == (stacks.GONE, "")
+    assert stacks.kill(other)
+    assert psutil.pid_exists(held.pid)
+    assert psutil.Process(held.pid).status() != psutil.STATUS_ZOMBIE
+    in_a_container = held._replace(space="pid:[1]")
+    assert stacks.look_at(in_a_container) == (stacks.UNKNOWN, "")
+    assert not stacks.kill(in_a_container)
+    assert stacks.kill(held)
+    assert os.waitpid(held.pid, 0)[1] == signal.SIGKILL
+    assert stacks.look_at(held) == (stacks.GONE, "")
+    assert stacks.kill(held)
+
+
+def test_long_stacks_lose_their_middle():
+    text = "\n".join(map(str, range(10_000)))
+    short = stacks.shortened(text, 100)
+    assert len(short) < 120
+    assert short.startswith("0\n1\n")
+    assert short.endswith("\n9999")
+    assert stacks.shortened("short") == "short"
+
+
+# --- datagrams --------------------------------------------------------------------------------------------------------
+
+
+def test_strangers_are_ignored():
+    ours, theirs = Datagrams(), Datagrams()
+    ours.join(b"k" * 32, 0)
+    stranger = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+    for garbage in (b"", b"{}", b"x" * 100, bytes(60_000)):
+        stranger.sendto(garbage, ours.addresses[0])
+        assert ours.receive(5.0) is None
+    theirs.join(b"K" * 32, 1)
+    theirs.send(0, ours.addresses[:1], kind="stop")  # of another job
+    assert ours.receive(5.0) is None
+    theirs.join(b"k" * 32, 1)
+    theirs.send(2, ours.addresses[:1], kind="stop")  # for a rank that has this address on another network
+    assert ours.receive(5.0) is None
+    theirs.send(0, ours.addresses[:1], kind="hello", x="…")
+    assert ours.receive(5.0) == {"kind": "hello", "x": "…", "to": 0, "from": 1}
+    for end in (ours, theirs, stranger):
+        end.close()
+
+
+# --- asking -----------------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class FakeWorld:
+    """What a watch reads of a world."""
+
+    _operation: Operation = field(default_factory=lambda: Operation("a barrier", "", BARRIER))
+    _inside: bool = False
+    _survives: bool = False
+    _threads: dict[int, str] = field(default_factory=dict)
+
+    __hash__ = object.__hash__
+
+
+@contextmanager
+def two(*, groups=(0, 0), patience=60.0):
+    """Two ranks of this process: what they know each other by, and their sockets."""
+    told = [introduce(number, group, patience) for number, group in enumerate(groups)]
+    peers = [peer for peer, _ in told]
+    yield peers, [datagrams for _, datagrams in told]
+    for _, datagrams in told:
+        datagrams.close()
+
+
+def find(asking):
+    """What one rank finds out about the other, which does not answer."""
+    return asking.find(0.3, lambda message: None)[1].state
+
+
+def test_a_host_that_could_never_be_reached_is_not_accused():
+    with two(groups=(0, 1)) as (peers, sockets):
+        asking, other = Asking(peers, 0, sockets[0]), Asking(peers, 1, sockets[1])
+        assert find(asking) is State.UNKNOWN
+        other.send([0], "hello")
+        asking.serve(5.0, lambda message: None, lambda: 1 in asking._reached)
+        assert find(asking) is State.CUT_OFF
+        other.send([0], "bye", why="over")
+        asking.serve(5.0, lambda message: None, lambda: 1 in asking.left)
+        assert find(asking) is State.ENDED
+
+
+def test_ranks_counted_anew():
+    with two() as (peers, sockets):
+        asking = Asking(peers, 1, sockets[1])
+        assert [asking.rank(0), asking.rank(1)] == [0, 1]
+        asking.keep(peers[1:])
+        assert asking.rank(1) == 0
+        assert asking.others == []
+        assert asking.find(0.1, lambda message: None) == {}
+
+
+def test_patience_must_be_the_same_on_all_ranks():
+    with two() as (peers, sockets), pytest.raises(ad.DisagreementError, match="rank 0: 60, rank 1: 5"):
+        watch(FakeWorld(), [peers[0], peers[1]._replace(patience=5.0)], 0, sockets[0], lambda status: None)
+
+
+def test_no_thread_where_nobody_can_be_waited_for():
+    peer, datagrams = introduce(0, 0, 60.0)
+    assert watch(FakeWorld(), [peer], 0, datagrams, lambda status: None) is None
+    peer, datagrams = introduce(0, 0, 0.0)
+    assert datagrams is None
+    assert watch(FakeWorld(), [peer, peer], 0, datagrams, lambda status: None) is None
+
+
+def test_a_world_that_is_let_go_of_takes_its_watch_along():
+    with two() as (peers, sockets):
+        world = FakeWorld()
+        watching = watch(world, peers, 0, sockets[0], lambda status: None)
+        other = Asking(peers, 1, sockets[1])
+        del world
+        other.serve(5.0, lambda message: None, lambda: 0 in other.left)
+        assert "has let go of its world" in other.left[0]
+        watching._thread.join(5.0)
+        assert not watching._thread.is_alive()
+
+
+# --- reports ----------------------------------------------------------------------------------------------------------
+
+
+def test_a_report_of_very_many_ranks_is_short():
+    process = stacks.ProcessId("node", 1, 0.0, "", -1)
+    findings = [
+        Finding(rank, process, State.AWAY, "in evaluate", "a.py:1", 61.2, "x" * 6000) for rank in range(1, 1000)
+    ]
+    findings += [Finding(1000, process, State.HERE)]
+    text = report(0, "a barrier", "b.py:2", 60.0, findings, "So.")
+    assert len(text) < 50_000
+    assert text.startswith(
+        "rank 0 has waited for 60 s in a barrier (b.py:2):\n    rank 1 (node, pid 1) is in evaluate (a.py:1)"
+    )
+    assert text.endswith("\nSo.")
+    assert "rank 1000" not in text

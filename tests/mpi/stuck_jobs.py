@@ -1,0 +1,85 @@
+"""Jobs whose last ranks go ways of their own: `mpirun -n 3 python stuck_jobs.py PATIENCE block|bare WAY …`."""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+import signal
+import sys
+import time
+from contextlib import nullcontext
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+import adaptive as ad
+import collectives as comm
+from adaptive.extend import phase
+
+
+def driver(state, batch):
+    loss, grad = comm.all_reduce(jax.value_and_grad(lambda s: jnp.square(batch["x"] - s).mean())(state))
+    return state - 0.1 * grad, {"loss": loss}
+
+
+SLOW = 2.7  # times the patience: beyond the second deadline
+
+
+@phase("compiling", compiles=True)
+def compiles_for_long() -> None:
+    time.sleep(SLOW * PATIENCE)
+
+
+def goes_its_own_way(what: str, program: ad.Program) -> None:
+    """What a rank does after step 3, while the others go on."""
+    match what:
+        case "loops":
+            while True:
+                pass
+        case "is stopped":
+            os.kill(os.getpid(), signal.SIGSTOP)
+        case "holds the lock":  # Python's: this takes for ever, and nothing else runs meanwhile
+            re.match(r"(a+)+$", "a" * 200 + "b")
+        case "is slow":
+            os.kill(os.getpid(), signal.SIGSTOP)  # until `Resumes`
+            program.step()
+            compiles_for_long()
+        case "sys.exit":
+            sys.exit(0)
+        case "raises":
+            raise OSError("no space left")
+        case "is in another world":
+            OTHER.barrier()
+
+
+class Resumes(logging.Handler):
+    """Lets a stopped rank go on as soon as it is named."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if named := re.search(r"kill -CONT (\d+)", record.getMessage()):
+            os.kill(int(named[1]), signal.SIGCONT)
+
+
+PATIENCE, BLOCK = float(sys.argv[1]), sys.argv[2] == "block"
+DATA = {"x": np.arange(64, dtype=np.float32)}
+logging.basicConfig(format="%(levelname)s of pid %(process)d: %(message)s", level=logging.INFO)
+world = comm.world(patience=PATIENCE)
+OTHER = comm.MPIWorld(patience=0)
+WAYS = dict(enumerate(sys.argv[3:], world.processes - len(sys.argv[3:])))  # of the last ranks
+MINE = WAYS.get(world.rank, "")
+print(f"rank {world.rank} pid {os.getpid()}", flush=True)
+if "is slow" in WAYS.values():
+    logging.getLogger("adaptive").addHandler(Resumes())
+with world if BLOCK else nullcontext():
+    program = ad.Program(driver, 0.0, DATA, global_batch=12, world=world)
+    while program.steps < 8:
+        program.step()
+        if program.steps == 3:
+            goes_its_own_way(MINE, program)
+    if MINE == "takes one step more":
+        program.step()
+    if MINE == "is slow":
+        time.sleep(SLOW * PATIENCE)
+    print(f"rank {world.rank} ended well", flush=True)

@@ -1,0 +1,39 @@
+"""Checkpoints on disk under mpirun: of several ranks, and from one number of ranks to another."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+
+from tests.mpirun import run
+
+from .test_programs_on_ranks import LIMIT, run_suite
+
+pytestmark = [pytest.mark.ranks, pytest.mark.timeout(LIMIT + 30)]
+
+HERE = Path(__file__).parent
+
+
+@pytest.mark.parametrize(("ranks", "kind"), [(2, "mpi"), (3, "mpi-two-devices")])
+def test_on_ranks(ranks, kind):
+    run_suite(kind, ranks, HERE / "checkpoints_on_ranks.py")
+
+
+def job(directory: Path, ranks: int, steps: int) -> dict:
+    printed = run([HERE / "checkpointing.py", directory, str(steps)], n=ranks).stdout
+    return json.loads(printed.strip().splitlines()[-1])
+
+
+def test_from_two_ranks_to_three_to_one(tmp_path):
+    """The same mathematics as without an interruption: the same examples, and the same state up to rounding."""
+    jobs = [job(tmp_path / "run", ranks, steps) for ranks, steps in ((2, 5), (3, 9), (1, 12))]
+    whole = job(tmp_path / "another", 2, 12)
+    assert [(j["workers"], j["began"]) for j in jobs] == [(2, 0), (3, 5), (1, 9)]
+    assert jobs[-1]["examples"] == whole["examples"] == 12 * 12
+    np.testing.assert_allclose(np.concatenate([j["losses"] for j in jobs]), whole["losses"], rtol=1e-5)
+    close = jax.tree.map(lambda a, b: np.allclose(a, b, rtol=1e-5, atol=1e-6), jobs[-1]["state"], whole["state"])
+    assert jax.tree.all(close)

@@ -1,0 +1,324 @@
+"""`rescale(workers=…)`, from hooks and from outside: workers leave and join, and it is the same training."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import json
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import adaptive as ad
+import collectives as comm
+import controllers as ctrl
+from adaptive.runtime.local_world import LocalWorld
+
+from . import problems
+from .problems import adam_driver, adam_state, descend, difference, make_data, plain_adam, stream
+from .test_members import Compilations, data_of
+
+SEED = 3
+build = functools.partial(problems.build, resizable=True)  # for those who come
+
+
+def world_of(kind: str, workers: int | None = None, seats: int = 4):
+    if kind == "local":
+        return LocalWorld(seats, workers=workers)
+    return comm.DeviceWorld(jax.local_devices()[:seats], workers=workers)
+
+
+@pytest.fixture(params=["local", "devices"])
+def kind(request):
+    return request.param
+
+
+@pytest.mark.parametrize("precision", ["float64"], indirect=True)
+@pytest.mark.parametrize("seed", range(3))
+def test_random_numbers_of_workers_train_as_a_plain_loop_does(kind, precision, seed):
+    """And every example is taken exactly once in an epoch."""
+    rng, data, world = np.random.default_rng(seed), make_data(), world_of(kind, 2)
+    data = {**data, "n": np.arange(len(data["x"]))}
+    who, batches, sums = set(), [], []
+
+    def driver(state, batch):
+        numbers = batch["n"].astype(float)
+        once = comm.all_reduce({"sum": numbers.sum(), "squares": jnp.square(numbers).sum()}, op="sum")
+        return *adam_driver(state, {k: v for k, v in batch.items() if k != "n"})[:1], once
+
+    with build(driver, adam_state(), data, 20, world=world) as program:
+        program.warm_up()
+        for _ in range(40):
+            if rng.random() < 0.5:
+                batch = {"global_batch": int(rng.choice([10, 20, 40]))} if rng.random() < 0.4 else {}
+                program.rescale(workers=int(rng.integers(1, 5)), **batch)
+            report = program.step()
+            assert len(report.members) == program.target_workers
+            who.add(report.members)
+            batches.append(report.global_batch)
+            sums.append((float(report.metrics["sum"]), float(report.metrics["squares"])))
+        ours = program.state["params"]
+    assert len(who) == 4
+    assert difference(ours, plain_adam(data, batches, SEED)) < 1e-10
+    rows, ends = stream(len(data["n"]), SEED, sum(batches)).astype(float), np.cumsum([0, *batches])
+    expected = [(rows[a:b].sum(), (rows[a:b] ** 2).sum()) for a, b in itertools.pairwise(ends)]
+    assert np.allclose(sums, expected, rtol=1e-12)
+    epoch = rows[: len(data["n"])]
+    assert sorted(epoch) == list(range(len(data["n"])))
+
+
+def test_leaving_and_joining_within_the_capacity_traces_and_compiles_nothing(kind):
+    with build(descend, jnp.zeros(()), data_of(), 16, world=world_of(kind, 2)) as program:
+        program.warm_up()
+        first = program.step()
+        with Compilations() as compilations:
+            for workers in (4, 1, 3, 2):
+                program.rescale(workers=workers)
+                report = program.step()
+                assert (len(report.members), report.global_batch) == (workers, 16)
+                assert report.waited_seconds == first.waited_seconds
+            assert program.warm
+            assert compilations == []
+            jax.jit(lambda x: x + 1)(1.0)
+            assert compilations  # so it would have been seen
+    assert report.kernels == first.kernels
+
+
+def test_the_highest_seats_leave_and_the_lowest_free_ones_are_taken(kind):
+    with build(descend, jnp.zeros(()), data_of(), 12, world=world_of(kind, 2)) as program:
+        assert program.step().batch_sizes == (6, 6, 0, 0)
+        program.rescale(workers=4)
+        assert (program.members, program.target_workers) == ((0, 1), 4)
+        report = program.step()
+        assert (report.members, report.joined, report.batch_sizes) == ((0, 1, 2, 3), (2, 3), (3, 3, 3, 3))
+        assert report.notes == ("a worker has joined on seat 2.", "a worker has joined on seat 3.")
+        program.rescale(workers=1)
+        report = program.step()
+        assert (report.members, report.joined, report.batch_sizes) == ((0,), (), (12, 0, 0, 0))
+        program.world.leave(0) if program.world.members != (0,) else program.world.join(2)
+        program.rescale(workers=2)  # those that there are by now
+        assert program.step().members == (0, 2)
+
+
+def test_a_hook_asks_for_workers_and_their_batch():
+    """Listing 1: peers are the noise over the batch of each."""
+    noises, told = iter([8.0, 16.4, 31.0, 100.0, 6.0, 1.0]), []
+
+    def adapt(control):
+        noise = next(noises)
+        told.append((control.target_workers, control.most_workers, len(control.members), control.workers))
+        control.barrier()
+        control.rescale(workers=noise / 8, global_batch=noise)
+        control.barrier()
+
+    def driver(state, batch):
+        ctrl.hook(adapt)
+        return descend(state, batch)
+
+    options = {"max_local_batch": 8, "quantum": 1, "deterministic": True}
+    with build(driver, jnp.zeros(()), data_of(96), 8, world=LocalWorld(4, workers=1), **options) as program:
+        reports = [program.step() for _ in range(6)]
+    assert [r.decision.workers for r in reports] == [1, 2, 4, 12, 1, 1]
+    assert [len(r.members) for r in reports] == [1, 1, 2, 4, 4, 1]
+    assert [r.global_batch for r in reports] == [8, 8, 16, 31, 32, 6]
+    assert told == [(1, 4, 1, 4), (1, 4, 1, 4), (2, 4, 2, 4), (4, 4, 4, 4), (4, 4, 4, 4), (1, 4, 1, 4)]
+    assert reports[2].notes == (
+        "a worker has joined on seat 1.",
+        "hook 'adapt': global batch 31 clipped to 16, the most that workers may hold, until others are there.",
+    )
+    assert "hook 'adapt': workers 12 clipped to 4, the most that can be had." in reports[3].notes
+
+
+def test_what_workers_cannot_hold_yet_is_taken_when_the_others_are_there():
+    class Slow(LocalWorld):
+        come = False
+
+        @property
+        def ready(self):
+            return super().ready if self.come else 0
+
+    world = Slow(4, workers=2)
+    options = {"max_local_batch": 8, "deterministic": True}
+    with build(descend, jnp.zeros(()), data_of(96), 12, world=world, **options) as program:
+        program.rescale(workers=4, global_batch=32)
+        assert [program.step().global_batch for _ in range(2)] == [16, 16]
+        program.rescale(global_batch=31)  # for those who were asked for
+        program.rescale(shares=[1, 1, 1, 1])  # which leaves the batch as it was asked for
+        world.come = True
+        report = program.step()
+        assert (report.members, report.batch_sizes) == ((0, 1, 2, 3), (8, 8, 8, 7))
+        world.come = False
+        program.rescale(workers=1, global_batch=3)
+        assert program.step().batch_sizes == (3, 0, 0, 0)
+
+
+def test_a_later_number_takes_the_place_of_one_that_is_not_reached(kind):
+    with build(descend, jnp.zeros(()), data_of(), 12, world=world_of(kind, 2)) as program:
+        program.rescale(workers=4)
+        program.rescale(workers=1)
+        program.rescale(workers=3)
+        assert program.step().members == (0, 1, 2)
+
+
+@pytest.mark.parametrize(
+    ("workers", "says"),
+    [
+        (0, "one at least"),
+        (-1, "one at least"),
+        (5, "there can be 1 to 4"),
+        (float("nan"), "whole"),
+        (float("inf"), "whole"),
+        (1.5, "whole"),
+        ("2", "whole"),
+    ],
+)
+def test_from_outside_what_cannot_be_raises_and_changes_nothing(workers, says):
+    with build(descend, jnp.zeros(()), data_of(), 12, world=LocalWorld(4, workers=2)) as program:
+        with pytest.raises(ad.MembersError, match=says):
+            program.rescale(workers=workers, global_batch=24)
+        report = program.step()
+        assert (report.members, report.global_batch, program.target_workers) == ((0, 1), 12, 2)
+
+
+def test_from_outside_a_batch_must_fit_those_who_will_be_there():
+    with build(descend, jnp.zeros(()), data_of(96), 12, world=LocalWorld(4, workers=2), max_local_batch=8) as program:
+        with pytest.raises(ad.BatchSizeError, match="more than the 3 workers may take"):
+            program.rescale(workers=3, global_batch=32)
+        with pytest.raises(ad.BatchSizeError, match="too small for 4 workers"):
+            program.rescale(workers=4, global_batch=3)
+        assert program.target_workers == 2
+        program.rescale(workers=4, global_batch=32)
+        assert program.step().global_batch == 32
+
+
+def test_where_sizes_stay_workers_do_too():
+    with problems.build(descend, jnp.zeros(()), data_of(), 12, world=LocalWorld(4, workers=2)) as program:
+        with pytest.raises(ad.BatchSizeError, match="resizable=False"):
+            program.rescale(workers=3)
+        assert program.step().members == (0, 1)
+
+
+@pytest.mark.parametrize("asked", [2, 1])
+def test_in_a_fixed_world_nobody_comes_and_a_hook_is_told_so(asked):
+    def driver(state, batch):
+        ctrl.hook(lambda control: control.rescale(workers=asked))
+        return descend(state, batch)
+
+    with build(driver, jnp.zeros(()), data_of(), 12, world=comm.SoloWorld()) as program:
+        notes = program.step().notes
+        assert notes == ("hook '<lambda>': workers 2 clipped to 1, the most that can be had.",) * (asked == 2)
+        assert program.step().members == (0,)
+        with pytest.raises(ad.MembersError, match="there can be 1"):
+            program.rescale(workers=2)
+
+
+def test_who_broadcasts_stays(kind):
+    def driver(state, batch):
+        return state + comm.all_reduce(batch["x"].mean()), {"first": comm.broadcast(batch["x"].mean(), root=1)}
+
+    with build(driver, jnp.zeros(()), data_of(), 12, world=world_of(kind, 3)) as program:
+        with pytest.raises(ad.MembersError, match="there can be 2 to 4"):
+            program.rescale(workers=1)
+        program.rescale(workers=2)
+        assert program.step().members == (0, 1)
+
+
+def test_a_driver_without_messages_has_workers_too(kind):
+    def driver(state, batch):
+        return state, {}
+
+    with build(driver, jnp.zeros(()), data_of(), 12, world=world_of(kind, 1)) as program:
+        program.step()
+        program.rescale(workers=3)
+        assert program.step().members == (0, 1, 2)
+
+
+def test_local_state_of_who_leaves_is_gone_and_who_joins_begins_as_the_program_began(kind):
+    def driver(state, batch):
+        mean = comm.all_reduce(batch["x"].mean())
+        return {"all": state["all"] + mean, "own": state["own"] + 1}, {}
+
+    def own():
+        return [float(leaves[1]) for leaves in program._engine.states]
+
+    state = {"all": jnp.zeros(()), "own": jnp.float32(7)}
+    options = {"local": lambda state: state["own"]}
+    with build(driver, state, data_of(), 12, world=world_of(kind, 3), **options) as program:
+        program.step()
+        program.step()
+        assert own()[:3] == [9, 9, 9]
+        program.rescale(workers=1)
+        program.step()
+        program.rescale(workers=3)
+        program.step()
+        assert own()[:3] == [11, 8, 8]
+
+
+def test_the_target_is_kept_and_restored(kind):
+    with build(descend, jnp.zeros(()), data_of(), 12, world=world_of(kind, 2)) as program:
+        assert program.checkpoint()["workers"] == 0
+        program.rescale(workers=3)
+        kept = program.checkpoint()
+        assert (kept["members"], kept["workers"]) == ([0, 1], 3)
+        expected = float(program.step().metrics["loss"])
+        program.rescale(workers=1)
+        program.step()
+        program.restore(kept)
+        assert program.target_workers == 3
+        report = program.step()
+        assert (report.members, float(report.metrics["loss"])) == ((0, 1, 2), pytest.approx(expected, rel=1e-6))
+    for world, members in ((world_of(kind, 4), (0, 1, 2)), (LocalWorld(2), (0, 1)), (LocalWorld(5, workers=4), 4)):
+        with build(descend, jnp.zeros(()), data_of(), 12, world=world) as other:
+            other.restore(kept)
+            report = other.step()
+            assert report.members == (members if isinstance(members, tuple) else tuple(range(members)))
+            assert float(report.metrics["loss"]) == pytest.approx(expected, rel=1e-5)
+
+
+@pytest.mark.parametrize("wrong", [-1, 1.5, "3", None])
+def test_a_checkpoint_with_no_number_of_workers_is_refused(wrong):
+    with build(descend, jnp.zeros(()), data_of(), 12, world=LocalWorld(2)) as program:
+        kept = program.checkpoint()
+        with pytest.raises(ad.CheckpointError, match="workers"):
+            program.restore({**kept, "workers": wrong})
+
+
+def test_a_record_holds_what_was_asked_for(tmp_path):
+    def driver(state, batch):
+        ctrl.hook(lambda control: control.rescale(workers=4 - control.step))
+        return descend(state, batch)
+
+    path = tmp_path / "trace.jsonl"
+    with build(driver, jnp.zeros(()), data_of(), 12, world=LocalWorld(4, workers=2)) as program:
+        list(program.run(steps=3, record=path))
+    lines = [json.loads(line) for line in path.read_text().splitlines()][1:]
+    assert [line["decision"]["workers"] for line in lines] == [3, 2, 1]
+    assert [line["asked"]["workers"] for line in lines] == [[2, 1, 4], [3, 1, 4], [2, 1, 4]]
+    assert [line["members"] for line in lines] == [[0, 1], [0, 1, 2], [0, 1]]
+
+
+def test_a_process_that_was_told_to_go_ends_its_run_when_it_is_time():
+    with build(descend, jnp.zeros(()), data_of(), 12, world=LocalWorld(2)) as program:
+        steps = []
+        for report in program.run(steps=9):
+            steps.append(report.step)
+            program._membership.ask_to_leave(due=report.step == 3)
+        assert steps == [1, 2, 3]
+        assert program._membership.all_leave
+        assert list(program.run(steps=1)) == []
+
+
+def test_skipped_steps_do_not_keep_anybody_from_joining():
+    def driver(state, batch):
+        return descend(state, {"x": jnp.where(ad.step() < 2, jnp.nan, batch["x"])})
+
+    with build(driver, jnp.zeros(()), data_of(), 12, world=LocalWorld(3, workers=1), nonfinite="skip") as program:
+        program.rescale(workers=2)
+        assert program.step().skipped
+        program.rescale(workers=3)
+        report = program.step()
+        assert report.skipped
+        assert report.members == (0, 1, 2)
+        assert not program.step().skipped
