@@ -1,4 +1,4 @@
-"""`python -m collectives.mpirun`: from our command line to that of the MPI's launcher, and from words to an exit code."""
+"""`python -m collectives.mpirun`: from our command line to another launcher's, and from words to an exit code."""
 
 from __future__ import annotations
 
@@ -56,10 +56,10 @@ def test_what_ranks_run(words, command):
 
 def test_what_each_launcher_is_told():
     tail = [sys.executable, str(RANK), "a.py"]
-    assert line(OPEN_MPI, ["-n", "2"], ["a.py"], ["V"]) == "mpirun --with-ft ulfm -x V -n 2".split() + tail
-    assert line(OPEN_MPI, ["--with-ft", "no"], ["a.py"], ["V"]) == "mpirun -x V --with-ft no".split() + tail
-    assert line(OLD, [], ["a.py"], ["V"]) == "mpirun -x V".split() + tail
-    assert line(MPICH, ["-n", "2"], ["a.py"], ["V"]) == "mpiexec -n 2".split() + tail
+    assert line(OPEN_MPI, ["-n", "2"], ["a.py"], ["V"]) == ["mpirun", "--with-ft", "ulfm", "-x", "V", "-n", "2"] + tail
+    assert line(OPEN_MPI, ["--with-ft", "no"], ["a.py"], ["V"]) == ["mpirun", "-x", "V", "--with-ft", "no"] + tail
+    assert line(OLD, [], ["a.py"], ["V"]) == ["mpirun", "-x", "V"] + tail
+    assert line(MPICH, ["-n", "2"], ["a.py"], ["V"]) == ["mpiexec", "-n", "2"] + tail
     assert settings(OPEN_MPI, [], {})["OMPI_MCA_coll"] == "^han"
     assert "OMPI_MCA_coll" not in settings(OPEN_MPI, [], {"OMPI_MCA_coll": "tuned"})
     assert "OMPI_MCA_coll" not in settings(OPEN_MPI, ["--mca", "coll", "tuned"], {})
