@@ -72,9 +72,7 @@ def schedule(seed: int) -> Schedule:
         events.append(Event(step, kind, seat, r.choice(phases), delay, value))
         return events[-1]
 
-    changes = [
-        add("workers", -1, ("a hook", "between"), r.randint(keeps + 1, n)).step for _ in range(r.randint(5, 9))
-    ]
+    changes = [add("workers", -1, ("a hook", "between"), r.randint(keeps + 1, n)).step for _ in range(r.randint(5, 9))]
     kills = r.sample(mortal, r.choice((0, 1, 1, len(mortal)))) if ends != "raise" else []
     at_once = r.randint(2, STEPS - 5) if len(kills) > 1 and r.random() < 0.3 else None
     for seat in kills:
