@@ -112,7 +112,7 @@ class Job:
         if "left" in said:
             process.left = True
         if "ends" in said and process.ended is None:
-            process.ended = int(said["ends"])
+            process.ended, process.heard = int(said["ends"]), bool(said.get("heard"))
             self._end_of(process)
 
     def _end_of(self, process: Process) -> None:

@@ -90,6 +90,11 @@ def all_have_heard() -> None:
     _me.heard = True
 
 
+def leaves() -> bool:
+    """Whether this process is about to leave the job for good (`leave_job`)."""
+    return _me.leaves
+
+
 def ends(code: int) -> None:
     """Tell the launcher the exit code, once it is known. The process ends with it.
 
@@ -98,7 +103,7 @@ def ends(code: int) -> None:
     if not _me.leaves:
         _me.code = code
         if code:
-            _say(ends=code)
+            _say(ends=code, heard=_me.heard)
 
 
 def leave_job(code: int = 0) -> NoReturn:

@@ -56,10 +56,10 @@ def test_what_ranks_run(words, command):
 
 def test_what_each_launcher_is_told():
     tail = [sys.executable, str(RANK), "a.py"]
-    assert line(OPEN_MPI, ["-n", "2"], ["a.py"], ["V"]) == ["mpirun", "--with-ft", "ulfm", "-x", "V", "-n", "2"] + tail
-    assert line(OPEN_MPI, ["--with-ft", "no"], ["a.py"], ["V"]) == ["mpirun", "-x", "V", "--with-ft", "no"] + tail
-    assert line(OLD, [], ["a.py"], ["V"]) == ["mpirun", "-x", "V"] + tail
-    assert line(MPICH, ["-n", "2"], ["a.py"], ["V"]) == ["mpiexec", "-n", "2"] + tail
+    assert line(OPEN_MPI, ["-n", "2"], ["a.py"], ["V"]) == ["mpirun", "--with-ft", "ulfm", "-x", "V", "-n", "2", *tail]
+    assert line(OPEN_MPI, ["--with-ft", "no"], ["a.py"], ["V"]) == ["mpirun", "-x", "V", "--with-ft", "no", *tail]
+    assert line(OLD, [], ["a.py"], ["V"]) == ["mpirun", "-x", "V", *tail]
+    assert line(MPICH, ["-n", "2"], ["a.py"], ["V"]) == ["mpiexec", "-n", "2", *tail]
     assert settings(OPEN_MPI, [], {})["OMPI_MCA_coll"] == "^han"
     assert "OMPI_MCA_coll" not in settings(OPEN_MPI, [], {"OMPI_MCA_coll": "tuned"})
     assert "OMPI_MCA_coll" not in settings(OPEN_MPI, ["--mca", "coll", "tuned"], {})
@@ -95,6 +95,8 @@ def process(rank: int = 0, **known) -> Process:
         ([process(ended=0), process()], 139, 139),
         ([process(worlds=1), process(worlds=1)], 0, 1),  # all did
         ([process(ended=0), process(ended=3), process(ended=1)], 0, 3),
+        ([process(ended=1, heard=True), process(ended=3), process(ended=4)], 0, 3),
+        ([process(ended=1, heard=True), process(worlds=1)], 0, 1),
         ([process(ended=0), process(left=True, ended=None)], 0, 0),
         ([process(left=True)], 5, 5),
         ([process(ended=0)], None, 0),  # mpirun had to be ended

@@ -32,6 +32,9 @@ def half_way(case: str, world: comm.MPIWorld) -> None:
             raise OSError("no space left for a checkpoint")
         case "sys.exit 3":
             sys.exit(3)
+        case "leaves by exit 3":
+            ending.ends(3)
+            os._exit(3)
         case "hangs":
             threading.Event().wait()
         case "leaves":
