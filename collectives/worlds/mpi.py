@@ -95,6 +95,8 @@ class MPIWorld(Starting, Staff, Scope):
       DisagreementError: it is not the same on all ranks. On every rank.
     """
 
+    _watch: Watch | None = None
+
     def __init__(
         self,
         comm: MPI.Comm | None = None,
@@ -140,10 +142,10 @@ class MPIWorld(Starting, Staff, Scope):
         self._completed, self._last = 0, Operation("", "", 0)  # how many operations, and the last of them
         self._left: tuple[Together, tuple[str, float]] | None = None  # who is together from the next operation on
         self._operation = self._last  # the one that it is in, or behind: for the watch
-        peer, datagrams = introduce(self.rank, self._together.everyone[self.rank].host, patience)
-        peers = self.comm.allgather(peer)
-        self._peers = dict(zip(self._together.everyone, peers, strict=True))
-        self._watch = watch(self, peers, self.rank, datagrams, partial(_abort, mpi))
+        peer, datagrams = introduce(whole.rank, everyone.everyone[whole.rank].host, patience)
+        peers = whole.allgather(peer)
+        self._peers = dict(zip(everyone.everyone, peers, strict=True))
+        self._watch = watch(self, peers, whole.rank, datagrams, partial(_abort, mpi))
         ending.world_made()
 
     def start(
