@@ -19,6 +19,7 @@ class Resident:
 
     losses: tuple[Loss, ...] = ()
     unattended: tuple[int, ...] = ()
+    survives = False
     in_reserve = apart = newcomers = False
 
     def part(self) -> None:

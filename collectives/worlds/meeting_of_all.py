@@ -14,7 +14,7 @@ from adaptive.extend import Loss, Seats
 from .processes import Together
 from .repair import all_agree
 
-JOIN, TOGETHER, CLOSE = "join", "together", "close"
+JOIN, TOGETHER, CLOSE, ALL_GO = "join", "together", "close", "all go"
 NOBODY = -1
 
 

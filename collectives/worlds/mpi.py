@@ -110,7 +110,7 @@ class MPIWorld(Starting, Staff, Scope):
         self._mpi = mpi = _load()
         if comm is None:
             check_agreement(mpi.COMM_WORLD.size, mpi.Get_library_version())
-        self._survives = survives(lost)
+        self.survives = survives(lost)
         with _making:
             whole = (mpi.COMM_WORLD if comm is None else comm).Dup()
         whole.Set_errhandler(mpi.ERRORS_RETURN)  # errors become exceptions, whatever the user's communicator does
@@ -294,7 +294,7 @@ class MPIWorld(Starting, Staff, Scope):
                     self._carry_out(operation)
                     break
                 except self._mpi.Exception as error:
-                    if not self._survives:
+                    if not self.survives:
                         raise
                     if self._repair(operation, error):
                         break

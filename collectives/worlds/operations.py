@@ -84,7 +84,7 @@ class Regroup(Operation):
 
     def __init__(self, mpi: Any, about: str, stays: Callable[[], bool], *, survives: bool):
         super().__init__(about, "", REGROUP)
-        self._mpi, self._stays, self._survives = mpi, stays, survives
+        self._mpi, self._stays, self.survives = mpi, stays, survives
         self.result: Any = None
 
     def carry_out(self, comm: Any) -> None:
@@ -92,13 +92,13 @@ class Regroup(Operation):
         try:
             self.result = comm.Split(0 if self._stays() else self._mpi.UNDEFINED, comm.rank)
         except self._mpi.Exception as error:
-            if not self._survives:
+            if not self.survives:
                 raise
             failure = error
             with suppress(self._mpi.Exception):
                 comm.Revoke()
         # A communicator cannot be handed on: so all have theirs, or none has.
-        if self._survives and not all_agree(self._mpi, comm, failure is None):
+        if self.survives and not all_agree(self._mpi, comm, failure is None):
             raise failure or self._mpi.Exception(self._mpi.ERR_PROC_FAILED)
 
 

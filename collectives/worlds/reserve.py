@@ -24,6 +24,7 @@ ALERT_SECONDS = 0.0005  # when a meeting is near
 LOOK_AROUND_SECONDS = 1.0  # whether there is anybody left
 
 ASK, READY, MEMBERS, MEET, FAILED = "ready?", "ready", "members", "meet", "failed"
+GO = "go"  # not sent
 
 
 class Words:
@@ -74,11 +75,12 @@ class Waiting:
         self._words, self._members = words, frozenset(members)
         self._looked = time.monotonic()
 
-    def next(self, is_ready: Callable[[], bool]) -> tuple[str, Any]:
-        """Wait for a word that ends the waiting: `MEET` or `FAILED`, and what it is about.
+    def next(self, is_ready: Callable[[], bool], may_go: Callable[[], bool]) -> tuple[str, Any]:
+        """Wait for what ends the waiting: `MEET` or `FAILED`, and what it is about; or `GO`.
 
         Args:
           is_ready: whether this process could join.
+          may_go: whether it need not wait any more.
         """
         asked = None
         while True:
@@ -95,6 +97,8 @@ class Waiting:
                 asked = None
                 self._alert_until = time.monotonic() + 5
             if heard is None:
+                if may_go():
+                    return GO, None
                 self._sleep()
                 if self._nobody_left():
                     return FAILED, "all workers are lost, and with them the state of the run"

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from copy import deepcopy
 from functools import partial
 from typing import Any
 
-from adaptive import Dismissed, MembersError, WorkerError
-from adaptive.extend import Baggage, Loss, Seats
+from adaptive import Dismissed, MembersError, Preempted, WorkerError
+from adaptive.extend import Baggage, Loss, Seats, honoured, told
 
-from .meeting_of_all import CLOSE, JOIN, NOBODY, TOGETHER, Plan, Role, meeting
+from . import ending
+from .meeting_of_all import ALL_GO, CLOSE, JOIN, NOBODY, TOGETHER, Plan, Role, meeting
 from .operations import MEETING, HandOver, Operation, Regroup
 from .processes import Process, Together
-from .reserve import ASK, FAILED, MEET, MEMBERS, READY, Waiting, Words
+from .reserve import ASK, FAILED, GO, MEET, MEMBERS, READY, Waiting, Words
+
+GO_SECONDS = 0.3  # that a process in reserve stays when it is told to go
 
 
 class Staff:
@@ -26,6 +30,7 @@ class Staff:
       in_reserve: whether this process waits, or should. Local.
       apart: whether there are others in reserve, or this process is. Replicated.
       newcomers: whether processes have come in that know nothing yet of what the others do. Replicated.
+      survives: whether the others go on when processes are lost, or leave for good. Replicated.
     """
 
     respawn = False
@@ -37,7 +42,9 @@ class Staff:
     _closed: bool
     _mpi: Any
     _seats: Seats
-    _survives: bool
+    survives: bool
+    _all_go: bool
+    _abandon: Callable[[str], None]
     _together: Together
     _completed: int
     _operation: Operation
@@ -189,12 +196,14 @@ class Staff:
 
         if len(stay()) < len(self.members):
             self._regroup("a change of members", stay, for_good)
+        if self.in_reserve and self.workers[0] in leaving:
+            raise self._gone("it was told to go, and the others go on")
         if len(self.members) < workers:
             self._meet(JOIN, workers)
 
     def _regroup(self, about: str, stay: Callable[[], tuple[int, ...]], for_good: Sequence[Process] = ()) -> None:
         """Of those who are together only the workers on these seats go on."""
-        regroup = Regroup(self._mpi, about, lambda: self.workers[0] in stay(), survives=self._survives)
+        regroup = Regroup(self._mpi, about, lambda: self.workers[0] in stay(), survives=self.survives)
         with self._collective():
             self._do(regroup)
         seats, before = stay(), self._together
@@ -232,7 +241,7 @@ class Staff:
 
     def _dismiss_reserve(self) -> None:
         if self.apart and not self.in_reserve:
-            self._meet(CLOSE, len(self.members))
+            self._meet(ALL_GO if self._all_go else CLOSE, len(self.members))
 
     def _tell_reserve(self, why: str) -> None:
         if self.apart and not self.in_reserve:
@@ -255,7 +264,7 @@ class Staff:
             self._watch_over(self._job)
             self._operation, self._inside = Operation("a meeting of all processes", "", MEETING), True
             plan = partial(self._planned, purpose, workers)
-            outcome = meeting(self._mpi, self._job, role, plan, survives=self._survives)
+            outcome = meeting(self._mpi, self._job, role, plan, survives=self.survives)
         self._job = outcome.job
         self._words = Words(self._mpi, self._job.comm)
         if outcome.plan is None:
@@ -269,7 +278,7 @@ class Staff:
         if found.purpose == TOGETHER:
             self.in_reserve = self.apart = False
             self._take(there)
-        self.newcomers = found.purpose != CLOSE
+        self.newcomers = found.purpose in (JOIN, TOGETHER)
         self._knows = not (was_idle and not self.in_reserve)
         return found.purpose
 
@@ -303,16 +312,36 @@ class Staff:
         Raises:
           WorkerError: the job ends with an error.
           Dismissed: the workers have left the world's block.
+          Preempted: they have, since all were told to go; or this process was, and nobody needs it.
         """
         self._is_ready = is_ready
         while self.in_reserve:
-            word, content = Waiting(self._words, self._members_now).next(is_ready)
+            word, content = Waiting(self._words, self._members_now).next(is_ready, self._may_go)
             if word == FAILED:
                 self._closed = True
                 raise WorkerError(f"the workers, for whom this process was in reserve, have stopped: {content}")
-            if self._meet("", 0) == CLOSE:
+            if word == GO:
+                raise self._gone("it was in reserve, and was told to go")
+            purpose = self._meet("", 0)
+            if purpose in (CLOSE, ALL_GO):
                 self._closed = True
-                raise Dismissed
+                honoured()
+                raise Dismissed if purpose == CLOSE else Preempted("all workers were told to go")
+
+    def _may_go(self) -> bool:
+        """Whether this process, in reserve, was told to go, and can. Where all were told, the workers may be about to
+        say so.
+        """
+        heard = told()
+        return self.survives and heard is not None and heard.seconds > GO_SECONDS
+
+    def _gone(self, why: str) -> Preempted:
+        """This process goes for good, and the others do not miss it."""
+        honoured()
+        self._abandon("")
+        with suppress(SystemExit):
+            ending.leave_job()
+        return Preempted(why, alone=True)
 
     def hand_over(self, make: Callable[[], Baggage], about: str = "") -> Baggage | None:
         """What newcomers have to know, from a process that does: for them, and `None` for the others."""
