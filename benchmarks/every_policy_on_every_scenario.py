@@ -3,7 +3,8 @@
     python benchmarks/every_policy_on_every_scenario.py            # about 6 minutes of one core
     python benchmarks/every_policy_on_every_scenario.py --seeds 1 --steps 300
 
-Every splitting policy and every cluster of `python -m controllers.simulate --list`: seconds until a number of examples
+Every splitting policy and every cluster of `python -m controllers.simulate --list` in which all workers are there from
+the start, or join by themselves: seconds until a number of examples
 is done, over those with the best split in hindsight (each step's speeds known beforehand, its noise not). One published
 policy changes the global batch, too: the more examples a step has, the less its fixed cost matters. So `balance` is
 also tried on the very batches that that one ran. Then: changes in steady state, what two adjustments make of a step
@@ -62,9 +63,13 @@ def _from_zero(values: np.ndarray) -> np.ndarray:
 
 
 def survey(seeds: int, steps: int) -> dict[str, tuple[dict[str, np.ndarray], dict[str, np.ndarray]]]:
-    """`over_best` by scenario, with an array over seeds for each policy."""
+    """`over_best` by scenario, with an array over seeds for each policy. Where the number of workers is decided, too,
+    the split is not what matters most: those are left out.
+    """
     found = {}
     for name in names():
+        if scenario(name, WORKERS).cluster.first is not None:
+            continue
         over, changes = zip(
             *(over_best(name, seed, steps) for seed in range(FIRST_SEED, FIRST_SEED + seeds)), strict=True
         )

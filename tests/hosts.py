@@ -12,6 +12,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import lru_cache
@@ -28,11 +29,15 @@ _SWITCH = f"""
 set -e
 ip link add br0 type bridge; ip link set br0 up
 for i in $(seq 1 $1); do
-    unshare --net --uts --mount bash -c 'hostname h'$i'; mount --bind '$2/hosts' /etc/hosts; echo ready; exec sleep infinity' > $2/ready.$i &
+    export folder=$2 name=h$i
+    unshare --net --uts --mount bash -c '
+        hostname $name; mount --bind $folder/hosts /etc/hosts; echo ready; exec sleep infinity' > $2/ready.$i &
     until [ -s $2/ready.$i ]; do sleep 0.01; done
     ip link add v$i type veth peer name e0 netns $!
     ip link set v$i master br0 up
-    nsenter -t $! -n bash -ec "echo 1 > /proc/sys/net/ipv6/conf/all/disable_ipv6; ip link set lo up; ip addr add {_NET}.$i/24 dev e0; ip link set e0 up"
+    nsenter -t $! -n bash -ec "
+        echo 1 > /proc/sys/net/ipv6/conf/all/disable_ipv6
+        ip link set lo up; ip addr add {_NET}.$i/24 dev e0; ip link set e0 up"
     echo $! > $2/pid.$i
 done
 echo ready
@@ -65,6 +70,17 @@ class Hosts:
         """Bring its link back."""
         self._link(host, "up")
 
+    def wait_until_gone(self, host: str, program: str, timeout: float) -> bool:
+        """Whether all processes of a host that run a program have ended, within so many seconds."""
+        own = self.command(host, ["readlink", "/proc/self/ns/net"])
+        network = subprocess.run(own, check=True, capture_output=True, text=True, timeout=10).stdout.strip()
+        until = time.monotonic() + timeout
+        while time.monotonic() < until:
+            if not any(program in _command_line(pid) for pid in psutil.pids() if _network(pid) == network):
+                return True
+            time.sleep(0.05)
+        return False
+
     def environment(self) -> dict[str, str]:
         """What Open MPI has to know to start ranks on these hosts."""
         return {
@@ -84,6 +100,20 @@ class Hosts:
 
     def _enter(self) -> list[str]:
         return ["nsenter", "-t", str(self._init), "-n", "-m", "-p", "--"]
+
+
+def _network(pid: int) -> str:
+    try:
+        return os.readlink(f"/proc/{pid}/ns/net")
+    except OSError:
+        return ""
+
+
+def _command_line(pid: int) -> str:
+    try:
+        return " ".join(psutil.Process(pid).cmdline())
+    except psutil.Error:
+        return ""
 
 
 @contextmanager

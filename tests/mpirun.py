@@ -57,6 +57,7 @@ def run(
     timeout: float = 100.0,
     env: Mapping[str, str] | None = None,
     options: Sequence[str] = (),
+    ours: bool = False,
     expect_failure: bool = False,
     by_mpi4py: bool = True,
 ) -> Result:
@@ -68,6 +69,7 @@ def run(
       timeout: seconds, after which every process of the job is killed and the test fails.
       env: variables to add to the environment.
       options: of mpirun.
+      ours: start it by `python -m collectives.mpirun` instead.
       expect_failure: the job must end with an exit status other than 0, rather than with 0; a time-out is neither.
       by_mpi4py: as above; else it is `python SCRIPT …`, so that an error of one rank does not end the others.
 
@@ -75,7 +77,9 @@ def run(
       The finished job, for looking at what it printed.
     """
     arguments = [str(part) for part in ([script] if isinstance(script, (str, Path)) else script)]
-    command = [_mpirun(), *options, "-n", str(n), sys.executable, *(["-m", "mpi4py"] * by_mpi4py), *arguments]
+    launcher = [sys.executable, "-m", "collectives.mpirun"] if ours else [_mpirun()]
+    python = [] if ours else [sys.executable, *(["-m", "mpi4py"] * by_mpi4py)]
+    command = [*launcher, *options, "-n", str(n), *python, *arguments]
     for _ in range(_ATTEMPTS):
         result = _run(command, _environment(env or {}, timeout), timeout)
         started = _NOT_STARTED not in result.stderr

@@ -5,7 +5,7 @@ And what the kernel calls cost that they are made of.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from adaptive.runtime.kernels import Kernels
@@ -63,12 +63,14 @@ class KernelsOf:
 
     Args:
       workers: of this process.
+      expect: told of the sizes of all workers before their kernels are asked about.
     """
 
-    def __init__(self, kernels: Kernels, workers: range):
-        self._kernels, self._workers = kernels, workers
+    def __init__(self, kernels: Kernels, workers: range, expect: Callable[[Sequence[int]], None]):
+        self._kernels, self._workers, self._expect = kernels, workers, expect
 
     def _own(self, sizes: Sequence[int]) -> list[int]:
+        self._expect(sizes)
         return [sizes[worker] for worker in self._workers]
 
     def ready_for(self, sizes: Sequence[int]) -> bool:
@@ -78,10 +80,10 @@ class KernelsOf:
         return self._kernels.can_make_all()
 
     def prepare(self, sizes: Sequence[int], current: Sequence[int]) -> None:
-        own = self._own(sizes)
+        now, own = self._own(current), self._own(sizes)
         if tuple(sizes) != tuple(current):  # those in force are made of what there is
             self._kernels.extend(max(own) or max(sizes))
-        self._kernels.ask(own, self._own(current))
+        self._kernels.ask(own, now)
 
     def wait_for(self, sizes: Sequence[int]) -> None:
         self._kernels.require(self._own(sizes))

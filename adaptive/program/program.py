@@ -224,7 +224,7 @@ class Program:
         )
         # Without a message nobody can tell that all are ready; and when they are depends on how fast machines are.
         waits = deterministic or not self._engine.layouts
-        readiness = KernelsOf(self._engine.kernels, self.world.workers)
+        readiness = KernelsOf(self._engine.kernels, self.world.workers, self._engine.expect)
         self._sizes.take_effect(readiness, one_by_one=not self._plan.splittable, waits=waits, resizable=bool(resizable))
         self._hooks = Hooks(self._plan.hooks, self.world.size, self._membership)
         self._decisions = Decisions(
@@ -527,6 +527,7 @@ class Program:
     def _compile_for(self, batch_sizes: Sequence[int]) -> None:
         """Have what a step of these sizes needs, of all workers."""
         sizes = [batch_sizes[worker] for worker in self.world.workers]
+        self._engine.expect(batch_sizes)
         if self._compiled:
             self._engine.kernels.require(sizes)
         else:

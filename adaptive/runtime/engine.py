@@ -120,7 +120,8 @@ class Engine:
         self._bytes = np.cumsum([0, *(layout.nbytes for layout in self.layouts)]).tolist()  # of the first messages
         self.looks = [Look(layout, world.devices[0].platform) for layout in self.layouts] if finite else []
         # A noise scale needs two groups of examples at least; a lone worker makes them by splitting its batch.
-        self.least_calls = 2 if world.size == 1 and any(s.name == CALLS.name for s in plan.sources) else 1
+        self._compares_groups = any(s.name == CALLS.name for s in plan.sources)
+        self.least_calls = 2 if world.size == 1 and self._compares_groups else 1
         calls = Calls(plans, self.feed, self.layouts)
         self.kernels = Kernels(
             calls, world.devices, splittable=plan.splittable, least_calls=self.least_calls, options=kernels
@@ -212,6 +213,13 @@ class Engine:
         split = (old, shapes["slot"]), {**shapes, "state": kept, "slot": []}
         return _Program(run, split, donate=True)
 
+    def expect(self, sizes: Sequence[int]) -> None:
+        """Kernels are going to be asked about these sizes, of all workers: who takes all examples makes more calls."""
+        self.kernels.least_calls = self._least_calls(sum(size > 0 for size in sizes) == 1)
+
+    def _least_calls(self, alone: bool) -> int:
+        return 2 if alone and self._compares_groups else 1
+
     # --- a step -------------------------------------------------------------------------------------------------------
 
     def step(
@@ -235,7 +243,8 @@ class Engine:
         """
         if microbatches is None:
             microbatches = [
-                self.kernels.microbatches(i, r.batch_size, self.least_calls) for i, r in enumerate(readings)
+                self.kernels.microbatches(i, r.batch_size, self._least_calls(r.batch_size == r.global_batch))
+                for i, r in enumerate(readings)
             ]
         run = _Step(self, share, readings, microbatches)
         for level in range(self.plan.levels + 1):

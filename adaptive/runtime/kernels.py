@@ -113,6 +113,9 @@ class Kernels:
       devices: one per worker of this process.
       splittable: whether a local batch may run as several calls; if not, every size needs a kernel of its own.
       least_calls: calls that every step needs at least, from the first one on.
+
+    Attributes:
+      least_calls: as that is for the sizes that are asked about next.
     """
 
     def __init__(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import re
 import shutil
@@ -122,7 +123,7 @@ def settings(mpi: Implementation, options: Sequence[str], detect: float, environ
         "PRTE_MCA_oob_tcp_keepalive_intvl": str(max(1, round(detect / 6))),
         "PRTE_MCA_oob_tcp_keepalive_probes": "3",
     }
-    if not any(a in ("--mca", "--omca") and b == "coll" for a, b in zip(options, options[1:], strict=False)):
+    if not any(a in ("--mca", "--omca") and b == "coll" for a, b in itertools.pairwise(options)):
         wanted["OMPI_MCA_coll"] = "^han"  # with it, survivors may be told that an Allreduce succeeded that had not
     return {name: value for name, value in wanted.items() if name not in environ}
 

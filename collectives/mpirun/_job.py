@@ -16,7 +16,8 @@ from contextlib import suppress
 
 import psutil
 
-from ..worlds.ending import LAUNCHER
+from collectives.worlds.ending import LAUNCHER, give_up_after
+
 from ._verdict import Process, verdict
 
 AFTER_SECONDS = (
@@ -35,15 +36,15 @@ class Job:
       command: the MPI's launcher, with everything.
       environ: its environment.
       grace: seconds between a signal that ends a job, and the end of what is still there.
-      host: the name of this host.
+      detect: seconds after which a host that does not answer is lost.
       addresses: under which ranks, on this host and on others, can reach it.
     """
 
     def __init__(
-        self, command: Sequence[str], environ: Mapping[str, str], grace: float, host: str, addresses: Sequence[str]
+        self, command: Sequence[str], environ: Mapping[str, str], grace: float, detect: float, addresses: Sequence[str]
     ):
-        self._command, self._environ, self._grace = list(command), dict(environ), grace
-        self._host, self._addresses = host, addresses
+        self._command, self._environ, self._grace, self._detect = list(command), dict(environ), grace, detect
+        self._addresses = addresses
         self._token = secrets.token_hex(16)
         self._processes: dict[asyncio.StreamWriter, Process] = {}
         self._talks: set[asyncio.Task] = set()
@@ -57,8 +58,8 @@ class Job:
         """Start it and wait for its end; returns its exit code."""
         server = await asyncio.start_server(self._hear, "", 0, family=socket.AF_INET)
         port = server.sockets[0].getsockname()[1]
-        addresses = [f"{address}:{port}" for address in self._addresses]
-        self._environ[LAUNCHER] = " ".join([self._token, self._host, *addresses])
+        names = [f"{address}:{port}" for address in self._addresses]
+        self._environ[LAUNCHER] = " ".join([self._token, str(self._detect), socket.gethostname(), *names])
         self._launcher = await asyncio.create_subprocess_exec(
             *self._command,
             env=self._environ,
@@ -90,16 +91,19 @@ class Job:
         assert talk is not None
         self._talks.add(talk)
         talk.add_done_callback(self._talks.discard)
-        with suppress(OSError, ValueError, KeyError, TypeError, asyncio.CancelledError):
+        give_up_after(writer.get_extra_info("socket"), self._detect)
+        with suppress(ConnectionError, ValueError, KeyError, TypeError, asyncio.CancelledError):
             said = json.loads(await reader.readline())
             if not secrets.compare_digest(str(said["token"]), self._token):
                 writer.close()
                 return
-            numbers = (int(said[name]) for name in ("rank", "size"))
-            process = Process(str(said["job"]), *numbers, str(said["host"]), int(said["pid"]))
+            process = Process(said["job"], said["rank"], said["size"], said["host"], said["pid"])
             self._processes[writer] = process
-            while words := await reader.readline():
-                self._take_down(process, json.loads(words))
+            try:
+                while words := await reader.readline():
+                    self._take_down(process, json.loads(words))
+            except TimeoutError:
+                self._end_in(0.0, f"{process} does not answer: its host is cut off, which mpirun does not survive")
         writer.close()
         if process is not None:
             process.connected = False
@@ -171,7 +175,7 @@ class Job:
             self._launcher.kill()
 
 
-def free_addresses() -> list[str]:
+def addresses() -> list[str]:
     """This host's IPv4 addresses; the one that other hosts cannot use comes first."""
     found = [a.address for each in psutil.net_if_addrs().values() for a in each if a.family == socket.AF_INET]
     return sorted(found, key=lambda address: not address.startswith("127."))

@@ -6,13 +6,13 @@ import argparse
 import asyncio
 import os
 import shlex
-import socket
 import sys
 from collections.abc import Sequence
 
-from ..worlds.ending import LAUNCHER
+from collectives.worlds.ending import LAUNCHER
+
 from ._command import UsageError, clean, find, line, settings, split
-from ._job import Job, free_addresses
+from ._job import Job, addresses
 
 _HELP = """\
 usage: python -m collectives.mpirun [--show] [--grace S] [--detect S] [options of mpirun] PROGRAM ...
@@ -28,7 +28,8 @@ PROGRAM is one of
   --show      print the command that would be run, and do not run it
   --grace S   seconds between a signal (SIGTERM, SIGINT, SIGUSR1, SIGUSR2, SIGHUP), which is passed to all
               ranks, and the end of what is still there. SIGUSR1 and SIGUSR2 alone end nothing. Default: 30
-  --detect S  seconds after which a host that does not answer is taken for lost. Default: 30
+  --detect S  seconds after which a host that does not answer is taken for lost: its ranks end, and so does the
+              job, since mpirun cannot do without a host. Default: 30
 
 All other options are mpirun's: -n 4, -H h1:2,h2:2, --hostfile F, --oversubscribe, -x NAME, ...
 The launcher is the one that lies beside this Python, else the first on the PATH. For Open MPI 5 it is told
@@ -62,7 +63,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         set_ = [f"{name}={value}" for name, value in extra.items()]
         sys.stdout.write(shlex.join([*(["env", *set_] if set_ else []), *command]) + "\n")
         return 0
-    return asyncio.run(Job(command, {**clean(), **extra}, ours.grace, socket.gethostname(), free_addresses()).run())
+    return asyncio.run(Job(command, {**clean(), **extra}, ours.grace, ours.detect, addresses()).run())
 
 
 def _seconds(text: str) -> float:

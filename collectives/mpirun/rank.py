@@ -24,7 +24,8 @@ ENDING = "collectives.worlds.ending"
 def load_ending() -> ModuleType:
     """The module, without its package: whoever imports that later finds it."""
     spec = importlib.util.spec_from_file_location(ENDING, Path(__file__).parents[1] / "worlds" / "ending.py")
-    assert spec is not None and spec.loader is not None
+    assert spec is not None
+    assert spec.loader is not None
     module = sys.modules[ENDING] = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
@@ -47,7 +48,7 @@ def run(arguments: list[str]) -> int:
         if isinstance(end.code, int):
             return end.code & 0xFF
         if end.code is not None:
-            print(end.code, file=sys.stderr)
+            sys.stderr.write(f"{end.code}\n")
         return int(end.code is not None)
     except BaseException as error:
         trace = error.__traceback__

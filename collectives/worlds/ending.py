@@ -7,13 +7,14 @@
     ends     with which exit code; said when it is known, at the latest when Python ends
     left     the same, of one that leaves for good while the others go on (`leave_job`)
 
-One that says nothing has died. The launcher may answer by the number of a signal, which the process sends to itself: so
-a signal reaches processes on all hosts, and none but them.
+One that says nothing has died. One whose launcher has not answered for so many seconds is cut off from the others: it
+ends, since they go on, or end, without it. The launcher may answer by the number of a signal, which the process sends
+to itself: so a signal reaches processes on all hosts, and none but them.
 
-MPI_Finalize can wait for ever where processes were lost or have left. In a job that survives losses a process whose exit
-code is known does without it, which mpirun does not mind: Python's exit handlers are run, files are flushed, and it is
-gone. Else (plain `python train.py`) MPI_Finalize runs in a thread that is waited for until a deadline; mpi4py sees that
-MPI is finalized, or being so, and leaves it at that.
+MPI_Finalize can wait for ever where processes were lost or have left. In a job that survives losses a process whose
+exit code is known does without it, which mpirun does not mind: Python's exit handlers are run, files are flushed, and
+it is gone. Else (plain `python train.py`) MPI_Finalize runs in a thread that is waited for until a deadline; mpi4py
+sees that MPI is finalized, or being so, and leaves it at that.
 
 The launcher's `rank.py` loads this file before anything else, so it knows nothing but the standard library.
 """
@@ -26,6 +27,7 @@ import gc
 import io
 import json
 import os
+import signal
 import socket
 import sys
 import threading
@@ -34,7 +36,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Any, NoReturn
 
-LAUNCHER = "ADAPTIVE_LAUNCHER"  # TOKEN HOST ADDRESS:PORT ADDRESS:PORT …
+LAUNCHER = "ADAPTIVE_LAUNCHER"  # TOKEN SECONDS HOST ADDRESS:PORT ADDRESS:PORT …
 SURVIVES = "OMPI_MCA_mpi_ft_enable"  # set by mpirun --with-ft ulfm
 FINALIZE_SECONDS = 2.0  # waited for MPI_Finalize at the end of a job that survives losses
 HURRY_SECONDS = 0.2  # where others go on, or this process has failed: it only has to have begun
@@ -114,7 +116,7 @@ def leave_job(code: int = 0) -> NoReturn:
 
 
 def _connect(environ: Mapping[str, str]) -> None:
-    token, host, *addresses = environ.get(LAUNCHER, "").split() or ["", ""]
+    token, seconds, host, *addresses = environ.get(LAUNCHER, "").split() or ["", "", ""]
     rank, size = _number(environ, _RANKS), _number(environ, _SIZES)
     if not token or rank is None:
         return
@@ -125,10 +127,10 @@ def _connect(environ: Mapping[str, str]) -> None:
             _me.line = socket.create_connection((name, int(port)), timeout=CONNECT_SECONDS)
             break
     else:
-        print(f"rank {rank} cannot reach its launcher on {host}, by {', '.join(addresses)}", file=sys.stderr)
+        sys.stderr.write(f"rank {rank} cannot reach its launcher on {host}, by {', '.join(addresses)}\n")
         return
     _me.line.settimeout(None)
-    _me.line.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    give_up_after(_me.line, float(seconds))
     job, host = environ.get("PMIX_NAMESPACE", ""), socket.gethostname()
     _say(token=token, rank=rank, size=size or rank + 1, job=job, pid=os.getpid(), host=host)
     threading.Thread(target=_listen, args=(_me.line, os.getpid()), name="adaptive-launcher", daemon=True).start()
@@ -145,10 +147,24 @@ def _say(**what: Any) -> None:
 
 
 def _listen(line: socket.socket, pid: int) -> None:
-    """Send this process the signals that the launcher was sent."""
-    with suppress(OSError), line.makefile("r") as numbers:
-        for number in numbers:
-            os.kill(pid, int(number))
+    """Send this process the signals that the launcher was sent, and SIGKILL where it is cut off from the launcher."""
+    try:
+        with line.makefile("r") as numbers:
+            for number in numbers:
+                os.kill(pid, int(number))
+    except OSError as error:
+        if not isinstance(error, ConnectionError):  # that is a launcher that has died
+            sys.stderr.write(f"pid {pid} on {socket.gethostname()} is cut off from its launcher ({error})\n")
+            os.kill(pid, signal.SIGKILL)
+
+
+def give_up_after(line: socket.socket, seconds: float) -> None:
+    """Let the kernel close a connection whose other side has not answered for so long. Idle ones are probed."""
+    line.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    options = {"TCP_KEEPIDLE": seconds / 2, "TCP_KEEPINTVL": seconds / 6, "TCP_KEEPCNT": 3}
+    for name, value in {**options, "TCP_USER_TIMEOUT": 1000 * seconds}.items():
+        if hasattr(socket, name):  # Linux has all
+            line.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), max(1, round(value)))
 
 
 def _end() -> None:

@@ -41,10 +41,10 @@ from .frame import Frame
 from .inbox import Inbox, Layout, check_dtypes, from_keys, keys, round_to
 from .launch import check_agreement, no_mpi
 from .meeting import Presence, why_not
-from .operations import BARRIER, CLOSE, FAILURE, Gather, Message, Operation
+from .operations import BARRIER, CLOSE, FAILURE, Farewell, Gather, Message, Operation
 from .patience import SECONDS, checked, introduce, watch
 from .processes import Together, all_processes
-from .repair import enabled, prepare, repaired, survives
+from .repair import all_agree, enabled, prepare, repaired, survives
 from .scope import Scope, describe
 from .staff import Staff
 from .threads import OversubscriptionWarning, oversubscription
@@ -95,6 +95,8 @@ class MPIWorld(Starting, Staff, Scope):
       DisagreementError: it is not the same on all ranks. On every rank.
     """
 
+    _watch: Watch | None = None
+
     def __init__(
         self,
         comm: MPI.Comm | None = None,
@@ -110,7 +112,7 @@ class MPIWorld(Starting, Staff, Scope):
         self._mpi = mpi = _load()
         if comm is None:
             check_agreement(mpi.COMM_WORLD.size, mpi.Get_library_version())
-        self.survives = survives(lost)
+        self.survives = self._survives = survives(lost)
         with _making:
             whole = (mpi.COMM_WORLD if comm is None else comm).Dup()
         whole.Set_errhandler(mpi.ERRORS_RETURN)  # errors become exceptions, whatever the user's communicator does
@@ -140,10 +142,10 @@ class MPIWorld(Starting, Staff, Scope):
         self._completed, self._last = 0, Operation("", "", 0)  # how many operations, and the last of them
         self._left: tuple[Together, tuple[str, float]] | None = None  # who is together from the next operation on
         self._operation = self._last  # the one that it is in, or behind: for the watch
-        peer, datagrams = introduce(self.rank, self._together.everyone[self.rank].host, patience)
-        peers = self.comm.allgather(peer)
-        self._peers = dict(zip(self._together.everyone, peers, strict=True))
-        self._watch = watch(self, peers, self.rank, datagrams, partial(_abort, mpi))
+        peer, datagrams = introduce(whole.rank, everyone.everyone[whole.rank].host, patience)
+        peers = whole.allgather(peer)
+        self._peers = dict(zip(everyone.everyone, peers, strict=True))
+        self._watch = watch(self, peers, whole.rank, datagrams, partial(_abort, mpi))
         ending.world_made()
 
     def start(
@@ -244,7 +246,7 @@ class MPIWorld(Starting, Staff, Scope):
         try:
             self._dismiss_reserve()
             with self._collective():
-                self._do(Operation("the end of its world's block", self._parting, CLOSE))
+                self._do(Farewell("the end of its world's block", self._parting, CLOSE))
                 with suppress(self._mpi.Exception):  # somebody was lost behind the end: what matters is done
                     self.comm.Free()
             ending.world_ended()
@@ -290,15 +292,10 @@ class MPIWorld(Starting, Staff, Scope):
             if self._left is not None:
                 self._go_on(*self._left)
             if not changed or operation.repeats:
-                try:
-                    self._carry_out(operation)
+                error = self._carry_out(operation)
+                if error is None or self._repair(operation, error):
                     break
-                except self._mpi.Exception as error:
-                    if not self.survives:
-                        raise
-                    if self._repair(operation, error):
-                        break
-                    continue
+                continue
             self._inside = False
             raise MembersChanged
         self._completed += 1
@@ -311,8 +308,28 @@ class MPIWorld(Starting, Staff, Scope):
                 self._end_watch()
             raise _HeardError if operation.failure else why_not(operation.presences, operation.rank)
 
-    def _carry_out(self, operation: Operation) -> None:
+    def _carry_out(self, operation: Operation) -> Exception | None:
+        """Attempt it. Returns the error that it has ended with, for somebody was lost."""
+        error: Exception | None = None
+        try:
+            self._framed(operation)
+        except self._mpi.Exception as lost:
+            if not self._survives:
+                raise
+            error = lost
+            with suppress(self._mpi.Exception):
+                self.comm.Revoke()
+        completed = error is None
+        if completed and (not operation.agreed or not self._survives or operation.presences is not None):
+            return None
+        # All whose attempt has failed come here, whatever it was, since some may have completed what all agree on.
+        if all_agree(self._mpi, self.comm, completed):
+            return None
+        return error or self._mpi.Exception(self._mpi.ERR_PROC_FAILED)
+
+    def _framed(self, operation: Operation) -> None:
         """The frame, in which all see whether they are about the same; and if so, what it frames."""
+        operation.presences = None
         self._frame.announce(crc32(operation.about.encode(), operation.kind))
         self._operation = operation
         self._inside = True

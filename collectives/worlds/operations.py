@@ -3,12 +3,14 @@
 An operation begins with the frame (`frame.py`). Where a process is lost in the middle of one, some of the others may
 have completed it and some not. Those who have then hand its result on, so that nobody is ahead of the others in what
 follows; so what an operation brought is kept until the next one is completed.
+
+Behind some operations those who have completed them are not to be found in this communicator any more: they are in
+another one, or at the end. These are `agreed`: all learn whether it was completed on all, or else it counts for nobody.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from typing import Any
 from zlib import crc32
 
@@ -18,7 +20,6 @@ from adaptive import WorkerError
 from adaptive.extend import Baggage
 
 from .meeting import Presence
-from .repair import all_agree
 
 _AT_A_TIME = 1 << 30  # bytes of one broadcast: MPI counts with 32 bits
 
@@ -37,10 +38,12 @@ class Operation:
 
     Attributes:
       repeats: whether it can simply be done again among those who survive.
+      agreed: whether it is completed on all, or on none, so that nothing of it is ever handed on.
       presences: where not all were about the same, what each rank was about; and `rank`, this process's among them.
     """
 
     repeats = True
+    agreed = False
 
     def __init__(self, about: str, more: str, kind: int, text: str = "", failure: str = ""):
         self.about, self.more, self.kind, self.text, self.failure = about, more, kind, text, failure
@@ -60,6 +63,12 @@ class Operation:
         """Broadcast what `carry_out` brought."""
 
 
+class Farewell(Operation):
+    """The last that processes do in this communicator."""
+
+    agreed = True
+
+
 class Gather(Operation):
     """Every process's bytes, by rank: `result`."""
 
@@ -75,31 +84,22 @@ class Gather(Operation):
         self.result = comm.bcast(self.result, root)
 
 
-class Regroup(Operation):
+class Regroup(Farewell):
     """Of those who are together some go on without the others: `result` is their communicator.
 
     Args:
       stays: whether this process is one of them, as things are when it is carried out.
     """
 
-    def __init__(self, mpi: Any, about: str, stays: Callable[[], bool], *, survives: bool):
+    def __init__(self, mpi: Any, about: str, stays: Callable[[], bool]):
         super().__init__(about, "", REGROUP)
-        self._mpi, self._stays, self.survives = mpi, stays, survives
+        self._mpi, self._stays = mpi, stays
         self.result: Any = None
 
     def carry_out(self, comm: Any) -> None:
-        failure: Exception | None = None
-        try:
-            self.result = comm.Split(0 if self._stays() else self._mpi.UNDEFINED, comm.rank)
-        except self._mpi.Exception as error:
-            if not self.survives:
-                raise
-            failure = error
-            with suppress(self._mpi.Exception):
-                comm.Revoke()
-        # A communicator cannot be handed on: so all have theirs, or none has.
-        if self.survives and not all_agree(self._mpi, comm, failure is None):
-            raise failure or self._mpi.Exception(self._mpi.ERR_PROC_FAILED)
+        self.result = comm.Split(0 if self._stays() else self._mpi.UNDEFINED, comm.rank)
+        if self.result != self._mpi.COMM_NULL:
+            self.result.Set_errhandler(self._mpi.ERRORS_RETURN)
 
 
 class HandOver(Operation):
@@ -109,6 +109,8 @@ class HandOver(Operation):
       make: makes it, of what is small, and of arrays; called on rank 0.
       knows: whether this process knows already.
     """
+
+    agreed = True  # else whoever has completed it would have to keep all that it has given or got
 
     def __init__(self, about: str, make: Callable[[], Baggage], *, knows: bool):
         super().__init__(about, "", HAND_OVER)

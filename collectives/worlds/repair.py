@@ -1,6 +1,7 @@
 """What remains of a communicator when some of its processes are lost: MPI's user-level failure mitigation (ULFM).
 
     revoke   whoever notices makes all others notice, whatever they wait for in this communicator
+    agree    those who have completed an operation on which all agree learn that others have not
     shrink   those who are left get a communicator of their own; a process that is lost meanwhile is no part of it
     level    who completed the operation that failed for others hands on its result (`operations.py`)
     agree    all know that all came through; if a process was lost on the way, from the beginning

@@ -13,7 +13,7 @@ from adaptive.extend import Baggage, Loss, Seats, honoured, told
 
 from . import ending
 from .meeting_of_all import ALL_GO, CLOSE, JOIN, NOBODY, TOGETHER, Plan, Role, meeting
-from .operations import MEETING, HandOver, Operation, Regroup
+from .operations import MEETING, Farewell, HandOver, Operation, Regroup
 from .processes import Process, Together
 from .reserve import ASK, FAILED, GO, MEET, MEMBERS, READY, Waiting, Words
 
@@ -43,6 +43,7 @@ class Staff:
     _mpi: Any
     _seats: Seats
     survives: bool
+    _survives: bool
     _all_go: bool
     _abandon: Callable[[str], None]
     _together: Together
@@ -192,7 +193,7 @@ class Staff:
             for process in self._working():
                 if process not in for_good and len(seats) + len(process.seats) <= workers:
                     seats.extend(process.seats)
-            return tuple(seats)
+            return tuple(seats) or self.members  # where nobody else is left, those who were told to go stay
 
         if len(stay()) < len(self.members):
             self._regroup("a change of members", stay, for_good)
@@ -203,7 +204,7 @@ class Staff:
 
     def _regroup(self, about: str, stay: Callable[[], tuple[int, ...]], for_good: Sequence[Process] = ()) -> None:
         """Of those who are together only the workers on these seats go on."""
-        regroup = Regroup(self._mpi, about, lambda: self.workers[0] in stay(), survives=self.survives)
+        regroup = Regroup(self._mpi, about, lambda: self.workers[0] in stay())
         with self._collective():
             self._do(regroup)
         seats, before = stay(), self._together
@@ -259,12 +260,16 @@ class Staff:
         was_idle = self.in_reserve
         role = Role(NOBODY if was_idle else self.rank, was_idle and self._is_ready())
         if not was_idle:
+            # Nobody waits at the meeting for one who is still to complete what the workers did before it.
+            with self._collective():
+                self._do(Farewell(f"a meeting of all processes, to {purpose}", "", MEETING))
+            role = role._replace(rank=self.rank)
             self._words.send(self._ranks_in_reserve(), MEET)
         with self._collective():
             self._watch_over(self._job)
             self._operation, self._inside = Operation("a meeting of all processes", "", MEETING), True
             plan = partial(self._planned, purpose, workers)
-            outcome = meeting(self._mpi, self._job, role, plan, survives=self.survives)
+            outcome = meeting(self._mpi, self._job, role, plan, survives=self._survives)
         self._job = outcome.job
         self._words = Words(self._mpi, self._job.comm)
         if outcome.plan is None:

@@ -156,7 +156,7 @@ def test_every_worker_hears_what_one_more_call_costs(monkeypatch):
     with build(sgd, W, world=(world := Twin())) as program:
         program.step()
         assert program._sizes.limits.call == 12.0
-    assert world.sent[-1][1][-2] == 6.0  # the part of one process of two
+    assert world.sent[-1][1][-3] == 6.0  # the part of one process of two
 
 
 @pytest.mark.parametrize(
@@ -207,7 +207,7 @@ def test_a_report_says_what_a_step_was():
         assert (r.batch_sizes, r.global_batch) == ((4, 2), 6)
         assert [sum(microbatches) for microbatches in r.microbatches] == [4, 2]
         assert r.messages == 1
-        assert r.message_bytes == layouts[0].nbytes == 4 * (FEATURES + 1 + 1 + 8)
+        assert r.message_bytes == layouts[0].nbytes == 4 * (FEATURES + 1 + 1 + 9)
         assert r.seconds > 0
         assert len(r.compute_seconds) == 2
         assert all(0 < s <= r.seconds for s in r.compute_seconds)

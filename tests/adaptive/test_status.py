@@ -96,6 +96,19 @@ def test_newcomers_are_summed_and_each_worker_says_whether_it_wants_to_leave(tol
     assert [p.members.heard for p in these] == [(sum(newcomers for _, newcomers, _ in told), wishes)] * len(these)
 
 
+@pytest.mark.parametrize("asking", [[False, False], [True, False], [False, True], [True, True]])
+def test_when_one_asks_for_a_checkpoint_all_hear_of_it_once(asking):
+    these = processes([1, 2], [{}, {}])
+    for process, asks in zip(these, asking, strict=True):
+        process.status.asks = asks
+    exchange(these)
+    assert [p.status.asked for p in these] == [any(asking)] * 2
+    for process in these:
+        process.status.asks = False
+    exchange(these)
+    assert not any(p.status.asked for p in these)
+
+
 @pytest.mark.parametrize("counts", [[1, 1], [2, 1], [1, 3, 2]])
 def test_a_process_that_decided_otherwise_is_found_by_all_and_takes_nothing_up(counts):
     these = processes(counts, [{"ready": True}] * len(counts))

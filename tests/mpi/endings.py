@@ -5,8 +5,10 @@ Each rank that is named does what its case says, half way through. The others go
 
 from __future__ import annotations
 
+import itertools
 import os
 import signal
+import socket
 import sys
 import threading
 import time
@@ -34,6 +36,15 @@ def half_way(case: str, world: comm.MPIWorld) -> None:
             threading.Event().wait()
         case "leaves":
             ending.leave_job()
+        case "meets for ever":
+            print(f"on {socket.gethostname()}", flush=True)
+            for i in itertools.count():
+                world.barrier()
+                if i % 100 == 0:
+                    print(".", flush=True)  # so that something is always on its way to mpirun
+        case "spawns one that is killed":
+            code = "from mpi4py import MPI; import os, signal; os.kill(os.getpid(), signal.SIGKILL)"
+            world._mpi.COMM_SELF.Spawn(sys.executable, args=["-c", code])
         case "waits for a signal":
             signal.signal(signal.SIGUSR1, lambda number, frame: told.append(number))
             signal.signal(signal.SIGTERM, lambda number, frame: told.append(number))
@@ -55,7 +66,3 @@ match case:
         die()
     case "exit 4 in the end":
         sys.exit(4)
-    case "143":
-        sys.exit(143 if told else 1)
-if "Finalize hangs" in sys.argv:
-    ending.FINALIZE_SECONDS = 1000.0

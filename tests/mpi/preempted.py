@@ -123,7 +123,7 @@ try:
                 if MINE.startswith("within 100 ms"):
                     threading.Timer(random.Random(own + began).uniform(0, 0.1), tell).start()
                 for seat, where in TOLD.items():
-                    if where == "blocked" and world.rank == 0:  # the others are in the next step, and wait for this rank
+                    if where == "blocked" and world.rank == 0:  # the others are in the next step, and wait for us
                         tell(pids[int(seat)])
                 if world.rank == 0:
                     print("under way", flush=True)

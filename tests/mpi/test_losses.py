@@ -15,7 +15,7 @@ SCRIPT = Path(__file__).parent / "losses.py"
 
 def lose(*deaths: str, n: int = 4, expect_failure: bool = False) -> Result:
     """Run a job in which these ranks die, and the others end well."""
-    result = run([SCRIPT, *deaths], n=n, options=["--with-ft", "ulfm"], expect_failure=expect_failure)
+    result = run([SCRIPT, *deaths], n=n, ours=True, expect_failure=expect_failure)
     if not expect_failure:
         dead = sum(":" in death for death in deaths)
         assert result.stdout.count("ended well") == n - dead, result
@@ -28,20 +28,21 @@ def test_one_after_another_from_the_start_on():
 
 
 def test_while_it_is_built_and_behind_the_steps():
-    lose("tracing:0", "the background:3")
+    lose("tracing:0", "the background:3", "evaluate:1")
 
 
 def test_several_at_once_and_in_the_middle_of_an_exchange():
-    result = lose("an exchange:0", "an exchange:2")
+    result = lose("an exchange:0", "an exchange:2", "before a checkpoint:1")
     assert "message 1 of step " in result.stdout, result
-
-
-def test_beside_the_steps():
-    lose("evaluate:1", "before a checkpoint:0")
 
 
 def test_between_steps_and_at_any_time():
     lose("between steps:0", "any time:1")
+
+
+def test_too_few_are_left():
+    result = lose("between steps:0", "an exchange:2", "min_workers=2", n=3, expect_failure=True)
+    assert "1 worker is left, and min_workers=2" in result.stderr, result
 
 
 def test_going_on_must_be_possible():

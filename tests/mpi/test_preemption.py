@@ -23,7 +23,7 @@ ULFM = "--with-ft", "ulfm"
 def leave(*told: str, n: int = 4, workers: int | None = None) -> Result:
     """Run a job in which these ranks are told to go, one at a time, and the others end well."""
     options = ["at once", "steps=30", *([] if workers is None else [f"workers={workers}"])]
-    result = run([SCRIPT, "-", *told, *options], n=n, options=ULFM)
+    result = run([SCRIPT, "-", *told, *options], n=n, ours=True)
     assert result.stdout.count("ended well") == n - len(told), result
     assert result.stdout.count("left alone") == len(told), result
     return result
@@ -82,8 +82,7 @@ def test_all_and_from_three_ranks_to_two_to_three_to_one(tmp_path):
 def by_our_launcher(directory: Path) -> Result:
     """It is told, and tells all ranks."""
     command = [sys.executable, "-m", "collectives.mpirun", "-n", "3", str(SCRIPT), str(directory)]
-    environ = mpirun._environment({}, 60)
-    pipe = subprocess.PIPE
+    environ, pipe = mpirun._environment({}, 60), subprocess.PIPE
     with subprocess.Popen(command, env=environ, stdout=pipe, stderr=pipe, text=True, start_new_session=True) as job:
         try:
             assert job.stdout is not None

@@ -291,18 +291,20 @@ def test_who_broadcasts_must_be_there(seats):
             program.step()
 
 
-def test_a_noise_scale_needs_two_workers_with_examples(seats):
+def test_a_noise_scale_needs_two_groups_which_a_lone_worker_makes_of_its_batch(seats):
     def driver(state, batch):
         grads = jax.grad(mean_loss)(state, batch)
         avg = comm.all_reduce(grads)
         return jax.tree.map(lambda p, g: p - 0.1 * g, state, avg), mon.noise_scale(grads, avg)
 
-    options = {"shares": [0, 0, 1, 0], "deterministic": True}  # and one call, of 16
+    options = {"shares": [0, 0, 1, 0], "deterministic": True}
     with build(driver, adam_state()["params"], make_data(), 16, world=seats, **options) as program:
-        assert np.isnan(float(program.step().metrics.trace))
-        program.rescale(shares=[1, 0, 1, 0])
-        noise = program.step().metrics
-        assert np.isfinite([float(x) for x in (noise.scale, noise.trace, noise.signal)]).all()
+        for shares, calls in (([0, 0, 1, 0], [(), (), (8, 8), ()]), ([1, 0, 1, 0], [(8,), (), (8,), ()])):
+            program.rescale(shares=shares)
+            report = program.step()
+            assert list(map(tuple, report.microbatches)) == calls
+            noise = report.metrics
+            assert np.isfinite([float(x) for x in (noise.scale, noise.trace, noise.signal)]).all()
 
 
 def test_seats_are_what_they_are(seats):

@@ -14,6 +14,7 @@ import collectives as comm
 import controllers as ctrl
 import monitors as mon
 from adaptive import operators
+from adaptive.runtime.local_world import LocalWorld
 
 from .problems import build, descend, make_data, same_everywhere
 
@@ -107,6 +108,56 @@ def test_noise_batch_grows_the_batch_to_the_noise_scale(world):
     assert 0.8 * truth < float(noise.upper) < np.inf
     assert all(r.step % 10 == 0 for r in reports if r.decision)
     assert same_everywhere(world, batches)
+
+
+@pytest.mark.parametrize("kind", ["local", "devices"])
+@pytest.mark.parametrize("deterministic", [True, False])
+def test_noise_workers_calls_in_as_many_as_the_noise_scale_has_use_for(kind, deterministic):
+    """Listing 1 as printed, from one worker on: peers are the noise over the batch of each."""
+    data, truth = linear_problem(4096, scale=100.0)
+    world = LocalWorld(4, workers=1) if kind == "local" else comm.DeviceWorld(workers=1)
+    each = int(truth / 2.6)
+
+    def driver(params, batch):
+        grads = jax.grad(lambda p: (batch["x"] @ p).mean())(params)
+        average = comm.all_reduce(grads)
+        noise = mon.noise_scale(grads, average)
+        ctrl.hook(ctrl.noise_workers(each), noise, every=10)
+        return params - 0.01 * average, noise
+
+    options = {"resizable": True, "deterministic": deterministic}
+    with build(driver, jnp.zeros(100), data, each, world=world, **options) as program:
+        program.warm_up()
+        reports = list(program.run(steps=120))
+    numbers = [len(r.members) for r in reports]
+    assert numbers[0] == 1
+    assert 2 <= numbers[-1] <= 3
+    assert reports[-1].global_batch == each * numbers[-1]
+    assert any("the noise scale is" in note for r in reports for note in r.notes)
+
+
+@pytest.mark.parametrize("kind", ["local", "devices"])
+def test_goodput_workers_lives_with_workers_who_come_and_go(kind):
+    """By seconds that are measured, of which no more is known than that they are positive."""
+    world = LocalWorld(4, workers=2) if kind == "local" else comm.DeviceWorld(workers=2)
+
+    def driver(state, batch):
+        seconds = comm.all_gather(mon.compute_seconds())
+        iteration = comm.all_reduce(mon.iteration_seconds(), op="max")
+        ctrl.hook(ctrl.goodput_workers(max_batch=64), jnp.float32(200.0), seconds, iteration, every=5)
+        return descend(state, batch)
+
+    rng = np.random.default_rng(0)
+    with build(driver, 0.0, make_data(), 24, world=world, resizable=True) as program:
+        program.warm_up()
+        for step in range(60):
+            if step % 7 == 3:
+                program.rescale(workers=int(rng.integers(1, 5)))
+            report = program.step()
+            assert report.global_batch <= 64
+        kept = program.checkpoint()
+        program.restore(kept)
+        assert program.step().members == tuple(range(program.target_workers))
 
 
 def test_hooks_share_one_decision(world):

@@ -1,0 +1,73 @@
+"""What is trained in the jobs of `chaos.py`, and the plain loop that says what has to come out."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from tests.program.problems import stream
+
+EXAMPLES, FEATURES = 160, 6
+
+
+def data() -> dict[str, np.ndarray]:
+    """Examples that know their numbers."""
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(EXAMPLES, FEATURES))
+    y = np.tanh(x @ rng.normal(size=FEATURES)) + 0.3 * rng.normal(size=EXAMPLES)
+    return {"x": x, "y": y, "number": np.arange(EXAMPLES)}
+
+
+def begun() -> dict[str, Any]:
+    """The model before the first step: weights, their momentum, and a memory of all gradients in their order."""
+    return {"w": jnp.linspace(-1, 1, FEATURES), "momentum": jnp.zeros(FEATURES), "memory": jnp.zeros(FEATURES)}
+
+
+def gradient(model: dict[str, Any], batch: dict[str, Any]) -> dict[str, Any]:
+    """Of the mean loss over a batch."""
+    return {"w": jax.grad(lambda w: _losses(w, batch).mean())(model["w"])}
+
+
+def made_step(model: dict[str, Any], grads: dict[str, Any]) -> dict[str, Any]:
+    """The model after a step."""
+    momentum = 0.9 * model["momentum"] + grads["w"]
+    return {
+        "w": model["w"] - 0.01 * momentum,
+        "momentum": momentum,
+        "memory": 1.001 * model["memory"] + grads["w"],
+    }
+
+
+def _losses(w: Any, batch: dict[str, Any]) -> Any:
+    return jnp.square(jnp.tanh(batch["x"] @ w) - batch["y"])
+
+
+def plain_loop(seed: int, batches: Sequence[int]) -> dict[str, np.ndarray]:
+    """The model behind consecutive batches of the stream, in one process, without the library."""
+    with jax.enable_x64(True):
+        examples, order = data(), stream(EXAMPLES, seed, sum(batches))
+        model, widest = begun(), max(batches)
+        ends = np.cumsum(batches)
+        numbers = np.zeros((len(batches), widest), int)
+        weights = np.zeros((len(batches), widest))
+        for row, (end, size) in enumerate(zip(ends, batches, strict=True)):
+            numbers[row, :size], weights[row, :size] = order[end - size : end], 1 / size
+        x, y = jnp.asarray(examples["x"]), jnp.asarray(examples["y"])
+
+        def step(model: Any, chosen: Any) -> Any:
+            which, weight = chosen
+            batch = {"x": x[which], "y": y[which]}
+            grads = {"w": jax.grad(lambda w: (weight * _losses(w, batch)).sum())(model["w"])}
+            return made_step(model, grads), None
+
+        model, _ = jax.jit(lambda m: jax.lax.scan(step, m, (jnp.asarray(numbers), jnp.asarray(weights))))(model)
+        return {name: np.asarray(leaf) for name, leaf in model.items()}
+
+
+def taken(seed: int, batches: Sequence[int]) -> np.ndarray:
+    """How often each example is to be taken."""
+    return np.bincount(stream(EXAMPLES, seed, sum(batches)), minlength=EXAMPLES)
