@@ -1,4 +1,4 @@
-"""When the batch file for Slurm has its job queued again: run by bash, with a `python` and an `scontrol` of the test's."""
+"""When the batch file for Slurm has its job queued again: run by bash, with a `python` and an `scontrol` of ours."""
 
 from __future__ import annotations
 

@@ -22,6 +22,11 @@ class Resident:
     survives = False
     in_reserve = apart = newcomers = False
 
+    @property
+    def reserve_told(self) -> bool:
+        """No process is in reserve."""
+        return False
+
     def part(self) -> None:
         """A run begins: no process waits for it in reserve."""
 

@@ -171,6 +171,11 @@ class World(Protocol):
         ...
 
     @property
+    def reserve_told(self) -> bool:
+        """Whether a process in reserve was told to go, and the others cannot go on without it. Local: rank 0 knows."""
+        ...
+
+    @property
     def rank(self) -> int:
         """This process's number, 0 … processes-1: of those that are together now. Local."""
         ...

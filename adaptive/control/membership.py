@@ -48,6 +48,8 @@ class Recruiting(Protocol):
     @property
     def survives(self) -> bool: ...
     @property
+    def reserve_told(self) -> bool: ...
+    @property
     def least(self) -> int: ...
     @property
     def most(self) -> int: ...
@@ -200,6 +202,8 @@ class Membership:
         moments wait for the others; when it is time for one, all who want to leave do.
         """
         told = self._told()
+        if self._world.reserve_told:
+            return MUST
         if told is None:
             return 0
         return MUST if self._world.processes == 1 or told.seconds >= TOGETHER_SECONDS else WANTS
@@ -243,7 +247,8 @@ class Membership:
             return [Leaver(tuple(own), told.signal, process)] if told else []
         if self._tells and not self.leaving:
             return []
-        mine = [self.wish, own.start, own.stop, told.signal if told else "", process]
+        signal = told.signal if told else "said by a process in reserve"
+        mine = [self.wish, own.start, own.stop, signal, process]
         said = [json.loads(text) for text in self._gathered(mine, f"who leaves {about}")]
         self._wishes = np.zeros(world.size)
         for wish, start, stop, *_ in said:

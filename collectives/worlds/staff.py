@@ -15,9 +15,9 @@ from . import ending
 from .meeting_of_all import ALL_GO, CLOSE, JOIN, NOBODY, TOGETHER, Plan, Role, meeting
 from .operations import MEETING, Farewell, HandOver, Operation, Regroup
 from .processes import Process, Together
-from .reserve import ASK, FAILED, GO, MEET, MEMBERS, READY, Waiting, Words
+from .reserve import ASK, FAILED, MEET, MEMBERS, READY, TOLD, Waiting, Words
 
-GO_SECONDS = 0.3  # that a process in reserve stays when it is told to go
+TOLD_SECONDS = 0.3  # that a process in reserve stays when it is told to go
 
 
 class Staff:
@@ -158,14 +158,29 @@ class Staff:
         missing = self._called - len(self.members)
         if self.rank or missing <= 0 or not self._idle:
             return 0
-        while (heard := self._words.heard()) is not None:
-            if heard[0] == READY:
-                self._ready.add(heard[2])
+        self._listen()
         ranks = [self._job.everyone.index(process) for process in self._idle]
         # Whoever has died counts, too: at the meeting all will know of it.
         self._ready |= self._words.dead(ranks) & self._asked
         self._ask(ranks, missing)
         return sum(len(self._job.everyone[rank].seats) for rank in self._ready)
+
+    @property
+    def reserve_told(self) -> bool:
+        """Whether a process in reserve was told to go, and the job cannot go on without it; known to rank 0."""
+        if self._idle and not (self.survives or self.rank):
+            self._listen()
+        return self._reserve_told
+
+    _reserve_told = False
+
+    def _listen(self) -> None:
+        """To those in reserve."""
+        while (heard := self._words.heard()) is not None:
+            if heard[0] == READY:
+                self._ready.add(heard[2])
+            elif heard[0] == TOLD:
+                self._reserve_told = True
 
     def _ask(self, ranks: Sequence[int], missing: int) -> None:
         """Have as many get ready as are missing."""
@@ -321,24 +336,30 @@ class Staff:
         """
         self._is_ready = is_ready
         while self.in_reserve:
-            word, content = Waiting(self._words, self._members_now).next(is_ready, self._may_go)
+            word, content = Waiting(self._words, self._members_now).next(is_ready, self._is_told)
             if word == FAILED:
                 self._closed = True
                 raise WorkerError(f"the workers, for whom this process was in reserve, have stopped: {content}")
-            if word == GO:
+            if word == TOLD and self.survives:
                 raise self._gone("it was in reserve, and was told to go")
+            if word == TOLD:
+                self._said_told = True
+                self._words.send([self._members_now[0]], TOLD)
+                continue
             purpose = self._meet("", 0)
             if purpose in (CLOSE, ALL_GO):
                 self._closed = True
                 honoured()
                 raise Dismissed if purpose == CLOSE else Preempted("all workers were told to go")
 
-    def _may_go(self) -> bool:
-        """Whether this process, in reserve, was told to go, and can. Where all were told, the workers may be about to
-        say so.
+    _said_told = False
+
+    def _is_told(self) -> bool:
+        """Whether this process, in reserve, was told to go, some moments ago: where all were told, the workers may be
+        about to say so.
         """
         heard = told()
-        return self.survives and heard is not None and heard.seconds > GO_SECONDS
+        return not self._said_told and heard is not None and heard.seconds > TOLD_SECONDS
 
     def _gone(self, why: str) -> Preempted:
         """This process goes for good, and the others do not miss it."""

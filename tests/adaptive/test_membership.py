@@ -25,6 +25,11 @@ class World(Seats):
         self.workers, self.survives = range(size if processes == 1 else 1), processes > 1
         self.called, self.come, self.changes, self.gathered = [], there, [], 0
         self.wishes = [0.0] * size  # of the others, when they are asked
+        self.in_reserve_told = False
+
+    @property
+    def reserve_told(self):
+        return self.in_reserve_told
 
     @property
     def ready(self):
@@ -301,6 +306,16 @@ def test_without_messages_processes_ask_each_other_between_any_two_steps():
     world.wishes[2] = 2
     membership.change()
     assert (world.members, world.gathered) == ((0, 1), 3)
+
+
+def test_one_in_reserve_that_was_told_may_end_the_run():
+    world = World(size=3, workers=2, processes=3)
+    world.in_reserve_told, world.survives = True, False
+    membership = Membership(world)
+    assert membership.wish == 2
+    said(membership, world, wishes=[2, 0, 0])
+    (leaver,) = membership.change()
+    assert (leaver.signal, membership.all_leave) == ("said by a process in reserve", True)
 
 
 def test_in_one_process_all_workers_are_told_at_once():
