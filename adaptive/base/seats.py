@@ -20,8 +20,14 @@ class Resident:
 
     losses: tuple[Loss, ...] = ()
     unattended: tuple[int, ...] = ()
+    survives = False
     in_reserve = apart = newcomers = spawns = False
     built: Mapping[str, str] = MappingProxyType({})
+
+    @property
+    def reserve_told(self) -> bool:
+        """No process is in reserve."""
+        return False
 
     def part(self) -> None:
         """A run begins: no process waits for it in reserve."""

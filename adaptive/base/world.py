@@ -99,10 +99,11 @@ class World(Protocol):
         Args:
           workers: after it. The highest seats leave, back to the reserve; or workers that are ready join, on the lowest
             free seats.
-          leaving: seats whose workers leave first, for good.
+          leaving: seats whose workers leave first, for good. Processes leave as wholes.
 
         Raises:
           MembersError: it cannot be.
+          Preempted: this process is one of those that leave for good. When the others have taken leave of it.
         """
         ...
 
@@ -170,6 +171,16 @@ class World(Protocol):
     @property
     def losses(self) -> tuple[Loss, ...]:
         """The processes that are gone, and the others went on, in the order in which they were missed. Replicated."""
+        ...
+
+    @property
+    def survives(self) -> bool:
+        """Whether others go on where processes are lost, or leave for good. Replicated."""
+        ...
+
+    @property
+    def reserve_told(self) -> bool:
+        """Whether a process in reserve was told to go, and the others cannot go on without it. Local: rank 0 knows."""
         ...
 
     @property

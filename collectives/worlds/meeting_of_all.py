@@ -16,7 +16,7 @@ from .recruits import Recruit, entered, merged
 from .repair import all_agree
 from .reserve import MEET
 
-JOIN, TOGETHER, CLOSE = "join", "together", "close"
+JOIN, TOGETHER, CLOSE, ALL_GO = "join", "together", "close", "all go"
 NOBODY = -1
 
 

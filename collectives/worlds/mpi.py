@@ -122,7 +122,7 @@ class MPIWorld(Starting, Staff, Scope):
         self._mpi = mpi = _load()
         if comm is None:
             check_agreement(mpi.COMM_WORLD.size, mpi.Get_library_version())
-        self._survives = survives(lost)
+        self.survives = self._survives = survives(lost)
         offered = recruited(mpi) if comm is None else None
         with _making:
             whole = (mpi.COMM_WORLD if comm is None else comm).Dup()

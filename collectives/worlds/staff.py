@@ -4,20 +4,23 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from copy import deepcopy
 from functools import partial
 from types import MappingProxyType
 from typing import Any
 
-from adaptive import Dismissed, MembersError, WorkerError
-from adaptive.extend import Baggage, Loss, Seats
+from adaptive import Dismissed, MembersError, Preempted, WorkerError
+from adaptive.extend import Baggage, Loss, Seats, honoured, told
 
-from .ending import leave_job
-from .meeting_of_all import CLOSE, JOIN, NOBODY, TOGETHER, Plan, Role, meeting
+from . import ending
+from .meeting_of_all import ALL_GO, CLOSE, JOIN, NOBODY, TOGETHER, Plan, Role, meeting
 from .operations import MEETING, Farewell, HandOver, Operation, Regroup
 from .processes import Process, Together
 from .recruits import Offer, Recruit, Recruiting
-from .reserve import ASK, FAILED, MEET, MEMBERS, READY, REFUSED, Waiting, Words
+from .reserve import ASK, FAILED, MEET, MEMBERS, READY, REFUSED, TOLD, Waiting, Words
+
+TOLD_SECONDS = 0.3  # that a process in reserve stays when it is told to go
 
 _log = logging.getLogger("adaptive")
 
@@ -35,6 +38,7 @@ class Staff:
       in_reserve: whether this process waits, or should. Local.
       apart: whether there are others in reserve, or this process is. Replicated.
       newcomers: whether processes have come in that know nothing yet of what the others do. Replicated.
+      survives: whether the others go on when processes are lost, or leave for good. Replicated.
     """
 
     respawn = False
@@ -48,7 +52,10 @@ class Staff:
     _closed: bool
     _mpi: Any
     _seats: Seats
+    survives: bool
     _survives: bool
+    _all_go: bool
+    _abandon: Callable[[str], None]
     _together: Together
     _completed: int
     _operation: Operation
@@ -170,15 +177,30 @@ class Staff:
         missing = self._called - len(self.members)
         if self.rank or missing <= 0:
             return 0
-        while (heard := self._words.heard()) is not None:
-            if heard[0] == READY:
-                self._ready.add(heard[2])
+        self._listen()
         ranks = [self._job.everyone.index(process) for process in self._idle]
         # Whoever has died counts, too: at the meeting all will know of it.
         self._ready |= self._words.dead(ranks) & self._asked
         self._ask(ranks, missing)
         there = sum(len(self._job.everyone[rank].seats) for rank in self._ready)
         return there + self._spawned(missing - sum(len(process.seats) for process in self._idle))
+
+    @property
+    def reserve_told(self) -> bool:
+        """Whether a process in reserve was told to go, and the job cannot go on without it; known to rank 0."""
+        if self._idle and not (self.survives or self.rank):
+            self._listen()
+        return self._reserve_told
+
+    _reserve_told = False
+
+    def _listen(self) -> None:
+        """To those in reserve."""
+        while (heard := self._words.heard()) is not None:
+            if heard[0] == READY:
+                self._ready.add(heard[2])
+            elif heard[0] == TOLD:
+                self._reserve_told = True
 
     def _ask(self, ranks: Sequence[int], missing: int) -> None:
         """Have as many get ready as are missing."""
@@ -221,6 +243,8 @@ class Staff:
 
         if len(stay()) < len(self.members):
             self._regroup("a change of members", stay, for_good)
+        if self.in_reserve and self.workers[0] in leaving:
+            raise self._gone("it was told to go, and the others go on")
         if len(self.members) < workers:
             self._meet(JOIN, workers)
 
@@ -265,7 +289,7 @@ class Staff:
     def _dismiss_reserve(self) -> None:
         if self.apart and not self.in_reserve:
             self._recruiting.dismiss()
-            self._meet(CLOSE, len(self.members))
+            self._meet(ALL_GO if self._all_go else CLOSE, len(self.members))
 
     def _tell_reserve(self, why: str) -> None:
         if self.apart and not self.in_reserve:
@@ -314,7 +338,7 @@ class Staff:
         if found.purpose == TOGETHER:
             self.in_reserve = self.apart = False
             self._take(there)
-        self.newcomers = found.purpose != CLOSE
+        self.newcomers = found.purpose in (JOIN, TOGETHER)
         self._knows = not (was_idle and not self.in_reserve)
         return found.purpose
 
@@ -348,19 +372,46 @@ class Staff:
         Raises:
           WorkerError: the job ends with an error.
           Dismissed: the workers have left the world's block.
+          Preempted: they have, since all were told to go; or this process was, and nobody needs it.
         """
         self._is_ready = is_ready
         while self.in_reserve:
-            word, content = Waiting(self._words, self._members_now, self.built).next(is_ready)
-            if self._pair is not None:
+            waiting = Waiting(self._words, self._members_now, self.built)
+            word, content = waiting.next(is_ready, self._is_told)
+            if self._pair is not None and word != TOLD:
                 self._answer(word, content)
                 self._entry, self._pair = (self._pair, content), None
             if word == FAILED:
                 self._closed = True
                 raise WorkerError(f"the workers, for whom this process was in reserve, have stopped: {content}")
-            if self._meet("", 0) == CLOSE:
+            if word == TOLD and self.survives:
+                raise self._gone("it was in reserve, and was told to go")
+            if word == TOLD:
+                self._said_told = True
+                self._words.send([self._members_now[0]], TOLD)
+                continue
+            purpose = self._meet("", 0)
+            if purpose in (CLOSE, ALL_GO):
                 self._closed = True
-                raise Dismissed
+                honoured()
+                raise Dismissed if purpose == CLOSE else Preempted("all workers were told to go")
+
+    _said_told = False
+
+    def _is_told(self) -> bool:
+        """Whether this process, in reserve, was told to go, some moments ago: where all were told, the workers may be
+        about to say so.
+        """
+        heard = told()
+        return not self._said_told and heard is not None and heard.seconds > TOLD_SECONDS
+
+    def _gone(self, why: str) -> Preempted:
+        """This process goes for good, and the others do not miss it."""
+        honoured()
+        self._abandon("")
+        with suppress(SystemExit):
+            ending.leave_job()
+        return Preempted(why, alone=True)
 
     _pair: Any = None  # of a recruit that is not let in yet: the communicator with whoever has spawned it
     _entry: Any = None  # that, and where it is let in
@@ -371,7 +422,7 @@ class Staff:
             _log.error("this process was spawned, and is not let in: %s.", content)
         if word != MEET:
             self._closed = True
-            leave_job()
+            ending.leave_job()
 
     def hand_over(self, make: Callable[[], Baggage], about: str = "") -> Baggage | None:
         """What newcomers have to know, from a process that does: for them, and `None` for the others."""
