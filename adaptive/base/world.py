@@ -11,7 +11,7 @@ be had, and are not members, are in *reserve*.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
@@ -117,6 +117,14 @@ class World(Protocol):
     def in_reserve(self) -> bool:
         """Whether this process carries no worker, and waits until it is needed (`wait`). Local."""
         ...
+
+    @property
+    def spawns(self) -> bool:
+        """Whether processes may be spawned to join. Replicated."""
+        ...
+
+    built: Mapping[str, str]
+    """Digests of the program whose steps are taken, by name, where `spawns`: who joins must have built the same."""
 
     @property
     def apart(self) -> bool:

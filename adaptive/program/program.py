@@ -188,7 +188,7 @@ class Program:
             "max_skipped": max_skipped,
             "resizable": bool(resizable),
         }
-        check_alike(self.world, self._name, self._initial, self._data, self._plan, settings)
+        self._built = check_alike(self.world, self._name, self._initial, self._data, self._plan, settings)
         built_in(self.world)
         if self.world.processes > 1:
             share_compilations()
@@ -412,6 +412,7 @@ class Program:
         since = self._clock.begin(began)
         try:
             self._engine.kernels.check()
+            self.world.built = self._built
             self.world.part()
             outcome = self._by_those_left(since)
             notes = self._skips.take(outcome.trouble, self._step + 1)
@@ -517,7 +518,7 @@ class Program:
         notes, self._notes = [*self._notes, *notes], []
         self._sizes.step_done()
         epoch = consumed / len(self._data)
-        asked, decision = Asked.so_far(self._sizes, self._membership), None
+        asked, decision = Asked.so_far(self._sizes, self._membership) if self._listeners else None, None
         if outcome.committed:
             decision, more = self._decide(outcome, epoch, ran)
             notes += more
@@ -544,7 +545,7 @@ class Program:
             joined=joined,
             lost=lost,
         )
-        if self._listeners:
+        if asked is not None:
             values = hook_values(self._hooks, outcome.hooks)
             event = StepEvent(report, epoch, ran[1], limits, self._seed, values, asked)
             failed = self._listeners.tell(event)

@@ -82,7 +82,12 @@ class Scope(Resident):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         leave(self, self._tokens.pop())  # type: ignore[arg-type]
+        if isinstance(error, WorkerError | DisagreementError | NonFiniteError):
+            ending.all_have_heard()
         if self._tokens or self._closed:
+            return
+        if ending.leaves():
+            self._abandon("")  # the others are told by the end of this process, and go on
             return
         self._leaving = True
         if kind is None or (isinstance(error, SystemExit) and not error.code):
@@ -90,8 +95,6 @@ class Scope(Resident):
             self.close()
             return
         # Not as above: closing is collective, and others may be in an exchange.
-        if isinstance(error, WorkerError | DisagreementError | NonFiniteError):
-            ending.all_have_heard()
         if isinstance(error, Exception | SystemExit):
             tell(self, f"in its {type(self).__name__}'s block", error)  # type: ignore[arg-type]
         self._abandon(f"it has left the block of its world by {type(error).__name__}: {error}")
