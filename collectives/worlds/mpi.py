@@ -103,8 +103,6 @@ class MPIWorld(Starting, Staff, Scope):
       DisagreementError: it is not the same on all ranks. On every rank.
     """
 
-    _watch: Watch | None = None
-
     def __init__(
         self,
         comm: MPI.Comm | None = None,
@@ -171,8 +169,8 @@ class MPIWorld(Starting, Staff, Scope):
         peer, datagrams = introduce(whole.rank, everyone.everyone[whole.rank].host, patience)
         peers = whole.allgather(peer)
         self._peers = dict(zip(everyone.everyone, peers, strict=True))
+        ending.world_made()  # before the watch: what is done last is undone first, and MPI ends behind a farewell
         self._watch = watch(self, peers, whole.rank, datagrams, partial(_abort, mpi))
-        ending.world_made()
 
     def start(
         self,
