@@ -33,8 +33,9 @@ def work(folder: Path, kills: int) -> None:
     import torch.distributed as dist
 
     torch.set_num_threads(1)
-    dist.init_process_group("gloo")
-    rank, started = dist.get_rank(), int(os.environ["TORCHELASTIC_RESTART_COUNT"])
+    rank, size, started = (int(os.environ[v]) for v in ("RANK", "WORLD_SIZE", "TORCHELASTIC_RESTART_COUNT"))
+    # A file for each start: by torchrun's own store, after a restart, gloo was given the address of the dead worker.
+    dist.init_process_group("gloo", init_method=f"file://{folder}/start-{started}", rank=rank, world_size=size)
     torch.manual_seed(0)
     layers = torch.nn.Linear(256, 512), torch.nn.ReLU(), torch.nn.Linear(512, 10)
     model = torch.nn.parallel.DistributedDataParallel(torch.nn.Sequential(*layers))
@@ -46,7 +47,7 @@ def work(folder: Path, kills: int) -> None:
         first = saved["step"]
         model.load_state_dict(saved["model"])
     log = (folder / "log").open("a", buffering=1)
-    victim, at = started % dist.get_world_size(), STEPS_BETWEEN_KILLS * (started + 1)
+    victim, at = started % size, STEPS_BETWEEN_KILLS * (started + 1)
     for step in range(first, STEPS_BETWEEN_KILLS * (kills + 1)):
         if rank == victim and step == at and started < kills:
             log.write(f"kill {step} {time.time()}\n")
