@@ -52,7 +52,6 @@ from .reserve import Words
 from .scope import Scope, describe
 from .staff import Staff
 from .threads import OversubscriptionWarning, oversubscription
-from .watch import Watch
 
 if TYPE_CHECKING:
     from mpi4py import MPI
