@@ -322,7 +322,7 @@ class MPIWorld(Starting, Staff, Scope):
         error: Exception | None = None
         try:
             self._framed(operation)
-        except self._mpi.Exception as lost:
+        except Exception as lost:  # not only MPI's: what came from one that has died may be no pickle, say
             if not self.survives:
                 raise
             error = lost
@@ -365,11 +365,12 @@ class MPIWorld(Starting, Staff, Scope):
         noticed = time.perf_counter()
 
         def level(comm: MPI.Comm) -> tuple[bool, tuple[str, float]]:
-            counts = comm.allgather(self._completed)
-            most = max(counts)
-            behind = self._completed < most
-            if min(counts) < most:
-                (operation if behind else self._last).hand_on(comm, counts.index(most))
+            counts = np.zeros(comm.size, np.int64)
+            comm.Allgather(np.asarray([self._completed], np.int64), counts)
+            most = counts.max()
+            behind = bool(self._completed < most)
+            if counts.min() < most:
+                (operation if behind else self._last).hand_on(comm, int(counts.argmax()))
             return behind, comm.bcast((operation.about or "a collective", time.perf_counter() - noticed))
 
         comm, (behind, how) = repaired(self._mpi, self.comm, level)
