@@ -11,6 +11,8 @@ from functools import partial
 from types import MappingProxyType
 from typing import Any
 
+import numpy as np
+
 from adaptive import Dismissed, MembersError, Preempted, WorkerError
 from adaptive.extend import Baggage, Loss, Seats, honoured, number_of_workers, told
 
@@ -444,9 +446,11 @@ class Staff:
             self._closed = True
             ending.leave_job()
 
-    def hand_over(self, make: Callable[[], Baggage], about: str = "") -> Baggage | None:
-        """What newcomers have to know, from a process that does: for them, and `None` for the others."""
-        operation = HandOver(about, make, knows=self._knows)
+    def hand_over(
+        self, make: Callable[[], Baggage], room: Callable[[], list[np.ndarray]], about: str = ""
+    ) -> Baggage | None:
+        """What newcomers have to know, from processes that do: for them, and `None` for the others."""
+        operation = HandOver(about, make, room, knows=self._knows)
         with self._collective():
             self._do(operation)
         self.newcomers, self._knows = False, True
