@@ -17,6 +17,7 @@ from .base.errors import Dismissed as Dismissed
 from .base.errors import DriverError as DriverError
 from .base.errors import MembersError as MembersError
 from .base.errors import NonFiniteError as NonFiniteError
+from .base.errors import Preempted as Preempted
 from .base.errors import ReplicationError as ReplicationError
 from .base.errors import WorkerError as WorkerError
 from .base.world import World as World

@@ -35,6 +35,9 @@ from adaptive.base.phases import phase as phase
 from adaptive.base.seats import Resident as Resident
 from adaptive.base.seats import Seats as Seats
 from adaptive.base.seats import number_of_workers as number_of_workers
+from adaptive.base.told import Listening as Listening
+from adaptive.base.told import honoured as honoured
+from adaptive.base.told import told as told
 from adaptive.base.where import at as at
 from adaptive.base.where import current_line as current_line
 from adaptive.base.world import Arrived as Arrived

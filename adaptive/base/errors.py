@@ -65,5 +65,23 @@ class Dismissed(SystemExit):
         super().__init__(0)
 
 
+class Preempted(SystemExit):
+    """This process was told to go (SIGTERM, SIGUSR1), and goes: a script that does not catch it ends.
+
+    Raised by `program.run` and `program.step`. Where all go, when the last state is on the disk (if the run keeps
+    checkpoints); on every process. Where this one goes alone, when the others have taken leave of it: its world is
+    closed by then, and nothing can be done together with the others.
+
+    Attributes:
+      code: what Python ends with: 143, as of whoever is ended by SIGTERM; 0 where it goes alone, since the job goes on.
+      alone: whether the others go on.
+    """
+
+    def __init__(self, why: str, *, alone: bool = False):
+        super().__init__(why)
+        self.alone = alone
+        self.code: int = 0 if alone else 143
+
+
 class WorkerError(AdaptiveError):
     """Another worker failed, and this one stopped with it."""

@@ -6,7 +6,8 @@ matter.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 from .errors import MembersError
@@ -19,7 +20,14 @@ class Resident:
 
     losses: tuple[Loss, ...] = ()
     unattended: tuple[int, ...] = ()
-    in_reserve = apart = newcomers = False
+    survives = False
+    in_reserve = apart = newcomers = spawns = False
+    built: Mapping[str, str] = MappingProxyType({})
+
+    @property
+    def reserve_told(self) -> bool:
+        """No process is in reserve."""
+        return False
 
     def part(self) -> None:
         """A run begins: no process waits for it in reserve."""

@@ -11,7 +11,7 @@ be had, and are not members, are in *reserve*.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
@@ -99,10 +99,11 @@ class World(Protocol):
         Args:
           workers: after it. The highest seats leave, back to the reserve; or workers that are ready join, on the lowest
             free seats.
-          leaving: seats whose workers leave first, for good.
+          leaving: seats whose workers leave first, for good. Processes leave as wholes.
 
         Raises:
           MembersError: it cannot be.
+          Preempted: this process is one of those that leave for good. When the others have taken leave of it.
         """
         ...
 
@@ -117,6 +118,14 @@ class World(Protocol):
     def in_reserve(self) -> bool:
         """Whether this process carries no worker, and waits until it is needed (`wait`). Local."""
         ...
+
+    @property
+    def spawns(self) -> bool:
+        """Whether processes may be spawned to join. Replicated."""
+        ...
+
+    built: Mapping[str, str]
+    """Digests of the program whose steps are taken, by name, where `spawns`: who joins must have built the same."""
 
     @property
     def apart(self) -> bool:
@@ -162,6 +171,16 @@ class World(Protocol):
     @property
     def losses(self) -> tuple[Loss, ...]:
         """The processes that are gone, and the others went on, in the order in which they were missed. Replicated."""
+        ...
+
+    @property
+    def survives(self) -> bool:
+        """Whether others go on where processes are lost, or leave for good. Replicated."""
+        ...
+
+    @property
+    def reserve_told(self) -> bool:
+        """Whether a process in reserve was told to go, and the others cannot go on without it. Local: rank 0 knows."""
         ...
 
     @property

@@ -15,7 +15,10 @@ A program has such a membership, and so has a simulated cluster.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import json
+import os
+import platform
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -23,8 +26,10 @@ import numpy as np
 from adaptive.base.errors import BatchSizeError, MembersError
 from adaptive.base.numbers import brief
 from adaptive.base.seats import number_of_workers
+from adaptive.base.told import Told
 
 WANTS, MUST = 1, 2  # to leave: told so a moment ago; and it is time
+TOGETHER_SECONDS = 0.2  # within which all are told, where all are
 
 
 class Recruiting(Protocol):
@@ -37,7 +42,13 @@ class Recruiting(Protocol):
     @property
     def generation(self) -> int: ...
     @property
+    def workers(self) -> range: ...
+    @property
     def processes(self) -> int: ...
+    @property
+    def survives(self) -> bool: ...
+    @property
+    def reserve_told(self) -> bool: ...
     @property
     def least(self) -> int: ...
     @property
@@ -61,25 +72,44 @@ class Numbers(NamedTuple):
     most: int
 
 
+class Leaver(NamedTuple):
+    """A process that was told to go, and goes. Replicated."""
+
+    workers: tuple[int, ...]  # their seats
+    signal: str  # its name
+    process: str  # in words
+
+    def __str__(self) -> str:
+        return f"{_workers(self.workers)} ({self.signal} to {self.process})"
+
+
 class Membership:
     """How many members a program's world is to have. Replicated, but for `newcomers` and `wish`.
 
     Args:
       tells: whether the program sends messages, on which a status can ride. Without, processes say in a message of its
-        own how many are ready, as long as somebody is missing; and who wants to leave is not heard by the others.
+        own how many are ready, as long as somebody is missing, and between any two steps whether they want to leave.
+      told: what this process was told (`adaptive/base/told.py`).
       resizable: whether batch sizes change at all; without, the number of workers cannot either.
       needed: seats whose workers must stay, because the driver needs what they have.
 
     Attributes:
       asked: the number of members that was asked for last, less what has been lost since; `None` if nobody has asked,
         so that there are to be as many as there are.
-      wish: whether this process wants to leave: 0, `WANTS` or `MUST`. Local.
     """
 
-    def __init__(self, world: Recruiting, *, tells: bool = True, resizable: bool = True, needed: Sequence[int] = ()):
+    def __init__(
+        self,
+        world: Recruiting,
+        *,
+        tells: bool = True,
+        resizable: bool = True,
+        needed: Sequence[int] = (),
+        told: Callable[[], Told | None] = lambda: None,
+    ):
         self._world, self._tells, self._resizable, self._needed = world, tells, resizable, needed
+        self._told = told
         self.asked: int | None = None
-        self.wish = 0
         self._there, self._generation = len(world.members), world.generation  # as they were last looked at
         self._heard = 0
         self._wishes = np.zeros(world.size)
@@ -164,13 +194,19 @@ class Membership:
 
     # --- leaving because told -----------------------------------------------------------------------------------------
 
-    def ask_to_leave(self, *, due: bool = False) -> None:
-        """This process has been told to go. Local; may be called at any time, by a signal's handler too.
+    @property
+    def wish(self) -> int:
+        """Whether this process wants to leave: 0, `WANTS` or `MUST`. Local.
 
         Where all processes are told, they are not at the same instant. So they say that they want to, and for some
-        moments wait for the others; when one says that it is `due`, all who want to leave do.
+        moments wait for the others; when it is time for one, all who want to leave do.
         """
-        self.wish = max(self.wish, MUST if due else WANTS)
+        told = self._told()
+        if self._world.reserve_told:
+            return MUST
+        if told is None:
+            return 0
+        return MUST if self._world.processes == 1 or told.seconds >= TOGETHER_SECONDS else WANTS
 
     @property
     def leaving(self) -> tuple[int, ...]:
@@ -182,9 +218,46 @@ class Membership:
         return tuple(seat for seat, wish in wanted.items() if wish >= WANTS)
 
     @property
+    def why_all_leave(self) -> str:
+        """Why the run is to end because of whoever was told to go; "" if it is not. Replicated."""
+        leaving, there = self.leaving, self._world.members
+        left = len(there) - len(leaving)
+        who = f"{_workers(leaving)} {'were' if len(leaving) > 1 else 'was'} told to go"
+        if not leaving:
+            return ""
+        if not left:
+            return "all workers were told to go"
+        if not self._world.survives:
+            return f"{who}, and in this job processes cannot leave alone"
+        if left < self._world.least:
+            return f"{who}, and fewer than min_workers={self._world.least} would be left"
+        needed = [seat for seat in leaving if seat in self._needed]
+        return f"{who}, and the driver needs what {_workers(needed)} broadcasts" if needed else ""
+
+    @property
     def all_leave(self) -> bool:
-        """Whether everybody was told to go, so that the run is to end."""
-        return len(self.leaving) == len(self._world.members)
+        """Whether the run is to end because of whoever was told to go: all were, or the others cannot go on."""
+        return bool(self.why_all_leave)
+
+    def _ask_who_leaves(self, about: str) -> list[Leaver]:
+        """Where it is time for somebody, ask all: whoever was told by now, in the course of the step, goes too."""
+        world, own, told = self._world, self._world.workers, self._told()
+        process = f"pid {os.getpid()} on {platform.node()}"
+        if world.processes == 1:
+            return [Leaver(tuple(own), told.signal, process)] if told else []
+        if self._tells and not self.leaving:
+            return []
+        signal = told.signal if told else "said by a process in reserve"
+        mine = [self.wish, own.start, own.stop, signal, process]
+        said = [json.loads(text) for text in self._gathered(mine, f"who leaves {about}")]
+        self._wishes = np.zeros(world.size)
+        for wish, start, stop, *_ in said:
+            self._wishes[start:stop] = wish
+        leaving = self.leaving
+        return [Leaver(tuple(range(start, stop)), *who) for _, start, stop, *who in said if start in leaving]
+
+    def _gathered(self, value: Any, about: str) -> list[bytes]:
+        return self._world.all_gather_bytes(json.dumps(value).encode(), about)
 
     # --- status -------------------------------------------------------------------------------------------------------
 
@@ -207,27 +280,34 @@ class Membership:
             return self.newcomers
         if self._tells:
             return self._heard
-        said = self._world.all_gather_bytes(str(self.newcomers).encode(), f"newcomers {about}")
-        return sum(map(int, said))
+        return sum(map(int, self._gathered(self.newcomers, f"newcomers {about}")))
 
     # --- change -------------------------------------------------------------------------------------------------------
 
     @property
     def due(self) -> bool:
         """Whether anybody might leave or join before the next step. Replicated."""
-        return bool(self.pending or self.leaving) or self._world.generation != self._generation
+        unheard = not self._tells and self._world.processes > 1
+        return bool(self.pending or self.leaving or unheard) or self._world.generation != self._generation
 
-    def change(self, about: str = "") -> None:
+    def change(self, about: str = "") -> list[Leaver]:
         """Between two steps: let those leave, and those join, who are to. Afterwards the world's members are others, if
-        anybody was. May communicate.
+        anybody was. May communicate. Where `all_leave`, nobody does: then the run is to end.
 
         Args:
           about: the step and the program, in words.
+
+        Returns:
+          Who leaves because it was told to.
+
+        Raises:
+          Preempted: this process has left, for good.
         """
+        told = self._ask_who_leaves(about)
         self._look()
         leaving, there = self.leaving, len(self._world.members)
         if self.all_leave or not (leaving or self.pending):
-            return
+            return told
         if self.asked is not None:
             self.asked = self.nearest(self.asked)  # of those in reserve, some may be gone
         missing = max(0, self.target - there)
@@ -246,6 +326,7 @@ class Membership:
             self._there, self._generation = len(self._world.members), self._world.generation
             if self.pending:
                 self._world.call_in(self.target)
+        return told
 
     def _look(self) -> None:
         """Notice who has come, and who was lost, without having been asked."""
@@ -269,3 +350,7 @@ class Membership:
         self.asked = None if asked is None else self.nearest(asked)
         self._heard, self._wishes = 0, np.zeros(self._world.size)
         self._world.call_in(self.target)
+
+
+def _workers(seats: Sequence[int]) -> str:
+    return f"worker{'s' * (len(seats) > 1)} {', '.join(map(str, seats))}"

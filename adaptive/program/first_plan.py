@@ -13,8 +13,9 @@ import numpy as np
 from adaptive.base.decision import Limits
 from adaptive.base.errors import BatchSizeError, DriverError
 from adaptive.base.names import leaf_names
+from adaptive.base.surroundings import settings_in_words
 from adaptive.base.world import World
-from adaptive.control.alike import check_built_alike, digest_of_tree
+from adaptive.control.alike import check_built_alike, digest_of_plan, digest_of_tree
 from adaptive.control.batch_sizes import BatchSizes
 from adaptive.control.split import most_of_each
 from adaptive.data.examples import Rows
@@ -90,12 +91,23 @@ def _no_microbatches(microbatch: int, why: str) -> DriverError:
     return DriverError(f"microbatch={microbatch}: this driver's batches cannot be split into calls: {why}")
 
 
-def check_alike(world: World, name: str, state: InitialState, data: Rows, plan: Plan, settings: dict[str, Any]) -> None:
-    """Raise, on all processes, unless all build the same program. Communicates."""
-    if world.processes == 1:
-        return
+def check_alike(
+    world: World, name: str, state: InitialState, data: Rows, plan: Plan, settings: dict[str, Any]
+) -> dict[str, str]:
+    """Raise, on all processes, unless all build the same program. Communicates.
+
+    Returns:
+      Digests by which a process that is spawned later is compared: of all but what follows from who is there.
+    """
+    if world.processes == 1 and not world.spawns:
+        return {}
     built = {setting: repr(value) for setting, value in settings.items()}
     built.update(digests_of_data(data))
     leaves = zip(leaf_names(state.arrays, "state"), jax.tree.leaves(state.arrays), strict=True)
     built.update((label, digest_of_tree(leaf)) for i, (label, leaf) in enumerate(leaves) if i not in state.local)
     check_built_alike(world, built, plan, f"building {name}", partial(steadiness, data, world.rank))
+    lasting = {what: digest for what, digest in built.items() if what not in _OF_THE_MOMENT}
+    return {**settings_in_words(), **lasting, "driver": digest_of_plan(plan)} if world.spawns else {}
+
+
+_OF_THE_MOMENT = ("batch sizes", "quantum")

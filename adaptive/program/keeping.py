@@ -103,9 +103,13 @@ class Keeping:
             if wait:
                 self._writer.wait()
 
-    def end(self) -> None:
-        """The run has ended well: keep the last state, unless it is kept. On every process alike; may communicate."""
-        if self._last_kept is None:
+    def end(self, *, in_any_case: bool) -> None:
+        """The run has ended well: keep the last state, unless it is kept. On every process alike; may communicate.
+
+        Args:
+          in_any_case: also of a run without a step.
+        """
+        if self._last_kept is None and not in_any_case:
             return
         if not self._last_kept or has_local(self._program._engine):
             self.save(wait=True)

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -16,10 +17,11 @@ import jax.numpy as jnp
 import numpy as np
 
 from adaptive.base.decision import Decision
-from adaptive.base.errors import DataError, DisagreementError, DriverError, NonFiniteError, WorkerError
+from adaptive.base.errors import DataError, DisagreementError, DriverError, NonFiniteError, Preempted, WorkerError
 from adaptive.base.failure import heard_by_all, tell
 from adaptive.base.phases import phase
 from adaptive.base.surroundings import Surroundings, as_made, unwatched
+from adaptive.base.told import Listening, honoured, told
 from adaptive.base.world import MembersChanged, World
 from adaptive.check.invariance import Invariance, check_invariance
 from adaptive.control.decision_digest import DecisionDigest
@@ -66,10 +68,19 @@ class _Until(NamedTuple):
         return (self.epoch is not None and epoch >= self.epoch) or (self.step is not None and step >= self.step)
 
 
-class _RunOver(Exception):
+class _RunEnds(Exception):
+    """There is no next step in this run. On all processes that take part in it."""
+
+
+class _RunOver(_RunEnds):
     """The workers have ended the run for which this process was in reserve, and it has their state."""
 
 
+class _AllLeave(_RunEnds):
+    """Processes were told to go, and the others cannot go on without them, or there are none."""
+
+
+_log = logging.getLogger("adaptive")
 _SAME_CHECKPOINT = "Restore the same checkpoint on every rank; all may read one file. Nothing has been restored."
 
 
@@ -188,14 +199,18 @@ class Program:
             "max_skipped": max_skipped,
             "resizable": bool(resizable),
         }
-        check_alike(self.world, self._name, self._initial, self._data, self._plan, settings)
+        self._built = check_alike(self.world, self._name, self._initial, self._data, self._plan, settings)
         built_in(self.world)
         if self.world.processes > 1:
             share_compilations()
         machines = Machines(self.world, f"machines of {self._name}")
         self._digest = DecisionDigest()
         self._membership = Membership(
-            self.world, tells=bool(self._plan.messages), resizable=bool(resizable), needed=self._sizes.needed
+            self.world,
+            tells=bool(self._plan.messages),
+            resizable=bool(resizable),
+            needed=self._sizes.needed,
+            told=told,
         )
         self._status = Status(self.world, self._digest, self._sizes, self._membership)
         self._engine = Engine(
@@ -222,6 +237,7 @@ class Program:
         self._update = UpdateCheck(self._engine, self._name)
         self._listeners = Listeners()
         self._keeping: Keeping | None = None  # of the run that is under way
+        self._why_all_leave = ""
         self._directories: set[Path] = set()  # of checkpoints that this program goes on from, or has written
         self._notes: list[str] = []  # for the next report
         self._step = 0
@@ -312,13 +328,16 @@ class Program:
             to be replayed by `python -m controllers.simulate`. If it cannot be written, the run goes on without it; a
             warning in the log "adaptive" and a note in rank 0's report say so.
           checkpoint: where and how often to keep checkpoints on disk: `ad.Checkpoints("run/", every="1 epoch")`. The
-            last state is kept when the run ends, but not where its loop is left by `break` or an error.
+            last state is kept when the run ends, also where all are told to go, but not where its loop is left by
+            `break` or an error.
 
         Yields:
-          A `Report` per step; ends early when a hook calls `control.stop()`, or when all workers were told to go. With
-          neither `epochs` nor `steps`, only then.
+          A `Report` per step; ends early when a hook calls `control.stop()`. With neither `epochs` nor `steps`, only
+          then.
 
         Raises:
+          Preempted: this process was told to go, by SIGTERM or SIGUSR1, and has left the others; or all were, and the
+            last state is on the disk. See docs/elastic.md.
           CheckpointError: no checkpoints can be kept as `checkpoint` says. On rank 0, before the first step.
         """
         self._until = _Until(
@@ -326,21 +345,26 @@ class Program:
             None if steps is None else self._step + count("steps", steps),
         )
         self._decisions.stopped = False
-        with self._recorded(record), self._kept(checkpoint) as keeping:
-            while not (self._decisions.stopped or self._until.reached(self.epoch, self._step)):
-                if self._membership.all_leave:
-                    break  # here the run ends for that reason: the place for what is to be done about it
+        listening = nullcontext() if checkpoint is None else Listening()
+        with listening, self._recorded(record), self._kept(checkpoint) as keeping:
+            all_leave = False
+            while not (all_leave or self._decisions.stopped or self._until.reached(self.epoch, self._step)):
                 try:
-                    report = self.step()
+                    report = self._one_step()
                 except _RunOver:  # of the workers; this process was in reserve
                     return
+                except _AllLeave:
+                    all_leave = True
+                    continue
                 if keeping is not None:
                     keeping.after(report)
                 yield report
             self._update.together(self._step, "the end of run()")
             self._compare_last_decision()
             if keeping is not None:
-                keeping.end()
+                keeping.end(in_any_case=all_leave)
+            if all_leave:
+                raise self._preempted("" if keeping else ", and keeps no checkpoint, since it was given no checkpoint=")
             self.world.assemble()
             self._hand_over()
 
@@ -393,7 +417,26 @@ class Program:
           DisagreementError: hooks decided differently on some workers, or some process is not in this step but in
             another collective. On every process.
           DriverError: a step of this program is under way.
+          Preempted: this process was told to go, by SIGTERM or SIGUSR1, and has left the others; or all were, before
+            this step.
         """
+        try:
+            return self._one_step()
+        except _AllLeave:
+            raise self._preempted("") from None
+
+    def _preempted(self, more: str) -> Preempted:
+        """What ends all processes. What one of them has written is on the disk before any of them goes on to its end.
+        Communicates.
+        """
+        self.world.barrier()
+        honoured()
+        why = f"{self._why_all_leave}: {self._name} ends after step {self._step}{more}."
+        if not self.world.rank:
+            _log.warning("%s", why)
+        return Preempted(why)
+
+    def _one_step(self) -> Report:
         if not self._alone.acquire(blocking=False):
             raise DriverError(
                 f"{self._name} is in a step already, in another thread, or because a hook has called step(). Two steps "
@@ -412,10 +455,11 @@ class Program:
         since = self._clock.begin(began)
         try:
             self._engine.kernels.check()
+            self.world.built = self._built
             self.world.part()
             outcome = self._by_those_left(since)
             notes = self._skips.take(outcome.trouble, self._step + 1)
-        except _RunOver:
+        except _RunEnds:
             raise
         except (NonFiniteError, WorkerError, DisagreementError) as error:  # all processes raise it
             error.add_note(f"The state of {self._name} is that of step {self._step}.")
@@ -443,7 +487,13 @@ class Program:
         """Let those leave and join who are to; notice who has, since the last step. In reserve, wait to join."""
         if self._membership.due and not self.world.in_reserve:
             self._update.together(self._step, "a change of members")
-            self._membership.change(f"after step {self._step} of {self._name}")
+            leave = self._membership.change(f"after step {self._step} of {self._name}")
+            if self._membership.all_leave:
+                signals = " and ".join(sorted({leaver.signal for leaver in leave}))
+                self._why_all_leave = f"{self._membership.why_all_leave} ({signals})"
+                raise _AllLeave
+            if leave:
+                self._seating.note(f"told to go, and left after step {self._step}: {', '.join(map(str, leave))}.")
         while self.world.in_reserve:
             self.world.wait(self._engine.kernels.can_make_all)
             if not self.world.in_reserve:
@@ -517,7 +567,7 @@ class Program:
         notes, self._notes = [*self._notes, *notes], []
         self._sizes.step_done()
         epoch = consumed / len(self._data)
-        asked, decision = Asked.so_far(self._sizes, self._membership), None
+        asked, decision = Asked.so_far(self._sizes, self._membership) if self._listeners else None, None
         if outcome.committed:
             decision, more = self._decide(outcome, epoch, ran)
             notes += more
@@ -544,7 +594,7 @@ class Program:
             joined=joined,
             lost=lost,
         )
-        if self._listeners:
+        if asked is not None:
             values = hook_values(self._hooks, outcome.hooks)
             event = StepEvent(report, epoch, ran[1], limits, self._seed, values, asked)
             failed = self._listeners.tell(event)

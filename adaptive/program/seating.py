@@ -62,6 +62,10 @@ class Seating:
         self._joined, self._notes, self._told = [], [], len(self._world.losses)
         return told
 
+    def note(self, text: str) -> None:
+        """Tell this with the next report."""
+        self._notes.append(text)
+
     def restart(self, members: Iterable[int]) -> None:
         """Go on with these members. Of those who are there now, the others will have joined by the next step."""
         there = self._who_is_there()

@@ -109,20 +109,11 @@ def line(mpi: Implementation, options: Sequence[str], words: Sequence[str], forw
     return [mpi.path, *own, *options, *program(words)]
 
 
-def settings(mpi: Implementation, options: Sequence[str], detect: float, environ: Mapping[str, str]) -> dict[str, str]:
-    """Environment variables for Open MPI, less those that are set.
-
-    Args:
-      detect: seconds after which a host that does not answer is lost. mpirun looks at each connection between hosts
-        that often: by TCP's keepalive, a first time after half of them, then three times more.
-    """
+def settings(mpi: Implementation, options: Sequence[str], environ: Mapping[str, str]) -> dict[str, str]:
+    """Environment variables for Open MPI, less those that are set."""
     if not mpi.survives:
         return {}
-    wanted = {
-        "PRTE_MCA_oob_tcp_keepalive_time": str(max(1, round(detect / 2))),
-        "PRTE_MCA_oob_tcp_keepalive_intvl": str(max(1, round(detect / 6))),
-        "PRTE_MCA_oob_tcp_keepalive_probes": "3",
-    }
+    wanted = {"PRTE_MCA_oob_tcp_keepalive_time": "0"}  # mpirun ends a job when it sees that a host is cut off; we go on
     if not any(a in ("--mca", "--omca") and b == "coll" for a, b in itertools.pairwise(options)):
         wanted["OMPI_MCA_coll"] = "^han"  # with it, survivors may be told that an Allreduce succeeded that had not
     return {name: value for name, value in wanted.items() if name not in environ}

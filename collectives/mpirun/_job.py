@@ -20,9 +20,7 @@ from collectives.worlds.ending import LAUNCHER, give_up_after
 
 from ._verdict import Process, verdict
 
-AFTER_SECONDS = (
-    3.0  # between the end of the program and that of its launcher; or of one rank, by an error, and the rest
-)
+AFTER_SECONDS = 2.0  # from the end of the program to that of its launcher; from one rank's error to the others' end
 CLEANING_SECONDS = 1.5  # what the MPI's launcher gets to end its ranks and to remove its files
 LAST_WORDS_SECONDS = 0.5  # of the ranks, that are still on their way when the launcher has ended
 PASSED_ON = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
@@ -103,7 +101,7 @@ class Job:
                 while words := await reader.readline():
                     self._take_down(process, json.loads(words))
             except TimeoutError:
-                self._end_in(0.0, f"{process} does not answer: its host is cut off, which mpirun does not survive")
+                self._lose(process)
         writer.close()
         if process is not None:
             process.connected = False
@@ -114,7 +112,7 @@ class Job:
         if "left" in said:
             process.left = True
         if "ends" in said and process.ended is None:
-            process.ended = int(said["ends"])
+            process.ended, process.heard = int(said["ends"]), bool(said.get("heard"))
             self._end_of(process)
 
     def _end_of(self, process: Process) -> None:
@@ -124,6 +122,14 @@ class Job:
             self._end_in(AFTER_SECONDS, f"{process} ended with {process.ended}, and others go on")
         elif not any(p.connected and p.ended is None for p in self._processes.values()) and self._all_were_there():
             self._end_in(AFTER_SECONDS, "")
+
+    def _lose(self, process: Process) -> None:
+        """A process that does not answer has ended by itself by now, or will; the others are told to go on."""
+        sys.stderr.write(f"python -m collectives.mpirun: {process} is cut off; the others go on without it.\n")
+        for writer, other in self._processes.items():
+            if other.connected and other is not process and other.job == process.job:
+                with suppress(OSError):
+                    writer.write(f"lost {process.rank}\n".encode())
 
     def _all_were_there(self) -> bool:
         """Whether those who have said something were all; else others may be on their way, or never say anything."""
@@ -137,7 +143,7 @@ class Job:
         for writer, process in self._processes.items():
             if process.connected:
                 with suppress(OSError):
-                    writer.write(f"{int(number)}\n".encode())
+                    writer.write(f"signal {int(number)}\n".encode())
                     reached = True
         if number in ENDING:
             self._told = self._told or number

@@ -28,8 +28,8 @@ PROGRAM is one of
   --show      print the command that would be run, and do not run it
   --grace S   seconds between a signal (SIGTERM, SIGINT, SIGUSR1, SIGUSR2, SIGHUP), which is passed to all
               ranks, and the end of what is still there. SIGUSR1 and SIGUSR2 alone end nothing. Default: 30
-  --detect S  seconds after which a host that does not answer is taken for lost: its ranks end, and so does the
-              job, since mpirun cannot do without a host. Default: 30
+  --detect S  seconds after which a host that does not answer is cut off: its ranks end, and the others go on
+              without them. Default: 30
 
 All other options are mpirun's: -n 4, -H h1:2,h2:2, --hostfile F, --oversubscribe, -x NAME, ...
 The launcher is the one that lies beside this Python, else the first on the PATH. For Open MPI 5 it is told
@@ -58,7 +58,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         sys.stderr.write(f"python -m collectives.mpirun: {error}\n")
         return 2
     command = line(mpi, options, program, [LAUNCHER])
-    extra = settings(mpi, options, ours.detect, os.environ)
+    extra = settings(mpi, options, os.environ)
     if ours.show:
         set_ = [f"{name}={value}" for name, value in extra.items()]
         sys.stdout.write(shlex.join([*(["env", *set_] if set_ else []), *command]) + "\n")

@@ -18,6 +18,7 @@ class Process:
     connected: bool = True
     worlds: int = 0  # that it is in
     ended: int | None = None  # its exit code, once it is known
+    heard: bool = False  # it ended by an error that it has heard of from another
     left: bool = False  # for good, while others went on
 
     def __str__(self) -> str:
@@ -32,17 +33,18 @@ class Process:
 def verdict(processes: Iterable[Process], own: int | None) -> int:
     """The job's exit code.
 
-    What ended badly decides: the first code that is not 0. Processes that died inside a world, and those that left,
-    count for nothing if another ended well. Where no process said anything, the launcher's own code counts.
+    What ended badly decides: the code of the first that did, and not because of another. Processes that died inside a
+    world, and those that left, count for nothing if another ended well. Where no process said anything, the launcher's
+    own code counts.
 
     Args:
       processes: in the order in which they ended.
       own: the exit code of the MPI's launcher; `None` where it had to be ended.
     """
     stayed = [process for process in processes if not process.left]
-    bad = [process.ended for process in stayed if process.ended]
+    bad = [process for process in stayed if process.ended]
     if bad:
-        return bad[0]
+        return min(bad, key=lambda process: process.heard).ended or 1  # of the first that had an error of its own
     well = any(process.ended == 0 for process in stayed)
     if well and not any(process.crashed for process in stayed):
         return 0

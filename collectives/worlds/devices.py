@@ -36,6 +36,7 @@ class DeviceWorld(Starting, Seats, Scope):
       devices: one per worker; all local ones by default.
       workers: how many of the devices have a worker at first; the others are in reserve. By default all.
       min_workers: fewer cannot be asked for.
+      respawn: whether workers that leave by themselves are replaced, from the reserve.
 
     Raises:
       MembersError: `workers` is no number from `min_workers` to that of the devices.
@@ -45,13 +46,19 @@ class DeviceWorld(Starting, Seats, Scope):
     processes = 1
 
     def __init__(
-        self, devices: Sequence[jax.Device] | None = None, *, workers: int | None = None, min_workers: int = 1
+        self,
+        devices: Sequence[jax.Device] | None = None,
+        *,
+        workers: int | None = None,
+        min_workers: int = 1,
+        respawn: bool = False,
     ):
         Scope.__init__(self)
         self.devices: Sequence[jax.Device] = tuple(jax.local_devices() if devices is None else devices)
         check_devices(self.devices)
         self.size = len(self.devices)
         Seats.__init__(self, self.size, workers, min_workers)
+        self.respawn = respawn
         self.workers = range(self.size)
         mesh = Mesh(np.array(self.devices), ("worker",))
         self._sharding = NamedSharding(mesh, P("worker"))

@@ -8,8 +8,10 @@
     left     the same, of one that leaves for good while the others go on (`leave_job`)
 
 One that says nothing has died. One whose launcher has not answered for so many seconds is cut off from the others: it
-ends, since they go on, or end, without it. The launcher may answer by the number of a signal, which the process sends
-to itself: so a signal reaches processes on all hosts, and none but them.
+ends, since they go on without it. The launcher may answer
+
+    signal   which the process is to send itself: so it reaches processes on all hosts, and none but them
+    lost     a rank that is cut off; MPI is told (`declare.py`)
 
 MPI_Finalize can wait for ever where processes were lost or have left. In a job that survives losses a process whose
 exit code is known does without it, which mpirun does not mind: Python's exit handlers are run, files are flushed, and
@@ -88,6 +90,11 @@ def all_have_heard() -> None:
     _me.heard = True
 
 
+def leaves() -> bool:
+    """Whether this process is about to leave the job for good (`leave_job`)."""
+    return _me.leaves
+
+
 def ends(code: int) -> None:
     """Tell the launcher the exit code, once it is known. The process ends with it.
 
@@ -96,7 +103,7 @@ def ends(code: int) -> None:
     if not _me.leaves:
         _me.code = code
         if code:
-            _say(ends=code)
+            _say(ends=code, heard=_me.heard)
 
 
 def leave_job(code: int = 0) -> NoReturn:
@@ -147,15 +154,28 @@ def _say(**what: Any) -> None:
 
 
 def _listen(line: socket.socket, pid: int) -> None:
-    """Send this process the signals that the launcher was sent, and SIGKILL where it is cut off from the launcher."""
+    """Do as the launcher says; kill this process where it is cut off from the launcher."""
     try:
-        with line.makefile("r") as numbers:
-            for number in numbers:
-                os.kill(pid, int(number))
+        with line.makefile("r") as lines:
+            for words in lines:
+                match words.split():
+                    case ["signal", number]:
+                        os.kill(pid, int(number))
+                    case ["lost", rank]:
+                        _lost(int(rank))
     except OSError as error:
         if not isinstance(error, ConnectionError):  # that is a launcher that has died
             sys.stderr.write(f"pid {pid} on {socket.gethostname()} is cut off from its launcher ({error})\n")
             os.kill(pid, signal.SIGKILL)
+
+
+def _lost(rank: int) -> None:
+    """A rank of this job cannot be reached any more."""
+    from .declare import declare_lost
+
+    own = _number(os.environ, _RANKS)
+    if "mpi4py.MPI" in sys.modules and own is not None:
+        declare_lost(rank, own)
 
 
 def give_up_after(line: socket.socket, seconds: float) -> None:

@@ -11,18 +11,22 @@ from typing import Any, NamedTuple
 
 from adaptive.extend import Loss, Seats
 
-from .processes import Together
+from .processes import Process, Together
+from .recruits import Recruit, entered, merged
 from .repair import all_agree
+from .reserve import MEET
 
-JOIN, TOGETHER, CLOSE = "join", "together", "close"
+JOIN, TOGETHER, CLOSE, ALL_GO = "join", "together", "close", "all go"
 NOBODY = -1
 
 
 class Role(NamedTuple):
     """What a process is when it comes to a meeting."""
 
+    process: Process
     rank: int  # among those who work; `NOBODY` of one in reserve
     ready: bool  # to join
+    recruits: int = 0  # whom the first of those who work lets in
 
 
 class Plan(NamedTuple):
@@ -49,20 +53,29 @@ def meeting(
     make_plan: Callable[[Together, Sequence[Role]], Plan],
     *,
     survives: bool,
+    recruits: Sequence[Recruit] = (),
+    pair: Any = None,
 ) -> Outcome:
     """Meet. Every process of the job that is alive comes here.
 
     Args:
       make_plan: what is to be, as one of those who work decides for all; given the job as it is now, and all roles.
       survives: whether MPI survives losses.
+      recruits: whom this process has spawned, and lets in, if it is the first of those who work.
+      pair: the communicator of a recruit with whoever has spawned it: this process is let in.
     """
-    comm = job.comm
+    comm = job.comm if pair is None else None
+    everyone = None
     while True:
-        everyone = comm.Shrink() if survives else comm.Dup()
-        everyone.Set_errhandler(mpi.ERRORS_RETURN)
+        if comm is not None:
+            comm = comm.Shrink() if survives else comm.Dup()
+            comm.Set_errhandler(mpi.ERRORS_RETURN)
+            everyone = _admit(mpi, comm, role, recruits, survives=survives)
+        else:
+            everyone = _enter(mpi, pair)
         found: list[Outcome] = []
         try:
-            found.append(_meet(mpi, job.over(everyone), role, make_plan))
+            found.append(_meet(mpi, everyone, role, make_plan))
         except mpi.Exception:
             if not survives:
                 raise
@@ -71,11 +84,52 @@ def meeting(
         if not survives or all_agree(mpi, everyone, bool(found)):
             return found[0]
         comm = everyone
+        recruits, role = (), role._replace(recruits=0)  # they are in, or gone
 
 
-def _meet(mpi: Any, job: Together, role: Role, make_plan: Callable[[Together, Sequence[Role]], Plan]) -> Outcome:
-    comm = job.comm
+def _admit(mpi: Any, comm: Any, role: Role, recruits: Sequence[Recruit], *, survives: bool) -> Any:
+    """Let recruits in. A communicator of all; where that fails, of those who were there before."""
+    everyone, fine = comm, False
+    try:
+        roles = comm.allgather(role)
+        working = [rank for rank, r in enumerate(roles) if r.rank != NOBODY]
+        first = min(working, key=lambda rank: roles[rank].rank, default=0)
+        number = roles[first].recruits if working else 0
+        if not number:
+            return comm
+        for n in range(number):
+            pair = None
+            if comm.rank == first:
+                pair = recruits[n].pair
+                recruits[n].words.send([1], MEET, (first, number - n - 1))
+            everyone = merged(mpi, everyone, first, pair)
+        fine = True
+    except mpi.Exception:
+        if not survives:
+            raise
+        for broken in {everyone, comm}:
+            with suppress(mpi.Exception):
+                broken.Revoke()
+    if survives and not all_agree(mpi, comm, fine):
+        with suppress(mpi.Exception):
+            everyone.Revoke()  # recruits that are in give up
+        comm = comm.Shrink()
+        comm.Set_errhandler(mpi.ERRORS_RETURN)
+        return comm
+    return everyone
+
+
+def _enter(mpi: Any, pair: Any) -> Any:
+    pair, (first, to_come) = pair
+    everyone = entered(mpi, pair)
+    for _ in range(to_come):
+        everyone = merged(mpi, everyone, first, None)
+    return everyone
+
+
+def _meet(mpi: Any, comm: Any, role: Role, make_plan: Callable[[Together, Sequence[Role]], Plan]) -> Outcome:
     roles = comm.allgather(role)
+    job = Together(comm, tuple(r.process for r in roles))
     working = [rank for rank, r in enumerate(roles) if r.rank != NOBODY]
     if not working:
         return Outcome(None, job, mpi.COMM_NULL)

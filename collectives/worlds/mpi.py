@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import platform
 import sys
 import time
 from collections.abc import Hashable, Iterator, Sequence
@@ -32,6 +33,7 @@ from adaptive.extend import (
     chosen_threads,
     current_line,
     launcher,
+    number_of_workers,
     phase,
 )
 
@@ -44,7 +46,9 @@ from .meeting import Presence, why_not
 from .operations import BARRIER, CLOSE, FAILURE, Farewell, Gather, Message, Operation
 from .patience import SECONDS, checked, introduce, watch
 from .processes import Together, all_processes
+from .recruits import as_process, recruited
 from .repair import all_agree, enabled, prepare, repaired, survives
+from .reserve import Words
 from .scope import Scope, describe
 from .staff import Staff
 from .threads import OversubscriptionWarning, oversubscription
@@ -60,6 +64,7 @@ if TYPE_CHECKING:
 # since there every piece would pay the network's latency; no more than 32-bit counts hold.
 PIECE_BYTES = 512 << 10
 PIECE_BYTES_ACROSS_HOSTS = 1 << 30
+MOST = 1 << 20  # workers
 
 KEPT_LAYOUTS = 64  # a program has one or a few; eager calls may have any number
 
@@ -75,6 +80,9 @@ class MPIWorld(Starting, Staff, Scope):
         CPU, or, where there are several accelerators, the one that belongs to this rank among those of its host.
       workers: how many take part at first, of whole processes; the others are in reserve. By default all.
       min_workers: with fewer workers left, all stop; and no program can ask for fewer.
+      max_workers: how many workers there may be: where a program asks for more than processes were started, others are
+        spawned. Seats for all of them are planned from the start.
+      respawn: whether workers that are lost, or told to go, are replaced: from the reserve, or by spawning.
       lost: "continue" without the processes that are lost, or "stop". By default it goes on where the job was started
         so that it can: by Open MPI's `mpirun --with-ft ulfm`.
       patience: seconds for which a rank may keep the others waiting before it is taken for stuck, 0 for ever; the same
@@ -104,6 +112,8 @@ class MPIWorld(Starting, Staff, Scope):
         *,
         workers: int | None = None,
         min_workers: int = 1,
+        max_workers: int | None = None,
+        respawn: bool = False,
         lost: str | None = None,
         patience: float = SECONDS,
     ):
@@ -112,7 +122,8 @@ class MPIWorld(Starting, Staff, Scope):
         self._mpi = mpi = _load()
         if comm is None:
             check_agreement(mpi.COMM_WORLD.size, mpi.Get_library_version())
-        self._survives = survives(lost)
+        self.survives = self._survives = survives(lost)
+        offered = recruited(mpi) if comm is None else None
         with _making:
             whole = (mpi.COMM_WORLD if comm is None else comm).Dup()
         whole.Set_errhandler(mpi.ERRORS_RETURN)  # errors become exceptions, whatever the user's communicator does
@@ -120,13 +131,28 @@ class MPIWorld(Starting, Staff, Scope):
         self.devices: Sequence[jax.Device] = (_default_device(host.rank),) if devices is None else tuple(devices)
         check_devices(self.devices)
         self._frame = Frame()
-        self._watch: Watch | None = None
         everyone = Together(whole, all_processes(whole, host, len(self.devices)))
+        if offered is None:
+            there = everyone.everyone[-1].seats.stop
+            first = there if workers is None else number_of_workers(workers, there)
+            self.size: int = there
+            if max_workers is not None:
+                self.size = number_of_workers(max_workers, MOST, least=there, name="max_workers")
+            self._seats = Seats(self.size, first, min_workers)
+        else:
+            pair, offer = offered
+            self._pair, self.size = pair, offer.size
+            everyone = Together(whole, (as_process(offer, platform.node()),))
+            self._seats = Seats(self.size, None, min_workers)
+            for seat in range(self.size):
+                if seat not in offer.members:
+                    self._seats.leave(seat)
         self.workers = everyone.everyone[whole.rank].seats
-        self.size: int = everyone.everyone[-1].seats.stop
-        self._seats = Seats(self.size, workers, min_workers)
-        self._init_staff(everyone)
-        self._check_whole(workers)
+        self._init_staff(everyone, respawn=respawn, spawns=max_workers is not None)
+        self._check_whole(workers if offered is None else None)
+        if offered is not None:
+            self.apart = self.in_reserve = True
+            self.rank, self._words, self._members_now = len(offer.members) + 1, Words(mpi, pair), [0]
         if self.devices[0].platform == "cpu":
             self._warn_if_oversubscribed(host)
         host.Free()
@@ -263,7 +289,8 @@ class MPIWorld(Starting, Staff, Scope):
     def _watch_over(self, those: Together) -> None:
         """Watch whether these come, from now on."""
         if self._watch is not None:
-            self._watch.keep([self._peers[process] for process in those.everyone])
+            # Whoever was spawned has no watch.
+            self._watch.keep([self._peers[process] for process in those.everyone if process in self._peers])
 
     def _end_watch(self, why: str = "") -> None:
         if self._watch is not None:

@@ -20,6 +20,8 @@ def world(
     *,
     workers: int | None = None,
     min_workers: int = 1,
+    max_workers: int | None = None,
+    respawn: bool = False,
     lost: Literal["continue", "stop"] | None = None,
     patience: float = SECONDS,
 ) -> MPIWorld | DeviceWorld | SoloWorld:
@@ -34,6 +36,10 @@ def world(
       workers: how many workers there are at first; the others are in reserve, until a program asks for them by
         `rescale(workers=…)`. By default all there are.
       min_workers: with fewer workers left, all stop; and no program can ask for fewer.
+      max_workers: how many workers there may be under MPI: others than were started are spawned when asked for.
+        By default as many as were started. In one process there are as many as there are devices.
+      respawn: whether workers that are lost, or told to go, are replaced: from the reserve, or, with `max_workers`, by
+        spawning.
       lost: what the others do when processes are lost: "continue" or "stop". By default they go on where MPI was
         started so that they can: by Open MPI's `mpirun --with-ft ulfm`.
       patience: seconds for which one rank may keep all others waiting before it is named as stuck; after twice that it
@@ -58,10 +64,18 @@ def world(
     """
     checked(patience)
     if launcher() is not None:
-        return MPIWorld(devices=devices, workers=workers, min_workers=min_workers, lost=lost, patience=patience)
+        return MPIWorld(
+            devices=devices,
+            workers=workers,
+            min_workers=min_workers,
+            max_workers=max_workers,
+            respawn=respawn,
+            lost=lost,
+            patience=patience,
+        )
     found = jax.local_devices() if devices is None else devices
     if len(found) != 1:
-        return DeviceWorld(found, workers=workers, min_workers=min_workers)
+        return DeviceWorld(found, workers=workers, min_workers=min_workers, respawn=respawn)
     for name, number in (("workers", workers), ("min_workers", min_workers)):
         if number is not None:
             number_of_workers(number, 1, name=name)

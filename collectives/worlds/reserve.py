@@ -8,13 +8,18 @@ They share a communicator with the workers, the job's, in which nothing is done 
     meet      come to the next meeting, where it is said what it is for. By all workers, so that none can be missing
     failed    the job ends with an error
 
+and themselves send
+
+    ready     they could join
+    told      to go: the job has to end, where it cannot go on without them
+
 Words of before a meeting are gone with the communicator that they were sent in.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from typing import Any
 
@@ -23,7 +28,8 @@ IDLE_SECONDS = 0.01  # between two looks; a look takes some microseconds
 ALERT_SECONDS = 0.0005  # when a meeting is near
 LOOK_AROUND_SECONDS = 1.0  # whether there is anybody left
 
-ASK, READY, MEMBERS, MEET, FAILED = "ready?", "ready", "members", "meet", "failed"
+ASK, READY, MEMBERS, MEET, FAILED, TOLD = "ready?", "ready", "members", "meet", "failed", "told"
+REFUSED, CLOSED = "refused", "closed"  # to processes that were spawned, and are not let in (`recruits.py`)
 
 
 class Words:
@@ -68,33 +74,37 @@ class Waiting:
 
     Args:
       members: the ranks of those who work.
+      built: digests of what this process has built.
     """
 
-    def __init__(self, words: Words, members: Iterable[int]):
-        self._words, self._members = words, frozenset(members)
+    def __init__(self, words: Words, members: Iterable[int], built: Mapping[str, str]):
+        self._words, self._members, self._built = words, frozenset(members), built
         self._looked = time.monotonic()
 
-    def next(self, is_ready: Callable[[], bool]) -> tuple[str, Any]:
-        """Wait for a word that ends the waiting: `MEET` or `FAILED`, and what it is about.
+    def next(self, is_ready: Callable[[], bool], told: Callable[[], bool]) -> tuple[str, Any]:
+        """Wait for what ends the waiting, such as `MEET` or `FAILED`, and what it is about; or `TOLD`, once.
 
         Args:
           is_ready: whether this process could join.
+          told: whether it was told to go.
         """
         asked = None
         while True:
             heard = self._words.heard()
             word, content, sender = heard or ("", (), None)
-            if word in (MEET, FAILED):
+            if word in (MEET, FAILED, REFUSED, CLOSED):
                 return word, content
             if word == MEMBERS:
                 self._members = frozenset(content)
             if word == ASK:
                 asked = sender
             if asked is not None and is_ready():
-                self._words.send([asked], READY)
+                self._words.send([asked], READY, self._built)
                 asked = None
                 self._alert_until = time.monotonic() + 5
             if heard is None:
+                if told():
+                    return TOLD, None
                 self._sleep()
                 if self._nobody_left():
                     return FAILED, "all workers are lost, and with them the state of the run"

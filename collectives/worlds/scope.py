@@ -1,4 +1,7 @@
-"""What all worlds share: entering one makes it the world of eager collectives, leaving it closes it."""
+"""What all worlds share: entering one makes it the world of eager collectives, leaving it closes it.
+
+In between, signals that tell this process to go are listened for.
+"""
 
 from __future__ import annotations
 
@@ -9,8 +12,8 @@ from typing import Self
 
 import jax
 
-from adaptive import CollectiveError, DisagreementError, MembersError, NonFiniteError, WorkerError
-from adaptive.extend import Resident, World, at, current_line, enter, leave, tell
+from adaptive import CollectiveError, DisagreementError, MembersError, NonFiniteError, Preempted, WorkerError
+from adaptive.extend import Listening, Resident, World, at, current_line, enter, leave, tell
 
 from . import ending
 
@@ -19,9 +22,10 @@ class Scope(Resident):
     """A world as a context manager. Worlds nest: inside, collectives go to the world that was entered last."""
 
     def __init__(self) -> None:
-        self._tokens: list[Token[World | None]] = []
+        self._tokens: list[tuple[Token[World | None], Listening]] = []
         self._closed = False
         self._leaving = False
+        self._all_go = False  # because they were told to
         self._parting = ""  # by what it is left, if not at its end
 
     size: int
@@ -75,23 +79,35 @@ class Scope(Resident):
 
     def __enter__(self) -> Self:
         self._check_open()
-        self._tokens.append(enter(self))  # type: ignore[arg-type]  # the subclasses are Worlds
+        self._tokens.append((enter(self), Listening()))  # type: ignore[arg-type]  # the subclasses are Worlds
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        leave(self, self._tokens.pop())  # type: ignore[arg-type]
+        token, listening = self._tokens.pop()
+        leave(self, token)  # type: ignore[arg-type]
+        with listening:
+            self._end_block(error)
+
+    def _end_block(self, error: BaseException | None) -> None:
+        if isinstance(error, WorkerError | DisagreementError | NonFiniteError):
+            ending.all_have_heard()
         if self._tokens or self._closed:
             return
+        if ending.leaves():
+            self._abandon("")  # the others are told by the end of this process, and go on
+            return
         self._leaving = True
-        if kind is None or (isinstance(error, SystemExit) and not error.code):
-            self._parting = "" if kind is None else "sys.exit()"
+        if isinstance(error, Preempted):  # on all processes
+            self._all_go = True
+            self.close()
+            return
+        if error is None or (isinstance(error, SystemExit) and not error.code):
+            self._parting = "" if error is None else "sys.exit()"
             self.close()
             return
         # Not as above: closing is collective, and others may be in an exchange.
-        if isinstance(error, WorkerError | DisagreementError | NonFiniteError):
-            ending.all_have_heard()
         if isinstance(error, Exception | SystemExit):
             tell(self, f"in its {type(self).__name__}'s block", error)  # type: ignore[arg-type]
         self._abandon(f"it has left the block of its world by {type(error).__name__}: {error}")

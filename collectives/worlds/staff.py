@@ -2,18 +2,27 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from copy import deepcopy
 from functools import partial
+from types import MappingProxyType
 from typing import Any
 
-from adaptive import Dismissed, MembersError, WorkerError
-from adaptive.extend import Baggage, Loss, Seats
+from adaptive import Dismissed, MembersError, Preempted, WorkerError
+from adaptive.extend import Baggage, Loss, Seats, honoured, told
 
-from .meeting_of_all import CLOSE, JOIN, NOBODY, TOGETHER, Plan, Role, meeting
+from . import ending
+from .meeting_of_all import ALL_GO, CLOSE, JOIN, NOBODY, TOGETHER, Plan, Role, meeting
 from .operations import MEETING, Farewell, HandOver, Operation, Regroup
 from .processes import Process, Together
-from .reserve import ASK, FAILED, MEET, MEMBERS, READY, Waiting, Words
+from .recruits import Offer, Recruit, Recruiting
+from .reserve import ASK, FAILED, MEET, MEMBERS, READY, REFUSED, TOLD, Waiting, Words
+
+TOLD_SECONDS = 0.3  # that a process in reserve stays when it is told to go
+
+_log = logging.getLogger("adaptive")
 
 
 class Staff:
@@ -23,12 +32,18 @@ class Staff:
     run they are apart: the workers are together, and whoever is in reserve waits.
 
     Attributes:
+      respawn: whether workers that are lost, or told to go, are replaced. Replicated.
+      spawns: whether processes may be spawned. Replicated.
+      built: digests of what this process has built, by which recruits are compared.
       in_reserve: whether this process waits, or should. Local.
       apart: whether there are others in reserve, or this process is. Replicated.
       newcomers: whether processes have come in that know nothing yet of what the others do. Replicated.
+      survives: whether the others go on when processes are lost, or leave for good. Replicated.
     """
 
     respawn = False
+    spawns = False
+    built: Mapping[str, str] = MappingProxyType({})
     in_reserve = False
     apart = False
     newcomers = False
@@ -37,7 +52,10 @@ class Staff:
     _closed: bool
     _mpi: Any
     _seats: Seats
+    survives: bool
     _survives: bool
+    _all_go: bool
+    _abandon: Callable[[str], None]
     _together: Together
     _completed: int
     _operation: Operation
@@ -46,8 +64,9 @@ class Staff:
     rank: int
     size: int
 
-    def _init_staff(self, everyone: Together) -> None:
-        self._job = everyone
+    def _init_staff(self, everyone: Together, *, respawn: bool, spawns: bool) -> None:
+        self._job, self.respawn, self.spawns = everyone, respawn, spawns
+        self._recruiting = Recruiting(self._mpi)
         self._words = Words(self._mpi, everyone.comm)
         self._idle: list[Process] = [p for p in everyone.everyone if not self._works(p)]  # in reserve; replicated
         self._knows = True  # what the others do
@@ -90,7 +109,15 @@ class Staff:
     @property
     def most(self) -> int:
         """How many workers there can be now: the members, and those in reserve."""
-        return len(self.members) + sum(len(process.seats) for process in self._idle)
+        return len(self.members) + sum(len(seats) for seats in self._to_come())
+
+    def _to_come(self) -> list[range]:
+        """Of each process that could come in, the seats: of those in reserve, and of those that can be spawned."""
+        taken = {seat for p in (*self._together.everyone, *self._idle) for seat in p.seats}
+        k, vacant = len(self.workers), [seat for seat in range(self.size) if seat not in taken]
+        blocks = [range(seats[0], seats[0] + k) for seats in zip(*[iter(vacant)] * k, strict=False)]
+        whole = [block for block in blocks if set(block) <= set(vacant)]
+        return [*(process.seats for process in self._idle), *(whole if self.spawns else [])]
 
     def nearest(self, workers: int) -> int:
         """The number of workers that can be had, of whole processes, nearest to one that is asked for."""
@@ -99,8 +126,8 @@ class Staff:
     def _numbers(self) -> list[int]:
         """How many workers there can be, in order."""
         numbers, total = [], 0
-        for process in (*self._working(), *self._idle):
-            total += len(process.seats)
+        for seats in (*(process.seats for process in self._working()), *self._to_come()):
+            total += len(seats)
             if total >= self.least:
                 numbers.append(total)
         return numbers or [total]
@@ -148,16 +175,32 @@ class Staff:
     def ready(self) -> int:
         """How many of those who were called in are ready to join; known to the process with rank 0."""
         missing = self._called - len(self.members)
-        if self.rank or missing <= 0 or not self._idle:
+        if self.rank or missing <= 0:
             return 0
-        while (heard := self._words.heard()) is not None:
-            if heard[0] == READY:
-                self._ready.add(heard[2])
+        self._listen()
         ranks = [self._job.everyone.index(process) for process in self._idle]
         # Whoever has died counts, too: at the meeting all will know of it.
         self._ready |= self._words.dead(ranks) & self._asked
         self._ask(ranks, missing)
-        return sum(len(self._job.everyone[rank].seats) for rank in self._ready)
+        there = sum(len(self._job.everyone[rank].seats) for rank in self._ready)
+        return there + self._spawned(missing - sum(len(process.seats) for process in self._idle))
+
+    @property
+    def reserve_told(self) -> bool:
+        """Whether a process in reserve was told to go, and the job cannot go on without it; known to rank 0."""
+        if self._idle and not (self.survives or self.rank):
+            self._listen()
+        return self._reserve_told
+
+    _reserve_told = False
+
+    def _listen(self) -> None:
+        """To those in reserve."""
+        while (heard := self._words.heard()) is not None:
+            if heard[0] == READY:
+                self._ready.add(heard[2])
+            elif heard[0] == TOLD:
+                self._reserve_told = True
 
     def _ask(self, ranks: Sequence[int], missing: int) -> None:
         """Have as many get ready as are missing."""
@@ -168,11 +211,22 @@ class Staff:
                 self._asked.add(rank)
                 self._words.send([rank], ASK)
 
+    def _spawned(self, missing: int) -> int:
+        """How many workers that are not even in reserve are ready. Has as many come as are missing."""
+        for seats in self._to_come()[len(self._idle) :]:
+            if missing <= 0 or self._recruiting.failed:
+                break
+            missing -= len(seats)
+            if not self._recruiting.has(seats):
+                hosts = {process.node: process.host for process in self._job.everyone}
+                self._recruiting.spawn(Offer(seats, self.size, self.members, hosts))
+        return sum(len(recruit.seats) for recruit in self._recruiting.ready(self.built))
+
     # --- change -------------------------------------------------------------------------------------------------------
 
     def part(self) -> None:
         """A run begins: from here on those in reserve wait. All processes come here."""
-        if self._idle and not self.apart:
+        if (self._idle or self.spawns) and not self.apart:
             self._regroup("the beginning of a run", lambda: self.members)
 
     def change(self, workers: int, leaving: Sequence[int] = ()) -> None:
@@ -189,6 +243,8 @@ class Staff:
 
         if len(stay()) < len(self.members):
             self._regroup("a change of members", stay, for_good)
+        if self.in_reserve and self.workers[0] in leaving:
+            raise self._gone("it was told to go, and the others go on")
         if len(self.members) < workers:
             self._meet(JOIN, workers)
 
@@ -232,7 +288,8 @@ class Staff:
 
     def _dismiss_reserve(self) -> None:
         if self.apart and not self.in_reserve:
-            self._meet(CLOSE, len(self.members))
+            self._recruiting.dismiss()
+            self._meet(ALL_GO if self._all_go else CLOSE, len(self.members))
 
     def _tell_reserve(self, why: str) -> None:
         if self.apart and not self.in_reserve:
@@ -248,18 +305,26 @@ class Staff:
           What it was for.
         """
         was_idle = self.in_reserve
-        role = Role(NOBODY if was_idle else self.rank, was_idle and self._is_ready())
+        own = next(p for p in self._job.everyone if p.seats == self.workers)
+        role = Role(own, NOBODY if was_idle else self.rank, was_idle and self._is_ready())
+        recruits: list[Recruit] = []
         if not was_idle:
             # Nobody waits at the meeting for one who is still to complete what the workers did before it.
             with self._collective():
                 self._do(Farewell(f"a meeting of all processes, to {purpose}", "", MEETING))
-            role = role._replace(rank=self.rank)
+            if purpose == JOIN and self.rank == 0:
+                recruits = self._recruiting.ready(self.built)[: max(0, workers - len(self.members))]
+            role = role._replace(rank=self.rank, recruits=len(recruits))
             self._words.send(self._ranks_in_reserve(), MEET)
         with self._collective():
             self._watch_over(self._job)
             self._operation, self._inside = Operation("a meeting of all processes", "", MEETING), True
             plan = partial(self._planned, purpose, workers)
-            outcome = meeting(self._mpi, self._job, role, plan, survives=self._survives)
+            outcome = meeting(
+                *(self._mpi, self._job, role, plan), survives=self._survives, recruits=recruits, pair=self._entry
+            )
+        self._recruiting.let_in(recruits)
+        self._entry = None
         self._job = outcome.job
         self._words = Words(self._mpi, self._job.comm)
         if outcome.plan is None:
@@ -273,7 +338,7 @@ class Staff:
         if found.purpose == TOGETHER:
             self.in_reserve = self.apart = False
             self._take(there)
-        self.newcomers = found.purpose != CLOSE
+        self.newcomers = found.purpose in (JOIN, TOGETHER)
         self._knows = not (was_idle and not self.in_reserve)
         return found.purpose
 
@@ -307,16 +372,57 @@ class Staff:
         Raises:
           WorkerError: the job ends with an error.
           Dismissed: the workers have left the world's block.
+          Preempted: they have, since all were told to go; or this process was, and nobody needs it.
         """
         self._is_ready = is_ready
         while self.in_reserve:
-            word, content = Waiting(self._words, self._members_now).next(is_ready)
+            waiting = Waiting(self._words, self._members_now, self.built)
+            word, content = waiting.next(is_ready, self._is_told)
+            if self._pair is not None and word != TOLD:
+                self._answer(word, content)
+                self._entry, self._pair = (self._pair, content), None
             if word == FAILED:
                 self._closed = True
                 raise WorkerError(f"the workers, for whom this process was in reserve, have stopped: {content}")
-            if self._meet("", 0) == CLOSE:
+            if word == TOLD and self.survives:
+                raise self._gone("it was in reserve, and was told to go")
+            if word == TOLD:
+                self._said_told = True
+                self._words.send([self._members_now[0]], TOLD)
+                continue
+            purpose = self._meet("", 0)
+            if purpose in (CLOSE, ALL_GO):
                 self._closed = True
-                raise Dismissed
+                honoured()
+                raise Dismissed if purpose == CLOSE else Preempted("all workers were told to go")
+
+    _said_told = False
+
+    def _is_told(self) -> bool:
+        """Whether this process, in reserve, was told to go, some moments ago: where all were told, the workers may be
+        about to say so.
+        """
+        heard = told()
+        return not self._said_told and heard is not None and heard.seconds > TOLD_SECONDS
+
+    def _gone(self, why: str) -> Preempted:
+        """This process goes for good, and the others do not miss it."""
+        honoured()
+        self._abandon("")
+        with suppress(SystemExit):
+            ending.leave_job()
+        return Preempted(why, alone=True)
+
+    _pair: Any = None  # of a recruit that is not let in yet: the communicator with whoever has spawned it
+    _entry: Any = None  # that, and where it is let in
+
+    def _answer(self, word: str, content: Any) -> None:
+        """Of a recruit: end, unless it is let in."""
+        if word == REFUSED:
+            _log.error("this process was spawned, and is not let in: %s.", content)
+        if word != MEET:
+            self._closed = True
+            ending.leave_job()
 
     def hand_over(self, make: Callable[[], Baggage], about: str = "") -> Baggage | None:
         """What newcomers have to know, from a process that does: for them, and `None` for the others."""

@@ -37,7 +37,7 @@ class Workers(Seats):
         respawn: bool = False,
     ):
         super().__init__(size, first)
-        self.size, self.respawn = size, respawn
+        self.size, self.respawn, self.workers = size, respawn, range(size)
         self._present, self._join_after, self._has_reserve = present, join_after, first is not None
         self._step = 0
         self._due: list[int] = []  # before which step each of those who were called in is ready

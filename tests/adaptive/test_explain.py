@@ -80,7 +80,7 @@ def test_a_message_lists_what_is_in_it_with_bytes_that_add_up_and_lines():
     assert re.match(r" +gather +1 leaf +8 B +a value \(test_explain.py:\d+\)", row(text, " +gather"))
     assert re.match(r" +mean +1 leaf +4 B +a value", row(text, r" +mean +1"))
     bytes_of_rows = [int(b) for b in re.findall(r"^    \w.* (\d+) B ", text, re.MULTILINE)]
-    assert sum(bytes_of_rows) == layout.nbytes == 4 * (4 + 1 + 2 + 1 + 8)
+    assert sum(bytes_of_rows) == layout.nbytes == 4 * (4 + 1 + 2 + 1 + status_length(2))
     lines = pointed_at(RuntimeError(text))
     assert "average = comm.all_reduce(grads)" in lines
     assert "seconds = comm.all_gather(mon.compute_seconds())" in lines
@@ -126,7 +126,7 @@ def test_two_messages_are_told_apart():
 
 
 @pytest.mark.parametrize(
-    ("numbers", "shown"), [(10, "64 B"), (30_000, "120 kB"), (3_000_000, "12.0 MB")], ids=["bytes", "kB", "MB"]
+    ("numbers", "shown"), [(10, "68 B"), (30_000, "120 kB"), (3_000_000, "12.0 MB")], ids=["bytes", "kB", "MB"]
 )
 def test_bytes_are_shown_in_a_unit_that_can_be_read(numbers, shown):
     def summed(state, batch):

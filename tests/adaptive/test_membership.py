@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+import time
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -9,6 +12,7 @@ from hypothesis import strategies as st
 
 import adaptive as ad
 from adaptive.base.seats import Seats
+from adaptive.base.told import Told
 from adaptive.control.membership import Membership
 
 
@@ -18,7 +22,14 @@ class World(Seats):
     def __init__(self, size=4, workers=2, *, processes=1, least=1, respawn=False, there=True):
         super().__init__(size, workers, least)
         self.size, self.processes, self.respawn = size, processes, respawn
+        self.workers, self.survives = range(size if processes == 1 else 1), processes > 1
         self.called, self.come, self.changes, self.gathered = [], there, [], 0
+        self.wishes = [0.0] * size  # of the others, when they are asked
+        self.in_reserve_told = False
+
+    @property
+    def reserve_told(self):
+        return self.in_reserve_told
 
     @property
     def ready(self):
@@ -34,13 +45,25 @@ class World(Seats):
 
     def all_gather_bytes(self, value, about="", more=""):
         self.gathered += 1
+        if about.startswith("who leaves"):
+            others = [[self.wishes[s], s, s + 1, "SIGTERM", f"pid {s}"] for s in range(1, self.size)]
+            return [value, *(json.dumps(other).encode() for other in others)]
         return [value] + [b"0"] * (self.processes - 1)
 
 
 def said(membership, world, *, newcomers=None, wishes=None):
     """A status arrives."""
     count = membership.newcomers if newcomers is None else newcomers
-    membership.agreed(newcomers=count, wishes=np.array(wishes or [0.0] * world.size))
+    world.wishes = wishes or [0.0] * world.size
+    membership.agreed(newcomers=count, wishes=np.array(world.wishes))
+
+
+def long_ago():
+    return Told("SIGUSR1", time.monotonic() - 1)
+
+
+def just_now():
+    return Told("SIGTERM", time.monotonic() + 1000)
 
 
 def test_nobody_has_asked_so_there_are_to_be_as_many_as_there_are():
@@ -88,12 +111,12 @@ def test_where_no_status_rides_processes_say_who_is_ready_only_while_somebody_is
     world = World(processes=2)
     membership = Membership(world, tells=False)
     membership.change()
-    assert world.gathered == 0
+    assert world.gathered == 1  # who leaves
     membership.request(4)
     membership.change()
-    assert (world.gathered, world.members) == (1, (0, 1, 2, 3))
+    assert (world.gathered, world.members) == (3, (0, 1, 2, 3))
     membership.change()
-    assert world.gathered == 1
+    assert world.gathered == 4
 
 
 def test_a_later_target_takes_the_place_of_one_that_is_not_reached():
@@ -214,38 +237,92 @@ def test_one_that_is_told_to_go_leaves_for_good_when_it_is_time():
     membership.change()
     assert (world.members, membership.all_leave) == ((0, 1, 2), False)
     said(membership, world, wishes=[0, 2, 0])
-    membership.change()
+    assert [str(leaver) for leaver in membership.change()] == ["worker 1 (SIGTERM to pid 1)"]
     assert (world.changes, world.members, world.most, membership.target) == ([(2, (1,))], (0, 2), 2, 2)
-    membership.change()
+    assert membership.change() == []
     assert len(world.changes) == 1
     membership.request(3)
     assert membership.target == 2
 
 
-def test_when_one_is_due_all_who_were_told_leave():
+def test_when_it_is_time_for_one_all_who_were_told_leave():
     world = World(size=4, workers=4, processes=4)
-    membership = Membership(world)
+    membership = Membership(world, told=just_now)
+    assert membership.wish == 1
     said(membership, world, wishes=[1, 0, 2, 1])
     assert membership.leaving == (0, 2, 3)
     membership.change()
     assert world.members == (1,)
 
 
+def test_also_who_was_told_in_the_course_of_the_step():
+    world = World(size=3, workers=3, processes=3)
+    membership = Membership(world, told=long_ago)
+    assert membership.wish == 2
+    said(membership, world, wishes=[0, 2, 0])  # this process, too, wants to leave by now
+    assert len(membership.change()) == 2
+    assert world.changes == [(1, (0, 1))]
+    said(membership, world)
+    assert membership.change() == []
+    assert world.gathered == 1
+
+
 def test_when_all_were_told_the_run_ends_and_nobody_leaves():
     world = World(size=3, workers=2, processes=3)
-    membership = Membership(world)
+    membership = Membership(world, told=just_now)
     said(membership, world, wishes=[1, 2, 0])  # the third is in reserve
     assert membership.all_leave
     membership.change()
+    assert membership.why_all_leave == "all workers were told to go"
     assert world.changes == []
 
 
+@pytest.mark.parametrize(
+    ("survives", "least", "needed", "why"),
+    [
+        (False, 1, (), "worker 1 was told to go, and in this job processes cannot leave alone"),
+        (True, 3, (), "worker 1 was told to go, and fewer than min_workers=3 would be left"),
+        (True, 1, (1, 2), "worker 1 was told to go, and the driver needs what worker 1 broadcasts"),
+        (True, 2, (0, 2), ""),
+    ],
+)
+def test_the_run_ends_where_the_others_cannot_go_on(survives, least, needed, why):
+    world = World(size=3, workers=3, processes=3, least=least)
+    world.survives = survives
+    membership = Membership(world, needed=needed)
+    said(membership, world, wishes=[0, 2, 0])
+    assert membership.why_all_leave == why
+    membership.change()
+    assert membership.all_leave == bool(why)
+    assert world.members == ((0, 1, 2) if why else (0, 2))
+
+
+def test_without_messages_processes_ask_each_other_between_any_two_steps():
+    world = World(size=3, workers=3, processes=3)
+    membership = Membership(world, tells=False)
+    for _ in range(2):
+        assert membership.due
+        membership.change()
+    world.wishes[2] = 2
+    membership.change()
+    assert (world.members, world.gathered) == ((0, 1), 3)
+
+
+def test_one_in_reserve_that_was_told_may_end_the_run():
+    world = World(size=3, workers=2, processes=3)
+    world.in_reserve_told, world.survives = True, False
+    membership = Membership(world)
+    assert membership.wish == 2
+    said(membership, world, wishes=[2, 0, 0])
+    (leaver,) = membership.change()
+    assert (leaver.signal, membership.all_leave) == ("said by a process in reserve", True)
+
+
 def test_in_one_process_all_workers_are_told_at_once():
-    membership = Membership(World())
-    membership.ask_to_leave()
-    assert (membership.wish, membership.all_leave) == (1, False)
-    membership.ask_to_leave(due=True)
-    membership.ask_to_leave()
+    heard: list[Told] = []
+    membership = Membership(World(), told=lambda: heard[0] if heard else None)
+    assert (membership.wish, membership.leaving, membership.why_all_leave) == (0, (), "")
+    heard.append(just_now())
     assert (membership.wish, membership.all_leave) == (2, True)
 
 

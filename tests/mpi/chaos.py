@@ -16,6 +16,7 @@ import select
 import signal
 import sys
 import time
+from contextlib import suppress
 from typing import Any, NamedTuple
 
 STEPS = 400
@@ -61,7 +62,7 @@ def schedule(seed: int) -> Schedule:
     keeps = r.choice((0, 0, 1, n - 1)) if n > 2 else r.choice((0, 1))
     workers = r.randint(keeps + 1, n)
     first = STEPS if r.random() < 0.5 else r.randint(STEPS // 4, 3 * STEPS // 4)
-    ends = r.choice(("well",) * 8 + ("raise", "too few"))
+    ends = r.choice(("well",) * 10 + ("raise", "too few"))
     mortal = [seat for seat in range(n) if seat != keeps]
     r.shuffle(mortal)
     events = []
@@ -73,8 +74,8 @@ def schedule(seed: int) -> Schedule:
         return events[-1]
 
     changes = [add("workers", -1, ("a hook", "between"), r.randint(keeps + 1, n)).step for _ in range(r.randint(5, 9))]
-    kills = r.sample(mortal, r.choice((0, 1, 1, len(mortal)))) if ends != "raise" else []
-    at_once = r.randint(2, STEPS - 5) if len(kills) > 1 and r.random() < 0.3 else None
+    kills = r.sample(mortal, r.choice((1, min(2, len(mortal)), len(mortal)))) if ends != "raise" else []
+    at_once = r.randint(2, STEPS - 5) if len(kills) > 1 and r.random() < 0.4 else None
     for seat in kills:
         event = add("kill", seat, r.choice((EACH_STEP, EACH_STEP, AT_CHANGES, AT_CHANGES, BESIDE)))
         step = at_once or (r.choice(changes) if event.phase in AT_CHANGES else event.step)
@@ -160,10 +161,8 @@ class Hand:
             for order in sorted(due):
                 if order[0] <= time.monotonic():
                     due.remove(order)
-                    try:
+                    with suppress(ProcessLookupError):
                         os.kill(order[1], order[2])
-                    except ProcessLookupError:
-                        pass
 
 
 class Chaos:

@@ -126,7 +126,7 @@ def _kill(process: subprocess.Popen[bytes]) -> list[str]:
     ended = process.returncode is not None
     left = []
     if ended:
-        gone, alive = psutil.wait_procs(session, timeout=2)
+        _, alive = psutil.wait_procs(session, timeout=2)
         left = [str(p) for p in alive]
     for member in session:
         with suppress(psutil.NoSuchProcess):

@@ -32,14 +32,20 @@ def half_way(case: str, world: comm.MPIWorld) -> None:
             raise OSError("no space left for a checkpoint")
         case "sys.exit 3":
             sys.exit(3)
+        case "leaves by exit 3":
+            ending.ends(3)
+            os._exit(3)
         case "hangs":
             threading.Event().wait()
         case "leaves":
             ending.leave_job()
-        case "meets for ever":
+        case "meets until one is lost":
             print(f"on {socket.gethostname()}", flush=True)
+            processes = world.processes
             for i in itertools.count():
                 world.barrier()
+                if world.processes < processes:
+                    break
                 if i % 100 == 0:
                     print(".", flush=True)  # so that something is always on its way to mpirun
         case "spawns one that is killed":

@@ -45,6 +45,13 @@ def test_too_few_are_left():
     assert "1 worker is left, and min_workers=2" in result.stderr, result
 
 
+@pytest.mark.parametrize("where", ["the end of a run", "a join", "a hand-over"])
+def test_what_only_some_have_completed_keeps_nobody_waiting_elsewhere(where):
+    result = run([SCRIPT.with_name("half_completed.py"), where], n=4, ours=True)
+    assert result.stdout.count("has what a plain loop brings") == 3, result
+    assert result.stdout.count("ended well") == 3, result
+
+
 def test_going_on_must_be_possible():
     script = ["-c", "import collectives as comm; comm.world(lost='continue')"]
     result = run(script, n=2, expect_failure=True)

@@ -14,6 +14,7 @@ import adaptive as ad
 import collectives as comm
 import controllers as ctrl
 import monitors as mon
+from adaptive.control.status import status_length
 from tests.relaxed import relaxed_tx
 
 from .problems import CLASSES, HIDDEN, build, make_data, mean_loss, same_everywhere
@@ -57,7 +58,7 @@ def make_state() -> TrainState:
 def test_a_step_is_one_message_of_the_gradient_and_a_status(world):
     state, n = make_state(), world.size
     gradient = sum(leaf.size for leaf in jax.tree.leaves(state.params))
-    weight, loss, noise, seconds, status = 1, 1, 3, n, 2 * n + 4
+    weight, loss, noise, seconds, status = 1, 1, 3, n, status_length(n)
     with build(driver, state, make_data(), 16, world=world) as program:
         reports = list(program.run(steps=5))
         assert len(program.plan.messages) == 1

@@ -299,17 +299,6 @@ def test_a_record_holds_what_was_asked_for(tmp_path):
     assert [line["members"] for line in lines] == [[0, 1], [0, 1, 2], [0, 1]]
 
 
-def test_a_process_that_was_told_to_go_ends_its_run_when_it_is_time():
-    with build(descend, jnp.zeros(()), data_of(), 12, world=LocalWorld(2)) as program:
-        steps = []
-        for report in program.run(steps=9):
-            steps.append(report.step)
-            program._membership.ask_to_leave(due=report.step == 3)
-        assert steps == [1, 2, 3]
-        assert program._membership.all_leave
-        assert list(program.run(steps=1)) == []
-
-
 def test_skipped_steps_do_not_keep_anybody_from_joining():
     def driver(state, batch):
         return descend(state, {"x": jnp.where(ad.step() < 2, jnp.nan, batch["x"])})

@@ -1,0 +1,148 @@
+"""What the benchmarks of workers that come and go share: a program, jobs of several ranks, and what their ranks note.
+
+A rank notes lines of JSON in a file of its own, each with its time by `time.monotonic()`, which is one clock for all
+processes of a machine. So what a rank has noted stays when it is killed.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
+
+ROOT = Path(__file__).resolve().parent.parent
+LOCAL_BATCH, N_EXAMPLES = 128, 8192
+LIMIT_SECONDS = 300.0  # of a job
+
+
+class Notes:
+    """What this rank notes."""
+
+    def __init__(self, folder: str):
+        self._file = (Path(folder) / f"{socket.gethostname()}-{os.getpid()}.jsonl").open("a", buffering=1)
+        self.take("start", pid=os.getpid(), host=socket.gethostname())
+
+    def take(self, kind: str, **what: Any) -> None:
+        """Note something, with the present time."""
+        self._file.write(json.dumps({"kind": kind, "t": time.monotonic(), **what}) + "\n")
+
+    def around(self, owner: type, method: str) -> None:
+        """Note, from now on, when each call of this method began and ended."""
+        original = getattr(owner, method)
+
+        def noted(*args: Any, **kwargs: Any) -> Any:
+            began = time.monotonic()
+            try:
+                return original(*args, **kwargs)
+            finally:
+                self.take(method, began=began, seconds=time.monotonic() - began)
+
+        setattr(owner, method, noted)
+
+
+def monitored(world: Any, *, workers: int, mebibytes: int = 0, **options: Any) -> Any:
+    """A net of three matrices with Adam, noise scale and balancing: 128 examples for each of so many workers, some 5 ms
+    on a core. Its state has 1.6 MB, or more.
+
+    Args:
+      mebibytes: of state that steps leave alone, beside the net's.
+    """
+    import jax
+    import jax.numpy as jnp
+    import numpy as np
+    import optax
+
+    import adaptive as ad
+    import collectives as comm
+    import controllers as ctrl
+    import monitors as mon
+
+    rng, widths, optimizer = np.random.default_rng(0), [256, 256, 256, 10], optax.adam(1e-3)
+    data = {"x": rng.random((N_EXAMPLES, 256), np.float32), "label": rng.integers(0, 10, N_EXAMPLES).astype(np.int32)}
+    shapes = list(itertools.pairwise(widths))
+    params = [jnp.asarray(rng.normal(size=shape) / np.sqrt(shape[0]), jnp.float32) for shape in shapes]
+
+    def loss_fn(params, batch):
+        x = batch["x"]
+        for weights in params[:-1]:
+            x = jax.nn.relu(x @ weights)
+        return optax.softmax_cross_entropy_with_integer_labels(x @ params[-1], batch["label"]).mean()
+
+    def driver(state, batch):
+        loss, grads = jax.value_and_grad(loss_fn)(state["params"], batch)
+        avg_grads = comm.all_reduce(grads)
+        noise = mon.noise_scale(grads, avg_grads)
+        ctrl.hook(ctrl.balance(), comm.all_gather(mon.compute_seconds()), every=10)
+        updates, opt_state = optimizer.update(avg_grads, state["opt_state"], state["params"])
+        params = optax.apply_updates(state["params"], updates)
+        return {**state, "params": params, "opt_state": opt_state}, {"loss": comm.all_reduce(loss), "noise": noise.scale}
+
+    rest = [jnp.zeros(1 << 20, jnp.float32) for _ in range(mebibytes // 4)]
+    state = {"params": params, "opt_state": optimizer.init(params), "rest": rest}
+    return ad.Program(driver, state, data, world=world, global_batch=workers * LOCAL_BATCH, **options)
+
+
+class Job(NamedTuple):
+    """A job of several ranks, that is under way."""
+
+    folder: Path
+    process: subprocess.Popen[bytes]
+
+    def notes(self) -> list[list[dict[str, Any]]]:
+        """What each rank has noted so far, line by line; a line that is half written is left out."""
+        files = [path.read_text() for path in sorted(self.folder.glob("*.jsonl"))]
+        return [[json.loads(line) for line in text[: text.rfind("\n") + 1].splitlines()] for text in files]
+
+    def finished(self) -> list[list[dict[str, Any]]]:
+        """Wait for its end; what its ranks have noted.
+
+        Raises:
+          RuntimeError: it did not end well.
+        """
+        if code := self.process.wait(timeout=LIMIT_SECONDS):
+            raise RuntimeError(f"the job ended with {code}")
+        return self.notes()
+
+
+@contextmanager
+def job(n: int, script: str, arguments: Sequence[object] = (), hosts: Any = None) -> Iterator[Job]:
+    """Start `script --rank FOLDER ARGUMENTS …` on `n` ranks of this host, or in turn on two, by the launcher.
+
+    Args:
+      hosts: of `tests.hosts`.
+    """
+    environ = {
+        "OMPI_ALLOW_RUN_AS_ROOT": "1",
+        "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
+        "OMPI_MCA_mpi_yield_when_idle": "1",  # ranks share cores
+        "PRTE_MCA_hwloc_default_binding_policy": "none",
+        "PRTE_MCA_rmaps_default_mapping_policy": "node:oversubscribe" if hosts else ":oversubscribe",
+        "PJRT_NPROC": "1",
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]),
+    }
+    options = ["-n", str(n)]
+    if hosts:
+        environ |= hosts.environment()
+        options += ["-H", f"h1:{n},h2:{n}"]
+    memory = "/dev/shm" if Path("/dev/shm").is_dir() else None
+    with tempfile.TemporaryDirectory(dir=memory) as folder:
+        ranks = [*options, script, "--rank", folder, *map(str, arguments)]
+        command = [sys.executable, "-m", "collectives.mpirun", *ranks]
+        command = hosts.command("h1", command) if hosts else command
+        process = subprocess.Popen(command, env=environ)
+        try:
+            yield Job(Path(folder), process)
+        finally:
+            if process.poll() is None:
+                process.terminate()
+                process.wait(timeout=60)

@@ -1,0 +1,107 @@
+"""Whatever happens to its processes, a job ends as it must, and has computed what a plain loop does.
+
+    python benchmarks/chaos.py --events 1000
+
+Runs jobs of 2 to 4 processes, one after another, until so many events have happened: processes are killed, stopped
+for a while and slowed down, in whatever they do (in the exchange, in a meeting, in a repair, in reserve, …); workers
+are called in and sent back to the reserve, batches and shares change. What happens in a job follows from its seed
+(`tests/mpi/chaos.py`); what is checked of it is in `tests/mpi/chaotic.py`.
+
+The targets: no hang, no wrong exit code, the final state within 1e-10 of a plain loop over the same stream and the same
+global batches, and every example taken exactly as often as in that loop.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+
+os.environ["JAX_PLATFORMS"] = "cpu"
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+import numpy as np
+from _measure import report
+
+from tests.mpi.chaos import STEPS
+from tests.mpi.chaotic import LIMIT, Verdict, run
+
+ENDS = {"well": "well", "raise": "by an error", "too few": "because all were killed"}
+
+
+def digest(verdict: Verdict) -> dict[str, object]:
+    """What is kept of a job."""
+    return {
+        "seed": verdict.plan.seed,
+        "ends": verdict.plan.ends,
+        "code": verdict.code,
+        "seconds": round(verdict.seconds, 1),
+        "wrong": verdict.wrong,
+        "difference": verdict.difference,
+        "events": [[event["kind"], event["at"], bool(event.get("reserve"))] for event in verdict.events],
+        "repairs": verdict.repairs,
+        "joined": sum(line["what"] == "joined" for line in verdict.log),
+    }
+
+
+def tables(jobs: Sequence[dict]) -> tuple[list[dict], list[str]]:
+    """Events by kind and phase; and the rest, in words."""
+    events = [tuple(event) for job in jobs for event in job["events"]]
+    kinds = Counter(kind for kind, _, _ in events)
+    columns = [kind for kind in ("kill", "stop", "slow", "raise", "workers", "batch", "shares") if kinds[kind]]
+    rows: list[dict] = []
+    for phase in sorted({phase for _, phase, _ in events}):
+        counts = Counter(kind for kind, at, _ in events if at == phase)
+        rows.append({"phase": phase, **{kind: counts[kind] or "" for kind in columns}})
+    rows.append({"phase": "in all", **{kind: kinds[kind] for kind in columns}})
+    repairs = 1e3 * np.asarray([seconds for job in jobs for seconds in job["repairs"]] or [np.nan])
+    wrong = [f"seed {job['seed']}: {'; '.join(job['wrong'])}" for job in jobs if job["wrong"]]
+    hangs = sum(any(text in ("hang", "slow end") for text in job["wrong"]) for job in jobs)
+    exits = sum(any(text.startswith("exit code") for text in job["wrong"]) for job in jobs)
+    ends = Counter(job["ends"] for job in jobs)
+    text = [
+        f"{len(events)} events in {len(jobs)} jobs of {STEPS} steps, seeds {jobs[0]['seed']} to {jobs[-1]['seed']}: "
+        f"{', '.join(f'{n} that end {ENDS[end]}' for end, n in ends.items())}; "
+        f"{sum(reserve for _, _, reserve in events)} of the events to processes in reserve.",
+        f"Hangs: {hangs}. Wrong exit codes: {exits}. Other errors: {len(wrong) - hangs - exits}. "
+        f"Largest difference from the plain loop: {max(job['difference'] for job in jobs):.1e}.",
+        f"Repairs: {np.isfinite(repairs).sum()}; median {np.median(repairs):.1f} ms, 95th percentile "
+        f"{np.quantile(repairs, 0.95):.1f} ms, from when a survivor noticed to when all could go on. A job took "
+        f"{np.median([job['seconds'] for job in jobs]):.0f} s (median), most of it to import and to compile.",
+    ]
+    if wrong:
+        text.append("What went wrong:\n\n" + "\n".join(f"* {line}" for line in wrong))
+    return rows, text
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--events", type=int, default=1000)
+    parser.add_argument("--first", type=int, default=1000, help="the seed of the first job")
+    parser.add_argument("--limit", type=float, default=LIMIT, help="seconds for a job")
+    parser.add_argument("--jobs", type=Path, help="a file to add what came of each job to, and to go on from")
+    options = parser.parse_args()
+    jobs: list[dict] = []
+    if options.jobs and options.jobs.exists():
+        jobs = [json.loads(line) for line in options.jobs.read_text().splitlines()]
+    seed = jobs[-1]["seed"] + 1 if jobs else options.first
+    while sum(len(job["events"]) for job in jobs) < options.events:
+        verdict = run(seed, limit=options.limit)
+        print(verdict, flush=True)
+        if verdict.wrong:
+            print(verdict.output, flush=True)
+        jobs.append(digest(verdict))
+        if options.jobs:
+            with options.jobs.open("a") as file:
+                file.write(json.dumps(jobs[-1]) + "\n")
+        seed += 1
+    rows, notes = tables(jobs)
+    report("Whatever happens to its processes, a job ends as it must", rows, "chaos.md", notes)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,91 @@
+"""Claim: a rank in reserve takes at most 1 % of a core while others train.
+
+    python benchmarks/idle_reserve.py [--seconds 30]
+
+Three ranks, of which two train a small net (with noise scale and balance) and one waits in reserve, its kernels
+compiled. Processor time is the system's and the user's of the whole process, all its threads, over 30 s.
+`--rank` is what each rank runs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import time
+
+import psutil
+from _elastic import Job, Notes, job, monitored
+from _measure import readable, report
+
+RANKS, WORKERS = 3, 2
+START_SECONDS = 200.0
+
+
+def rank(folder: str) -> None:
+    """On each rank: train, or wait, until the parent has seen enough."""
+    import collectives as comm
+
+    notes = Notes(folder)
+    with comm.world(workers=WORKERS) as world:
+        notes.take("world", reserve=world.in_reserve)
+        program = monitored(world, workers=WORKERS)
+        program.warm_up()
+        notes.take("warm")
+        for step in program.run():
+            if step.step % 100 == 0:
+                notes.take("step", step=step.step)
+
+
+def steady(running: Job) -> dict[int, bool]:
+    """Wait until the workers train; whether each process is in reserve, by its id."""
+    until = time.monotonic() + START_SECONDS
+    while time.monotonic() < until:
+        notes = running.notes()
+        kinds = [[line["kind"] for line in lines] for lines in notes]
+        if all("warm" in kind for kind in kinds) and sum("step" in kind for kind in kinds) == WORKERS:
+            return {lines[0]["pid"]: line["reserve"] for lines in notes for line in lines if line["kind"] == "world"}
+        time.sleep(0.5)
+    raise RuntimeError(f"no steps after {START_SECONDS:g} s")
+
+
+def used(pid: int) -> float:
+    """Processor seconds of a process so far."""
+    times = psutil.Process(pid).cpu_times()
+    return times.user + times.system
+
+
+def steps_done(running: Job) -> int:
+    return max(line["step"] for lines in running.notes() for line in lines if line["kind"] == "step")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--rank", metavar="FOLDER")
+    parser.add_argument("--seconds", type=float, default=30.0)
+    args = parser.parse_args()
+    if args.rank:
+        rank(args.rank)
+        return
+    with job(RANKS, __file__) as running:
+        ranks = steady(running)
+        steps, began, before = steps_done(running), time.monotonic(), {pid: used(pid) for pid in ranks}
+        time.sleep(args.seconds)
+        seconds, spent = time.monotonic() - began, {pid: used(pid) - before[pid] for pid in ranks}
+        steps = steps_done(running) - steps
+    rows = [
+        {
+            "": "in reserve" if reserve else "a worker",
+            "processor time": readable(spent[pid]),
+            "of a core": f"{100 * spent[pid] / seconds:.2f} %",
+        }
+        for pid, reserve in sorted(ranks.items(), key=lambda item: item[1])
+    ]
+    notes = [
+        f"Over {seconds:.0f} s, in which the workers made some {steps} steps; {os.cpu_count()} cores, load average "
+        f"{os.getloadavg()[0]:.0f}. The reserve looks for words a hundred times a second, and its watch once a second."
+    ]
+    report("What a rank in reserve takes of a core", rows, "idle_reserve.md", notes)
+
+
+if __name__ == "__main__":
+    main()

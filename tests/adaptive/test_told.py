@@ -1,0 +1,131 @@
+"""Signals that tell this process to go: what is taken down of them, and what was there before."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import subprocess
+import sys
+import threading
+
+import pytest
+
+from adaptive.base import told
+from adaptive.base.told import Listening
+
+
+@pytest.fixture(autouse=True)
+def undisturbed():
+    """No test leaves a signal or a handler behind."""
+    before = [signal.getsignal(number) for number in told.SIGNALS]
+    yield
+    told.honoured()
+    assert [signal.getsignal(number) for number in told.SIGNALS] == before
+
+
+def test_the_first_signal_is_kept_until_it_is_honoured():
+    with Listening():
+        assert told.told() is None
+        signal.raise_signal(signal.SIGUSR1)
+        signal.raise_signal(signal.SIGTERM)
+        heard = told.told()
+        assert heard is not None
+        assert heard.signal == "SIGUSR1"
+        assert heard.seconds >= 0
+    assert told.told() == heard  # not lost behind the block
+    told.honoured()
+    assert told.told() is None
+
+
+def test_a_handler_that_was_there_is_called_too_and_put_back():
+    called = []
+
+    def handler(number, frame):
+        called.append(number)
+
+    signal.signal(signal.SIGTERM, handler)
+    try:
+        with Listening(), Listening():
+            signal.raise_signal(signal.SIGTERM)
+            assert told.told() is not None
+        assert signal.getsignal(signal.SIGTERM) is handler
+        signal.raise_signal(signal.SIGTERM)
+        assert called == [signal.SIGTERM] * 2
+    finally:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+
+
+def test_a_handler_that_somebody_puts_there_meanwhile_stays():
+    mine = lambda number, frame: None  # noqa: E731
+    try:
+        with Listening():
+            signal.signal(signal.SIGUSR1, mine)
+        assert signal.getsignal(signal.SIGUSR1) is mine
+    finally:
+        signal.signal(signal.SIGUSR1, signal.SIG_DFL)
+
+
+def test_what_is_ignored_stays_ignored():
+    signal.signal(signal.SIGUSR1, signal.SIG_IGN)
+    try:
+        with Listening():
+            signal.raise_signal(signal.SIGUSR1)
+            assert told.told() is None
+    finally:
+        signal.signal(signal.SIGUSR1, signal.SIG_DFL)
+
+
+def test_the_outermost_one_ends_it():
+    outer = Listening()
+    with Listening():
+        outer.close()
+        outer.close()
+        signal.raise_signal(signal.SIGTERM)
+        assert told.told() is not None
+
+
+def test_another_thread_cannot_listen_and_does_no_harm():
+    before, found = signal.getsignal(signal.SIGTERM), []
+
+    def elsewhere():
+        with Listening():
+            found.append(signal.getsignal(signal.SIGTERM))
+
+    thread = threading.Thread(target=elsewhere)
+    thread.start()
+    thread.join()
+    assert found == [before]
+
+
+def test_one_that_is_closed_in_another_thread_does_no_harm():
+    listening = Listening()
+    thread = threading.Thread(target=listening.close)
+    thread.start()
+    thread.join()
+    for number in told.SIGNALS:
+        assert signal.getsignal(number) is told._handle
+        signal.signal(number, signal.SIG_DFL)
+
+
+def wait_for_ever(ready):
+    ready.send(os.getpid())
+    threading.Event().wait()
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::RuntimeWarning")  # JAX and Python warn of forks
+def test_a_forked_child_ends_as_it_always_did():
+    here, there = multiprocessing.Pipe()
+    with Listening():
+        child = multiprocessing.get_context("fork").Process(target=wait_for_ever, args=(there,))
+        child.start()
+        assert here.poll(30)
+        child.terminate()
+        child.join(30)
+        assert child.exitcode == -signal.SIGTERM
+        assert told.told() is None
+
+
+def test_where_nobody_listens_a_signal_does_what_it_always_does():
+    code = "import adaptive, signal; signal.raise_signal(signal.SIGTERM); print('still there')"
+    assert subprocess.run([sys.executable, "-c", code], timeout=60).returncode == -signal.SIGTERM

@@ -1,0 +1,57 @@
+"""A job that grows by spawning: `python -m collectives.mpirun -n 1 spawned.py CASE`; see test_spawned.py."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+
+import jax
+
+jax.config.update("jax_enable_x64", True)
+import jax.numpy as jnp  # noqa: E402
+import numpy as np  # noqa: E402
+
+import adaptive as ad  # noqa: E402
+import collectives as comm  # noqa: E402
+import controllers as ctrl  # noqa: E402
+from tests.program.problems import adam_driver, adam_state, difference, make_data, plain_adam, stream  # noqa: E402
+
+EXAMPLES, GLOBAL_BATCH, SEED = 160, 48, 3
+CASE = sys.argv[1]
+SPAWNED = "ADAPTIVE_RECRUIT" in os.environ
+
+
+def driver(state, batch):
+    adam = state["adam"]
+    if CASE == "another driver" and SPAWNED:
+        adam = jax.tree.map(lambda leaf: leaf + 0, adam)
+    new, metrics = adam_driver(adam, {"x": batch["x"], "label": batch["label"]})
+    taken = comm.all_reduce(jnp.zeros(EXAMPLES, jnp.int32).at[batch["number"]].add(1), op="sum")
+    ctrl.hook(grow, every=3)
+    return {"adam": new, "taken": state["taken"] + taken}, metrics
+
+
+def grow(control):
+    if control.step == 3:
+        control.rescale(workers=2)
+
+
+data = {**make_data(EXAMPLES), "number": np.arange(EXAMPLES)}
+with comm.world(max_workers=3) as world:
+    state = {"adam": adam_state(), "taken": jnp.zeros(EXAMPLES, jnp.int32)}
+    program = ad.Program(driver, state, data, global_batch=GLOBAL_BATCH, seed=SEED)
+    joined, deadline = 0, time.monotonic() + 60
+    for report in program.run():
+        time.sleep(0.005)  # or the newcomer hardly gets to import anything
+        joined = joined or (report.step if report.joined else 0)
+        late = float(comm.all_reduce(float(time.monotonic() > deadline), op="max"))
+        if (joined and report.step > joined + 20) or late or (CASE != "grows" and world._recruiting.failed):
+            break
+    steps = program.steps
+    np.testing.assert_array_equal(
+        program.state["taken"], np.bincount(stream(EXAMPLES, SEED, steps * GLOBAL_BATCH), minlength=EXAMPLES)
+    )
+    assert difference(program.state["adam"]["params"], plain_adam(data, [GLOBAL_BATCH] * steps, SEED)) < 1e-10
+    grown = "joined" if joined else "did not grow"
+    print(f"worker {world.workers[0]} ended well: {grown}, members {world.members}", flush=True)

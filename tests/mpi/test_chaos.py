@@ -1,0 +1,25 @@
+"""Jobs to which all kinds of things happen: they end as they must, with what a plain loop brings.
+
+`benchmarks/chaos.py` runs more of them.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.mpirun import survives_losses
+
+from .chaotic import run
+
+pytestmark = [pytest.mark.ranks, survives_losses]
+
+# Some hundred events in all: with kills in each phase of a change, several at once, and bad ends.
+SEEDS = (103, 106, 109, 114, 118, 121)
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_whatever_happens_the_result_is_that_of_a_plain_loop(seed):
+    verdict = run(seed)
+    print(verdict)
+    assert not verdict.wrong, f"{verdict}\n{verdict.output}"
+    assert verdict.events

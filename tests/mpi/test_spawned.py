@@ -1,0 +1,25 @@
+"""Processes that are spawned while a job runs, and join it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.mpirun import run, survives_losses
+
+pytestmark = [pytest.mark.ranks, survives_losses]
+
+SCRIPT = Path(__file__).parent / "spawned.py"
+
+
+def test_more_workers_are_asked_for_than_were_started():
+    result = run([SCRIPT, "grows"], n=1, ours=True)
+    assert "worker 0 ended well: joined, members (0, 1)" in result.stdout, result
+    assert "worker 1 ended well" in result.stdout, result
+
+
+def test_a_process_that_has_built_something_else_is_not_let_in():
+    result = run([SCRIPT, "another driver"], n=1, ours=True)
+    assert "worker 0 ended well: did not grow, members (0,)" in result.stdout, result
+    assert "driver is not the same: the workers have " in result.stderr, result

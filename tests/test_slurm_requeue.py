@@ -1,0 +1,88 @@
+"""When the batch file for Slurm has its job queued again: run by bash, with a `python` and an `scontrol` of ours."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+from pathlib import Path
+
+import pytest
+
+BATCH = Path(__file__).parents[1] / "examples" / "slurm_requeue.sbatch"
+# Says that it is there; ends at once with CODE, or, when it is told by SIGTERM, with 143 or as TOLD says.
+PYTHON = """#!/bin/bash
+trap 'echo told; [ "$TWICE" ] && { read -r _ < "$TWICE"; }; exit ${TOLD:-143}' TERM
+echo "$@"
+[ "$CODE" ] && exit "$CODE"
+while :; do sleep 0.02; done
+"""
+
+
+@pytest.fixture
+def environment(tmp_path):
+    for name, script in {"python": PYTHON, "scontrol": '#!/bin/bash\necho scontrol "$@"\n'}.items():
+        path = tmp_path / name
+        path.write_text(script)
+        path.chmod(0o755)
+    return {"PATH": f"{tmp_path}:{os.environ['PATH']}", "SLURM_NTASKS": "8", "SLURM_JOB_ID": "4711"}
+
+
+def start(environment):
+    command = ["bash", str(BATCH), "train.py", "--epochs", "3"]
+    batch = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True, start_new_session=True)
+    assert batch.stdout is not None
+    assert batch.stdout.readline() == "-m collectives.mpirun --grace 100 -n 8 train.py --epochs 3\n"
+    return batch
+
+
+def end(batch) -> tuple[int, str]:
+    try:
+        said = batch.communicate(timeout=60)[0]
+    finally:
+        if batch.poll() is None:
+            os.killpg(batch.pid, signal.SIGKILL)
+    return batch.returncode, said
+
+
+@pytest.mark.parametrize("code", [0, 1, 137, 143])
+def test_a_job_that_ends_by_itself_is_not_queued_again(environment, code):
+    """Whoever ended it with 143 has told its ranks, and not this shell: somebody who does not want it any more."""
+    assert end(start({**environment, "CODE": str(code)})) == (code, "")
+
+
+def test_out_of_time(environment):
+    batch = start(environment)
+    batch.send_signal(signal.SIGUSR1)
+    assert end(batch) == (143, "told\nscontrol requeue 4711\n")
+
+
+@pytest.mark.parametrize("code", [0, 1])
+def test_one_that_was_done_by_then_or_fails_then_is_not_queued_again(environment, code):
+    batch = start({**environment, "TOLD": str(code)})
+    batch.send_signal(signal.SIGUSR1)
+    assert end(batch) == (code, "told\n")
+
+
+def test_one_that_is_cancelled_ends_for_good(environment):
+    batch = start(environment)
+    batch.send_signal(signal.SIGTERM)
+    assert end(batch) == (143, "told\n")
+
+
+def test_signals_that_follow_do_not_reach_the_job_while_it_keeps_its_state(environment, tmp_path):
+    """Slurm sends SIGTERM, too, when the time is over; and the launcher would end at once."""
+    fifo = tmp_path / "go on"
+    os.mkfifo(fifo)
+    batch = start({**environment, "TWICE": str(fifo)})
+    batch.send_signal(signal.SIGUSR1)
+    assert batch.stdout.readline() == "told\n"
+    for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGTERM):
+        batch.send_signal(number)
+    fifo.write_text("now\n")
+    assert end(batch) == (143, "scontrol requeue 4711\n")
+
+
+def test_what_it_asks_of_slurm():
+    asked = [line.removeprefix("#SBATCH ") for line in BATCH.read_text().splitlines() if line.startswith("#SBATCH")]
+    assert {"--signal=B:USR1@120", "--requeue", "--open-mode=append"} <= set(asked)
