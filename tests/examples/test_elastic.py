@@ -39,7 +39,7 @@ def check_table(printed: str, seats: int) -> list[tuple[int, list[str], int]]:
 @survives_losses
 def test_ranks_that_join_and_rank_0_killed_and_another_one_stopped():
     harm = ["--workers", "3", "--kill", "0@25", "--stop", "1@35", "--patience", "3"]
-    result = run([SCRIPT, *BRIEF, *harm], n=4, ours=True, options=["--oversubscribe"])
+    result = run([SCRIPT, *BRIEF, *harm], n=4, ours=True, options=["--oversubscribe"], timeout=200)
     pids = dict(re.findall(r"worker (\d) is process (\d+)", result.stdout))
     assert sorted(pids) == ["0", "1", "2", "3"], str(result)
     table = check_table(result.stdout, seats=4)
@@ -62,7 +62,7 @@ def alone(*arguments: str, devices: int = 1) -> subprocess.CompletedProcess[str]
         start = f"import jax, runpy, sys; jax.config.update('jax_num_cpu_devices', {devices}); sys.argv = sys.argv[1:]"
         path = f"sys.path.insert(0, {str(SCRIPT.parent)!r})"
         command[1:2] = ["-c", f"{start}; {path}; runpy.run_path(sys.argv[0], run_name='__main__')", str(SCRIPT)]
-    return subprocess.run(command, env=env, capture_output=True, text=True, timeout=100)
+    return subprocess.run(command, env=env, capture_output=True, text=True, timeout=200)
 
 
 def test_on_the_devices_of_one_process():
