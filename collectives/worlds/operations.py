@@ -5,7 +5,8 @@ have completed it and some not. Those who have then hand its result on, so that 
 follows; so what an operation brought is kept until the next one is completed.
 
 Behind some operations those who have completed them are not to be found in this communicator any more: they are in
-another one, or at the end. These are `agreed`: all learn whether it was completed on all, or else it counts for nobody.
+another one, or at the end. Of others MPI may say that they are completed, while what came from one that has died is not
+there. These are `agreed`: all learn whether it was completed on all, or else it counts for nobody.
 """
 
 from __future__ import annotations
@@ -73,6 +74,8 @@ class Farewell(Operation):
 class Gather(Operation):
     """Every process's bytes, by rank: `result`."""
 
+    agreed = True  # MPI may say that all is there, and what came from one that has died is not
+
     def __init__(self, value: bytes, about: str, more: str):
         super().__init__(about, more, SHARE, "values to share")
         self._value = value
@@ -80,9 +83,6 @@ class Gather(Operation):
 
     def carry_out(self, comm: Any) -> None:
         self.result = comm.allgather(self._value)
-
-    def send_result(self, comm: Any, root: int) -> None:
-        self.result = comm.bcast(self.result, root)
 
 
 class Regroup(Farewell):
