@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 
 ROOT = Path(__file__).resolve().parent.parent
 LOCAL_BATCH, N_EXAMPLES = 128, 8192
-LIMIT_SECONDS = 300.0  # of a job
+LIMIT_SECONDS = 900.0  # of a job
 
 
 class Notes:
