@@ -8,9 +8,9 @@ random step: rank 0, 1 and 2 of the three equally often, in random order. After 
 asked for. Late is the time from the kill to the end of the first step that was committed without the lost rank, on the
 slower of the two that are left, less the median of the 50 steps before the kill.
 
-It consists of four parts. Dead: until the system has taken the process apart; nobody is told before. Noticed: from then
-until the last of the two has got an error from MPI. Repaired: until both have a communicator. Computed: until the end of
-the step.
+It consists of four parts. Dead: until the system has taken the process apart; nobody is told before. Noticed: from
+then until the last of the two has got an error from MPI. Repaired: until both have a communicator. Computed: until the
+end of the step.
 
 Side by side, a job in turn: torchrun's restart after the death of a worker, where a Python with torch is given
 (`_torchrun_restart.py`). `--hosts`: on two hosts, which are network namespaces (Linux, root). `--more` adds to what was
