@@ -189,9 +189,9 @@ def main() -> None:
         f"Three workers train, a launcher, up to five ranks in reserve and their watches share {os.cpu_count()} cores: "
         "what is computed again, by two, is computed for as long as a step of three. Medians of the parts need not "
         f"add up. Kernels compiled between the kill and the end of the step: {compiled}.",
-        "Most of it is the system's: a process that has JAX in it, some 300 MB and 15 threads or more, is taken apart for 20 "
-        "to 40 ms where a bare Python takes 1 to 4, and before that nobody is told. It shares its cores with two ranks "
-        "that wait for it.",
+        "Most of it is the system's, which takes the process apart before anybody is told that it is dead. Measured by "
+        "itself, beside busy neighbours: 20 to 40 ms for a sleeping process with JAX in it (212 MB, 15 threads), 1 to 4 "
+        "ms for a bare Python.",
         f"The machine was not quiet: load averages at the ends of jobs {min(known['load']):.0f} to "
         f"{max(known['load']):.0f}; tests of other kinds ran beside it.",
     ]
