@@ -2,8 +2,8 @@
 
     python benchmarks/chaos.py --events 1000
 
-Runs jobs of 2 to 4 processes, one after another, until so many events have happened: processes are killed, stopped
-for a while and slowed down, in whatever they do (in the exchange, in a meeting, in a repair, in reserve, …); workers
+Runs jobs of 2 to 4 processes, one after another, until so many events have happened: processes are killed, told
+to go, stopped for a while and slowed down, in whatever they do (in the exchange, in a meeting, in a repair, in reserve, …); workers
 are called in and sent back to the reserve, batches and shares change. What happens in a job follows from its seed
 (`tests/mpi/chaos.py`); what is checked of it is in `tests/mpi/chaotic.py`.
 
@@ -52,7 +52,9 @@ def tables(jobs: Sequence[dict]) -> tuple[list[dict], list[str]]:
     """Events by kind and phase; and the rest, in words."""
     events = [tuple(event) for job in jobs for event in job["events"]]
     kinds = Counter(kind for kind, _, _ in events)
-    columns = [kind for kind in ("kill", "stop", "slow", "raise", "workers", "batch", "shares") if kinds[kind]]
+    columns = [
+        kind for kind in ("kill", "told to go", "stop", "slow", "raise", "workers", "batch", "shares") if kinds[kind]
+    ]
     rows: list[dict] = []
     for phase in sorted({phase for _, phase, _ in events}):
         counts = Counter(kind for kind, at, _ in events if at == phase)
