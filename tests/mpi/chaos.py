@@ -1,8 +1,8 @@
 """Jobs to which all kinds of things happen: `python -m collectives.mpirun -n 4 chaos.py SEED FOLDER`.
 
-What happens follows from the seed (`schedule`): processes are killed, told to go, stopped for a while and slowed
-down, in whatever they do; workers are asked to come and to go; batches and shares change. A job that is to end badly does so by
-its last event. `tests/mpi/chaotic.py` starts such jobs, and says whether all went as it must.
+What happens follows from the seed (`schedule`): processes are killed, told to go, stopped for a while and slowed down,
+in whatever they do; workers are asked to come and to go; batches and shares change. A job that is to end badly does so
+by its last event. `tests/mpi/chaotic.py` starts such jobs, and says whether all went as it must.
 
 Each process appends to FOLDER/log, a line of JSON each: events as they happen, repairs, and what it has in the end.
 """
