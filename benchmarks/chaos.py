@@ -73,7 +73,7 @@ def tables(jobs: Sequence[dict]) -> tuple[list[dict], list[str]]:
         f"Largest difference from the plain loop: {max(job['difference'] for job in jobs):.1e}.",
         f"Repairs: {np.isfinite(repairs).sum()}; median {np.median(repairs):.1f} ms, 95th percentile "
         f"{np.quantile(repairs, 0.95):.1f} ms, from when a survivor noticed to when all could go on. A job took "
-        f"{np.median([job['seconds'] for job in jobs]):.0f} s (median), most of it to import and to compile.",
+        f"{np.median([job['seconds'] for job in jobs]):.0f} s (median).",
     ]
     if wrong:
         text.append("What went wrong:\n\n" + "\n".join(f"* {line}" for line in wrong))
