@@ -84,7 +84,10 @@ def monitored(world: Any, *, workers: int, mebibytes: int = 0, **options: Any) -
         ctrl.hook(ctrl.balance(), comm.all_gather(mon.compute_seconds()), every=10)
         updates, opt_state = optimizer.update(avg_grads, state["opt_state"], state["params"])
         params = optax.apply_updates(state["params"], updates)
-        return {**state, "params": params, "opt_state": opt_state}, {"loss": comm.all_reduce(loss), "noise": noise.scale}
+        return {**state, "params": params, "opt_state": opt_state}, {
+            "loss": comm.all_reduce(loss),
+            "noise": noise.scale,
+        }
 
     rest = [jnp.zeros(1 << 20, jnp.float32) for _ in range(mebibytes // 4)]
     state = {"params": params, "opt_state": optimizer.init(params), "rest": rest}

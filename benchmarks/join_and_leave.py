@@ -1,5 +1,5 @@
-"""Claim: a worker joins from the reserve within 100 ms, the steps of the others meanwhile take at most 1.3 times as long,
-and it leaves, when asked to, within a step; nothing is compiled on those who were there.
+"""Claim: a worker joins from the reserve within 100 ms, the others' steps meanwhile take at most 1.3 times as long, and
+it leaves, when asked to, within a step; nothing is compiled on those who were there.
 
     python benchmarks/join_and_leave.py [--changes 20] [--jobs 2]
 
@@ -16,6 +16,7 @@ from __future__ import annotations
 import argparse
 import os
 from collections import defaultdict
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -51,7 +52,7 @@ def changes_of(notes: list[list[dict[str, Any]]]) -> list[dict[str, Any]]:
     seen: dict[int, list[dict[str, Any]]] = defaultdict(list)
     for lines in notes:
         steps = [line for line in lines if line["kind"] == "step"]
-        for i, (before, step) in enumerate(zip(steps, steps[1:], strict=False)):
+        for i, (before, step) in enumerate(pairwise(steps)):
             if step["workers"] != before["workers"] and before["step"] + 1 == step["step"] and i > 20:
                 seen[step["step"]].append(_change(lines, steps[max(0, i - 60) : i + 1], steps[i + 1 : i + 22]))
     return [_slower(those) for those in seen.values() if len(those) >= FEW]
@@ -123,8 +124,9 @@ def main() -> None:
         for what in (JOIN, LEAVE)
     ]
     notes = [
-        f"Three ranks and a launcher share {os.cpu_count()} cores, so a step of three workers takes longer than one on cores "
-        "of their own. Compiled: kernels on those who were there, from the last step before to 20 steps behind the change.",
+        f"Three ranks and a launcher share {os.cpu_count()} cores, so a step of three workers takes longer than one on "
+        "cores of their own. Compiled: kernels on those who were there, from the last step before to 20 steps behind "
+        "the change.",
         f"Load averages at the ends of jobs: {min(load):.0f} to {max(load):.0f}.",
     ]
     report("What it costs those who are there that a worker joins or leaves", rows, "join_and_leave.md", notes)

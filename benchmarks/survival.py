@@ -1,4 +1,4 @@
-"""Claim: when one of three ranks is killed, whichever, the next step comes at most 50 ms late; between two hosts 150 ms.
+"""Claim: when one of three ranks is killed, the next step comes at most 50 ms late; between two hosts 150 ms.
 
     python benchmarks/survival.py [--rounds 13] [--hosts] [--torch /tmp/torch/bin/python] [--more]
 
@@ -26,9 +26,8 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 from contextlib import ExitStack
-from pathlib import Path
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -87,7 +86,7 @@ def _kill(kill: dict[str, Any], host: str, notes: list[list[dict[str, Any]]]) ->
         first = behind[0]
         ends.append(first["t"])
         compiled += first["kernels"] - earlier[-1]["kernels"]
-        before += [b["t"] - a["t"] for a, b in zip(earlier, earlier[1:], strict=False)]
+        before += [b["t"] - a["t"] for a, b in pairwise(earlier)]
         repairs = [line for line in lines if line["kind"] == "_repair" and at < line["t"] < first["t"]]
         noticed += [line["began"] for line in repairs]
         repaired += [line["t"] for line in repairs]

@@ -95,8 +95,8 @@ def harm(step):
 
 with comm.world(workers=args.workers, patience=args.patience) as world:
     program = ad.Program(driver, state, train, global_batch=args.workers * args.examples_per_worker, world=world)
-    print(f"worker {world.workers[0]} is process {os.getpid()}", flush=True)
-    world.barrier()
+    pids = world.all_gather_bytes(f"worker {world.workers[0]} is process {os.getpid()}".encode())
+    show("\n".join(map(bytes.decode, pids)))
 
     show(f"\n{'step':>5} {'epoch':>6} {'noise':>6}   batch sizes")
     before = None

@@ -10,6 +10,8 @@ from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
+import numpy as np
+
 from .errors import MembersError
 from .numbers import brief, whole
 from .world import Baggage, Loss
@@ -38,7 +40,9 @@ class Resident:
     def wait(self, is_ready: Callable[[], bool]) -> None:
         """No process is in reserve."""
 
-    def hand_over(self, make: Callable[[], Baggage], about: str = "") -> Baggage | None:
+    def hand_over(
+        self, make: Callable[[], Baggage], room: Callable[[], list[np.ndarray]], about: str = ""
+    ) -> Baggage | None:
         """All know what there is to know."""
 
 

@@ -157,11 +157,14 @@ class World(Protocol):
         """
         ...
 
-    def hand_over(self, make: Callable[[], Baggage], about: str = "") -> Baggage | None:
+    def hand_over(
+        self, make: Callable[[], Baggage], room: Callable[[], list[np.ndarray]], about: str = ""
+    ) -> Baggage | None:
         """What newcomers have to know. Communicates.
 
         Args:
-          make: called on one process that knows it.
+          make: called on processes that know it.
+          room: called on newcomers: arrays as those that `make` brings elsewhere, to receive them in.
 
         Returns:
           It, to newcomers; `None` to the others.

@@ -22,6 +22,7 @@ from adaptive.control.membership import Membership
 from adaptive.data.stream import Stream
 from adaptive.graph.flow import Scope
 from adaptive.runtime.engine import Engine, copied
+from adaptive.runtime.memory import memory_of
 
 from .seating import Seating
 from .watch import Skips
@@ -68,6 +69,14 @@ def pack(known: Known, own: Any) -> Baggage:
     return small, [np.asarray(numbers_of(leaf), order="C") for leaf in _replicated(known.engine)]
 
 
+def room(known: Known) -> list[np.ndarray]:
+    """Where a newcomer receives the arrays that another one has packed: where its own lie, if that is possible.
+
+    To take new memory from the system takes several times as long as to write into memory that is there.
+    """
+    return [memory_of(leaf) for leaf in _replicated(known.engine)]
+
+
 def unpack(known: Known, baggage: Baggage) -> Any:
     """Know what another process does. Returns what is the program's own."""
     small, arrays = baggage
@@ -78,18 +87,22 @@ def unpack(known: Known, baggage: Baggage) -> Any:
     known.stream.cursors = small["cursors"]
     known.hooks.restart(small["hooks"][0])
     known.hooks.joined = small["hooks"][1]
-    engine, given = known.engine, iter(arrays)
-    likes = _replicated(engine)
-    values = [_like(next(given), like) for like in likes]
+    engine = known.engine
+    values = [_like(array, leaf) for array, leaf in zip(arrays, _replicated(engine), strict=True)]
     for local, device in enumerate(engine.world.devices):
         leaves = iter(values)
         engine.states[local] = [
-            copied(engine.first_local(i) if i in engine.plan.local_state else next(leaves), device)
-            for i in range(len(engine.states[local]))
+            copied(engine.first_local(i), device)
+            if i in engine.plan.local_state
+            else _placed(next(leaves), leaf, device)
+            for i, leaf in enumerate(engine.states[local])
         ]
         engine.slots[local] = [
-            [copied(next(leaves) if slot.scope == Scope.ALL else a, device) for a in slot.init]
-            for slot in engine.plan.slots
+            [
+                _placed(next(leaves), old, device) if slot.scope == Scope.ALL else copied(a, device)
+                for a, old in zip(slot.init, olds, strict=True)
+            ]
+            for slot, olds in zip(engine.plan.slots, engine.slots[local], strict=True)
         ]
     if engine.new_nans is not None:
         engine.new_nans.begin([engine.states[place] for place in engine.present] or engine.states[:1])
@@ -105,7 +118,14 @@ def _replicated(engine: Engine) -> list[jax.Array]:
 
 
 def _like(array: np.ndarray, leaf: jax.Array) -> Any:
-    return jax.random.wrap_key_data(jnp.asarray(array), impl=jax.random.key_impl(leaf)) if is_key(leaf) else array
+    """What has been received in the place of a leaf: the leaf itself, where it was received in its memory."""
+    if is_key(leaf):
+        return jax.random.wrap_key_data(jnp.asarray(array), impl=jax.random.key_impl(leaf))
+    return leaf if np.may_share_memory(array, np.asarray(leaf)) else array
+
+
+def _placed(value: Any, old: jax.Array, device: jax.Device) -> jax.Array:
+    return old if value is old else copied(value, device)
 
 
 def _plain(leaf: Any) -> Any:

@@ -50,7 +50,7 @@ from .evaluate import evaluate
 from .events import Asked, Listener, Listeners, StepEvent, Subscription, hook_values
 from .explain import explain
 from .first_plan import check_alike, first_plan
-from .hand_over import Known, pack, unpack
+from .hand_over import Known, pack, room, unpack
 from .keeping import Keeping
 from .record import Recorder
 from .report import Report
@@ -516,7 +516,7 @@ class Program:
         )
         own = self._step, self._until, self._decisions.stopped
         about = f"what newcomers have to know of {self._name}"
-        baggage = self.world.hand_over(lambda: pack(known, own), about)
+        baggage = self.world.hand_over(lambda: pack(known, own), lambda: room(known), about)
         if baggage is not None:
             self._step, self._until, self._decisions.stopped = unpack(known, baggage)
             self._update.told = False

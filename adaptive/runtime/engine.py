@@ -292,12 +292,17 @@ class Engine:
         known, before = self.some_present, self.present
         for local in joined:
             device, local_state = self.world.devices[local], self.plan.local_state
+            own = local == known  # it has what is replicated from another process, or from a checkpoint
+
+            def taken(leaf: jax.Array, device: jax.Device = device, own: bool = own) -> jax.Array:
+                return leaf if own else copied(leaf, device)
+
             self.states[local] = [
-                copied(self._first_local[i] if i in local_state else leaf, device)
+                copied(self._first_local[i], device) if i in local_state else taken(leaf)
                 for i, leaf in enumerate(self.states[known])
             ]
             self.slots[local] = [
-                [copied(a, device) for a in (values if slot.scope == Scope.ALL else slot.init)]
+                [taken(a) for a in values] if slot.scope == Scope.ALL else [copied(a, device) for a in slot.init]
                 for slot, values in zip(self.plan.slots, self.slots[known], strict=True)
             ]
         self.present = list(present)

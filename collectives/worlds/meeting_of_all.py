@@ -13,7 +13,7 @@ from adaptive.extend import Loss, Seats
 
 from .processes import Process, Together
 from .recruits import Recruit, entered, merged
-from .repair import all_agree
+from .repair import all_agree, shrunk
 from .reserve import MEET
 
 JOIN, TOGETHER, CLOSE, ALL_GO = "join", "together", "close", "all go"
@@ -66,24 +66,29 @@ def meeting(
     """
     comm = job.comm if pair is None else None
     everyone = None
+    error: Exception | None = None
     while True:
         if comm is not None:
-            comm = comm.Shrink() if survives else comm.Dup()
+            before, comm = comm, shrunk(mpi, comm) if survives else comm.Dup()
             comm.Set_errhandler(mpi.ERRORS_RETURN)
+            if error is not None and comm.size == before.size:
+                raise error  # nobody was lost
             everyone = _admit(mpi, comm, role, recruits, survives=survives)
         else:
             everyone = _enter(mpi, pair)
         found: list[Outcome] = []
         try:
             found.append(_meet(mpi, everyone, role, make_plan))
-        except mpi.Exception:
+            error = None
+        except Exception as failed:  # of what has died MPI may have brought nothing, and not have said so
             if not survives:
                 raise
+            error = failed
             with suppress(mpi.Exception):
                 everyone.Revoke()
         if not survives or all_agree(mpi, everyone, bool(found)):
             return found[0]
-        comm = everyone
+        comm, error = everyone, error or mpi.Exception(mpi.ERR_PROC_FAILED)
         recruits, role = (), role._replace(recruits=0)  # they are in, or gone
 
 
@@ -95,8 +100,6 @@ def _admit(mpi: Any, comm: Any, role: Role, recruits: Sequence[Recruit], *, surv
         working = [rank for rank, r in enumerate(roles) if r.rank != NOBODY]
         first = min(working, key=lambda rank: roles[rank].rank, default=0)
         number = roles[first].recruits if working else 0
-        if not number:
-            return comm
         for n in range(number):
             pair = None
             if comm.rank == first:
@@ -104,18 +107,17 @@ def _admit(mpi: Any, comm: Any, role: Role, recruits: Sequence[Recruit], *, surv
                 recruits[n].words.send([1], MEET, (first, number - n - 1))
             everyone = merged(mpi, everyone, first, pair)
         fine = True
-    except mpi.Exception:
+    except Exception:
         if not survives:
             raise
         for broken in {everyone, comm}:
             with suppress(mpi.Exception):
                 broken.Revoke()
+    # Also where nobody is let in: one who was told of a loss here would be in another collective than the rest.
     if survives and not all_agree(mpi, comm, fine):
         with suppress(mpi.Exception):
             everyone.Revoke()  # recruits that are in give up
-        comm = comm.Shrink()
-        comm.Set_errhandler(mpi.ERRORS_RETURN)
-        return comm
+        return shrunk(mpi, comm)
     return everyone
 
 

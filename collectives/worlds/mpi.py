@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import platform
 import sys
 import time
 from collections.abc import Hashable, Iterator, Sequence
@@ -26,14 +25,12 @@ from adaptive.extend import (
     LookAtPiece,
     MembersChanged,
     Parts,
-    Seats,
     Starting,
     WhenWaitedFor,
     allowed_cpus,
     chosen_threads,
     current_line,
     launcher,
-    number_of_workers,
     phase,
 )
 
@@ -46,9 +43,8 @@ from .meeting import Presence, why_not
 from .operations import BARRIER, CLOSE, FAILURE, Farewell, Gather, Message, Operation
 from .patience import SECONDS, checked, introduce, watch
 from .processes import Together, all_processes
-from .recruits import as_process, recruited
+from .recruits import recruited
 from .repair import all_agree, enabled, prepare, repaired, survives
-from .reserve import Words
 from .scope import Scope, describe
 from .staff import Staff
 from .threads import OversubscriptionWarning, oversubscription
@@ -64,7 +60,6 @@ if TYPE_CHECKING:
 # since there every piece would pay the network's latency; no more than 32-bit counts hold.
 PIECE_BYTES = 512 << 10
 PIECE_BYTES_ACROSS_HOSTS = 1 << 30
-MOST = 1 << 20  # workers
 
 KEPT_LAYOUTS = 64  # a program has one or a few; eager calls may have any number
 
@@ -103,8 +98,6 @@ class MPIWorld(Starting, Staff, Scope):
       DisagreementError: it is not the same on all ranks. On every rank.
     """
 
-    _watch: Watch | None = None
-
     def __init__(
         self,
         comm: MPI.Comm | None = None,
@@ -122,7 +115,7 @@ class MPIWorld(Starting, Staff, Scope):
         self._mpi = mpi = _load()
         if comm is None:
             check_agreement(mpi.COMM_WORLD.size, mpi.Get_library_version())
-        self.survives = self._survives = survives(lost)
+        self.survives = survives(lost)
         offered = recruited(mpi) if comm is None else None
         with _making:
             whole = (mpi.COMM_WORLD if comm is None else comm).Dup()
@@ -131,28 +124,13 @@ class MPIWorld(Starting, Staff, Scope):
         self.devices: Sequence[jax.Device] = (_default_device(host.rank),) if devices is None else tuple(devices)
         check_devices(self.devices)
         self._frame = Frame()
+        self._watch: Watch | None = None
         everyone = Together(whole, all_processes(whole, host, len(self.devices)))
+        self.respawn, self.spawns = respawn, max_workers is not None
         if offered is None:
-            there = everyone.everyone[-1].seats.stop
-            first = there if workers is None else number_of_workers(workers, there)
-            self.size: int = there
-            if max_workers is not None:
-                self.size = number_of_workers(max_workers, MOST, least=there, name="max_workers")
-            self._seats = Seats(self.size, first, min_workers)
+            self._start_staff(everyone, workers, min_workers, max_workers)
         else:
-            pair, offer = offered
-            self._pair, self.size = pair, offer.size
-            everyone = Together(whole, (as_process(offer, platform.node()),))
-            self._seats = Seats(self.size, None, min_workers)
-            for seat in range(self.size):
-                if seat not in offer.members:
-                    self._seats.leave(seat)
-        self.workers = everyone.everyone[whole.rank].seats
-        self._init_staff(everyone, respawn=respawn, spawns=max_workers is not None)
-        self._check_whole(workers if offered is None else None)
-        if offered is not None:
-            self.apart = self.in_reserve = True
-            self.rank, self._words, self._members_now = len(offer.members) + 1, Words(mpi, pair), [0]
+            everyone = self._start_recruit(everyone, *offered, min_workers)
         if self.devices[0].platform == "cpu":
             self._warn_if_oversubscribed(host)
         host.Free()
@@ -168,11 +146,8 @@ class MPIWorld(Starting, Staff, Scope):
         self._completed, self._last = 0, Operation("", "", 0)  # how many operations, and the last of them
         self._left: tuple[Together, tuple[str, float]] | None = None  # who is together from the next operation on
         self._operation = self._last  # the one that it is in, or behind: for the watch
-        peer, datagrams = introduce(whole.rank, everyone.everyone[whole.rank].host, patience)
-        peers = whole.allgather(peer)
-        self._peers = dict(zip(everyone.everyone, peers, strict=True))
-        self._watch = watch(self, peers, whole.rank, datagrams, partial(_abort, mpi))
-        ending.world_made()
+        ending.world_made()  # before the watch: what is done last is undone first, and MPI ends behind a farewell
+        self._start_watch(everyone, patience)
 
     def start(
         self,
@@ -286,6 +261,13 @@ class MPIWorld(Starting, Staff, Scope):
         super()._abandon(why)
         self._end_watch(why)
 
+    def _start_watch(self, those: Together, patience: float) -> None:
+        rank = those.comm.rank
+        peer, datagrams = introduce(rank, those.everyone[rank].host, patience)
+        peers = those.comm.allgather(peer)
+        self._peers = dict(zip(those.everyone, peers, strict=True))
+        self._watch = watch(self, peers, rank, datagrams, partial(_abort, self._mpi))
+
     def _watch_over(self, those: Together) -> None:
         """Watch whether these come, from now on."""
         if self._watch is not None:
@@ -340,14 +322,14 @@ class MPIWorld(Starting, Staff, Scope):
         error: Exception | None = None
         try:
             self._framed(operation)
-        except self._mpi.Exception as lost:
-            if not self._survives:
+        except Exception as lost:  # not only MPI's: what came from one that has died may be no pickle, say
+            if not self.survives:
                 raise
             error = lost
             with suppress(self._mpi.Exception):
                 self.comm.Revoke()
         completed = error is None
-        if completed and (not operation.agreed or not self._survives or operation.presences is not None):
+        if completed and (not operation.agreed or not self.survives or operation.presences is not None):
             return None
         # All whose attempt has failed come here, whatever it was, since some may have completed what all agree on.
         if all_agree(self._mpi, self.comm, completed):
@@ -383,11 +365,12 @@ class MPIWorld(Starting, Staff, Scope):
         noticed = time.perf_counter()
 
         def level(comm: MPI.Comm) -> tuple[bool, tuple[str, float]]:
-            counts = comm.allgather(self._completed)
-            most = max(counts)
-            behind = self._completed < most
-            if min(counts) < most:
-                (operation if behind else self._last).hand_on(comm, counts.index(most))
+            counts = np.zeros(comm.size, np.int64)
+            comm.Allgather(np.asarray([self._completed], np.int64), counts)
+            most = counts.max()
+            behind = bool(self._completed < most)
+            if counts.min() < most:
+                (operation if behind else self._last).hand_on(comm, int(counts.argmax()))
             return behind, comm.bcast((operation.about or "a collective", time.perf_counter() - noticed))
 
         comm, (behind, how) = repaired(self._mpi, self.comm, level)

@@ -5,7 +5,8 @@ have completed it and some not. Those who have then hand its result on, so that 
 follows; so what an operation brought is kept until the next one is completed.
 
 Behind some operations those who have completed them are not to be found in this communicator any more: they are in
-another one, or at the end. These are `agreed`: all learn whether it was completed on all, or else it counts for nobody.
+another one, or at the end. Of others MPI may say that they are completed, while what came from one that has died is not
+there. These are `agreed`: all learn whether it was completed on all, or else it counts for nobody.
 """
 
 from __future__ import annotations
@@ -21,7 +22,8 @@ from adaptive.extend import Baggage
 
 from .meeting import Presence
 
-_AT_A_TIME = 1 << 30  # bytes of one broadcast: MPI counts with 32 bits
+_AT_A_TIME = 1 << 30  # bytes of one message: MPI counts with 32 bits
+_TAG = 7102
 
 SHARE, BARRIER, CLOSE, FAILURE, REGROUP, HAND_OVER, MEETING = (
     crc32(kind) for kind in (b"share", b"barrier", b"close", b"failure", b"regroup", b"hand over", b"meeting")
@@ -72,6 +74,8 @@ class Farewell(Operation):
 class Gather(Operation):
     """Every process's bytes, by rank: `result`."""
 
+    agreed = True  # MPI may say that all is there, and what came from one that has died is not
+
     def __init__(self, value: bytes, about: str, more: str):
         super().__init__(about, more, SHARE, "values to share")
         self._value = value
@@ -79,9 +83,6 @@ class Gather(Operation):
 
     def carry_out(self, comm: Any) -> None:
         self.result = comm.allgather(self._value)
-
-    def send_result(self, comm: Any, root: int) -> None:
-        self.result = comm.bcast(self.result, root)
 
 
 class Regroup(Farewell):
@@ -103,32 +104,41 @@ class Regroup(Farewell):
 
 
 class HandOver(Operation):
-    """What newcomers have to know, from the process with rank 0: `result`, for them.
+    """What newcomers have to know: `result`, for them. Arrays go from those who know, of whom each tells some; all hear
+    what is small.
 
     Args:
-      make: makes it, of what is small, and of arrays; called on rank 0.
+      make: makes it, of what is small, and of arrays; called on some who know.
+      room: arrays to receive the others in, for one who does not.
       knows: whether this process knows already.
     """
 
     agreed = True  # else whoever has completed it would have to keep all that it has given or got
 
-    def __init__(self, about: str, make: Callable[[], Baggage], *, knows: bool):
+    def __init__(self, about: str, make: Callable[[], Baggage], room: Callable[[], list[np.ndarray]], *, knows: bool):
         super().__init__(about, "", HAND_OVER)
-        self._make, self._knows = make, knows
+        self._make, self._room, self._knows = make, room, knows
         self.result: Baggage | None = None
 
     def carry_out(self, comm: Any) -> None:
-        first = comm.rank == 0
-        small, arrays = self._make() if first and self._knows else (None, [])
-        shapes = [(a.shape, a.dtype.str) for a in arrays] if self._knows else None
-        told = comm.bcast((self._knows, small, shapes) if first else None)
-        if not told[0]:
+        knows = comm.allgather(self._knows)
+        known, new = ([rank for rank, k in enumerate(knows) if k is wanted] for wanted in (True, False))
+        if not known:
             raise WorkerError("all workers are lost, and with them the state of the run: newcomers alone are left.")
-        if not first:
-            arrays = [np.empty(shape, np.dtype(dtype)) for shape, dtype in told[2]]
-        for array in arrays:
-            send_bytes(comm, array, 0)
-        self.result = None if self._knows else (told[1], arrays)
+        tells = {rank: known[i % len(known)] for i, rank in enumerate(new)}
+        first, told_by_me = known[0], [rank for rank in new if tells[rank] == comm.rank]
+        small, arrays = self._make() if told_by_me or comm.rank == first else (None, [])
+        small = comm.bcast(small, first)
+        if not self._knows:
+            arrays = self._room()
+        sent = [piece for array in arrays for piece in pieces(array)]
+        if self._knows:
+            under_way = [comm.Isend(piece, rank, _TAG) for piece in sent for rank in told_by_me]
+        else:
+            under_way = [comm.Irecv(piece, tells[comm.rank], _TAG) for piece in sent]
+        for request in under_way:
+            request.Wait()
+        self.result = None if self._knows else (small, arrays)
 
 
 class Message(Operation):
@@ -164,6 +174,11 @@ class Message(Operation):
 
 def send_bytes(comm: Any, buffer: np.ndarray, root: int) -> None:
     """Broadcast an array's bytes into the same array of all."""
-    flat = buffer.reshape(-1).view(np.uint8)
-    for start in range(0, flat.size, _AT_A_TIME):
-        comm.Bcast(flat[start : start + _AT_A_TIME], root)
+    for piece in pieces(buffer):
+        comm.Bcast(piece, root)
+
+
+def pieces(array: np.ndarray) -> list[np.ndarray]:
+    """An array's bytes, at most so many in one piece as MPI can count. Views."""
+    flat = array.reshape(-1).view(np.uint8)
+    return [flat[start : start + _AT_A_TIME] for start in range(0, flat.size, _AT_A_TIME)]

@@ -99,7 +99,7 @@ class Waiting:
             if word == ASK:
                 asked = sender
             if asked is not None and is_ready():
-                self._words.send([asked], READY, self._built)
+                self._words.send([asked], READY, dict(self._built))
                 asked = None
                 self._alert_until = time.monotonic() + 5
             if heard is None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import platform
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from copy import deepcopy
@@ -10,16 +11,19 @@ from functools import partial
 from types import MappingProxyType
 from typing import Any
 
+import numpy as np
+
 from adaptive import Dismissed, MembersError, Preempted, WorkerError
-from adaptive.extend import Baggage, Loss, Seats, honoured, told
+from adaptive.extend import Baggage, Loss, Seats, honoured, number_of_workers, told
 
 from . import ending
 from .meeting_of_all import ALL_GO, CLOSE, JOIN, NOBODY, TOGETHER, Plan, Role, meeting
 from .operations import MEETING, Farewell, HandOver, Operation, Regroup
 from .processes import Process, Together
-from .recruits import Offer, Recruit, Recruiting
+from .recruits import Offer, Recruit, Recruiting, as_process
 from .reserve import ASK, FAILED, MEET, MEMBERS, READY, REFUSED, TOLD, Waiting, Words
 
+MOST = 1 << 20  # workers
 TOLD_SECONDS = 0.3  # that a process in reserve stays when it is told to go
 
 _log = logging.getLogger("adaptive")
@@ -53,7 +57,6 @@ class Staff:
     _mpi: Any
     _seats: Seats
     survives: bool
-    _survives: bool
     _all_go: bool
     _abandon: Callable[[str], None]
     _together: Together
@@ -64,8 +67,33 @@ class Staff:
     rank: int
     size: int
 
-    def _init_staff(self, everyone: Together, *, respawn: bool, spawns: bool) -> None:
-        self._job, self.respawn, self.spawns = everyone, respawn, spawns
+    def _start_staff(self, everyone: Together, workers: int | None, min_workers: int, max_workers: int | None) -> None:
+        """The processes that a job was started with."""
+        there = everyone.everyone[-1].seats.stop
+        first = there if workers is None else number_of_workers(workers, there)
+        most = there if max_workers is None else number_of_workers(max_workers, MOST, least=there, name="max_workers")
+        self._staff(everyone, Seats(most, first, min_workers), most)
+        if workers is not None and self.nearest(workers) != workers:
+            raise MembersError(
+                f"workers={workers} cannot be had: whole processes take part. The nearest is {self.nearest(workers)}."
+            )
+
+    def _start_recruit(self, alone: Together, pair: Any, offer: Offer, min_workers: int) -> Together:
+        """A process that was spawned: it is in reserve, and known to whoever has spawned it."""
+        alone = Together(alone.comm, (as_process(offer, platform.node()),))
+        seats = Seats(offer.size, None, min_workers)
+        for seat in range(offer.size):
+            if seat not in offer.members:
+                seats.leave(seat)
+        self._staff(alone, seats, offer.size)
+        self.apart = self.in_reserve = True
+        self.rank, self._pair = len(offer.members) + 1, pair
+        self._words, self._members_now = Words(self._mpi, pair), [0]
+        return alone
+
+    def _staff(self, everyone: Together, seats: Seats, size: int) -> None:
+        self.size, self._seats, self._job = size, seats, everyone
+        self.workers = everyone.everyone[everyone.comm.rank].seats
         self._recruiting = Recruiting(self._mpi)
         self._words = Words(self._mpi, everyone.comm)
         self._idle: list[Process] = [p for p in everyone.everyone if not self._works(p)]  # in reserve; replicated
@@ -138,12 +166,6 @@ class Staff:
 
     def _works(self, process: Process) -> bool:
         return process.seats[0] in self.members
-
-    def _check_whole(self, workers: int | None) -> None:
-        if workers is not None and self.nearest(workers) != workers:
-            raise MembersError(
-                f"workers={workers} cannot be had: whole processes take part. The nearest is {self.nearest(workers)}."
-            )
 
     def _lose(self, gone: Mapping[int, Process], how: tuple[str, float]) -> None:
         """These processes are lost: by the ranks that they had.
@@ -321,7 +343,7 @@ class Staff:
             self._operation, self._inside = Operation("a meeting of all processes", "", MEETING), True
             plan = partial(self._planned, purpose, workers)
             outcome = meeting(
-                *(self._mpi, self._job, role, plan), survives=self._survives, recruits=recruits, pair=self._entry
+                *(self._mpi, self._job, role, plan), survives=self.survives, recruits=recruits, pair=self._entry
             )
         self._recruiting.let_in(recruits)
         self._entry = None
@@ -424,9 +446,11 @@ class Staff:
             self._closed = True
             ending.leave_job()
 
-    def hand_over(self, make: Callable[[], Baggage], about: str = "") -> Baggage | None:
-        """What newcomers have to know, from a process that does: for them, and `None` for the others."""
-        operation = HandOver(about, make, knows=self._knows)
+    def hand_over(
+        self, make: Callable[[], Baggage], room: Callable[[], list[np.ndarray]], about: str = ""
+    ) -> Baggage | None:
+        """What newcomers have to know, from processes that do: for them, and `None` for the others."""
+        operation = HandOver(about, make, room, knows=self._knows)
         with self._collective():
             self._do(operation)
         self.newcomers, self._knows = False, True

@@ -42,7 +42,7 @@ class Watched(Protocol):
 
     _operation: Operation  # a new one each time
     _inside: bool  # it; or behind it
-    _survives: bool  # the loss of ranks
+    survives: bool  # the loss of ranks
     _threads: dict[int, str]  # that use the world
 
 
@@ -173,7 +173,7 @@ class Watch:
                 continue
             if self._operation.kind == CLOSE and finding.state in (State.AWAY, State.CROSSED):
                 continue  # at the end of a world nobody needs a result, so who has more to do may take its time
-            certain = finding.state is State.ENDED or (finding.state is State.GONE and not self._world._survives)
+            certain = finding.state is State.ENDED or (finding.state is State.GONE and not self._world.survives)
             absent = self._waited - self._well.get(number, 0.0)
             if absent >= self._patience or certain:
                 late[number] = finding
@@ -186,7 +186,7 @@ class Watch:
 
     def _outlook(self, late: Findings) -> str:
         ranks = names(finding.rank for finding in late.values())
-        what = f"{ranks} will be killed" if self._world._survives else "the job ends"
+        what = f"{ranks} will be killed" if self._world.survives else "the job ends"
         return (
             f"Unless {ranks} come{'s' * (len(late) == 1)}, {what} when that is {2 * self._patience:g} s. "
             f"patience= of comm.world() sets the time ({self._patience:g} s; 0: for ever)."
@@ -196,7 +196,7 @@ class Watch:
         runs = {number for number, finding in findings.items() if finding.state.runs}
         helpers = {number: self.asking.helper(number, runs) for number in due}
         ranks = names(finding.rank for finding in due.values())
-        if self._world._survives and self._can_be_killed(due, helpers):
+        if self._world.survives and self._can_be_killed(due, helpers):
             self._say(findings, f"{ranks}: killed, and lost.", due, logging.CRITICAL)
             self._kill(helpers)
             return

@@ -191,7 +191,7 @@ class FakeWorld:
 
     _operation: Operation = field(default_factory=lambda: Operation("a barrier", "", BARRIER))
     _inside: bool = False
-    _survives: bool = False
+    survives: bool = False
     _threads: dict[int, str] = field(default_factory=dict)
 
     __hash__ = object.__hash__

@@ -15,9 +15,9 @@ from tests.mpirun import ROOT, run, survives_losses
 pytestmark = pytest.mark.ranks
 
 SCRIPT = ROOT / "examples" / "elastic.py"
-EPOCHS = 20
-# Enough examples in the first batch for all: so the noise scale calls for all workers at the first look.
-BRIEF = ["--epochs", str(EPOCHS), "--examples-per-worker", "16", "--every", "10"]
+EPOCHS = 8
+# The noise scale of this model is always above 40 examples, so it calls for all workers from the first look on.
+BRIEF = ["--epochs", str(EPOCHS), "--examples-per-worker", "8", "--every", "10"]
 
 
 def rows(printed: str) -> list[tuple[int, list[str], int]]:
@@ -39,17 +39,18 @@ def check_table(printed: str, seats: int) -> list[tuple[int, list[str], int]]:
 @survives_losses
 def test_ranks_that_join_and_rank_0_killed_and_another_one_stopped():
     harm = ["--workers", "3", "--kill", "0@25", "--stop", "1@35", "--patience", "3"]
-    result = run([SCRIPT, *BRIEF, *harm], n=4, ours=True, options=["--oversubscribe"])
+    result = run([SCRIPT, *BRIEF, *harm], n=4, ours=True, options=["--oversubscribe"], timeout=200)
     pids = dict(re.findall(r"worker (\d) is process (\d+)", result.stdout))
     assert sorted(pids) == ["0", "1", "2", "3"], str(result)
     table = check_table(result.stdout, seats=4)
-    assert table[0][:2] == (1, ["16", "16", "16", "-"]), str(result)
+    assert table[0][:2] == (1, ["8", "8", "8", "-"]), str(result)
     lost = re.findall(r"worker (\d) lost: rank \d \(pid (\d+) on \S+\) was gone in .* of step (\d+)", result.stdout)
     assert lost == [("0", pids["0"], "26"), ("1", pids["1"], "36")], str(result)
     (killed,) = (there for step, there, _ in table if step == 26)
     assert killed[0] == "-" != killed[1], str(result)
-    last = table[-1]
-    assert last[1][:2] == ["-", "-"] and last[1][2:] != ["-", "-"], str(result)
+    _, last, _ = table[-1]
+    assert last[:2] == ["-", "-"], str(result)
+    assert sum(size != "-" for size in last) in (1, 2), str(result)  # the reserve is called in, if it is ready yet
     assert "1 is stopped" in result.stderr or "0 is stopped" in result.stderr, str(result)
     assert "2 processes lost" in result.stdout, str(result)
 
@@ -61,22 +62,22 @@ def alone(*arguments: str, devices: int = 1) -> subprocess.CompletedProcess[str]
         start = f"import jax, runpy, sys; jax.config.update('jax_num_cpu_devices', {devices}); sys.argv = sys.argv[1:]"
         path = f"sys.path.insert(0, {str(SCRIPT.parent)!r})"
         command[1:2] = ["-c", f"{start}; {path}; runpy.run_path(sys.argv[0], run_name='__main__')", str(SCRIPT)]
-    return subprocess.run(command, env=env, capture_output=True, text=True, timeout=100)
+    return subprocess.run(command, env=env, capture_output=True, text=True, timeout=200)
 
 
 def test_on_the_devices_of_one_process():
     done = alone(devices=3)
     assert done.returncode == 0, done.stderr
     table = check_table(done.stdout, seats=3)
-    assert table[0] == (1, ["16", "-", "-"], 16)
-    assert table[-1] == (table[-1][0], ["16", "16", "16"], 48)
+    assert table[0] == (1, ["8", "-", "-"], 8)
+    assert table[-1] == (table[-1][0], ["8", "8", "8"], 24)
     assert "a worker has joined on seat 2." in done.stdout
 
 
 def test_as_one_worker():
     done = alone()
     assert done.returncode == 0, done.stderr
-    assert check_table(done.stdout, seats=1) == [(1, ["16"], 16)]
+    assert check_table(done.stdout, seats=1) == [(1, ["8"], 8)]
 
 
 @pytest.mark.parametrize(("arguments", "says"), [(["--workers", "0"], "workers=0"), (["--workers", "9"], "workers=9")])

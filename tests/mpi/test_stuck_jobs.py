@@ -90,15 +90,26 @@ def test_who_is_slow_or_comes_after_all_is_let_alone():
     )
 
 
-def test_ranks_that_have_left():
-    """They say so themselves, so nobody's patience is needed."""
+@pytest.mark.parametrize(
+    ("way", "how"),
+    [("sys.exit", r"at its end, or by sys.exit\(\)"), ("raises", "by OSError: no space left")],
+)
+def test_a_rank_that_has_left(way, how):
+    """It says so itself, so nobody's patience is needed."""
     check_said(
-        start("sys.exit", "raises", n=3, patience=20),
-        r"rank 1 .* has ended: its script is over, at its end, or by sys.exit\(\)\. The last .* step 3 of program 1",
-        r"rank 2 .* has ended: its script is over, by OSError: no space left\. The last .* step 3 of program 1",
-        "The job ends because of ranks 1, 2",
+        start(way, patience=20),
+        rf"rank 1 .* has ended: its script is over, {how}\. The last .* step 3 of program 1",
+        "The job ends because of rank 1",
         errors=1,
     )
+
+
+@survives_losses
+def test_a_rank_that_has_left_where_losses_are_survived():
+    """It says so before it waits in MPI_Finalize, where nobody could ask it."""
+    result = start("sys.exit", n=3, fails=False, options=["--with-ft", "ulfm"])
+    check_said(result, "rank 2 .* has ended: its script is over", "rank 2: killed, and lost.", errors=1)
+    assert result.stdout.count("ended well") == 2, str(result)
 
 
 def test_a_rank_that_takes_one_step_more():

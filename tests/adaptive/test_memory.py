@@ -1,0 +1,35 @@
+"""Arrays whose memory is written."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from adaptive.runtime.memory import memory_of
+
+
+@pytest.mark.parametrize("shape", [(), (3,), (2, 300, 5)], ids=str)
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int8", "bool"])
+def test_what_is_written_is_what_the_array_holds(shape, dtype):
+    leaf = jax.device_put(jnp.zeros(shape, dtype), may_alias=False)
+    memory = memory_of(leaf)
+    assert memory.shape == shape
+    assert memory.dtype == leaf.dtype
+    memory[...] = 1
+    np.testing.assert_array_equal(np.asarray(leaf), np.ones(shape, leaf.dtype))
+    np.testing.assert_array_equal(
+        np.asarray(jax.jit(lambda x: ~x if dtype == "bool" else -x)(leaf)), ~memory if dtype == "bool" else -memory
+    )
+
+
+@pytest.mark.parametrize("leaf", [jax.random.key(3), jnp.zeros((0, 2))], ids=["keys", "nothing"])
+def test_memory_of_its_own(leaf):
+    """Keys are no numbers; and where there is nothing, nothing is shared."""
+    memory = memory_of(leaf)
+    memory[...] = 0
+    numbers = np.asarray(jax.random.key_data(leaf) if leaf.ndim == 0 else leaf)
+    assert memory.shape == numbers.shape
+    assert memory.dtype == numbers.dtype
+    assert not np.may_share_memory(memory, numbers)
