@@ -92,7 +92,11 @@ def schedule(seed: int) -> Schedule:
         last = add("raise", keeps, ("between", "a hook"))
         events[-1] = last._replace(step=STEPS - 5)
     if ends == "well" and r.random() < 0.5:
-        add("told to go", r.choice(mortal), r.choice((EACH_STEP, AT_CHANGES, BESIDE)))
+        add(
+            "told to go",
+            r.choice([seat for seat in mortal if seat not in kills] or mortal),
+            r.choice((EACH_STEP, AT_CHANGES, BESIDE)),
+        )
     if ends == "too few":
         last = add("kill", keeps, EACH_STEP)
         events[:] = [e for e in events if e.kind != "kill"]

@@ -23,7 +23,7 @@ from .chaos import STEPS, Schedule, schedule
 from .chaos_reference import plain_loop, taken
 
 SCRIPT = Path(__file__).with_name("chaos.py")
-LIMIT = 60.0  # seconds for a job
+LIMIT = 120.0  # seconds for a job
 GOES = ("kill", "told to go")  # what happens to processes that do not come to the end
 ENDING = 10.0  # seconds for the launcher, when all processes have ended well
 
