@@ -27,7 +27,7 @@ def rank(folder: str) -> None:
 
     notes = Notes(folder)
     with comm.world(workers=WORKERS) as world:
-        notes.take("world", reserve=world.in_reserve)
+        notes.take("world", reserve=world.workers[0] not in world.members)
         program = monitored(world, workers=WORKERS)
         program.warm_up()
         notes.take("warm")

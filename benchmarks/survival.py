@@ -8,7 +8,7 @@ random step: rank 0, 1 and 2 of the three equally often, in random order. After 
 asked for. Late is the time from the kill to the end of the first step that was committed without the lost rank, on the
 slower of the two that are left, less the median of the 50 steps before the kill.
 
-It consists of four parts. Dead: until the system has taken the process apart, which nobody is told before. Noticed: from
+It consists of four parts. Dead: until the system has taken the process apart; nobody is told before. Noticed: from
 then until the last of the two has got an error from MPI. Repaired: until both have a communicator. Computed: until the
 end of the step.
 

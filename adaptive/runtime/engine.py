@@ -169,6 +169,8 @@ class Engine:
                 self._compiled[kind, level, local] = compile_segment(
                     program.function, program.shapes, device, name=name, donate=program.donate
                 )
+        if self.world.processes > 1:
+            self.nothing.prepare()
         self.kernels.counters.waited_seconds += time.perf_counter() - start
         if microbatches is None:
             self.kernels.require(sizes)

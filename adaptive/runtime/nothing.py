@@ -14,9 +14,9 @@ import jax
 import numpy as np
 
 from adaptive.base.world import Parts, World
-from adaptive.graph.plan import Plan
+from adaptive.graph.plan import Contribution, Plan
 
-from .message import Layout
+from .message import Entry, Layout
 
 
 class Nothing:
@@ -57,6 +57,11 @@ class Nothing:
             first[part] = jax.device_put(host, self._devices[0])
         return [first, *parts[1:]]
 
+    def prepare(self) -> None:
+        """Have compiled what it takes to fill the rows of lost workers, on a process that may have rank 0 then."""
+        for layout in self._layouts:
+            _gaps(layout, [self._first])
+
     def kept(self, level: int, local: int) -> list[jax.Array]:
         """Stand-ins for what a call keeps for the segments behind it, by which nothing that is kept is computed."""
         if (level, local) not in self._kept:
@@ -66,16 +71,25 @@ class Nothing:
 
 
 def _gaps(layout: Layout, seats: Sequence[int]) -> dict[int, np.ndarray]:
-    """By part, where NaN stands for what nobody has computed."""
-    nothing = zip(*(parts_of_nothing(layout, seat) for seat in seats), strict=True)
-    found = {part: np.flatnonzero(np.isnan(sum(rows).reshape(-1))) for part, rows in enumerate(nothing)}
-    return {part: indices for part, indices in found.items() if len(indices)}
+    """By part, where NaN stands for what nobody has computed: in no sum, which may be large."""
+    found: dict[int, list[np.ndarray]] = {}
+    for c, entry in zip(layout.contributions, layout.entries, strict=True):
+        if not c.how.reduces:
+            of_seats = [_nothing(c, entry, seat, layout) for seat in seats]
+            indices = np.flatnonzero(np.isnan(sum(of_seats)))
+            if len(indices):
+                found.setdefault(entry.part, []).append(entry.offset + indices)
+    return {part: np.concatenate(indices) for part, indices in found.items()}
+
+
+def _nothing(c: Contribution, entry: Entry, worker: int, layout: Layout) -> np.ndarray:
+    """What a worker sends of one contribution, flat."""
+    return np.asarray(c.how.encode_nothing(c.value.aval.shape, entry.dtype, worker, layout.workers)).reshape(-1)
 
 
 def parts_of_nothing(layout: Layout, worker: int) -> list[np.ndarray]:
     """What worker number `worker` adds to a message for which it has computed nothing."""
     parts = [np.zeros(part.shape, part.dtype) for part in layout.parts]
     for c, entry in zip(layout.contributions, layout.entries, strict=True):
-        sent = c.how.encode_nothing(c.value.aval.shape, entry.dtype, worker, layout.workers)
-        parts[entry.part].reshape(-1)[entry.offset : entry.offset + entry.size] = np.asarray(sent).reshape(-1)
+        parts[entry.part].reshape(-1)[entry.offset : entry.offset + entry.size] = _nothing(c, entry, worker, layout)
     return parts
