@@ -21,15 +21,31 @@ from typing import Any, NamedTuple
 
 ROOT = Path(__file__).resolve().parent.parent
 LOCAL_BATCH, N_EXAMPLES = 128, 8192
-LIMIT_SECONDS = 300.0  # of a job
+LIMIT_SECONDS = 900.0  # of a job
+
+
+# A process that notes when another one is dead: the system has to take its memory and its threads apart first.
+_COUNTS_THE_DEAD = """
+import os, select, sys, time
+process = os.pidfd_open(int(sys.argv[1]))
+select.select([process], [], [])
+line = '{"kind": "dead", "t": %r}' % time.monotonic()
+open(sys.argv[2], "a").write(line + chr(10))
+"""
 
 
 class Notes:
     """What this rank notes."""
 
     def __init__(self, folder: str):
-        self._file = (Path(folder) / f"{socket.gethostname()}-{os.getpid()}.jsonl").open("a", buffering=1)
+        self._path = Path(folder) / f"{socket.gethostname()}-{os.getpid()}.jsonl"
+        self._file = self._path.open("a", buffering=1)
         self.take("start", pid=os.getpid(), host=socket.gethostname())
+
+    def of_death(self) -> None:
+        """Have another process note when this one is dead (Linux)."""
+        watcher = [sys.executable, "-I", "-S", "-c", _COUNTS_THE_DEAD, str(os.getpid()), str(self._path)]
+        subprocess.Popen(watcher, start_new_session=True)
 
     def take(self, kind: str, **what: Any) -> None:
         """Note something, with the present time."""

@@ -18,7 +18,7 @@ from _elastic import Job, Notes, job, monitored
 from _measure import readable, report
 
 RANKS, WORKERS = 3, 2
-START_SECONDS = 200.0
+START_SECONDS = 600.0
 
 
 def rank(folder: str) -> None:

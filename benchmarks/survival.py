@@ -8,8 +8,9 @@ random step: rank 0, 1 and 2 of the three equally often, in random order. After 
 asked for. Late is the time from the kill to the end of the first step that was committed without the lost rank, on the
 slower of the two that are left, less the median of the 50 steps before the kill.
 
-It consists of three parts. Noticed: until the last of the two has got an error from MPI. Repaired: from then until both
-have a communicator. Computed: until the end of the step.
+It consists of four parts. Dead: until the system has taken the process apart, which nobody is told before. Noticed: from
+then until the last of the two has got an error from MPI. Repaired: until both have a communicator. Computed: until the
+end of the step.
 
 Side by side, a job in turn: torchrun's restart after the death of a worker, where a Python with torch is given
 (`_torchrun_restart.py`). `--hosts`: on two hosts, which are network namespaces (Linux, root). `--more` adds to what was
@@ -37,6 +38,7 @@ from _measure import RESULTS, Spread, readable, report
 WORKERS, SETTLED, RANDOM_SECONDS = 3, 60, 0.03
 EVERY, RESTARTS = 3, 3  # torchrun's turn comes every so many rounds; and how many kills it then gets
 FILE = RESULTS / "survival.json"
+PARTS = ("dead", "noticed", "repaired", "computed")
 
 
 def rank(folder: str, seed: int, kills: int) -> None:
@@ -44,6 +46,7 @@ def rank(folder: str, seed: int, kills: int) -> None:
     import collectives as comm
 
     notes = Notes(folder)
+    notes.of_death()
     draw = random.Random(seed)
     victims = [victim for _ in range(0, kills, WORKERS) for victim in draw.sample(range(WORKERS), WORKERS)][:kills]
     notes.around(comm.MPIWorld, "_repair")
@@ -71,11 +74,13 @@ def die(notes: Notes, rank: int) -> None:
 
 def kills_of(notes: list[list[dict[str, Any]]]) -> list[dict[str, Any]]:
     """What each kill of a job has led to."""
-    kills = [(line, ranks[0]["host"]) for ranks in notes for line in ranks if line["kind"] == "kill"]
-    return [found for kill, host in kills if (found := _kill(kill, host, notes))]
+    killed = [{line["kind"]: line for line in ranks} for ranks in notes]
+    return [
+        _kill(lines["kill"], lines["dead"]["t"], lines["start"]["host"], notes) for lines in killed if "kill" in lines
+    ]
 
 
-def _kill(kill: dict[str, Any], host: str, notes: list[list[dict[str, Any]]]) -> dict[str, Any]:
+def _kill(kill: dict[str, Any], dead: float, host: str, notes: list[list[dict[str, Any]]]) -> dict[str, Any]:
     at, ends, noticed, repaired, before, compiled, hosts = kill["t"], [], [], [], [], 0, {host}
     for lines in notes:
         steps = [line for line in lines if line["kind"] == "step"]
@@ -96,7 +101,8 @@ def _kill(kill: dict[str, Any], host: str, notes: list[list[dict[str, Any]]]) ->
     return {
         "rank": kill["rank"],
         "median": float(np.median(before)),
-        "noticed": max(noticed) - at,
+        "dead": dead - at,
+        "noticed": max(noticed) - dead,
         "repaired": max(repaired) - max(noticed),
         "computed": max(ends) - max(repaired),
         "kernels": compiled,
@@ -146,7 +152,7 @@ def rows(known: dict[str, list]) -> list[dict[str, object]]:
 
 
 def cells(kills: list[dict[str, Any]]) -> dict[str, object]:
-    parts = {name: [kill.get(name, np.nan) for kill in kills] for name in ("noticed", "repaired", "computed")}
+    parts = {name: [kill.get(name, np.nan) for kill in kills] for name in PARTS}
     median = np.array([kill["median"] for kill in kills])
     late = np.array([kill.get("whole") or sum(kill[name] for name in parts) for kill in kills]) - median
     spread = Spread.of(late)
