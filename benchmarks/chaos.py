@@ -2,10 +2,10 @@
 
     python benchmarks/chaos.py --events 1000
 
-Runs jobs of 2 to 4 processes, one after another, until so many events have happened: processes are killed, stopped
-for a while and slowed down, in whatever they do (in the exchange, in a meeting, in a repair, in reserve, …); workers
-are called in and sent back to the reserve, batches and shares change. What happens in a job follows from its seed
-(`tests/mpi/chaos.py`); what is checked of it is in `tests/mpi/chaotic.py`.
+Runs jobs of 2 to 4 processes, one after another, until so many events have happened: processes are killed, told to go,
+stopped for a while and slowed down, in whatever they do (in the exchange, in a meeting, in a repair, in reserve, …);
+workers are called in and sent back to the reserve, batches and shares change. What happens in a job follows from its
+seed (`tests/mpi/chaos.py`); what is checked of it is in `tests/mpi/chaotic.py`.
 
 The targets: no hang, no wrong exit code, the final state within 1e-10 of a plain loop over the same stream and the same
 global batches, and every example taken exactly as often as in that loop.
@@ -52,7 +52,9 @@ def tables(jobs: Sequence[dict]) -> tuple[list[dict], list[str]]:
     """Events by kind and phase; and the rest, in words."""
     events = [tuple(event) for job in jobs for event in job["events"]]
     kinds = Counter(kind for kind, _, _ in events)
-    columns = [kind for kind in ("kill", "stop", "slow", "raise", "workers", "batch", "shares") if kinds[kind]]
+    columns = [
+        kind for kind in ("kill", "told to go", "stop", "slow", "raise", "workers", "batch", "shares") if kinds[kind]
+    ]
     rows: list[dict] = []
     for phase in sorted({phase for _, phase, _ in events}):
         counts = Counter(kind for kind, at, _ in events if at == phase)
@@ -64,18 +66,25 @@ def tables(jobs: Sequence[dict]) -> tuple[list[dict], list[str]]:
     exits = sum(any(text.startswith("exit code") for text in job["wrong"]) for job in jobs)
     ends = Counter(job["ends"] for job in jobs)
     text = [
-        f"{len(events)} events in {len(jobs)} jobs of {STEPS} steps, seeds {jobs[0]['seed']} to {jobs[-1]['seed']}: "
+        f"{len(events)} events in {len(jobs)} jobs of {STEPS} steps, seeds {_ranges(jobs)}: "
         f"{', '.join(f'{n} that end {ENDS[end]}' for end, n in ends.items())}; "
         f"{sum(reserve for _, _, reserve in events)} of the events to processes in reserve.",
         f"Hangs: {hangs}. Wrong exit codes: {exits}. Other errors: {len(wrong) - hangs - exits}. "
         f"Largest difference from the plain loop: {max(job['difference'] for job in jobs):.1e}.",
         f"Repairs: {np.isfinite(repairs).sum()}; median {np.median(repairs):.1f} ms, 95th percentile "
         f"{np.quantile(repairs, 0.95):.1f} ms, from when a survivor noticed to when all could go on. A job took "
-        f"{np.median([job['seconds'] for job in jobs]):.0f} s (median), most of it to import and to compile.",
+        f"{np.median([job['seconds'] for job in jobs]):.0f} s (median).",
     ]
     if wrong:
         text.append("What went wrong:\n\n" + "\n".join(f"* {line}" for line in wrong))
     return rows, text
+
+
+def _ranges(jobs: Sequence[dict]) -> str:
+    seeds = [job["seed"] for job in jobs]
+    first = [seed for seed in seeds if seed - 1 not in seeds]
+    last = [seed for seed in seeds if seed + 1 not in seeds]
+    return " and ".join(f"{a} to {b}" for a, b in zip(first, last, strict=True))
 
 
 def main() -> None:

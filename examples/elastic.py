@@ -8,9 +8,9 @@ hangs is done without. From another terminal, with a number of those that are pr
     kill -9 PID        it is lost; the others go on at once, with the same global batch
     kill -STOP PID     after --patience seconds it is named, and after twice that killed, so that it is lost, too
 
-The same by itself, worker 0 behind step 150 and worker 2 behind step 200:
+The same by itself, worker 0 behind step 190 and worker 2 behind step 210:
 
-    python -m collectives.mpirun -n 4 --oversubscribe examples/elastic.py --kill 0@150 --stop 2@200
+    python -m collectives.mpirun -n 4 --oversubscribe examples/elastic.py --kill 0@190 --stop 2@210
 
 Where all processes are on few cores, PJRT_NPROC=1 in the environment gives each of them one thread to compute in.
 In the place of `adapt_workers` there is a policy, `ctrl.noise_workers(64)`, which goes by the bounds of the noise scale
@@ -95,8 +95,8 @@ def harm(step):
 
 with comm.world(workers=args.workers, patience=args.patience) as world:
     program = ad.Program(driver, state, train, global_batch=args.workers * args.examples_per_worker, world=world)
-    print(f"worker {world.workers[0]} is process {os.getpid()}", flush=True)
-    world.barrier()
+    pids = world.all_gather_bytes(f"worker {world.workers[0]} is process {os.getpid()}".encode())
+    show("\n".join(map(bytes.decode, pids)))
 
     show(f"\n{'step':>5} {'epoch':>6} {'noise':>6}   batch sizes")
     before = None

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -46,39 +46,17 @@ from . import checkpoint as _checkpoint
 from .arguments import Driver, InitialState, built_in, checked_nonfinite, count, next_name, world_of
 from .checkpoints import Checkpoints
 from .choice import chosen
+from .company import AllLeave, Company, Course, RunEnds, RunOver, Until
 from .evaluate import evaluate
 from .events import Asked, Listener, Listeners, StepEvent, Subscription, hook_values
 from .explain import explain
 from .first_plan import check_alike, first_plan
-from .hand_over import Known, pack, room, unpack
+from .hand_over import Known
 from .keeping import Keeping
 from .record import Recorder
 from .report import Report
 from .seating import Seating
 from .watch import Skips, StepClock, UpdateCheck
-
-
-class _Until(NamedTuple):
-    """Where a run ends, unless a hook ends it before. Replicated."""
-
-    epoch: int | None = None
-    step: int | None = None
-
-    def reached(self, epoch: int, step: int) -> bool:
-        return (self.epoch is not None and epoch >= self.epoch) or (self.step is not None and step >= self.step)
-
-
-class _RunEnds(Exception):
-    """There is no next step in this run. On all processes that take part in it."""
-
-
-class _RunOver(_RunEnds):
-    """The workers have ended the run for which this process was in reserve, and it has their state."""
-
-
-class _AllLeave(_RunEnds):
-    """Processes were told to go, and the others cannot go on without them, or there are none."""
-
 
 _log = logging.getLogger("adaptive")
 _SAME_CHECKPOINT = "Restore the same checkpoint on every rank; all may read one file. Nothing has been restored."
@@ -235,13 +213,17 @@ class Program:
         self._clock = StepClock(self.world)
         self._skips = Skips(nonfinite, max_skipped)
         self._update = UpdateCheck(self._engine, self._name)
+        known = Known(
+            *(self._engine, self._hooks, self._sizes, self._membership, self._seating, self._digest, self._stream),
+            self._skips,
+        )
+        self._company = Company(self.world, self._name, known, self._clock, self._update)
         self._listeners = Listeners()
         self._keeping: Keeping | None = None  # of the run that is under way
-        self._why_all_leave = ""
         self._directories: set[Path] = set()  # of checkpoints that this program goes on from, or has written
         self._notes: list[str] = []  # for the next report
         self._step = 0
-        self._until = _Until()
+        self._until = Until()
         self._alone = threading.Lock()  # held while a step is under way
         self._compiled = False
 
@@ -340,21 +322,21 @@ class Program:
             last state is on the disk. See docs/elastic.md.
           CheckpointError: no checkpoints can be kept as `checkpoint` says. On rank 0, before the first step.
         """
-        self._until = _Until(
+        self._until = Until(
             None if epochs is None else self.epoch + count("epochs", epochs),
             None if steps is None else self._step + count("steps", steps),
         )
         self._decisions.stopped = False
         listening = nullcontext() if checkpoint is None else Listening()
         with listening, self._recorded(record), self._kept(checkpoint) as keeping:
-            all_leave = False
+            all_leave: AllLeave | None = None
             while not (all_leave or self._decisions.stopped or self._until.reached(self.epoch, self._step)):
                 try:
                     report = self._one_step()
-                except _RunOver:  # of the workers; this process was in reserve
+                except RunOver:  # of the workers; this process was in reserve
                     return
-                except _AllLeave:
-                    all_leave = True
+                except AllLeave as why:
+                    all_leave = why
                     continue
                 if keeping is not None:
                     keeping.after(report)
@@ -362,11 +344,12 @@ class Program:
             self._update.together(self._step, "the end of run()")
             self._compare_last_decision()
             if keeping is not None:
-                keeping.end(in_any_case=all_leave)
-            if all_leave:
-                raise self._preempted("" if keeping else ", and keeps no checkpoint, since it was given no checkpoint=")
+                keeping.end(in_any_case=all_leave is not None)
+            if all_leave is not None:
+                more = "" if keeping else ", and keeps no checkpoint, since it was given no checkpoint="
+                raise self._preempted(all_leave, more)
             self.world.assemble()
-            self._hand_over()
+            self._take_course(self._company.hand_over(self._course))
 
     @contextmanager
     def _recorded(self, path: str | Path | None) -> Iterator[None]:
@@ -422,16 +405,16 @@ class Program:
         """
         try:
             return self._one_step()
-        except _AllLeave:
-            raise self._preempted("") from None
+        except AllLeave as why:
+            raise self._preempted(why) from None
 
-    def _preempted(self, more: str) -> Preempted:
+    def _preempted(self, cause: AllLeave, more: str = "") -> Preempted:
         """What ends all processes. What one of them has written is on the disk before any of them goes on to its end.
         Communicates.
         """
         self.world.barrier()
         honoured()
-        why = f"{self._why_all_leave}: {self._name} ends after step {self._step}{more}."
+        why = f"{cause}: {self._name} ends after step {self._step}{more}."
         if not self.world.rank:
             _log.warning("%s", why)
         return Preempted(why)
@@ -459,7 +442,9 @@ class Program:
             self.world.part()
             outcome = self._by_those_left(since)
             notes = self._skips.take(outcome.trouble, self._step + 1)
-        except _RunEnds:
+        except RunEnds as end:
+            if isinstance(end, RunOver):
+                self._take_course(end.course)
             raise
         except (NonFiniteError, WorkerError, DisagreementError) as error:  # all processes raise it
             error.add_note(f"The state of {self._name} is that of step {self._step}.")
@@ -477,49 +462,18 @@ class Program:
           since: seconds since the step before began.
         """
         while True:
-            self._seat()
+            self._take_course(self._company.gather(self._course))
             try:
                 return self._run_engine(self._stream.take(self._sizes.current), since)
             except MembersChanged:
                 continue
 
-    def _seat(self) -> None:
-        """Let those leave and join who are to; notice who has, since the last step. In reserve, wait to join."""
-        if self._membership.due and not self.world.in_reserve:
-            self._update.together(self._step, "a change of members")
-            leave = self._membership.change(f"after step {self._step} of {self._name}")
-            if self._membership.all_leave:
-                signals = " and ".join(sorted({leaver.signal for leaver in leave}))
-                self._why_all_leave = f"{self._membership.why_all_leave} ({signals})"
-                raise _AllLeave
-            if leave:
-                self._seating.note(f"told to go, and left after step {self._step}: {', '.join(map(str, leave))}.")
-        while self.world.in_reserve:
-            self.world.wait(self._engine.kernels.can_make_all)
-            if not self.world.in_reserve:
-                self._clock.restart()
-        over = self.world.newcomers and not self.world.apart
-        self._hand_over()
-        if over:
-            raise _RunOver
-        if self._seating.changed:
-            self._clock.forget(self._seating.places(self._seating.take()))
+    @property
+    def _course(self) -> Course:
+        return Course(self._step, self._until, self._decisions.stopped)
 
-    def _hand_over(self) -> None:
-        """Let those who have come in know what the others know."""
-        if not self.world.newcomers:
-            return
-        self._hooks.catch_up(self._sizes)
-        known = Known(
-            *(self._engine, self._hooks, self._sizes, self._membership, self._seating, self._digest, self._stream),
-            self._skips,
-        )
-        own = self._step, self._until, self._decisions.stopped
-        about = f"what newcomers have to know of {self._name}"
-        baggage = self.world.hand_over(lambda: pack(known, own), lambda: room(known), about)
-        if baggage is not None:
-            self._step, self._until, self._decisions.stopped = unpack(known, baggage)
-            self._update.told = False
+    def _take_course(self, course: Course) -> None:
+        self._step, self._until, self._decisions.stopped = course
 
     def _compile_first(self) -> None:
         if not self._compiled:

@@ -13,7 +13,7 @@ from adaptive.extend import Loss, Seats
 
 from .processes import Process, Together
 from .recruits import Recruit, entered, merged
-from .repair import all_agree
+from .repair import all_agree, shrunk
 from .reserve import MEET
 
 JOIN, TOGETHER, CLOSE, ALL_GO = "join", "together", "close", "all go"
@@ -69,7 +69,7 @@ def meeting(
     error: Exception | None = None
     while True:
         if comm is not None:
-            before, comm = comm, comm.Shrink() if survives else comm.Dup()
+            before, comm = comm, shrunk(mpi, comm) if survives else comm.Dup()
             comm.Set_errhandler(mpi.ERRORS_RETURN)
             if error is not None and comm.size == before.size:
                 raise error  # nobody was lost
@@ -117,9 +117,7 @@ def _admit(mpi: Any, comm: Any, role: Role, recruits: Sequence[Recruit], *, surv
     if survives and not all_agree(mpi, comm, fine):
         with suppress(mpi.Exception):
             everyone.Revoke()  # recruits that are in give up
-        comm = comm.Shrink()
-        comm.Set_errhandler(mpi.ERRORS_RETURN)
-        return comm
+        return shrunk(mpi, comm)
     return everyone
 
 

@@ -54,7 +54,7 @@ def survives(lost: str | None, environ: MutableMapping[str, str] = os.environ) -
         raise LaunchError(
             'lost="continue" needs an MPI that survives the loss of processes, and a launcher that was told so: Open '
             "MPI 5, started by\n"
-            "    mpirun --with-ft ulfm -n 4 python -m mpi4py train.py\n"
+            "    python -m collectives.mpirun -n 4 train.py\n"
             'Leave lost= out to go on where that is so, and to stop elsewhere; or say lost="stop".'
         )
     return lost != "stop" and enabled(environ)
@@ -70,8 +70,7 @@ def repaired(mpi: Any, comm: Any, level: Callable[[Any], T]) -> tuple[Any, T]:
     while True:
         with suppress(mpi.Exception):
             comm.Revoke()
-        smaller = comm.Shrink()
-        smaller.Set_errhandler(mpi.ERRORS_RETURN)
+        smaller = shrunk(mpi, comm)
         if error is not None and smaller.size == comm.size:
             raise error  # nobody was lost
         found: list[T] = []
@@ -85,6 +84,15 @@ def repaired(mpi: Any, comm: Any, level: Callable[[Any], T]) -> tuple[Any, T]:
         if all_agree(mpi, smaller, bool(found)):
             return smaller, found[0]
         comm, error = smaller, error or mpi.Exception(mpi.ERR_PROC_FAILED)
+
+
+def shrunk(mpi: Any, comm: Any) -> Any:
+    """A communicator of those who are left; all of them have it when this returns."""
+    smaller = comm.Shrink()
+    smaller.Set_errhandler(mpi.ERRORS_RETURN)
+    # One that is still making it would die by its revocation, of a segmentation fault (Open MPI 5.0.11).
+    all_agree(mpi, smaller, True)
+    return smaller
 
 
 def all_agree(mpi: Any, comm: Any, fine: bool) -> bool:

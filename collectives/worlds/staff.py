@@ -92,10 +92,14 @@ class Staff:
         return alone
 
     def _staff(self, everyone: Together, seats: Seats, size: int) -> None:
-        self.size, self._seats, self._job = size, seats, everyone
+        self.size, self._seats = size, seats
+        # Not the workers' own, which is revoked where one of them is lost: in that nobody is told anything any more.
+        whole = everyone.comm.Dup()
+        whole.Set_errhandler(self._mpi.ERRORS_RETURN)
+        self._job = Together(whole, everyone.everyone)
         self.workers = everyone.everyone[everyone.comm.rank].seats
         self._recruiting = Recruiting(self._mpi)
-        self._words = Words(self._mpi, everyone.comm)
+        self._words = Words(self._mpi, whole)
         self._idle: list[Process] = [p for p in everyone.everyone if not self._works(p)]  # in reserve; replicated
         self._knows = True  # what the others do
         self._called = len(self.members)

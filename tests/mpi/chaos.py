@@ -1,8 +1,8 @@
 """Jobs to which all kinds of things happen: `python -m collectives.mpirun -n 4 chaos.py SEED FOLDER`.
 
-What happens follows from the seed (`schedule`): processes are killed, stopped for a while and slowed down, in whatever
-they do; workers are asked to come and to go; batches and shares change. A job that is to end badly does so by its last
-event. `tests/mpi/chaotic.py` starts such jobs, and says whether all went as it must.
+What happens follows from the seed (`schedule`): processes are killed, told to go, stopped for a while and slowed down,
+in whatever they do; workers are asked to come and to go; batches and shares change. A job that is to end badly does so
+by its last event. `tests/mpi/chaotic.py` starts such jobs, and says whether all went as it must.
 
 Each process appends to FOLDER/log, a line of JSON each: events as they happen, repairs, and what it has in the end.
 """
@@ -91,6 +91,12 @@ def schedule(seed: int) -> Schedule:
     if ends == "raise":
         last = add("raise", keeps, ("between", "a hook"))
         events[-1] = last._replace(step=STEPS - 5)
+    if ends == "well" and r.random() < 0.5:
+        add(
+            "told to go",
+            r.choice([seat for seat in mortal if seat not in kills] or mortal),
+            r.choice((EACH_STEP, AT_CHANGES, BESIDE)),
+        )
     if ends == "too few":
         last = add("kill", keeps, EACH_STEP)
         events[:] = [e for e in events if e.kind != "kill"]
@@ -199,6 +205,8 @@ class Chaos:
             os.kill(me, signal.SIGKILL)
         elif event.kind == "kill":
             self._hand.send(me, signal.SIGKILL, event.delay)
+        elif event.kind == "told to go":
+            self._hand.send(me, signal.SIGTERM, event.delay)
         elif event.kind == "stop":
             self._hand.send(me, signal.SIGSTOP, event.delay, event.value)
         elif event.kind == "slow":

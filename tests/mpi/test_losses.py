@@ -52,6 +52,11 @@ def test_what_only_some_have_completed_keeps_nobody_waiting_elsewhere(where):
     assert result.stdout.count("ended well") == 3, result
 
 
+def test_workers_leave_and_come_back_behind_a_loss():
+    result = run(SCRIPT.with_name("fewer_after_a_loss.py"), n=3, ours=True)
+    assert result.stdout.count("ended well") == 2, result
+
+
 def test_going_on_must_be_possible():
     script = ["-c", "import collectives as comm; comm.world(lost='continue')"]
     result = run(script, n=2, expect_failure=True)

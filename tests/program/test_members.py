@@ -160,7 +160,7 @@ def test_local_state_begins_anew_with_a_newcomer_and_stays_where_there_are_no_ex
         program.step()
         seats.join(3)
         program.rescale(shares=[1, 0, 0, 1])
-        program._seat()
+        program._company.gather(program._course)
         assert own()[3] == 7
         program.step()
         assert own()[1] == first[1]
