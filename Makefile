@@ -15,10 +15,10 @@ export OMPI_ALLOW_RUN_AS_ROOT := 1
 export OMPI_ALLOW_RUN_AS_ROOT_CONFIRM := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help run test lint types format install clean
+.PHONY: help run test test-all lint types format install clean
 
 help:  ## show this
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 # The ranks share the cores, so each XLA gets a pool of one thread, unless the environment says otherwise.
 run: $(STAMP)  ## run the main example under mpirun (RANKS=2, EXAMPLE=examples/listing_1.py)
@@ -26,6 +26,9 @@ run: $(STAMP)  ## run the main example under mpirun (RANKS=2, EXAMPLE=examples/l
 	    $(BIN)/mpirun --oversubscribe -n $(RANKS) $(BIN)/python -m mpi4py $(EXAMPLE) $(ARGS)
 
 test: $(STAMP)  ## run the tests, those under mpirun included (TESTS="tests/adaptive -x" for some of them, JOBS=1 for one process)
+	@$(BIN)/python -m pytest -q -n $(JOBS) --dist worksteal -m "not long" $(TESTS)
+
+test-all: $(STAMP)  ## run all of them: more kills, signals and chaos; twice the time
 	@$(BIN)/python -m pytest -q -n $(JOBS) --dist worksteal $(TESTS)
 
 lint: $(STAMP)  ## check style and formatting

@@ -73,6 +73,7 @@ def test_on_the_devices_of_one_process():
     assert "a worker has joined on seat 2." in done.stdout
 
 
+@pytest.mark.long
 def test_as_one_worker():
     done = alone()
     assert done.returncode == 0, done.stderr

@@ -14,7 +14,7 @@ from .chaotic import run
 pytestmark = [pytest.mark.ranks, survives_losses]
 
 # Some hundred events in all: with kills in each phase of a change, several at once, and bad ends.
-SEEDS = (1006, 1008, 1011, 1013, 1021, 1031)
+SEEDS = (1006, *(pytest.param(seed, marks=pytest.mark.long) for seed in (1008, 1011, 1013, 1021, 1031)))
 
 
 @pytest.mark.parametrize("seed", SEEDS)

@@ -18,7 +18,7 @@ pytestmark = [pytest.mark.ranks, pytest.mark.timeout(LIMIT + 30)]
 HERE = Path(__file__).parent
 
 
-@pytest.mark.parametrize(("ranks", "kind"), [(2, "mpi"), (3, "mpi-two-devices")])
+@pytest.mark.parametrize(("ranks", "kind"), [(2, "mpi"), pytest.param(3, "mpi-two-devices", marks=pytest.mark.long)])
 def test_on_ranks(ranks, kind):
     run_suite(kind, ranks, HERE / "checkpoints_on_ranks.py")
 
@@ -28,6 +28,7 @@ def job(directory: Path, ranks: int, steps: int) -> dict:
     return json.loads(printed.strip().splitlines()[-1])
 
 
+@pytest.mark.long
 def test_from_two_ranks_to_three_to_one(tmp_path):
     """The same mathematics as without an interruption: the same examples, and the same state up to rounding."""
     jobs = [job(tmp_path / "run", ranks, steps) for ranks, steps in ((2, 5), (3, 9), (1, 12))]

@@ -26,7 +26,16 @@ def end(*cases: str, n: int = 3, code: int = 0) -> Result:
     return result
 
 
-@pytest.mark.parametrize("cases", [[], ["killed:1"], ["killed:0", "killed:2"], ["leaves:0", "killed:2"]], ids=" ".join)
+@pytest.mark.parametrize(
+    "cases",
+    [
+        pytest.param([], marks=pytest.mark.long),
+        pytest.param(["killed:1"], marks=pytest.mark.long),
+        ["killed:0", "killed:2"],
+        ["leaves:0", "killed:2"],
+    ],
+    ids=str,
+)
 def test_a_program_that_ends_well(cases):
     assert end(*cases).stdout.count("ended well") == 3 - len(cases)
 
@@ -46,6 +55,7 @@ def test_others_are_ended_though_they_wait_for_what_never_comes():
     end("leaves by exit 3:1", n=2, code=3)
 
 
+@pytest.mark.long
 def test_codes_behind_the_world():
     """Nobody does what a rank does there, so it cannot be lost."""
     assert end("exit 4 in the end:2", code=4).stdout.count("ended well") == 3
@@ -57,7 +67,14 @@ def test_a_spawned_worker():
     end("spawns one that is killed:0", n=1)
 
 
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 0), (signal.SIGUSR1, 0), (signal.SIGINT, 130)])
+@pytest.mark.parametrize(
+    ("number", "code"),
+    [
+        (signal.SIGTERM, 0),
+        pytest.param(signal.SIGUSR1, 0, marks=pytest.mark.long),
+        pytest.param(signal.SIGINT, 130, marks=pytest.mark.long),
+    ],
+)
 def test_signals_reach_all_ranks_and_leave_them_time(number, code, monkeypatch):
     arguments = [*GRACE, "-n", "2", str(SCRIPT), "waits for a signal:0", "waits for a signal:1"]
     environ = mpirun._environment({}, 60)
@@ -74,7 +91,7 @@ def test_signals_reach_all_ranks_and_leave_them_time(number, code, monkeypatch):
     assert said.count(f"told {number.name}") == (2 if code == 0 else 0), said
 
 
-@pytest.mark.parametrize("here", [1, 2])
+@pytest.mark.parametrize("here", [pytest.param(1, marks=pytest.mark.long), 2])
 def test_a_host_that_is_cut_off(here):
     """The launcher's side goes on, and ends well; the other side ends."""
     with hosts(2) as made:

@@ -50,6 +50,7 @@ def check_end(directory: Path, n: int, result: Result) -> None:
     assert f"ends after step {last}." in result.stdout, result
 
 
+@pytest.mark.long
 def test_one_after_another_from_the_start_on():
     result = leave("before a program is built:2", "the first compile:0", "a hook twice:3")
     assert left_after(result) == [1, 7]  # two of them after the first; and who is told after a step, after the next
@@ -79,6 +80,7 @@ def test_all_and_from_three_ranks_to_two_to_three_to_one(tmp_path):
     assert "ended well" in result.stdout, result
 
 
+@pytest.mark.long
 def test_in_reserve_where_processes_cannot_leave_alone(tmp_path):
     result = end(tmp_path / "run", "workers=2", "in reserve:2", n=3, ulfm=False)
     assert "cannot leave alone (said by a process in reserve)" in result.stdout, result

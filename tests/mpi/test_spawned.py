@@ -19,6 +19,7 @@ def test_more_workers_are_asked_for_than_were_started():
     assert "worker 1 ended well" in result.stdout, result
 
 
+@pytest.mark.long
 def test_a_process_that_has_built_something_else_is_not_let_in():
     result = run([SCRIPT, "another driver"], n=1, ours=True)
     assert "worker 0 ended well: did not grow, members (0,)" in result.stdout, result
