@@ -64,6 +64,7 @@ def alone(*arguments: str, devices: int = 1) -> subprocess.CompletedProcess[str]
     return subprocess.run(command, env=env, capture_output=True, text=True, timeout=100)
 
 
+@pytest.mark.long
 def test_on_the_devices_of_one_process():
     done = alone(devices=3)
     assert done.returncode == 0, done.stderr
