@@ -165,11 +165,18 @@ class Message(Operation):
 
     def carry_out(self, comm: Any) -> None:
         self.arrived = self._reduce()
+        # The thread of the watch may be the last that knows this operation; arrays of JAX's are not let go there, as it
+        # may be when the interpreter ends.
+        self._reduce = _reduced
 
     def send_result(self, comm: Any, root: int) -> None:
         self.arrived = comm.bcast(self.arrived, root)
         for buffer in self._buffers:
             send_bytes(comm, buffer, root)
+
+
+def _reduced() -> np.ndarray:
+    raise AssertionError("a message is not carried out again")
 
 
 def send_bytes(comm: Any, buffer: np.ndarray, root: int) -> None:

@@ -28,6 +28,7 @@ _LONGEST_TICK = 1.0  # seconds
 _ROUNDS = 4  # of asking, in `patience`
 _SECONDS_TO_ANSWER = 2.0
 _SECONDS_TO_ABORT = 5.0
+_SECONDS_TO_END = 1.0
 _SECONDS_TO_PRINT = 1.0  # a launcher drops what it has not printed yet when it ends the job
 _EXIT_STATUS = 1
 _HURRY = 1 / 12  # of `patience`: after this those who have said that they will not come are looked into
@@ -83,6 +84,8 @@ class Watch:
             for _ in range(3):
                 self.asking.send([peer.number for peer in self.asking.others], "bye", why=why)
         self.asking.ring()
+        if threading.current_thread() is not self._thread:  # what it still holds is let go before the interpreter is
+            self._thread.join(_SECONDS_TO_END)
 
     @property
     def _world(self) -> Watched:
