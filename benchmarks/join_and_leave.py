@@ -32,11 +32,11 @@ def rank(folder: str, changes: int, mebibytes: int) -> None:
     """On each rank: train, and ask for another number of workers now and then."""
     import collectives as comm
     from adaptive.control.membership import Membership
-    from adaptive.program.program import Program
+    from adaptive.program.company import Company
 
     notes = Notes(folder)
     notes.around(Membership, "change")
-    notes.around(Program, "_hand_over")
+    notes.around(Company, "hand_over")
     with comm.world(workers=FEW) as world:
         program = monitored(world, workers=FEW, mebibytes=mebibytes)
         program.warm_up()
@@ -69,7 +69,7 @@ def _change(lines: list[dict], before: list[dict], behind: list[dict]) -> dict[s
         "switch": change["seconds"] - float(np.median([step["seconds"] for step in behind[1:]])),
         "step": float(np.median([step["seconds"] for step in behind[1:]])),
         "together": sum(line["seconds"] for line in inside if line["kind"] == "change"),
-        "handed over": sum(line["seconds"] for line in inside if line["kind"] == "_hand_over"),
+        "handed over": sum(line["seconds"] for line in inside if line["kind"] == "hand_over"),
         "kernels": behind[-1]["kernels"] - before[-1]["kernels"],
     }
 
