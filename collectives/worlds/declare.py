@@ -1,9 +1,10 @@
 """Telling Open MPI that a process is lost where it cannot know: its host is cut off, and nothing comes back from it.
 
 MPI has no call for that. Open MPI has a function that its own detectors call (`ompi_errhandler_proc_failed_internal`),
-exported, and unchanged since 5.0.0. It takes a process, which another one finds by a name: a number of the job, and the
-rank. The number is that of this process, whose record is looked at where it lies; it is made sure that the rank there
-is the own one, or nothing is done. What waits for the lost process, in any thread, gets MPI_ERR_PROC_FAILED then.
+exported, and no part of its interface: tried with 5.0.11. It takes a process, which another one finds by a name: a
+number of the job, and the rank. The number is that of this process, whose record is looked at where it lies; it is made
+sure that the rank there is the own one, or nothing is done. What waits for the lost process, in any thread, gets
+MPI_ERR_PROC_FAILED then.
 
 All who are left have to be told, or they wait for each other.
 """
