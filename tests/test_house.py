@@ -37,7 +37,7 @@ MAY_IMPORT = {
     "monitors": {"adaptive", "collectives"},
     "controllers": {"adaptive", "collectives"},
 }
-DECLARED = {"jax", "flax", "optax", "numpy", "mpi4py", "psutil", "orbax"}
+DECLARED = {"jax", "optax", "numpy", "mpi4py", "psutil", "orbax"}
 THE_MPI_FILE = "collectives/worlds/mpi.py"
 THE_ORBAX_FILE = "adaptive/disk/arrays.py"
 THE_JAX_FILE = "adaptive/base/jaxprs.py"
