@@ -20,6 +20,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.extend.core import Var
 
+from adaptive.base.activity import COMPUTING, EXCHANGING, OTHER, Activity
 from adaptive.base.world import Arriving, World, among_those_left
 from adaptive.data.stream import Share
 from adaptive.graph.flow import Scope
@@ -67,6 +68,7 @@ class StatusLike(Protocol):
     """What this process says of itself in each step, with its last message, and what it takes of the others'."""
 
     length: int  # elements of the message
+    told: tuple[float, Sequence[float], Sequence[float]]  # seconds of this process: see `Activity.of_workers`
 
     def encode(self) -> np.ndarray:
         """This process's part of a sum over all processes; shape=(length,)."""
@@ -81,6 +83,7 @@ class NoStatus:
     """Of a process that says nothing, and hears nothing."""
 
     length = 0
+    told: tuple[float, Sequence[float], Sequence[float]] = 0.0, (), ()
 
     def encode(self) -> np.ndarray:
         return np.zeros(0)
@@ -99,6 +102,7 @@ class Engine:
       status: what rides on the last message of each step.
       finite: whether what is not finite keeps a step from being committed.
       name: the program's, to tell its messages from those of others in this world.
+      activity: to be told what this process does.
     """
 
     def __init__(
@@ -111,6 +115,7 @@ class Engine:
         status: StatusLike | None = None,
         finite: bool = False,
         name: str = "",
+        activity: Activity | None = None,
     ):
         self.plan, self.world, self.plans = plans.reference, world, plans
         plan = self.plan
@@ -136,6 +141,7 @@ class Engine:
         self._committed: list[jax.Array] = []  # one result of the last step's final segment, per worker of this process
         self._compiled: dict[tuple[str, int, int], Callable] = {}
         self.name = name
+        self.activity = activity or Activity(world)
         self._channels = [(name, number) for number in range(len(self.layouts))]
         self._last = len(self.layouts) - 1  # the message with the status
         self._places = places_in_level(plan, self.layouts)
@@ -248,6 +254,8 @@ class Engine:
                 self.kernels.microbatches(i, r.batch_size, self._least_calls(r.batch_size == r.global_batch))
                 for i, r in enumerate(readings)
             ]
+        activity = self.activity
+        activity.turn(COMPUTING)
         run = _Step(self, share, readings, microbatches)
         for level in range(self.plan.levels + 1):
             run.once(level)
@@ -260,8 +268,12 @@ class Engine:
             # What the step before has read must be done with before it is written again.
             for result in self._committed:
                 result.block_until_ready()
+            if self._last in sent:
+                self.status.told = activity.of_workers(run.seconds)
+            activity.turn(EXCHANGING)
             under_way = [self._send(number, parts, readings[0].step + 1, more) for number, parts in sent.items()]
             arrived = [(message, *message.arriving.wait()) for message in under_way]
+            activity.turn(COMPUTING)
             for message, results, heard in arrived:
                 if message.number == self._last:
                     self.status.decode(heard)
@@ -269,6 +281,7 @@ class Engine:
                     return run.given_up(message.number, results[0], search)
                 run.messages[message.number] = results
         hooks, metrics = run.commit()
+        activity.turn(OTHER)
         sent_in_all = len(self.layouts)
         return Outcome(
             hooks, metrics, run.messages, run.seconds, run.microbatches, sent_in_all, self._bytes[sent_in_all]
