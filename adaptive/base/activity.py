@@ -39,8 +39,9 @@ class Breakdown(NamedTuple):
 INPUT, COMPUTING, EXCHANGING, WAITING, HOOKS, COMPILING, OTHER = range(len(Breakdown._fields))
 BETWEEN = len(Breakdown._fields)  # behind a step and before the next: the script's own code
 
-Turned = Callable[[int, float, float], None]
-"""`turned(activity, began, ended)`: told of each activity that has ended, by the clock of `time.perf_counter`."""
+Turned = Callable[[int, float, float, float], None]
+"""`turned(activity, began, ended, waited)`: told of each activity that has ended, by the clock of `time.perf_counter`;
+of its seconds the first `waited` were for others."""
 
 
 class WorkerSeconds(NamedTuple):
@@ -96,7 +97,7 @@ class Activity:
         self._seconds[before] += seconds - others
         self._seconds[WAITING] += others
         if self.turned is not None:
-            self.turned(before, self._since, now)
+            self.turned(before, self._since, now, others)
         self._now, self._since, self._waited = to, now, waited
         return before
 

@@ -57,6 +57,7 @@ from .first_plan import check_alike, first_plan
 from .hand_over import Known
 from .keeping import Keeping
 from .seating import Seating
+from .tracing import Traced, Tracing
 from .watch import Skips, StepClock, UpdateCheck
 
 _log = logging.getLogger("adaptive")
@@ -222,6 +223,7 @@ class Program:
         )
         self._company = Company(self.world, self._name, known, self._clock, self._update)
         self._listeners = Listeners()
+        self._tracing = Tracing(self.world, self._name, self._engine, self._activity)
         self._keeping: Keeping | None = None  # of the run that is under way
         self._directories: set[Path] = set()  # of checkpoints that this program goes on from, or has written
         self._notes: list[str] = []  # for the next report
@@ -344,6 +346,7 @@ class Program:
                 if keeping is not None:
                     keeping.after(report)
                 yield report
+            self._tracing.end()
             self._update.together(self._step, "the end of run()")
             self._compare_last_decision()
             if keeping is not None:
@@ -386,6 +389,27 @@ class Program:
           What ends it: `subscription.close()`, or a `with` block.
         """
         return self._listeners.add(listener)
+
+    @heard_by_all("in trace of")
+    def trace(self, path: str | os.PathLike[str], *, steps: int = 20) -> None:
+        """Have a timeline of the next steps written, for https://ui.perfetto.dev: a track per worker, with input, each
+        kernel call and its size, messages and their parts, waiting, the final segment, and hooks; and of compilers.
+
+        While steps are traced, each kernel call is waited for, so that it is known how long it took. Call it on every
+        process alike. What there is by the end of `run()` is written then.
+
+        Args:
+          path: the file, which rank 0 writes; `.json`.
+          steps: how many.
+
+        Raises:
+          OSError: rank 0 cannot write there. On rank 0; on every other process a WorkerError.
+        """
+        steps = count("steps", steps, least=1)
+        if not self.world.rank:
+            with open(path, "a"):  # rather now than behind the steps
+                pass
+        self._tracing.traced = Traced(os.fspath(path), self._step + steps)
 
     def step(self) -> Report:
         """Run one step.
@@ -476,10 +500,10 @@ class Program:
 
     @property
     def _course(self) -> Course:
-        return Course(self._step, self._until, self._decisions.stopped)
+        return Course(self._step, self._until, self._decisions.stopped, self._tracing.traced)
 
     def _take_course(self, course: Course) -> None:
-        self._step, self._until, self._decisions.stopped = course
+        self._step, self._until, self._decisions.stopped, self._tracing.traced = course
 
     def _compile_first(self) -> None:
         if not self._compiled:
@@ -568,6 +592,7 @@ class Program:
             event = StepEvent(report, epoch, ran[1], limits, self._seed, values, asked, self._status.seconds)
             failed = self._listeners.tell(event)
             report = replace(report, notes=(*report.notes, *failed)) if failed else report
+        self._tracing.after(self._step)
         return report
 
     @phase("in the hooks")
