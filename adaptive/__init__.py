@@ -23,6 +23,7 @@ from .base.errors import WorkerError as WorkerError
 from .base.world import World as World
 from .check.invariance import Invariance as Invariance
 from .data.shards import Shards as Shards
+from .observe.report import Report as Report
 from .operators.minibatches import minibatches as minibatches
 from .operators.values import batch_size as batch_size
 from .operators.values import example_keys as example_keys
@@ -35,6 +36,5 @@ from .operators.values import worker as worker
 from .operators.values import workers as workers
 from .program.checkpoints import Checkpoints as Checkpoints
 from .program.program import Program as Program
-from .program.report import Report as Report
 
 __version__ = "0.1.0"

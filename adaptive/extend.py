@@ -12,6 +12,8 @@ word in the changelog.
   does; when sizes can be made is its `Readiness`, and who can be had is said by its `Seats`.
 """
 
+from adaptive.base.activity import Breakdown as Breakdown
+from adaptive.base.activity import WorkerSeconds as WorkerSeconds
 from adaptive.base.arrays import is_key as is_key
 from adaptive.base.cores import allowed_cpus as allowed_cpus
 from adaptive.base.cores import chosen_threads as chosen_threads
@@ -60,6 +62,12 @@ from adaptive.control.readiness import Readiness as Readiness
 from adaptive.control.split import check_shares as check_shares
 from adaptive.control.split import split as split
 from adaptive.graph.plan import HookPlan as HookPlan
+from adaptive.observe.events import HookValues as HookValues
+from adaptive.observe.events import Listener as Listener
+from adaptive.observe.events import StepEvent as StepEvent
+from adaptive.observe.events import Subscription as Subscription
+from adaptive.observe.events import Unsubscribe as Unsubscribe
+from adaptive.observe.record import RECORD_VERSION as RECORD_VERSION
 from adaptive.operators.claims import claim as claim
 from adaptive.operators.collectives import Collective as Collective
 from adaptive.operators.collectives import collective as collective
@@ -73,9 +81,3 @@ from adaptive.operators.sources import GLOBAL_BATCH as GLOBAL_BATCH
 from adaptive.operators.sources import Reading as Reading
 from adaptive.operators.sources import Source as Source
 from adaptive.operators.sources import read as read
-from adaptive.program.events import HookValues as HookValues
-from adaptive.program.events import Listener as Listener
-from adaptive.program.events import StepEvent as StepEvent
-from adaptive.program.events import Subscription as Subscription
-from adaptive.program.events import Unsubscribe as Unsubscribe
-from adaptive.program.record import RECORD_VERSION as RECORD_VERSION

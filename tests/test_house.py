@@ -28,6 +28,7 @@ FLOORS = (
     "runtime",
     "control",
     "check",
+    "observe",
     "program",
 )  # of adaptive
 

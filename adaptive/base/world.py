@@ -187,6 +187,11 @@ class World(Protocol):
         ...
 
     @property
+    def waited(self) -> float:
+        """Seconds, so far, that this process has waited for others to come to what all do together. Local."""
+        ...
+
+    @property
     def rank(self) -> int:
         """This process's number, 0 … processes-1: of those that are together now. Local."""
         ...

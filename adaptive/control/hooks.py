@@ -48,6 +48,10 @@ class Hooks:
         self._seen: list[list[_Seen]] = [[] for _ in hooks]
         self.joined: list[set[int]] = [set() for _ in hooks]  # seats, since the last step that was shown
 
+    def due(self, step: int) -> list[int]:
+        """Which hooks decide after this step, by their numbers."""
+        return [i for i, hook in enumerate(self.hooks) if step % hook.every == 0]
+
     def run(
         self,
         step: int,
@@ -70,8 +74,9 @@ class Hooks:
         merged = _NOTHING
         asked: list[str] = []
         silent: list[str] = []
+        deciding = self.due(step)
         for i, hook in enumerate(self.hooks):
-            due = step % hook.every == 0
+            due = i in deciding
             if due or hook.handler.every_step:
                 joined: tuple[int, ...] = ()
                 if self.joined[i]:

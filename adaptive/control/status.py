@@ -7,6 +7,7 @@ to this file alone:
 
     digest     one per worker   its process's decisions so far (`decision_digest.py`); zero from other processes
     wish       one per worker   whether its process wants to leave: 0, 1, or 2 if it is time (`membership.py`)
+    seconds    three a worker   of input, of computing, and busy: `WorkerSeconds`
     ready      one              how many processes can make the sizes that are pending
     able       one              how many processes can make any sizes, now and from now on
     call       one              the mean of what one more kernel call costs them, in examples
@@ -19,15 +20,17 @@ every worker.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
 import numpy as np
 
+from adaptive.base.activity import WorkerSeconds
 from adaptive.base.world import World
 
 from .decision_digest import DecisionDigest
 
-_OF_EACH = 2  # digest, wish
+_OF_EACH = 2 + len(WorkerSeconds._fields)  # digest, wish, seconds
 _OF_ALL = 5  # ready, able, call, newcomers, asks
 
 
@@ -77,6 +80,7 @@ class Verdict(NamedTuple):
 
     digests: np.ndarray  # shape=(workers,)
     wishes: np.ndarray  # shape=(workers,)
+    seconds: WorkerSeconds
     ready: bool  # of all processes
     able: bool
     call: float  # on average
@@ -96,19 +100,25 @@ class Status:
       length: elements of a message.
       asks: whether this process says that it is time for a checkpoint. Local.
       asked: whether any has said so with the last message. Replicated.
+      told: what to tell of this process's seconds: what `Activity.of_workers` has returned. Local.
+      seconds: of all workers, by the last message. Replicated.
     """
 
     def __init__(self, world: World, digest: DecisionDigest, sizes: Readiness, members: Members):
         self.length = status_length(world.size)
         self._world, self._digest, self._sizes, self._members = world, digest, sizes, members
         self.asks = self.asked = False
+        self.told: tuple[float, Sequence[float], Sequence[float]] = 0.0, (), ()
+        self.seconds = WorkerSeconds(*np.zeros((3, world.size)))
 
     def encode(self) -> np.ndarray:
         """This process's part of the sum; shape=(length,)."""
         own, sizes, n = self._world.workers, self._sizes, self._world.size
         elements = np.zeros(self.length)
-        elements[own.start : own.stop] = self._digest.value
-        elements[n + own.start : n + own.stop] = self._members.wish
+        each = elements[:-_OF_ALL].reshape(_OF_EACH, n)[:, own.start : own.stop]
+        each[0], each[1] = self._digest.value, self._members.wish
+        if self.told[1]:
+            each[2], each[3], each[4] = self.told
         call, newcomers = sizes.call / self._world.processes, self._members.newcomers
         elements[-_OF_ALL:] = sizes.ready, sizes.able, call, newcomers, self.asks
         return elements
@@ -125,7 +135,7 @@ class Status:
         self._digest.compare(verdict.digests, own=self._world.workers)
         self._sizes.agreed(ready=verdict.ready, able=verdict.able, call=verdict.call)
         self._members.agreed(newcomers=verdict.newcomers, wishes=verdict.wishes)
-        self.asked = verdict.asked
+        self.asked, self.seconds = verdict.asked, verdict.seconds
 
 
 def status_length(workers: int) -> int:
@@ -134,7 +144,8 @@ def status_length(workers: int) -> int:
 
 
 def _verdict(elements: np.ndarray, processes: int) -> Verdict:
-    digests, wishes = elements[:-_OF_ALL].reshape(_OF_EACH, -1)
+    digests, wishes, *seconds = elements[:-_OF_ALL].reshape(_OF_EACH, -1)
     ready, able, call, newcomers, asks = elements[-_OF_ALL:].tolist()
     all_ready, all_able = ready == processes, able == processes
-    return Verdict(digests, wishes.copy(), all_ready, all_able, call, round(newcomers), asks > 0)
+    heard = WorkerSeconds(*np.array(seconds, np.float32))
+    return Verdict(digests, wishes.copy(), heard, all_ready, all_able, call, round(newcomers), asks > 0)

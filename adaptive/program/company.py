@@ -7,6 +7,7 @@ from typing import NamedTuple
 from adaptive.base.world import World
 
 from .hand_over import Known, pack, room, unpack
+from .tracing import Traced
 from .watch import StepClock, UpdateCheck
 
 
@@ -27,6 +28,7 @@ class Course(NamedTuple):
     step: int  # steps done
     until: Until
     stopped: bool  # by a hook
+    traced: Traced | None = None
 
 
 class RunEnds(Exception):
@@ -106,5 +108,5 @@ class Company:
         if baggage is None:
             return course
         self._update.told = False
-        step, until, stopped = unpack(known, baggage)
-        return Course(step, Until(*until), stopped)
+        step, until, stopped, traced = unpack(known, baggage)
+        return Course(step, Until(*until), stopped, traced and Traced(*traced))

@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Any
 
 from adaptive.base.errors import CheckpointError
 from adaptive.base.failure import heard_by_all
+from adaptive.observe.report import Report
 
 from .checkpoint import has_local
 from .checkpoints import Checkpoints
-from .report import Report
 from .writer import Writer
 
 if TYPE_CHECKING:

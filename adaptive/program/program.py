@@ -16,6 +16,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from adaptive.base.activity import COMPILING, COMPUTING, HOOKS, INPUT, OTHER, Activity
 from adaptive.base.decision import Decision
 from adaptive.base.errors import DataError, DisagreementError, DriverError, NonFiniteError, Preempted, WorkerError
 from adaptive.base.failure import heard_by_all, tell
@@ -37,6 +38,9 @@ from adaptive.data.shards import Shards, rows_of, unused_shards
 from adaptive.data.stream import Share, Stream
 from adaptive.graph.plan import Plan
 from adaptive.graph.planner import Planner
+from adaptive.observe.events import Asked, Listener, Listeners, StepEvent, Subscription, hook_values
+from adaptive.observe.record import Recorder
+from adaptive.observe.report import Report
 from adaptive.operators.sources import Reading
 from adaptive.runtime.cache import share_compilations
 from adaptive.runtime.engine import Engine, Outcome
@@ -48,14 +52,12 @@ from .checkpoints import Checkpoints
 from .choice import chosen
 from .company import AllLeave, Company, Course, RunEnds, RunOver, Until
 from .evaluate import evaluate
-from .events import Asked, Listener, Listeners, StepEvent, Subscription, hook_values
 from .explain import explain
 from .first_plan import check_alike, first_plan
 from .hand_over import Known
 from .keeping import Keeping
-from .record import Recorder
-from .report import Report
 from .seating import Seating
+from .tracing import Traced, Tracing
 from .watch import Skips, StepClock, UpdateCheck
 
 _log = logging.getLogger("adaptive")
@@ -191,6 +193,7 @@ class Program:
             told=told,
         )
         self._status = Status(self.world, self._digest, self._sizes, self._membership)
+        self._activity = Activity(self.world)
         self._engine = Engine(
             planner,
             jax.tree.leaves(self._initial.arrays),
@@ -199,6 +202,7 @@ class Program:
             name=self._name,
             kernels=KernelOptions(microbatch, not deterministic, bool(resizable), machines.compile_order),
             finite=nonfinite != "allow",
+            activity=self._activity,
         )
         # Without a message nobody can tell that all are ready; and when they are depends on how fast machines are.
         waits = deterministic or not self._engine.layouts
@@ -219,6 +223,7 @@ class Program:
         )
         self._company = Company(self.world, self._name, known, self._clock, self._update)
         self._listeners = Listeners()
+        self._tracing = Tracing(self.world, self._name, self._engine, self._activity)
         self._keeping: Keeping | None = None  # of the run that is under way
         self._directories: set[Path] = set()  # of checkpoints that this program goes on from, or has written
         self._notes: list[str] = []  # for the next report
@@ -341,6 +346,7 @@ class Program:
                 if keeping is not None:
                     keeping.after(report)
                 yield report
+            self._tracing.end()
             self._update.together(self._step, "the end of run()")
             self._compare_last_decision()
             if keeping is not None:
@@ -383,6 +389,27 @@ class Program:
           What ends it: `subscription.close()`, or a `with` block.
         """
         return self._listeners.add(listener)
+
+    @heard_by_all("in trace of")
+    def trace(self, path: str | os.PathLike[str], *, steps: int = 20) -> None:
+        """Have a timeline of the next steps written, for https://ui.perfetto.dev: a track per worker, with input, each
+        kernel call and its size, messages and their parts, waiting, the final segment, and hooks; and of compilers.
+
+        While steps are traced, each kernel call is waited for, so that it is known how long it took. Call it on every
+        process alike. What there is by the end of `run()` is written then.
+
+        Args:
+          path: the file, which rank 0 writes; `.json`.
+          steps: how many.
+
+        Raises:
+          OSError: rank 0 cannot write there. On rank 0; on every other process a WorkerError.
+        """
+        steps = count("steps", steps, least=1)
+        if not self.world.rank:
+            with open(path, "a"):  # rather now than behind the steps
+                pass
+        self._tracing.traced = Traced(os.fspath(path), self._step + steps)
 
     def step(self) -> Report:
         """Run one step.
@@ -434,6 +461,7 @@ class Program:
     @phase("in a step")
     def _take_step(self) -> Report:
         began = time.perf_counter()
+        self._activity.begin()
         self._compile_first()
         since = self._clock.begin(began)
         try:
@@ -453,7 +481,7 @@ class Program:
             error.add_note(f"in step {self._step + 1}, on {self._who()}")
             tell(self.world, f"in step {self._step + 1} of {self._name}", error)
             raise
-        return self._finish(outcome, began, notes)
+        return self._finish(outcome, notes)
 
     def _by_those_left(self, since: float) -> Outcome:
         """The step, taken again on the same examples where members are lost in the course of it.
@@ -464,16 +492,18 @@ class Program:
         while True:
             self._take_course(self._company.gather(self._course))
             try:
-                return self._run_engine(self._stream.take(self._sizes.current), since)
+                with self._activity.doing(INPUT):
+                    share = self._stream.take(self._sizes.current)
+                return self._run_engine(share, since)
             except MembersChanged:
                 continue
 
     @property
     def _course(self) -> Course:
-        return Course(self._step, self._until, self._decisions.stopped)
+        return Course(self._step, self._until, self._decisions.stopped, self._tracing.traced)
 
     def _take_course(self, course: Course) -> None:
-        self._step, self._until, self._decisions.stopped = course
+        self._step, self._until, self._decisions.stopped, self._tracing.traced = course
 
     def _compile_first(self) -> None:
         if not self._compiled:
@@ -483,13 +513,14 @@ class Program:
         """Have what a step of these sizes needs, of all workers."""
         sizes = [batch_sizes[worker] for worker in self.world.workers]
         self._engine.expect(batch_sizes)
-        if self._compiled:
-            self._engine.kernels.require(sizes)
-        else:
+        with self._activity.doing(COMPILING):
+            if self._compiled:
+                self._engine.kernels.require(sizes)
+                return
             self._engine.compile(sizes)
-            if not any(sizes):  # workers that may be given examples yet have the ladder of those who have them
-                self._engine.kernels.extend(max(self._sizes.current))
-            self._compiled = True
+        if not any(sizes):  # workers that may be given examples yet have the ladder of those who have them
+            self._engine.kernels.extend(max(self._sizes.current))
+        self._compiled = True
 
     def _run_engine(self, share: Share, since: float) -> Outcome:
         sizes, seconds = self._sizes.current, self._clock.compute_seconds
@@ -505,7 +536,8 @@ class Program:
 
         return self._engine.step(share, readings, meanwhile, search=self._skips.next_raises, more=self._decisions.last)
 
-    def _finish(self, outcome: Outcome, began: float, notes: list[str]) -> Report:
+    def _finish(self, outcome: Outcome, notes: list[str]) -> Report:
+        self._activity.turn(OTHER)
         ran, limits = (self._sizes.current, self._sizes.previous), self._sizes.limits
         sizes, members = self._sizes.current, self._sizes.members
         joined, lost, come_and_gone = self._seating.tell()
@@ -523,19 +555,24 @@ class Program:
         epoch = consumed / len(self._data)
         asked, decision = Asked.so_far(self._sizes, self._membership) if self._listeners else None, None
         if outcome.committed:
-            decision, more = self._decide(outcome, epoch, ran)
+            if self._hooks.due(self._step):  # what they read is not there yet: that is no time of theirs
+                with self._activity.doing(COMPUTING):
+                    jax.block_until_ready(outcome.hooks)
+            with self._activity.doing(HOOKS):
+                decision, more = self._decide(outcome, epoch, ran)
             notes += more
-        counters = kernels.counters
+        counters, metrics, breakdown = kernels.counters, self._metrics(outcome), self._activity.end()
+        epochs, seconds = consumed // len(self._data), sum(breakdown)
         report = Report(
             step=self._step,
-            epoch=consumed // len(self._data),
+            epoch=epochs,
             examples=consumed,
-            metrics=self._metrics(outcome),
+            metrics=metrics,
             batch_sizes=sizes,
             global_batch=sum(sizes),
             messages=outcome.messages,
             message_bytes=outcome.message_bytes,
-            seconds=time.perf_counter() - began,
+            seconds=seconds,
             compute_seconds=tuple(outcome.compute_seconds),
             microbatches=tuple(outcome.microbatches),
             kernels=counters.kernels,
@@ -547,12 +584,15 @@ class Program:
             members=members,
             joined=joined,
             lost=lost,
+            breakdown=breakdown,
+            epoch_ended=epochs > (consumed - sum(sizes)) // len(self._data),
         )
         if asked is not None:
             values = hook_values(self._hooks, outcome.hooks)
-            event = StepEvent(report, epoch, ran[1], limits, self._seed, values, asked)
+            event = StepEvent(report, epoch, ran[1], limits, self._seed, values, asked, self._status.seconds)
             failed = self._listeners.tell(event)
             report = replace(report, notes=(*report.notes, *failed)) if failed else report
+        self._tracing.after(self._step)
         return report
 
     @phase("in the hooks")

@@ -20,7 +20,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax.extend.core import Var
 
-from adaptive.base.world import Arriving, World, among_those_left
+from adaptive.base.activity import COMPUTING, EXCHANGING, OTHER, Activity
+from adaptive.base.timeline import STEPS, Timeline
+from adaptive.base.world import Arriving, LookAtPiece, World, among_those_left
 from adaptive.data.stream import Share
 from adaptive.graph.flow import Scope
 from adaptive.graph.plan import Plan, Segment
@@ -67,6 +69,7 @@ class StatusLike(Protocol):
     """What this process says of itself in each step, with its last message, and what it takes of the others'."""
 
     length: int  # elements of the message
+    told: tuple[float, Sequence[float], Sequence[float]]  # seconds of this process: see `Activity.of_workers`
 
     def encode(self) -> np.ndarray:
         """This process's part of a sum over all processes; shape=(length,)."""
@@ -81,6 +84,7 @@ class NoStatus:
     """Of a process that says nothing, and hears nothing."""
 
     length = 0
+    told: tuple[float, Sequence[float], Sequence[float]] = 0.0, (), ()
 
     def encode(self) -> np.ndarray:
         return np.zeros(0)
@@ -99,6 +103,7 @@ class Engine:
       status: what rides on the last message of each step.
       finite: whether what is not finite keeps a step from being committed.
       name: the program's, to tell its messages from those of others in this world.
+      activity: to be told what this process does.
     """
 
     def __init__(
@@ -111,6 +116,7 @@ class Engine:
         status: StatusLike | None = None,
         finite: bool = False,
         name: str = "",
+        activity: Activity | None = None,
     ):
         self.plan, self.world, self.plans = plans.reference, world, plans
         plan = self.plan
@@ -136,6 +142,8 @@ class Engine:
         self._committed: list[jax.Array] = []  # one result of the last step's final segment, per worker of this process
         self._compiled: dict[tuple[str, int, int], Callable] = {}
         self.name = name
+        self.activity = activity or Activity(world)
+        self.timeline: Timeline | None = None  # while one is kept, what it is about is waited for
         self._channels = [(name, number) for number in range(len(self.layouts))]
         self._last = len(self.layouts) - 1  # the message with the status
         self._places = places_in_level(plan, self.layouts)
@@ -248,6 +256,8 @@ class Engine:
                 self.kernels.microbatches(i, r.batch_size, self._least_calls(r.batch_size == r.global_batch))
                 for i, r in enumerate(readings)
             ]
+        activity = self.activity
+        activity.turn(COMPUTING)
         run = _Step(self, share, readings, microbatches)
         for level in range(self.plan.levels + 1):
             run.once(level)
@@ -260,8 +270,12 @@ class Engine:
             # What the step before has read must be done with before it is written again.
             for result in self._committed:
                 result.block_until_ready()
+            if self._last in sent:
+                self.status.told = activity.of_workers(run.seconds)
+            activity.turn(EXCHANGING)
             under_way = [self._send(number, parts, readings[0].step + 1, more) for number, parts in sent.items()]
             arrived = [(message, *message.arriving.wait()) for message in under_way]
+            activity.turn(COMPUTING)
             for message, results, heard in arrived:
                 if message.number == self._last:
                     self.status.decode(heard)
@@ -269,6 +283,7 @@ class Engine:
                     return run.given_up(message.number, results[0], search)
                 run.messages[message.number] = results
         hooks, metrics = run.commit()
+        activity.turn(OTHER)
         sent_in_all = len(self.layouts)
         return Outcome(
             hooks, metrics, run.messages, run.seconds, run.microbatches, sent_in_all, self._bytes[sent_in_all]
@@ -281,8 +296,12 @@ class Engine:
         parts = self.nothing.with_gaps(number, parts)
         look = self.looks[number] if self.looks else None
         glances = None if look is None else look.glances()
+        shown: LookAtPiece | None = glances
+        if self.timeline is not None:
+            self.timeline.sends(about)
+            shown = pieces_on(self.timeline, glances, self.world)
         ops, channel = self.layouts[number].ops, self._channels[number]
-        return _UnderWay(number, self.world.start(parts, ops, own, channel, about, more, glances), look, glances)
+        return _UnderWay(number, self.world.start(parts, ops, own, channel, about, more, shown), look, glances)
 
     def seat(self, present: Sequence[int], joined: Sequence[int]) -> None:
         """From the next step on these workers of this process are there, by their places.
@@ -354,6 +373,20 @@ class _Program(NamedTuple):
     donate: bool = False
 
 
+def pieces_on(timeline: Timeline, look: LookAtPiece | None, world: World) -> LookAtPiece:
+    """Has the pieces of a message on a timeline, as they come, beside what else looks at them."""
+    began, waited = time.perf_counter(), world.waited
+
+    def note(part: int, start: int, piece: np.ndarray) -> None:
+        nonlocal began, waited
+        timeline.add(STEPS, f"part {part}", began + world.waited - waited, elements=piece.size, first=start)
+        if look is not None:
+            look(part, start, piece)
+        began, waited = time.perf_counter(), world.waited
+
+    return note
+
+
 class _UnderWay(NamedTuple):
     """A message that is being exchanged."""
 
@@ -412,11 +445,18 @@ class _Step:
         self._start()
         self.kept_once[level] = {}
         for local in self.engine.present:
-            given = self._whole(local, segment)
+            given, began = self._whole(local, segment), time.perf_counter()
             out = self.engine._compiled["once", level, local](given)
+            self._trace(local, f"once, before message {level + 1}", began, out)
             self.kept_once[level][local] = out["outputs"]
             if "parts" in out:
                 self.packed[local] = out["parts"]
+
+    def _trace(self, local: int, name: str, began: float, results: Any, **details: Any) -> None:
+        """Where a timeline is kept, wait for what was begun, and note how long it took."""
+        if self.engine.timeline is not None:
+            jax.block_until_ready(results)
+            self.engine.timeline.add(local, name, began, **details)
 
     def _start(self) -> None:
         self._started, self._watch = time.perf_counter(), Stopwatch(self.engine.world.devices[0])
@@ -449,7 +489,10 @@ class _Step:
             )
             kernel = engine.kernels.kernel(local, size, level)
             given["const"] = list(kernel.consts)
+            began = time.perf_counter()
             out = kernel.run(given)
+            if engine._waiters is None:  # else calls are under way on several devices
+                self._trace(local, f"{size} examples", began, out, level=level)
             kept.append(out["outputs"])
             if "parts" in out:
                 new = out["parts"]
@@ -478,6 +521,9 @@ class _Step:
             done = list(self.engine._waiters.map(self._wait_for, self.locals))
         for local in self.locals:
             self.seconds[local] += done[local] - self._started
+            if self.engine.timeline is not None and self.engine._waiters is not None and self.microbatches[local]:
+                name = f"{' + '.join(map(str, self.microbatches[local]))} examples"
+                self.engine.timeline.add(local, name, self._started, done[local], level=level)
         self._undisturbed += self._watch.seconds
         if level == self.engine._last_call:
             self._record()
@@ -576,7 +622,9 @@ class _Step:
             given, state = self._whole(local, final), engine.states[local]
             given_up = [state[i] for i in found.overwritten], given["slot"]
             given["state"], given["slot"] = [state[i] for i in found.read_only], []
+            began = time.perf_counter()
             results.append(engine._compiled["final", 0, local](given_up, given))
+            self._trace(local, "final", began, results[-1])
         engine._committed = [outputs[0] for outputs in results if outputs]
         for local, outputs in zip(engine.present, results, strict=True):
             state, slots = engine.states[local], [outputs[place] for place in found.slots]

@@ -116,6 +116,8 @@ class Kernels:
 
     Attributes:
       least_calls: as that is for the sizes that are asked about next.
+      compiled: by size and by when it began, when it was done; infinite for what is under way. By the clock of
+        `time.perf_counter`.
     """
 
     def __init__(
@@ -128,6 +130,7 @@ class Kernels:
         options: KernelOptions = KernelOptions(),
     ):
         self.counters = Counters()
+        self.compiled: dict[tuple[int, float], float] = {}
         self.largest_call, self.timed = options.largest_call, options.timed
         self.resizable, self.splittable, self.least_calls = options.resizable, splittable, least_calls
         self._calls = calls
@@ -390,6 +393,7 @@ class Kernels:
 
     def _compiled(self, size: int, device: jax.Device) -> CallSet:
         start = time.perf_counter()
+        self.compiled[size, start] = inf
         with self._lock:
             if size not in self._traced:
                 self._traced[size] = self._calls(size)
@@ -400,8 +404,9 @@ class Kernels:
         for level, (function, shapes, consts) in traced.items():
             run = compile_segment(function, (shapes,), device, name=f"call_{level}_{size}")
             kernels[level] = Kernel(run, tuple(self.constants.on(device, c) for c in consts))
+        self.compiled[size, start] = end = time.perf_counter()
         self.counters.kernels += len(kernels)
-        self.counters.compile_seconds += time.perf_counter() - start
+        self.counters.compile_seconds += end - start
         return kernels
 
     @property

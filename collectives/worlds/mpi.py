@@ -90,6 +90,7 @@ class MPIWorld(Starting, Staff, Scope):
     Attributes:
       rank, processes: of those that are together now. When processes are lost, the others are numbered anew, in their
         old order.
+      waited: seconds in frames so far, which last until the last rank has come. Local.
 
     Raises:
       LaunchError: MPI cannot be loaded, or is not that of the launcher; or losses are to be survived, and cannot be.
@@ -145,6 +146,7 @@ class MPIWorld(Starting, Staff, Scope):
         self._torn = False  # one that this process has left, and others have not
         self._completed, self._last = 0, Operation("", "", 0)  # how many operations, and the last of them
         self._left: tuple[Together, tuple[str, float]] | None = None  # who is together from the next operation on
+        self.waited = 0.0
         self._operation = self._last  # the one that it is in, or behind: for the watch
         ending.world_made()  # before the watch: what is done last is undone first, and MPI ends behind a farewell
         self._start_watch(everyone, patience)
@@ -342,7 +344,9 @@ class MPIWorld(Starting, Staff, Scope):
         self._frame.announce(crc32(operation.about.encode(), operation.kind))
         self._operation = operation
         self._inside = True
+        came = time.perf_counter()
         self.comm.Allreduce(self._mpi.IN_PLACE, self._frame.numbers)
+        self.waited += time.perf_counter() - came
         if self._frame.is_of_one_mind():
             operation.carry_out(self.comm)
         else:

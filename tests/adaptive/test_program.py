@@ -19,6 +19,7 @@ from adaptive.base import failure as _failure
 from adaptive.base.decision import Decision
 from adaptive.base.seats import Seats
 from adaptive.control.decision_digest import DecisionDigest
+from adaptive.control.status import status_length
 from adaptive.operators.sources import Source, read
 from adaptive.program import watch as _watch
 from adaptive.runtime.kernels import Kernels
@@ -207,7 +208,7 @@ def test_a_report_says_what_a_step_was():
         assert (r.batch_sizes, r.global_batch) == ((4, 2), 6)
         assert [sum(microbatches) for microbatches in r.microbatches] == [4, 2]
         assert r.messages == 1
-        assert r.message_bytes == layouts[0].nbytes == 4 * (FEATURES + 1 + 1 + 9)
+        assert r.message_bytes == layouts[0].nbytes == 4 * (FEATURES + 1 + 1 + status_length(2))
         assert r.seconds > 0
         assert len(r.compute_seconds) == 2
         assert all(0 < s <= r.seconds for s in r.compute_seconds)

@@ -14,7 +14,7 @@ import adaptive as ad
 import collectives as comm
 from adaptive import operators
 from adaptive.base.decision import Decision
-from adaptive.program import record as _record
+from adaptive.observe import record as _record
 from adaptive.runtime.local_world import LocalWorld
 from controllers.simulate import read_trace
 

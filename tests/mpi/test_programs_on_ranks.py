@@ -14,7 +14,11 @@ pytestmark = [pytest.mark.ranks, pytest.mark.timeout(LIMIT + 30)]
 
 HERE = Path(__file__).parent
 PROGRAM, FOOLING = HERE.parent / "program", HERE.parent / "fooling"
-MATHEMATICS, MEETINGS = PROGRAM / "test_same_mathematics.py", HERE / "meetings.py"
+MATHEMATICS, TRACE, MEETINGS = (
+    PROGRAM / "test_same_mathematics.py",
+    PROGRAM / "test_trace.py",
+    HERE / "meetings.py",
+)
 
 
 def run_suite(kind: str, n: int, *files: Path | str) -> str:
@@ -30,11 +34,15 @@ def run_suite(kind: str, n: int, *files: Path | str) -> str:
     ("ranks", "kind", "files"),
     [  # launches: each takes a while before its first test
         (2, "mpi", [MATHEMATICS, FOOLING / "test_drivers.py"]),
-        (2, "mpi", [PROGRAM / "test_bad_input.py", HERE / "on_ranks.py", PROGRAM / "test_not_finite.py", MEETINGS]),
+        (
+            2,
+            "mpi",
+            [PROGRAM / "test_bad_input.py", HERE / "on_ranks.py", PROGRAM / "test_not_finite.py", MEETINGS, TRACE],
+        ),
         (
             2,
             "mpi-two-devices",
-            [MATHEMATICS, MEETINGS, PROGRAM / "test_federated.py", PROGRAM / "test_own_collectives.py"],
+            [MATHEMATICS, MEETINGS, TRACE, PROGRAM / "test_federated.py", PROGRAM / "test_own_collectives.py"],
         ),
         (3, "mpi", [MATHEMATICS]),
     ],

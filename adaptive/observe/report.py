@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
+from adaptive.base.activity import Breakdown
 from adaptive.base.decision import Decision
 from adaptive.base.world import Loss
 from adaptive.runtime.microbatches import Microbatches
@@ -24,6 +25,7 @@ class Report:
       messages: exchanges in this step. Replicated.
       message_bytes: what each worker put into them. Replicated.
       seconds: wall time from the start of this step to its end, hooks included. Local.
+      breakdown: where they went: input, computing, exchanging, waiting for others, hooks, compiling, and other. Local.
       compute_seconds: per worker of this process, without waiting for others and without input; NaN for one without
         examples. Local.
       microbatches: per worker of this process, the sizes of the kernel calls that made up its batch; none for one
@@ -39,6 +41,7 @@ class Report:
       joined: those with another worker than in the step before. Replicated.
       lost: the processes that were lost since the step before, or in the course of this one: then it was taken again,
         on the same examples, by those who are left. Replicated.
+      epoch_ended: whether this step took the last examples of an epoch. Replicated.
     """
 
     step: int
@@ -50,6 +53,7 @@ class Report:
     messages: int
     message_bytes: int
     seconds: float
+    breakdown: Breakdown
     compute_seconds: tuple[float, ...]
     microbatches: tuple[Microbatches, ...]
     kernels: int
@@ -61,3 +65,9 @@ class Report:
     members: tuple[int, ...] = ()
     joined: tuple[int, ...] = ()
     lost: tuple[Loss, ...] = ()
+    epoch_ended: bool = False
+
+    @property
+    def examples_per_second(self) -> float:
+        """Of all workers, by this process's `seconds`. Local."""
+        return self.global_batch / self.seconds if self.seconds > 0 else 0.0

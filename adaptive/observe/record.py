@@ -1,4 +1,4 @@
-"""A trace of a run, as JSON lines: what the hooks were shown in every step, and what they decided.
+"""A record of a run, as JSON lines: what each step was, what the hooks were shown in it, and what they decided.
 
 With it a policy can be replayed, and another one tried, without the cluster. The first line is a header, which names
 the leaves that hooks are given; then comes a line for each step. `null` stands for NaN.
@@ -11,11 +11,14 @@ from __future__ import annotations
 import json
 import math
 import os
+from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 from typing import IO, Any
 
 import numpy as np
+
+from adaptive.base.activity import Breakdown
 
 from .events import StepEvent, Unsubscribe
 
@@ -63,6 +66,7 @@ def _header(event: StepEvent) -> dict[str, Any]:
         "upper": list(limits.upper),
         "quantum": limits.quantum,
         "multiple": limits.multiple,
+        "breakdown": Breakdown._fields,
         "hooks": [{"name": hook.name, "every": hook.every, "leaves": hook.names} for hook in event.hooks],
     }
 
@@ -83,6 +87,11 @@ def _step(event: StepEvent) -> dict[str, Any]:
             "workers": list(event.asked.workers),
         },
         "seconds": report.seconds,
+        "breakdown": _rounded(report.breakdown),
+        "workers": {name: _rounded(seconds.tolist()) for name, seconds in event.workers._asdict().items()},
+        "metrics": {name: _plain(value) for name, value in event.scalars.items()},
+        "skipped": report.skipped,
+        "lost": [str(loss) for loss in report.lost],
         "message_bytes": report.message_bytes,
         "call": event.limits.call,
         "hooks": {
@@ -98,6 +107,11 @@ def _step(event: StepEvent) -> dict[str, Any]:
         },
         "notes": list(report.notes),
     }
+
+
+def _rounded(seconds: Iterable[float]) -> list[float]:
+    """To microseconds: a record of many workers is long."""
+    return [round(s, 6) for s in seconds]
 
 
 def _write(file: IO[str], fields: dict[str, Any]) -> None:

@@ -21,7 +21,9 @@ from typing import Any, NamedTuple
 
 import jax
 import numpy as np
+from jax.tree_util import keystr
 
+from adaptive.base.activity import WorkerSeconds
 from adaptive.base.decision import Limits
 from adaptive.control.batch_sizes import BatchSizes
 from adaptive.control.hooks import Hooks
@@ -88,6 +90,7 @@ class StepEvent:
       seed: the program's. Replicated.
       hooks: what each was given, in the order of the driver.
       asked: what had been asked for when the hooks were run. Replicated.
+      workers: seconds of every worker in this step; zeros where a step has no message. Replicated.
     """
 
     report: Report
@@ -97,6 +100,15 @@ class StepEvent:
     seed: int
     hooks: tuple[HookValues, ...]
     asked: Asked
+    workers: WorkerSeconds
+
+    @cached_property
+    def scalars(self) -> dict[str, float]:
+        """Of the driver's metrics those that are single numbers, by their names: "loss", "noise.scale". Copied from the
+        device when first asked for, which waits for the step. Replicated.
+        """
+        leaves = jax.tree_util.tree_leaves_with_path(self.report.metrics)
+        return {keystr(path, simple=True, separator="."): float(x) for path, x in leaves if np.ndim(x) == 0}
 
 
 Listener = Callable[[StepEvent], Any]

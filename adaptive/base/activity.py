@@ -1,0 +1,142 @@
+"""Where the seconds of a process go: the thread of the steps is in one activity at any moment, and turns to another.
+
+So the parts of a step add up to it: nothing is timed twice, and what nobody has named is `other`.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import NamedTuple, Protocol
+
+import numpy as np
+
+
+class Breakdown(NamedTuple):
+    """Seconds of one step of this process, by what it did. They add up to `Report.seconds`. Local.
+
+    Attributes:
+      input: for examples that were not there yet.
+      computing: carrying out segments and kernel calls, and waiting for devices.
+      exchanging: in messages, but for `waiting`.
+      waiting: for other processes: until the last of them had come to what all do together.
+      hooks: in control hooks.
+      compiling: for a compiler.
+      other: all else, most of it this library's own.
+    """
+
+    input: float
+    computing: float
+    exchanging: float
+    waiting: float
+    hooks: float
+    compiling: float
+    other: float
+
+
+INPUT, COMPUTING, EXCHANGING, WAITING, HOOKS, COMPILING, OTHER = range(len(Breakdown._fields))
+BETWEEN = len(Breakdown._fields)  # behind a step and before the next: the script's own code
+
+Turned = Callable[[int, float, float, float], None]
+"""`turned(activity, began, ended, waited)`: told of each activity that has ended, by the clock of `time.perf_counter`;
+of its seconds the first `waited` were for others."""
+
+
+class WorkerSeconds(NamedTuple):
+    """Seconds of a step, of every worker. Each has shape=(workers,); 0 where nobody sits. Replicated.
+
+    Attributes:
+      input: for examples that were not there yet.
+      computing: from the dispatch of the first kernel call to what is sent.
+      busy: since the message before, but for messages: whoever was busy for longest made the others wait.
+    """
+
+    input: np.ndarray
+    computing: np.ndarray
+    busy: np.ndarray
+
+    @property
+    def waiting(self) -> np.ndarray:
+        """For the last of them, before the step's last message; shape=(workers,)."""
+        return np.where(self.busy > 0, self.busy.max(initial=0.0) - self.busy, 0.0)
+
+
+class Waits(Protocol):
+    """A world, as far as it tells how long it has waited."""
+
+    @property
+    def waited(self) -> float:
+        """Seconds, so far, that this process has waited for others to come. Local."""
+        ...
+
+
+class Activity:
+    """What the thread of the steps is doing, and for how long it has done what.
+
+    Args:
+      world: in which the others are waited for.
+
+    Attributes:
+      turned: whoever is to be told of each activity that has ended; `None` for nobody.
+    """
+
+    def __init__(self, world: Waits):
+        self._world = world
+        self._now, self._since, self._waited = BETWEEN, time.perf_counter(), world.waited
+        self._seconds = [0.0] * (BETWEEN + 1)  # so far, of all steps
+        self._before = list(self._seconds)  # when the step began
+        self._told = self._by_itself  # when the last status was told
+        self.turned: Turned | None = None
+
+    def turn(self, to: int) -> int:
+        """Do something else from now on. Returns what was done so far, to turn back to."""
+        now, waited, before = time.perf_counter(), self._world.waited, self._now
+        seconds, others = now - self._since, waited - self._waited
+        self._seconds[before] += seconds - others
+        self._seconds[WAITING] += others
+        if self.turned is not None:
+            self.turned(before, self._since, now, others)
+        self._now, self._since, self._waited = to, now, waited
+        return before
+
+    @contextmanager
+    def doing(self, what: int) -> Iterator[None]:
+        """While the block lasts."""
+        before = self.turn(what)
+        try:
+            yield
+        finally:
+            self.turn(before)
+
+    def begin(self) -> None:
+        """A step begins."""
+        self.turn(OTHER)
+        self._before = list(self._seconds)
+
+    def end(self) -> Breakdown:
+        """It has ended. Where its seconds went."""
+        self.turn(BETWEEN)
+        return Breakdown(*[now - before for now, before in zip(self._seconds, self._before[:BETWEEN], strict=False)])
+
+    def of_workers(self, computing: Sequence[float]) -> tuple[float, list[float], list[float]]:
+        """What a status tells of this process, shortly before it is sent.
+
+        Args:
+          computing: seconds per worker of this process; NaN for one without examples.
+
+        Returns:
+          Of `WorkerSeconds`: input, computing and busy, the last two for each worker. Workers of one process compute
+          side by side: who was done first has been busy for less.
+        """
+        self.turn(self._now)
+        own = [0.0 if math.isnan(seconds) else seconds for seconds in computing]
+        busy, self._told = self._by_itself - self._told, self._by_itself
+        input_ = self._seconds[INPUT] - self._before[INPUT]
+        return input_, own, [busy - (max(own) - seconds) for seconds in own]
+
+    @property
+    def _by_itself(self) -> float:
+        """Seconds so far in which this process depended on no other."""
+        return sum(self._seconds) - self._seconds[EXCHANGING] - self._seconds[WAITING]

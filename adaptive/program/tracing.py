@@ -1,0 +1,76 @@
+"""A trace of some steps: every process notes down what it does, until the one with rank 0 writes all of it."""
+
+from __future__ import annotations
+
+import logging
+import time
+from pathlib import Path
+from typing import NamedTuple
+
+from adaptive.base.activity import Activity
+from adaptive.base.timeline import COMPILER, Timeline
+from adaptive.base.world import World
+from adaptive.observe.trace import OfProcess, write_trace
+from adaptive.runtime.engine import Engine
+
+_log = logging.getLogger("adaptive")
+
+
+class Traced(NamedTuple):
+    """Which steps are traced, and where to. Replicated."""
+
+    path: str
+    until: int  # the step behind which it is written
+
+
+class Tracing:
+    """The trace that is under way, if there is one. Every process has it.
+
+    Args:
+      name: of the program.
+    """
+
+    def __init__(self, world: World, name: str, engine: Engine, activity: Activity):
+        self._world, self._name, self._engine, self._activity = world, name, engine, activity
+        self._traced: Traced | None = None
+
+    @property
+    def traced(self) -> Traced | None:
+        """What is traced. Replicated."""
+        return self._traced
+
+    @traced.setter
+    def traced(self, traced: Traced | None) -> None:
+        """Begin, or go on as the others do, or end without a word."""
+        if (traced is None) != (self._traced is None):
+            timeline = None if traced is None else Timeline()
+            self._engine.timeline = timeline
+            self._activity.turned = None if timeline is None else timeline.turned
+        self._traced = traced
+
+    def after(self, step: int) -> None:
+        """A step is done: if it was the last of them, write the trace. On every process alike; may communicate."""
+        if self._traced is not None and step >= self._traced.until:
+            self.end()
+
+    def end(self) -> None:
+        """Write what there is by now. On every process alike; communicates."""
+        traced, timeline, world = self._traced, self._engine.timeline, self._world
+        if traced is None or timeline is None:
+            return
+        self.traced = None
+        now = time.perf_counter()
+        for (size, began), ended in list(self._engine.kernels.compiled.items()):
+            if ended > timeline.began:
+                timeline.add(COMPILER, f"compile {size} examples", began, min(ended, now))
+        own = OfProcess.of(timeline, self._who(), world.workers)
+        gathered = world.all_gather_bytes(own.encode(), f"the trace of {self._name} until step {traced.until}")
+        if not world.rank:
+            try:
+                write_trace(Path(traced.path), [OfProcess.decode(sent) for sent in gathered])
+            except OSError as error:
+                _log.warning("the trace is not written: %s: %s", error.strerror or error, traced.path)
+
+    def _who(self) -> str:
+        first, *others = self._world.workers
+        return f"rank {self._world.rank}: " + (f"workers {first}–{others[-1]}" if others else f"worker {first}")

@@ -1,0 +1,109 @@
+"""A trace shows every process's steps, on one clock: over every world as it stands."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter, defaultdict
+from pathlib import Path
+
+import jax.numpy as jnp
+import pytest
+
+import adaptive as ad
+import collectives as comm
+import controllers as ctrl
+import monitors as mon
+from adaptive.base.timeline import STEPS, Span
+from adaptive.observe.trace import OfProcess, write_trace
+
+from .problems import same_everywhere
+
+STEPS_TRACED = 4
+
+
+def driver(state, batch):
+    mean = comm.all_reduce(batch["x"].mean(0))
+    ctrl.hook(ctrl.balance(), comm.all_gather(mon.compute_seconds()), every=2)
+    return state + mean, {}
+
+
+def built(world):
+    return ad.Program(driver, jnp.zeros(3), {"x": jnp.ones((96, 3))}, global_batch=6 * world.size, world=world)
+
+
+def spans_of(path):
+    """Spans by process and track, and what processes and tracks are called."""
+    events, spans, names = json.loads(Path(path).read_text())["traceEvents"], defaultdict(list), {}
+    for event in events:
+        if event["ph"] == "X":
+            spans[event["pid"], event["tid"]].append(event)
+        elif event["name"] in ("process_name", "thread_name"):
+            names[event["pid"], event.get("tid")] = event["args"]["name"]
+    return spans, names
+
+
+def test_all_workers_are_in_it(world, tmp_path):
+    path = tmp_path / "trace.json"
+    with built(world) as program:
+        program.step()
+        program.trace(path, steps=STEPS_TRACED)
+        sums = [sum(program.step().breakdown) for _ in range(STEPS_TRACED + 2)]
+    assert len(sums) == STEPS_TRACED + 2
+    if world.rank:
+        assert not path.exists()
+        return
+    spans, names = spans_of(path)
+    assert {pid for pid, _ in spans} == set(range(world.processes))
+    assert {f"worker {w}" for w in range(world.size)} <= set(names.values())
+    for pid in range(world.processes):
+        of_process = [e for (p, _), track in spans.items() if p == pid for e in track]
+        counts = Counter(e["name"].split(",")[0] for e in of_process)
+        workers = world.size // world.processes
+        assert counts["input"] == counts["exchanging"] == STEPS_TRACED
+        assert counts["hooks"] == STEPS_TRACED
+        assert counts["final"] == workers * STEPS_TRACED
+        examples = [e for e in of_process if e["name"].endswith("examples") and "level" in e["args"]]
+        assert sum(sum(map(int, e["name"].split()[:-1:2])) for e in examples) == 6 * workers * STEPS_TRACED
+
+
+def test_what_a_span_consists_of_lies_within_it(world, tmp_path):
+    path = tmp_path / "trace.json"
+    with built(world) as program:
+        program.trace(path)
+        for _ in program.run(steps=3):
+            pass  # ends before all are there: what there is, is written
+    if world.rank:
+        return
+    spans, names = spans_of(path)
+    for track, found in spans.items():
+        if names[track] == "compiler":
+            continue
+        under_way = []
+        for event in sorted(found, key=lambda e: (e["ts"], -e["dur"])):
+            began, ended = event["ts"], event["ts"] + event["dur"]
+            under_way = [end for end in under_way if end > began + 0.01]
+            assert all(ended <= end + 0.01 for end in under_way), event
+            under_way.append(ended)
+
+
+def test_a_file_that_cannot_be_written_is_said_at_once(world, tmp_path):
+    with built(world) as program:
+        if world.processes == 1:
+            with pytest.raises(FileNotFoundError):
+                program.trace(tmp_path / "no folder" / "trace.json")
+            with pytest.raises(ad.AdaptiveError, match="steps"):
+                program.trace(tmp_path / "trace.json", steps=0)
+        report = program.step()
+        same_everywhere(world, report.step)
+
+
+def test_clocks_of_other_hosts_are_compared_by_what_arrived(tmp_path):
+    def process(rank, ahead, arrivals):
+        spans = [Span(STEPS, "computing", ahead + 1.0, ahead + 2.0, {})]
+        return OfProcess(f"rank {rank}", [rank], spans, [ahead + t for t in arrivals])
+
+    joined_later = process(1, 1000.0, [3.0, 4.0])
+    path = tmp_path / "trace.json"
+    write_trace(path, [process(0, 0.0, [2.0, 3.0, 4.0]), OfProcess.decode(joined_later.encode())])
+    spans, _ = spans_of(path)
+    assert [e["ts"] for track in spans.values() for e in track] == [0.0, pytest.approx(0.0, abs=1e-3)]
