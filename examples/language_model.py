@@ -25,11 +25,12 @@ args = parser.parse_args()
 if "OMPI_COMM_WORLD_RANK" in os.environ or "PMI_RANK" in os.environ:
     os.environ.setdefault("PJRT_NPROC", "1")  # ranks share the cores: one thread for each, before JAX starts them
 
+from pydoc_data.topics import topics  # noqa: E402
+
 import jax  # noqa: E402
 import jax.numpy as jnp  # noqa: E402
 import numpy as np  # noqa: E402
 import optax  # noqa: E402
-from pydoc_data.topics import topics  # noqa: E402
 
 import adaptive as ad  # noqa: E402
 import collectives as comm  # noqa: E402
@@ -39,7 +40,7 @@ import monitors as mon  # noqa: E402
 if args.devices > 1:
     jax.config.update("jax_num_cpu_devices", args.devices)
 
-# --- the text, as windows that overlap by half: a view, which takes no memory of its own --------------------------------
+# --- the text, as windows that overlap by half: a view, which takes no memory of its own ------------------------------
 
 text = "\n\n".join(topics[name] for name in sorted(topics))
 alphabet, codes = np.unique(np.array(list(text)), return_inverse=True)

@@ -15,7 +15,22 @@ from tests.mpirun import ROOT, run
 
 pytestmark = pytest.mark.ranks
 
-BRIEF = "--steps 12 --layers 1 --width 16 --context 16 --global-batch 8 --max-batch 16 --show-every 4".split()
+BRIEF = [
+    "--steps",
+    "12",
+    "--layers",
+    "1",
+    "--width",
+    "16",
+    "--context",
+    "16",
+    "--global-batch",
+    "8",
+    "--max-batch",
+    "16",
+    "--show-every",
+    "4",
+]
 
 
 @pytest.fixture
