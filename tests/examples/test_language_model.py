@@ -51,12 +51,12 @@ def check(printed: str, workers: int) -> None:
     assert len(printed.partition('The "for" statement ')[2]) > 300  # it has written something
 
 
+@pytest.mark.long
 def test_under_mpirun(script):
     check(run([script, *BRIEF], n=2).stdout, workers=2)
 
 
-@pytest.mark.long
-@pytest.mark.parametrize("devices", [1, 2])
+@pytest.mark.parametrize("devices", [1, pytest.param(2, marks=pytest.mark.long)])
 def test_in_one_process(script, devices):
     command = [sys.executable, str(script), *BRIEF, "--devices", str(devices)]
     env = {**os.environ, "PYTHONPATH": str(ROOT)}
