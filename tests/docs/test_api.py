@@ -3,20 +3,15 @@
 from __future__ import annotations
 
 import importlib
-import pkgutil
 import re
 from functools import cache
 
 import pytest
 
-import adaptive
 from tests.docs.pages import DOCS
 from tests.test_house import DOORS, public
 
-# Beside what other packages come in by: what of `adaptive` passes names on, as rooms do not.
-INSIDE = [f"adaptive.{module.name}" for module in pkgutil.iter_modules(adaptive.__path__) if module.name[0] != "_"]
-DOORWAYS = {door for door in INSIDE if public(importlib.import_module(door))}
-PUBLIC = ["adaptive", "controllers", *sorted((DOORS | DOORWAYS) - {"adaptive", "controllers"}), "controllers.simulate"]
+PUBLIC = ["adaptive", "controllers", *sorted(DOORS - {"adaptive", "controllers"}), "controllers.simulate"]
 
 
 @cache
