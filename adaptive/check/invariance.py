@@ -97,8 +97,9 @@ class Invariance:
         same = "these reductions do, and the state follows them, if not in these steps (a learning rate of zero?):"
         lines += _listed(same, self.hidden, "its value")
         lines += [
-            "Usual causes: batch normalisation, a loss that is summed and not averaged over examples, losses that",
-            "couple examples of a batch, a mean of means, several steps on a local batch. See docs/sharp_bits.md.",
+            'Usual causes: batch normalisation without axis_name="workers", a loss that is summed and not averaged over',
+            "examples, losses that couple examples of a batch, a mean of means, several steps on a local batch, one key of",
+            "random numbers for a whole call. See docs/sharp_bits.md.",
         ]
         return "\n".join(lines)
 
