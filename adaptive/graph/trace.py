@@ -21,6 +21,7 @@ from adaptive.base.jaxprs import called, has_references, holder, is_checkpoint, 
 from adaptive.base.names import leaf_names
 from adaptive.base.where import at, line_of, line_search_of
 from adaptive.operators.axis import AXES, Sum, as_collective, is_over_workers, without_divisions
+from adaptive.operators.batch_key import check_rows
 from adaptive.operators.claims import claim_p
 from adaptive.operators.collectives import collective_p, n_values
 from adaptive.operators.context import trace_as
@@ -111,6 +112,7 @@ def trace(driver: Callable, state: Any, batch: Any, *, workers: int) -> Graph:
     outvars = [flat.as_variable(atom) for atom in flat.inline(closed, invars)]
     _check_none_left_out(tracing.must_stay, flat.eqns)
     eqns, outvars = without_divisions(flat.eqns, flat.sums, outvars) if flat.sums else (flat.eqns, outvars)
+    check_rows(eqns, examples)
     return Graph(
         name=name,
         examples=examples,
