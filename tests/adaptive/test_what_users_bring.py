@@ -1,9 +1,11 @@
-"""Batch normalisation, as users of flax write it: refused with what to write, and with that exact."""
+"""What users bring, as they write it: refused with what to write instead, which then is right."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
+import equinox as eqx
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
@@ -174,3 +176,51 @@ def test_nnx_without_the_axis_is_told_what_to_write():
     with pytest.raises(ad.ReplicationError, match='(?s)norm.mean.*axis_name="workers"') as caught:
         ad.Program(nnx_step(comm.all_reduce), nnx_state(None), make_data(), global_batch=EXAMPLES)
     assert "Reduce the gradients first" not in str(caught.value)
+
+
+# --- equinox ----------------------------------------------------------------------------------------------------------
+
+
+class Equinox(eqx.Module):
+    layers: list
+    activation: Callable
+
+    def __call__(self, x):
+        for layer in self.layers:
+            x = self.activation(layer(x))
+        return x
+
+
+def make_equinox() -> Equinox:
+    return Equinox([eqx.nn.Linear(FEATURES, CLASSES, key=jax.random.key(0))], jax.nn.tanh)
+
+
+def test_an_equinox_model_is_refused_by_its_leaf_and_with_how_to_part_it():
+    with pytest.raises(ad.DriverError) as caught:
+        ad.Program(lambda s, b: (s, {}), {"model": make_equinox()}, make_data(), global_batch=EXAMPLES)
+    text = str(caught.value)
+    assert "the state holds tanh, which is no array of numbers, at state['model'].activation: it is a function" in text
+    assert "eqx.partition(model, eqx.is_array)" in text
+    assert "eqx.combine(params, static)" in text
+
+
+def test_equinox_is_not_spoken_of_where_there_is_none():
+    with pytest.raises(ad.DriverError, match=r"at state\['tx'\]\.init: it is a function") as caught:
+        ad.Program(lambda s, b: (s, {}), {"tx": optax.sgd(0.1)}, make_data(), global_batch=EXAMPLES)
+    assert "eqx" not in str(caught.value)
+
+
+def test_what_the_message_says_runs():
+    params, static = eqx.partition(make_equinox(), eqx.is_array)
+
+    def driver(params, batch):
+        def loss_fn(params):
+            return cross_entropy(jax.vmap(eqx.combine(params, static))(batch["x"]), batch)
+
+        loss, grads = comm.all_reduce(jax.value_and_grad(loss_fn)(params))
+        return jax.tree.map(lambda p, g: p - 0.5 * g, params, grads), {"loss": loss}
+
+    with ad.Program(driver, params, make_data(), global_batch=EXAMPLES, resizable=False) as program:
+        first, *_, last = (float(report.metrics["loss"]) for report in program.run(steps=5))
+        assert isinstance(program.state, Equinox)
+    assert last < first
