@@ -33,8 +33,8 @@ from adaptive.extend import (
     launcher,
     phase,
 )
+from launchers import ending
 
-from . import ending
 from .devices import DeviceWorld, check_devices
 from .frame import Frame
 from .inbox import Inbox, Layout, check_dtypes, from_keys, keys, round_to
