@@ -13,13 +13,13 @@ class Cores(NamedTuple):
     """How many there are for a job, and what keeps it from having more.
 
     Attributes:
-      count: of physical cores.
+      usable: physical cores.
       bindable: whether a launcher may hand them out one by one. It counts from the first of the machine, and does not
         see that this process may use others only (`taskset`), or a part of their time.
       quota: how many cores' time the container has; `None` without a limit.
     """
 
-    count: int
+    usable: int
     bindable: bool = True
     quota: float | None = None
 

@@ -59,8 +59,8 @@ def places(
     """
     chosen = Places(ranks or 0)
     if ranks is None:
-        chosen.ranks, each = _as_many_as(hosts, cores, gpus, environ)
-        chosen.said.append(f"-n is not given: {_many(chosen.ranks, 'rank')}, one for each {each}.")
+        chosen.ranks, what = _as_many_as(hosts, cores, gpus, environ)
+        chosen.said.append(f"-n is not given: {_many(chosen.ranks, 'rank')}, one for each {what}.")
     there = _busiest(chosen.ranks, hosts, oversubscribe, environ)
     if gpus is not None and there is not None:
         _check_gpus(there, gpus, chosen)
@@ -71,7 +71,7 @@ def places(
         if oversubscribe:
             chosen.options = unbound(mpi, True) if there is None else ["--oversubscribe"]
         return chosen
-    each, enough = max(1, cores.count // there), there <= cores.count
+    each, enough = max(1, cores.usable // there), there <= cores.usable
     if user:
         chosen.options = ["--oversubscribe"] * (oversubscribe or not enough) * (mpi.name == "Open MPI")
     elif enough and cores.bindable:
@@ -80,7 +80,7 @@ def places(
         chosen.options = unbound(mpi, oversubscribe or not enough)
     if not enough:
         chosen.said.append(
-            f"{_many(there, 'rank')} on {_many(cores.count, 'core')} of a host: they share them, and take turns."
+            f"{_many(there, 'rank')} on {_many(cores.usable, 'core')} of a host: they share them, and take turns."
         )
     if (there > 1 or cores.quota is not None) and not any(environ.get(name) for name in THREADS):
         chosen.environ[THREADS[0]] = str(each)
@@ -95,7 +95,7 @@ def _as_many_as(hosts: Sequence[Host], cores: Cores, gpus: int | None, environ: 
         return sum(host.slots for host in hosts), "place of the hosts"
     if tasks := environ.get("SLURM_NTASKS", ""):
         return int(tasks), "task of the Slurm job"
-    return cores.count, "core"
+    return cores.usable, "core"
 
 
 def _busiest(ranks: int, hosts: Sequence[Host], oversubscribe: bool, environ: Mapping[str, str]) -> int | None:
