@@ -90,6 +90,7 @@ class MPIWorld(Starting, Staff, Scope):
     Attributes:
       rank, processes: of those that are together now. When processes are lost, the others are numbered anew, in their
         old order.
+      library: what MPI says of itself.
 
     Raises:
       LaunchError: MPI cannot be loaded, or is not that of the launcher; or losses are to be survived, and cannot be.
@@ -113,8 +114,9 @@ class MPIWorld(Starting, Staff, Scope):
         Scope.__init__(self)
         patience = checked(patience)
         self._mpi = mpi = _load()
+        self.library: str = mpi.Get_library_version().strip("\0\n ").splitlines()[0]
         if comm is None:
-            check_agreement(mpi.COMM_WORLD.size, mpi.Get_library_version())
+            check_agreement(mpi.COMM_WORLD.size, self.library)
         self.survives = survives(lost)
         offered = recruited(mpi) if comm is None else None
         with _making:
