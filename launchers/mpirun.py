@@ -77,7 +77,10 @@ def ask(path: str) -> Implementation:
         done = subprocess.run([path, "--version"], capture_output=True, text=True, stdin=subprocess.DEVNULL, timeout=60)
     except (OSError, subprocess.TimeoutExpired) as error:
         raise UsageError(f"{path} cannot be run: {error}") from error
-    for name, pattern in (("Open MPI", r"Open MPI\D*([\d.]+)"), ("MPICH", r"(?s)HYDRA.*?Version:\s*([\d.]+)")):
+    for name, pattern in (
+        ("Open MPI", r"(?:Open MPI|OpenRTE)\D*([\d.]+)"),
+        ("MPICH", r"(?s)HYDRA.*?Version:\s*([\d.]+)"),
+    ):
         if version := re.search(pattern, done.stdout + done.stderr):
             return Implementation(path, name, tuple(int(part) for part in version[1].split(".") if part))  # type: ignore[arg-type]
     return Implementation(path, "")

@@ -88,6 +88,8 @@ def of_job(ranks: Sequence[Facts]) -> Iterator[Finding]:
     first = ranks[0]
     troubles = {own.trouble for own in ranks if own.trouble}
     yield from (_in_two(trouble) for trouble in sorted(troubles))
+    if troubles:
+        return
     yield from _differences(ranks)
     if len({own.processor for own in ranks}) > 1:
         yield note(
@@ -98,7 +100,7 @@ def of_job(ranks: Sequence[Facts]) -> Iterator[Finding]:
     for host, there in hosts(ranks).items():
         yield from _of_cores(host, there)
         yield from _shared_gpus(host, there)
-    if len(ranks) > 1 and not troubles and not first.survives:
+    if len(ranks) > 1 and not first.survives:
         open_mpi = "Open MPI v5" in first.library
         yield note(
             "A rank that dies ends the job: "
