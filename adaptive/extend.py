@@ -27,6 +27,7 @@ from adaptive.base.decision import Observation as Observation
 from adaptive.base.failure import FAILURE_THREAD as FAILURE_THREAD
 from adaptive.base.failure import tell as tell
 from adaptive.base.launcher import launcher as launcher
+from adaptive.base.launcher import tasks_not_started as tasks_not_started
 from adaptive.base.numbers import brief as brief
 from adaptive.base.numbers import real as real
 from adaptive.base.numbers import reals as reals

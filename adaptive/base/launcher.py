@@ -34,3 +34,13 @@ def launcher(environ: Mapping[str, str] = os.environ) -> Launcher | None:
         tasks = environ.get("SLURM_STEP_NUM_TASKS", environ.get("SLURM_NTASKS", "1"))
         return Launcher("Slurm's srun", int(tasks)) if tasks.isdigit() and int(tasks) > 1 else None
     return Launcher("a PMIx launcher", None) if "PMIX_RANK" in environ else None
+
+
+def tasks_not_started(environ: Mapping[str, str] = os.environ) -> int:
+    """How many tasks a Slurm job has where nobody has started them, and this process is one by itself: 0 if not so.
+
+    Such is a batch script that says `python train.py` where `srun` is missing, or a shell inside a job.
+    """
+    tasks = environ.get("SLURM_NTASKS", "")
+    alone = "SLURM_JOB_ID" in environ and launcher(environ) is None
+    return int(tasks) if alone and tasks.isdigit() and int(tasks) > 1 else 0

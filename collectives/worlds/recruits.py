@@ -15,7 +15,8 @@ import threading
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from .ending import leave_job
+from launchers.ending import leave_job
+
 from .processes import Process
 from .reserve import ASK, CLOSED, READY, REFUSED, Words
 

@@ -14,7 +14,7 @@ import threading
 import time
 
 import collectives as comm
-from collectives.worlds import ending
+from launchers import ending
 
 CASES = {int(rank): case for case, _, rank in (argument.partition(":") for argument in sys.argv[1:]) if rank}
 told: list[int] = []
