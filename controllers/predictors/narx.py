@@ -11,7 +11,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
-import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -25,15 +24,13 @@ BATCH = 32  # records in one step of training
 FIRST = 50  # records before it says anything
 
 
-class SpeedNetwork(nn.Module):
-    """From a row of lags, shape=(…, p), the change of speed; shape=(…,). At first there is none."""
+class Network(NamedTuple):
+    """From a row of p lags the change of speed, by one hidden layer. With an axis of n workers in front of every leaf."""
 
-    width: int
-
-    @nn.compact
-    def __call__(self, rows: jax.Array) -> jax.Array:
-        hidden = nn.tanh(nn.Dense(self.width)(rows))
-        return nn.Dense(1, kernel_init=nn.initializers.zeros)(hidden)[..., 0]
+    hidden: Any  # shape=(p, width)
+    bias: Any  # shape=(width,)
+    out: Any  # shape=(width,): zeros at first, so that there is no change
+    offset: Any  # shape=()
 
 
 class Learner(NamedTuple):
@@ -45,7 +42,7 @@ class Learner(NamedTuple):
     usable: Any  # shape=(BUFFER, n), bool: where there is a record; elsewhere zeros
     mean: Any  # shape=(n, p), float32: of the rows
     scale: Any  # shape=(n, p), float32: standard deviation of the rows
-    params: Any  # every leaf of shape=(n, …)
+    params: Network  # every leaf of shape=(n, …)
     opt_state: optax.OptState
 
 
@@ -88,9 +85,9 @@ def narx(lags: int = 2, width: int = 10, steps: int = 2, learning_rate: float = 
         with _on_host():
             learner = _first(width, *shape, seed)
             # Compiled here, before the program's first step, and not by the step that would be the first to need it.
-            _predict(width, learner, np.zeros(shape, np.float32))
+            _predict(learner, np.zeros(shape, np.float32))
             nothing = np.zeros(shape, np.float32), np.zeros(n_workers, np.float32), np.zeros(n_workers, bool)
-            _learn(width, learning_rate, learner, nothing, np.int32(0), np.zeros((steps, BATCH), np.int32))
+            _learn(learning_rate, learner, nothing, np.int32(0), np.zeros((steps, BATCH), np.int32))
         return NarxState(Lags.init(n_workers, n_inputs, lags), np.asarray(0), learner)
 
     def update(state: NarxState, speed: np.ndarray, inputs: np.ndarray) -> tuple[np.ndarray, NarxState]:
@@ -103,10 +100,10 @@ def narx(lags: int = 2, width: int = 10, steps: int = 2, learning_rate: float = 
             if usable.any():
                 record = _float32(row, usable[:, None]), _float32(target - row[:, 0], usable), usable
                 draw = np.random.default_rng((seed, seen)).integers(0, min(seen + 1, BUFFER), (steps, BATCH))
-                learner = _learn(width, learning_rate, learner, record, np.int32(seen), draw.astype(np.int32))
+                learner = _learn(learning_rate, learner, record, np.int32(seen), draw.astype(np.int32))
                 seen += 1
             # By what was learnt before this step, so as not to wait for what is being learnt now.
-            change, ready = map(np.asarray, _predict(width, state.learner, _float32(now, np.isfinite(now))))
+            change, ready = map(np.asarray, _predict(state.learner, _float32(now, np.isfinite(now))))
         last = now[:, 0]
         prediction = np.where(ready, np.clip(last + change, last / 3, last * 3), np.nan) * history.speed_unit
         return prediction, NarxState(history, np.asarray(seen), learner)
@@ -119,8 +116,8 @@ def narx(lags: int = 2, width: int = 10, steps: int = 2, learning_rate: float = 
 
 @contextmanager
 def _on_host() -> Iterator[None]:
-    """Where controllers compute, whatever the program's steps compute on; and with the dtypes that flax and optax
-    expect, which multiply integers by floats.
+    """Where controllers compute, whatever the program's steps compute on; and with the dtypes that optax expects,
+    which multiplies integers by floats.
     """
     with jax.default_device(jax.local_devices(backend="cpu")[0]), jax.numpy_dtype_promotion("standard"):
         yield
@@ -133,8 +130,9 @@ def _float32(values: np.ndarray, where: np.ndarray) -> np.ndarray:
 @functools.partial(jax.jit, static_argnums=(0, 1, 2, 3))
 def _first(width: int, n: int, p: int, seed: int) -> Learner:
     """All networks begin alike."""
-    params = SpeedNetwork(width).init(jax.random.key(seed), jnp.zeros(p, jnp.float32))
-    params = jax.tree.map(lambda leaf: jnp.tile(leaf, (n, *[1] * leaf.ndim)), params)
+    hidden = jax.nn.initializers.lecun_normal()(jax.random.key(seed), (p, width), jnp.float32)
+    one = Network(hidden, *(jnp.zeros(shape, jnp.float32) for shape in ((width,), (width,), ())))
+    params = jax.tree.map(lambda leaf: jnp.tile(leaf, (n, *[1] * leaf.ndim)), one)
     return Learner(
         rows=jnp.zeros((BUFFER, n, p), jnp.float32),
         changes=jnp.zeros((BUFFER, n), jnp.float32),
@@ -146,21 +144,23 @@ def _first(width: int, n: int, p: int, seed: int) -> Learner:
     )
 
 
-def _outputs(width: int, learner: Learner, rows: jax.Array) -> jax.Array:
+def _outputs(learner: Learner, rows: jax.Array) -> jax.Array:
     """What the networks make of a row each, shape=(n, p), in units in which rows are around 0 and of size 1."""
-    network: Any = SpeedNetwork(width)  # whose apply is typed as returning more than it does
-    return jax.vmap(network.apply)(learner.params, (rows - learner.mean) / learner.scale)
+
+    def output(network: Network, row: jax.Array) -> jax.Array:
+        return jnp.tanh(row @ network.hidden + network.bias) @ network.out + network.offset
+
+    return jax.vmap(output)(learner.params, (rows - learner.mean) / learner.scale)
+
+
+@jax.jit
+def _predict(learner: Learner, rows: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """The change of speed, and whether there are records enough to say so; each shape=(n,)."""
+    return _outputs(learner, rows), learner.usable.sum(axis=0) >= FIRST
 
 
 @functools.partial(jax.jit, static_argnums=0)
-def _predict(width: int, learner: Learner, rows: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """The change of speed, and whether there are records enough to say so; each shape=(n,)."""
-    return _outputs(width, learner, rows), learner.usable.sum(axis=0) >= FIRST
-
-
-@functools.partial(jax.jit, static_argnums=(0, 1))
 def _learn(
-    width: int,
     learning_rate: float,
     learner: Learner,
     record: tuple[jax.Array, jax.Array, jax.Array],
@@ -178,7 +178,7 @@ def _learn(
 
     def loss(params: Any, places: jax.Array) -> jax.Array:
         usable = learner.usable[places]
-        predicted = jax.vmap(lambda rows: _outputs(width, learner._replace(params=params), rows))(learner.rows[places])
+        predicted = jax.vmap(lambda rows: _outputs(learner._replace(params=params), rows))(learner.rows[places])
         squares = jnp.where(usable, predicted - learner.changes[places], 0.0) ** 2
         return jnp.sum(squares / jnp.maximum(usable.sum(axis=0, keepdims=True), 1)) / 2
 

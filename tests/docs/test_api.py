@@ -1,0 +1,43 @@
+"""Every public name has a place in the pages of the reference, and no other name has."""
+
+from __future__ import annotations
+
+import importlib
+import re
+from functools import cache
+
+import pytest
+
+from tests.docs.pages import DOCS
+from tests.test_house import DOORS, public
+
+PUBLIC = ["adaptive", "controllers", *sorted(DOORS - {"adaptive", "controllers"}), "controllers.simulate"]
+
+
+@cache
+def places() -> dict[tuple[str, int], str]:
+    """Where each public thing is to be found, `door.name`: of the doors that pass it on, at the first."""
+    found: dict[tuple[str, int], str] = {}
+    for door in PUBLIC:
+        for name, thing in public(importlib.import_module(door)).items():
+            found.setdefault((name, id(thing)), f"{door}.{name}")
+    return found
+
+
+@cache
+def told() -> list[str]:
+    """What the pages of the reference are about."""
+    pages = [page.read_text() for page in DOCS if page.parent.name == "api"]
+    return [name for page in pages for name in re.findall(r"^::: (\S+)", page, re.MULTILINE)]
+
+
+@pytest.mark.parametrize("door", PUBLIC)
+def test_every_public_name_has_a_place(door):
+    names = [name for name in places().values() if name.rpartition(".")[0] == door]
+    missing = [f"::: {name}" for name in names if name not in told()]
+    assert missing == [], "to be added to a page of docs/api"
+
+
+def test_no_name_has_two_places_and_what_is_not_public_has_none():
+    assert [name for name in set(told()) if told().count(name) > 1] == []
+    assert set(told()) - set(places().values()) == set()

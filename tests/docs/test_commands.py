@@ -1,0 +1,114 @@
+"""Commands in the documentation name scripts, options, targets and extras that there are."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+import shlex
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.docs.pages import PAGES, ROOT, fences, name
+
+PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+TARGETS = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+LAUNCHERS = {"mpirun", "mpiexec", "srun"}
+OTHERS = {"apt-get", "export", "kill", "module", "perf", "sbatch", "source", "git", "cd"}  # that are not ours to know
+
+
+def commands(page: Path) -> Iterator[tuple[int, str]]:
+    """Line and text of each command: all lines of `sh` and `bash`, those behind a prompt in `console`."""
+    for language in ("sh", "bash", "console"):
+        for first, block in fences(page, language):
+            lines = block.replace("\\\n", "  ").splitlines()
+            for number, line in enumerate(lines, first):
+                if language != "console" and line.strip() and not line.startswith("#"):
+                    yield number, line
+                elif line.startswith("$ "):
+                    yield number, line.removeprefix("$ ")
+
+
+def wrong(command: str) -> str | None:
+    """What a command names that there is not."""
+    words = shlex.split(command, comments=True)
+    while words and re.match(r"[A-Z_]+=", words[0]):
+        words.pop(0)
+    return check(words) if words else None
+
+
+def check(words: list[str]) -> str | None:
+    program, rest = Path(words[0]).name, words[1:]
+    if program == "make":
+        unknown = [word for word in rest if "=" not in word and word not in TARGETS]
+        return f"make has no target {unknown[0]}" if unknown else None
+    if program == "pip":
+        extras = re.findall(r"adaptive-dataflow\[([\w,]+)\]", " ".join(rest))
+        unknown = set(",".join(extras).split(",")) - {"", *PYPROJECT["optional-dependencies"]}
+        return f"there is no extra {unknown.pop()}" if unknown else None
+    if program in LAUNCHERS:
+        at = next((i for i, word in enumerate(rest) if Path(word).name == "python"), None)
+        return None if at is None else check(rest[at:])
+    if program in ("python", "python3"):
+        return check_python(rest)
+    if program in PYPROJECT.get("scripts", {}):
+        there = PYPROJECT.get("entry-points", {}).get("adaptive.commands", rest[:1])
+        return None if rest[0].startswith("-") or rest[0] in there else f"{program} has no command {rest[0]}"
+    if program == "sbatch":
+        return check_script(rest)
+    return None if program in OTHERS else f"there is no program {program}"
+
+
+def check_python(rest: list[str]) -> str | None:
+    if rest[:1] == ["-m"]:
+        module, rest = rest[1], rest[2:]
+        if importlib.util.find_spec(module) is None:
+            return f"there is no module {module}"
+        if module == "pip":
+            return check(["pip", *rest])
+        if module not in ("mpi4py", "collectives.mpirun"):
+            return None
+        while rest and not rest[0].endswith((".py", "…")):  # the launcher's own options
+            rest = rest[1:]
+    return check_script(rest) if rest else None
+
+
+def check_script(rest: list[str]) -> str | None:
+    """A script of this repository, and its options; others are the reader's."""
+    script = ROOT / rest[0]
+    if script.name == "SCRIPT.py" or not rest[0].startswith(("examples/", "benchmarks/")):
+        return None
+    if not script.exists():
+        return f"there is no {rest[0]}"
+    source = script.read_text()
+    unknown = [word for word in rest[1:] if word.startswith("--") and f'"{word.partition("=")[0]}"' not in source]
+    passed_on = script.suffix == ".sbatch" or "runpy" in source
+    return f"{rest[0]} has no option {unknown[0]}" if unknown and not passed_on else None
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name)
+def test_commands_name_what_there_is(page):
+    complaints = [(line, command, wrong(command)) for line, command in commands(page)]
+    assert [f"{name(page)}:{line}: {what}: {command}" for line, command, what in complaints if what] == []
+
+
+@pytest.mark.parametrize(
+    ("command", "complaint"),
+    [
+        ("make tset", "make has no target tset"),
+        ('pip install "adaptive-dataflow[openmpi,cuda11]"', "there is no extra cuda11"),
+        ("PJRT_NPROC=1 mpirun -n 2 python -m mpi4py examples/listing_2.py", "there is no examples/listing_2.py"),
+        ("python -m collectives.mpirun -n 2 examples/elastic.py --kil 0@190", "examples/elastic.py has no option --kil"),
+        ("python -m controllers.simulator all", "there is no module controllers.simulator"),
+        ("mpirnu -n 2 python train.py", "there is no program mpirnu"),
+    ],
+)
+def test_a_wrong_command_is_seen(command, complaint):
+    assert wrong(command) == complaint
+
+
+def test_a_right_command_is_let_through():
+    assert wrong("mpirun -n 4 --oversubscribe python -m mpi4py examples/listing_1.py --epochs 3  # all of it") is None
+    assert wrong("python -m collectives.mpirun -n 4 train.py --whatever") is None
