@@ -24,6 +24,7 @@ from adaptive.base.decision import Decision as Decision
 from adaptive.base.decision import Handler as Handler
 from adaptive.base.decision import Limits as Limits
 from adaptive.base.decision import Observation as Observation
+from adaptive.base.errors import RecordError as RecordError
 from adaptive.base.failure import FAILURE_THREAD as FAILURE_THREAD
 from adaptive.base.failure import tell as tell
 from adaptive.base.launcher import launcher as launcher
@@ -69,6 +70,8 @@ from adaptive.observe.events import StepEvent as StepEvent
 from adaptive.observe.events import Subscription as Subscription
 from adaptive.observe.events import Unsubscribe as Unsubscribe
 from adaptive.observe.record import RECORD_VERSION as RECORD_VERSION
+from adaptive.observe.recorded import RecordedRun as RecordedRun
+from adaptive.observe.recorded import read_run as read_run
 from adaptive.operators.claims import claim as claim
 from adaptive.operators.collectives import Collective as Collective
 from adaptive.operators.collectives import collective as collective

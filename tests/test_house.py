@@ -45,7 +45,10 @@ DECLARED = {"jax", "flax", "optax", "numpy", "mpi4py", "psutil", "orbax", "click
 THE_MPI_FILE = "collectives/worlds/mpi.py"
 THE_ORBAX_FILE = "adaptive/disk/arrays.py"
 THE_JAX_FILE = "adaptive/base/jaxprs.py"
-OPTIONAL = {"matplotlib": "controllers/simulate/_draw.py"}  # imported where it is used, so that all runs without
+OPTIONAL = {  # imported where they are used, so that all runs without
+    "matplotlib": "controllers/simulate/_draw.py",
+    "orjson": "adaptive/observe/recorded.py",
+}
 FILES = [path.relative_to(ROOT).as_posix() for package in MAY_IMPORT for path in sorted((ROOT / package).rglob("*.py"))]
 
 

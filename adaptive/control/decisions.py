@@ -43,6 +43,7 @@ class Decisions:
         self._world, self._name, self._hooks, self._sizes = world, name, hooks, sizes
         self._membership, self._digest, self._heterogeneous = membership, digest, heterogeneous
         self.stopped = False
+        self.decided: tuple[str, ...] = ()  # names of the hooks behind the last decision
 
     @property
     def last(self) -> str:
@@ -68,7 +69,7 @@ class Decisions:
             self._digest.enter(step, names, decision)
         if decision is None:
             return None, []
-        self.stopped = decision.stop
+        self.stopped, self.decided = decision.stop, tuple(names)
         return decision, [*decision.notes, *apply_decision(decision, self._sizes, self._membership, names)]
 
     def by_hand(self, step: int, global_batch: Any, shares: Any, workers: Any) -> None:

@@ -90,6 +90,7 @@ class StepEvent:
       seed: the program's. Replicated.
       hooks: what each was given, in the order of the driver.
       asked: what had been asked for when the hooks were run. Replicated.
+      decided: the names of the hooks behind the report's decision. Replicated.
       workers: seconds of every worker in this step; zeros where a step has no message. Replicated.
     """
 
@@ -100,6 +101,7 @@ class StepEvent:
     seed: int
     hooks: tuple[HookValues, ...]
     asked: Asked
+    decided: tuple[str, ...]
     workers: WorkerSeconds
 
     @cached_property

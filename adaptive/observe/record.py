@@ -1,7 +1,8 @@
 """A record of a run, as JSON lines: what each step was, what the hooks were shown in it, and what they decided.
 
 With it a policy can be replayed, and another one tried, without the cluster. The first line is a header, which names
-the leaves that hooks are given; then comes a line for each step. `null` stands for NaN.
+the leaves that hooks are given; then comes a line for each step. `null` stands for NaN. What rarely changes is left out
+of a line where it is as in the line before (`AS_BEFORE`): of many workers that is much.
 
 A record is beside the point of a run, and never ends it: where it cannot be written, the run goes on without.
 """
@@ -22,7 +23,10 @@ from adaptive.base.activity import Breakdown
 
 from .events import StepEvent, Unsubscribe
 
-RECORD_VERSION = 2  # 1 had no names of leaves
+RECORD_VERSION = 3  # 1 had no names of leaves, 2 left nothing out
+READABLE_VERSIONS = (2, 3)
+AS_BEFORE = {"previous_batch_sizes": "batch_sizes", "members": "members", "asked": "asked"}
+"""What a line may leave out, and which field of the line before it then has the value of."""
 
 
 class Recorder:
@@ -35,17 +39,23 @@ class Recorder:
     def __init__(self, path: str | Path):
         self._path = Path(path)
         self._file: IO[str] | None = None
+        self._before: dict[str, Any] = {}  # the last step's fields, whole
 
     def __call__(self, event: StepEvent) -> None:
         try:
             if self._file is None:
-                self._file = _opened(self._path)
+                self._file, self._before = _opened(self._path), {}
                 _write(self._file, _header(event))
-            _write(self._file, _step(event))
+            fields = _step(event)
+            _write(self._file, {name: value for name, value in fields.items() if not self._as_before(name, value)})
+            self._before = fields
         except OSError as error:
             self.close()
             why = f"the run is not recorded any more: {error.strerror or error}: {self._path}"
             raise Unsubscribe(why) from error
+
+    def _as_before(self, name: str, value: Any) -> bool:
+        return name in AS_BEFORE and self._before.get(AS_BEFORE[name]) == value
 
     def close(self) -> None:
         if self._file is not None:
@@ -104,6 +114,7 @@ def _step(event: StepEvent) -> dict[str, Any]:
             "shares": decision.shares,
             "stop": decision.stop,
             "workers": decision.workers,
+            "by": list(event.decided),
         },
         "notes": list(report.notes),
     }

@@ -589,7 +589,9 @@ class Program:
         )
         if asked is not None:
             values = hook_values(self._hooks, outcome.hooks)
-            event = StepEvent(report, epoch, ran[1], limits, self._seed, values, asked, self._status.seconds)
+            decided = self._decisions.decided if decision is not None else ()
+            told = limits, self._seed, values, asked, decided, self._status.seconds
+            event = StepEvent(report, epoch, ran[1], *told)
             failed = self._listeners.tell(event)
             report = replace(report, notes=(*report.notes, *failed)) if failed else report
         self._tracing.after(self._step)
