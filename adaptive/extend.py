@@ -26,6 +26,8 @@ from adaptive.base.decision import Limits as Limits
 from adaptive.base.decision import Observation as Observation
 from adaptive.base.failure import FAILURE_THREAD as FAILURE_THREAD
 from adaptive.base.failure import tell as tell
+from adaptive.base.last_words import at_the_end as at_the_end
+from adaptive.base.last_words import last_words as last_words
 from adaptive.base.launcher import launcher as launcher
 from adaptive.base.numbers import brief as brief
 from adaptive.base.numbers import real as real

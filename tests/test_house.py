@@ -18,7 +18,14 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
 
-DOORS = {"adaptive", "adaptive.extend", "collectives", "monitors", "controllers"}  # what other packages come in by
+DOORS = {
+    "adaptive",
+    "adaptive.extend",
+    "adaptive.log",
+    "collectives",
+    "monitors",
+    "controllers",
+}  # what other packages come in by
 FLOORS = (
     "base",
     "disk",
@@ -38,11 +45,15 @@ MAY_IMPORT = {
     "monitors": {"adaptive", "collectives"},
     "controllers": {"adaptive", "collectives"},
 }
-DECLARED = {"jax", "flax", "optax", "numpy", "mpi4py", "psutil", "orbax"}
+DECLARED = {"jax", "flax", "optax", "numpy", "mpi4py", "psutil", "orbax", "rich"}
 THE_MPI_FILE = "collectives/worlds/mpi.py"
 THE_ORBAX_FILE = "adaptive/disk/arrays.py"
 THE_JAX_FILE = "adaptive/base/jaxprs.py"
-OPTIONAL = {"matplotlib": "controllers/simulate/_draw.py"}  # imported where it is used, so that all runs without
+OPTIONAL = {  # imported where it is used, so that all runs without
+    "matplotlib": "controllers/simulate/_draw.py",
+    "tensorboardX": "adaptive/observe/tensorboard.py",
+    "wandb": "adaptive/observe/wandb.py",
+}
 FILES = [path.relative_to(ROOT).as_posix() for package in MAY_IMPORT for path in sorted((ROOT / package).rglob("*.py"))]
 
 
@@ -208,7 +219,7 @@ def test_every_file_says_what_it_is_for(file):
     assert ast.get_docstring(ast.parse((ROOT / file).read_text()))
 
 
-@pytest.mark.parametrize("package", [*MAY_IMPORT, "adaptive.extend", "controllers.simulate"])
+@pytest.mark.parametrize("package", [*MAY_IMPORT, "adaptive.extend", "adaptive.log", "controllers.simulate"])
 def test_what_is_public_is_documented_and_typed(package):
     names = public(importlib.import_module(package))
     assert names

@@ -7,7 +7,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import closing, contextmanager, nullcontext
+from contextlib import ExitStack, closing, contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
@@ -39,8 +39,9 @@ from adaptive.data.stream import Share, Stream
 from adaptive.graph.plan import Plan
 from adaptive.graph.planner import Planner
 from adaptive.observe.events import Asked, Listener, Listeners, StepEvent, Subscription, hook_values
-from adaptive.observe.record import Recorder
+from adaptive.observe.record import JSONL
 from adaptive.observe.report import Report
+from adaptive.observe.sinks import Outlet, Sink, checked
 from adaptive.operators.sources import Reading
 from adaptive.runtime.cache import share_compilations
 from adaptive.runtime.engine import Engine, Outcome
@@ -300,6 +301,7 @@ class Program:
         *,
         epochs: int | None = None,
         steps: int | None = None,
+        log: Sequence[Sink] = (),
         record: str | Path | None = None,
         checkpoint: Checkpoints | None = None,
     ) -> Iterator[Report]:
@@ -309,9 +311,12 @@ class Program:
           epochs: until so many more epoch ends have been passed. A batch may span an epoch's end, so the last step may
             reach into the epoch behind.
           steps: at most so many more steps.
-          record: a file to which rank 0 adds a line of JSON per step: what hooks were shown and what they decided,
-            to be replayed by `python -m controllers.simulate`. If it cannot be written, the run goes on without it; a
-            warning in the log "adaptive" and a note in rank 0's report say so.
+          log: sinks to which rank 0 writes each step, from a thread beside the steps:
+            `[ad.log.TensorBoard("runs/a"), ad.log.CSV("run.csv")]`, or your own (see `ad.log.Sink`). One that fails is
+            told no more, and the run goes on without it; a warning in the log "adaptive" and a note in rank 0's report
+            say so.
+          record: a file for `ad.log.JSONL`, one more sink: what hooks were shown and what they decided, to be replayed
+            by `python -m controllers.simulate`.
           checkpoint: where and how often to keep checkpoints on disk: `ad.Checkpoints("run/", every="1 epoch")`. The
             last state is kept when the run ends, also where all are told to go, but not where its loop is left by
             `break` or an error.
@@ -331,7 +336,7 @@ class Program:
         )
         self._decisions.stopped = False
         listening = nullcontext() if checkpoint is None else Listening()
-        with listening, self._recorded(record), self._kept(checkpoint) as keeping:
+        with listening, self._logged(log, record), self._kept(checkpoint) as keeping:
             all_leave: AllLeave | None = None
             while not (all_leave or self._decisions.stopped or self._until.reached(self.epoch, self._step)):
                 try:
@@ -355,12 +360,12 @@ class Program:
             self._take_course(self._company.hand_over(self._course))
 
     @contextmanager
-    def _recorded(self, path: str | Path | None) -> Iterator[None]:
-        if path is None or self.world.rank:
+    def _logged(self, log: Sequence[Sink], record: str | Path | None) -> Iterator[None]:
+        with ExitStack() as open_ones:
+            for sink in [*([] if record is None else [JSONL(record)]), *checked(log)]:
+                outlet = open_ones.enter_context(closing(Outlet(sink, self.world)))
+                open_ones.enter_context(self.subscribe(outlet))
             yield
-        else:
-            with closing(Recorder(path)) as recorder, self.subscribe(recorder):
-                yield
 
     @contextmanager
     def _kept(self, checkpoint: Checkpoints | None) -> Iterator[Keeping | None]:
