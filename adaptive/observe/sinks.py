@@ -18,6 +18,7 @@ from typing import Any, Protocol
 
 from adaptive.base.errors import DriverError
 from adaptive.base.last_words import at_the_end
+from adaptive.base.surroundings import unwatched
 from adaptive.base.world import World
 
 from .events import StepEvent, Unsubscribe
@@ -117,6 +118,7 @@ class Outlet:
         while INTERVAL and self._failure is None and not self._closed.wait(INTERVAL):
             self._drain()
 
+    @unwatched
     def _drain(self) -> None:
         """Hand on what waits. Where a sink fails, nothing is handed on any more."""
         if not self._writing.acquire(timeout=_SECONDS_TO_END):

@@ -39,6 +39,8 @@ from adaptive.data.stream import Share, Stream
 from adaptive.graph.plan import Plan
 from adaptive.graph.planner import Planner
 from adaptive.observe.events import Asked, Listener, Listeners, StepEvent, Subscription, hook_values
+from adaptive.observe.progress import Course as RunCourse
+from adaptive.observe.progress import Progress
 from adaptive.observe.record import JSONL
 from adaptive.observe.report import Report
 from adaptive.observe.sinks import Outlet, Sink, checked
@@ -301,6 +303,7 @@ class Program:
         *,
         epochs: int | None = None,
         steps: int | None = None,
+        progress: bool = False,
         log: Sequence[Sink] = (),
         record: str | Path | None = None,
         checkpoint: Checkpoints | None = None,
@@ -311,6 +314,8 @@ class Program:
           epochs: until so many more epoch ends have been passed. A batch may span an epoch's end, so the last step may
             reach into the epoch behind.
           steps: at most so many more steps.
+          progress: show on rank 0 where the run stands: one live line on a terminal, plain lines elsewhere, on stderr;
+            and what it is waiting for when a step takes long.
           log: sinks to which rank 0 writes each step, from a thread beside the steps:
             `[ad.log.TensorBoard("runs/a"), ad.log.CSV("run.csv")]`, or your own (see `ad.log.Sink`). One that fails is
             told no more, and the run goes on without it; a warning in the log "adaptive" and a note in rank 0's report
@@ -336,7 +341,7 @@ class Program:
         )
         self._decisions.stopped = False
         listening = nullcontext() if checkpoint is None else Listening()
-        with listening, self._logged(log, record), self._kept(checkpoint) as keeping:
+        with listening, self._shown(progress), self._logged(log, record), self._kept(checkpoint) as keeping:
             all_leave: AllLeave | None = None
             while not (all_leave or self._decisions.stopped or self._until.reached(self.epoch, self._step)):
                 try:
@@ -358,6 +363,23 @@ class Program:
                 raise self._preempted(all_leave, more)
             self.world.assemble()
             self._take_course(self._company.hand_over(self._course))
+
+    @contextmanager
+    def _shown(self, progress: bool) -> Iterator[None]:
+        if not progress:
+            yield
+            return
+        sizes = [self._sizes.current[worker] for worker in self.world.workers]
+        missing = 0 if self._compiled else self._engine.missing(sizes)
+        course = RunCourse(self._name, self._sizes.current, len(self._data), *self._until, missing)
+        shown = Progress(course, self.world, self._activity, self._engine.kernels)
+        with self.subscribe(shown):
+            try:
+                yield
+            except BaseException as error:
+                shown.close(error)
+                raise
+            shown.close()
 
     @contextmanager
     def _logged(self, log: Sequence[Sink], record: str | Path | None) -> Iterator[None]:

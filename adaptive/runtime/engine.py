@@ -183,6 +183,13 @@ class Engine:
         else:
             self.kernels.require_calls(microbatches)
 
+    def missing(self, sizes: Sequence[int]) -> int:
+        """How many programs `compile` would have to make."""
+        plan, sent = self.plan, self.plan.sent_at
+        adds = sum(any(self.layouts[number].parts for number in sent(level)) for level in plan.calls)
+        once = 0 if self._compiled else len(plan.onces) + 1 + adds
+        return once * len(self.world.devices) + self.kernels.missing(sizes)
+
     def _programs(self) -> dict[tuple[str, int], _Program]:
         """All that is compiled once, whatever the sizes, by kind and level."""
         plan, found = self.plan, {}
@@ -295,6 +302,7 @@ class Engine:
         look = self.looks[number] if self.looks else None
         glances = None if look is None else look.glances()
         ops, channel = self.layouts[number].ops, self._channels[number]
+        self.activity.message = number
         return _UnderWay(number, self.world.start(parts, ops, own, channel, about, more, glances), look, glances)
 
     def seat(self, present: Sequence[int], joined: Sequence[int]) -> None:

@@ -300,6 +300,14 @@ class Kernels:
             for size in set(sizes):
                 self.compile(local, size)
 
+    def missing(self, sizes: Sequence[int]) -> int:
+        """How many kernels `require` would wait for."""
+        return sum(
+            len(self._first_kernels(size))
+            for local, size in enumerate(sizes)
+            if size and not self.can_make(local, size)
+        )
+
     def _first_kernels(self, size: int) -> list[int]:
         top = min(self.largest_call or size, -(-size // self.least_calls))
         if not self.splittable:
@@ -408,6 +416,14 @@ class Kernels:
     def warm(self) -> bool:
         """Whether all that was asked for is compiled."""
         return self._compiler.idle
+
+    @property
+    def rungs(self) -> tuple[int, int]:
+        """How many sizes the worker that has fewest can make by a kernel of their own, and how many of them are wanted.
+        Asked from any thread.
+        """
+        there = min(len(worker.ready) for worker in self._workers)
+        return there, there + self._compiler.most_waiting()
 
     @phase("waiting for kernels", compiles=True)
     def finish(self) -> None:
