@@ -71,6 +71,15 @@ class Course:
     steps: int | None
     to_compile: int
 
+    def begins(self) -> list[str]:
+        """What is said at the start."""
+        workers = sum(size > 0 for size in self.batch_sizes)
+        lines = [
+            f"{self.name}: {counted(workers, 'worker')}, {counted(self.examples, 'example')}, "
+            f"batch {sizes_in_short(self.batch_sizes)}"
+        ]
+        return [*lines, f"compiling {counted(self.to_compile, 'program')} …"] if self.to_compile else lines
+
 
 class Progress:
     """A listener that shows where a run stands, on rank 0.
@@ -79,11 +88,10 @@ class Progress:
       console: of rich's; by default one on stderr.
     """
 
-    def __init__(
-        self, course: Course, world: World, activity: Activity, kernels: Compiles, console: Any | None = None
-    ):
+    def __init__(self, course: Course, world: World, activity: Activity, kernels: Compiles, console: Any | None = None):
         self._course, self._world, self._activity, self._kernels = course, world, activity, kernels
-        self._console, self._live = console, None
+        self._console = console
+        self._live: Any = None
         self._steps_thread = threading.get_ident()
         self._began = self._last_seen = time.monotonic()
         self._last: StepEvent | None = None
@@ -110,6 +118,7 @@ class Progress:
             return
         if self._thread is None:  # rank 0 was lost, or has left: this is rank 0 now
             self._begin()
+            first = True
         if self._live is None and (first or report.epoch_ended):
             self._print_epoch(first)
 
@@ -124,13 +133,9 @@ class Progress:
         from rich.live import Live
 
         self._console = self._console or Console(stderr=True, highlight=False, soft_wrap=True)
-        course = self._course
-        self._print(
-            f"{course.name}: {counted(sum(size > 0 for size in course.batch_sizes), 'worker')}, "
-            f"{counted(course.examples, 'example')}, batch {sizes_in_short(course.batch_sizes)}"
-        )
-        if course.to_compile:
-            self._print(f"compiling {counted(course.to_compile, 'program')} …")
+        if self._last is None:
+            for line in self._course.begins():
+                self._print(line)
         if self._console.is_terminal:
             own = sys.stdout.isatty()  # what goes to a file stays in it
             self._live = Live(console=self._console, auto_refresh=False, transient=True, redirect_stdout=own)
@@ -189,7 +194,7 @@ class Progress:
         """What the run is waiting for, if it stands still; else what much of its time goes to, if there is such."""
         still = time.monotonic() - self._last_seen
         if still >= max(_LONG_SECONDS, 3 * _median_seconds(self._recent)) or self._last is None:
-            return f"waiting {still:.0f} s for {self._stands_in()}"
+            return f"waiting {still:.0f} s{self._stands_in()}"
         told = time_lost(list(self._recent))
         if not self._kernels.warm:
             told.append(f"compiling {self._kernel_in_words()}, behind the steps")
@@ -199,16 +204,16 @@ class Progress:
         now, what = self._activity.now, doing(sys._current_frames().get(self._steps_thread))
         if now == COMPILING or what.compiles:
             if self._last is None and self._course.to_compile:
-                return f"the compiler: {counted(self._course.to_compile, 'program')}"
-            return f"the compiler: {self._kernel_in_words()}"
+                return f" for the compiler: {counted(self._course.to_compile, 'program')}"
+            return f" for the compiler: {self._kernel_in_words()}"
         if now == EXCHANGING:
             who = slowest(list(self._recent))
             others = "other processes" if who is None else f"worker {who}, or other processes,"
-            return f"{others} in message {self._activity.message + 1}"
-        words = {INPUT: "input", HOOKS: "the hooks", COMPUTING: "the devices: computing"}
+            return f" for {others} in message {self._activity.message + 1}"
+        words = {INPUT: "input", HOOKS: "the hooks", COMPUTING: "the devices"}
         if now == BETWEEN and not what.words:
-            return f"the script{f', {what.line}' if what.line else ''}"
-        return words.get(now, str(what))
+            return f" for the script{f', {what.line}' if what.line else ''}"
+        return f" for {words[now]}" if now in words else f": {what}"
 
     def _kernel_in_words(self) -> str:
         there, wanted = self._kernels.rungs

@@ -38,6 +38,7 @@ from adaptive.data.shards import Shards, rows_of, unused_shards
 from adaptive.data.stream import Share, Stream
 from adaptive.graph.plan import Plan
 from adaptive.graph.planner import Planner
+from adaptive.observe.advice import Advice
 from adaptive.observe.events import Asked, Listener, Listeners, StepEvent, Subscription, hook_values
 from adaptive.observe.progress import Course as RunCourse
 from adaptive.observe.progress import Progress
@@ -225,6 +226,7 @@ class Program:
         )
         self._company = Company(self.world, self._name, known, self._clock, self._update)
         self._listeners = Listeners()
+        self._advice = Advice(self._plan, self._hooks, bool(resizable))
         self._keeping: Keeping | None = None  # of the run that is under way
         self._directories: set[Path] = set()  # of checkpoints that this program goes on from, or has written
         self._notes: list[str] = []  # for the next report
@@ -340,6 +342,7 @@ class Program:
             None if steps is None else self._step + count("steps", steps),
         )
         self._decisions.stopped = False
+        self._advice.begin()
         listening = nullcontext() if checkpoint is None else Listening()
         with listening, self._shown(progress), self._logged(log, record), self._kept(checkpoint) as keeping:
             all_leave: AllLeave | None = None
@@ -371,7 +374,7 @@ class Program:
             return
         sizes = [self._sizes.current[worker] for worker in self.world.workers]
         missing = 0 if self._compiled else self._engine.missing(sizes)
-        course = RunCourse(self._name, self._sizes.current, len(self._data), *self._until, missing)
+        course = RunCourse(self._plan.graph.name, self._sizes.current, len(self._data), *self._until, missing)
         shown = Progress(course, self.world, self._activity, self._engine.kernels)
         with self.subscribe(shown):
             try:
@@ -590,6 +593,8 @@ class Program:
             breakdown=breakdown,
             epoch_ended=epochs > (consumed - sum(sizes)) // len(self._data),
         )
+        if not self.world.rank:
+            self._advice.take(report, self._status.seconds, self._clock.beside_compiler)
         if asked is not None:
             values = hook_values(self._hooks, outcome.hooks)
             event = StepEvent(report, epoch, ran[1], limits, self._seed, values, asked, self._status.seconds)
@@ -736,6 +741,7 @@ class Program:
             engine.new_nans.begin([engine.states[place] for place in engine.present] or engine.states[:1])
         self._digest.restart(parsed.step, digests)
         self._clock.restart()
+        self._advice.begin()
         if found is not None:
             self._directories.add(found.directory)
             self._notes += found.notes

@@ -113,6 +113,7 @@ class Kernels:
       devices: one per worker of this process.
       splittable: whether a local batch may run as several calls; if not, every size needs a kernel of its own.
       least_calls: calls that every step needs at least, from the first one on.
+      name: what the programs' names begin with, in profiles.
 
     Attributes:
       least_calls: as that is for the sizes that are asked about next.
@@ -126,7 +127,9 @@ class Kernels:
         splittable: bool,
         least_calls: int = 1,
         options: KernelOptions = KernelOptions(),
+        name: str = "",
     ):
+        self._name = name
         self.counters = Counters()
         self.largest_call, self.timed = options.largest_call, options.timed
         self.resizable, self.splittable, self.least_calls = options.resizable, splittable, least_calls
@@ -406,7 +409,7 @@ class Kernels:
             traced = self._traced[size]
         kernels = {}
         for level, (function, shapes, consts) in traced.items():
-            run = compile_segment(function, (shapes,), device, name=f"call_{level}_{size}")
+            run = compile_segment(function, (shapes,), device, name=f"{self._name}call_{level}_{size}")
             kernels[level] = Kernel(run, tuple(self.constants.on(device, c) for c in consts))
         self.counters.kernels += len(kernels)
         self.counters.compile_seconds += time.perf_counter() - start

@@ -21,47 +21,16 @@ import collectives as comm
 import controllers as ctrl
 import monitors as mon
 from adaptive.base import last_words
-from adaptive.base.activity import Breakdown, WorkerSeconds
-from adaptive.base.decision import Decision, Limits
+from adaptive.base.decision import Decision
 from adaptive.observe import sinks as _sinks
-from adaptive.observe.events import Asked, HookValues, StepEvent
+from adaptive.observe.events import HookValues
 from adaptive.observe.figures import Noise, noise_of
-from adaptive.observe.report import Report
 from adaptive.runtime.local_world import LocalWorld
 from controllers.simulate import read_trace
 
-from .drivers import make_data
+from .drivers import event, make_data
 
 ROOT = Path(__file__).resolve().parents[2]
-
-
-def event(step=1, metrics=None, hooks=(), decision=None, notes=(), sizes=(2, 2), **report):
-    """One step, made up."""
-    made = Report(
-        step=step,
-        epoch=0,
-        examples=4 * step,
-        metrics={"loss": np.float32(step)} if metrics is None else metrics,
-        batch_sizes=sizes,
-        global_batch=sum(sizes),
-        messages=1,
-        message_bytes=8,
-        seconds=0.5,
-        breakdown=Breakdown(0.1, 0.2, 0.1, 0.05, 0.0, 0.0, 0.05),
-        compute_seconds=(0.2,),
-        microbatches=((2,),),
-        kernels=1,
-        compile_seconds=0.0,
-        waited_seconds=0.0,
-        decision=decision,
-        notes=tuple(notes),
-        members=tuple(range(len(sizes))),
-        **report,
-    )
-    seconds = WorkerSeconds(*[np.ones(len(sizes))] * 3)
-    limits = Limits((1,) * len(sizes), (9,) * len(sizes))
-    asked = Asked(sum(sizes), made.members, (len(sizes),) * 3)
-    return StepEvent(made, step / 10, sizes, limits, 0, tuple(hooks), asked, seconds)
 
 
 def noise_hook(*values):
