@@ -27,6 +27,8 @@ from adaptive.base.decision import Observation as Observation
 from adaptive.base.errors import RecordError as RecordError
 from adaptive.base.failure import FAILURE_THREAD as FAILURE_THREAD
 from adaptive.base.failure import tell as tell
+from adaptive.base.last_words import at_the_end as at_the_end
+from adaptive.base.last_words import last_words as last_words
 from adaptive.base.launcher import launcher as launcher
 from adaptive.base.launcher import tasks_not_started as tasks_not_started
 from adaptive.base.numbers import brief as brief

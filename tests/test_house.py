@@ -19,7 +19,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[1]
 
 # What other packages come in by. `launchers` has no door that would import all of it.
-DOORS = {"adaptive", "adaptive.extend", "collectives", "monitors", "controllers"}
+DOORS = {"adaptive", "adaptive.extend", "adaptive.log", "collectives", "monitors", "controllers"}
 DOORS |= {f"launchers.{module}" for module in ("command", "cores", "ending", "mpirun", "run")}
 FLOORS = (
     "base",
@@ -48,6 +48,8 @@ THE_JAX_FILE = "adaptive/base/jaxprs.py"
 OPTIONAL = {  # imported where they are used, so that all runs without
     "matplotlib": "controllers/simulate/_draw.py",
     "orjson": "adaptive/observe/recorded.py",
+    "tensorboardX": "adaptive/observe/tensorboard.py",
+    "wandb": "adaptive/observe/wandb.py",
 }
 FILES = [path.relative_to(ROOT).as_posix() for package in MAY_IMPORT for path in sorted((ROOT / package).rglob("*.py"))]
 
@@ -228,7 +230,7 @@ def test_every_file_says_what_it_is_for(file):
 
 
 @pytest.mark.parametrize(
-    "package", [*(sorted(set(MAY_IMPORT) - {"launchers"})), "adaptive.extend", "controllers.simulate"]
+    "package", [*(sorted(set(MAY_IMPORT) - {"launchers"})), "adaptive.extend", "adaptive.log", "controllers.simulate"]
 )
 def test_what_is_public_is_documented_and_typed(package):
     names = public(importlib.import_module(package))

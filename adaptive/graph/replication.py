@@ -57,6 +57,13 @@ def _check_claim(flow: Flow, eqn: JaxprEqn) -> None:
             "    avg_grads = comm.all_reduce(grads)\n"
             f"    mon.{eqn.params['what']}(grads, avg_grads)"
         )
+    if eqn.params["claim"] == "reduced" and scope != Scope.ALL:
+        raise CollectiveError(
+            f"{eqn.params['what']}{where} is given a gradient of this worker's own in the place of the one that is "
+            f"averaged over all: it comes from {Trail(flow, _narrowest(flow, eqn.invars)).cause}. Reduce it first:\n"
+            "    avg_grads = comm.all_reduce(grads)\n"
+            f"    mon.{eqn.params['what']}(grads, avg_grads)"
+        )
     if eqn.params["claim"] == "replicated" and scope == Scope.CALL:
         cause = Trail(flow, _narrowest(flow, eqn.invars)).cause
         raise ReplicationError(

@@ -57,6 +57,10 @@ class HookValues:
         """
         return {name: np.asarray(leaf) for name, leaf in zip(self.names, self._leaves, strict=False)}
 
+    def leaves(self, places: Sequence[int]) -> list[np.ndarray]:
+        """Some of the leaves, by their numbers; none where the step was skipped. The others stay on the device."""
+        return [np.asarray(self._leaves[place]) for place in places] if self._leaves else []
+
 
 def hook_values(hooks: Hooks, leaves: Sequence[list[jax.Array]]) -> tuple[HookValues, ...]:
     """What hooks were given in a step; nothing where there are no leaves, since it was skipped."""

@@ -7,7 +7,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import closing, contextmanager, nullcontext
+from contextlib import ExitStack, closing, contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
@@ -38,9 +38,13 @@ from adaptive.data.shards import Shards, rows_of, unused_shards
 from adaptive.data.stream import Share, Stream
 from adaptive.graph.plan import Plan
 from adaptive.graph.planner import Planner
+from adaptive.observe.advice import Advice
 from adaptive.observe.events import Asked, Listener, Listeners, StepEvent, Subscription, hook_values
-from adaptive.observe.record import Recorder
+from adaptive.observe.progress import Course as RunCourse
+from adaptive.observe.progress import Progress
+from adaptive.observe.record import JSONL
 from adaptive.observe.report import Report
+from adaptive.observe.sinks import Outlet, Sink, checked
 from adaptive.operators.sources import Reading
 from adaptive.runtime.cache import share_compilations
 from adaptive.runtime.engine import Engine, Outcome
@@ -224,6 +228,7 @@ class Program:
         self._company = Company(self.world, self._name, known, self._clock, self._update)
         self._listeners = Listeners()
         self._tracing = Tracing(self.world, self._name, self._engine, self._activity)
+        self._advice = Advice(self._plan, self._hooks, bool(resizable))
         self._keeping: Keeping | None = None  # of the run that is under way
         self._directories: set[Path] = set()  # of checkpoints that this program goes on from, or has written
         self._notes: list[str] = []  # for the next report
@@ -302,6 +307,8 @@ class Program:
         *,
         epochs: int | None = None,
         steps: int | None = None,
+        progress: bool = False,
+        log: Sequence[Sink] = (),
         record: str | Path | None = None,
         checkpoint: Checkpoints | None = None,
     ) -> Iterator[Report]:
@@ -311,9 +318,14 @@ class Program:
           epochs: until so many more epoch ends have been passed. A batch may span an epoch's end, so the last step may
             reach into the epoch behind.
           steps: at most so many more steps.
-          record: a file to which rank 0 adds a line of JSON per step: what hooks were shown and what they decided,
-            to be replayed by `python -m controllers.simulate`. If it cannot be written, the run goes on without it; a
-            warning in the log "adaptive" and a note in rank 0's report say so.
+          progress: show on rank 0 where the run stands: one live line on a terminal, plain lines elsewhere, on stderr;
+            and what it is waiting for when a step takes long.
+          log: sinks to which rank 0 writes each step, from a thread beside the steps:
+            `[ad.log.TensorBoard("runs/a"), ad.log.CSV("run.csv")]`, or your own (see `ad.log.Sink`). One that fails is
+            told no more, and the run goes on without it; a warning in the log "adaptive" and a note in rank 0's report
+            say so.
+          record: a file for `ad.log.JSONL`, one more sink: what hooks were shown and what they decided, to be replayed
+            by `python -m controllers.simulate`.
           checkpoint: where and how often to keep checkpoints on disk: `ad.Checkpoints("run/", every="1 epoch")`. The
             last state is kept when the run ends, also where all are told to go, but not where its loop is left by
             `break` or an error.
@@ -332,8 +344,9 @@ class Program:
             None if steps is None else self._step + count("steps", steps),
         )
         self._decisions.stopped = False
+        self._advice.begin()
         listening = nullcontext() if checkpoint is None else Listening()
-        with listening, self._recorded(record), self._kept(checkpoint) as keeping:
+        with listening, self._shown(progress), self._logged(log, record), self._kept(checkpoint) as keeping:
             all_leave: AllLeave | None = None
             while not (all_leave or self._decisions.stopped or self._until.reached(self.epoch, self._step)):
                 try:
@@ -358,12 +371,29 @@ class Program:
             self._take_course(self._company.hand_over(self._course))
 
     @contextmanager
-    def _recorded(self, path: str | Path | None) -> Iterator[None]:
-        if path is None or self.world.rank:
+    def _shown(self, progress: bool) -> Iterator[None]:
+        if not progress:
             yield
-        else:
-            with closing(Recorder(path)) as recorder, self.subscribe(recorder):
+            return
+        sizes = [self._sizes.current[worker] for worker in self.world.workers]
+        missing = 0 if self._compiled else self._engine.missing(sizes)
+        course = RunCourse(self._plan.graph.name, self._sizes.current, len(self._data), *self._until, missing)
+        shown = Progress(course, self.world, self._activity, self._engine.kernels)
+        with self.subscribe(shown):
+            try:
                 yield
+            except BaseException as error:
+                shown.close(error)
+                raise
+            shown.close()
+
+    @contextmanager
+    def _logged(self, log: Sequence[Sink], record: str | Path | None) -> Iterator[None]:
+        with ExitStack() as open_ones:
+            for sink in [*([] if record is None else [JSONL(record)]), *checked(log)]:
+                outlet = open_ones.enter_context(closing(Outlet(sink, self.world)))
+                open_ones.enter_context(self.subscribe(outlet))
+            yield
 
     @contextmanager
     def _kept(self, checkpoint: Checkpoints | None) -> Iterator[Keeping | None]:
@@ -587,6 +617,8 @@ class Program:
             breakdown=breakdown,
             epoch_ended=epochs > (consumed - sum(sizes)) // len(self._data),
         )
+        if not self.world.rank:
+            self._advice.take(report, self._status.seconds, self._clock.beside_compiler)
         if asked is not None:
             values = hook_values(self._hooks, outcome.hooks)
             decided = self._decisions.decided if decision is not None else ()
@@ -736,6 +768,7 @@ class Program:
             engine.new_nans.begin([engine.states[place] for place in engine.present] or engine.states[:1])
         self._digest.restart(parsed.step, digests)
         self._clock.restart()
+        self._advice.begin()
         if found is not None:
             self._directories.add(found.directory)
             self._notes += found.notes

@@ -8,6 +8,7 @@ finite.
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -120,6 +121,7 @@ class Engine:
     ):
         self.plan, self.world, self.plans = plans.reference, world, plans
         plan = self.plan
+        self._label = re.sub(r"\W+", "_", plan.graph.name).strip("_") + "_"  # what names in profiles begin with
         self.feed = Feed.of(plan)
         self.status = status or NoStatus()
         self.layouts = lay_out_all(plan.messages, workers=world.size, status=self.status.length)
@@ -130,7 +132,12 @@ class Engine:
         self.least_calls = 2 if world.size == 1 and self._compares_groups else 1
         calls = Calls(plans, self.feed, self.layouts)
         self.kernels = Kernels(
-            calls, world.devices, splittable=plan.splittable, least_calls=self.least_calls, options=kernels
+            calls,
+            world.devices,
+            splittable=plan.splittable,
+            least_calls=self.least_calls,
+            options=kernels,
+            name=self._label,
         )
         self.states: PerWorker = [[copied(leaf, d) for leaf in state] for d in world.devices]
         self.slots: PerWorker = [[[copied(a, d) for a in s.init] for s in plan.slots] for d in world.devices]
@@ -175,7 +182,7 @@ class Engine:
             for (kind, level), program in programs.items():
                 name = kind if kind == "final" else f"{kind}_{level}"
                 self._compiled[kind, level, local] = compile_segment(
-                    program.function, program.shapes, device, name=name, donate=program.donate
+                    program.function, program.shapes, device, name=self._label + name, donate=program.donate
                 )
         if self.world.processes > 1:
             self.nothing.prepare()
@@ -184,6 +191,13 @@ class Engine:
             self.kernels.require(sizes)
         else:
             self.kernels.require_calls(microbatches)
+
+    def missing(self, sizes: Sequence[int]) -> int:
+        """How many programs `compile` would have to make."""
+        plan, sent = self.plan, self.plan.sent_at
+        adds = sum(any(self.layouts[number].parts for number in sent(level)) for level in plan.calls)
+        once = 0 if self._compiled else len(plan.onces) + 1 + adds
+        return once * len(self.world.devices) + self.kernels.missing(sizes)
 
     def _programs(self) -> dict[tuple[str, int], _Program]:
         """All that is compiled once, whatever the sizes, by kind and level."""
@@ -301,6 +315,7 @@ class Engine:
             self.timeline.sends(about)
             shown = pieces_on(self.timeline, glances, self.world)
         ops, channel = self.layouts[number].ops, self._channels[number]
+        self.activity.message = number
         return _UnderWay(number, self.world.start(parts, ops, own, channel, about, more, shown), look, glances)
 
     def seat(self, present: Sequence[int], joined: Sequence[int]) -> None:

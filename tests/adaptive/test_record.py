@@ -15,11 +15,18 @@ import collectives as comm
 from adaptive import operators
 from adaptive.base.decision import Decision
 from adaptive.observe import record as _record
+from adaptive.observe import sinks as _sinks
 from adaptive.observe.recorded import read_run
 from adaptive.runtime.local_world import LocalWorld
 from controllers.simulate import read_trace
 
 from .drivers import Recorder, make_data
+
+
+@pytest.fixture(autouse=True)
+def in_the_step(monkeypatch):
+    """Lines are written when they are made, so that it is known in which step the disk is full."""
+    monkeypatch.setattr(_sinks, "INTERVAL", 0)
 
 
 @pytest.fixture
