@@ -104,13 +104,7 @@ def opened(page: Path) -> float | None:
     if browser is None:
         return None
     with tempfile.TemporaryDirectory() as profile:
-        options = [
-            "--headless",
-            "--no-sandbox",
-            "--disable-gpu",
-            f"--user-data-dir={profile}",
-            "--window-size=1280,900",
-        ]
+        options = ["--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={profile}", "--window-size=1280,900"]
         done = subprocess.run(
             [browser, *options, "--virtual-time-budget=20000", "--dump-dom", page.as_uri()],
             capture_output=True, text=True, check=True, timeout=120,
@@ -123,9 +117,7 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--steps", type=int, default=100_000)
     parser.add_argument("--workers", type=int, default=64)
-    parser.add_argument(
-        "--keep", type=Path, metavar="FOLDER", help="leave record and page there; take a record from there"
-    )
+    parser.add_argument("--keep", type=Path, metavar="FOLDER", help="leave record and page there; take a record from there")
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         record, page = (Path(args.keep or folder) / name for name in ("run.jsonl", "run.html"))
@@ -143,9 +135,7 @@ def main() -> None:
                 "aimed at": "2 s",
             },
         ]
-    notes = [
-        f"{args.steps} steps of {args.workers} workers; medians of {ROUNDS}, the first with the record just written."
-    ]
+    notes = [f"{args.steps} steps of {args.workers} workers; medians of {ROUNDS}, the first with the record just written."]
     report("The page of a long run", rows, "page_of_a_long_run.md", notes)
 
 

@@ -71,7 +71,7 @@ def decided(run: Columns) -> list[str]:
 
 
 def sizes_in_words(sizes: Sequence[int] | np.ndarray) -> str:
-    """ "64 + 32 + – = 96", or, of many, "2,048 = 64 workers of 28 to 36"."""
+    """"64 + 32 + – = 96", or, of many, "2,048 = 64 workers of 28 to 36"."""
     some = [int(size) for size in sizes if size]
     if len(sizes) == 1:
         return f"{sum(some):,}"

@@ -13,9 +13,7 @@ import numpy as np
 from adaptive.base.errors import RecordError
 from adaptive.observe.recorded import read_run
 
-_BLOCK = (
-    256  # rows whose numbers wait as Python's before they become NumPy's; more of them are slower: caches, collector
-)
+_BLOCK = 256  # rows whose numbers wait as Python's before they become NumPy's; more of them are slower: caches, collector
 _OF_NOISE = ("scale", "lower", "upper")  # leaves of a value of these names are a noise scale
 
 

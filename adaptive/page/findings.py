@@ -75,7 +75,7 @@ def findings(run: Columns) -> list[Finding]:
 
 
 def when(run: Columns, first: int, end: int) -> str:
-    """ "from step 400 to 900", or "throughout"."""
+    """"from step 400 to 900", or "throughout"."""
     if end - first >= 0.97 * len(run):
         return "throughout"
     return f"from step {run.step[first]:,} to {run.step[end - 1]:,}"
@@ -172,17 +172,13 @@ def _why(run: Columns, seats: list[int], first: int, end: int) -> str:
     size = np.where(run.sizes[rows] > 0, run.sizes[rows], np.nan)
     of_each = {name: medians(column[rows], 0) for name, column in run.workers.items()}
     of_each |= {"size": medians(size, 0), "an example": medians(run.workers["computing"][rows] / size, 0)}
-    mine, theirs = (
-        {name: float(medians(values[who], 0)) for name, values in of_each.items()} for who in (seats, others)
-    )
+    mine, theirs = ({name: float(medians(values[who], 0)) for name, values in of_each.items()} for who in (seats, others))
     more = {name: mine[name] - theirs[name] for name in ("computing", "input")}
     more["rest"] = mine["busy"] - theirs["busy"] - sum(more.values())
     it, its, them = ("it", "its", "it") if len(seats) == 1 else ("they", "their", "them")
     worst = max(more, key=lambda name: more[name])
     if worst == "input":
-        return (
-            f": {it} waited {duration(mine['input'])} a step for {its} input, the others {duration(theirs['input'])}."
-        )
+        return f": {it} waited {duration(mine['input'])} a step for {its} input, the others {duration(theirs['input'])}."
     if worst == "rest":
         return (
             f": {it} spent {duration(more['rest'])} a step more than they did on what is neither computing nor input "
@@ -259,9 +255,7 @@ def _compiling(run: Columns) -> Iterable[Finding]:
         begun = f"{duration(first)} of it in step {run.step[0]:,} and the rest" if first > 0.02 * total else "all of it"
         later = rows[rows > 0]
         where = f"{begun} in {counted(len(later), 'step')} up to step {run.step[later[-1]]:,}" if len(later) else begun
-    yield Finding(
-        f"Steps waited for a compiler for {duration(total)}, {where}.", total, int(rows[0]), int(rows[-1]) + 1
-    )
+    yield Finding(f"Steps waited for a compiler for {duration(total)}, {where}.", total, int(rows[0]), int(rows[-1]) + 1)
 
 
 def _long_steps(run: Columns) -> Iterable[Finding]:

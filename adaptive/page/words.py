@@ -20,7 +20,7 @@ def number(value: float) -> str:
 
 
 def duration(seconds: float) -> str:
-    """ "3.1 s", "24 ms", "1 h 12 min"."""
+    """"3.1 s", "24 ms", "1 h 12 min"."""
     if not np.isfinite(seconds):
         return "?"
     if seconds >= 3600:
@@ -32,26 +32,24 @@ def duration(seconds: float) -> str:
         return f"{int(seconds // 60)} min {seconds % 60:.0f} s" if seconds % 60 >= 0.5 else f"{seconds / 60:.0f} min"
     for unit, factor in (("s", 1.0), ("ms", 1e-3), ("µs", 1e-6)):
         if seconds >= 0.9995 * factor:
-            return (
-                f"{number(float(f'{seconds / factor:.3g}'))} {unit}"
-                if seconds < 99.5 * factor
-                else (f"{seconds / factor:.0f} {unit}")
+            return f"{number(float(f'{seconds / factor:.3g}'))} {unit}" if seconds < 99.5 * factor else (
+                f"{seconds / factor:.0f} {unit}"
             )
     return "0 s"
 
 
 def percent(share: float) -> str:
-    """ "31 %"."""
+    """"31 %"."""
     return f"{100 * share:.0f} %" if share >= 0.0095 or share == 0 else f"{100 * share:.1f} %"
 
 
 def counted(count: int, what: str, many: str | None = None) -> str:
-    """ "1 worker", "2 workers"."""
+    """"1 worker", "2 workers"."""
     return f"{count:,} {what if count == 1 else many or what + 's'}"
 
 
 def workers(seats: Sequence[int]) -> str:
-    """ "worker 2", "workers 8 to 15", "workers 1, 4 and 7"."""
+    """"worker 2", "workers 8 to 15", "workers 1, 4 and 7"."""
     seats = sorted(seats)
     if len(seats) == 1:
         return f"worker {seats[0]}"
@@ -66,5 +64,5 @@ def workers(seats: Sequence[int]) -> str:
 
 
 def listed(items: Sequence[str]) -> str:
-    """ "a, b and c"."""
+    """"a, b and c"."""
     return " and ".join(filter(None, [", ".join(items[:-1]), items[-1]])) if items else ""

@@ -61,9 +61,7 @@ def run(document: Document) -> list[str]:
     return skipped
 
 
-@pytest.mark.parametrize(
-    "page", [pytest.param(p, marks=[pytest.mark.long] * (name(p) in LONG), id=name(p)) for p in RUN]
-)
+@pytest.mark.parametrize("page", [pytest.param(p, marks=[pytest.mark.long] * (name(p) in LONG), id=name(p)) for p in RUN])
 def test_blocks_run(page, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)  # pages write checkpoints and records
     assert run(BLOCKS.parse(page)) == []
