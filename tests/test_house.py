@@ -18,7 +18,14 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
 
-DOORS = {"adaptive", "adaptive.extend", "collectives", "monitors", "controllers"}  # what other packages come in by
+DOORS = {
+    "adaptive",
+    "adaptive.data",
+    "adaptive.extend",
+    "collectives",
+    "monitors",
+    "controllers",
+}  # what other packages come in by
 FLOORS = (
     "base",
     "disk",
@@ -37,7 +44,7 @@ MAY_IMPORT = {
     "monitors": {"adaptive", "collectives"},
     "controllers": {"adaptive", "collectives"},
 }
-DECLARED = {"jax", "flax", "optax", "numpy", "mpi4py", "psutil", "orbax"}
+DECLARED = {"jax", "flax", "optax", "numpy", "mpi4py", "psutil", "orbax", "loky", "cloudpickle"}
 THE_MPI_FILE = "collectives/worlds/mpi.py"
 THE_ORBAX_FILE = "adaptive/disk/arrays.py"
 THE_JAX_FILE = "adaptive/base/jaxprs.py"
@@ -189,7 +196,7 @@ def test_one_file_imports_orbax():
     assert [file for file in FILES if any(name.startswith("orbax") for name in names[file])] == [THE_ORBAX_FILE]
 
 
-@pytest.mark.parametrize("missing", ["mpi4py", "orbax", *OPTIONAL])
+@pytest.mark.parametrize("missing", ["mpi4py", "orbax", "loky", "cloudpickle", *OPTIONAL])
 def test_all_packages_can_be_imported_without(missing):
     modules = [*MAY_IMPORT, "controllers.simulate"]
     program = f"import sys; sys.modules['{missing}'] = None; import {', '.join(modules)}"
@@ -207,7 +214,7 @@ def test_every_file_says_what_it_is_for(file):
     assert ast.get_docstring(ast.parse((ROOT / file).read_text()))
 
 
-@pytest.mark.parametrize("package", [*MAY_IMPORT, "adaptive.extend", "controllers.simulate"])
+@pytest.mark.parametrize("package", [*MAY_IMPORT, "adaptive.data", "adaptive.extend", "controllers.simulate"])
 def test_what_is_public_is_documented_and_typed(package):
     names = public(importlib.import_module(package))
     assert names
