@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+import logging
 import math
 from bisect import bisect_right
 from collections import deque
@@ -14,6 +15,9 @@ import jax
 import numpy as np
 
 from adaptive.base.errors import DataError
+
+
+_log = logging.getLogger("adaptive")
 
 
 class Mark(NamedTuple):
@@ -168,12 +172,13 @@ class Run:
         """
         self.close()
         mark = Mark(*json.loads(place)) if place else Mark(0, 0, 0, None)
-        if mark.state is None:
-            mark = mark._replace(at=mark.began)
-        self._restart(mark)
+        self._restart(mark if mark.state is not None else mark._replace(at=mark.began))
         if mark.state is not None:
-            self._iterable = self._begin(mark.epoch)
-            self._set_state(mark)
+            try:
+                self._set_state(mark)
+            except Exception as error:
+                _log.info("%s: %s. So its examples are gone through again, and skipped.", type(error).__name__, error)
+                self._restart(mark._replace(at=mark.began))
         while self.next < position:
             self.reach(self.next)
             self.release(min(self.next, position))
@@ -181,16 +186,13 @@ class Run:
 
     def _set_state(self, mark: Mark) -> None:
         state = base64.b64decode(mark.state["bytes"]) if "bytes" in mark.state else mark.state["json"]
-        if hasattr(self._iterable, "load_state_dict"):
-            self._iterable.load_state_dict(state)
-            self._iterator = iter(self._iterable)
-            return
-        self._iterator = iterator = iter(self._iterable)
-        if not hasattr(iterator, "set_state"):
-            raise DataError(
-                "the iterator has no set_state, and that of the checkpoint had: are these the data it was made on?"
-            )
-        iterator.set_state(state)
+        iterable: Any = self._begin(mark.epoch)
+        if hasattr(iterable, "load_state_dict"):
+            iterable.load_state_dict(state)
+        iterator: Any = iter(iterable)
+        if not hasattr(iterable, "load_state_dict"):
+            iterator.set_state(state)
+        self._iterable, self._iterator = iterable, iterator
 
     def close(self) -> None:
         """End the iterator."""
