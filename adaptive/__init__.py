@@ -4,6 +4,7 @@ The trunk: what a driver program is, and how it runs. It knows no MPI, no monito
 `collectives`, `monitors` and `controllers`.
 """
 
+from . import data as data
 from . import log as log
 from .base.decision import Decision as Decision
 from .base.decision import Limits as Limits

@@ -19,7 +19,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[1]
 
 # What other packages come in by. `launchers` has no door that would import all of it.
-DOORS = {"adaptive", "adaptive.extend", "adaptive.log", "collectives", "monitors", "controllers"}
+DOORS = {"adaptive", "adaptive.data", "adaptive.extend", "adaptive.log", "collectives", "monitors", "controllers"}
 DOORS |= {f"launchers.{module}" for module in ("command", "cores", "ending", "mpirun", "run")}
 FLOORS = (
     "base",
@@ -41,7 +41,7 @@ MAY_IMPORT = {
     "monitors": {"adaptive", "collectives"},
     "controllers": {"adaptive", "collectives"},
 }
-DECLARED = {"jax", "flax", "optax", "numpy", "mpi4py", "psutil", "orbax", "click", "rich"}
+DECLARED = {"jax", "flax", "optax", "numpy", "mpi4py", "psutil", "orbax", "click", "rich", "loky", "cloudpickle"}
 THE_MPI_FILE = "collectives/worlds/mpi.py"
 THE_ORBAX_FILE = "adaptive/disk/arrays.py"
 THE_JAX_FILE = "adaptive/base/jaxprs.py"
@@ -211,7 +211,7 @@ def test_one_file_imports_orbax():
     assert [file for file in FILES if any(name.startswith("orbax") for name in names[file])] == [THE_ORBAX_FILE]
 
 
-@pytest.mark.parametrize("missing", ["mpi4py", "orbax", *OPTIONAL])
+@pytest.mark.parametrize("missing", ["mpi4py", "orbax", "loky", "cloudpickle", *OPTIONAL])
 def test_all_packages_can_be_imported_without(missing):
     modules = [*MAY_IMPORT, "controllers.simulate"]
     program = f"import sys; sys.modules['{missing}'] = None; import {', '.join(modules)}"
@@ -230,7 +230,11 @@ def test_every_file_says_what_it_is_for(file):
 
 
 @pytest.mark.parametrize(
-    "package", [*(sorted(set(MAY_IMPORT) - {"launchers"})), "adaptive.extend", "adaptive.log", "controllers.simulate"]
+    "package",
+    [
+        *(sorted(set(MAY_IMPORT) - {"launchers"})),
+        *("adaptive.data", "adaptive.extend", "adaptive.log", "controllers.simulate"),
+    ],
 )
 def test_what_is_public_is_documented_and_typed(package):
     names = public(importlib.import_module(package))

@@ -64,6 +64,7 @@ def pack(known: Known, own: Any) -> Baggage:
         "seating": _of(known.seating, _SEATING),
         "skips": known.skips.in_a_row,
         "cursors": known.stream.cursors,
+        "place": known.stream.place(),
         "hooks": (jax.tree.map(_plain, known.hooks.states), known.hooks.joined),
     }
     return small, [np.asarray(numbers_of(leaf), order="C") for leaf in _replicated(known.engine)]
@@ -84,7 +85,7 @@ def unpack(known: Known, baggage: Baggage) -> Any:
         vars(part).update(small[name])
     known.seating.take_over(small["seating"])
     known.skips.in_a_row = small["skips"]
-    known.stream.cursors = small["cursors"]
+    known.stream.go_on(small["cursors"], small["place"])
     known.hooks.restart(small["hooks"][0])
     known.hooks.joined = small["hooks"][1]
     engine = known.engine

@@ -34,7 +34,7 @@ from adaptive.control.readiness import KernelsOf
 from adaptive.control.split import positive
 from adaptive.control.status import Status
 from adaptive.control.together import together
-from adaptive.data.shards import Shards, rows_of, unused_shards
+from adaptive.data.shards import Shards, stream_of, unused_shards
 from adaptive.data.stream import Share, Stream
 from adaptive.graph.plan import Plan
 from adaptive.graph.planner import Planner
@@ -152,7 +152,7 @@ class Program:
         max_skipped = count("max_skipped", max_skipped, least=1)
         microbatch = None if microbatch is None else positive("microbatch", microbatch)
         quantum = None if quantum is None else positive("quantum", quantum)
-        self._data = rows_of(data, self.world.size)
+        self._data = stream_of(data, self.world.size, self.world.workers)
         self._initial = InitialState.of(state, local)
         self._stream = Stream(self._data, seed=self._seed, workers=self.world.workers)
         planner = Planner(
@@ -231,7 +231,7 @@ class Program:
         self._advice = Advice(self._plan, self._hooks, bool(resizable))
         self._keeping: Keeping | None = None  # of the run that is under way
         self._directories: set[Path] = set()  # of checkpoints that this program goes on from, or has written
-        self._notes: list[str] = []  # for the next report
+        self._notes = list(self._data.notes)  # for the next report
         self._step = 0
         self._until = Until()
         self._alone = threading.Lock()  # held while a step is under way
@@ -283,7 +283,7 @@ class Program:
     @property
     def epoch(self) -> int:
         """Whole epochs of data consumed. Replicated."""
-        return self._stream.consumed // len(self._data)
+        return self._stream.epoch
 
     @property
     def warm(self) -> bool:
@@ -298,7 +298,8 @@ class Program:
     def explain(self) -> str:
         """The plan in words: segments, messages with their bytes, hooks, slots; with the driver's lines."""
         shards = [shard.length for shard in self._data.shard_ranges] if isinstance(self._data, Shards) else []
-        return explain(self._plan, self._engine.layouts, self._sizes.current, shards, self._sizes.resizable)
+        text = explain(self._plan, self._engine.layouts, self._sizes.current, shards, self._sizes.resizable)
+        return "\n".join([text, *(f"input    {line}" for line in self._stream.in_words())])
 
     # --- running ------------------------------------------------------------------------------------------------------
 
@@ -339,6 +340,8 @@ class Program:
             last state is on the disk. See docs/elastic.md.
           CheckpointError: no checkpoints can be kept as `checkpoint` says. On rank 0, before the first step.
         """
+        if epochs is not None:
+            self._stream.check_epochs("steps=…")
         self._until = Until(
             None if epochs is None else self.epoch + count("epochs", epochs),
             None if steps is None else self._step + count("steps", steps),
@@ -572,6 +575,7 @@ class Program:
         sizes, members = self._sizes.current, self._sizes.members
         joined, lost, come_and_gone = self._seating.tell()
         self._step += 1
+        epochs_before = self._stream.epoch
         self._stream.advance(sizes)
         kernels, consumed = self._engine.kernels, self._stream.consumed
         lossy = [kernels.tried_at_a_loss(local) for local in range(len(self.world.workers))]
@@ -582,7 +586,7 @@ class Program:
             self._notes += self._keeping.told()
         notes, self._notes = [*self._notes, *notes], []
         self._sizes.step_done()
-        epoch = consumed / len(self._data)
+        epoch = self._stream.epochs
         asked, decision = Asked.so_far(self._sizes, self._membership) if self._listeners else None, None
         if outcome.committed:
             if self._hooks.due(self._step):  # what they read is not there yet: that is no time of theirs
@@ -592,10 +596,10 @@ class Program:
                 decision, more = self._decide(outcome, epoch, ran)
             notes += more
         counters, metrics, breakdown = kernels.counters, self._metrics(outcome), self._activity.end()
-        epochs, seconds = consumed // len(self._data), sum(breakdown)
+        seconds = sum(breakdown)
         report = Report(
             step=self._step,
-            epoch=epochs,
+            epoch=self._stream.epoch,
             examples=consumed,
             metrics=metrics,
             batch_sizes=sizes,
@@ -615,7 +619,7 @@ class Program:
             joined=joined,
             lost=lost,
             breakdown=breakdown,
-            epoch_ended=epochs > (consumed - sum(sizes)) // len(self._data),
+            epoch_ended=self._stream.epoch > epochs_before,
         )
         if not self.world.rank:
             self._advice.take(report, self._status.seconds, self._clock.beside_compiler)
@@ -761,7 +765,7 @@ class Program:
         self._sizes.restart(parsed.batch_sizes, parsed.shares, parsed.members)
         self._seating.restart(parsed.members)
         self._membership.restart(parsed.workers)
-        self._stream.cursors = parsed.cursors
+        self._stream.go_on(parsed.cursors, parsed.place)
         self._step, self._skips.in_a_row, self._update.told = parsed.step, 0, False
         engine = self._engine
         if engine.new_nans is not None:
