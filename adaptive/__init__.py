@@ -27,6 +27,7 @@ from .check.invariance import Invariance as Invariance
 from .data.shards import Shards as Shards
 from .observe.report import Report as Report
 from .operators.batch_key import batch_key as batch_key
+from .operators.hyperparameters import hyperparameter as hyperparameter
 from .operators.minibatches import minibatches as minibatches
 from .operators.values import batch_size as batch_size
 from .operators.values import example_keys as example_keys

@@ -60,6 +60,7 @@ from adaptive.base.world import World as World
 from adaptive.control.batch_sizes import BatchSizes as BatchSizes
 from adaptive.control.decisions import apply_decision as apply_decision
 from adaptive.control.hooks import Hooks as Hooks
+from adaptive.control.hyperparameters import checked_hyperparameters as checked_hyperparameters
 from adaptive.control.membership import Membership as Membership
 from adaptive.control.newcomers import begun_anew as begun_anew
 from adaptive.control.readiness import Readiness as Readiness

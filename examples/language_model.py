@@ -25,11 +25,12 @@ args = parser.parse_args()
 if "OMPI_COMM_WORLD_RANK" in os.environ or "PMI_RANK" in os.environ:
     os.environ.setdefault("PJRT_NPROC", "1")  # ranks share the cores: one thread for each, before JAX starts them
 
+from pydoc_data.topics import topics  # noqa: E402
+
 import jax  # noqa: E402
 import jax.numpy as jnp  # noqa: E402
 import numpy as np  # noqa: E402
 import optax  # noqa: E402
-from pydoc_data.topics import topics  # noqa: E402
 
 import adaptive as ad  # noqa: E402
 import collectives as comm  # noqa: E402

@@ -13,6 +13,7 @@ from adaptive.graph.plan import HookPlan
 from adaptive.operators.hooks import Hook
 
 from .batch_sizes import BatchSizes
+from .hyperparameters import NONE, Hyperparameters
 from .membership import Membership, Numbers
 from .newcomers import begun_anew
 
@@ -69,8 +70,14 @@ class Hooks:
       unknown: what each policy was given and has never been known.
     """
 
-    def __init__(self, hooks: Sequence[HookPlan], n_workers: int, membership: Membership | None = None):
-        self._membership = membership
+    def __init__(
+        self,
+        hooks: Sequence[HookPlan],
+        n_workers: int,
+        membership: Membership | None = None,
+        hyperparameters: Hyperparameters | None = None,
+    ):
+        self._membership, self._hyperparameters = membership, hyperparameters
         self.hooks = [h.hook for h in hooks]
         self.n_workers = n_workers
         self.first_states = self.begun()  # of which later ones keep structure, shapes and dtypes
@@ -151,6 +158,8 @@ class Hooks:
         bounds = sizes.bounds(None if asked.shares is None else sizes.checked(asked.shares))
         wanted = bounds.nearest(sum(sizes.target) if asked.global_batch is None else asked.global_batch)
         numbers = self._numbers(sizes, asked)
+        there = NONE if self._hyperparameters is None else self._hyperparameters.values
+        values_so_far = {**there, **asked.hyperparameters}
         seen, self._seen[i] = self._seen[i], []
         for number, step in enumerate(seen, 1):
             leaves = [np.asarray(leaf)[()] for leaf in step.leaves]
@@ -169,6 +178,7 @@ class Hooks:
                 step.members,
                 step.joined,
                 *numbers,
+                values_so_far,
             )
             decision, self.states[i] = hook.handler(observation, self.states[i])
         return decision
@@ -188,4 +198,5 @@ def merge(first: Decision, then: Decision) -> Decision:
         first.stop or then.stop,
         (*first.notes, *then.notes),
         then.workers if then.workers is not None else first.workers,
+        {**first.hyperparameters, **then.hyperparameters},
     )

@@ -26,7 +26,12 @@ from .events import StepEvent, Unsubscribe
 
 RECORD_VERSION = 3  # 1 had no names of leaves, 2 left nothing out
 READABLE_VERSIONS = (2, 3)
-AS_BEFORE = {"previous_batch_sizes": "batch_sizes", "members": "members", "asked": "asked"}
+AS_BEFORE = {
+    "previous_batch_sizes": "batch_sizes",
+    "members": "members",
+    "asked": "asked",
+    "hyperparameters": "hyperparameters",
+}
 """What a line may leave out, and which field of the line before it then has the value of."""
 
 
@@ -129,6 +134,7 @@ def _step(event: StepEvent) -> dict[str, Any]:
             "active": list(event.asked.active),
             "workers": list(event.asked.workers),
         },
+        "hyperparameters": dict(report.hyperparameters),
         "seconds": report.seconds,
         "breakdown": _rounded(report.breakdown),
         "workers": {name: _rounded(seconds.tolist()) for name, seconds in event.workers._asdict().items()},
@@ -147,6 +153,7 @@ def _step(event: StepEvent) -> dict[str, Any]:
             "shares": decision.shares,
             "stop": decision.stop,
             "workers": decision.workers,
+            "hyperparameters": decision.hyperparameters,
             "by": list(event.decided),
         },
         "notes": list(report.notes),

@@ -18,6 +18,7 @@ from adaptive.base.world import Baggage
 from adaptive.control.batch_sizes import BatchSizes
 from adaptive.control.decision_digest import DecisionDigest
 from adaptive.control.hooks import Hooks
+from adaptive.control.hyperparameters import Hyperparameters
 from adaptive.control.membership import Membership
 from adaptive.data.stream import Stream
 from adaptive.graph.flow import Scope
@@ -33,6 +34,7 @@ class Known(NamedTuple):
 
     engine: Engine
     hooks: Hooks
+    hyperparameters: Hyperparameters
     sizes: BatchSizes
     membership: Membership
     seating: Seating
@@ -107,6 +109,7 @@ def unpack(known: Known, baggage: Baggage) -> Any:
         ]
     if engine.new_nans is not None:
         engine.new_nans.begin([engine.states[place] for place in engine.present] or engine.states[:1])
+    known.hyperparameters.restart()
     return small["own"]
 
 

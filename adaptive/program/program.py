@@ -6,7 +6,7 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
@@ -28,6 +28,7 @@ from adaptive.check.invariance import Invariance, check_invariance
 from adaptive.control.decision_digest import DecisionDigest
 from adaptive.control.decisions import Decisions
 from adaptive.control.hooks import Hooks
+from adaptive.control.hyperparameters import Hyperparameters
 from adaptive.control.machines import Machines
 from adaptive.control.membership import Membership
 from adaptive.control.readiness import KernelsOf
@@ -212,9 +213,10 @@ class Program:
         waits = deterministic or not self._engine.layouts
         readiness = KernelsOf(self._engine.kernels, self.world.workers, self._engine.expect)
         self._sizes.take_effect(readiness, one_by_one=not self._plan.splittable, waits=waits, resizable=bool(resizable))
-        self._hooks = Hooks(self._plan.hooks, self.world.size, self._membership)
+        self._hyperparameters = Hyperparameters(self._plan.slots, self._engine.set_slot, self._engine.slot)
+        self._hooks = Hooks(self._plan.hooks, self.world.size, self._membership, self._hyperparameters)
         self._decisions = Decisions(
-            *(self.world, self._name, self._hooks, self._sizes, self._membership, self._digest),
+            *(self.world, self._name, self._hooks, self._sizes, self._membership, self._hyperparameters, self._digest),
             heterogeneous=machines.heterogeneous,
         )
         self._seating = Seating(self.world, self._engine, self._hooks, self._sizes)
@@ -222,8 +224,8 @@ class Program:
         self._skips = Skips(nonfinite, max_skipped)
         self._update = UpdateCheck(self._engine, self._name)
         known = Known(
-            *(self._engine, self._hooks, self._sizes, self._membership, self._seating, self._digest, self._stream),
-            self._skips,
+            *(self._engine, self._hooks, self._hyperparameters, self._sizes, self._membership, self._seating),
+            *(self._digest, self._stream, self._skips),
         )
         self._company = Company(self.world, self._name, known, self._clock, self._update)
         self._listeners = Listeners()
@@ -274,6 +276,11 @@ class Program:
     def target_workers(self) -> int:
         """How many members there are to be: as many as were asked for last. Replicated."""
         return self._membership.target
+
+    @property
+    def hyperparameters(self) -> Mapping[str, Any]:
+        """The driver's `ad.hyperparameter`s in the next step, by name: numbers, and lists of them. Replicated."""
+        return self._hyperparameters.values
 
     @property
     def steps(self) -> int:
@@ -588,6 +595,7 @@ class Program:
         self._sizes.step_done()
         epoch = self._stream.epochs
         asked, decision = Asked.so_far(self._sizes, self._membership) if self._listeners else None, None
+        in_force = self._hyperparameters.values
         if outcome.committed:
             if self._hooks.due(self._step):  # what they read is not there yet: that is no time of theirs
                 with self._activity.doing(COMPUTING):
@@ -620,6 +628,7 @@ class Program:
             lost=lost,
             breakdown=breakdown,
             epoch_ended=self._stream.epoch > epochs_before,
+            hyperparameters=in_force,
         )
         if not self.world.rank:
             self._advice.take(report, self._status.seconds, self._clock.beside_compiler)
@@ -687,6 +696,18 @@ class Program:
           MembersError: there cannot be so many workers, or so few.
         """
         self._decisions.by_hand(self._step, global_batch, shares, workers)
+
+    @as_made
+    def set(self, **values: Any) -> None:
+        """Have hyperparameters of the driver at other values from the next step on. Call it on every process alike.
+
+        Args:
+          **values: by name: `program.set(lr=0.05)`.
+
+        Raises:
+          DriverError: the driver has no `ad.hyperparameter` of this name, or it cannot be of this value.
+        """
+        self._decisions.set_by_hand(self._step, values)
 
     @as_made
     def warm_up(self) -> None:
@@ -762,6 +783,7 @@ class Program:
         together(self.world, f"restore of {self._name}", prepare, _SAME_CHECKPOINT)
         ((parsed, digests, (self._engine.states, self._engine.slots)),) = prepared
         self._hooks.restart([parsed.hooks[name] for name in self._hooks.names])
+        self._hyperparameters.restart()
         self._sizes.restart(parsed.batch_sizes, parsed.shares, parsed.members)
         self._seating.restart(parsed.members)
         self._membership.restart(parsed.workers)

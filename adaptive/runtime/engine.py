@@ -346,6 +346,15 @@ class Engine:
             origins = [None if local in joined else before.index(local) for local in present]
             self.new_nans.seat(origins, [self.states[local] for local in present])
 
+    def set_slot(self, number: int, value: np.ndarray) -> None:
+        """Have a slot of one leaf, which is equal on all workers, hold this from the next step on."""
+        for local, device in enumerate(self.world.devices):
+            self.slots[local][number] = [copied(value, device)]
+
+    def slot(self, number: int) -> np.ndarray:
+        """What such a slot holds; waits for the last step."""
+        return np.asarray(self.slots[self.some_present][number][0])
+
     @property
     def some_present(self) -> int:
         """The place of a worker whose replicated state is that of all; of a process in reserve, any."""

@@ -50,6 +50,7 @@ class RecordedStep(NamedTuple):
     joined: tuple[int, ...]  # those with another worker than in the step before
     call: float  # what one more kernel call cost, in examples
     asked: Asked | None  # `None` in records of before there was a number of workers
+    hyperparameters: dict[str, Any]  # by name
 
 
 @dataclass(frozen=True)
@@ -150,11 +151,15 @@ def _step(line: dict[str, Any], where: str) -> RecordedStep:
             line["seconds"],
             line["hooks"],
             asked
-            and Decision(asked["global_batch"], shares, asked["stop"], tuple(line["notes"]), asked.get("workers")),
+            and Decision(
+                *(asked["global_batch"], shares, asked["stop"], tuple(line["notes"]), asked.get("workers")),
+                hyperparameters=asked.get("hyperparameters", {}),
+            ),
             tuple(line.get("members", range(len(line["batch_sizes"])))),
             tuple(line.get("joined", ())),
             line.get("call", 0.0),
             _asked(line.get("asked")),
+            line.get("hyperparameters", {}),
         )
     except (KeyError, TypeError) as error:
         raise TraceError(f"{where}: a step without {error}.") from error
