@@ -307,7 +307,7 @@ class Program:
             reach into the epoch behind.
           steps: at most so many more steps.
           record: a file to which rank 0 adds a line of JSON per step: what hooks were shown and what they decided,
-            to be replayed by `python -m controllers.simulate`. If it cannot be written, the run goes on without it; a
+            to be tried with other policies by `adaptive replay`. If it cannot be written, the run goes on without it; a
             warning in the log "adaptive" and a note in rank 0's report say so.
           checkpoint: where and how often to keep checkpoints on disk: `ad.Checkpoints("run/", every="1 epoch")`. The
             last state is kept when the run ends, also where all are told to go, but not where its loop is left by
