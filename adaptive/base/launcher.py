@@ -29,7 +29,7 @@ def launcher(environ: Mapping[str, str] = os.environ) -> Launcher | None:
     """
     for variable, name in _SIZES.items():
         if environ.get(variable, "").isdigit():
-            # srun speaks PMI to MPICH's processes; within a job of Slurm's so does hydra, which leaves a name of its own
+            # srun speaks PMI to MPICH's processes; in a job of Slurm's so does hydra, which leaves another name too
             by_slurm = variable == "PMI_SIZE" and "SLURM_STEP_ID" in environ and "HYDI_CONTROL_FD" not in environ
             return Launcher("Slurm's srun" if by_slurm else name, int(environ[variable]))
     if "SLURM_STEP_ID" in environ:
