@@ -1,9 +1,9 @@
 """Listing 1 of KungFu's workshop paper, as a program: grow the batch with the gradient noise scale, give slow workers
 less.
 
-    mpirun -n 2 python -m mpi4py examples/listing_1.py                        scikit-learn's digits
-    mpirun -n 4 python -m mpi4py examples/listing_1.py --data fashion-mnist   where that data set is installed
-    python examples/listing_1.py                                              one worker, the same file
+    adaptive run -n 2 examples/listing_1.py                        scikit-learn's digits
+    adaptive run -n 4 examples/listing_1.py --data fashion-mnist   where that data set is installed
+    python examples/listing_1.py                                   one worker, the same file
 """
 
 import argparse

@@ -21,6 +21,12 @@ _AS_MPI4PY = ["-m", "mpi4py"]  # ours takes its place
 _PLACING = re.compile(
     r"--?(bind-to(-\w+)?|map-by|by\w+|cpus-per-(proc|rank)|cpu-(set|list)|rankfile|rf|ppr|ppn|N|npernode)"
 )
+_PLACED = (
+    "PRTE_MCA_rmaps_default_mapping_policy",
+    "PRTE_MCA_hwloc_default_binding_policy",
+    "OMPI_MCA_rmaps_base_mapping_policy",
+    "OMPI_MCA_hwloc_base_binding_policy",
+)
 
 
 class UsageError(Exception):
@@ -162,9 +168,9 @@ def clean(environ: Mapping[str, str] = os.environ) -> dict[str, str]:
 # --- the same thing in each one's words -------------------------------------------------------------------------------
 
 
-def places_itself(options: Sequence[str]) -> str:
-    """The first of a user's options that says where ranks go or what they are bound to; "" if none does."""
-    return next((option for option in options if _PLACING.fullmatch(option.partition("=")[0])), "")
+def places_itself(options: Sequence[str], environ: Mapping[str, str]) -> bool:
+    """Whether a user's options, or settings of Open MPI, say where ranks go or what they are bound to."""
+    return any(_PLACING.fullmatch(option.partition("=")[0]) for option in options) or any(map(environ.get, _PLACED))
 
 
 def on_hosts(mpi: Implementation, hosts: Sequence[Host]) -> list[str]:

@@ -64,7 +64,7 @@ def places(
     there = _busiest(chosen.ranks, hosts, oversubscribe, environ)
     if gpus is not None and there is not None:
         _check_gpus(there, gpus, chosen)
-    user = places_itself(options)
+    user = places_itself(options, environ)
     if there is None:
         chosen.said.append("the hosts of this batch system are not counted here: ranks are bound as mpirun does it.")
     if there is None or (user and "none" not in options):

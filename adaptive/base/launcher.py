@@ -29,7 +29,9 @@ def launcher(environ: Mapping[str, str] = os.environ) -> Launcher | None:
     """
     for variable, name in _SIZES.items():
         if environ.get(variable, "").isdigit():
-            return Launcher(name, int(environ[variable]))
+            # srun speaks PMI to MPICH's processes; in a job of Slurm's so does hydra, which leaves another name too
+            by_slurm = variable == "PMI_SIZE" and "SLURM_STEP_ID" in environ and "HYDI_CONTROL_FD" not in environ
+            return Launcher("Slurm's srun" if by_slurm else name, int(environ[variable]))
     if "SLURM_STEP_ID" in environ:
         tasks = environ.get("SLURM_STEP_NUM_TASKS", environ.get("SLURM_NTASKS", "1"))
         return Launcher("Slurm's srun", int(tasks)) if tasks.isdigit() and int(tasks) > 1 else None

@@ -333,7 +333,7 @@ class Program:
             told no more, and the run goes on without it; a warning in the log "adaptive" and a note in rank 0's report
             say so.
           record: a file for `ad.log.JSONL`, one more sink: what hooks were shown and what they decided, to be replayed
-            by `python -m controllers.simulate`.
+            by `adaptive replay`.
           checkpoint: where and how often to keep checkpoints on disk: `ad.Checkpoints("run/", every="1 epoch")`. The
             last state is kept when the run ends, also where all are told to go, but not where its loop is left by
             `break` or an error.

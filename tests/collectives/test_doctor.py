@@ -255,7 +255,8 @@ def test_it_is_shown_for_people():
     said = console.export_text()
     for text in (
         "80 ranks on 40 hosts", "1 to 79 µs, 1 GB/s", "Allreduce of 8 bytes 1 µs, of 16 MiB 20 ms",
-        "clocks           at most 1 ms", "/shared: nfs, 1e+03 GB free, not seen by ranks 4, 7", "0 | 1   2 each", "… 8 hosts more",
+        "clocks           at most 1 ms", "/shared: nfs, 1e+03 GB free, not seen by ranks 4, 7",
+        "0 | 1   2 each", "… 8 hosts more",
         "✗ something is wrong\n    line 1\n    line 2\n· a note\n1 thing is wrong",
     ):  # fmt: skip
         assert text in said, said

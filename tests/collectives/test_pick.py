@@ -112,6 +112,11 @@ def test_worlds_say_what_they_are():
         ({"PMIX_RANK": "3"}, Launcher("a PMIx launcher", None)),
         ({"SLURM_STEP_ID": "0", "SLURM_STEP_NUM_TASKS": "8", "PMIX_RANK": "3"}, Launcher("Slurm's srun", 8)),
         ({"SLURM_STEP_ID": "0", "SLURM_NTASKS": "8"}, Launcher("Slurm's srun", 8)),
+        ({"SLURM_STEP_ID": "0", "SLURM_NTASKS": "8", "PMI_SIZE": "8"}, Launcher("Slurm's srun", 8)),
+        (
+            {"SLURM_STEP_ID": "0", "SLURM_NTASKS": "2", "PMI_SIZE": "8", "HYDI_CONTROL_FD": "5"},
+            Launcher("mpiexec (MPICH, Intel MPI and their kin)", 8),
+        ),
         ({"SLURM_STEP_ID": "0", "SLURM_STEP_NUM_TASKS": "1", "SLURM_NTASKS": "8"}, None),  # a shell inside a job
         ({"SLURM_JOB_ID": "17", "SLURM_NTASKS": "8"}, None),  # a batch script: srun has yet to start the tasks
     ],

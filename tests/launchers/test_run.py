@@ -121,6 +121,7 @@ SLURM = {"SLURM_JOB_ID": "1", "SLURM_NTASKS": "8", "SLURM_TASKS_PER_NODE": "4(x2
         (OPEN_MPI, 2, [], {"options": ["--bind-to", "socket"]}, "", None),
         (OPEN_MPI, 2, [], {"options": ["--map-by", "ppr:2:node"], "oversubscribe": True}, "--oversubscribe", None),
         (OPEN_MPI, 8, [], {"options": ["--bind-to", "none"]}, "--oversubscribe", "1"),
+        (OPEN_MPI, 2, [], {"environ": {"PRTE_MCA_hwloc_default_binding_policy": "none"}}, "", None),
         (OPEN_MPI, 8, [], {"environ": SLURM}, "--map-by slot:PE=1 --bind-to core", "1"),
         (OPEN_MPI, 8, [], {"environ": {"PBS_NODEFILE": "/x"}}, "", None),
     ],
@@ -226,7 +227,8 @@ def launcher(tmp_path):
 @pytest.fixture
 def four_cores(monkeypatch):
     monkeypatch.setattr(running, "cores", lambda: FOUR)
-    for name in [*placing.THREADS, *(name for name in os.environ if name.startswith("SLURM_"))]:
+    theirs = ("SLURM_", "PRTE_MCA_", "OMPI_MCA_")
+    for name in [*placing.THREADS, *(name for name in os.environ if name.startswith(theirs))]:
         monkeypatch.delenv(name, raising=False)
 
 
