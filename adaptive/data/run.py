@@ -16,7 +16,6 @@ import numpy as np
 
 from adaptive.base.errors import DataError
 
-
 _log = logging.getLogger("adaptive")
 
 
