@@ -82,8 +82,9 @@ class Program:
       state: the initial state: any pytree of arrays and numbers, equal on all processes. Copied. Python numbers are
         promoted like Python numbers, as under `jax.jit`, unless a step makes arrays of them.
       data: a pytree of arrays with one leading axis; or anything with `__len__` and `__getitem__` whose items are
-        pytrees, each the same whenever it is read; or a list of examples. The same whole data set on every process, and
-        unchanged while the program runs. Or `Shards`: data of each worker's own.
+        pytrees, each the same whenever it is read; or a list of examples; or a loader of such; or what `ad.data` makes,
+        where examples are transformed, read by processes of their own, or given by an iterator. The same whole data set
+        on every process, and unchanged while the program runs. Or `Shards`: data of each worker's own.
       global_batch: examples per step, over all workers.
       world: where to run. By default the world that was entered last in this thread, or else this process as one
         worker, if there are no others.
