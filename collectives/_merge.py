@@ -61,7 +61,11 @@ def _merged(metric: Any) -> Any:
     merged: list[Any] = [None] * len(leaves)
     for label, leaf, way in zip(labels, leaves, ways, strict=True):
         if way is None or (way == "kept" and isinstance(leaf, jax.core.Tracer)):
-            what = "is merged neither by a sum nor by a maximum" if way is None else "of one of two is kept, and the other's lost"
+            what = (
+                "is merged neither by a sum nor by a maximum"
+                if way is None
+                else "of one of two is kept, and the other's lost"
+            )
             raise error(
                 "merge",
                 f"{label} {what}, so there is no merging it in a message. Merge what it is made of, or evaluate it:\n"

@@ -29,7 +29,10 @@ args = parser.parse_args()
 
 pixels, labels = load_digits(return_X_y=True)
 order = np.random.default_rng(0).permutation(len(pixels))
-digits = {"image": (pixels / 16).astype(np.float32)[order].reshape(-1, 8, 8, 1), "label": labels[order].astype(np.int32)}
+digits = {
+    "image": (pixels / 16).astype(np.float32)[order].reshape(-1, 8, 8, 1),
+    "label": labels[order].astype(np.int32),
+}
 train, test = ({name: a[part] for name, a in digits.items()} for part in (slice(1437), slice(1437, None)))
 
 

@@ -96,13 +96,17 @@ for step, report in enumerate(program.run(steps=train_steps), start=1):
     metrics = optax.tree.add(metrics, report.metrics)
 
     if step % eval_every == 0 and world.rank == 0:
-        print(f"[train] step: {step}, " + ", ".join(f"{name}: {value:.4f}" for name, value in metrics.compute().items()))
+        print(
+            f"[train] step: {step}, " + ", ".join(f"{name}: {value:.4f}" for name, value in metrics.compute().items())
+        )
         metrics.reset()
 
         model = program.state[0]
         model.eval()
         for test_batch in test_ds:
             eval_step(model, metrics, rngs, test_batch)
-        print(f"[test]  step: {step}, " + ", ".join(f"{name}: {value:.4f}" for name, value in metrics.compute().items()))
+        print(
+            f"[test]  step: {step}, " + ", ".join(f"{name}: {value:.4f}" for name, value in metrics.compute().items())
+        )
         metrics.reset()
 world.close()

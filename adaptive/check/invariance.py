@@ -194,7 +194,9 @@ class _Comparison:
             tried.append(step)
             self._of_step(start, step, [self.splits[len(tried) % len(self.splits)]])
         hidden = {} if self.states else {self._name(p): self.differing[p].value for p in self._hidden()}
-        return Invariance(self.states, self.reductions, self.splits, self.reports, hidden, tuple(tried), self._note(), self._drawn())
+        return Invariance(
+            self.states, self.reductions, self.splits, self.reports, hidden, tuple(tried), self._note(), self._drawn()
+        )
 
     def _drawn(self) -> tuple[str, ...]:
         graph = self.plan.graph

@@ -64,7 +64,13 @@ def _rows() -> Any:
         raise TypeError("keys of batches are made by ad.batch_key() alone")
 
     return jax.extend.random.define_prng_impl(
-        key_shape=(_WORDS + 1,), seed=seed, split=split, random_bits=random_bits, fold_in=fold_in, name="rows", tag="rows"
+        key_shape=(_WORDS + 1,),
+        seed=seed,
+        split=split,
+        random_bits=random_bits,
+        fold_in=fold_in,
+        name="rows",
+        tag="rows",
     )
 
 

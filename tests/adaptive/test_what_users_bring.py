@@ -119,7 +119,9 @@ def test_statistics_of_a_call_train_and_are_not_said_to_be_the_same():
         new, metrics = linen_step(Linen(), comm.all_reduce)(state, batch)
         return {**new, "batch_stats": comm.all_reduce(new["batch_stats"])}, metrics
 
-    with ad.Program(driver, linen_state(), make_data(), global_batch=EXAMPLES, world=LocalWorld(3), **UNEVEN) as program:
+    with ad.Program(
+        driver, linen_state(), make_data(), global_batch=EXAMPLES, world=LocalWorld(3), **UNEVEN
+    ) as program:
         found = program.check()
         first, *_, last = (float(report.metrics["loss"]) for report in program.run(steps=8))
     assert found.verdict == "no"
@@ -161,7 +163,9 @@ def test_nnx_normalises_by_the_whole_batch():
     given = nnx_state("workers")
     before = jax.tree.map(jnp.copy, nnx.state(given[0]))
     world = LocalWorld(3)
-    with ad.Program(nnx_step(comm.all_reduce), given, make_data(), global_batch=EXAMPLES, world=world, **UNEVEN) as program:
+    with ad.Program(
+        nnx_step(comm.all_reduce), given, make_data(), global_batch=EXAMPLES, world=world, **UNEVEN
+    ) as program:
         losses = [float(report.metrics["loss"]) for report in program.run(steps=2)]
         model, _ = program.state
     assert isinstance(model, NNX)

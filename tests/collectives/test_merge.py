@@ -84,7 +84,10 @@ def test_they_are_those_of_all_examples():
     ("metric", "says"),
     [
         (lambda x: clu.LastValue.from_model_output(x.mean()), r"LastValue\.total is merged neither by a sum nor"),
-        (lambda x: clu.CollectingMetric.from_outputs(("x",)).from_model_output(x=x), r"values\['x'\].* neither by a sum"),
+        (
+            lambda x: clu.CollectingMetric.from_outputs(("x",)).from_model_output(x=x),
+            r"values\['x'\].* neither by a sum",
+        ),
         (lambda x: x.mean(), r"an array is no metric .*\n.*comm.all_reduce\(x, op=\"sum\"\)"),
     ],
 )

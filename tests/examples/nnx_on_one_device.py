@@ -85,12 +85,16 @@ for step, batch in enumerate(train_ds, start=1):
     train_step(model, optimizer, metrics, rngs, batch)
 
     if step % eval_every == 0:
-        print(f"[train] step: {step}, " + ", ".join(f"{name}: {value:.4f}" for name, value in metrics.compute().items()))
+        print(
+            f"[train] step: {step}, " + ", ".join(f"{name}: {value:.4f}" for name, value in metrics.compute().items())
+        )
         metrics.reset()
 
         model.eval()
         for test_batch in test_ds:
             eval_step(model, metrics, rngs, test_batch)
-        print(f"[test]  step: {step}, " + ", ".join(f"{name}: {value:.4f}" for name, value in metrics.compute().items()))
+        print(
+            f"[test]  step: {step}, " + ", ".join(f"{name}: {value:.4f}" for name, value in metrics.compute().items())
+        )
         metrics.reset()
         model.train()
