@@ -25,10 +25,10 @@ _WAYS = {
 def merge(metrics: M) -> M:
     """Merge metrics over all workers, and the kernel calls of each, exactly: as their own `merge` would.
 
-    For metrics beyond means, such as precision or the area under a curve, of which the mean of two batches' is not that of
-    both: what they are computed from is merged. Metrics are those of `clu`, of `google-metrax`, or any with a `merge`
-    that adds up its leaves, or takes the greater or lesser: then they travel with the step's message. Of metrics that keep
-    examples there is no such merge; `program.evaluate` takes those too.
+    For metrics beyond means, such as precision or the area under a curve, of which the mean of two batches' is not that
+    of both: what they are computed from is merged. Metrics are those of `clu`, of `google-metrax`, or any with a
+    `merge` that adds up its leaves, or takes the greater or lesser: then they travel with the step's message. Of
+    metrics that keep examples there is no such merge; `program.evaluate` takes those too.
 
     Args:
       metrics: a metric, or a pytree of them. Local.

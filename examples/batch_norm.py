@@ -113,7 +113,6 @@ with comm.world() as world:
     driver, state, accuracy = of_linen() if args.flax == "linen" else of_nnx()
     program = ad.Program(driver, state, train, global_batch=96, world=world)
     show(program.check())
-    for report in program.run(epochs=args.epochs):
-        pass
+    *_, report = program.run(epochs=args.epochs)
     show(f"loss {float(report.metrics['loss']):.4f} after {program.steps} steps, {report.messages} messages each")
     show(f"test accuracy {program.evaluate(accuracy, test):.2%}")

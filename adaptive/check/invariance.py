@@ -101,12 +101,13 @@ class Invariance:
         lines += _listed(same, self.hidden, "its value")
         if self.drawn:
             lines += [
-                f"Random numbers are drawn for a whole kernel call from one key ({', '.join(self.drawn)}), so an example's go",
-                "by its place in the call. Draw them by example:  rngs={'dropout': ad.batch_key()}. See docs/dropout.md.",
+                f"Random numbers are drawn for a whole kernel call from one key ({', '.join(self.drawn)}),",
+                "so an example's go by its place in the call. Draw them by example:",
+                '    rngs={"dropout": ad.batch_key()}        see docs/dropout.md',
             ]
         lines += [
-            'Usual causes: batch normalisation without axis_name="workers", a loss that is summed and not averaged over',
-            "examples, losses that couple examples of a batch, a mean of means, several steps on a local batch.",
+            'Usual causes: batch normalisation without axis_name="workers", a loss that is summed and not averaged',
+            "over examples, losses that couple examples of a batch, a mean of means, several steps on a local batch.",
             "See docs/sharp_bits.md.",
         ]
         return "\n".join(lines)

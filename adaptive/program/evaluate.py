@@ -42,7 +42,8 @@ def evaluate(
     members: Sequence[int] | None = None,
     op: Literal["mean", "sum"] = "mean",
 ) -> Any:
-    """Means of `fn(state, batch)` over `data`, weighted by examples, or sums; of metrics, all merged. Communicates once.
+    """Means of `fn(state, batch)` over `data`, weighted by examples, or sums; of metrics, all merged. Communicates
+    once.
 
     Args:
       states: the user's state on the device of each worker of this process.
@@ -165,13 +166,13 @@ def _digests(closed: ClosedJaxpr, shapes: Any, rows: Rows, batch: int, op: str) 
 
 
 def _check(fn: Callable, shapes: Any, state: Any, data: Rows, batch: int, op: str) -> None:
-    """That metrics can be merged, and that the other things that `fn` returns for a whole batch are as large for any."""
+    """That metrics can be merged, and that what else `fn` returns for a whole batch is as large for any other."""
     others = jax.tree.leaves(shapes, is_leaf=lambda node: hasattr(node, "compute"))
     unmergeable = [type(node).__name__ for node in others if hasattr(node, "compute") and not is_metric(node)]
     if unmergeable and op == "mean":
         raise DriverError(
-            f"evaluate: {unmergeable[0]} has no merge(other), by which two batches' metrics become one, and its mean is "
-            "none of all examples. If it is made of sums, as flax nnx's Average and Accuracy are, write\n"
+            f"evaluate: {unmergeable[0]} has no merge(other), by which two batches' metrics become one, and its mean "
+            "is none of all examples. If it is made of sums, as flax nnx's Average and Accuracy are, write\n"
             '    program.evaluate(fn, data, op="sum").compute()'
         )
     full = min(batch, len(data))

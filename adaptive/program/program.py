@@ -708,8 +708,8 @@ class Program:
         metrics that are merged.
 
         Args:
-          fn: `fn(state, batch) -> means`: a pytree of scalars or arrays, each a mean over the batch's examples, or a sum
-            over them if `op` is "sum"; and of metrics that have a `merge(other)`, such as those of clu and
+          fn: `fn(state, batch) -> means`: a pytree of scalars or arrays, each a mean over the batch's examples, or a
+            sum over them if `op` is "sum"; and of metrics that have a `merge(other)`, such as those of clu and
             google-metrax, which are merged by it.
           data: as for `Program`.
           batch: examples in one call.

@@ -179,7 +179,7 @@ def test_nnx_normalises_by_the_whole_batch():
 
 
 def test_nnx_without_the_axis_is_told_what_to_write():
-    with pytest.raises(ad.ReplicationError, match='(?s)norm.mean.*axis_name="workers"') as caught:
+    with pytest.raises(ad.ReplicationError, match=r'(?s)norm.mean.*axis_name="workers"') as caught:
         ad.Program(nnx_step(comm.all_reduce), nnx_state(None), make_data(), global_batch=EXAMPLES)
     assert "Reduce the gradients first" not in str(caught.value)
 
