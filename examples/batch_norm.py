@@ -29,7 +29,10 @@ args = parser.parse_args()
 
 pixels, labels = load_digits(return_X_y=True)
 order = np.random.default_rng(0).permutation(len(pixels))
-digits = {"image": (pixels / 16).astype(np.float32)[order].reshape(-1, 8, 8, 1), "label": labels[order].astype(np.int32)}
+digits = {
+    "image": (pixels / 16).astype(np.float32)[order].reshape(-1, 8, 8, 1),
+    "label": labels[order].astype(np.int32),
+}
 train, test = ({name: a[part] for name, a in digits.items()} for part in (slice(1437), slice(1437, None)))
 
 
@@ -110,7 +113,6 @@ with comm.world() as world:
     driver, state, accuracy = of_linen() if args.flax == "linen" else of_nnx()
     program = ad.Program(driver, state, train, global_batch=96, world=world)
     show(program.check())
-    for report in program.run(epochs=args.epochs):
-        pass
+    *_, report = program.run(epochs=args.epochs)
     show(f"loss {float(report.metrics['loss']):.4f} after {program.steps} steps, {report.messages} messages each")
     show(f"test accuracy {program.evaluate(accuracy, test):.2%}")

@@ -3,8 +3,8 @@
     mpirun -n 2 python -m mpi4py examples/equinox_mlp.py
     python examples/equinox_mlp.py
 
-An equinox model holds functions beside its arrays. `eqx.partition` parts them: the arrays are the state, the rest is what
-the driver closes over.
+An equinox model holds functions beside its arrays. `eqx.partition` parts them: the arrays are the state, the rest is
+what the driver closes over.
 """
 
 import argparse

@@ -101,12 +101,13 @@ class Invariance:
         lines += _listed(same, self.hidden, "its value")
         if self.drawn:
             lines += [
-                f"Random numbers are drawn for a whole kernel call from one key ({', '.join(self.drawn)}), so an example's go",
-                "by its place in the call. Draw them by example:  rngs={'dropout': ad.batch_key()}. See docs/dropout.md.",
+                f"Random numbers are drawn for a whole kernel call from one key ({', '.join(self.drawn)}),",
+                "so an example's go by its place in the call. Draw them by example:",
+                '    rngs={"dropout": ad.batch_key()}        see docs/dropout.md',
             ]
         lines += [
-            'Usual causes: batch normalisation without axis_name="workers", a loss that is summed and not averaged over',
-            "examples, losses that couple examples of a batch, a mean of means, several steps on a local batch.",
+            'Usual causes: batch normalisation without axis_name="workers", a loss that is summed and not averaged',
+            "over examples, losses that couple examples of a batch, a mean of means, several steps on a local batch.",
             "See docs/sharp_bits.md.",
         ]
         return "\n".join(lines)
@@ -194,7 +195,9 @@ class _Comparison:
             tried.append(step)
             self._of_step(start, step, [self.splits[len(tried) % len(self.splits)]])
         hidden = {} if self.states else {self._name(p): self.differing[p].value for p in self._hidden()}
-        return Invariance(self.states, self.reductions, self.splits, self.reports, hidden, tuple(tried), self._note(), self._drawn())
+        return Invariance(
+            self.states, self.reductions, self.splits, self.reports, hidden, tuple(tried), self._note(), self._drawn()
+        )
 
     def _drawn(self) -> tuple[str, ...]:
         graph = self.plan.graph

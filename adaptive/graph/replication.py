@@ -91,7 +91,7 @@ def _check_state(flow: Flow) -> None:
 
 
 def _what_to_reduce(flow: Flow, name: str, new: Atom) -> str:
-    """What to write for a leaf of the state: of gradients if nothing that is reduced gets into any, else of the leaf."""
+    """What to write for a leaf of the state: of gradients if nothing reduced gets into any, else of the leaf."""
     if flow.level_of([new]):
         return (
             f"Something reduced gets into {name}, and what is this worker's own does, too: whether *its* gradients are "
@@ -112,8 +112,8 @@ def _what_to_reduce(flow: Flow, name: str, new: Atom) -> str:
         f"The gradients may be reduced, but {name} is made of one worker's examples, by one kernel call. Where it is a "
         "running average of batch normalisation, let the layer take its statistics over all examples of the step:\n"
         '    BatchNorm(..., axis_name="workers")        see docs/batch_norm.md\n'
-        "Else reduce it, too (of batch normalisation only the running averages would be right, the gradient would go by "
-        "the split):\n"
+        "Else reduce it, too (of batch normalisation only the running averages would be right, the gradient would go "
+        "by the split):\n"
         "    new = comm.all_reduce(new)\n"
         "State that shall differ is marked with local=."
     )

@@ -1,11 +1,12 @@
 """`jax.lax.pmean(x, "workers")` in a driver: a mean over all examples of the step, with a derivative.
 
-Models that others wrote ask for such means inside the forward pass, by the name of an axis: `axis_name=` of flax's batch
-normalisation. For JAX a `pmean` is a sum over a named axis and a division by the axis's size. So a driver is traced with
-an axis of that name, and behind the trace, when JAX has differentiated, each sum with its division becomes a collective.
+Models that others wrote ask for such means inside the forward pass, by the name of an axis: `axis_name=` of flax's
+batch normalisation. For JAX a `pmean` is a sum over a named axis and a division by the axis's size. So a driver is
+traced with an axis of that name, and behind the trace, when JAX has differentiated, each sum with its division becomes
+a collective.
 
-In reverse mode the division comes first and the sum behind it: the cotangents' mean. With J for the mean over examples of
-the workers' losses L_i and y = sum_j w_j x_j / W, it is
+In reverse mode the division comes first and the sum behind it: the cotangents' mean. With J for the mean over examples
+of the workers' losses L_i and y = sum_j w_j x_j / W, it is
 
     dJ/dx_j = w_j / W  sum_i w_i / W  dL_i/dy
 
@@ -32,8 +33,8 @@ from .collectives import Collective, collective, collective_p
 from .sources import EXAMPLES, read
 
 WORKERS = "workers"
-# What means are divided by in the trace. No number that a driver is likely to divide by itself, so that what it adds up is
-# not taken for a mean; and half precisions have it.
+# What means are divided by in the trace. No number that a driver is likely to divide by itself, so that what it adds up
+# is not taken for a mean; and half precisions have it.
 _SIZE = 4096
 AXES = ((WORKERS, _SIZE),)
 
@@ -77,8 +78,8 @@ def as_collective(eqn: JaxprEqn) -> ClosedJaxpr:
         raise _no_mean(eqn)
     if tuple(eqn.params["axes"]) != (WORKERS,):
         raise CollectiveError(
-            f"jax.lax.pmean{at(line_of(eqn.source_info))} is over {WORKERS!r} and another axis at once. Take one mean of "
-            f'the other:\n    jax.lax.pmean(jax.lax.pmean(x, "examples"), "{WORKERS}")'
+            f"jax.lax.pmean{at(line_of(eqn.source_info))} is over {WORKERS!r} and another axis at once. Take one mean "
+            f'of the other:\n    jax.lax.pmean(jax.lax.pmean(x, "examples"), "{WORKERS}")'
         )
 
     def mean(*values: jax.Array) -> list[jax.Array]:
@@ -134,8 +135,8 @@ def _divides(eqn: JaxprEqn) -> bool:
 
 def _no_mean(eqn: JaxprEqn) -> CollectiveError:
     return CollectiveError(
-        f"jax.lax.{eqn.primitive.name} over {WORKERS!r}{at(line_of(eqn.source_info))}: of JAX's own collectives a driver "
-        f'may call jax.lax.pmean(x, "{WORKERS}"), the mean over all examples. For others write\n'
+        f"jax.lax.{eqn.primitive.name} over {WORKERS!r}{at(line_of(eqn.source_info))}: of JAX's own collectives a "
+        f'driver may call jax.lax.pmean(x, "{WORKERS}"), the mean over all examples. For others write\n'
         '    comm.all_reduce(x, op="sum")      op="max", op="min"\n'
         "    comm.all_gather(x)      ad.worker()      ad.workers()"
     )

@@ -1,9 +1,9 @@
 """`ad.batch_key()`: one key for the batch, whose random numbers are drawn example by example.
 
-Layers such as dropout take one key and draw numbers for all rows that they are given. From an ordinary key a row's numbers
-go by its place in the kernel call, so that training depends on the split. This key is one of a kind of its own, which JAX
-lets libraries define: what is drawn from it has a row per example, and each row is drawn from that example's key. It is
-made of an ordinary key and of the place of the call's first example in the step's global batch.
+Layers such as dropout take one key and draw numbers for all rows that they are given. From an ordinary key a row's
+numbers go by its place in the kernel call, so that training depends on the split. This key is one of a kind of its own,
+which JAX lets libraries define: what is drawn from it has a row per example, and each row is drawn from that example's
+key. It is made of an ordinary key and of the place of the call's first example in the step's global batch.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ _FOLDED_IN = 0x726F7773  # "rows": apart from what drivers draw from `step_key()
 
 def batch_key() -> jax.Array:
     """A PRNG key for a whole batch, from which every example draws numbers of its own: for dropout and the like, in
-    models that take one key. Local, but what is drawn belongs to the example: whichever worker computes it, in whichever
-    call, its numbers in this step are the same.
+    models that take one key. Local, but what is drawn belongs to the example: whichever worker computes it, in
+    whichever call, its numbers in this step are the same.
 
     It is used as any key is: folded, split, given to flax. What is drawn from it must have the call's examples for its
     leading axis.
@@ -64,7 +64,13 @@ def _rows() -> Any:
         raise TypeError("keys of batches are made by ad.batch_key() alone")
 
     return jax.extend.random.define_prng_impl(
-        key_shape=(_WORDS + 1,), seed=seed, split=split, random_bits=random_bits, fold_in=fold_in, name="rows", tag="rows"
+        key_shape=(_WORDS + 1,),
+        seed=seed,
+        split=split,
+        random_bits=random_bits,
+        fold_in=fold_in,
+        name="rows",
+        tag="rows",
     )
 
 
@@ -76,9 +82,9 @@ def check_rows(eqns: Sequence[JaxprEqn], examples: int) -> None:
         shape = eqn.params["shape"]
         if shape[:1] != (examples,) or eqn.invars[0].aval.shape:
             raise CollectiveError(
-                f"random numbers of shape {tuple(shape)} are drawn from ad.batch_key(){at(line_of(eqn.source_info))}; of "
-                f"its numbers there is a row for each of the call's {examples} examples. Numbers that all examples share "
-                "are drawn from\n    ad.step_key()"
+                f"random numbers of shape {tuple(shape)} are drawn from ad.batch_key(){at(line_of(eqn.source_info))}; "
+                f"of its numbers there is a row for each of the call's {examples} examples. Numbers that all examples "
+                "share are drawn from\n    ad.step_key()"
             )
 
 

@@ -803,20 +803,26 @@ class Program:
     # --- beside training ----------------------------------------------------------------------------------------------
 
     @heard_by_all("in evaluate of")
-    def evaluate(self, fn: Callable[[Any, Any], Any], data: Any, *, batch: int = 256) -> Any:
-        """Means of `fn` over a data set: exact, weighted by examples, no example twice, over all workers.
+    def evaluate(
+        self, fn: Callable[[Any, Any], Any], data: Any, *, batch: int = 256, op: Literal["mean", "sum"] = "mean"
+    ) -> Any:
+        """Means of `fn` over a data set: exact, weighted by examples, no example twice, over all workers. Or sums, or
+        metrics that are merged.
 
         Args:
-          fn: `fn(state, batch) -> means`: a pytree of scalars or arrays, each a mean over the batch's examples.
+          fn: `fn(state, batch) -> means`: a pytree of scalars or arrays, each a mean over the batch's examples, or a
+            sum over them if `op` is "sum"; and of metrics that have a `merge(other)`, such as those of clu and
+            google-metrax, which are merged by it.
           data: as for `Program`.
           batch: examples in one call.
+          op: what is made of arrays: their mean, or their sum.
 
         Returns:
-          The means as a pytree of numpy arrays. Replicated.
+          The means or sums as a pytree of numpy arrays, and the metrics, to be computed. Replicated.
 
         Raises:
           NonFiniteError: the last update made NaNs.
-          DriverError: what `fn` returns is no mean.
+          DriverError: what `fn` returns is no mean, or no metric that can be merged.
           DataError: the data cannot be used.
           BatchSizeError: `batch` is not a positive whole number.
           WorkerError: another process failed in this call. On every other process.
@@ -825,7 +831,7 @@ class Program:
         self._update.together(self._step, "evaluate")
         states = [self._as_given(leaves) for leaves in self._engine.states]
         about = f"evaluate of {self._name} after step {self._step}"
-        return evaluate(fn, states, data, self.world, batch, about, tuple(self._seating.since))
+        return evaluate(fn, states, data, self.world, batch, about, tuple(self._seating.since), op)
 
     @as_made
     def check(self, batch: Any = None, *, seed: int = 0, tolerance: float | None = None) -> Invariance:

@@ -1,4 +1,4 @@
-"""`jax.lax.pmean(x, "workers")` in a driver: what JAX makes of it becomes a mean over examples, and nothing else does."""
+"""`jax.lax.pmean(x, "workers")` in a driver: what JAX makes of it is a mean over examples, and nothing else is."""
 
 from __future__ import annotations
 

@@ -9,10 +9,12 @@ import equinox as eqx
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
+import jmp
 import numpy as np
 import optax
 import pytest
 from flax import nnx
+from flax.training.dynamic_scale import DynamicScale
 
 import adaptive as ad
 import collectives as comm
@@ -177,7 +179,7 @@ def test_nnx_normalises_by_the_whole_batch():
 
 
 def test_nnx_without_the_axis_is_told_what_to_write():
-    with pytest.raises(ad.ReplicationError, match='(?s)norm.mean.*axis_name="workers"') as caught:
+    with pytest.raises(ad.ReplicationError, match=r'(?s)norm.mean.*axis_name="workers"') as caught:
         ad.Program(nnx_step(comm.all_reduce), nnx_state(None), make_data(), global_batch=EXAMPLES)
     assert "Reduce the gradients first" not in str(caught.value)
 
@@ -228,3 +230,75 @@ def test_what_the_message_says_runs():
         first, *_, last = (float(report.metrics["loss"]) for report in program.run(steps=5))
         assert isinstance(program.state, Equinox)
     assert last < first
+
+
+# --- loss scaling -----------------------------------------------------------------------------------------------------
+
+
+class Half(nn.Module):
+    @nn.compact
+    def __call__(self, x):
+        return nn.Dense(CLASSES, dtype=jnp.float16)(x).astype(jnp.float32)
+
+
+def half_loss(params, batch):
+    return cross_entropy(Half().apply(params, batch["x"]), batch)
+
+
+def of_flax(axis):
+    """As in docs/loss_scaling.md; without the axis as it is written for one worker, gradients reduced behind it."""
+
+    @relaxed
+    def driver(state, batch):
+        params, opt, scale = state
+        scale, finite, loss, grads = scale.value_and_grad(half_loss, axis_name=axis)(params, batch)
+        updates, new_opt = TX.update(grads if axis else comm.all_reduce(grads), opt, params)
+        new = optax.apply_updates(params, updates), new_opt
+        params, opt = jax.tree.map(lambda a, b: jnp.where(finite, a, b), new, (params, opt))
+        return (params, opt, scale), {"loss": comm.all_reduce(loss), "scale": scale.scale}
+
+    return driver, DynamicScale(scale=2.0**20)
+
+
+def of_jmp():
+    @relaxed
+    def driver(state, batch):
+        params, opt, scale = state
+        grads = jax.grad(lambda p: scale.scale(half_loss(p, batch)))(params)
+        grads = scale.unscale(comm.all_reduce(grads))
+        finite = jmp.all_finite(grads)
+        updates, new_opt = TX.update(grads, opt, params)
+        params, opt = jmp.select_tree(finite, (optax.apply_updates(params, updates), new_opt), (params, opt))
+        return (params, opt, scale.adjust(finite)), {"loss": jnp.ones(()), "scale": scale.adjust(finite).loss_scale}
+
+    return driver, jmp.DynamicLossScale(jnp.float32(2.0**20))
+
+
+@pytest.mark.parametrize("made", [lambda: of_flax("workers"), of_jmp], ids=["flax", "jmp"])
+def test_all_workers_leave_out_the_same_steps(made):
+    """One example is so large that its worker's gradients overflow, and no other's do."""
+    driver, scale = made()
+    params = Half().init(jax.random.key(0), jnp.zeros((1, FEATURES)))
+    data = make_data()
+    data["x"][7] *= 200
+    options = {"resizable": False, "nonfinite": "allow", "world": LocalWorld(3)}
+    with ad.Program(driver, (params, TX.init(params), scale), data, global_batch=EXAMPLES, **options) as program:
+        reports = list(program.run(steps=14))
+        after = program.state[0]
+    scales = [float(report.metrics["scale"]) for report in reports]
+    assert scales[0] == 2.0**19
+    assert 1 < scales[-1] == scales[-2] < 2.0**16  # it has fallen until no worker's overflow
+    assert not any(report.skipped for report in reports)
+    assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(after))
+    assert alike(after, params) > 0
+
+
+def test_a_verdict_of_each_workers_own_is_refused_and_its_gradients_are_not_said_to_be_missing():
+    driver, scale = of_flax(None)
+    params = Half().init(jax.random.key(0), jnp.zeros((1, FEATURES)))
+    with pytest.raises(ad.ReplicationError) as caught:
+        ad.Program(driver, (params, TX.init(params), scale), make_data(), global_batch=EXAMPLES, nonfinite="allow")
+    text = str(caught.value)
+    assert 'dynamic_scale.value_and_grad(loss_fn, axis_name="workers")' in text
+    assert "docs/loss_scaling.md" in text
+    assert "Reduce the gradients first" not in text
