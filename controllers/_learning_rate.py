@@ -35,15 +35,14 @@ def scale_by_batch(
 
     With `s = batch / base`:
 
-    ===========  ==================================  =================================================================
-    rule         factor                              for
-    ===========  ==================================  =================================================================
-    "fixed"      1                                   no change: the batch alone reduces the noise (Mai et al. 2019)
-    "linear"     s                                   SGD far below the noise scale (Goyal et al. 2017), with `warmup`
-    "sqrt"       sqrt(s)                             Adam and its like (Hoffer et al. 2017; Malladi et al. 2022)
-    "adascale"   (noise/base + 1)/(noise/batch + 1)  SGD at any batch: s far below the noise scale, bounded far above it
-                                                     (Johnson et al. 2020); with `power=0.5` for Adam (Pollux)
-    ===========  ==================================  =================================================================
+    | rule       | factor                             | for                                                            |
+    | ---------- | ---------------------------------- | -------------------------------------------------------------- |
+    | "fixed"    | 1                                  | no change: the batch alone reduces the noise (Mai et al. 2019) |
+    | "linear"   | s                                  | SGD far below the noise scale (Goyal et al. 2017); `warmup`    |
+    | "sqrt"     | sqrt(s)                            | Adam and its like (Hoffer et al. 2017; Malladi et al. 2022)    |
+    | "adascale" | (noise/base + 1)/(noise/batch + 1) | SGD at any batch (Johnson et al. 2020); `power=0.5`: for Adam  |
+
+    "adascale" is s far below the noise scale, and bounded far above it; Pollux takes it with `power=0.5` for Adam.
 
     The batch is read in the driver while it runs, so a change of it compiles nothing. Outside a program updates are
     left as they are.

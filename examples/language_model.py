@@ -40,7 +40,7 @@ import monitors as mon  # noqa: E402
 if args.devices > 1:
     jax.config.update("jax_num_cpu_devices", args.devices)
 
-# --- the text, as windows that overlap by half: a view, which takes no memory of its own --------------------------------
+# --- the text, as windows that overlap by half: a view, which takes no memory of its own ------------------------------
 
 text = "\n\n".join(topics[name] for name in sorted(topics))
 alphabet, codes = np.unique(np.array(list(text)), return_inverse=True)
@@ -54,13 +54,12 @@ train, test = {"codes": windows[: -last - 2]}, {"codes": windows[-last:]}
 HEADS = 4
 
 
-def init(key):
+def init(seed):
     """Weights, small enough that the first guess is every character alike."""
+    rng = np.random.default_rng(seed)
 
     def normal(*shape):
-        nonlocal key
-        key, sub = jax.random.split(key)
-        return 0.02 * jax.random.normal(sub, shape)
+        return jnp.asarray(rng.normal(0, 0.02, shape), jnp.float32)
 
     width = args.width
     return {
@@ -124,27 +123,25 @@ def driver(state, batch):
 
 def write(params, begin, length, key):
     """Let the model go on from `begin`, character by character."""
-    window = jnp.asarray(codes_of(begin))
 
     @jax.jit
-    def next_one(window, key):
-        code = jax.random.categorical(key, logits(params, window[None])[0, -1] / 0.7)
-        return jnp.append(window[1:], code), code
+    def go_on(window, keys):
+        def next_one(window, key):
+            code = jax.random.categorical(key, logits(params, window[None])[0, -1] / 0.7)
+            return jnp.append(window[1:], code), code
 
-    written = []
-    for sub in jax.random.split(key, length):
-        window, code = next_one(window, sub)
-        written.append(alphabet[int(code)])
-    return begin + "".join(written)
+        return jax.lax.scan(next_one, window, keys)[1]
+
+    return begin + "".join(alphabet[np.asarray(go_on(codes_of(begin), jax.random.split(key, length)))])
 
 
 def codes_of(text):
-    """The last `context` characters as codes, filled up with spaces from the left."""
+    """The last `context` characters as codes, filled up with spaces from the left; shape=(context,)."""
     padded = text.rjust(args.context)[-args.context :]
     return np.searchsorted(alphabet, np.array(list(padded))).astype(np.int32)
 
 
-params = init(jax.random.key(0))
+params = init(seed=0)
 size = sum(leaf.size for leaf in jax.tree.leaves(params))
 
 with comm.world() as world:

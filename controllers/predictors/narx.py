@@ -25,7 +25,7 @@ FIRST = 50  # records before it says anything
 
 
 class Network(NamedTuple):
-    """From a row of p lags the change of speed, by one hidden layer. With an axis of n workers in front of every leaf."""
+    """From a row of p lags the change of speed, by one hidden layer; with an axis of workers in front of all."""
 
     hidden: Any  # shape=(p, width)
     bias: Any  # shape=(width,)

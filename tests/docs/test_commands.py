@@ -100,7 +100,10 @@ def test_commands_name_what_there_is(page):
         ("make tset", "make has no target tset"),
         ('pip install "adaptive-dataflow[openmpi,cuda11]"', "there is no extra cuda11"),
         ("PJRT_NPROC=1 mpirun -n 2 python -m mpi4py examples/listing_2.py", "there is no examples/listing_2.py"),
-        ("python -m collectives.mpirun -n 2 examples/elastic.py --kil 0@190", "examples/elastic.py has no option --kil"),
+        (
+            "python -m collectives.mpirun -n 2 examples/elastic.py --kil 0@190",
+            "examples/elastic.py has no option --kil",
+        ),
         ("python -m controllers.simulator all", "there is no module controllers.simulator"),
         ("mpirnu -n 2 python train.py", "there is no program mpirnu"),
     ],

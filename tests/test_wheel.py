@@ -1,0 +1,47 @@
+"""What is built from this repository has all that it must: every room, and that it is typed."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+import tomllib
+import zipfile
+
+import pytest
+
+from tests.mpirun import ROOT
+
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
+PACKAGES = ("adaptive", "collectives", "monitors", "controllers")
+
+
+def test_every_room_is_a_package():
+    """A folder without `__init__.py` runs from here, and is missing in a wheel."""
+    folders = {path.parent for package in PACKAGES for path in (ROOT / package).rglob("*.py")}
+    assert [folder.name for folder in folders if not (folder / "__init__.py").exists()] == []
+
+
+def test_extras_do_not_ask_for_what_everyone_has():
+    named = [name.partition("[")[0].partition(">")[0] for name in PROJECT["project"]["dependencies"]]
+    extras = PROJECT["project"]["optional-dependencies"]
+    again = {extra: [x for x in wanted if x.partition(">")[0] in named] for extra, wanted in extras.items()}
+    assert {extra: wanted for extra, wanted in again.items() if wanted} == {}
+
+
+@pytest.mark.long  # installs setuptools into a place of its own
+def test_a_wheel_has_all_files(tmp_path):
+    source = tmp_path / "source"
+    for package in PACKAGES:
+        shutil.copytree(ROOT / package, source / package, ignore=shutil.ignore_patterns("__pycache__"))
+    for file in ("pyproject.toml", "README.md", "LICENSE"):
+        shutil.copy(ROOT / file, source)
+    command = [sys.executable, "-m", "pip", "wheel", "-q", "--no-deps", "-w", str(tmp_path), str(source)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=170)
+    assert done.returncode == 0, done.stderr
+    (wheel,) = tmp_path.glob("adaptive_dataflow-*.whl")
+    built = {name for name in zipfile.ZipFile(wheel).namelist() if ".dist-info/" not in name}
+    there = {path.relative_to(ROOT).as_posix() for package in PACKAGES for path in (ROOT / package).rglob("*")}
+    files = {name for name in there if (ROOT / name).is_file() and "__pycache__" not in name}
+    assert built == files
+    assert {f"{package}/py.typed" for package in PACKAGES} <= built
