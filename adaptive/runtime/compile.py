@@ -5,7 +5,8 @@ from __future__ import annotations
 import hashlib
 import secrets
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from typing import Any
 from weakref import WeakValueDictionary
@@ -14,6 +15,7 @@ import jax
 
 from adaptive.base.jaxprs import calls_back, give_name, loaded_on, names_of, text_of
 from adaptive.base.phases import phase
+from adaptive.base.surroundings import settings_here, unwatched
 
 from .cache import CompilationCacheWarning
 from .ending import uninterruptible
@@ -53,6 +55,28 @@ def compile_segment(
         afresh = jax.jit(lambda *args: function(*args), donate_argnums=given_up).lower(*placed)
         compiled, _ = _compile(afresh, f"{name}_{secrets.token_hex(4)}", device)  # a name that no cache knows
     return compiled
+
+
+@phase("compiling", compiles=True)
+def side_by_side(jobs: Sequence[Callable[[], object]], most: int) -> None:
+    """Carry out what compiles programs, in so many threads at most, and wait for all. XLA takes a core for each.
+
+    Raises:
+      Exception: what the first that failed has raised.
+    """
+    if most == 1 or len(jobs) == 1:
+        for job in jobs:
+            job()
+        return
+    settings = settings_here()
+
+    def there(job: Callable[[], object]) -> None:
+        with settings():
+            job()
+
+    with ThreadPoolExecutor(min(most, len(jobs)), "adaptive-start") as threads:
+        for done in [threads.submit(unwatched(there), job) for job in jobs]:
+            done.result()
 
 
 def _compile(lowered: Any, name: str, device: jax.Device) -> tuple[Any, str]:

@@ -290,12 +290,16 @@ class Kernels:
         steps.
         """
         start = time.perf_counter()
+        self.require_first(sizes)
+        self.counters.waited_seconds += time.perf_counter() - start
+        self.extend(max(sizes))
+
+    def require_first(self, sizes: Sequence[int]) -> None:
+        """Have what `sizes` (one per worker of this process) need. Takes its time."""
         for local, size in enumerate(sizes):
             if not self.can_make(local, size):
                 for needed in self._first_kernels(size):
                     self.compile(local, needed)
-        self.counters.waited_seconds += time.perf_counter() - start
-        self.extend(max(sizes))
 
     def require_calls(self, microbatches: Sequence[Microbatches]) -> None:
         """Have kernels for these very calls (per worker of this process), waiting for them."""
