@@ -17,7 +17,7 @@ from adaptive.base.jaxprs import calls_back, give_name, loaded_on, names_of, tex
 from adaptive.base.phases import phase
 from adaptive.base.surroundings import settings_here, unwatched
 
-from .cache import CompilationCacheWarning
+from .cache import CompilationCacheWarning, one_compiles
 from .ending import uninterruptible
 
 
@@ -86,7 +86,7 @@ def _compile(lowered: Any, name: str, device: jax.Device) -> tuple[Any, str]:
     key = (title, lowered.in_tree, lowered.out_tree, calls_back(text) and object())
     known = _in_use(key, device)
     if known is None:
-        with uninterruptible():
+        with one_compiles(title), uninterruptible():
             known = lowered.compile()
         if not _is_called(title, known):
             return known, title

@@ -137,7 +137,7 @@ class Kernels:
         self._traced: dict[int, Mapping[int, Call]] = {}
         self.constants = Constants()
         self._workers = [_Worker(device) for device in devices]
-        self._compile_order, self._lock = options.compile_order, threading.Lock()
+        self.compile_order, self._lock = options.compile_order, threading.Lock()
         self._versions = itertools.count(1)
         self._ladder: set[int] = set()
         self._compiler = BackgroundCompiler(self)
@@ -334,7 +334,7 @@ class Kernels:
         if not missing or self._is_long_enough():
             return
         self._ladder.update(missing)
-        for rung in compile_order(missing, *self._compile_order):
+        for rung in compile_order(missing, *self.compile_order):
             for local in range(len(self._workers)):
                 self._put(local, rung)
 

@@ -39,7 +39,7 @@ class Seen:
     """What hooks have never known."""
 
     def __init__(self, *values, steps=STEPS):
-        self.unknown = [type("_", (), {"values": {key: () for key in v}, "steps": steps}) for v in values]
+        self.unknown = [type("_", (), {"values": dict.fromkeys(v, ()), "steps": steps}) for v in values]
 
 
 NONE = Seen((), (), ())
