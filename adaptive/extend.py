@@ -88,3 +88,4 @@ from adaptive.operators.sources import GLOBAL_BATCH as GLOBAL_BATCH
 from adaptive.operators.sources import Reading as Reading
 from adaptive.operators.sources import Source as Source
 from adaptive.operators.sources import read as read
+from adaptive.runtime.cache import share_compilations as share_compilations

@@ -22,6 +22,7 @@ import numpy as np
 from jax.extend.core import Var
 
 from adaptive.base.activity import COMPUTING, EXCHANGING, OTHER, Activity
+from adaptive.base.cores import n_cores
 from adaptive.base.timeline import STEPS, Timeline
 from adaptive.base.world import Arriving, LookAtPiece, World, among_those_left
 from adaptive.data.stream import Share
@@ -31,7 +32,7 @@ from adaptive.operators.sources import CALLS, Reading, source_p
 
 from .birthplace import birthplace
 from .calls import Calls, Plans, segment_shapes
-from .compile import compile_segment
+from .compile import compile_segment, side_by_side
 from .finite import Culprit, Look, Trouble, find_together
 from .kernels import KernelOptions, Kernels
 from .message import accumulate, lay_out_all, unpack
@@ -174,23 +175,28 @@ class Engine:
           microbatches: compile the kernels of these calls, and none else.
         """
         start = time.perf_counter()
-        programs: dict[tuple[str, int], _Program] = {}  # made once, so that JAX traces them once for all devices
-        for local, device in enumerate(self.world.devices):
-            if ("final", 0, local) in self._compiled:
-                continue
-            programs = programs or self._programs()
-            for (kind, level), program in programs.items():
-                name = kind if kind == "final" else f"{kind}_{level}"
-                self._compiled[kind, level, local] = compile_segment(
-                    program.function, program.shapes, device, name=self._label + name, donate=program.donate
-                )
+        made = ("final", 0, len(self.world.devices) - 1) in self._compiled
+        programs = {} if made else self._programs()  # once, so that JAX traces them once for all devices
+        jobs = [partial(self._compile_once, *which, program) for which, program in programs.items()]
+        if microbatches is None:
+            jobs.append(partial(self.kernels.require_first, sizes))
+        else:
+            jobs.append(partial(self.kernels.require_calls, microbatches))
+        first = self.kernels.compile_order[0] % len(jobs)  # ranks that share a cache begin with different ones
+        side_by_side([*jobs[first:], *jobs[:first]], most=n_cores())
         if self.world.processes > 1:
             self.nothing.prepare()
         self.kernels.counters.waited_seconds += time.perf_counter() - start
         if microbatches is None:
-            self.kernels.require(sizes)
-        else:
-            self.kernels.require_calls(microbatches)
+            self.kernels.extend(max(sizes))
+
+    def _compile_once(self, kind: str, level: int, program: _Program) -> None:
+        name = self._label + (kind if kind == "final" else f"{kind}_{level}")
+        for local, device in enumerate(self.world.devices):
+            if (kind, level, local) not in self._compiled:
+                self._compiled[kind, level, local] = compile_segment(
+                    program.function, program.shapes, device, name=name, donate=program.donate
+                )
 
     def missing(self, sizes: Sequence[int]) -> int:
         """How many programs `compile` would have to make."""

@@ -140,7 +140,7 @@ class Kernels:
         self._traced: dict[int, Mapping[int, Call]] = {}
         self.constants = Constants()
         self._workers = [_Worker(device) for device in devices]
-        self._compile_order, self._lock = options.compile_order, threading.Lock()
+        self.compile_order, self._lock = options.compile_order, threading.Lock()
         self._versions = itertools.count(1)
         self._ladder: set[int] = set()
         self._compiler = BackgroundCompiler(self)
@@ -293,12 +293,16 @@ class Kernels:
         steps.
         """
         start = time.perf_counter()
+        self.require_first(sizes)
+        self.counters.waited_seconds += time.perf_counter() - start
+        self.extend(max(sizes))
+
+    def require_first(self, sizes: Sequence[int]) -> None:
+        """Have what `sizes` (one per worker of this process) need. Takes its time."""
         for local, size in enumerate(sizes):
             if not self.can_make(local, size):
                 for needed in self._first_kernels(size):
                     self.compile(local, needed)
-        self.counters.waited_seconds += time.perf_counter() - start
-        self.extend(max(sizes))
 
     def require_calls(self, microbatches: Sequence[Microbatches]) -> None:
         """Have kernels for these very calls (per worker of this process), waiting for them."""
@@ -333,7 +337,7 @@ class Kernels:
         if not missing or self._is_long_enough():
             return
         self._ladder.update(missing)
-        for rung in compile_order(missing, *self._compile_order):
+        for rung in compile_order(missing, *self.compile_order):
             for local in range(len(self._workers)):
                 self._put(local, rung)
 

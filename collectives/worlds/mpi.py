@@ -32,6 +32,7 @@ from adaptive.extend import (
     current_line,
     launcher,
     phase,
+    share_compilations,
 )
 from launchers import ending
 
@@ -123,6 +124,8 @@ class MPIWorld(Starting, Staff, Scope):
         with _making:
             whole = (mpi.COMM_WORLD if comm is None else comm).Dup()
         whole.Set_errhandler(mpi.ERRORS_RETURN)  # errors become exceptions, whatever the user's communicator does
+        if whole.size > 1:
+            share_compilations()  # what scripts compile before they build a program, too
         host = whole.Split_type(mpi.COMM_TYPE_SHARED)
         self.devices: Sequence[jax.Device] = (_default_device(host.rank),) if devices is None else tuple(devices)
         check_devices(self.devices)
