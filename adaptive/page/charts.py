@@ -27,7 +27,7 @@ _LINES = ("#0072B2", "#E69F00", "#009E73", "#D55E00", "#56B4E9", "#CC79A7", "#8C
 _DASHES = ("solid", "dashed", "dotdash", "dotted")
 FEW = len(_LINES)  # workers of which each has a line of its own
 _ROOM = 1.15  # above what is highest
-_USUAL = 99.0  # percentile: what is above it is not given room
+_USUAL = 97.0  # percentile: what is above it is not given room
 _HEIGHT = 260
 
 
@@ -72,7 +72,7 @@ def charts(run: Columns) -> list[Chart]:
     """
     drawing = _Drawing(run)
     made: list[Chart | None] = [drawing.seconds(), drawing.shares_of_workers(), drawing.waits(), drawing.busy()]
-    made += [drawing.batch_sizes(), drawing.global_batch(), *(drawing.metric(name) for name in run.metrics)]
+    made += [drawing.batch_sizes(), drawing.global_batch(), *map(drawing.metric, run.metrics)]
     return [chart for chart in made if chart is not None]
 
 
@@ -171,6 +171,13 @@ class _Drawing:
         most = int(self._bins.counts.max())
         return "" if most == 1 else f" Each point stands for {most:,} steps."
 
+    @property
+    def _cividis(self) -> tuple[str, ...]:
+        """From dark to bright, as people see it who see colours otherwise, too."""
+        from bokeh.palettes import Cividis256
+
+        return tuple(Cividis256)
+
     # --- seconds ------------------------------------------------------------------------------------------------------
 
     def seconds(self) -> Chart | None:
@@ -235,44 +242,47 @@ class _Drawing:
             tooltips=[("worker", "@worker"), *((name, f"@{name}{{0.0}} %") for name in reversed(shares))],
         )  # fmt: skip
         figure.add_tools(tool)
-        longest = int(np.nanargmax(shares["waiting"])) if np.isfinite(shares["waiting"]).any() else 0
+        known = np.isfinite(shares["waiting"])
+        if not known.any():
+            return None
+        longest = int(np.nanargmax(shares["waiting"]))
         says = f"Worker {longest} waited for longest, {percent(float(shares['waiting'][longest]))} of its time." if run.n > 1 else ""
         key = tuple(Key(_OF_WORKERS[name], PARTS[name]) for name in shares)
-        return Chart("workers", "What each worker did", says, figure, key, "Over all steps in which it was there.")
+        return Chart("workers", "What each worker did", says, figure, key, "Over all steps in which it was there, up to their messages: exchanging is the same for all.")
 
     def waits(self) -> Chart | None:
         """Who waited, and when: a row for each worker."""
         run, bins = self._run, self._bins
-        if not run.workers or run.n < 2:
+        if not run.workers or run.n < 2 or not np.isfinite(run.workers["busy"]).any():
             return None
         waits, period = bins.mean(waiting(run.workers["busy"])), bins.mean(periods(run))
         share = 100 * waits / np.maximum(period, 1e-9)[:, None]
-        high = float(np.clip(np.nanpercentile(share, _USUAL) if np.isfinite(share).any() else 0.0, 20, 100))
+        high = float(np.clip(np.nanpercentile(share, _USUAL), 20, 100))
         figure = self._over_steps("worker", y_range=self._models.Range1d(-0.5, run.n - 0.5, bounds=(-0.5, run.n - 0.5)))
         figure.height = min(_HEIGHT + 3 * run.n, 460) if run.n > FEW else 110 + 26 * run.n
         figure.yaxis.ticker = self._models.BasicTicker(min_interval=1, num_minor_ticks=0)
         figure.grid.grid_line_color = None
-        mapper = self._models.LinearColorMapper("Cividis256", low=0, high=high, nan_color="rgba(0,0,0,0)")
+        colors = self._cividis
+        mapper = self._models.LinearColorMapper(colors, low=0, high=high, nan_color="rgba(0,0,0,0)")
         first, last = float(run.step[0]) - 0.5, float(run.step[-1]) + 0.5
         drawn = figure.image(
             [share.T.astype(np.float32)], x=first, y=-0.5, dw=last - first, dh=run.n, color_mapper=mapper, level="image"
         )
-        bar = self._models.ColorBar(color_mapper=mapper, width=10, padding=4, title=None,
-                                    formatter=self._models.PrintfTickFormatter(format="%d %%"))  # fmt: skip
-        bar.background_fill_color = None
-        figure.add_layout(bar, "right")
         tool = self._models.HoverTool(
             renderers=[drawn], tooltips=[("worker", "$y{0}"), ("step", "$x{0,0}"), ("waited", "@image{0} % of the time")]
         )
         figure.add_tools(tool)
         says = f"On average, workers waited {percent(float(np.nan_to_num(np.nanmean(share)) / 100))} of the time for the last of them."
         note = "Dark: the others waited for this one. Bright: it was done early, and waited." + self._each
-        return Chart("waits", "Who waited for the last of them", says, figure, (), note)
+        marks = np.linspace(0, 1, 5)
+        key = tuple(Key(percent(mark * high / 100), colors[round(mark * (len(colors) - 1))]) for mark in marks)
+        key = (*key[:-1], key[-1]._replace(name=f"{key[-1].name} and more"))
+        return Chart("waits", "Who waited for the last of them", says, figure, key, note)
 
     def busy(self) -> Chart | None:
         """How long each of a few workers was busy, or the least, the middle and the most of many."""
         run, bins = self._run, self._bins
-        if not run.workers or run.n < 2:
+        if not run.workers or run.n < 2 or not np.isfinite(run.workers["busy"]).any():
             return None
         busy = 1e3 * bins.middle(run.workers["busy"])
         top = _room_for(busy[np.isfinite(busy)])
@@ -371,8 +381,8 @@ class _Drawing:
         """One of the driver's metrics: its middle and its range in each bin."""
         run, bins = self._run, self._bins
         values = np.where(np.isfinite(run.metrics[name]), run.metrics[name], np.nan)
-        if not np.isfinite(values).any():
-            return None
+        if not np.isfinite(values).any() or any(np.allclose(values, s[:, 0], 1e-4, equal_nan=True) for s in run.noise.values()):
+            return None  # nothing to see, or seen with its bounds
         known = values[np.isfinite(values)]
         low, high = np.percentile(known, [0.5, 99.5]) if len(known) > 50 else (known.min(), known.max())
         logarithmic = bool(known.min() > 0 and high > 50 * max(low, 1e-300))
@@ -399,23 +409,21 @@ class _Drawing:
 _OF_WORKERS = {
     "computing": "computing",
     "input": "waiting for input",
-    "other": "other, exchanging too",
+    "other": "other work of its own",
     "waiting": "waiting for other workers",
 }
 
 
 def worker_shares(run: Columns) -> dict[str, np.ndarray]:
-    """Of each worker's time while it was there: computing, input, all else, and waiting; each has shape=(n,)."""
+    """Of each worker's time up to messages: computing, input, all else, and waiting; each has shape=(n,)."""
     busy = run.workers["busy"]
-    there = np.isfinite(busy)
-    total = np.where(there, periods(run)[:, None], 0.0).sum(0)
-    total[total == 0] = np.nan
-    took = {
-        name: np.nansum(values, axis=0, dtype=np.float64) / total
-        for name, values in (*((n, run.workers[n]) for n in ("computing", "input")), ("waiting", waiting(busy)))
-    }
-    took["other"] = np.maximum(1 - took["computing"] - took["input"] - took["waiting"], 0.0)
-    return {name: took[name] for name in _OF_WORKERS}
+    seconds = {"computing": run.workers["computing"], "input": run.workers["input"]}
+    took = {name: np.nansum(values, axis=0, dtype=np.float64) for name, values in seconds.items()}
+    took["waiting"] = np.nansum(waiting(busy), axis=0, dtype=np.float64)
+    own = np.nansum(busy, axis=0, dtype=np.float64)
+    took["other"] = np.maximum(own - took["computing"] - took["input"], 0.0)
+    total = sum(took.values())
+    return {name: np.where(total > 0, took[name] / np.maximum(total, 1e-12), np.nan) for name in _OF_WORKERS}
 
 
 def _called(name: str) -> str:

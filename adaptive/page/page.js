@@ -8,7 +8,6 @@
       if (model.type.endsWith("Axis"))
         model.setv({ axis_label_text_color: fg, major_label_text_color: fg, axis_line_color: fg, major_tick_line_color: fg });
       else if (model.type === "Grid" && model.grid_line_color !== null) model.grid_line_color = grid;
-      else if (model.type === "ColorBar") model.setv({ major_label_text_color: fg, title_text_color: fg });
       else if (model.type === "Toolbar" && touch.matches && model.active_drag !== null) {
         model.active_drag = null;
         for (const tool of model.tools) if ("active" in tool && tool.type !== "HoverTool") tool.active = false;

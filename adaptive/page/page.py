@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from .changes import changes, decided, sizes_in_words
+from .changes import changes, decided
 from .charts import Chart, Missing, charts, embedded, library, worker_shares
 from .columns import Columns
 from .findings import findings, medians, speed, where_it_went
@@ -101,8 +101,8 @@ def _lead(run: Columns) -> str:
     epochs = number(round(float(run.epoch[-1]), 1))
     return (
         f"Steps {first:,} to {last:,} took {duration(float(run.elapsed[-1]))} and {run.examples[-1]:,} examples, up to epoch "
-        f"{epochs}: {speed(run)} examples a second. At the end there were {counted(len(there), 'worker')}{of}, with "
-        f"{'a batch' if run.n == 1 else 'batches'} of {sizes_in_words(run.changed[-1])}."
+        f"{epochs}: {speed(run)} examples a second. At the end there were {counted(len(there), 'worker')}{of}, and "
+        f"a global batch of {run.changed[-1].sum():,}."
     )
 
 
