@@ -269,9 +269,15 @@ def _skipped(run: Columns) -> Iterator[Change]:
     """Steps that were given up, those beside one another in one line."""
     rows = np.flatnonzero(run.skipped)
     notes = {told.row: told.notes for told in run.told if told.notes}
-    for group in _beside(rows):
+    groups = _beside(rows)
+    if len(groups) > _FOLD:
+        lengths = f", in {len(groups):,} places" if len(rows) > len(groups) else ", one here and one there"
+        groups, more = [rows], lengths
+    else:
+        more = ""
+    for group in groups:
         first, last = int(group[0]), int(group[-1])
-        what = f"{counted(len(group), 'step')} skipped"
+        what = f"{counted(len(group), 'step')} skipped{more}"
         what += f", up to step {run.step[last]:,}" if last > first else ""
         why: Iterable[Any] = dict.fromkeys(note for row in group for note in notes.get(int(row), ()))
         yield Change(first, "skipped", what, " ".join(list(why)[:3]))

@@ -142,8 +142,10 @@ class _Drawing:
         figure.toolbar.logo, figure.toolbar.autohide = None, True
         figure.background_fill_color = figure.border_fill_color = None
         figure.outline_line_color = None
-        figure.min_border_left = 62  # so that charts lie exactly below one another
-        figure.min_border_right = 14
+        figure.min_border_left = 72  # so that charts lie exactly below one another
+        figure.min_border_right = 28
+        if options.get("y_axis_type") == "log":
+            figure.yaxis.ticker = self._models.LogTicker(mantissas=[1, 2, 5], num_minor_ticks=0)
         for axis in (*figure.xaxis, *figure.yaxis):
             axis.axis_label_text_font_style = "normal"
             axis.minor_tick_line_color = None
@@ -285,7 +287,8 @@ class _Drawing:
         if not run.workers or run.n < 2 or not np.isfinite(run.workers["busy"]).any():
             return None
         busy = 1e3 * bins.middle(run.workers["busy"])
-        top = _room_for(busy[np.isfinite(busy)])
+        longest = np.fmax.reduce(busy, 1)
+        top = _room_for(longest[np.isfinite(longest)])
         figure = self._over_steps("milliseconds a step", top)
         title = "Seconds that each worker was busy in a step"
         return self._of_each(figure, "busy", title, busy, "ms", "Without what it waited for others, and exchanging.")
@@ -372,7 +375,10 @@ class _Drawing:
         figure.step(run.step[rows], sizes, mode="after", line_color="#0072B2", line_width=2, line_dash="solid")
         figure.y_range = self._models.Range1d(min(low) / 2, 2 * max(high))
         figure.yaxis.formatter = self._models.NumeralTickFormatter(format="0,0")
-        note = "Where the noise scale is far above the batch, a larger batch is worth almost as many steps." + self._each
+        note = (
+            "Where the noise scale is far above the global batch, twice the batch is worth almost twice the step; where it is "
+            f"far below, almost nothing.{self._each}"
+        )
         return Chart("batch", "Global batch and noise scale", "", figure, tuple(key), note)
 
     # --- metrics ------------------------------------------------------------------------------------------------------
