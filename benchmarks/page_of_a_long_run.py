@@ -56,7 +56,7 @@ def write_record(path: Path, steps: int, workers: int, seed: int = 0) -> None:
         if left or came:
             members = tuple(w for w in range(workers) if came or w != workers - 1)
         there = np.isin(np.arange(workers), members)
-        previous, sizes = sizes, tuple(int(size) for size in np.where(there, np.maximum(sizes, 8), 0))
+        previous, sizes = sizes, tuple(int(size) for size in np.where(there, np.where(sizes, sizes, even), 0))
         input_ = np.where(there, rng.exponential(12e-3 if 0.2 <= at < 0.25 else 5e-5, workers), 0.0)
         computing = np.array(sizes) * EXAMPLE_SECONDS * slow * rng.lognormal(0, 0.03, workers)
         busy = np.where(there, computing + input_ + 4e-4, 0.0)
@@ -68,7 +68,7 @@ def write_record(path: Path, steps: int, workers: int, seed: int = 0) -> None:
         scale = float(200 + 4000 * at + rng.normal(0, 80))
         decision, notes = None, []
         if step % CHANGES_EVERY == 0:
-            shares = np.maximum(1, even + rng.integers(-1, 2, workers))
+            shares = even + np.roll(trade := rng.integers(-1, 2, workers), 1) - trade  # the global batch stays
             decision = Decision(shares=tuple(map(float, shares)), notes=())
             following = tuple(map(int, shares))
         hooks = (

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
@@ -14,6 +15,7 @@ from .words import counted, listed, workers
 _FEW = 8  # workers whose sizes are told one by one
 _FOLD = 4  # adjustments of one kind, one behind another, are told in one line from so many on
 _MOST = 300  # lines
+_LOST = re.compile(r"workers? (\d+(?:, \d+)*) lost")  # as `adaptive.base.world.Loss` is written
 
 
 class Change(NamedTuple):
@@ -21,7 +23,7 @@ class Change(NamedTuple):
 
     Attributes:
       row: of the step from which on it held.
-      kind: "size", "joined", "lost", "skipped", "note", "asked" or "stop".
+      kind: "size", "joined", "left", "lost", "skipped", "note", "asked" or "stop".
       what: in words.
       why: in words; "" where it speaks for itself.
     """
@@ -48,7 +50,7 @@ def changes(run: Columns) -> tuple[list[Change], int]:
     lines.sort(key=lambda change: (change.row, change.kind == "size"))
     left_out = max(len(lines) - _MOST, 0)
     if left_out:
-        rank = {"lost": 0, "joined": 0, "stop": 0, "size": 1, "asked": 2, "skipped": 2, "note": 3}
+        rank = {"lost": 0, "joined": 0, "left": 0, "stop": 0, "size": 1, "asked": 2, "skipped": 2, "note": 3}
         keep = sorted(range(len(lines)), key=lambda i: (rank[lines[i].kind], i))[:_MOST]
         lines = [lines[i] for i in sorted(keep)]
     return lines, left_out
@@ -102,21 +104,18 @@ def _resized(run: Columns) -> Iterator[Change]:
 
 
 def _resizes(run: Columns) -> Iterator[_Resize]:
-    told = iter(run.told)
+    told, moves = iter(run.told), {move.row: move for move in _moves(run)}
     following = next(told, None)
     last: Told | None = None  # the last decision that was not carried out yet
     for i in range(1, len(run.changes)):
         row = int(run.changes[i])
-        came_or_went = False
-        while following is not None and following.row <= row:
-            if following.decision and following.row < row:
-                last = following
-            came_or_went |= following.row == row and bool(following.joined or following.lost)
+        while following is not None and following.row < row:
+            last = following if following.decision else last
             following = next(told, None)
         before, behind = run.changed[i - 1], run.changed[i]
         stays = before.sum() == behind.sum()
-        if came_or_went:
-            yield _Resize(row, before, behind, "workers have come or gone", "")
+        if row in moves:
+            yield _Resize(row, before, behind, moves[row].why, "")
         elif last is not None:
             by = _by(run, last)
             at = f"{by}, behind step {run.step[last.row]:,}"
@@ -218,16 +217,51 @@ def _asks_for_size(told: Told) -> bool:
 # --- who came, what was skipped, what was noted -----------------------------------------------------------------------
 
 
+class _Move(NamedTuple):
+    """Who came and who went between two steps."""
+
+    row: int
+    joined: tuple[int, ...]
+    lost: tuple[str, ...]
+    left: tuple[int, ...]
+
+    @property
+    def why(self) -> str:
+        """In a few words."""
+        lost = [seat for text in self.lost for seat in _lost_seats(text)]
+        pairs = (self.joined, "joined"), (lost, "lost"), (self.left, "left")
+        return listed([f"{workers(seats)} {what}" for seats, what in pairs if seats]) or "workers have come or gone"
+
+
+def _moves(run: Columns) -> Iterator[_Move]:
+    told = {told.row: told for told in run.told if told.joined or told.lost}
+    others = {row: members for row, members in run.members[1:]}
+    before = {row: set(members) for (row, _), (_, members) in zip(run.members[1:], run.members[:-1], strict=True)}
+    for row in sorted(told.keys() | others.keys()):
+        joined, lost = (told[row].joined, told[row].lost) if row in told else ((), ())
+        gone = before[row] - set(others[row]) if row in others else set()
+        left = gone - {seat for text in lost for seat in _lost_seats(text)}
+        yield _Move(row, joined, lost, tuple(sorted(left)))
+
+
+def _lost_seats(text: str) -> list[int]:
+    """Of which workers a loss tells: "workers 1, 2 lost: rank 1 (…"."""
+    found = _LOST.match(text)
+    return [int(seat) for seat in found[1].split(",")] if found else []
+
+
 def _come_and_gone(run: Columns) -> Iterator[Change]:
-    skipped = set(np.flatnonzero(run.skipped).tolist())
+    for move in _moves(run):
+        if move.joined:
+            yield Change(move.row, "joined", f"{workers(move.joined).capitalize()} joined", "")
+        if move.left:
+            yield Change(move.row, "left", f"{workers(move.left).capitalize()} left", "")
+        for text in move.lost:
+            yield Change(move.row, "lost", text[:1].upper() + text[1:], "")
     for told in run.told:
-        if told.joined:
-            yield Change(told.row, "joined", f"{workers(told.joined).capitalize()} joined", "")
-        for text in told.lost:
-            yield Change(told.row, "lost", text[:1].upper() + text[1:], "")
         told_already = {*told.lost, *(told.decision or {}).get("notes", ())}
         for note in told.notes:
-            if note not in told_already and "has joined on seat" not in note and told.row not in skipped:
+            if note not in told_already and "has joined on seat" not in note and not run.skipped[told.row]:
                 yield Change(told.row, "note", note[:1].upper() + note[1:], "")
 
 
@@ -235,9 +269,15 @@ def _skipped(run: Columns) -> Iterator[Change]:
     """Steps that were given up, those beside one another in one line."""
     rows = np.flatnonzero(run.skipped)
     notes = {told.row: told.notes for told in run.told if told.notes}
-    for group in _beside(rows):
+    groups = _beside(rows)
+    if len(groups) > _FOLD:
+        lengths = f", in {len(groups):,} places" if len(rows) > len(groups) else ", one here and one there"
+        groups, more = [rows], lengths
+    else:
+        more = ""
+    for group in groups:
         first, last = int(group[0]), int(group[-1])
-        what = f"{counted(len(group), 'step')} skipped"
+        what = f"{counted(len(group), 'step')} skipped{more}"
         what += f", up to step {run.step[last]:,}" if last > first else ""
         why: Iterable[Any] = dict.fromkeys(note for row in group for note in notes.get(int(row), ()))
         yield Change(first, "skipped", what, " ".join(list(why)[:3]))

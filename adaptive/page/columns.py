@@ -43,7 +43,8 @@ class Columns:
       members: rows from which on other seats have a worker, and these seats.
       parts: names of the breakdown.
       breakdown: seconds by part, of the process that recorded them; shape=(T, parts). `None` in an older record.
-      workers: seconds of "input", "computing" and "busy" of each worker; shape=(T, n), NaN where nobody has sat.
+      workers: seconds of "input", "computing" and "busy" of each worker; shape=(T, n). NaN where nobody has sat, in a
+        newcomer's first step, and in the first of the run: it was busy with getting ready, for which nobody had to wait.
         Empty in an older record.
       metrics: by name; shape=(T,).
       noise: noise scales that hooks were given, with their bounds, by name; shape=(T, 3).
@@ -228,6 +229,9 @@ class _Rows:
         workers = {name: column.array() for name, column in self._workers.items()}
         if workers:
             absent = workers["busy"] <= 0
+            absent[0] = True
+            for told in self._told:
+                absent[told.row, list(told.joined)] = True
             workers = {name: np.where(absent, np.float32(np.nan), column) for name, column in workers.items()}
         return Columns(
             self._header,

@@ -269,7 +269,7 @@ def _long_steps(run: Columns) -> Iterable[Finding]:
     if not len(rows):
         return
     longest = rows[np.argsort(-seconds[rows])][:_LONG_TOLD]
-    told = [f"step {run.step[row]:,} {duration(float(run.seconds[row]))}{_by(run, row)}" for row in longest]
+    told = [f"step {run.step[row]:,} ({duration(float(run.seconds[row]))}{_by(run, row)})" for row in longest]
     more = f"; the longest were {listed(told)}" if len(rows) > len(told) else f": {listed(told)}"
     steps = counted(len(rows), "single step")
     text = f"{steps[0].upper()}{steps[1:]} took more than {LONG:.0f} times as long as the steps around{more}."
@@ -284,11 +284,14 @@ def _medians_around(seconds: np.ndarray) -> np.ndarray:
 
 
 def _by(run: Columns, row: int) -> str:
-    """What it was mainly spent on."""
+    """What made it long: a loss, workers that joined, or what it was mainly spent on."""
+    told = next((told for told in run.told if told.row == row and (told.lost or told.joined)), None)
+    if told is not None:
+        return ", in which a worker was lost" if told.lost else f", in which {workers(told.joined)} joined"
     if run.breakdown is None:
         return ""
     part = run.parts[int(run.breakdown[row].argmax())]
-    return f" ({_LONG_BY.get(part, part)})"
+    return f", {_LONG_BY.get(part, part)}"
 
 
 def where_it_went(run: Columns) -> str:

@@ -26,21 +26,20 @@ def duration(seconds: float) -> str:
     if seconds >= 3600:
         minutes = round(seconds / 60)
         return f"{minutes // 60:,} h {minutes % 60} min"
-    if seconds >= 600:
-        return f"{round(seconds / 60)} min"
-    if seconds >= 60:
-        return f"{int(seconds // 60)} min {seconds % 60:.0f} s" if seconds % 60 >= 0.5 else f"{seconds / 60:.0f} min"
+    if seconds >= 59.5:
+        minutes, rest = divmod(round(seconds), 60)
+        return f"{minutes} min {rest} s" if rest else f"{minutes} min"
     for unit, factor in (("s", 1.0), ("ms", 1e-3), ("µs", 1e-6)):
         if seconds >= 0.9995 * factor:
-            return f"{number(float(f'{seconds / factor:.3g}'))} {unit}" if seconds < 99.5 * factor else (
-                f"{seconds / factor:.0f} {unit}"
-            )
+            return f"{float(f'{seconds / factor:.3g}'):g} {unit}"
     return "0 s"
 
 
 def percent(share: float) -> str:
-    """"31 %"."""
-    return f"{100 * share:.0f} %" if share >= 0.0095 or share == 0 else f"{100 * share:.1f} %"
+    """"31 %", "0.4 %", "< 0.1 %"."""
+    if 0 < share < 0.0095:
+        return f"{100 * share:.1f} %" if share >= 0.0005 else "< 0.1 %"
+    return f"{100 * share:.0f} %"
 
 
 def counted(count: int, what: str, many: str | None = None) -> str:
