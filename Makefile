@@ -21,10 +21,8 @@ export OMPI_ALLOW_RUN_AS_ROOT_CONFIRM := 1
 help:  ## show this
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
-# The ranks share the cores, so each XLA gets a pool of one thread, unless the environment says otherwise.
-run: $(STAMP)  ## run the main example under mpirun (RANKS=2, EXAMPLE=examples/listing_1.py)
-	@PJRT_NPROC=$${PJRT_NPROC:-1} \
-	    $(BIN)/mpirun --oversubscribe -n $(RANKS) $(BIN)/python -m mpi4py $(EXAMPLE) $(ARGS)
+run: $(STAMP)  ## run the main example on several ranks (RANKS=2, EXAMPLE=examples/listing_1.py)
+	@$(BIN)/adaptive run -n $(RANKS) $(EXAMPLE) $(ARGS)
 
 test: $(STAMP)  ## run the tests, those under mpirun included (TESTS="tests/adaptive -x" for some of them, JOBS=1 for one process)
 	@$(BIN)/python -m pytest -q -n $(JOBS) --dist worksteal -m "not long" $(TESTS)

@@ -4,6 +4,8 @@ The trunk: what a driver program is, and how it runs. It knows no MPI, no monito
 `collectives`, `monitors` and `controllers`.
 """
 
+from . import data as data
+from . import log as log
 from .base.decision import Decision as Decision
 from .base.decision import Limits as Limits
 from .base.decision import Observation as Observation
@@ -24,6 +26,8 @@ from .base.world import World as World
 from .check.invariance import Invariance as Invariance
 from .data.shards import Shards as Shards
 from .observe.report import Report as Report
+from .operators.batch_key import batch_key as batch_key
+from .operators.hyperparameters import hyperparameter as hyperparameter
 from .operators.minibatches import minibatches as minibatches
 from .operators.values import batch_size as batch_size
 from .operators.values import example_keys as example_keys

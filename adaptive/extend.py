@@ -24,9 +24,13 @@ from adaptive.base.decision import Decision as Decision
 from adaptive.base.decision import Handler as Handler
 from adaptive.base.decision import Limits as Limits
 from adaptive.base.decision import Observation as Observation
+from adaptive.base.errors import RecordError as RecordError
 from adaptive.base.failure import FAILURE_THREAD as FAILURE_THREAD
 from adaptive.base.failure import tell as tell
+from adaptive.base.last_words import at_the_end as at_the_end
+from adaptive.base.last_words import last_words as last_words
 from adaptive.base.launcher import launcher as launcher
+from adaptive.base.launcher import tasks_not_started as tasks_not_started
 from adaptive.base.numbers import brief as brief
 from adaptive.base.numbers import real as real
 from adaptive.base.numbers import reals as reals
@@ -56,6 +60,7 @@ from adaptive.base.world import World as World
 from adaptive.control.batch_sizes import BatchSizes as BatchSizes
 from adaptive.control.decisions import apply_decision as apply_decision
 from adaptive.control.hooks import Hooks as Hooks
+from adaptive.control.hyperparameters import checked_hyperparameters as checked_hyperparameters
 from adaptive.control.membership import Membership as Membership
 from adaptive.control.newcomers import begun_anew as begun_anew
 from adaptive.control.readiness import Readiness as Readiness
@@ -68,6 +73,8 @@ from adaptive.observe.events import StepEvent as StepEvent
 from adaptive.observe.events import Subscription as Subscription
 from adaptive.observe.events import Unsubscribe as Unsubscribe
 from adaptive.observe.record import RECORD_VERSION as RECORD_VERSION
+from adaptive.observe.recorded import RecordedRun as RecordedRun
+from adaptive.observe.recorded import read_run as read_run
 from adaptive.operators.claims import claim as claim
 from adaptive.operators.collectives import Collective as Collective
 from adaptive.operators.collectives import collective as collective
@@ -81,3 +88,4 @@ from adaptive.operators.sources import GLOBAL_BATCH as GLOBAL_BATCH
 from adaptive.operators.sources import Reading as Reading
 from adaptive.operators.sources import Source as Source
 from adaptive.operators.sources import read as read
+from adaptive.runtime.cache import share_compilations as share_compilations

@@ -156,7 +156,7 @@ def job(n: int, script: str, arguments: Sequence[object] = (), hosts: Any = None
     memory = "/dev/shm" if Path("/dev/shm").is_dir() else None
     with tempfile.TemporaryDirectory(dir=memory) as folder:
         ranks = [*options, script, "--rank", folder, *map(str, arguments)]
-        command = [sys.executable, "-m", "collectives.mpirun", *ranks]
+        command = [sys.executable, "-m", "launchers.run", *ranks]
         command = hosts.command("h1", command) if hosts else command
         process = subprocess.Popen(command, env=environ)
         try:

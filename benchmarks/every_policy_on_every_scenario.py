@@ -3,7 +3,7 @@
     python benchmarks/every_policy_on_every_scenario.py            # about 6 minutes of one core
     python benchmarks/every_policy_on_every_scenario.py --seeds 1 --steps 300
 
-Every splitting policy and every cluster of `python -m controllers.simulate --list` in which all workers are there from
+Every splitting policy and every cluster of `adaptive simulate --list` in which all workers are there from
 the start, or join by themselves: seconds until a number of examples
 is done, over those with the best split in hindsight (each step's speeds known beforehand, its noise not). One published
 policy changes the global batch, too: the more examples a step has, the less its fixed cost matters. So `balance` is

@@ -3,8 +3,10 @@
 from ._all_gather import all_gather as all_gather
 from ._all_reduce import all_reduce as all_reduce
 from ._broadcast import broadcast as broadcast
+from ._merge import merge as merge
 from .worlds.devices import DeviceWorld as DeviceWorld
 from .worlds.launch import LaunchError as LaunchError
+from .worlds.launch import LaunchWarning as LaunchWarning
 from .worlds.mpi import MPIWorld as MPIWorld
 from .worlds.pick import world as world
 from .worlds.solo import SoloWorld as SoloWorld

@@ -18,6 +18,10 @@ from .policies.federated import federated as federated
 from .policies.goodput import best_goodput as best_goodput
 from .policies.goodput import goodput_batch as goodput_batch
 from .policies.goodput_workers import goodput_workers as goodput_workers
+from .policies.hyperparameters import by_epochs as by_epochs
+from .policies.hyperparameters import by_examples as by_examples
+from .policies.hyperparameters import momentum_of_batch as momentum_of_batch
+from .policies.hyperparameters import plateau as plateau
 from .policies.lb_bsp import lb_bsp as lb_bsp
 from .policies.leader_straggler import leader_straggler as leader_straggler
 from .policies.min_max import balance as balance

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import numbers
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NoReturn
 
 import numpy as np
 from numpy.typing import ArrayLike
 
-from adaptive import AdaptiveError, BatchSizeError, MembersError
-from adaptive.extend import Decision, Observation, brief, check_shares, real
+from adaptive import AdaptiveError, BatchSizeError, DriverError, MembersError
+from adaptive.extend import Decision, Observation, brief, check_shares, checked_hyperparameters, real
 
 
 class Control:
@@ -29,6 +29,7 @@ class Control:
         self._global_batch: int | None = None
         self._shares: tuple[float, ...] | None = None
         self._workers: int | None = None
+        self._values: dict[str, Any] = {}
         self._stop = False
         self._closed = False
 
@@ -126,6 +127,27 @@ class Control:
         if shares is not None:
             self._shares = self._check_shares(shares)
 
+    @property
+    def hyperparameters(self) -> Mapping[str, Any]:
+        """The driver's `ad.hyperparameter`s in the next step, by name, as asked for so far."""
+        return {**self._observation.hyperparameters, **self._values}
+
+    def set(self, **values: ArrayLike) -> None:
+        """Ask for other values of the driver's hyperparameters: `control.set(lr=0.05)`. They are in force from the next
+        step on; nothing is compiled for it.
+
+        Args:
+          **values: by name; of the shape and the type that each has.
+
+        Raises:
+          DriverError: the driver has no `ad.hyperparameter` of this name, or it cannot be of this value.
+        """
+        self._check_open("set()")
+        try:
+            self._values |= checked_hyperparameters(self._observation.hyperparameters, values)
+        except DriverError as error:
+            raise DriverError(f"hook {self._name!r}{self._where}, step {self.step}: {error}") from None
+
     def stop(self) -> None:
         """End the run after this step."""
         self._check_open("stop()")
@@ -134,7 +156,8 @@ class Control:
     def close(self, notes: Sequence[str] = ()) -> Decision | None:
         """Called when the hook has returned: what it asked for, or None."""
         self._closed = True
-        decision = Decision(self._global_batch, self._shares, self._stop, tuple(notes), self._workers)
+        asked = self._global_batch, self._shares, self._stop, tuple(notes), self._workers, self._values
+        decision = Decision(*asked)
         return decision if decision or decision.notes else None
 
     def _check_global_batch(self, value: ArrayLike) -> float:

@@ -108,6 +108,8 @@ class PolicyHandler:
         asked = decision.global_batch, decision.shares, decision.workers
         if any(part is not None for part in asked):
             control.rescale(*asked)
+        if decision.hyperparameters:
+            control.set(**decision.hyperparameters)
         if decision.stop:
             control.stop()
         return control.close(decision.notes)

@@ -1,6 +1,6 @@
 """Listing 1 of KungFu's workshop paper, to the letter: the gradient noise scale tells how many workers there are to be.
 
-    python -m collectives.mpirun -n 4 --oversubscribe examples/elastic.py
+    adaptive run -n 4 examples/elastic.py
 
 Four processes are started; one of them works, and the others are in reserve until they are asked for. Whoever dies or
 hangs is done without. From another terminal, with a number of those that are printed at the start:
@@ -10,7 +10,7 @@ hangs is done without. From another terminal, with a number of those that are pr
 
 The same by itself, worker 0 behind step 190 and worker 2 behind step 210:
 
-    python -m collectives.mpirun -n 4 --oversubscribe examples/elastic.py --kill 0@190 --stop 2@210
+    adaptive run -n 4 examples/elastic.py --kill 0@190 --stop 2@210
 
 Where all processes are on few cores, PJRT_NPROC=1 in the environment gives each of them one thread to compute in.
 In the place of `adapt_workers` there is a policy, `ctrl.noise_workers(64)`, which goes by the bounds of the noise scale

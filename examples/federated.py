@@ -1,6 +1,6 @@
 """Federated averaging among clients of unequal speed and unlike data: equal local batches, and LB-BSP's.
 
-    mpirun -n 4 --oversubscribe python -m mpi4py examples/federated.py
+    adaptive run -n 4 examples/federated.py
     python examples/federated.py --clients 4
 
 The second line runs the clients in one process, each on a CPU device. Every client has digits of its own, of each class

@@ -1,20 +1,20 @@
 """Listing 1 of KungFu's workshop paper, as a program: grow the batch with the gradient noise scale, give slow workers
 less.
 
-    mpirun -n 2 python -m mpi4py examples/listing_1.py                        scikit-learn's digits
-    mpirun -n 4 python -m mpi4py examples/listing_1.py --data fashion-mnist   where that data set is installed
-    python examples/listing_1.py                                              one worker, the same file
+    adaptive run -n 2 examples/listing_1.py      on scikit-learn's digits
+    python examples/listing_1.py                 one worker, the same file
 """
 
 import argparse
+import functools
 
+import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-from _data import load
-from _models import ConvNet
 from flax.training.train_state import TrainState
+from sklearn.datasets import load_digits
 
 import adaptive as ad
 import collectives as comm
@@ -22,14 +22,31 @@ import controllers as ctrl
 import monitors as mon
 
 parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-parser.add_argument("--data", choices=["digits", "fashion-mnist"], default="digits")
 parser.add_argument("--epochs", type=int, default=30)
 parser.add_argument("--global-batch", type=int, default=64, help="examples per step over all workers, to begin with")
 args = parser.parse_args()
 
-train, test, classes, name = load(args.data)
-net = ConvNet(classes)
-params = net.init(jax.random.key(0), train["image"][:1])
+world = comm.world()
+show = functools.partial(print, flush=True) if world.rank == 0 else lambda *_: None
+show(f"digits on {world.size} workers")
+
+pixels, labels = load_digits(return_X_y=True)
+order = np.random.default_rng(0).permutation(len(pixels))
+digits = {"image": (pixels / 16).astype(np.float32).reshape(-1, 8, 8, 1), "label": labels.astype(np.int32)}
+train, test = ({key: rows[part] for key, rows in digits.items()} for part in np.split(order, [1437]))
+
+
+class ConvNet(nn.Module):
+    @nn.compact
+    def __call__(self, image):
+        x = nn.relu(nn.Conv(32, (3, 3))(image))
+        x = nn.relu(nn.Conv(64, (3, 3), strides=2)(x))
+        x = nn.relu(nn.Conv(96, (3, 3), strides=2)(x))
+        return nn.Dense(10)(x.reshape(len(x), -1))
+
+
+net = ConvNet()
+params = jax.jit(net.init)(jax.random.key(0), train["image"][:1])
 state = TrainState.create(apply_fn=net.apply, params=params, tx=optax.adam(1e-3))
 
 
@@ -59,24 +76,14 @@ def driver(state, batch):  # plain JAX
     return state, {"loss": comm.all_reduce(loss), "noise": noise.scale}
 
 
-with comm.world() as world:
-    show = print if world.rank == 0 else lambda *_: None
+with world:
     program = ad.Program(driver, state, train, global_batch=args.global_batch, world=world)
-    show(program.explain())
-    show(f"\n{name}: {len(train['label'])} examples to train on, {len(test['label'])} to test\n")
+    show(program.explain(), "\n")
 
-    show(f"{'epoch':>5} {'step':>6} {'loss':>8} {'noise scale':>12} {'ms/step':>8}   batch sizes")
-    milliseconds, went_through = [], [program.batch_sizes]
-    for report in program.run(epochs=args.epochs):
-        milliseconds.append(report.seconds * 1e3)
+    went_through = [program.batch_sizes]
+    for report in program.run(epochs=args.epochs, progress=True):
         if report.batch_sizes != went_through[-1]:
             went_through.append(report.batch_sizes)
-        if program.epoch > (report.examples - report.global_batch) // len(train["label"]):  # this step ended an epoch
-            loss, noise = float(report.metrics["loss"]), float(report.metrics["noise"])
-            sizes = " + ".join(map(str, report.batch_sizes)) + f" = {report.global_batch}"
-            figures = f"{loss:>8.4f} {noise:>12.1f} {np.median(milliseconds):>8.1f}"
-            show(f"{report.epoch:>5} {report.step:>6} {figures}   {sizes}")
-            milliseconds = []
 
     correct = program.evaluate(accuracy, test)
     show(f"\ntest accuracy  {correct:.2%}")

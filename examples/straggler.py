@@ -1,6 +1,6 @@
 """A neighbour's job starts at noon: one worker's core is shared with a busy process, with and without balancing.
 
-    mpirun -n 2 --oversubscribe python -m mpi4py examples/straggler.py
+    adaptive run -n 2 examples/straggler.py
 
 Every rank is pinned to a core of its own. Two programs with the same driver take turns: one keeps equal batches, the
 other balances. After a while the last rank starts a busy process on its core, and later ends it.

@@ -7,6 +7,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from adaptive.extend import claim
+
 from ._anova import estimate, totals
 from ._squares import check_alike, squared_norm
 
@@ -48,12 +50,13 @@ def gradient_variance(grads: Any, avg_grads: Any) -> jax.Array:
       than two groups.
 
     Raises:
-      CollectiveError: gradients of different structure or shapes, or, when the program is built, `grads` that are
-        replicated: averaged already.
+      CollectiveError: gradients of different structure or shapes, one gradient in both places, or, when the program is
+        built, `grads` that are replicated, averaged already, or `avg_grads` that are not.
 
     References:
       The gradient variance that KungFu monitors (Mai et al. 2020, "KungFu", section 3) is that between workers'
       batches, `E|g_i|^2 - |gbar|^2`, and so shrinks with the batch. This one is of examples.
     """
     check_alike("gradient_variance", grads, avg_grads)
+    avg_grads = claim("reduced", avg_grads, "gradient_variance")
     return estimate(totals(grads, "gradient_variance"), squared_norm(avg_grads), None)[0]

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from adaptive import CollectiveError
-from adaptive.extend import at, current_line, slot
+from adaptive.extend import at, claim, current_line, slot
 
 from ._anova import estimate, totals
 from ._averages import Averages, add_sample, no_samples, ratio_bounds
@@ -71,8 +71,8 @@ def noise_scale(
       until a step had two groups.
 
     Raises:
-      CollectiveError: gradients of different structure or shapes, options out of range, or, when the program is built,
-        `grads` that are replicated: averaged already.
+      CollectiveError: gradients of different structure or shapes, one gradient in both places, options out of range,
+        or, when the program is built, `grads` that are replicated, averaged already, or `avg_grads` that are not.
 
     Example:
       >>> avg_grads = comm.all_reduce(grads)                                      # doctest: +SKIP
@@ -84,6 +84,7 @@ def noise_scale(
       Mai et al. 2019, "Taming hyper-parameters in deep learning systems", Listing 1.
     """
     check_alike("noise_scale", grads, avg_grads)
+    avg_grads = claim("reduced", avg_grads, "noise_scale")
     _check_options(decay, confidence, dataset_size)
     trace, signal = estimate(totals(grads, "noise_scale"), squared_norm(avg_grads), dataset_size)
     sample = jnp.stack([trace, signal])

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from adaptive import CollectiveError
-from adaptive.extend import at, current_line
+from adaptive.extend import at, current_line, current_world, tracing
 
 
 def squared_norm(tree: Any) -> jax.Array:
@@ -38,11 +38,20 @@ def _magnitude(leaf: jax.Array) -> jax.Array:
 
 
 def check_alike(what: str, grads: Any, avg_grads: Any) -> None:
-    """Refuse two gradients that are not of one model.
+    """Refuse two gradients that are not of one model, and one gradient that is given twice.
 
     Raises:
-      CollectiveError: they differ in structure or in a leaf's shape.
+      CollectiveError: they differ in structure or in a leaf's shape; or they are the same arrays.
     """
+    pairs = list(zip(jax.tree.leaves(grads), jax.tree.leaves(avg_grads), strict=False))
+    world = current_world.get()
+    alone = tracing() is None and (world is None or world.size == 1)  # there a value is its own mean
+    if pairs and not alone and all(own is averaged for own, averaged in pairs):
+        raise CollectiveError(
+            f"{what}{at(current_line())} is given one gradient in both places: there is nothing to tell noise by. "
+            "Give this worker's own and its mean over all workers:\n"
+            f"    avg_grads = comm.all_reduce(grads)\n    mon.{what}(grads, avg_grads)"
+        )
     own, averaged = (dict(jax.tree_util.tree_leaves_with_path(tree)) for tree in (grads, avg_grads))
     shapes = [{jax.tree_util.keystr(p): jnp.shape(leaf) for p, leaf in tree.items()} for tree in (own, averaged)]
     for name in [*shapes[0], *shapes[1]]:

@@ -69,7 +69,7 @@ def run(
       timeout: seconds, after which every process of the job is killed and the test fails.
       env: variables to add to the environment.
       options: of mpirun.
-      ours: start it by `python -m collectives.mpirun` instead.
+      ours: start it by `adaptive run` instead.
       expect_failure: the job must end with an exit status other than 0, rather than with 0; a time-out is neither.
       by_mpi4py: as above; else it is `python SCRIPT …`, so that an error of one rank does not end the others.
 
@@ -77,7 +77,7 @@ def run(
       The finished job, for looking at what it printed.
     """
     arguments = [str(part) for part in ([script] if isinstance(script, (str, Path)) else script)]
-    launcher = [sys.executable, "-m", "collectives.mpirun"] if ours else [_mpirun()]
+    launcher = [sys.executable, "-m", "launchers.run"] if ours else [_mpirun()]
     python = [] if ours else [sys.executable, *(["-m", "mpi4py"] * by_mpi4py)]
     command = [*launcher, *options, "-n", str(n), *python, *arguments]
     for _ in range(_ATTEMPTS):

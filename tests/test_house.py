@@ -1,6 +1,6 @@
 """The house keeps its order: who may import whom, doors that only re-export, and nothing public without a word on it.
 
-The directions are those of the design: driver -> controllers, monitors -> collectives -> adaptive.
+The directions are those of the design: driver -> controllers, monitors -> collectives -> adaptive -> launchers.
 """
 
 from __future__ import annotations
@@ -18,7 +18,9 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
 
-DOORS = {"adaptive", "adaptive.extend", "collectives", "monitors", "controllers"}  # what other packages come in by
+# What other packages come in by. `launchers` has no door that would import all of it.
+DOORS = {"adaptive", "adaptive.data", "adaptive.extend", "adaptive.log", "collectives", "monitors", "controllers"}
+DOORS |= {f"launchers.{module}" for module in ("command", "cores", "ending", "mpirun", "run")}
 FLOORS = (
     "base",
     "disk",
@@ -33,16 +35,22 @@ FLOORS = (
 )  # of adaptive
 
 MAY_IMPORT = {
-    "adaptive": set(),
-    "collectives": {"adaptive"},
+    "launchers": set(),
+    "adaptive": {"launchers"},  # in __main__.py
+    "collectives": {"adaptive", "launchers"},
     "monitors": {"adaptive", "collectives"},
     "controllers": {"adaptive", "collectives"},
 }
-DECLARED = {"jax", "optax", "numpy", "mpi4py", "psutil", "orbax"}
+DECLARED = {"jax", "flax", "optax", "numpy", "mpi4py", "psutil", "orbax", "click", "rich", "loky", "cloudpickle"}
 THE_MPI_FILE = "collectives/worlds/mpi.py"
 THE_ORBAX_FILE = "adaptive/disk/arrays.py"
 THE_JAX_FILE = "adaptive/base/jaxprs.py"
-OPTIONAL = {"matplotlib": "controllers/simulate/_draw.py"}  # imported where it is used, so that all runs without
+OPTIONAL = {  # imported where they are used, so that all runs without
+    "matplotlib": "controllers/simulate/_draw.py",
+    "orjson": "adaptive/observe/recorded.py",
+    "tensorboardX": "adaptive/observe/tensorboard.py",
+    "wandb": "adaptive/observe/wandb.py",
+}
 FILES = [path.relative_to(ROOT).as_posix() for package in MAY_IMPORT for path in sorted((ROOT / package).rglob("*.py"))]
 
 
@@ -185,12 +193,25 @@ def test_one_file_imports_mpi4py():
     assert [file for file in FILES if any(name.startswith("mpi4py") for name in names[file])] == [THE_MPI_FILE]
 
 
+def test_what_starts_jobs_is_there_at_once():
+    """JAX takes most of a second to import, for a process that only starts others."""
+    program = "import sys, launchers.command, launchers.run; sys.exit('jax' in sys.modules or 'mpi4py' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", program], cwd=ROOT, timeout=100).returncode == 0
+
+
+def test_the_trunk_starts_no_jobs():
+    names = {file: [name for _, name in imports((ROOT / file).read_text(), "")] for file in FILES}
+    assert [f for f in FILES if f.startswith("adaptive/") and any(n.startswith("launchers") for n in names[f])] == [
+        "adaptive/__main__.py"
+    ]
+
+
 def test_one_file_imports_orbax():
     names = {file: [name for _, name in imports((ROOT / file).read_text(), "")] for file in FILES}
     assert [file for file in FILES if any(name.startswith("orbax") for name in names[file])] == [THE_ORBAX_FILE]
 
 
-@pytest.mark.parametrize("missing", ["mpi4py", "orbax", *OPTIONAL])
+@pytest.mark.parametrize("missing", ["mpi4py", "orbax", "loky", "cloudpickle", *OPTIONAL])
 def test_all_packages_can_be_imported_without(missing):
     modules = [*MAY_IMPORT, "controllers.simulate"]
     program = f"import sys; sys.modules['{missing}'] = None; import {', '.join(modules)}"
@@ -208,7 +229,13 @@ def test_every_file_says_what_it_is_for(file):
     assert ast.get_docstring(ast.parse((ROOT / file).read_text()))
 
 
-@pytest.mark.parametrize("package", [*MAY_IMPORT, "adaptive.extend", "controllers.simulate"])
+@pytest.mark.parametrize(
+    "package",
+    [
+        *(sorted(set(MAY_IMPORT) - {"launchers"})),
+        *("adaptive.data", "adaptive.extend", "adaptive.log", "controllers.simulate"),
+    ],
+)
 def test_what_is_public_is_documented_and_typed(package):
     names = public(importlib.import_module(package))
     assert names

@@ -1,4 +1,4 @@
-"""When the batch file for Slurm has its job queued again: run by bash, with a `python` and an `scontrol` of ours."""
+"""When the batch file for Slurm has its job queued again: run by bash, with an `adaptive` and an `scontrol` of ours."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 
 BATCH = Path(__file__).parents[1] / "examples" / "slurm_requeue.sbatch"
 # Says that it is there; ends at once with CODE, or, when it is told by SIGTERM, with 143 or as TOLD says.
-PYTHON = """#!/bin/bash
+ADAPTIVE = """#!/bin/bash
 trap 'echo told; [ "$TWICE" ] && { read -r _ < "$TWICE"; }; exit ${TOLD:-143}' TERM
 echo "$@"
 [ "$CODE" ] && exit "$CODE"
@@ -21,7 +21,7 @@ while :; do sleep 0.02; done
 
 @pytest.fixture
 def environment(tmp_path):
-    for name, script in {"python": PYTHON, "scontrol": '#!/bin/bash\necho scontrol "$@"\n'}.items():
+    for name, script in {"adaptive": ADAPTIVE, "scontrol": '#!/bin/bash\necho scontrol "$@"\n'}.items():
         path = tmp_path / name
         path.write_text(script)
         path.chmod(0o755)
@@ -32,7 +32,7 @@ def start(environment):
     command = ["bash", str(BATCH), "train.py", "--epochs", "3"]
     batch = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True, start_new_session=True)
     assert batch.stdout is not None
-    assert batch.stdout.readline() == "-m collectives.mpirun --grace 100 -n 8 train.py --epochs 3\n"
+    assert batch.stdout.readline() == "run --grace 100 train.py --epochs 3\n"
     return batch
 
 

@@ -80,6 +80,7 @@ class Activity:
 
     Attributes:
       turned: whoever is to be told of each activity that has ended; `None` for nobody.
+      message: the number of the message that is exchanged, or was last.
     """
 
     def __init__(self, world: Waits):
@@ -89,6 +90,12 @@ class Activity:
         self._before = list(self._seconds)  # when the step began
         self._told = self._by_itself  # when the last status was told
         self.turned: Turned | None = None
+        self.message = 0
+
+    @property
+    def now(self) -> int:
+        """What is being done; asked from any thread."""
+        return self._now
 
     def turn(self, to: int) -> int:
         """Do something else from now on. Returns what was done so far, to turn back to."""

@@ -7,8 +7,9 @@ applies it between steps, on all workers at once.
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any, NamedTuple, Protocol
 
 
@@ -71,6 +72,7 @@ class Observation(NamedTuple):
     target_workers: int = 0  # how many members there are to be, as asked for so far: earlier hooks included
     least_workers: int = 0  # a number of workers that is asked for is clipped to these two
     most_workers: int = 0
+    hyperparameters: Mapping[str, Any] = MappingProxyType({})  # of the next step as asked for so far, by name
 
 
 @dataclass(frozen=True)
@@ -84,6 +86,7 @@ class Decision:
       stop: end the run after this step.
       notes: lines for the report: why this was asked for, what was clipped.
       workers: how many members there are to be.
+      hyperparameters: values of the driver's `ad.hyperparameter`s, by name.
     """
 
     global_batch: int | None = None
@@ -91,10 +94,11 @@ class Decision:
     stop: bool = False
     notes: tuple[str, ...] = ()
     workers: int | None = None
+    hyperparameters: Mapping[str, Any] = field(default_factory=dict)
 
     def __bool__(self) -> bool:
         asked = (self.global_batch, self.shares, self.workers)
-        return self.stop or any(part is not None for part in asked)
+        return self.stop or bool(self.hyperparameters) or any(part is not None for part in asked)
 
 
 class Handler(Protocol):

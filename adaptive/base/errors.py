@@ -12,7 +12,7 @@
     ├── NonFiniteError          what all_reduce brings, or an update makes of it, is not finite
     └── WorkerError             another worker failed, and this one stopped with it
 
-`DriverError`, `DataError`, `BatchSizeError`, `MembersError` and `CheckpointError` are also `ValueError`s.
+`DriverError`, `DataError`, `BatchSizeError`, `MembersError`, `CheckpointError` and `RecordError` are also `ValueError`s.
 """
 
 from __future__ import annotations
@@ -48,6 +48,10 @@ class MembersError(AdaptiveError, ValueError):
 
 class CheckpointError(AdaptiveError, ValueError):
     """A checkpoint that cannot be restored, since it is damaged or of another program, or that cannot be kept."""
+
+
+class RecordError(AdaptiveError, ValueError):
+    """A file that is no record of a run, or a record that does not hold what is asked of it."""
 
 
 class DisagreementError(AdaptiveError):

@@ -66,7 +66,13 @@ def closed_within(params: Mapping[str, Any]) -> Iterator[ClosedJaxpr]:
 
 # --- primitives by name -----------------------------------------------------------------------------------------------
 
-_CALLS = {"jit": "jaxpr", "pjit": "jaxpr", "closed_call": "call_jaxpr", "core_call": "call_jaxpr"}
+_CALLS = {
+    "jit": "jaxpr",
+    "pjit": "jaxpr",
+    "closed_call": "call_jaxpr",
+    "core_call": "call_jaxpr",
+    "eval_jaxpr": "call_jaxpr",
+}
 _CUSTOM_DERIVATIVES = {"custom_jvp_call": "call_jaxpr", "custom_vjp_call": "call_jaxpr"}
 _CHECKPOINTS = {"checkpoint": "jaxpr", "remat2": "jaxpr"}
 _HOLDERS = {
@@ -89,7 +95,8 @@ def called(eqn: JaxprEqn, *, derivatives: bool = False, checkpoints: bool = Fals
     """
     names = _CALLS | (_CUSTOM_DERIVATIVES if derivatives else {}) | (_CHECKPOINTS if checkpoints else {})
     found = eqn.params.get(names.get(eqn.primitive.name, ""))
-    return ClosedJaxpr(found, ()) if isinstance(found, Jaxpr) else found
+    # Since JAX 0.11 the two are one class, and an open jaxpr is closed over nothing.
+    return found if found is None or isinstance(found, ClosedJaxpr) else ClosedJaxpr(found, ())
 
 
 def holder(eqn: JaxprEqn) -> str:

@@ -29,8 +29,20 @@ def launcher(environ: Mapping[str, str] = os.environ) -> Launcher | None:
     """
     for variable, name in _SIZES.items():
         if environ.get(variable, "").isdigit():
-            return Launcher(name, int(environ[variable]))
+            # srun speaks PMI to MPICH's processes; in a job of Slurm's so does hydra, which leaves another name too
+            by_slurm = variable == "PMI_SIZE" and "SLURM_STEP_ID" in environ and "HYDI_CONTROL_FD" not in environ
+            return Launcher("Slurm's srun" if by_slurm else name, int(environ[variable]))
     if "SLURM_STEP_ID" in environ:
         tasks = environ.get("SLURM_STEP_NUM_TASKS", environ.get("SLURM_NTASKS", "1"))
         return Launcher("Slurm's srun", int(tasks)) if tasks.isdigit() and int(tasks) > 1 else None
     return Launcher("a PMIx launcher", None) if "PMIX_RANK" in environ else None
+
+
+def tasks_not_started(environ: Mapping[str, str] = os.environ) -> int:
+    """How many tasks a Slurm job has where nobody has started them, and this process is one by itself: 0 if not so.
+
+    Such is a batch script that says `python train.py` where `srun` is missing, or a shell inside a job.
+    """
+    tasks = environ.get("SLURM_NTASKS", "")
+    alone = "SLURM_JOB_ID" in environ and launcher(environ) is None
+    return int(tasks) if alone and tasks.isdigit() and int(tasks) > 1 else 0

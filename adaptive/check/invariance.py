@@ -30,6 +30,7 @@ import numpy as np
 from adaptive.base.errors import BatchSizeError
 from adaptive.base.where import at
 from adaptive.graph.plan import Contribution
+from adaptive.operators.batch_key import drawn_for_a_call
 from adaptive.operators.sources import CALLS, STEP
 from adaptive.runtime.engine import Engine
 
@@ -63,6 +64,7 @@ class Invariance:
       splits: what was tried: per split, each worker's calls.
       steps: the numbers of the steps that were tried.
       note: why it is not known, if it is not.
+      drawn: lines of the driver where one key draws random numbers for all examples of a kernel call.
     """
 
     differences: dict[str, float]
@@ -72,6 +74,7 @@ class Invariance:
     hidden: dict[str, float] = field(default_factory=dict)
     steps: tuple[int, ...] = ()
     note: str = ""
+    drawn: tuple[str, ...] = ()
 
     @property
     def verdict(self) -> str:
@@ -96,9 +99,16 @@ class Invariance:
         lines += _listed("through these reductions:", self.reductions, "its value")
         same = "these reductions do, and the state follows them, if not in these steps (a learning rate of zero?):"
         lines += _listed(same, self.hidden, "its value")
+        if self.drawn:
+            lines += [
+                f"Random numbers are drawn for a whole kernel call from one key ({', '.join(self.drawn)}),",
+                "so an example's go by its place in the call. Draw them by example:",
+                '    rngs={"dropout": ad.batch_key()}        see docs/dropout.md',
+            ]
         lines += [
-            "Usual causes: batch normalisation, a loss that is summed and not averaged over examples, losses that",
-            "couple examples of a batch, a mean of means, several steps on a local batch. See docs/sharp_bits.md.",
+            'Usual causes: batch normalisation without axis_name="workers", a loss that is summed and not averaged',
+            "over examples, losses that couple examples of a batch, a mean of means, several steps on a local batch.",
+            "See docs/sharp_bits.md.",
         ]
         return "\n".join(lines)
 
@@ -185,7 +195,13 @@ class _Comparison:
             tried.append(step)
             self._of_step(start, step, [self.splits[len(tried) % len(self.splits)]])
         hidden = {} if self.states else {self._name(p): self.differing[p].value for p in self._hidden()}
-        return Invariance(self.states, self.reductions, self.splits, self.reports, hidden, tuple(tried), self._note())
+        return Invariance(
+            self.states, self.reductions, self.splits, self.reports, hidden, tuple(tried), self._note(), self._drawn()
+        )
+
+    def _drawn(self) -> tuple[str, ...]:
+        graph = self.plan.graph
+        return tuple(drawn_for_a_call(graph.eqns, graph.examples))
 
     def _later_steps(self, tried: Sequence[int]) -> list[int]:
         if not any(s.name == STEP.name for s in self.plan.sources):

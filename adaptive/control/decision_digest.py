@@ -41,7 +41,8 @@ class DecisionDigest:
         who = ("hook " + ", ".join(map(repr, names))) if names else "program.rescale"
         self.step, self.last = step, f"{who} asked for {_wish(decision)}"
         if decision:
-            asked = (decision.global_batch, decision.shares, decision.stop, decision.workers)
+            values = sorted(decision.hyperparameters.items())
+            asked = (decision.global_batch, decision.shares, decision.stop, decision.workers, *values)
             self.value = _digest(repr((self.value, step, *asked)))
 
     def restart(self, step: int, digests: Mapping[str, str]) -> None:
@@ -81,4 +82,6 @@ def _wish(decision: Decision | None) -> str:
         return "nothing"
     asked = {"workers": decision.workers, "global_batch": decision.global_batch, "shares": decision.shares}
     sizes = [f"{name}={value}" for name, value in asked.items() if value is not None]
-    return " and ".join([f"rescale({', '.join(sizes)})"] * bool(sizes) + ["stop()"] * decision.stop)
+    values = [f"{name}={value}" for name, value in decision.hyperparameters.items()]
+    calls = [f"{call}({', '.join(what)})" for call, what in (("rescale", sizes), ("set", values)) if what]
+    return " and ".join(calls + ["stop()"] * decision.stop)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -14,6 +14,7 @@ from adaptive.base.world import World
 from .batch_sizes import BatchSizes, Split
 from .decision_digest import DecisionDigest
 from .hooks import Hooks
+from .hyperparameters import Hyperparameters, checked_hyperparameters
 from .machines import decided_by_first
 from .membership import Membership
 
@@ -36,13 +37,16 @@ class Decisions:
         hooks: Hooks,
         sizes: BatchSizes,
         membership: Membership,
+        hyperparameters: Hyperparameters,
         digest: DecisionDigest,
         *,
         heterogeneous: bool,
     ):
         self._world, self._name, self._hooks, self._sizes = world, name, hooks, sizes
         self._membership, self._digest, self._heterogeneous = membership, digest, heterogeneous
+        self._hyperparameters = hyperparameters
         self.stopped = False
+        self.decided: tuple[str, ...] = ()  # names of the hooks behind the last decision
 
     @property
     def last(self) -> str:
@@ -68,7 +72,8 @@ class Decisions:
             self._digest.enter(step, names, decision)
         if decision is None:
             return None, []
-        self.stopped = decision.stop
+        self.stopped, self.decided = decision.stop, tuple(names)
+        self._hyperparameters.request(decision.hyperparameters)
         return decision, [*decision.notes, *apply_decision(decision, self._sizes, self._membership, names)]
 
     def by_hand(self, step: int, global_batch: Any, shares: Any, workers: Any) -> None:
@@ -83,6 +88,16 @@ class Decisions:
         seats = members.expected(coming) if coming != len(self._world.members) else None
         decision = replace(self._sizes.exactly(global_batch, shares, seats), workers=number)
         apply_decision(decision, self._sizes, members)
+        self._digest.enter(step, (), decision)
+
+    def set_by_hand(self, step: int, values: Mapping[str, Any]) -> None:
+        """What `Program.set` asks for after `step`.
+
+        Raises:
+          DriverError: it cannot be.
+        """
+        decision = Decision(hyperparameters=checked_hyperparameters(self._hyperparameters.values, values))
+        self._hyperparameters.request(decision.hyperparameters)
         self._digest.enter(step, (), decision)
 
 

@@ -10,8 +10,10 @@ import numpy as np
 
 from adaptive.base.decision import Decision, Observation
 from adaptive.graph.plan import HookPlan
+from adaptive.operators.hooks import Hook
 
 from .batch_sizes import BatchSizes
+from .hyperparameters import NONE, Hyperparameters
 from .membership import Membership, Numbers
 from .newcomers import begun_anew
 
@@ -30,22 +32,59 @@ class _Seen(NamedTuple):
     joined: tuple[int, ...]
 
 
+class _Unknown:
+    """What a policy is given and has never been known so far: NaN in every step that it was shown. Replicated.
+
+    Attributes:
+      values: by number, with the numbers of their leaves; empty for functions, which look for themselves.
+      steps: that were shown.
+    """
+
+    def __init__(self, hook: Hook):
+        self.steps = 0
+        self.values: dict[int, list[int]] = {}
+        if hook.handler.every_step:
+            for leaf, (path, _) in enumerate(jax.tree_util.tree_leaves_with_path(_numbered(hook))):
+                self.values.setdefault(path[0].idx, []).append(leaf)
+
+    def see(self, leaves: Sequence[Any]) -> None:
+        """A step was shown."""
+        self.steps += 1
+        known = [value for value, own in self.values.items() if not all(bool(np.all(np.isnan(leaves[i]))) for i in own)]
+        for value in known:
+            del self.values[value]
+
+
+def _numbered(hook: Hook) -> Any:
+    return jax.tree.unflatten(hook.tree, range(hook.tree.num_leaves))
+
+
 class Hooks:
     """The hooks of a program, and their states.
 
     Args:
       n_workers: how many seats there are.
       membership: how many members there are to be; without, those that there are, always.
+
+    Attributes:
+      unknown: what each policy was given and has never been known.
     """
 
-    def __init__(self, hooks: Sequence[HookPlan], n_workers: int, membership: Membership | None = None):
-        self._membership = membership
+    def __init__(
+        self,
+        hooks: Sequence[HookPlan],
+        n_workers: int,
+        membership: Membership | None = None,
+        hyperparameters: Hyperparameters | None = None,
+    ):
+        self._membership, self._hyperparameters = membership, hyperparameters
         self.hooks = [h.hook for h in hooks]
         self.n_workers = n_workers
         self.first_states = self.begun()  # of which later ones keep structure, shapes and dtypes
         self.states = list(self.first_states)
         self.names = [f"{i}/{hook.name}" for i, hook in enumerate(self.hooks)]
         self._seen: list[list[_Seen]] = [[] for _ in hooks]
+        self.unknown = [_Unknown(hook) for hook in self.hooks]
         self.joined: list[set[int]] = [set() for _ in hooks]  # seats, since the last step that was shown
 
     def due(self, step: int) -> list[int]:
@@ -119,9 +158,14 @@ class Hooks:
         bounds = sizes.bounds(None if asked.shares is None else sizes.checked(asked.shares))
         wanted = bounds.nearest(sum(sizes.target) if asked.global_batch is None else asked.global_batch)
         numbers = self._numbers(sizes, asked)
+        there = NONE if self._hyperparameters is None else self._hyperparameters.values
+        values_so_far = {**there, **asked.hyperparameters}
         seen, self._seen[i] = self._seen[i], []
         for number, step in enumerate(seen, 1):
-            values = jax.tree.unflatten(hook.tree, [np.asarray(leaf)[()] for leaf in step.leaves])
+            leaves = [np.asarray(leaf)[()] for leaf in step.leaves]
+            if self.unknown[i].values:
+                self.unknown[i].see(leaves)
+            values = jax.tree.unflatten(hook.tree, leaves)
             observation = Observation(
                 step.step,
                 step.epoch,
@@ -134,6 +178,7 @@ class Hooks:
                 step.members,
                 step.joined,
                 *numbers,
+                values_so_far,
             )
             decision, self.states[i] = hook.handler(observation, self.states[i])
         return decision
@@ -153,4 +198,5 @@ def merge(first: Decision, then: Decision) -> Decision:
         first.stop or then.stop,
         (*first.notes, *then.notes),
         then.workers if then.workers is not None else first.workers,
+        {**first.hyperparameters, **then.hyperparameters},
     )

@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future
+from contextlib import suppress
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import jax
 import numpy as np
 
-from adaptive.base.arrays import NotAnArrayError, is_array, on_host
+from adaptive.base.arrays import is_array, on_host
 from adaptive.base.errors import DataError
 from adaptive.base.names import leaf_names
 
+from .pool import Pool
+from .reading import FIRST_PASS, Passes, Reading, Table, taken
+
+_ENDLESS = 2**62  # as many as no data set has: grain says 2**63 - 1 of what repeats without end
 _SHOWN = 8  # leaves of a data set that an error lists
 
 
@@ -43,14 +49,37 @@ class Rows(Protocol):
         """Whether rows are read without a source's code."""
         ...
 
+    @property
+    def mapped(self) -> bool:
+        """Whether rows that are read without a source's code are on a disk nevertheless."""
+        ...
+
+    @property
+    def workers(self) -> int:
+        """Processes that read rows beside this one; 0 if it reads them itself."""
+        ...
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What is to be said of how the data were taken."""
+        ...
+
     def __len__(self) -> int: ...
 
-    def rows(self, indices: np.ndarray) -> Any:
+    def rows(self, indices: np.ndarray, passes: Passes = FIRST_PASS) -> Any:
         """The examples numbered `indices`, stacked."""
+        ...
+
+    def submit(self, indices: np.ndarray, passes: Passes) -> Future[Any]:
+        """The same, in a process that reads: all of one shard."""
         ...
 
     def shapes(self, examples: int) -> Any:
         """A batch of that many examples, as shapes."""
+        ...
+
+    def close(self) -> None:
+        """End the processes that read; they are started again when they are needed."""
         ...
 
 
@@ -59,59 +88,87 @@ class Examples:
 
     Args:
       data: a pytree of arrays with one leading axis; or a `RandomAccess` source; or a list of examples that are built
-        alike, which are stacked. A list that may be a pytree of arrays as well is refused; a tuple is one always.
+        alike, which are stacked. Dicts in a list are examples; any other list that may be a pytree of arrays as well is
+        refused; a tuple is one always.
+      transform: of an example.
+      augment: of an example and its random numbers.
+      workers: processes that read.
+      notes: what is to be said of how the data were taken.
 
     Raises:
       DataError: leaves of different lengths, no leaves, no examples, leaves that hold no numbers, or a list or an
         object of which it cannot be told what is meant.
     """
 
-    def __init__(self, data: Any):
-        self._source = data if _is_source(data) else None
-        if self._source is not None:
-            self.length = len(self._source)
+    def __init__(
+        self,
+        data: Any,
+        *,
+        transform: Callable[[Any], Any] | None = None,
+        augment: Callable[[Any, np.random.Generator], Any] | None = None,
+        workers: int = 0,
+        notes: tuple[str, ...] = (),
+    ):
+        self.mapped, self.notes, self.workers = False, notes, workers
+        self._reading: Reading | None = None
+        if _is_source(data):
+            self.length = len(data)
             if self.length == 0:
                 raise DataError("the data set is empty: len(data) is 0.")
-            self.example = _taken(self._source[0], "data[0]")
+            if self.length >= _ENDLESS:
+                raise DataError(
+                    f"len(data) is {self.length}: data that are repeated without end. Leave out .repeat(): the program "
+                    "goes through the data epoch after epoch. To take them in an order of their own, without end:  "
+                    "ad.data.from_iterator(lambda: (data[i] for i in itertools.count()))"
+                )
+            self._reading = Reading(data, transform, augment)
         else:
-            arrays = _taken(_stacked(data), "data")
+            arrays = _columns(_stacked(data))
             self.length = _check_columns(data, arrays)
-            self.example = jax.tree.map(lambda a: a[0], arrays)
             self._columns, self._tree = jax.tree.flatten(arrays)
+            self.mapped = any(map(_is_mapped, self._columns))
+            if transform or augment or workers:
+                self._reading = Reading(Table(self._columns, self._tree), transform, augment)
+        self._pool = Pool(self._reading, workers) if self._reading and workers else None
+        if self._reading is None:
+            self.example = jax.tree.map(lambda a: on_host(a[0]), arrays)
+        else:
+            self.example = self._reading.first()
         self.shard_ranges: tuple[ShardRange, ...] = (ShardRange(0, self.length),)
 
     def __len__(self) -> int:
         return self.length
 
+    def __repr__(self) -> str:
+        beside = f", read by {self.workers} processes" if self.workers else ""
+        return f"{self.length} examples{beside}"
+
     @property
     def in_memory(self) -> bool:
-        return self._source is None
+        return self._reading is None
 
-    def rows(self, indices: np.ndarray) -> Any:
+    def rows(self, indices: np.ndarray, passes: Passes = FIRST_PASS) -> Any:
         """The examples numbered `indices`, stacked."""
-        if self._source is None:
-            return self._tree.unflatten([column[indices] for column in self._columns])
-        rows = (self._row(self._source, int(i)) for i in indices)
-        return jax.tree.map(lambda *leaves: np.stack(leaves), *rows)
+        if self._reading is None:
+            rows = [column[indices] for column in self._columns]
+            return self._tree.unflatten([*map(on_host, rows)] if self.mapped else rows)
+        if self._pool is None:
+            return self._reading.rows(indices, passes)
+        return self._pool.rows(indices, passes)
 
-    def _row(self, source: RandomAccess, index: int) -> Any:
-        row = _taken(source[index], f"data[{index}]")
-        if jax.tree.structure(row) != jax.tree.structure(self.example):
-            raise DataError(
-                f"example {index} is built as {jax.tree.structure(row)}, "
-                f"example 0 as {jax.tree.structure(self.example)}."
-            )
-        for number, (leaf, first) in enumerate(zip(jax.tree.leaves(row), jax.tree.leaves(self.example), strict=True)):
-            if leaf.shape != first.shape or leaf.dtype != first.dtype:
-                name = leaf_names(row, "example")[number]
-                if leaf.shape != first.shape:
-                    raise DataError(f"{name} of example {index} has shape {leaf.shape}, of example 0 {first.shape}.")
-                raise DataError(f"{name} of example {index} is {leaf.dtype}, of example 0 {first.dtype}.")
-        return row
+    def submit(self, indices: np.ndarray, passes: Passes) -> Future[Any]:
+        """The same, in a process that reads."""
+        assert self._pool is not None
+        return self._pool.submit(indices, passes)
 
     def shapes(self, examples: int) -> Any:
         """A batch of that many examples, as shapes."""
         return shapes_of(self.example, examples)
+
+    def close(self) -> None:
+        """End the processes that read; they are started again when they are needed."""
+        if self._pool is not None:
+            self._pool.close()
 
 
 def shapes_of(example: Any, examples: int) -> Any:
@@ -119,19 +176,6 @@ def shapes_of(example: Any, examples: int) -> Any:
     return jax.tree.map(
         lambda a: jax.ShapeDtypeStruct((examples, *a.shape), jax.dtypes.canonicalize_dtype(a.dtype)), example
     )
-
-
-def _taken(tree: Any, root: str) -> Any:
-    """All leaves on the host, or an error that names the first that cannot be."""
-    try:
-        return jax.tree.map(on_host, tree)
-    except NotAnArrayError:  # names take longer than rows
-        for name, leaf in zip(leaf_names(tree, root), jax.tree.leaves(tree), strict=True):
-            try:
-                on_host(leaf)
-            except NotAnArrayError as error:
-                raise DataError(f"{name} {error}") from error
-        raise
 
 
 # --- what it is that was given ----------------------------------------------------------------------------------------
@@ -151,12 +195,12 @@ def _is_source(data: Any) -> bool:
 
 def _rows_are_of_columns(data: Any) -> bool:
     """Whether an object that is a source and a pytree is the same data set either way. Refused if it is two."""
-    arrays = _taken(data, "data")
+    arrays = taken(data, "data")
     shapes = [a.shape for a in jax.tree.leaves(arrays)]
     if not shapes or any(s[:1] != (len(data),) for s in shapes):
         return False
     for index in {0, len(data) - 1} if len(data) else ():
-        row, other = jax.tree.map(lambda a, i=index: a[i], arrays), _taken(data[index], f"data[{index}]")
+        row, other = jax.tree.map(lambda a, i=index: a[i], arrays), taken(data[index], f"data[{index}]")
         if jax.tree.structure(row) != jax.tree.structure(other) or not jax.tree.all(
             jax.tree.map(np.array_equal, row, other)
         ):
@@ -175,6 +219,10 @@ def _stacked(data: Any) -> Any:
     Raises:
       DataError: a list that may be a pytree of arrays just as well.
     """
+    if isinstance(data, list) and data and all(isinstance(item, Mapping) for item in data):
+        data = [_with_arrays(item) for item in data]
+        if len(data) == 1 or _are_alike(data):
+            return _stack(data)
     if not isinstance(data, list) or not _are_alike(data):
         return data
     length = _common_length(data)
@@ -193,7 +241,45 @@ def _stacked(data: Any) -> Any:
             f"data[0] is {_brief(data[0])}: JAX takes a Python list for a pytree of its items, and not for an array. "
             "Make arrays of them:  np.asarray(data), where all is numbers, or of the lists in each example."
         )
-    return jax.tree.map(lambda *leaves: np.stack(leaves), *(_taken(x, f"data[{i}]") for i, x in enumerate(data)))
+    return _stack(data)
+
+
+def _stack(items: list[Any]) -> Any:
+    return jax.tree.map(lambda *leaves: np.stack(leaves), *(taken(x, f"data[{i}]") for i, x in enumerate(items)))
+
+
+def _with_arrays(example: Any) -> Any:
+    """An example with arrays in the place of its lists of numbers, as they are written in JSON."""
+
+    def made(leaf: Any) -> Any:
+        if not _is_list(leaf):
+            return leaf
+        with suppress(ValueError):  # ragged
+            array = np.asarray(leaf)
+            return leaf if array.dtype.kind not in "biufc" else array
+        return leaf
+
+    return jax.tree.map(made, dict(example), is_leaf=_is_list)
+
+
+def _columns(data: Any) -> Any:
+    """All leaves on the host; files that are mapped into memory stay so, in the width that they have."""
+    for name, leaf in zip(leaf_names(data, "data"), jax.tree.leaves(data), strict=True):
+        if _is_mapped(leaf):
+            taken(np.asarray(leaf)[:1], name)
+    return (
+        jax.tree.map(lambda leaf: np.asarray(leaf) if _is_mapped(leaf) else taken(leaf, ""), data)
+        if any(map(_is_mapped, jax.tree.leaves(data)))
+        else taken(data, "data")
+    )
+
+
+def _is_mapped(array: Any) -> bool:
+    while isinstance(array, np.ndarray):
+        if isinstance(array, np.memmap):
+            return True
+        array = array.base
+    return False
 
 
 def _is_list(value: Any) -> bool:

@@ -10,6 +10,8 @@ import numpy as np
 from adaptive.base.names import leaf_names
 
 from .examples import Rows
+from .iterated import Iterated
+from .reading import stacked
 
 # All that is in memory is compared (0.8 s per GB), up to so many bytes. Beyond, and of sources, whose rows cost a
 # user's code, so many rows: where one in a hundred differs, 512 miss it in one of 170 cases.
@@ -19,14 +21,19 @@ _BLOCK_BYTES = 16 << 20
 _ROWS_OF_LARGE = 4096
 _ROWS_OF_SOURCES = 512
 _ROWS_READ_TWICE = 16
+_FIRST_OF_ITERATORS = 16
 
 
-def digests_of_data(data: Rows, all_bytes: int = _ALL_BYTES) -> dict[str, str]:
+def digests_of_data(data: Rows | Iterated, all_bytes: int = _ALL_BYTES) -> dict[str, str]:
     """Of the number of examples (in each shard), and of the contents of each leaf. Local.
 
     Args:
       all_bytes: how large a data set in memory is read as a whole.
     """
+    if isinstance(data, Iterated):
+        return _digests_of_first(data)
+    if data.mapped:
+        all_bytes = min(all_bytes, _ALL_BYTES_EACH_TIME)
     row_bytes = max(1, sum(leaf.nbytes for leaf in jax.tree.leaves(data.example)))
     if not data.in_memory:
         numbers = _sample(len(data), _ROWS_OF_SOURCES)
@@ -47,9 +54,25 @@ def digest_of_data(data: Rows) -> str:
     return ", ".join(digests_of_data(data, _ALL_BYTES_EACH_TIME).values())
 
 
-def steadiness(data: Rows, rank: int) -> dict[str, str]:
+def _digests_of_first(data: Iterated) -> dict[str, str]:
+    """Of the first examples, which stay where the stream will take them; of iterators of each worker's own, how the
+    examples are built.
+    """
+    leaves = zip(leaf_names(data.example, "data"), jax.tree.leaves(data.example), strict=True)
+    built = {name: f"{leaf.dtype}{list(leaf.shape)}" for name, leaf in leaves}
+    if data.how.per_worker:
+        return {"data": "iterators of each worker's own", **built}
+    first = data.first_examples(_FIRST_OF_ITERATORS)
+    digests = [
+        hashlib.blake2b(np.ascontiguousarray(leaf).tobytes(), digest_size=8) for leaf in jax.tree.leaves(stacked(first))
+    ]
+    said = zip(built.items(), digests, strict=True)
+    return {"data": "an iterator", **{name: f"{kind} {digest.hexdigest()}" for (name, kind), digest in said}}
+
+
+def steadiness(data: Rows | Iterated, rank: int) -> dict[str, str]:
     """Whether a source's rows are the same when they are read again: equal on all processes if they are on all."""
-    if data.in_memory:
+    if isinstance(data, Iterated) or data.in_memory:
         return {}
     for row in _sample(len(data), _ROWS_READ_TWICE):
         try:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import Future
 from itertools import accumulate
 from typing import Any
 
@@ -14,6 +15,9 @@ from adaptive.base.names import leaf_names
 from adaptive.base.where import name_workers
 
 from .examples import Examples, Rows, ShardRange, shapes_of
+from .iterated import FromIterator, Iterated
+from .kinds import examples_of
+from .reading import FIRST_PASS, Passes
 
 
 class Shards:
@@ -62,11 +66,39 @@ class Shards:
         """Whether all shards are arrays."""
         return all(shard.in_memory for shard in self._shards)
 
-    def rows(self, indices: np.ndarray) -> Any:
+    @property
+    def mapped(self) -> bool:
+        """Whether arrays of some shards are on a disk."""
+        return any(shard.mapped for shard in self._shards)
+
+    @property
+    def workers(self) -> int:
+        """Processes that read, of the shard that has most; each shard has its own."""
+        return max(shard.workers for shard in self._shards)
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What is to be said of how the data were taken."""
+        return tuple(dict.fromkeys(note for shard in self._shards for note in shard.notes))
+
+    def submit(self, indices: np.ndarray, passes: Passes) -> Future[Any]:
+        """Examples of one shard, stacked, as soon as a process has read them."""
+        shard = int(np.searchsorted(self._ends, indices[0], side="right"))
+        return self._shards[shard].submit(indices - self.shard_ranges[shard].start, passes)
+
+    def close(self) -> None:
+        """End the processes that read."""
+        for shard in self._shards:
+            shard.close()
+
+    def rows(self, indices: np.ndarray, passes: Passes = FIRST_PASS) -> Any:
         """The examples numbered `indices`, the shards lying end to end, stacked."""
         shard_of = np.searchsorted(self._ends, indices, side="right")
         numbers = np.unique(shard_of)
-        parts = [self._shards[k].rows(indices[shard_of == k] - self.shard_ranges[k].start) for k in numbers]
+        parts = [
+            self._shards[k].rows(indices[shard_of == k] - self.shard_ranges[k].start, passes.of(k, shard_of == k))
+            for k in numbers
+        ]
         if len(parts) == 1:
             return parts[0]
         back = np.argsort(np.argsort(shard_of, kind="stable"))
@@ -77,8 +109,22 @@ class Shards:
         return shapes_of(self.example, examples)
 
 
+def stream_of(data: Any, workers: int, mine: Sequence[int]) -> Rows | Iterated:
+    """What a user gave as data to train on.
+
+    Args:
+      workers: of which each must have a shard, if there are shards.
+      mine: the workers of this process.
+
+    Raises:
+      DataError: it cannot be used.
+    """
+    found = data if isinstance(data, Shards) else examples_of(data)
+    return Iterated(found, workers, mine) if isinstance(found, FromIterator) else rows_of(found, workers)
+
+
 def rows_of(data: Any, workers: int | None = None) -> Rows:
-    """What a user gave as data.
+    """What a user gave as data that have an index.
 
     Args:
       workers: of which each must have a shard, if there are shards.
@@ -87,7 +133,13 @@ def rows_of(data: Any, workers: int | None = None) -> Rows:
       DataError: it cannot be used.
     """
     if not isinstance(data, Shards):
-        return Examples(data)
+        found = examples_of(data)
+        if isinstance(found, FromIterator):
+            raise DataError(
+                "these data have no index, and nobody knows their end: they can be trained on, and not dealt out here. "
+                "Give a list of them, if memory holds it:  list(data)"
+            )
+        return found
     if workers is not None and len(data.shard_ranges) != workers:
         raise DataError(
             f"Shards of {len(data.shard_ranges)} data sets for {workers} workers. Give one for each worker."
@@ -97,9 +149,15 @@ def rows_of(data: Any, workers: int | None = None) -> Rows:
 
 def _examples(number: int, data: Any) -> Examples:
     try:
-        return Examples(data)
+        found = examples_of(data)
     except DataError as error:
         raise DataError(f"shard {number}: {error}") from None
+    if isinstance(found, FromIterator):
+        raise DataError(
+            f"shard {number} has no index. Where each worker is to have an iterator of its own, say so by a parameter "
+            "of the function that begins it:  ad.data.from_iterator(lambda worker: …)"
+        )
+    return found
 
 
 def _check_like(first: Any, example: Any, number: int) -> None:
@@ -114,7 +172,7 @@ def _check_like(first: Any, example: Any, number: int) -> None:
             )
 
 
-def unused_shards(data: Rows, sizes: Sequence[int], previous: Sequence[int], *, first: bool) -> list[str]:
+def unused_shards(data: Rows | Iterated, sizes: Sequence[int], previous: Sequence[int], *, first: bool) -> list[str]:
     """What is to be said of workers whose own data are not used from a step of these sizes on.
 
     Args:

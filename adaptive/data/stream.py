@@ -4,7 +4,8 @@ Epoch after epoch, each in an order of its own, lie end to end. A step takes the
 worker its share of them, in the order of workers. So the set and order of examples depend on the seed and the global
 batches alone, and not on the split nor on the number of workers. The cursor is one integer.
 
-Where workers have data of their own (`Shards`), each has such a *shard range*, with a cursor of its own.
+Where workers have data of their own (`Shards`), each has such a *shard range*, with a cursor of its own. What stands at
+a position is known to others: of data with an index to `ByIndex`, of iterators to `InTurn`.
 """
 
 from __future__ import annotations
@@ -17,9 +18,14 @@ from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
+from adaptive.base.errors import DataError
 from adaptive.base.surroundings import Surroundings
 
+from .by_index import ByIndex, Span, Wanted
 from .examples import Rows
+from .in_turn import InTurn
+from .iterated import Iterated
+from .reading import joined
 
 T = TypeVar("T")
 QUICK_SECONDS = 300e-6
@@ -53,16 +59,16 @@ class Stream:
     """Shares of the stream, the next one fetched while the current one is being computed on.
 
     Args:
-      examples: the data set.
+      data: the data set.
       seed: of the permutations.
       workers: the workers of this process.
     """
 
-    def __init__(self, examples: Rows, *, seed: int, workers: range):
-        self.examples, self.seed, self.workers = examples, seed, workers
-        self.shard_ranges = examples.shard_ranges
+    def __init__(self, data: Rows | Iterated, *, seed: int, workers: range):
+        self.data, self.seed, self.workers = data, seed, workers
+        self.shard_ranges = data.shard_ranges
         self.cursors: Cursors = (0,) * len(self.shard_ranges)
-        self._orders: dict[tuple[int, int], np.ndarray] = {}
+        self._reader = InTurn(data, seed) if isinstance(data, Iterated) else ByIndex(data, seed)
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="adaptive-input")
         self._surroundings = Surroundings()  # of the thread that the data set was looked at in
         self._ahead: tuple[Cursors, tuple[int, ...], Future[Share] | _There] | None = None
@@ -74,6 +80,43 @@ class Stream:
         """Examples taken so far, over all workers."""
         return sum(self.cursors)
 
+    @property
+    def epoch(self) -> int:
+        """Whole epochs of data consumed. Replicated."""
+        return int(self.epochs) if isinstance(self._reader, InTurn) else self.consumed // len(self.data)
+
+    @property
+    def epochs(self) -> float:
+        """Epochs of data consumed, as a fraction. Replicated."""
+        if isinstance(self._reader, InTurn):
+            return self._reader.epochs(self.cursors)
+        return self.consumed / len(self.data)
+
+    @property
+    def epoch_length(self) -> int | None:
+        """Examples of an epoch; `None` if that is not known, or there are none. Replicated."""
+        return self._reader.epoch_length(self.cursors) if isinstance(self._reader, InTurn) else len(self.data)
+
+    def check_epochs(self, instead: str) -> None:
+        """Raise if there are no epochs to go by.
+
+        Args:
+          instead: what to write.
+
+        Raises:
+          DataError: nobody can tell them.
+        """
+        why = self.data.epochs_are_unknown() if isinstance(self.data, Iterated) else ""
+        if why:
+            raise DataError(f"{why}. Write {instead}, or give from_iterator the length= of what counts as one.")
+
+    def in_words(self) -> list[str]:
+        """What can be relied on, of data that are not simply arrays."""
+        if isinstance(self.data, Iterated) or self.data.in_memory:
+            return list(self.data.notes)
+        read = f"{self.data.workers} processes" if self.data.workers else "a thread"
+        return [f"data with an index, read by {read}: each example once per epoch", *self.data.notes]
+
     def take(self, sizes: Sequence[int]) -> Share:
         """The step's share. Moves nothing: call `advance` when the step is committed."""
         key = (self.cursors, tuple(sizes))
@@ -82,14 +125,15 @@ class Stream:
             if ahead[:2] == key:
                 return ahead[2].result()
             ahead[2].cancel()
-        return self._in_thread(self._fetch, *key).result()  # in one thread always, so sources need no locks
+        return self._in_thread(self._fetch, *key, self.cursors).result()  # in one thread: sources need no locks
 
     def prefetch(self, sizes: Sequence[int]) -> None:
         """Start to fetch what the step after this one takes if nothing is resized."""
         key = (self._deal(self.cursors, sizes)[1], tuple(sizes))
         self._before = self.cursors
         # A few rows of arrays are there sooner than another thread is.
-        ahead = _There(self._fetch(*key)) if self._quick else self._in_thread(self._fetch, *key)
+        here = self._quick
+        ahead = _There(self._fetch(*key, self.cursors)) if here else self._in_thread(self._fetch, *key, self.cursors)
         self._ahead = (*key, ahead)
 
     def advance(self, sizes: Sequence[int]) -> None:
@@ -102,23 +146,28 @@ class Stream:
 
     def peek(self, sizes: Sequence[int]) -> Any:
         """All workers' examples in a step of these sizes, as one batch, in the order of workers. Moves nothing."""
-        indices = np.concatenate(self._indices(self.cursors, sizes, range(len(sizes))))
-        return self._in_thread(self.examples.rows, indices).result()
+        wanted = self._wanted(self.cursors, sizes, range(len(sizes)), self.cursors)
+        return joined([batch for batch in self._in_thread(self._reader.read, wanted).result() if batch is not None])
 
     def _in_thread(self, function: Callable[..., T], *args: Any) -> Future[T]:
         return self._pool.submit(self._surroundings.run, function, *args)
 
-    def _fetch(self, cursors: Cursors, sizes: tuple[int, ...]) -> Share:
+    def _fetch(self, cursors: Cursors, sizes: tuple[int, ...], committed: Cursors) -> Share:
         began = time.thread_time()  # its own time: kernels may be running on this core meanwhile
-        offsets, rows = list(accumulate(sizes, initial=0)), self.examples.rows
-        batches = tuple([rows(i) if len(i) else None for i in self._indices(cursors, sizes, self.workers)])
-        self._quick = self.examples.in_memory and time.thread_time() - began < QUICK_SECONDS
+        offsets = list(accumulate(sizes, initial=0))
+        batches = tuple(self._reader.read(self._wanted(cursors, sizes, self.workers, committed)))
+        quick = self.data.in_memory and not self.data.mapped
+        self._quick = quick and time.thread_time() - began < QUICK_SECONDS
         return Share(sizes, tuple(offsets[self.workers.start : self.workers.stop]), batches)
 
-    def _indices(self, cursors: Cursors, sizes: Sequence[int], workers: range) -> list[np.ndarray]:
-        """Which examples each of these workers takes."""
-        starts, _ = self._deal(cursors, sizes)
-        return [self.indices(starts[w], sizes[w], self._shard_of(w)) for w in workers]
+    def _wanted(self, cursors: Cursors, sizes: Sequence[int], workers: range, committed: Cursors) -> Wanted:
+        """What these workers take in a step from the cursors on, and in those that follow it."""
+        starts, end = self._deal(cursors, sizes)
+        spans, following, cursors = [Span(self._shard_of(w), starts[w], sizes[w]) for w in workers], [], end
+        for _ in range(self._reader.steps_ahead(sum(sizes[w] for w in workers))):
+            starts, cursors = self._deal(cursors, sizes)
+            following += [Span(self._shard_of(w), starts[w], sizes[w]) for w in workers]
+        return Wanted(spans, following, committed, end)
 
     def _deal(self, cursors: Cursors, sizes: Sequence[int]) -> tuple[list[int], Cursors]:
         """Each worker's first position in its shard, and where the cursors are after the step."""
@@ -136,30 +185,32 @@ class Stream:
         return worker if len(self.shard_ranges) > 1 else 0
 
     def indices(self, position: int, count: int, shard: int = 0) -> np.ndarray:
-        """Which examples stand at `count` positions of a shard."""
-        start, length = self.shard_ranges[shard]
-        found = []
-        while count > 0:
-            epoch, first = divmod(position, length)
-            rows = self._order(shard, epoch)[first : first + count]
-            found.append(rows + start if start else rows)
-            position, count = position + len(found[-1]), count - len(found[-1])
-        return found[0] if len(found) == 1 else np.concatenate([np.zeros(0, int), *found])
+        """Which examples stand at `count` positions of a shard, of data that have an index."""
+        assert isinstance(self._reader, ByIndex)
+        return self._reader.indices(Span(shard, position, count))
 
-    def _order(self, shard: int, epoch: int) -> np.ndarray:
-        order = self._orders.get((shard, epoch))
-        if order is None:
-            # Philox numbers 2**256 blocks from a counter on: shards start where no other gets to.
-            philox = np.random.Philox(key=[self.seed & (2**63 - 1), epoch], counter=[0, 0, 0, shard])
-            order = self._orders[shard, epoch] = np.random.Generator(philox).permutation(
-                self.shard_ranges[shard].length
-            )
-            self._orders.pop((shard, epoch - 2), None)
-        return order
+    def place(self) -> str:
+        """What else than the cursors is needed to go on from here, as text; none of data that have an index."""
+        return self._reader.place(self.cursors) if isinstance(self._reader, InTurn) else ""
 
-    def checkpoint(self) -> int | np.ndarray:
-        """The cursor, or one for each shard."""
-        return self.cursors[0] if len(self.shard_ranges) == 1 else np.array(self.cursors)
+    def go_on(self, cursors: Cursors, place: str) -> None:
+        """Go on from where another stream of these data stood.
+
+        Args:
+          place: what its `place()` was.
+        """
+        if self._ahead is not None:
+            self._ahead[2].cancel()
+        self.cursors, self._ahead = cursors, None
+        if isinstance(self._reader, InTurn):
+            self._in_thread(self._reader.go_on, cursors, place).result()
 
     def close(self) -> None:
-        self._pool.shutdown(wait=False, cancel_futures=True)
+        if self._ahead is not None:
+            self._ahead[2].cancel()
+        if isinstance(self.data, Iterated):
+            self._pool.submit(self.data.close)  # iterators are ended where they are read
+            self._pool.shutdown(wait=False)
+        else:
+            self._pool.shutdown(wait=False, cancel_futures=True)
+            self.data.close()

@@ -57,6 +57,13 @@ def _check_claim(flow: Flow, eqn: JaxprEqn) -> None:
             "    avg_grads = comm.all_reduce(grads)\n"
             f"    mon.{eqn.params['what']}(grads, avg_grads)"
         )
+    if eqn.params["claim"] == "reduced" and scope != Scope.ALL:
+        raise CollectiveError(
+            f"{eqn.params['what']}{where} is given a gradient of this worker's own in the place of the one that is "
+            f"averaged over all: it comes from {Trail(flow, _narrowest(flow, eqn.invars)).cause}. Reduce it first:\n"
+            "    avg_grads = comm.all_reduce(grads)\n"
+            f"    mon.{eqn.params['what']}(grads, avg_grads)"
+        )
     if eqn.params["claim"] == "replicated" and scope == Scope.CALL:
         cause = Trail(flow, _narrowest(flow, eqn.invars)).cause
         raise ReplicationError(
@@ -84,7 +91,16 @@ def _check_state(flow: Flow) -> None:
 
 
 def _what_to_reduce(flow: Flow, name: str, new: Atom) -> str:
-    """What to write for a leaf of the state: of gradients if nothing that is reduced gets into it, else of the leaf."""
+    """What to write for a leaf of the state: of gradients if nothing reduced gets into any, else of the leaf."""
+    if flow.level_of([new]):
+        return (
+            f"Something reduced gets into {name}, and what is this worker's own does, too: whether *its* gradients are "
+            "finite, say. Decide by the reduced ones, which all workers have:\n"
+            "    grads = comm.all_reduce(grads)\n"
+            "    finite = jnp.isfinite(optax.global_norm(grads))\n"
+            'flax\'s DynamicScale does so by  dynamic_scale.value_and_grad(loss_fn, axis_name="workers")  '
+            "(docs/loss_scaling.md). State that shall differ is marked with local=."
+        )
     if not any(flow.level_of([leaf]) and flow.scope_of([leaf]) == Scope.ALL for leaf in flow.graph.new_state):
         return "Reduce the gradients first:\n    grads = comm.all_reduce(grads)"
     if np.issubdtype(new.aval.dtype, np.integer) or new.aval.dtype == bool:
@@ -93,10 +109,13 @@ def _what_to_reduce(flow: Flow, name: str, new: Atom) -> str:
             "    new = comm.all_reduce(new, op='max')        or op='min', op='sum'"
         )
     return (
-        f"What is reduced in this driver does not reach {name}. Reduce it, too:\n"
+        f"The gradients may be reduced, but {name} is made of one worker's examples, by one kernel call. Where it is a "
+        "running average of batch normalisation, let the layer take its statistics over all examples of the step:\n"
+        '    BatchNorm(..., axis_name="workers")        see docs/batch_norm.md\n'
+        "Else reduce it, too (of batch normalisation only the running averages would be right, the gradient would go "
+        "by the split):\n"
         "    new = comm.all_reduce(new)\n"
-        "Running statistics (batch normalisation) are such leaves, and a loss scale that is changed by what a worker "
-        "sees of its own gradients: decide by the reduced ones. State that shall differ is marked with local=."
+        "State that shall differ is marked with local=."
     )
 
 

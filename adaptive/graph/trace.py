@@ -20,6 +20,8 @@ from adaptive.base.errors import CollectiveError, DriverError
 from adaptive.base.jaxprs import called, has_references, holder, is_checkpoint, nested_equations
 from adaptive.base.names import leaf_names
 from adaptive.base.where import at, line_of, line_search_of
+from adaptive.operators.axis import AXES, Sum, as_collective, is_over_workers, without_divisions
+from adaptive.operators.batch_key import check_rows
 from adaptive.operators.claims import claim_p
 from adaptive.operators.collectives import collective_p, n_values
 from adaptive.operators.context import trace_as
@@ -100,7 +102,7 @@ def trace(driver: Callable, state: Any, batch: Any, *, workers: int) -> Graph:
     examples = jax.tree.leaves(batch)[0].shape[0]
     name = getattr(driver, "__name__", type(driver).__name__)
     with trace_as(workers, examples) as tracing:
-        closed, shapes = jax.make_jaxpr(driver, return_shape=True)(state, batch)
+        closed, shapes = jax.make_jaxpr(driver, axis_env=AXES, return_shape=True)(state, batch)
     if not (isinstance(shapes, tuple) and len(shapes) == 2):
         raise DriverError(f"driver {name!r} must return (state, metrics), a pair; it returned {_kind(shapes)}.")
     new_state, metrics = shapes
@@ -109,13 +111,15 @@ def trace(driver: Callable, state: Any, batch: Any, *, workers: int) -> Graph:
     invars = [Var(v.aval) for v in closed.jaxpr.invars]
     outvars = [flat.as_variable(atom) for atom in flat.inline(closed, invars)]
     _check_none_left_out(tracing.must_stay, flat.eqns)
+    eqns, outvars = without_divisions(flat.eqns, flat.sums, outvars) if flat.sums else (flat.eqns, outvars)
+    check_rows(eqns, examples)
     return Graph(
         name=name,
         examples=examples,
         workers=workers,
         invars=tuple(invars),
         outvars=tuple(outvars),
-        eqns=tuple(flat.eqns),
+        eqns=tuple(eqns),
         consts=flat.consts,
         state_names=leaf_names(state, "state"),
         batch_names=leaf_names(batch, "batch"),
@@ -169,6 +173,7 @@ class _Flattener:
     def __init__(self) -> None:
         self.eqns: list[JaxprEqn] = []
         self.consts: dict[Var, Any] = {}
+        self.sums: list[Sum] = []
         self._const_vars: dict[int, Var] = {}
         self._sources: dict[str, JaxprEqn] = {}
 
@@ -194,7 +199,12 @@ class _Flattener:
                 results = self.inline(function, operands, source)
                 env.update(zip(eqn.outvars, results, strict=True))
                 continue
-            within = sorted(_operators_within(eqn), key=lambda e: e.primitive is not collective_p)
+            if is_over_workers(eqn):
+                results = self.inline(as_collective(eqn), operands, source)
+                self.sums.append(Sum(eqn, operands, results))
+                env.update(zip(eqn.outvars, results, strict=True))
+                continue
+            within = sorted(_operators_within(eqn), key=lambda e: _kind_of(e) != "collective")
             if within:  # a mean reads a source too, which the user has not written
                 raise _refusal(within[0], eqn)
             _refuse_references(eqn)
@@ -249,7 +259,11 @@ def _refuse_references(eqn: JaxprEqn) -> None:
 
 def _operators_within(eqn: JaxprEqn) -> Iterator[JaxprEqn]:
     """Operators in the jaxprs nested in an equation, however deep."""
-    return (inner for inner in nested_equations(eqn) if inner.primitive in OPERATORS)
+    return (inner for inner in nested_equations(eqn) if inner.primitive in OPERATORS or is_over_workers(inner))
+
+
+def _kind_of(eqn: JaxprEqn) -> str:
+    return OPERATORS.get(eqn.primitive, "collective")
 
 
 def operands_of(eqn: JaxprEqn) -> Sequence[Atom]:
@@ -260,6 +274,8 @@ def operands_of(eqn: JaxprEqn) -> Sequence[Atom]:
 def describe(eqn: JaxprEqn) -> str:
     """What the user wrote, for an operator's equation: "all_reduce(op='mean')", "hook 'adapt'"…"""
     params = eqn.params
+    if is_over_workers(eqn):
+        return "jax.lax.pmean"
     if eqn.primitive is collective_p:
         return params["how"].about
     if eqn.primitive is source_p:
@@ -282,5 +298,5 @@ def _refusal(inner: JaxprEqn, outer: JaxprEqn) -> CollectiveError:
         "slot": "Apply the operator to the loop's result, behind it.",
         "hook": "Hand over the loop's result, behind it.",
         "claim": "Say it of the loop's result, behind it.",
-    }[OPERATORS[inner.primitive]]
+    }[_kind_of(inner)]
     return CollectiveError(f"{describe(inner)}{at(where)} stands inside {holder(outer)}. {advice}")

@@ -57,6 +57,10 @@ class HookValues:
         """
         return {name: np.asarray(leaf) for name, leaf in zip(self.names, self._leaves, strict=False)}
 
+    def leaves(self, places: Sequence[int]) -> list[np.ndarray]:
+        """Some of the leaves, by their numbers; none where the step was skipped. The others stay on the device."""
+        return [np.asarray(self._leaves[place]) for place in places] if self._leaves else []
+
 
 def hook_values(hooks: Hooks, leaves: Sequence[list[jax.Array]]) -> tuple[HookValues, ...]:
     """What hooks were given in a step; nothing where there are no leaves, since it was skipped."""
@@ -90,6 +94,7 @@ class StepEvent:
       seed: the program's. Replicated.
       hooks: what each was given, in the order of the driver.
       asked: what had been asked for when the hooks were run. Replicated.
+      decided: the names of the hooks behind the report's decision. Replicated.
       workers: seconds of every worker in this step; zeros where a step has no message. Replicated.
     """
 
@@ -100,6 +105,7 @@ class StepEvent:
     seed: int
     hooks: tuple[HookValues, ...]
     asked: Asked
+    decided: tuple[str, ...]
     workers: WorkerSeconds
 
     @cached_property

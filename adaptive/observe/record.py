@@ -1,9 +1,11 @@
 """A record of a run, as JSON lines: what each step was, what the hooks were shown in it, and what they decided.
 
 With it a policy can be replayed, and another one tried, without the cluster. The first line is a header, which names
-the leaves that hooks are given; then comes a line for each step. `null` stands for NaN.
+the leaves that hooks are given; then comes a line for each step. `null` stands for NaN. What rarely changes is left out
+of a line where it is as in the line before (`AS_BEFORE`): of many workers that is much.
 
-A record is beside the point of a run, and never ends it: where it cannot be written, the run goes on without.
+A record is beside the point of a run, and never ends it: where it cannot be written, the run goes on without. Lines are
+whole: what is written about twice a second are lines, and a run that is killed leaves all but those of the last moment.
 """
 
 from __future__ import annotations
@@ -22,35 +24,81 @@ from adaptive.base.activity import Breakdown
 
 from .events import StepEvent, Unsubscribe
 
-RECORD_VERSION = 2  # 1 had no names of leaves
+RECORD_VERSION = 3  # 1 had no names of leaves, 2 left nothing out
+READABLE_VERSIONS = (2, 3)
+AS_BEFORE = {
+    "previous_batch_sizes": "batch_sizes",
+    "members": "members",
+    "asked": "asked",
+    "hyperparameters": "hyperparameters",
+}
+"""What a line may leave out, and which field of the line before it then has the value of."""
 
 
-class Recorder:
-    """A listener that adds a line for each step to a file, and a header before the first.
+class JSONL:
+    """A sink that writes a line of JSON for each step, and a header before the first: the record of a run.
+
+        program.run(epochs=10, log=[ad.log.JSONL("run.jsonl")])
+
+    It holds all that an event does, decisions included; policies are replayed on it (`python -m controllers.simulate`).
+    `program.run(record=path)` is the same.
 
     Args:
       path: the file; lines are added behind those of an earlier run.
     """
 
-    def __init__(self, path: str | Path):
+    def __init__(self, path: str | os.PathLike[str]):
         self._path = Path(path)
         self._file: IO[str] | None = None
+        self._before: dict[str, Any] = {}  # the last step's fields, whole
+        self._goes_on = False
 
-    def __call__(self, event: StepEvent) -> None:
+    def take_over(self) -> None:
+        """Go on with what another process has begun: its header stands."""
+        self._goes_on = self._path.is_file() and self._path.stat().st_size > 0
+
+    def write(self, event: StepEvent) -> None:
+        """Add a line, and a header before the first of a run."""
         try:
             if self._file is None:
-                self._file = _opened(self._path)
-                _write(self._file, _header(event))
-            _write(self._file, _step(event))
+                self._file, self._before = _opened(self._path), {}
+                if not self._goes_on:
+                    _write(self._file, _header(event))
+            fields = _step(event)
+            _write(self._file, {name: value for name, value in fields.items() if not self._as_before(name, value)})
+            self._before = fields
         except OSError as error:
-            self.close()
-            why = f"the run is not recorded any more: {error.strerror or error}: {self._path}"
-            raise Unsubscribe(why) from error
+            raise self._no_more(error) from error
+
+    def flush(self) -> None:
+        """What was written is on its way to the disk, whatever becomes of this process."""
+        try:
+            if self._file is not None:
+                self._file.flush()
+        except OSError as error:
+            raise self._no_more(error) from error
+
+    def _as_before(self, name: str, value: Any) -> bool:
+        return name in AS_BEFORE and self._before.get(AS_BEFORE[name]) == value
 
     def close(self) -> None:
+        """End the file; a later run goes on behind it."""
+        file, self._file, self._goes_on = self._file, None, False
+        try:
+            if file is not None:
+                file.close()
+        except OSError as error:
+            raise self._no_more(error) from error
+
+    def _no_more(self, error: OSError) -> Unsubscribe:
         if self._file is not None:
             with suppress(OSError):  # what could not be written is tried once more
                 self._file.close()
+            self._file = None
+        return Unsubscribe(f"the run is not recorded any more: {error.strerror or error}: {self._path}")
+
+    def __repr__(self) -> str:
+        return f"JSONL({str(self._path)!r})"
 
 
 def _header(event: StepEvent) -> dict[str, Any]:
@@ -86,6 +134,7 @@ def _step(event: StepEvent) -> dict[str, Any]:
             "active": list(event.asked.active),
             "workers": list(event.asked.workers),
         },
+        "hyperparameters": dict(report.hyperparameters),
         "seconds": report.seconds,
         "breakdown": _rounded(report.breakdown),
         "workers": {name: _rounded(seconds.tolist()) for name, seconds in event.workers._asdict().items()},
@@ -104,6 +153,8 @@ def _step(event: StepEvent) -> dict[str, Any]:
             "shares": decision.shares,
             "stop": decision.stop,
             "workers": decision.workers,
+            "hyperparameters": decision.hyperparameters,
+            "by": list(event.decided),
         },
         "notes": list(report.notes),
     }
@@ -116,7 +167,6 @@ def _rounded(seconds: Iterable[float]) -> list[float]:
 
 def _write(file: IO[str], fields: dict[str, Any]) -> None:
     file.write(json.dumps(fields, default=_as_json) + "\n")
-    file.flush()  # a run that is killed leaves all its steps
 
 
 def _opened(path: Path) -> IO[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -41,6 +42,7 @@ class Report:
       joined: those with another worker than in the step before. Replicated.
       lost: the processes that were lost since the step before, or in the course of this one: then it was taken again,
         on the same examples, by those who are left. Replicated.
+      hyperparameters: the driver's `ad.hyperparameter`s in this step, by name: numbers, and lists of them. Replicated.
       epoch_ended: whether this step took the last examples of an epoch. Replicated.
     """
 
@@ -66,6 +68,7 @@ class Report:
     joined: tuple[int, ...] = ()
     lost: tuple[Loss, ...] = ()
     epoch_ended: bool = False
+    hyperparameters: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def examples_per_second(self) -> float:

@@ -20,7 +20,7 @@ claim_p.def_abstract_eval(lambda *operands, claim, what: list(operands))
 claim_p.def_impl(lambda *operands, claim, what: list(operands))
 
 
-def claim(claim: Literal["replicated", "local"], tree: T, what: str) -> T:
+def claim(claim: Literal["replicated", "local", "reduced"], tree: T, what: str) -> T:
     """Values as they are, with a claim on how widely they are the same.
 
     Args:

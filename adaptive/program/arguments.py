@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import reprlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -14,6 +15,7 @@ import numpy as np
 from adaptive.base.arrays import NotAnArrayError, on_host
 from adaptive.base.current import current_world, why_not_alone
 from adaptive.base.errors import DriverError
+from adaptive.base.names import leaf_names
 from adaptive.base.numbers import whole
 from adaptive.base.where import at, current_line
 from adaptive.base.world import World
@@ -84,7 +86,9 @@ class InitialState:
     @staticmethod
     def of(state: Any, local: Callable[[Any], Any] | None) -> InitialState:
         """Of what the user gave, and the part that `local` picks."""
-        arrays = jax.tree.map(_as_array, state)
+        leaves, tree = jax.tree.flatten(state)
+        names = leaf_names(state, "state")
+        arrays = tree.unflatten([_as_array(leaf, name, state) for leaf, name in zip(leaves, names, strict=True)])
         shapes = jax.tree.map(
             lambda array, leaf: jax.ShapeDtypeStruct(array.shape, array.dtype, weak_type=_is_weak(leaf)), arrays, state
         )
@@ -107,16 +111,34 @@ def _is_weak(leaf: Any) -> bool:
     return isinstance(leaf, int | float | complex) and not isinstance(leaf, bool | np.generic)
 
 
-def _as_array(leaf: Any) -> Any:
+def _as_array(leaf: Any, name: str, state: Any) -> Any:
     if isinstance(leaf, jax.Array):
         return leaf
     try:
         return on_host(leaf)
     except NotAnArrayError as error:
+        what = getattr(leaf, "__qualname__", None) or reprlib.repr(leaf)
         raise DriverError(
-            f"the state holds {leaf!r}, which is no array of numbers: it {error} Keep only arrays and numbers in the "
-            "state."
+            f"the state holds {what}, which is no array of numbers, at {name}: it "
+            f"{'is a function.' if callable(leaf) else error} A state is what changes from "
+            "step to step, arrays and numbers. What else a driver needs it closes over" + _how_to_part(state)
         ) from error
+
+
+def _how_to_part(state: Any) -> str:
+    """How to part arrays from the rest, where the library that the state was made with has a function for it."""
+
+    def is_equinox(node: Any) -> bool:
+        return any(kind.__module__.partition(".")[0] == "equinox" for kind in type(node).__mro__)
+
+    if not any(map(is_equinox, jax.tree.leaves(state, is_leaf=is_equinox))):
+        return "."
+    return (
+        "; of an equinox model that is all but its arrays:\n"
+        "    params, static = eqx.partition(model, eqx.is_array)      # params: into the state\n"
+        "    model = eqx.combine(params, static)                      # in the driver\n"
+        "See examples/equinox_mlp.py."
+    )
 
 
 def _picked(pick: Callable[[Any], Any] | None, tree: jax.tree_util.PyTreeDef) -> frozenset[int]:

@@ -94,6 +94,7 @@ def save(
         "workers": membership.asked or 0,
         "seed": stream.seed,
         "examples": [shard.length for shard in stream.shard_ranges],
+        **({"place": place} if (place := stream.place()) else {}),
     }
 
 
@@ -188,6 +189,7 @@ class Parsed:
     """A checkpoint that can be restored here.
 
     Attributes:
+      place: where an iterator stood; nothing, of data that have an index.
       batch_sizes, shares: for the workers of this world.
       members: the seats that had a worker. Whoever is there besides, joins; whoever is not, has left.
       workers: how many there were to be; `None` if nobody had asked, or on another number of seats.
@@ -197,6 +199,7 @@ class Parsed:
 
     step: int
     cursors: tuple[int, ...]
+    place: str
     batch_sizes: tuple[int, ...]
     shares: tuple[float, ...]
     members: tuple[int, ...]
@@ -211,6 +214,7 @@ class Parsed:
         return {
             "step": str(self.step),
             "cursor": ", ".join(map(str, self.cursors)),
+            "place": self.place,
             "batch sizes": str(self.batch_sizes),
             "shares": str(self.shares),
             "members": str(self.members),
@@ -254,6 +258,7 @@ def parse(checkpoint: Any, engine: Engine, hooks: Hooks, sizes: BatchSizes, stre
     return Parsed(
         step=_whole(fields["step"], "step", most=2**31 - 1),  # as drivers read it
         cursors=cursors,
+        place=_text(fields.get("place", ""), "place"),
         batch_sizes=split,
         shares=shares,
         members=members,
@@ -448,6 +453,12 @@ def _numbers(value: Any, what: str) -> list[Any]:
     if leaves.keys() != {(str(k),) for k in range(len(leaves))}:
         raise CheckpointError(f"the checkpoint's {what} is no list of numbers: {value!r}.")
     return [leaves[str(k),] for k in range(len(leaves))]
+
+
+def _text(value: Any, what: str) -> str:
+    if not isinstance(value, str):
+        raise CheckpointError(f"the checkpoint's {what} is no text: {value!r}.")
+    return value
 
 
 def _whole(value: Any, what: str, *, least: int | None = 0, most: int | None = _MOST) -> int:

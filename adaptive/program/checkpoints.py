@@ -26,18 +26,20 @@ class Every(NamedTuple):
     number: Fraction
     unit: str
 
-    def due(self, step: int, before: int, consumed: int, examples: int) -> bool:
+    def due(self, step: int, before: int, consumed: int, examples: int | None) -> bool:
         """Whether a step ends such a stretch; of minutes the steps know nothing. Replicated.
 
         Args:
           step: its number.
           before, consumed: examples consumed before it and with it.
-          examples: of an epoch.
+          examples: of an epoch; `None` if that is not known yet.
         """
         if self.unit == "step":
             return step % int(self.number) == 0
+        if self.unit != "epoch" or examples is None:
+            return False
         stretch = self.number * examples
-        return self.unit == "epoch" and before // stretch < consumed // stretch
+        return before // stretch < consumed // stretch
 
 
 @dataclass(frozen=True)

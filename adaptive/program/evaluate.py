@@ -1,11 +1,14 @@
-"""Exact means over a data set, over all workers: no example twice, none left out, whatever the last batch's size."""
+"""Exact means, sums and merged metrics over a data set, over all workers: no example twice, none left out, whatever the
+last batch's size.
+"""
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
-from typing import Any
+from functools import reduce
+from typing import Any, Literal
 
 import jax
 import numpy as np
@@ -37,8 +40,10 @@ def evaluate(
     batch: int,
     about: str = "",
     members: Sequence[int] | None = None,
+    op: Literal["mean", "sum"] = "mean",
 ) -> Any:
-    """Means of `fn(state, batch)` over `data`, weighted by examples. Communicates once.
+    """Means of `fn(state, batch)` over `data`, weighted by examples, or sums; of metrics, all merged. Communicates
+    once.
 
     Args:
       states: the user's state on the device of each worker of this process.
@@ -46,26 +51,29 @@ def evaluate(
       batch: examples in one call; the last one may be smaller.
       about: which evaluation this is, in words.
       members: the workers that take part; those of the world by default.
+      op: what is made of arrays: their mean over examples, or their sum over batches.
 
     Returns:
-      A pytree of numpy arrays. Replicated, to the last bit.
+      A pytree of numpy arrays, and of metrics. Replicated, to the last bit.
 
     Raises:
       WorkerError: another process failed. On every other process.
       DisagreementError: processes differ in what they evaluate. On every process.
     """
+    if op not in ("mean", "sum"):
+        raise DriverError(f'evaluate: op must be "mean" or "sum"; got {op!r}.')
     members = world.members if members is None else members
     there = (state for worker, state in zip(world.workers, states, strict=True) if worker in members)
     state = next(there, states[0])  # a process without workers traces what the others do
     whole: list[tuple[int, Any]] = []  # how many examples, and what fn returns
 
-    def work() -> tuple[dict[str, str], list[np.ndarray]]:
+    def work() -> tuple[dict[str, str], list[Any]]:
         rows, each = rows_of(data), positive("batch", batch)
         closed, shapes = jax.make_jaxpr(fn, return_shape=True)(state, rows.shapes(min(each, len(rows))))
-        _check_means(fn, shapes, state, rows, each)
+        _check(fn, shapes, state, rows, each, op)
         whole.append((len(rows), shapes))
-        digests = _digests(closed, shapes, rows, each) if world.processes > 1 else {}
-        return digests, _sums(fn, shapes, states, rows, world, those, each)
+        digests = _digests(closed, shapes, rows, each, op) if world.processes > 1 else {}
+        return digests, [part.sent() for part in _gathered(fn, shapes, states, rows, world, those, each, op)]
 
     generation, those = -1, list(members)
     while generation != world.generation:  # whoever was lost in the course of it had a part of the data
@@ -73,25 +81,100 @@ def evaluate(
         those = [worker for worker in members if worker in world.members]
         everyone = together(world, about, work, _SAME_ON_ALL)
     examples, shapes = whole[-1]
-    means = [sum(sums) / examples for sums in zip(*everyone, strict=True)]
-    return jax.tree.unflatten(jax.tree.structure(shapes), means)
+    parts = _parts_of(shapes, op)
+    for sent in everyone:
+        for part, value in zip(parts, sent, strict=True):
+            part.receive(value)
+    return jax.tree.structure(shapes, is_leaf=is_metric).unflatten([part.result(examples) for part in parts])
 
 
-def _digests(closed: ClosedJaxpr, shapes: Any, rows: Rows, batch: int) -> dict[str, str]:
+def is_metric(node: Any) -> bool:
+    """Whether a node of what `fn` returns is a metric that can be merged, as those of clu and metrax can."""
+    return hasattr(node, "compute") and hasattr(node, "merge")
+
+
+class _Array:
+    """An array's sum over batches, each times its examples where the mean is asked for; in double precision."""
+
+    def __init__(self, leaf: Any, op: str):
+        self._mean = op == "mean"
+        exact = np.issubdtype(leaf.dtype, np.integer) or leaf.dtype == bool
+        dtype = np.int64 if exact and not self._mean else np.result_type(leaf.dtype, np.float64)
+        self._total = np.zeros(leaf.shape, dtype)
+
+    def add(self, value: Any, count: int) -> None:
+        self._total += (count if self._mean else 1) * np.asarray(value).astype(self._total.dtype)
+
+    def sent(self) -> np.ndarray:
+        return self._total
+
+    def receive(self, total: np.ndarray) -> None:
+        self._total += total
+
+    def result(self, examples: int) -> np.ndarray:
+        return self._total / examples if self._mean else self._total
+
+
+class _Metric:
+    """A metric, merged by its own rule; on the host, where a float counts beyond the 2^24 of single precision.
+
+    One that grows as it is merged, since it keeps examples, is merged when all is there.
+    """
+
+    def __init__(self, like: Any):
+        leaves, self._tree = jax.tree.flatten(like)
+        self._dtypes = [leaf.dtype for leaf in leaves]
+        self._parts: list[list[np.ndarray]] = []  # their leaves; one part, where merging two gives one alike
+
+    def add(self, value: Any, count: int) -> None:
+        wide = (np.asarray(leaf) for leaf in jax.tree.leaves(value))
+        self.receive([[leaf.astype(np.float64) if leaf.dtype == np.float32 else leaf for leaf in wide]])
+
+    def sent(self) -> list[list[np.ndarray]]:
+        return self._parts
+
+    def receive(self, parts: list[list[np.ndarray]]) -> None:
+        for part in parts:
+            merged = self._tree.unflatten(self._parts[-1]).merge(self._tree.unflatten(part)) if self._parts else None
+            if merged is not None and jax.tree.structure(merged) == self._tree:
+                self._parts[-1] = [np.asarray(leaf) for leaf in jax.tree.leaves(merged)]
+            else:
+                self._parts.append(part)
+
+    def result(self, examples: int) -> Any:
+        parts = [[leaf.astype(d) for leaf, d in zip(part, self._dtypes, strict=True)] for part in self._parts]
+        return reduce(lambda a, b: a.merge(b), map(self._tree.unflatten, parts))
+
+
+def _parts_of(shapes: Any, op: str) -> list[_Array | _Metric]:
+    nodes = jax.tree.leaves(shapes, is_leaf=is_metric)
+    return [_Metric(node) if is_metric(node) else _Array(node, op) for node in nodes]
+
+
+def _digests(closed: ClosedJaxpr, shapes: Any, rows: Rows, batch: int, op: str) -> dict[str, str]:
     """What has to be the same on all processes, by what it is called."""
     jaxpr = closed.jaxpr
     lines = [line.text for line in as_text([*jaxpr.invars, *jaxpr.constvars], jaxpr.eqns, jaxpr.outvars)]
     leaves = zip(leaf_names(shapes, ""), jax.tree.leaves(shapes), strict=True)
     return {
         "batch": str(batch),
+        "op": op,
         "the data set": digest_of_data(rows),
         "what fn returns": ", ".join(f"{name} {leaf.dtype}{list(leaf.shape)}".strip() for name, leaf in leaves),
         "fn": f"{len(jaxpr.eqns)} equations, {digest_of_text(repr((lines, digest_of_tree(closed.consts))))}",
     }
 
 
-def _check_means(fn: Callable, shapes: Any, state: Any, data: Rows, batch: int) -> None:
-    """That what `fn` returns for a whole batch it returns for one of any size."""
+def _check(fn: Callable, shapes: Any, state: Any, data: Rows, batch: int, op: str) -> None:
+    """That metrics can be merged, and that what else `fn` returns for a whole batch is as large for any other."""
+    others = jax.tree.leaves(shapes, is_leaf=lambda node: hasattr(node, "compute"))
+    unmergeable = [type(node).__name__ for node in others if hasattr(node, "compute") and not is_metric(node)]
+    if unmergeable and op == "mean":
+        raise DriverError(
+            f"evaluate: {unmergeable[0]} has no merge(other), by which two batches' metrics become one, and its mean "
+            "is none of all examples. If it is made of sums, as flax nnx's Average and Accuracy are, write\n"
+            '    program.evaluate(fn, data, op="sum").compute()'
+        )
     full = min(batch, len(data))
     last = len(data) % full
     others = shapes
@@ -101,16 +184,17 @@ def _check_means(fn: Callable, shapes: Any, state: Any, data: Rows, batch: int) 
         last = full + 1
         with suppress(Exception):
             others = jax.eval_shape(fn, state, data.shapes(last))
-    leaves = zip(leaf_names(shapes, ""), jax.tree.leaves(shapes), jax.tree.leaves(others), strict=True)
-    for name, leaf, other in leaves:
-        if leaf.shape != other.shape:
+    named, _ = jax.tree.flatten_with_path(shapes, is_leaf=is_metric)
+    for (path, leaf), other in zip(named, jax.tree.leaves(others, is_leaf=is_metric), strict=True):
+        if not is_metric(leaf) and leaf.shape != other.shape:
+            name = jax.tree_util.keystr(path)
             raise DriverError(
                 f"evaluate: {name or 'what fn returns'} has shape {leaf.shape} for a batch of {full} examples and "
-                f"{other.shape} for one of {last}. It must be a mean over the batch's examples:  jnp.mean(correct)"
+                f"{other.shape} for one of {last}. It must be a {op} over the batch's examples:  jnp.{op}(correct)"
             )
 
 
-def _sums(
+def _gathered(
     fn: Callable,
     shapes: Any,
     states: Sequence[Any],
@@ -118,28 +202,29 @@ def _sums(
     world: World,
     members: Sequence[int],
     batch: int,
-) -> list[np.ndarray]:
-    """This process's part of the sums over all examples, in double precision; a list over leaves."""
+    op: str,
+) -> list[_Array | _Metric]:
+    """What this process's workers find on their part of the examples; a list over what `fn` returns."""
     call = jax.jit(fn)
-    sums = [np.zeros(leaf.shape, np.result_type(leaf.dtype, np.float64)) for leaf in jax.tree.leaves(shapes)]
-    under_way: deque[tuple[int, list[jax.Array]]] = deque()
+    parts = _parts_of(shapes, op)
+    under_way: deque[tuple[int, list[Any]]] = deque()
 
     def take_in() -> None:
-        count, means = under_way.popleft()
-        for total, mean in zip(sums, means, strict=True):
-            total += count * np.asarray(mean).astype(total.dtype)
+        count, values = under_way.popleft()
+        for part, value in zip(parts, values, strict=True):
+            part.add(value, count)
 
-    for local, start, stop in _parts(len(data), batch, world, members):
+    for local, start, stop in _shares(len(data), batch, world, members):
         rows = jax.device_put(data.rows(np.arange(start, stop)), world.devices[local])
-        under_way.append((stop - start, jax.tree.leaves(call(states[local], rows))))
+        under_way.append((stop - start, jax.tree.leaves(call(states[local], rows), is_leaf=is_metric)))
         if len(under_way) > _AHEAD * len(states):
             take_in()
     while under_way:
         take_in()
-    return sums
+    return parts
 
 
-def _parts(examples: int, batch: int, world: World, members: Sequence[int]) -> Iterator[tuple[int, int, int]]:
+def _shares(examples: int, batch: int, world: World, members: Sequence[int]) -> Iterator[tuple[int, int, int]]:
     """The batches of this process's workers: the worker here, and from which example to which."""
     for number, start in enumerate(range(0, examples, batch)):
         worker = members[number % len(members)]

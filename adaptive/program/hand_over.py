@@ -18,6 +18,7 @@ from adaptive.base.world import Baggage
 from adaptive.control.batch_sizes import BatchSizes
 from adaptive.control.decision_digest import DecisionDigest
 from adaptive.control.hooks import Hooks
+from adaptive.control.hyperparameters import Hyperparameters
 from adaptive.control.membership import Membership
 from adaptive.data.stream import Stream
 from adaptive.graph.flow import Scope
@@ -33,6 +34,7 @@ class Known(NamedTuple):
 
     engine: Engine
     hooks: Hooks
+    hyperparameters: Hyperparameters
     sizes: BatchSizes
     membership: Membership
     seating: Seating
@@ -64,6 +66,7 @@ def pack(known: Known, own: Any) -> Baggage:
         "seating": _of(known.seating, _SEATING),
         "skips": known.skips.in_a_row,
         "cursors": known.stream.cursors,
+        "place": known.stream.place(),
         "hooks": (jax.tree.map(_plain, known.hooks.states), known.hooks.joined),
     }
     return small, [np.asarray(numbers_of(leaf), order="C") for leaf in _replicated(known.engine)]
@@ -84,7 +87,7 @@ def unpack(known: Known, baggage: Baggage) -> Any:
         vars(part).update(small[name])
     known.seating.take_over(small["seating"])
     known.skips.in_a_row = small["skips"]
-    known.stream.cursors = small["cursors"]
+    known.stream.go_on(small["cursors"], small["place"])
     known.hooks.restart(small["hooks"][0])
     known.hooks.joined = small["hooks"][1]
     engine = known.engine
@@ -106,6 +109,7 @@ def unpack(known: Known, baggage: Baggage) -> Any:
         ]
     if engine.new_nans is not None:
         engine.new_nans.begin([engine.states[place] for place in engine.present] or engine.states[:1])
+    known.hyperparameters.restart()
     return small["own"]
 
 

@@ -49,6 +49,8 @@ class Keeping:
                 f"every={options.every!r}: rank 0 has to tell the others when, with a step's last message, and a step "
                 'of this program has none. Count steps or epochs:  every="1 epoch"'
             )
+        if self._every.unit == "epoch":
+            program._stream.check_epochs(f'every="100 steps" for every={options.every!r}')
         if not self.world.rank:
             self._writer.open(options.path in program._directories)
         program._directories.add(options.path)
@@ -60,7 +62,8 @@ class Keeping:
             due = self._minutes_have_passed()
         else:
             before = report.examples - report.global_batch
-            due = self._every.due(report.step, before, report.examples, len(self._program._data))
+            epoch = self._program._stream.epoch_length
+            due = self._every.due(report.step, before, report.examples, epoch)
         self._last_kept = due
         if due:
             self.save()

@@ -6,8 +6,8 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import closing, contextmanager, nullcontext
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, closing, contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
@@ -28,19 +28,24 @@ from adaptive.check.invariance import Invariance, check_invariance
 from adaptive.control.decision_digest import DecisionDigest
 from adaptive.control.decisions import Decisions
 from adaptive.control.hooks import Hooks
+from adaptive.control.hyperparameters import Hyperparameters
 from adaptive.control.machines import Machines
 from adaptive.control.membership import Membership
 from adaptive.control.readiness import KernelsOf
 from adaptive.control.split import positive
 from adaptive.control.status import Status
 from adaptive.control.together import together
-from adaptive.data.shards import Shards, rows_of, unused_shards
+from adaptive.data.shards import Shards, stream_of, unused_shards
 from adaptive.data.stream import Share, Stream
 from adaptive.graph.plan import Plan
 from adaptive.graph.planner import Planner
+from adaptive.observe.advice import Advice
 from adaptive.observe.events import Asked, Listener, Listeners, StepEvent, Subscription, hook_values
-from adaptive.observe.record import Recorder
+from adaptive.observe.progress import Course as RunCourse
+from adaptive.observe.progress import Progress
+from adaptive.observe.record import JSONL
 from adaptive.observe.report import Report
+from adaptive.observe.sinks import Outlet, Sink, checked
 from adaptive.operators.sources import Reading
 from adaptive.runtime.cache import share_compilations
 from adaptive.runtime.engine import Engine, Outcome
@@ -77,8 +82,9 @@ class Program:
       state: the initial state: any pytree of arrays and numbers, equal on all processes. Copied. Python numbers are
         promoted like Python numbers, as under `jax.jit`, unless a step makes arrays of them.
       data: a pytree of arrays with one leading axis; or anything with `__len__` and `__getitem__` whose items are
-        pytrees, each the same whenever it is read; or a list of examples. The same whole data set on every process, and
-        unchanged while the program runs. Or `Shards`: data of each worker's own.
+        pytrees, each the same whenever it is read; or a list of examples; or a loader of such; or what `ad.data` makes,
+        where examples are transformed, read by processes of their own, or given by an iterator. The same whole data set
+        on every process, and unchanged while the program runs. Or `Shards`: data of each worker's own.
       global_batch: examples per step, over all workers.
       world: where to run. By default the world that was entered last in this thread, or else this process as one
         worker, if there are no others.
@@ -148,7 +154,7 @@ class Program:
         max_skipped = count("max_skipped", max_skipped, least=1)
         microbatch = None if microbatch is None else positive("microbatch", microbatch)
         quantum = None if quantum is None else positive("quantum", quantum)
-        self._data = rows_of(data, self.world.size)
+        self._data = stream_of(data, self.world.size, self.world.workers)
         self._initial = InitialState.of(state, local)
         self._stream = Stream(self._data, seed=self._seed, workers=self.world.workers)
         planner = Planner(
@@ -208,9 +214,10 @@ class Program:
         waits = deterministic or not self._engine.layouts
         readiness = KernelsOf(self._engine.kernels, self.world.workers, self._engine.expect)
         self._sizes.take_effect(readiness, one_by_one=not self._plan.splittable, waits=waits, resizable=bool(resizable))
-        self._hooks = Hooks(self._plan.hooks, self.world.size, self._membership)
+        self._hyperparameters = Hyperparameters(self._plan.slots, self._engine.set_slot, self._engine.slot)
+        self._hooks = Hooks(self._plan.hooks, self.world.size, self._membership, self._hyperparameters)
         self._decisions = Decisions(
-            *(self.world, self._name, self._hooks, self._sizes, self._membership, self._digest),
+            *(self.world, self._name, self._hooks, self._sizes, self._membership, self._hyperparameters, self._digest),
             heterogeneous=machines.heterogeneous,
         )
         self._seating = Seating(self.world, self._engine, self._hooks, self._sizes)
@@ -218,15 +225,16 @@ class Program:
         self._skips = Skips(nonfinite, max_skipped)
         self._update = UpdateCheck(self._engine, self._name)
         known = Known(
-            *(self._engine, self._hooks, self._sizes, self._membership, self._seating, self._digest, self._stream),
-            self._skips,
+            *(self._engine, self._hooks, self._hyperparameters, self._sizes, self._membership, self._seating),
+            *(self._digest, self._stream, self._skips),
         )
         self._company = Company(self.world, self._name, known, self._clock, self._update)
         self._listeners = Listeners()
         self._tracing = Tracing(self.world, self._name, self._engine, self._activity)
+        self._advice = Advice(self._plan, self._hooks, bool(resizable))
         self._keeping: Keeping | None = None  # of the run that is under way
         self._directories: set[Path] = set()  # of checkpoints that this program goes on from, or has written
-        self._notes: list[str] = []  # for the next report
+        self._notes = list(self._data.notes)  # for the next report
         self._step = 0
         self._until = Until()
         self._alone = threading.Lock()  # held while a step is under way
@@ -271,6 +279,11 @@ class Program:
         return self._membership.target
 
     @property
+    def hyperparameters(self) -> Mapping[str, Any]:
+        """The driver's `ad.hyperparameter`s in the next step, by name: numbers, and lists of them. Replicated."""
+        return self._hyperparameters.values
+
+    @property
     def steps(self) -> int:
         """Steps done. Replicated."""
         return self._step
@@ -278,7 +291,7 @@ class Program:
     @property
     def epoch(self) -> int:
         """Whole epochs of data consumed. Replicated."""
-        return self._stream.consumed // len(self._data)
+        return self._stream.epoch
 
     @property
     def warm(self) -> bool:
@@ -293,7 +306,8 @@ class Program:
     def explain(self) -> str:
         """The plan in words: segments, messages with their bytes, hooks, slots; with the driver's lines."""
         shards = [shard.length for shard in self._data.shard_ranges] if isinstance(self._data, Shards) else []
-        return explain(self._plan, self._engine.layouts, self._sizes.current, shards, self._sizes.resizable)
+        text = explain(self._plan, self._engine.layouts, self._sizes.current, shards, self._sizes.resizable)
+        return "\n".join([text, *(f"input    {line}" for line in self._stream.in_words())])
 
     # --- running ------------------------------------------------------------------------------------------------------
 
@@ -302,6 +316,8 @@ class Program:
         *,
         epochs: int | None = None,
         steps: int | None = None,
+        progress: bool = False,
+        log: Sequence[Sink] = (),
         record: str | Path | None = None,
         checkpoint: Checkpoints | None = None,
     ) -> Iterator[Report]:
@@ -311,9 +327,14 @@ class Program:
           epochs: until so many more epoch ends have been passed. A batch may span an epoch's end, so the last step may
             reach into the epoch behind.
           steps: at most so many more steps.
-          record: a file to which rank 0 adds a line of JSON per step: what hooks were shown and what they decided,
-            to be replayed by `python -m controllers.simulate`. If it cannot be written, the run goes on without it; a
-            warning in the log "adaptive" and a note in rank 0's report say so.
+          progress: show on rank 0 where the run stands: one live line on a terminal, plain lines elsewhere, on stderr;
+            and what it is waiting for when a step takes long.
+          log: sinks to which rank 0 writes each step, from a thread beside the steps:
+            `[ad.log.TensorBoard("runs/a"), ad.log.CSV("run.csv")]`, or your own (see `ad.log.Sink`). One that fails is
+            told no more, and the run goes on without it; a warning in the log "adaptive" and a note in rank 0's report
+            say so.
+          record: a file for `ad.log.JSONL`, one more sink: what hooks were shown and what they decided, to be replayed
+            by `adaptive replay`.
           checkpoint: where and how often to keep checkpoints on disk: `ad.Checkpoints("run/", every="1 epoch")`. The
             last state is kept when the run ends, also where all are told to go, but not where its loop is left by
             `break` or an error.
@@ -327,13 +348,16 @@ class Program:
             last state is on the disk. See docs/elastic.md.
           CheckpointError: no checkpoints can be kept as `checkpoint` says. On rank 0, before the first step.
         """
+        if epochs is not None:
+            self._stream.check_epochs("steps=…")
         self._until = Until(
             None if epochs is None else self.epoch + count("epochs", epochs),
             None if steps is None else self._step + count("steps", steps),
         )
         self._decisions.stopped = False
+        self._advice.begin()
         listening = nullcontext() if checkpoint is None else Listening()
-        with listening, self._recorded(record), self._kept(checkpoint) as keeping:
+        with listening, self._shown(progress), self._logged(log, record), self._kept(checkpoint) as keeping:
             all_leave: AllLeave | None = None
             while not (all_leave or self._decisions.stopped or self._until.reached(self.epoch, self._step)):
                 try:
@@ -358,12 +382,29 @@ class Program:
             self._take_course(self._company.hand_over(self._course))
 
     @contextmanager
-    def _recorded(self, path: str | Path | None) -> Iterator[None]:
-        if path is None or self.world.rank:
+    def _shown(self, progress: bool) -> Iterator[None]:
+        if not progress:
             yield
-        else:
-            with closing(Recorder(path)) as recorder, self.subscribe(recorder):
+            return
+        sizes = [self._sizes.current[worker] for worker in self.world.workers]
+        missing = 0 if self._compiled else self._engine.missing(sizes)
+        course = RunCourse(self._plan.graph.name, self._sizes.current, len(self._data), *self._until, missing)
+        shown = Progress(course, self.world, self._activity, self._engine.kernels)
+        with self.subscribe(shown):
+            try:
                 yield
+            except BaseException as error:
+                shown.close(error)
+                raise
+            shown.close()
+
+    @contextmanager
+    def _logged(self, log: Sequence[Sink], record: str | Path | None) -> Iterator[None]:
+        with ExitStack() as open_ones:
+            for sink in [*([] if record is None else [JSONL(record)]), *checked(log)]:
+                outlet = open_ones.enter_context(closing(Outlet(sink, self.world)))
+                open_ones.enter_context(self.subscribe(outlet))
+            yield
 
     @contextmanager
     def _kept(self, checkpoint: Checkpoints | None) -> Iterator[Keeping | None]:
@@ -542,6 +583,7 @@ class Program:
         sizes, members = self._sizes.current, self._sizes.members
         joined, lost, come_and_gone = self._seating.tell()
         self._step += 1
+        epochs_before = self._stream.epoch
         self._stream.advance(sizes)
         kernels, consumed = self._engine.kernels, self._stream.consumed
         lossy = [kernels.tried_at_a_loss(local) for local in range(len(self.world.workers))]
@@ -552,8 +594,9 @@ class Program:
             self._notes += self._keeping.told()
         notes, self._notes = [*self._notes, *notes], []
         self._sizes.step_done()
-        epoch = consumed / len(self._data)
+        epoch = self._stream.epochs
         asked, decision = Asked.so_far(self._sizes, self._membership) if self._listeners else None, None
+        in_force = self._hyperparameters.values
         if outcome.committed:
             if self._hooks.due(self._step):  # what they read is not there yet: that is no time of theirs
                 with self._activity.doing(COMPUTING):
@@ -562,10 +605,10 @@ class Program:
                 decision, more = self._decide(outcome, epoch, ran)
             notes += more
         counters, metrics, breakdown = kernels.counters, self._metrics(outcome), self._activity.end()
-        epochs, seconds = consumed // len(self._data), sum(breakdown)
+        seconds = sum(breakdown)
         report = Report(
             step=self._step,
-            epoch=epochs,
+            epoch=self._stream.epoch,
             examples=consumed,
             metrics=metrics,
             batch_sizes=sizes,
@@ -585,11 +628,16 @@ class Program:
             joined=joined,
             lost=lost,
             breakdown=breakdown,
-            epoch_ended=epochs > (consumed - sum(sizes)) // len(self._data),
+            epoch_ended=self._stream.epoch > epochs_before,
+            hyperparameters=in_force,
         )
+        if not self.world.rank:
+            self._advice.take(report, self._status.seconds, self._clock.beside_compiler)
         if asked is not None:
             values = hook_values(self._hooks, outcome.hooks)
-            event = StepEvent(report, epoch, ran[1], limits, self._seed, values, asked, self._status.seconds)
+            decided = self._decisions.decided if decision is not None else ()
+            told = limits, self._seed, values, asked, decided, self._status.seconds
+            event = StepEvent(report, epoch, ran[1], *told)
             failed = self._listeners.tell(event)
             report = replace(report, notes=(*report.notes, *failed)) if failed else report
         self._tracing.after(self._step)
@@ -649,6 +697,18 @@ class Program:
           MembersError: there cannot be so many workers, or so few.
         """
         self._decisions.by_hand(self._step, global_batch, shares, workers)
+
+    @as_made
+    def set(self, **values: Any) -> None:
+        """Have hyperparameters of the driver at other values from the next step on. Call it on every process alike.
+
+        Args:
+          **values: by name: `program.set(lr=0.05)`.
+
+        Raises:
+          DriverError: the driver has no `ad.hyperparameter` of this name, or it cannot be of this value.
+        """
+        self._decisions.set_by_hand(self._step, values)
 
     @as_made
     def warm_up(self) -> None:
@@ -724,16 +784,18 @@ class Program:
         together(self.world, f"restore of {self._name}", prepare, _SAME_CHECKPOINT)
         ((parsed, digests, (self._engine.states, self._engine.slots)),) = prepared
         self._hooks.restart([parsed.hooks[name] for name in self._hooks.names])
+        self._hyperparameters.restart()
         self._sizes.restart(parsed.batch_sizes, parsed.shares, parsed.members)
         self._seating.restart(parsed.members)
         self._membership.restart(parsed.workers)
-        self._stream.cursors = parsed.cursors
+        self._stream.go_on(parsed.cursors, parsed.place)
         self._step, self._skips.in_a_row, self._update.told = parsed.step, 0, False
         engine = self._engine
         if engine.new_nans is not None:
             engine.new_nans.begin([engine.states[place] for place in engine.present] or engine.states[:1])
         self._digest.restart(parsed.step, digests)
         self._clock.restart()
+        self._advice.begin()
         if found is not None:
             self._directories.add(found.directory)
             self._notes += found.notes
@@ -741,20 +803,26 @@ class Program:
     # --- beside training ----------------------------------------------------------------------------------------------
 
     @heard_by_all("in evaluate of")
-    def evaluate(self, fn: Callable[[Any, Any], Any], data: Any, *, batch: int = 256) -> Any:
-        """Means of `fn` over a data set: exact, weighted by examples, no example twice, over all workers.
+    def evaluate(
+        self, fn: Callable[[Any, Any], Any], data: Any, *, batch: int = 256, op: Literal["mean", "sum"] = "mean"
+    ) -> Any:
+        """Means of `fn` over a data set: exact, weighted by examples, no example twice, over all workers. Or sums, or
+        metrics that are merged.
 
         Args:
-          fn: `fn(state, batch) -> means`: a pytree of scalars or arrays, each a mean over the batch's examples.
+          fn: `fn(state, batch) -> means`: a pytree of scalars or arrays, each a mean over the batch's examples, or a
+            sum over them if `op` is "sum"; and of metrics that have a `merge(other)`, such as those of clu and
+            google-metrax, which are merged by it.
           data: as for `Program`.
           batch: examples in one call.
+          op: what is made of arrays: their mean, or their sum.
 
         Returns:
-          The means as a pytree of numpy arrays. Replicated.
+          The means or sums as a pytree of numpy arrays, and the metrics, to be computed. Replicated.
 
         Raises:
           NonFiniteError: the last update made NaNs.
-          DriverError: what `fn` returns is no mean.
+          DriverError: what `fn` returns is no mean, or no metric that can be merged.
           DataError: the data cannot be used.
           BatchSizeError: `batch` is not a positive whole number.
           WorkerError: another process failed in this call. On every other process.
@@ -763,7 +831,7 @@ class Program:
         self._update.together(self._step, "evaluate")
         states = [self._as_given(leaves) for leaves in self._engine.states]
         about = f"evaluate of {self._name} after step {self._step}"
-        return evaluate(fn, states, data, self.world, batch, about, tuple(self._seating.since))
+        return evaluate(fn, states, data, self.world, batch, about, tuple(self._seating.since), op)
 
     @as_made
     def check(self, batch: Any = None, *, seed: int = 0, tolerance: float | None = None) -> Invariance:

@@ -22,11 +22,13 @@ class StepClock:
 
     Attributes:
       compute_seconds: per worker of this process; NaN where not known.
+      beside_compiler: steps in a row, up to now, whose seconds are not known for that.
     """
 
     def __init__(self, world: World):
         self._few_cores = world.devices[0].platform == "cpu" and n_cores() < FEW_CORES
         self.compute_seconds = [_NAN] * len(world.workers)
+        self.beside_compiler = 0
         self._compiling = False  # in a way that slows the steps down
         self._began = _NAN
 
@@ -41,6 +43,7 @@ class StepClock:
         whoever balanced by them would have to take it back.
         """
         before, self._compiling = self._compiling, self._few_cores and compiling
+        self.beside_compiler = self.beside_compiler + 1 if before or self._compiling else 0
         lost = [before or self._compiling or tried for tried in tried_at_a_loss]
         self.compute_seconds = [_NAN if is_lost else s for s, is_lost in zip(seconds, lost, strict=True)]
 

@@ -49,6 +49,13 @@ class BackgroundCompiler:
         with self._lock:
             return self._at is None and not self._waiting
 
+    def most_waiting(self) -> int:
+        """How many sizes are not compiled yet that were put in, of the worker that waits for most."""
+        with self._lock:
+            items = [*self._waiting, *([] if self._at is None else [self._at])]
+        locals_ = [local for local, _ in items]
+        return max((locals_.count(local) for local in set(locals_)), default=0)
+
     def put(self, local: int, size: int, *, urgent: bool = False) -> None:
         """Compile this, too: before what is not urgent, if it is."""
         if self._ended:

@@ -5,13 +5,23 @@ from __future__ import annotations
 import os
 import platform
 import stat
+import time
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
+from typing import IO
 
 import jax
 
+try:
+    import fcntl
+except ImportError:  # no Unix
+    fcntl = None  # type: ignore[assignment]
+
 _MIN_COMPILE_SECONDS = 0.1  # reading an entry back takes 20 ms
+_FOLDER = "adaptive-dataflow"
+_LOOK_SECONDS, _MOST_SECONDS = 0.02, 60.0
 _OTHERS = stat.S_IRWXG | stat.S_IRWXO
 
 
@@ -29,7 +39,7 @@ def share_compilations() -> None:
     if jax.config.jax_compilation_cache_dir is not None or not jax.config.jax_enable_compilation_cache:
         return
     try:
-        folder = _cache_home() / "adaptive-dataflow" / platform.node()
+        folder = _cache_home() / _FOLDER / platform.node()
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         why_not = _belongs_to_others(folder)
     except (OSError, RuntimeError):  # no home, or none to write to: then every rank compiles for itself
@@ -44,6 +54,41 @@ def share_compilations() -> None:
         return
     jax.config.update("jax_compilation_cache_dir", str(folder))
     jax.config.update("jax_persistent_cache_min_compile_time_secs", _MIN_COMPILE_SECONDS)
+
+
+@contextmanager
+def one_compiles(title: str) -> Iterator[None]:
+    """While another process of this host compiles this very program, wait: then it lies in the cache.
+
+    Ranks begin with the same programs at the same moment, and on shared cores each would compile all of them. The lock
+    is the system's, so it goes with a process that dies; one that is stopped is not waited for longer than that.
+    """
+    folder = jax.config.jax_compilation_cache_dir
+    if fcntl is None or folder is None or not _ours(folder):
+        yield
+        return
+    with ExitStack() as stack:
+        with suppress(OSError):
+            path = Path(folder) / f".{title}.lock"
+            lock = stack.enter_context(path.open("w"))
+            stack.callback(path.unlink, missing_ok=True)
+            until = time.monotonic() + _MOST_SECONDS
+            while not _taken(lock) and time.monotonic() < until:
+                time.sleep(_LOOK_SECONDS)
+        yield
+
+
+def _ours(folder: str) -> bool:
+    """Whether a cache is one of those that `share_compilations` sets up: on the user's own folders nothing is left."""
+    return Path(folder).parent.name == _FOLDER
+
+
+def _taken(lock: IO[str]) -> bool:
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
 
 
 def _cache_home() -> Path:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import hashlib
 import secrets
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from typing import Any
 from weakref import WeakValueDictionary
@@ -14,8 +15,9 @@ import jax
 
 from adaptive.base.jaxprs import calls_back, give_name, loaded_on, names_of, text_of
 from adaptive.base.phases import phase
+from adaptive.base.surroundings import settings_here, unwatched
 
-from .cache import CompilationCacheWarning
+from .cache import CompilationCacheWarning, one_compiles
 from .ending import uninterruptible
 
 
@@ -55,6 +57,28 @@ def compile_segment(
     return compiled
 
 
+@phase("compiling", compiles=True)
+def side_by_side(jobs: Sequence[Callable[[], object]], most: int) -> None:
+    """Carry out what compiles programs, in so many threads at most, and wait for all. XLA takes a core for each.
+
+    Raises:
+      Exception: what the first that failed has raised.
+    """
+    if most == 1 or len(jobs) == 1:
+        for job in jobs:
+            job()
+        return
+    settings = settings_here()
+
+    def there(job: Callable[[], object]) -> None:
+        with settings():
+            job()
+
+    with ThreadPoolExecutor(min(most, len(jobs)), "adaptive-start") as threads:
+        for done in [threads.submit(unwatched(there), job) for job in jobs]:
+            done.result()
+
+
 def _compile(lowered: Any, name: str, device: jax.Device) -> tuple[Any, str]:
     text = text_of(lowered)
     title = f"{name}_{hashlib.blake2b(text.encode(), digest_size=8).hexdigest()}"
@@ -62,7 +86,7 @@ def _compile(lowered: Any, name: str, device: jax.Device) -> tuple[Any, str]:
     key = (title, lowered.in_tree, lowered.out_tree, calls_back(text) and object())
     known = _in_use(key, device)
     if known is None:
-        with uninterruptible():
+        with one_compiles(title), uninterruptible():
             known = lowered.compile()
         if not _is_called(title, known):
             return known, title

@@ -8,6 +8,7 @@ finite.
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -21,6 +22,7 @@ import numpy as np
 from jax.extend.core import Var
 
 from adaptive.base.activity import COMPUTING, EXCHANGING, OTHER, Activity
+from adaptive.base.cores import n_cores
 from adaptive.base.timeline import STEPS, Timeline
 from adaptive.base.world import Arriving, LookAtPiece, World, among_those_left
 from adaptive.data.stream import Share
@@ -30,7 +32,7 @@ from adaptive.operators.sources import CALLS, Reading, source_p
 
 from .birthplace import birthplace
 from .calls import Calls, Plans, segment_shapes
-from .compile import compile_segment
+from .compile import compile_segment, side_by_side
 from .finite import Culprit, Look, Trouble, find_together
 from .kernels import KernelOptions, Kernels
 from .message import accumulate, lay_out_all, unpack
@@ -120,6 +122,7 @@ class Engine:
     ):
         self.plan, self.world, self.plans = plans.reference, world, plans
         plan = self.plan
+        self._label = re.sub(r"\W+", "_", plan.graph.name).strip("_") + "_"  # what names in profiles begin with
         self.feed = Feed.of(plan)
         self.status = status or NoStatus()
         self.layouts = lay_out_all(plan.messages, workers=world.size, status=self.status.length)
@@ -130,7 +133,12 @@ class Engine:
         self.least_calls = 2 if world.size == 1 and self._compares_groups else 1
         calls = Calls(plans, self.feed, self.layouts)
         self.kernels = Kernels(
-            calls, world.devices, splittable=plan.splittable, least_calls=self.least_calls, options=kernels
+            calls,
+            world.devices,
+            splittable=plan.splittable,
+            least_calls=self.least_calls,
+            options=kernels,
+            name=self._label,
         )
         self.states: PerWorker = [[copied(leaf, d) for leaf in state] for d in world.devices]
         self.slots: PerWorker = [[[copied(a, d) for a in s.init] for s in plan.slots] for d in world.devices]
@@ -167,23 +175,35 @@ class Engine:
           microbatches: compile the kernels of these calls, and none else.
         """
         start = time.perf_counter()
-        programs: dict[tuple[str, int], _Program] = {}  # made once, so that JAX traces them once for all devices
-        for local, device in enumerate(self.world.devices):
-            if ("final", 0, local) in self._compiled:
-                continue
-            programs = programs or self._programs()
-            for (kind, level), program in programs.items():
-                name = kind if kind == "final" else f"{kind}_{level}"
-                self._compiled[kind, level, local] = compile_segment(
-                    program.function, program.shapes, device, name=name, donate=program.donate
-                )
+        made = ("final", 0, len(self.world.devices) - 1) in self._compiled
+        programs = {} if made else self._programs()  # once, so that JAX traces them once for all devices
+        jobs = [partial(self._compile_once, *which, program) for which, program in programs.items()]
+        if microbatches is None:
+            jobs.append(partial(self.kernels.require_first, sizes))
+        else:
+            jobs.append(partial(self.kernels.require_calls, microbatches))
+        first = self.kernels.compile_order[0] % len(jobs)  # ranks that share a cache begin with different ones
+        side_by_side([*jobs[first:], *jobs[:first]], most=n_cores())
         if self.world.processes > 1:
             self.nothing.prepare()
         self.kernels.counters.waited_seconds += time.perf_counter() - start
         if microbatches is None:
-            self.kernels.require(sizes)
-        else:
-            self.kernels.require_calls(microbatches)
+            self.kernels.extend(max(sizes))
+
+    def _compile_once(self, kind: str, level: int, program: _Program) -> None:
+        name = self._label + (kind if kind == "final" else f"{kind}_{level}")
+        for local, device in enumerate(self.world.devices):
+            if (kind, level, local) not in self._compiled:
+                self._compiled[kind, level, local] = compile_segment(
+                    program.function, program.shapes, device, name=name, donate=program.donate
+                )
+
+    def missing(self, sizes: Sequence[int]) -> int:
+        """How many programs `compile` would have to make."""
+        plan, sent = self.plan, self.plan.sent_at
+        adds = sum(any(self.layouts[number].parts for number in sent(level)) for level in plan.calls)
+        once = 0 if self._compiled else len(plan.onces) + 1 + adds
+        return once * len(self.world.devices) + self.kernels.missing(sizes)
 
     def _programs(self) -> dict[tuple[str, int], _Program]:
         """All that is compiled once, whatever the sizes, by kind and level."""
@@ -301,6 +321,7 @@ class Engine:
             self.timeline.sends(about)
             shown = pieces_on(self.timeline, glances, self.world)
         ops, channel = self.layouts[number].ops, self._channels[number]
+        self.activity.message = number
         return _UnderWay(number, self.world.start(parts, ops, own, channel, about, more, shown), look, glances)
 
     def seat(self, present: Sequence[int], joined: Sequence[int]) -> None:
@@ -330,6 +351,15 @@ class Engine:
         if self.new_nans is not None:
             origins = [None if local in joined else before.index(local) for local in present]
             self.new_nans.seat(origins, [self.states[local] for local in present])
+
+    def set_slot(self, number: int, value: np.ndarray) -> None:
+        """Have a slot of one leaf, which is equal on all workers, hold this from the next step on."""
+        for local, device in enumerate(self.world.devices):
+            self.slots[local][number] = [copied(value, device)]
+
+    def slot(self, number: int) -> np.ndarray:
+        """What such a slot holds; waits for the last step."""
+        return np.asarray(self.slots[self.some_present][number][0])
 
     @property
     def some_present(self) -> int:

@@ -113,6 +113,7 @@ class Kernels:
       devices: one per worker of this process.
       splittable: whether a local batch may run as several calls; if not, every size needs a kernel of its own.
       least_calls: calls that every step needs at least, from the first one on.
+      name: what the programs' names begin with, in profiles.
 
     Attributes:
       least_calls: as that is for the sizes that are asked about next.
@@ -128,7 +129,9 @@ class Kernels:
         splittable: bool,
         least_calls: int = 1,
         options: KernelOptions = KernelOptions(),
+        name: str = "",
     ):
+        self._name = name
         self.counters = Counters()
         self.compiled: dict[tuple[int, float], float] = {}
         self.largest_call, self.timed = options.largest_call, options.timed
@@ -137,7 +140,7 @@ class Kernels:
         self._traced: dict[int, Mapping[int, Call]] = {}
         self.constants = Constants()
         self._workers = [_Worker(device) for device in devices]
-        self._compile_order, self._lock = options.compile_order, threading.Lock()
+        self.compile_order, self._lock = options.compile_order, threading.Lock()
         self._versions = itertools.count(1)
         self._ladder: set[int] = set()
         self._compiler = BackgroundCompiler(self)
@@ -290,18 +293,30 @@ class Kernels:
         steps.
         """
         start = time.perf_counter()
+        self.require_first(sizes)
+        self.counters.waited_seconds += time.perf_counter() - start
+        self.extend(max(sizes))
+
+    def require_first(self, sizes: Sequence[int]) -> None:
+        """Have what `sizes` (one per worker of this process) need. Takes its time."""
         for local, size in enumerate(sizes):
             if not self.can_make(local, size):
                 for needed in self._first_kernels(size):
                     self.compile(local, needed)
-        self.counters.waited_seconds += time.perf_counter() - start
-        self.extend(max(sizes))
 
     def require_calls(self, microbatches: Sequence[Microbatches]) -> None:
         """Have kernels for these very calls (per worker of this process), waiting for them."""
         for local, sizes in enumerate(microbatches):
             for size in set(sizes):
                 self.compile(local, size)
+
+    def missing(self, sizes: Sequence[int]) -> int:
+        """How many kernels `require` would wait for."""
+        return sum(
+            len(self._first_kernels(size))
+            for local, size in enumerate(sizes)
+            if size and not self.can_make(local, size)
+        )
 
     def _first_kernels(self, size: int) -> list[int]:
         top = min(self.largest_call or size, -(-size // self.least_calls))
@@ -322,7 +337,7 @@ class Kernels:
         if not missing or self._is_long_enough():
             return
         self._ladder.update(missing)
-        for rung in compile_order(missing, *self._compile_order):
+        for rung in compile_order(missing, *self.compile_order):
             for local in range(len(self._workers)):
                 self._put(local, rung)
 
@@ -402,7 +417,7 @@ class Kernels:
             traced = self._traced[size]
         kernels = {}
         for level, (function, shapes, consts) in traced.items():
-            run = compile_segment(function, (shapes,), device, name=f"call_{level}_{size}")
+            run = compile_segment(function, (shapes,), device, name=f"{self._name}call_{level}_{size}")
             kernels[level] = Kernel(run, tuple(self.constants.on(device, c) for c in consts))
         self.compiled[size, start] = end = time.perf_counter()
         self.counters.kernels += len(kernels)
@@ -413,6 +428,14 @@ class Kernels:
     def warm(self) -> bool:
         """Whether all that was asked for is compiled."""
         return self._compiler.idle
+
+    @property
+    def rungs(self) -> tuple[int, int]:
+        """How many sizes the worker that has fewest can make by a kernel of their own, and how many of them are wanted.
+        Asked from any thread.
+        """
+        there = min(len(worker.ready) for worker in self._workers)
+        return there, there + self._compiler.most_waiting()
 
     @phase("waiting for kernels", compiles=True)
     def finish(self) -> None:

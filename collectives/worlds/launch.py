@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Mapping
+from pathlib import Path
 
 from adaptive import AdaptiveError
 from adaptive.extend import launcher
@@ -11,6 +13,20 @@ from adaptive.extend import launcher
 
 class LaunchError(AdaptiveError):
     """The processes of a job cannot find one another: it was started in a way that MPI does not understand."""
+
+
+class LaunchWarning(UserWarning):
+    """A job has tasks that nobody has started, and this process works alone."""
+
+
+def works_alone(tasks: int) -> str:
+    """What to say where a Slurm job has so many tasks, and this process is not one of them."""
+    script = Path(sys.argv[0]).name if sys.argv[0].endswith(".py") else "train.py"
+    return (
+        f"Slurm has {tasks} tasks for this job, and nobody has started them: this process is one worker, by itself. "
+        f"Start all of them:\n    adaptive run -n {tasks} {script}\nor\n    srun --mpi=pmix python -m mpi4py {script}\n"
+        "If one process is meant, say so: with comm.SoloWorld(), or by `unset SLURM_NTASKS`."
+    )
 
 
 def no_mpi(cause: BaseException, environ: Mapping[str, str] = os.environ) -> LaunchError:
@@ -33,8 +49,9 @@ def check_agreement(processes: int, library: str, environ: Mapping[str, str] = o
     raise LaunchError(
         f"{started.name} started {started.processes} processes, but MPI finds each of them alone: mpi4py uses\n"
         f"    {library.strip().splitlines()[0]}\n"
-        "which is another MPI than the launcher's, or was built without support for it. Start the job with the\n"
-        "launcher of that MPI (one from pip lies beside python: $(dirname $(which python))/mpirun), under Slurm with\n"
-        "    srun --mpi=pmix …        or        srun --mpi=pmi2 …\n"
+        "which is another MPI than the launcher's, or was built without support for it. Start the job with the "
+        "launcher of that MPI:\n"
+        f"    adaptive run -n {started.processes} train.py        finds it; one from pip lies beside python\n"
+        "    srun --mpi=pmix …              under Slurm, or srun --mpi=pmi2 …\n"
         "or install the MPI that the launcher belongs to. `python -m mpi4py --mpi-lib-version` says which one is used."
     )

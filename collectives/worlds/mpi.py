@@ -32,9 +32,10 @@ from adaptive.extend import (
     current_line,
     launcher,
     phase,
+    share_compilations,
 )
+from launchers import ending
 
-from . import ending
 from .devices import DeviceWorld, check_devices
 from .frame import Frame
 from .inbox import Inbox, Layout, check_dtypes, from_keys, keys, round_to
@@ -91,6 +92,7 @@ class MPIWorld(Starting, Staff, Scope):
       rank, processes: of those that are together now. When processes are lost, the others are numbered anew, in their
         old order.
       waited: seconds in frames so far, which last until the last rank has come. Local.
+      library: what MPI says of itself.
 
     Raises:
       LaunchError: MPI cannot be loaded, or is not that of the launcher; or losses are to be survived, and cannot be.
@@ -114,13 +116,16 @@ class MPIWorld(Starting, Staff, Scope):
         Scope.__init__(self)
         patience = checked(patience)
         self._mpi = mpi = _load()
+        self.library: str = mpi.Get_library_version().strip("\0\n ").splitlines()[0]
         if comm is None:
-            check_agreement(mpi.COMM_WORLD.size, mpi.Get_library_version())
+            check_agreement(mpi.COMM_WORLD.size, self.library)
         self.survives = survives(lost)
         offered = recruited(mpi) if comm is None else None
         with _making:
             whole = (mpi.COMM_WORLD if comm is None else comm).Dup()
         whole.Set_errhandler(mpi.ERRORS_RETURN)  # errors become exceptions, whatever the user's communicator does
+        if whole.size > 1:
+            share_compilations()  # what scripts compile before they build a program, too
         host = whole.Split_type(mpi.COMM_TYPE_SHARED)
         self.devices: Sequence[jax.Device] = (_default_device(host.rank),) if devices is None else tuple(devices)
         check_devices(self.devices)

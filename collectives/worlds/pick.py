@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Literal
+from warnings import warn
 
 import jax
 
-from adaptive.extend import launcher, number_of_workers
+from adaptive.extend import launcher, number_of_workers, tasks_not_started
 
 from .devices import DeviceWorld
+from .launch import LaunchWarning, works_alone
 from .mpi import MPIWorld
 from .patience import SECONDS, checked
 from .solo import SoloWorld
@@ -30,6 +32,9 @@ def world(
     * Started by mpirun, mpiexec or srun: an `MPIWorld`, one worker per rank.
     * Several devices in this process: a `DeviceWorld`, one worker per device.
     * Else a `SoloWorld`.
+
+    In a Slurm job of several tasks that nobody has started (`srun` is missing), the last two come with a
+    `LaunchWarning`.
 
     Args:
       devices: those of this process to put workers on. By default all of them, but one per rank under MPI.
@@ -73,6 +78,8 @@ def world(
             lost=lost,
             patience=patience,
         )
+    if tasks := tasks_not_started():
+        warn(works_alone(tasks), LaunchWarning, stacklevel=2)
     found = jax.local_devices() if devices is None else devices
     if len(found) != 1:
         return DeviceWorld(found, workers=workers, min_workers=min_workers, respawn=respawn)

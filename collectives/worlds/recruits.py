@@ -15,7 +15,8 @@ import threading
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from .ending import leave_job
+from launchers.ending import leave_job
+
 from .processes import Process
 from .reserve import ASK, CLOSED, READY, REFUSED, Words
 
@@ -91,7 +92,10 @@ class Recruiting:
             self.all.append(Recruit(mpi, pair, offer.seats))
         except mpi.Exception as error:
             self.failed = True
-            _log.error("no process could be spawned for worker %d: %s", offer.seats[0], error.Get_error_string())
+            _log.error(
+                "no process could be spawned for worker %d: %s. It needs a free place, and cores that no rank is bound "
+                "to:  adaptive run --oversubscribe --bind-to none …", offer.seats[0], error.Get_error_string()
+            )  # fmt: skip
 
     def ready(self, built: Mapping[str, str]) -> list[Recruit]:
         """Those who can be let in."""

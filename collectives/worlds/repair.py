@@ -54,7 +54,7 @@ def survives(lost: str | None, environ: MutableMapping[str, str] = os.environ) -
         raise LaunchError(
             'lost="continue" needs an MPI that survives the loss of processes, and a launcher that was told so: Open '
             "MPI 5, started by\n"
-            "    python -m collectives.mpirun -n 4 train.py\n"
+            "    adaptive run -n 4 train.py\n"
             'Leave lost= out to go on where that is so, and to stop elsewhere; or say lost="stop".'
         )
     return lost != "stop" and enabled(environ)

@@ -14,8 +14,7 @@ import jax
 
 from adaptive import CollectiveError, DisagreementError, MembersError, NonFiniteError, Preempted, WorkerError
 from adaptive.extend import Listening, Resident, World, at, current_line, enter, leave, tell
-
-from . import ending
+from launchers import ending
 
 
 class Scope(Resident):

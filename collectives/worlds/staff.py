@@ -15,8 +15,8 @@ import numpy as np
 
 from adaptive import Dismissed, MembersError, Preempted, WorkerError
 from adaptive.extend import Baggage, Loss, Seats, honoured, number_of_workers, told
+from launchers import ending
 
-from . import ending
 from .meeting_of_all import ALL_GO, CLOSE, JOIN, NOBODY, TOGETHER, Plan, Role, meeting
 from .operations import MEETING, Farewell, HandOver, Operation, Regroup
 from .processes import Process, Together

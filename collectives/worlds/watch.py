@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from typing import Any, Protocol
 
-from adaptive.extend import FAILURE_THREAD, doing
+from adaptive.extend import FAILURE_THREAD, doing, last_words
 
 from . import stacks
 from .asking import Asking, Message, Peer
@@ -226,6 +226,7 @@ class Watch:
         """End the job, and this process, whatever its other threads are in."""
 
         def end() -> None:
+            last_words()
             for stream in (sys.stdout, sys.stderr):
                 with suppress(Exception):
                     stream.flush()

@@ -1,6 +1,6 @@
 """Try policies without a cluster: on modelled workers under a virtual clock, or on a run that was recorded.
 
-    python -m controllers.simulate step_change --png step_change.png
+    adaptive simulate step_change --png step_change.png
 
 or from Python, with the very policy objects that a driver hooks in:
 

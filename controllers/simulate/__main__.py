@@ -1,7 +1,5 @@
-"""`python -m controllers.simulate`."""
+"""`python -m controllers.simulate`: what `adaptive simulate` is."""
 
-import sys
+from ._command import simulate
 
-from ._command import main
-
-sys.exit(main())
+simulate(prog_name="python -m controllers.simulate")

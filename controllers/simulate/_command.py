@@ -1,16 +1,17 @@
 """Try policies on a simulated cluster, or on a recorded run.
 
-python -m controllers.simulate step_change --png step_change.png
-python -m controllers.simulate --list
+adaptive simulate step_change --png step_change.png
+adaptive replay trace.jsonl --policy balance
 """
 
 from __future__ import annotations
 
-import argparse
-import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
+import click
 import numpy as np
 
 from adaptive.extend import Decision, Observation
@@ -22,107 +23,127 @@ from ._cluster import Cluster
 from ._draw import draw
 from ._line_up import LINE_UP, hooked
 from ._recording import Recording, TraceError, read_trace
-from ._replay import fit, replay
+from ._replay import fit
+from ._replay import replay as shown
 from ._scenarios import Scenario, scenario
-from ._simulation import SIGNALS, Hooked, Simulation, simulate
+from ._simulation import SIGNALS, Hooked, Simulation
+from ._simulation import simulate as simulated
 
-DEFAULT = ("equal", "static", "proportional", "leader_straggler", "lb_bsp", "balance")
-EPILOG = f"""\
-examples:
-  python -m controllers.simulate step_change --workers 16 --png step_change.png
-  python -m controllers.simulate all
-  python -m controllers.simulate affine --policy balance@10 --policy balance@1
-  PYTHONPATH=. python -m controllers.simulate drift --policy balance --policy mine:make_policy
-  python -m controllers.simulate scaling --policy equal --policy noise_workers --policy goodput_workers
-  python -m controllers.simulate listing_1 spot --policy equal --policy balance
-  python -m controllers.simulate --replay trace.jsonl --policy balance --policy proportional
-  python -m controllers.simulate --replay trace.jsonl --exact 0/balance --policy proportional
-
-a policy is:
-  NAME               one of --list
+SIMULATED = ("equal", "static", "proportional", "leader_straggler", "lb_bsp", "balance")
+REPLAYED = ("equal", "proportional", "balance")
+EXACT = ("balance",)
+POLICY = f"""
+\b
+A policy is
+  NAME               one of `adaptive simulate --list`
   NAME@EVERY         which decides at every EVERY-th step
-  MODULE:FUNCTION    yours: a function without arguments that makes a controllers.Policy
+  MODULE:FUNCTION    yours: a function without arguments that makes a
+                     controllers.Policy
 
-values that --reads can name: {", ".join(SIGNALS)}
+Values that --reads can name: {", ".join(SIGNALS)}
 """
+_SETTINGS: dict[str, Any] = {"help_option_names": ["-h", "--help"], "max_content_width": 120}
+_FILE = click.Path(path_type=Path)
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """The command line. Returns the exit status."""
-    parser = _parser()
-    options = parser.parse_args(arguments)
-    try:
-        _check(options, parser)
-        if options.list:
-            _say(_listing())
-        elif options.replay:
-            _replay(options)
+def _policy_options(default: str) -> Callable[[Callable], Callable]:
+    """What says which policies are compared, and what they are given."""
+
+    def add(command: Callable) -> Callable:
+        text = f"Which to compare; may be repeated. Default: {default}."
+        command = click.option("--reads", metavar="VALUES", help="What MODULE:FUNCTION policies are given. "
+            "Default: seconds.")(command)  # fmt: skip
+        return click.option("--policy", "policies", multiple=True, metavar="POLICY", help=text)(command)
+
+    return add
+
+
+@click.command("simulate", context_settings=_SETTINGS, epilog=POLICY)
+@click.argument("scenarios", nargs=-1, metavar="[SCENARIO]...")
+@_policy_options(", ".join(SIMULATED))
+@click.option("--workers", type=click.IntRange(2), default=8, show_default=True, help="How many.")
+@click.option("--steps", type=click.IntRange(2), default=600, show_default=True, help="How many.")
+@click.option("--seed", type=int, default=0, show_default=True, help="Of all that is random.")
+@click.option("--png", type=_FILE, metavar="FILE", help="Draw seconds per step, sizes and the best split.")
+@click.option("--list", "listing", is_flag=True, help="Say what scenarios and policies there are.")
+def simulate(
+    scenarios: Sequence[str],
+    policies: Sequence[str],
+    reads: str | None,
+    workers: int,
+    steps: int,
+    seed: int,
+    png: Path | None,
+    listing: bool,
+) -> None:
+    """Try policies on simulated clusters, under a virtual clock.
+
+    \b
+    adaptive simulate step_change --workers 16 --png step_change.png
+    adaptive simulate all
+    adaptive simulate affine --policy balance@10 --policy balance@1
+    PYTHONPATH=. adaptive simulate drift --policy balance --policy mine:make_policy
+    adaptive simulate scaling --policy equal --policy noise_workers --policy goodput_workers
+    adaptive simulate listing_1 spot --policy equal --policy balance
+
+    SCENARIO is one or more of --list, or all.
+    """
+    if listing:
+        return click.echo(_listing())
+    if not scenarios:
+        raise click.UsageError("name a scenario (see --list); a recorded run is tried by:  adaptive replay TRACE")
+    if png and (len(scenarios) > 1 or scenarios[0] == "all"):
+        raise click.UsageError("--png draws one scenario")
+    with _complaints():
+        compared = _hooks(policies or SIMULATED, reads)
+        for number, name in enumerate(_scenarios.names() if list(scenarios) == ["all"] else scenarios):
+            case = scenario(name, workers, steps, seed)
+            runs = compare(case, compared, steps, seed)
+            title = f"{name}, {case.cluster.workers} workers, {steps} steps: {case.about}"
+            click.echo(("\n" if number else "") + title + "\n\n" + table(runs))
+            if png:
+                draw(runs, png, f"{name}: {case.about}")
+    return None
+
+
+@click.command("replay", context_settings=_SETTINGS, epilog=POLICY)
+@click.argument("trace", type=_FILE)
+@_policy_options(f"{', '.join(REPLAYED)}; with --exact {', '.join(EXACT)}")
+@click.option("--run", "number", type=int, default=-1, metavar="N", help="Which run, if TRACE holds several. "
+    "Default: the last.")  # fmt: skip
+@click.option("--exact", metavar="HOOK", help="Show the policies what HOOK of TRACE was shown, and list decisions.")
+@click.option("--png", type=_FILE, metavar="FILE", help="Draw seconds per step, sizes and the best split.")
+def replay(
+    trace: Path, policies: Sequence[str], reads: str | None, number: int, exact: str | None, png: Path | None
+) -> None:
+    """Try policies on a run that `program.run(record=TRACE)` wrote down.
+
+    \b
+    adaptive replay trace.jsonl --policy balance --policy proportional
+    adaptive replay trace.jsonl --exact 0/balance --policy proportional
+    """
+    if exact and png:
+        raise click.UsageError("--exact lists decisions; there is nothing to draw")
+    with _complaints():
+        recording = read_trace(trace, number)
+        if exact:
+            click.echo(_decisions(recording, exact, _hooks(policies or EXACT, reads), reads))
         else:
-            _simulate(options)
+            _compared_with_what_was(recording, trace, _hooks(policies or REPLAYED, reads), png)
+
+
+@contextmanager
+def _complaints() -> Iterator[None]:
+    """What cannot be done ends the command, with what is wrong."""
+    try:
+        yield
+    except BrokenPipeError:  # `… | head`
+        raise
     except (ValueError, OSError, RuntimeError) as error:
-        _complain(f"{parser.prog}: error: {error}")
-        return 2
-    except BrokenPipeError:
-        return 1
-    return 0
-
-
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="python -m controllers.simulate",
-        description="Try policies on a simulated cluster, or on a recorded run.",
-        epilog=EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    parser.add_argument("scenario", nargs="*", help="one or more of --list, or all")
-    parser.add_argument("--list", action="store_true", help="say what scenarios and policies there are")
-    parser.add_argument(
-        "--policy",
-        action="append",
-        metavar="POLICY",
-        help=f"which to compare; may be repeated (default: {', '.join(DEFAULT)})",
-    )
-    parser.add_argument("--reads", metavar="VALUES", help="what MODULE:FUNCTION policies are given (default: seconds)")
-    parser.add_argument("--workers", type=int, default=8, help="how many (default: 8)")
-    parser.add_argument("--steps", type=int, default=600, help="how many (default: 600)")
-    parser.add_argument("--seed", type=int, default=0, help="of all that is random (default: 0)")
-    parser.add_argument("--png", metavar="FILE", type=Path, help="draw seconds per step, sizes and the best split")
-    parser.add_argument("--replay", metavar="TRACE", type=Path, help="a run that Program.run(record=TRACE) wrote down")
-    parser.add_argument("--run", type=int, default=-1, help="which run, if TRACE holds several (default: the last)")
-    parser.add_argument(
-        "--exact", metavar="HOOK", help="show the policies what HOOK of TRACE was shown; list decisions"
-    )
-    return parser
-
-
-def _check(options: argparse.Namespace, parser: argparse.ArgumentParser) -> None:
-    if not (options.list or options.replay or options.scenario):
-        parser.error("name a scenario (see --list), or a trace to --replay")
-    if options.replay and options.scenario:
-        parser.error("either a scenario or --replay, not both")
-    if options.exact and not options.replay:
-        parser.error("--exact goes with --replay")
-    if options.exact and options.png:
-        parser.error("--exact lists decisions; there is nothing to draw")
-    if options.workers < 2 or options.steps < 2:
-        parser.error("--workers and --steps are at least 2")
-    if options.png and (len(options.scenario) > 1 or options.scenario == ["all"]):
-        parser.error("--png draws one scenario")
+        raise click.UsageError(str(error)) from error
 
 
 # --- scenarios --------------------------------------------------------------------------------------------------------
-
-
-def _simulate(options: argparse.Namespace) -> None:
-    chosen = _scenarios.names() if options.scenario == ["all"] else options.scenario
-    policies = _policies(options)
-    for number, name in enumerate(chosen):
-        case = scenario(name, options.workers, options.steps, options.seed)
-        runs = compare(case, policies, options.steps, options.seed)
-        title = f"{name}, {case.cluster.workers} workers, {options.steps} steps: {case.about}"
-        _say(("\n" if number else "") + title + "\n\n" + table(runs))
-        if options.png:
-            draw(runs, options.png, f"{name}: {case.about}")
 
 
 def compare(case: Scenario, policies: dict[str, Hooked], steps: int, seed: int = 0) -> dict[str, Simulation]:
@@ -138,7 +159,7 @@ def compare(case: Scenario, policies: dict[str, Hooked], steps: int, seed: int =
       What happened, by policy.
     """
     return {
-        name: simulate([*case.before, hook], case.cluster, case.global_batch, steps, seed=seed)
+        name: simulated([*case.before, hook], case.cluster, case.global_batch, steps, seed=seed)
         for name, hook in policies.items()
     }
 
@@ -169,15 +190,10 @@ def table(runs: dict[str, Simulation]) -> str:
 # --- recorded runs ----------------------------------------------------------------------------------------------------
 
 
-def _replay(options: argparse.Namespace) -> None:
-    recording = read_trace(options.replay, options.run)
-    if options.exact:
-        _exact(recording, options)
-        return
+def _compared_with_what_was(recording: Recording, trace: Path, policies: dict[str, Hooked], png: Path | None) -> None:
     fitted, steps = fit(recording), len(recording.steps)
     batches = fitted.global_batch
-    case = Scenario(options.replay.name, "", fitted.cluster, int(batches[0]), (_followed(batches),))
-    policies = _policies(options, default=("equal", "proportional", "balance"))
+    case = Scenario(trace.name, "", fitted.cluster, int(batches[0]), (_followed(batches),))
     for name, hook in policies.items():
         for read in () if callable(hook.reads) else hook.reads:
             if read not in _known(fitted.cluster):
@@ -186,12 +202,14 @@ def _replay(options: argparse.Namespace) -> None:
                     f"Leave the policy out, or show it the very observations of a hook that was given it:  --exact HOOK"
                 )
     runs = {"as recorded": _as_recorded(recording, fitted.cluster), **compare(case, policies, steps)}
-    _say(f"{options.replay}: {recording.workers} workers, {steps} steps\n\n{table(runs)}")
+    click.echo(f"{trace}: {recording.workers} workers, {steps} steps\n\n{table(runs)}")
     guessed = int((~fitted.certain).sum())
     if guessed:
-        _say(f"\nThe batch of {guessed} workers hardly changed in this run: how their time goes with it is guessed.")
-    if options.png:
-        draw(runs, options.png, f"{options.replay.name}, replayed")
+        click.echo(
+            f"\nThe batch of {guessed} workers hardly changed in this run: how their time goes with it is guessed."
+        )
+    if png:
+        draw(runs, png, f"{trace.name}, replayed")
 
 
 def _known(cluster: Cluster) -> list[str]:
@@ -200,17 +218,20 @@ def _known(cluster: Cluster) -> list[str]:
     return ["seconds", "iteration_seconds", "capacities", *(name for name, trace in seen.items() if trace)]
 
 
-def _exact(recording: Recording, options: argparse.Namespace) -> None:
+def _decisions(recording: Recording, exact: str, policies: dict[str, Hooked], reads: str | None) -> str:
+    """What policies ask for where they are shown what a recorded hook was shown, beside what was asked for then."""
     recorded = [(step.step, step.decision) for step in recording.steps if step.decision]
     lines = [("step", "policy", "workers", "global batch", "shares")]
     lines += [(str(step), "as recorded", *_asked(decision)) for step, decision in recorded]
-    for name, hook in _policies(options, default=("balance",)).items():
+    for name, hook in policies.items():
         every = hook.every if "@" in name else None
-        reads = hook.reads if not callable(hook.reads) and (":" not in name or options.reads) else None
-        asked = replay(hook.policy, recording, options.exact, reads, every)
-        lines += [(str(step), name, *_asked(decision)) for step, decision in asked]
+        given = hook.reads if not callable(hook.reads) and (":" not in name or reads) else None
+        lines += [
+            (str(step), name, *_asked(decision))
+            for step, decision in shown(hook.policy, recording, exact, given, every)
+        ]
     lines[1:] = sorted(lines[1:], key=lambda line: int(line[0]))
-    _say(_aligned(lines))
+    return _aligned(lines)
 
 
 def _asked(decision: Decision) -> tuple[str, str, str]:
@@ -235,15 +256,15 @@ def _as_recorded(recording: Recording, cluster: Cluster) -> Simulation:
         return Decision(int(then.sum()), tuple(map(float, then))), state
 
     policy = Policy(lambda n_workers: (), update, "as recorded")
-    return simulate([Hooked(policy, ())], cluster, sizes[0].tolist(), len(sizes))
+    return simulated([Hooked(policy, ())], cluster, sizes[0].tolist(), len(sizes))
 
 
 # --- policies, text ---------------------------------------------------------------------------------------------------
 
 
-def _policies(options: argparse.Namespace, default: Sequence[str] = DEFAULT) -> dict[str, Hooked]:
-    reads = options.reads.split(",") if options.reads else None
-    return {name: hooked(name, reads if ":" in name else None) for name in options.policy or default}
+def _hooks(names: Sequence[str], reads: str | None) -> dict[str, Hooked]:
+    given = reads.split(",") if reads else None
+    return {name: hooked(name, given if ":" in name else None) for name in names}
 
 
 def _listing() -> str:
@@ -269,11 +290,3 @@ def _aligned(rows: Sequence[Sequence[str]]) -> str:
 
 def _ms(seconds: float) -> str:
     return f"{1e3 * seconds:.4g} ms"
-
-
-def _say(text: str) -> None:
-    sys.stdout.write(text + "\n")
-
-
-def _complain(text: str) -> None:
-    sys.stderr.write(text + "\n")

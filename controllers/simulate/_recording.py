@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import json
-import logging
 import math
 import re
-from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -14,18 +11,14 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from adaptive.extend import RECORD_VERSION, Decision, Limits
+from adaptive.extend import Decision, Limits, RecordError, read_run
 from controllers.policies.efficiency import Bounds
 
-_log = logging.getLogger("adaptive")
-_BEGINS = '{"kind": "'  # every line that a program writes
-_HEADER = _BEGINS + 'header"'
 _NAME = re.compile(r"(\w+)\.?(.*)")  # of a leaf: the value's, and what it is in it
 _OF_NOISE = {"scale", "lower", "upper"}  # fields of a NoiseScale that policies read
 
 
-class TraceError(ValueError):
-    """A file that is no trace, or a trace that does not hold what is asked of it."""
+TraceError = RecordError  # as it is called here: also a record that does not hold what a replay asks of it
 
 
 class RecordedHook(NamedTuple):
@@ -57,6 +50,7 @@ class RecordedStep(NamedTuple):
     joined: tuple[int, ...]  # those with another worker than in the step before
     call: float  # what one more kernel call cost, in examples
     asked: Asked | None  # `None` in records of before there was a number of workers
+    hyperparameters: dict[str, Any]  # by name
 
 
 @dataclass(frozen=True)
@@ -136,60 +130,13 @@ def read_trace(path: str | Path, run: int = -1) -> Recording:
     Raises:
       TraceError: it is no trace, or one of another version.
     """
-    runs: list[tuple[dict[str, Any], list[RecordedStep]]] = []
-    whole = True  # whether nothing is missing of the run, up to this line
-    for number, line in _lines(Path(path)):
-        if line is None:
-            whole = False
-        elif line.get("kind") == "header":
-            if line.get("version") != RECORD_VERSION:
-                raise TraceError(
-                    f"{path}:{number}: a trace of version {line.get('version')}; this reads {RECORD_VERSION}, in which "
-                    "values have names. Record the run again."
-                )
-            runs.append((line, []))
-            whole = True
-        elif line.get("kind") == "step" and (runs or not whole):
-            if whole:
-                runs[-1][1].append(_step(line, f"{path}:{number}"))
-        else:
-            raise TraceError(f"{path}:{number}: neither a header nor a step behind one. Is this a recorded run?")
-    if not -len(runs) <= run < len(runs):
-        raise TraceError(f"{path}: holds {len(runs)} runs; there is no run {run}.")
-    header, steps = runs[run]
+    header, lines = read_run(path, run)
+    steps = tuple(_step(line, f"{path}:{number}") for number, line in lines)
     if not steps:
         raise TraceError(f"{path}: the run has no steps.")
     limits = Limits(tuple(header["lower"]), tuple(header["upper"]), header["quantum"], header.get("multiple", 1))
     hooks = {hook["name"]: RecordedHook(hook["every"], tuple(hook["leaves"])) for hook in header["hooks"]}
-    return Recording(header["workers"], header["examples"], limits, hooks, tuple(steps))
-
-
-def _lines(path: Path) -> Iterator[tuple[int, dict[str, Any] | None]]:
-    """Every line and its number; `None` for one that was cut."""
-    with path.open(errors="replace") as file:
-        for number, text in enumerate(file, 1):
-            line = _object(text)
-            if line is None:
-                added = max(text.rfind(_HEADER), 0)  # where another run was added to the cut line
-                begin = text[: added or None].strip()
-                if not begin or not begin.startswith(_BEGINS[: len(begin)]):
-                    raise TraceError(f"{path}:{number}: not a line of JSON. Is this a recorded run?")
-                _log.warning(
-                    "%s:%d: this line is cut. It is passed over, and so are any steps behind it, up to the next run.",
-                    *(path, number),
-                )
-                yield number, None
-                line = _object(text[added:])
-            if line is not None:
-                yield number, line
-
-
-def _object(text: str) -> dict[str, Any] | None:
-    try:
-        line = json.loads(text)
-    except ValueError:
-        return None
-    return line if isinstance(line, dict) else None
+    return Recording(header["workers"], header["examples"], limits, hooks, steps)
 
 
 def _step(line: dict[str, Any], where: str) -> RecordedStep:
@@ -204,11 +151,15 @@ def _step(line: dict[str, Any], where: str) -> RecordedStep:
             line["seconds"],
             line["hooks"],
             asked
-            and Decision(asked["global_batch"], shares, asked["stop"], tuple(line["notes"]), asked.get("workers")),
+            and Decision(
+                *(asked["global_batch"], shares, asked["stop"], tuple(line["notes"]), asked.get("workers")),
+                hyperparameters=asked.get("hyperparameters", {}),
+            ),
             tuple(line.get("members", range(len(line["batch_sizes"])))),
             tuple(line.get("joined", ())),
             line.get("call", 0.0),
             _asked(line.get("asked")),
+            line.get("hyperparameters", {}),
         )
     except (KeyError, TypeError) as error:
         raise TraceError(f"{where}: a step without {error}.") from error

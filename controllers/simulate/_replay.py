@@ -78,6 +78,7 @@ def _observation(
         target_workers=target,
         least_workers=least,
         most_workers=most,
+        hyperparameters=step.hyperparameters,
     )
 
 

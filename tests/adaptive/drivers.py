@@ -13,11 +13,14 @@ import jax.numpy as jnp
 import numpy as np
 
 import adaptive as ad
-from adaptive.base.decision import Decision, Observation
+from adaptive.base.activity import Breakdown, WorkerSeconds
+from adaptive.base.decision import Decision, Limits, Observation
 from adaptive.graph.cut import plan
 from adaptive.graph.plan import Plan
 from adaptive.graph.planner import Planner
 from adaptive.graph.trace import Graph, trace
+from adaptive.observe.events import Asked, HookValues, StepEvent
+from adaptive.observe.report import Report
 from adaptive.runtime import engine as _engine
 from adaptive.runtime import kernels as _kernels
 from adaptive.runtime.kernels import Kernels
@@ -136,3 +139,39 @@ def two_statuses(status: np.ndarray, other: Callable[[float], float] = lambda di
         total[1 - own] = other(total[own])
         total[2:] *= 2
     return total
+
+
+def event(
+    step: int = 1,
+    metrics: Any = None,
+    hooks: Sequence[HookValues] = (),
+    notes: Sequence[str] = (),
+    sizes: tuple[int, ...] = (2, 2),
+    workers: WorkerSeconds | None = None,
+    **report: Any,
+) -> StepEvent:
+    """One step, made up."""
+    told: dict[str, Any] = {
+        "step": step,
+        "epoch": 0,
+        "examples": 4 * step,
+        "metrics": {"loss": np.float32(step)} if metrics is None else metrics,
+        "batch_sizes": sizes,
+        "global_batch": sum(sizes),
+        "messages": 1,
+        "message_bytes": 8,
+        "seconds": 0.5,
+        "breakdown": Breakdown(0.1, 0.2, 0.1, 0.05, 0.0, 0.0, 0.05),
+        "compute_seconds": (0.2,),
+        "microbatches": ((2,),),
+        "kernels": 1,
+        "compile_seconds": 0.0,
+        "waited_seconds": 0.0,
+        "notes": tuple(notes),
+        "members": tuple(range(len(sizes))),
+    }
+    made = Report(**{**told, **report})
+    seconds = workers or WorkerSeconds(*[np.ones(len(sizes))] * 3)
+    limits = Limits((1,) * len(sizes), (9,) * len(sizes))
+    asked = Asked(sum(sizes), made.members, (len(sizes),) * 3)
+    return StepEvent(made, step / 10, sizes, limits, 0, tuple(hooks), asked, seconds)

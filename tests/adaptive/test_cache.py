@@ -5,10 +5,12 @@ from __future__ import annotations
 import os
 import pwd
 import stat
+import threading
 
 import jax
 import pytest
 
+from adaptive.runtime import cache as _cache
 from adaptive.runtime.cache import CompilationCacheWarning, share_compilations
 
 
@@ -95,3 +97,38 @@ def test_without_a_home_there_is_no_cache(home, monkeypatch):
     monkeypatch.setattr(pwd, "getpwuid", nobody)
     share_compilations()
     assert folder() is None
+
+
+def test_of_processes_that_compile_one_program_the_others_wait_for_the_first(tmp_path, monkeypatch):
+    folder = tmp_path / _cache._FOLDER / "host"
+    folder.mkdir(parents=True)
+    before = jax.config.jax_compilation_cache_dir
+    jax.config.update("jax_compilation_cache_dir", str(folder))
+    order, inside = [], threading.Event()
+
+    def second():
+        inside.wait(30)
+        with _cache.one_compiles("final"):
+            order.append("second")
+
+    other = threading.Thread(target=second)
+    other.start()
+    try:
+        with _cache.one_compiles("final"):
+            inside.set()
+            with _cache.one_compiles("another"):
+                order.append("another")
+            other.join(0.1)
+            order.append("first")
+        other.join(30)
+        monkeypatch.setattr(_cache, "_MOST_SECONDS", 0.05)
+        with _cache.one_compiles("final"), _cache.one_compiles("final"):  # who is stopped is not waited for for ever
+            order.append("went on")
+        jax.config.update("jax_compilation_cache_dir", str(tmp_path))
+        with _cache.one_compiles("final"):
+            order.append("a folder of the user's own")
+    finally:
+        jax.config.update("jax_compilation_cache_dir", before)
+    assert order == ["another", "first", "second", "went on", "a folder of the user's own"]
+    assert [f.name for f in tmp_path.iterdir()] == [_cache._FOLDER]
+    assert list(folder.iterdir()) == []

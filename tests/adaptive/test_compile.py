@@ -10,8 +10,13 @@ import numpy as np
 import pytest
 from jax.experimental.compilation_cache import compilation_cache
 
+import adaptive as ad
+import collectives as comm
 from adaptive.runtime.cache import CompilationCacheWarning
 from adaptive.runtime.compile import compile_segment
+from adaptive.runtime.local_world import LocalWorld
+
+from .drivers import make_data
 
 SHAPE = jax.ShapeDtypeStruct((2,), jnp.float32)
 
@@ -155,3 +160,18 @@ def test_memory_is_given_up_where_it_may_be():
     old = jax.device_put(np.ones(2, np.float32), jax.local_devices()[0], may_alias=False)
     assert run(old)[0] == 2
     assert old.is_deleted()
+
+
+def test_kernels_are_called_by_their_driver_and_size_and_shared_by_its_programs():
+    def train(state, batch):
+        return state + comm.all_reduce(batch["y"].mean()), {}
+
+    kernels = []
+    for _ in range(2):
+        program = ad.Program(train, 0.0, make_data(24), global_batch=4, world=LocalWorld(2), resizable=False)
+        with program:
+            program.step()
+            kernels.append((program._engine.kernels.kernel(0, 2, 0).run, program._engine._compiled["final", 0, 0]))
+    assert kernels[0] == kernels[1]
+    names = [name_of(compiled) for compiled in kernels[0]]
+    assert re.fullmatch(r"train_call_0_2_[0-9a-f]{16} train_final_[0-9a-f]{16}", " ".join(names))

@@ -6,6 +6,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from clu import metrics as clu
+from flax import nnx
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -111,3 +113,39 @@ def test_a_program_evaluates_its_state_on_other_data():
             )
             with pytest.raises(ad.BatchSizeError, match="batch must be positive"):
                 program.evaluate(mean_loss, test, batch=0)
+
+
+# --- sums and metrics -------------------------------------------------------------------------------------------------
+
+
+def confusion(w, batch):
+    return jnp.zeros((2, 2), jnp.int32).at[(batch["y"] > 0).astype(int), (batch["x"] @ w > 0).astype(int)].add(1)
+
+
+def test_sums_count_every_example_once():
+    data = make_data(23)
+    found = evaluate(confusion, [W] * 2, data, LocalWorld(2), 5, op="sum")
+    assert found.dtype == np.int64
+    np.testing.assert_array_equal(found, confusion(W, data))
+    with pytest.raises(ad.DriverError, match='op must be "mean" or "sum"; got \'max\''):
+        evaluate(confusion, [W], data, LocalWorld(1), 5, op="max")
+
+
+def test_a_metric_that_keeps_examples_has_all_of_them_in_order():
+    kind = clu.CollectingMetric.from_outputs(("y",))
+    data = make_data(23)
+    found = evaluate(lambda w, batch: kind.from_model_output(y=batch["y"]), [W], data, LocalWorld(1), 5)
+    np.testing.assert_array_equal(found.compute()["y"], data["y"])
+
+
+def test_a_metric_of_nnx_is_summed_where_sums_are_asked_for():
+    def fn(w, batch):
+        metrics = nnx.MultiMetric(loss=nnx.metrics.Average("losses"))
+        metrics.update(losses=(batch["x"] @ w - batch["y"]) ** 2)
+        return metrics
+
+    data = make_data(23)
+    found = evaluate(fn, [W] * 2, data, LocalWorld(2), 5, op="sum").compute()
+    assert found["loss"] == pytest.approx(by_hand(data)["loss"], rel=1e-6)
+    with pytest.raises(ad.DriverError, match=r'MultiMetric has no merge(?s:.*)op="sum"'):
+        evaluate(fn, [W] * 2, data, LocalWorld(2), 5)

@@ -80,6 +80,11 @@ def same(a, b):
         ([X, Y], [X[1], Y[1]]),
         ({"x": X, "nothing": {}, "none": None}, {"x": X[1], "nothing": {}, "none": None}),
         ([{"x": X[i], "y": 3 * i} for i in range(4)], {"x": X[1], "y": 3}),
+        ([{"x": X[i]} for i in range(4)], {"x": X[1]}),
+        (
+            [{"x": [1, 2], "y": {"z": [[3.5]]}}, {"x": [3, 4], "y": {"z": [[4.5]]}}],
+            {"x": np.array([3, 4]), "y": {"z": np.array([[4.5]])}},
+        ),
         ([Pair(X[i], Y[i]) for i in range(4)], Pair(X[1], Y[1])),
         ([(0.5, 1), (1.5, 2)], (1.5, 2)),
         ([1.5, 2.5, 3], 2.5),
@@ -97,12 +102,13 @@ def test_a_data_set_is_taken_for_what_it_is(data, row):
 @pytest.mark.parametrize(
     ("data", "says"),
     [
-        ([{"x": X[0]}, {"x": X[1]}], "list of 2 of dict that are built alike, and their arrays have a common"),
-        ([{"x": X[0]}, {"x": X[1]}], "jax.tree.map(lambda *xs: np.stack(xs), *data)     2 examples"),
-        ([{"x": X[0]}, {"x": X[1]}], "tuple(data)                                       arrays of 3 examples each"),
+        ([(X[0],), (X[1],)], "list of 2 of tuple that are built alike, and their arrays have a common"),
+        ([(X[0],), (X[1],)], "jax.tree.map(lambda *xs: np.stack(xs), *data)     2 examples"),
+        ([(X[0],), (X[1],)], "tuple(data)                                       arrays of 3 examples each"),
         ([X, X], "ad.Shards(data)                                   4 examples for each of 2 workers"),
         ([[1.0, 2.0], [3.0, 4.0]], "data[0] is [1.0, 2.0]: JAX takes a Python list for a pytree of its items"),
-        ([{"x": [1, 2], "y": 0}, {"x": [3, 4], "y": 1}], "np.asarray(data)"),
+        ([{"x": X[0], "name": "a"}, {"x": X[1], "name": "b"}], "data[0]['name'] holds text"),
+        ([{"x": [1, 2]}, {"x": [1, [2]]}], "Make an array of it:  np.asarray(x)"),
         ({"x": [[1, 2], [3, 4]], "y": Y}, "Make an array of it:  np.asarray(x)"),
         ([{"x": X[0], "y": 1}, {"x": X[0, :2], "y": 1}], "If these are examples, they must have the same shapes"),
         (({"x": X[0], "y": 1}, {"x": X[1], "y": 1}), "If these are examples, stack them"),
@@ -117,7 +123,7 @@ def test_what_may_be_several_things_is_refused_with_what_to_write(data, says):
 
 
 def test_what_to_write_is_taken():
-    samples = [{"x": X[0]}, {"x": X[1]}]
+    samples = [(X[0],), (X[1],)]
     assert len(Examples(jax.tree.map(lambda *xs: np.stack(xs), *samples))) == 2
     assert len(Examples(tuple(samples))) == 3
     assert ad.Shards(samples).shard_ranges[1] == (3, 3)

@@ -602,7 +602,7 @@ def test_a_process_that_fails_tells_the_others(monkeypatch, failing, messages):
         engine = program._engine
         world.sent.clear()
         if failing in ("data", "ragged"):
-            program._stream._ahead = None
+            program._stream._ahead, program._stream._reader._kept = None, {}
             error = OSError("gone") if failing == "data" else ad.DataError("a row of another shape")
             monkeypatch.setattr(Broken, "__getitem__", lambda self, index: (_ for _ in ()).throw(error))
         else:
@@ -665,7 +665,7 @@ def test_an_error_is_printed_while_it_waits_to_be_heard(monkeypatch, caplog):
     with build(sgd, W, world=world, data=data) as program:
         program.step()
         data.bad = set(range(24))
-        program._stream._ahead = None
+        program._stream._ahead, program._stream._reader._kept = None, {}
         monkeypatch.setattr(Twin, "fail", lambda self, *args: over.wait())  # nobody answers
         with pytest.raises(OSError, match="is gone"):
             program.step()

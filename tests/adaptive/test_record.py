@@ -15,10 +15,18 @@ import collectives as comm
 from adaptive import operators
 from adaptive.base.decision import Decision
 from adaptive.observe import record as _record
+from adaptive.observe import sinks as _sinks
+from adaptive.observe.recorded import read_run
 from adaptive.runtime.local_world import LocalWorld
 from controllers.simulate import read_trace
 
 from .drivers import Recorder, make_data
+
+
+@pytest.fixture(autouse=True)
+def in_the_step(monkeypatch):
+    """Lines are written when they are made, so that it is known in which step the disk is full."""
+    monkeypatch.setattr(_sinks, "INTERVAL", 0)
 
 
 @pytest.fixture
@@ -127,3 +135,27 @@ def test_what_json_has_no_form_for_does_not_end_the_run(program, trace, monkeypa
     list(program.run(steps=2, record=trace))
     (asked,) = [step.decision for step in read_trace(trace).steps if step.decision]
     assert asked.shares == (1.0,)
+
+
+def test_a_line_leaves_out_what_is_as_before_and_reads_as_if_it_did_not(trace):
+    def driver(state, batch):
+        return state + comm.all_reduce(batch["y"].mean()), {}
+
+    events = []
+    with ad.Program(driver, 0.0, make_data(24), global_batch=4, world=LocalWorld(2), deterministic=True) as program:
+        program.subscribe(events.append)
+        for report in program.run(steps=6, record=trace):
+            if report.step == 3:
+                program.rescale(global_batch=8)
+    lines = [json.loads(line) for line in trace.read_text().splitlines()[1:]]
+    assert ["members" in line for line in lines] == [True] + [False] * 5
+    assert len({event.report.batch_sizes for event in events}) == 2
+    for event, (_, fields) in zip(events, read_run(trace).steps, strict=True):
+        assert fields["previous_batch_sizes"] == list(event.previous_batch_sizes)
+        assert fields["members"] == list(event.report.members)
+        assert fields["asked"]["global_batch"] == event.asked.global_batch
+
+
+def test_a_decision_says_whose_it_is(program, trace):
+    list(program.run(steps=2, record=trace))
+    assert [f["decision"]["by"] for _, f in read_run(trace).steps if f["decision"]] == [["grow"]]

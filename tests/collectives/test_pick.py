@@ -13,7 +13,7 @@ import pytest
 import adaptive as ad
 import collectives as comm
 from adaptive.base.cores import chosen_threads
-from adaptive.base.launcher import Launcher, launcher
+from adaptive.base.launcher import Launcher, launcher, tasks_not_started
 from collectives.worlds.launch import check_agreement
 from collectives.worlds.threads import oversubscription
 from tests.mpirun import ROOT, run
@@ -112,12 +112,45 @@ def test_worlds_say_what_they_are():
         ({"PMIX_RANK": "3"}, Launcher("a PMIx launcher", None)),
         ({"SLURM_STEP_ID": "0", "SLURM_STEP_NUM_TASKS": "8", "PMIX_RANK": "3"}, Launcher("Slurm's srun", 8)),
         ({"SLURM_STEP_ID": "0", "SLURM_NTASKS": "8"}, Launcher("Slurm's srun", 8)),
+        ({"SLURM_STEP_ID": "0", "SLURM_NTASKS": "8", "PMI_SIZE": "8"}, Launcher("Slurm's srun", 8)),
+        (
+            {"SLURM_STEP_ID": "0", "SLURM_NTASKS": "2", "PMI_SIZE": "8", "HYDI_CONTROL_FD": "5"},
+            Launcher("mpiexec (MPICH, Intel MPI and their kin)", 8),
+        ),
         ({"SLURM_STEP_ID": "0", "SLURM_STEP_NUM_TASKS": "1", "SLURM_NTASKS": "8"}, None),  # a shell inside a job
         ({"SLURM_JOB_ID": "17", "SLURM_NTASKS": "8"}, None),  # a batch script: srun has yet to start the tasks
     ],
 )
 def test_launchers_are_known_by_their_variables(environment, expected):
     assert launcher(environment) == expected
+
+
+@pytest.mark.parametrize(
+    ("environment", "tasks"),
+    [
+        ({}, 0),
+        ({"SLURM_JOB_ID": "17", "SLURM_NTASKS": "32"}, 32),  # a batch script that lacks srun
+        ({"SLURM_JOB_ID": "17", "SLURM_NTASKS": "1"}, 0),
+        ({"SLURM_JOB_ID": "17", "SLURM_NTASKS": "8", "SLURM_STEP_ID": "0", "SLURM_STEP_NUM_TASKS": "8"}, 0),
+        ({"SLURM_JOB_ID": "17", "SLURM_NTASKS": "8", "SLURM_STEP_ID": "9", "SLURM_STEP_NUM_TASKS": "1"}, 8),  # a shell
+        (
+            {"SLURM_JOB_ID": "17", "SLURM_NTASKS": "1", "SLURM_STEP_ID": "0", "SLURM_STEP_NUM_TASKS": "1"},
+            0,
+        ),  # srun -n 1
+        ({"SLURM_JOB_ID": "17", "SLURM_NTASKS": "8", "OMPI_COMM_WORLD_SIZE": "1"}, 0),
+    ],
+)
+def test_tasks_that_nobody_has_started(environment, tasks):
+    assert tasks_not_started(environment) == tasks
+
+
+def test_a_worker_that_is_alone_in_a_job_of_many_says_so(monkeypatch):
+    monkeypatch.setenv("SLURM_JOB_ID", "17")
+    monkeypatch.setenv("SLURM_NTASKS", "32")
+    with pytest.warns(comm.LaunchWarning, match=r"(?s)Slurm has 32 tasks.*adaptive run -n 32 .*srun --mpi=pmix"):
+        world = comm.world()
+    assert isinstance(world, comm.DeviceWorld)
+    comm.SoloWorld(jax.local_devices()[0])  # on purpose: no word
 
 
 # --- without MPI, or with another -------------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""`python -m controllers.simulate`: tables, pictures, the user's own policies, and errors that help."""
+"""`adaptive simulate` and `adaptive replay`: tables, pictures, the user's own policies, and errors that help."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from click.testing import CliRunner
 
 import controllers as ctrl
 from controllers.simulate import Cluster, names, simulate
@@ -19,22 +20,23 @@ from .test_replay import write
 ROOT = Path(__file__).resolve().parents[2]
 
 
-def run(capsys, *arguments):
+def run(*arguments):
     """Standard output of a command that succeeds."""
-    assert command.main(list(arguments)) == 0
-    return capsys.readouterr().out
+    done = _invoke(*arguments)
+    assert (done.exit_code, done.stderr) == (0, ""), done.output
+    return done.stdout
 
 
-def refused(capsys, *arguments):
+def refused(*arguments):
     """The complaint of one that does not."""
-    try:
-        status = command.main(list(arguments))
-    except SystemExit as error:
-        status = error.code
-    assert status == 2
-    captured = capsys.readouterr()
-    assert captured.out == ""
-    return captured.err
+    done = _invoke(*arguments)
+    assert (done.exit_code, done.stdout) == (2, "")
+    return done.stderr
+
+
+def _invoke(*arguments):
+    which = command.replay if arguments[:1] == ("replay",) else command.simulate
+    return CliRunner().invoke(which, arguments[which is command.replay :], catch_exceptions=False)
 
 
 def rows(text):
@@ -43,42 +45,42 @@ def rows(text):
     return {line[0].strip(): [cell.strip() for cell in line[1:]] for line in lines}
 
 
-def test_the_table_says_how_far_from_the_best_policies_are(capsys):
-    out = run(capsys, "affine", "--steps", "60", "--workers", "4", "--policy", "equal", "--policy", "balance")
+def test_the_table_says_how_far_from_the_best_policies_are():
+    out = run("affine", "--steps", "60", "--workers", "4", "--policy", "equal", "--policy", "balance")
     table = rows(out)
     assert out.startswith("affine, 4 workers, 60 steps: ")
     assert table["policy"][2] == "over best"
     assert float(table["balance"][2]) < float(table["equal"][2])
     assert float(table["equal"][4]) == 1.0
     assert float(table["balance"][4]) > 1.2
-    assert out == run(capsys, "affine", "--steps", "60", "--workers", "4", "--policy", "equal", "--policy", "balance")
+    assert out == run("affine", "--steps", "60", "--workers", "4", "--policy", "equal", "--policy", "balance")
     other = ("--seed", "1", "--policy", "equal", "--policy", "balance")
-    assert out != run(capsys, "affine", "--steps", "60", "--workers", "4", *other)
+    assert out != run("affine", "--steps", "60", "--workers", "4", *other)
 
 
-def test_all_scenarios_at_once(capsys):
-    out = run(capsys, "all", "--steps", "8", "--workers", "2", "--policy", "equal")
+def test_all_scenarios_at_once():
+    out = run("all", "--steps", "8", "--workers", "2", "--policy", "equal")
     assert [line.partition(",")[0] for line in out.splitlines() if ", 8 steps: " in line] == names()
 
 
-def test_the_list_names_all(capsys):
-    out = run(capsys, "--list")
+def test_the_list_names_all():
+    out = run("--list")
     for name in (*names(), "balance", "lb_bsp", "goodput_batch", "goodput_workers"):
         assert f"\n  {name} " in out
 
 
-def test_where_there_is_a_reserve_the_table_counts_workers(capsys):
+def test_where_there_is_a_reserve_the_table_counts_workers():
     small = ("--steps", "150", "--workers", "6", "--policy", "equal", "--policy", "noise_workers@5")
-    table = rows(run(capsys, "scaling", *small))
+    table = rows(run("scaling", *small))
     assert table["policy"][5:] == ["workers", "worker-s", "goodput"]
     assert float(table["equal"][5]) == 2
     assert 2 < float(table["noise_workers@5"][5]) <= 6
     assert float(table["noise_workers@5"][6]) > float(table["equal"][6])
     assert float(table["noise_workers@5"][7]) > float(table["equal"][7])
-    assert len(rows(run(capsys, "equal", *small))["policy"]) == 5
+    assert len(rows(run("equal", *small))["policy"]) == 5
 
 
-def test_policies_of_the_user(capsys, tmp_path, monkeypatch):
+def test_policies_of_the_user(tmp_path, monkeypatch):
     (tmp_path / "mine.py").write_text(
         "import controllers as ctrl\n"
         "def make():\n"
@@ -88,12 +90,12 @@ def test_policies_of_the_user(capsys, tmp_path, monkeypatch):
     )
     monkeypatch.syspath_prepend(tmp_path)
     small = ("affine", "--steps", "20", "--workers", "4", "--policy")
-    table = rows(run(capsys, *small, "mine:make@5", "--policy", "mine:ready", "--reads", "capacities"))
+    table = rows(run(*small, "mine:make@5", "--policy", "mine:ready", "--reads", "capacities"))
     assert table["mine:make@5"][3] == "1"
     assert "mine:ready" in table
-    assert "cannot import 'yours'" in refused(capsys, *small, "yours:make")
-    assert "has no 'other'" in refused(capsys, *small, "mine:other")
-    assert "makes one; got 5" in refused(capsys, *small, "mine:nothing")
+    assert "cannot import 'yours'" in refused(*small, "yours:make")
+    assert "has no 'other'" in refused(*small, "mine:other")
+    assert "makes one; got 5" in refused(*small, "mine:nothing")
 
 
 @pytest.mark.parametrize(
@@ -102,21 +104,22 @@ def test_policies_of_the_user(capsys, tmp_path, monkeypatch):
         ([], "name a scenario"),
         (["nowhere"], "no scenario is called 'nowhere'; there are equal, "),
         (["equal", "--policy", "best"], "no policy is called 'best'"),
-        (["equal", "--workers", "1"], "at least 2"),
-        (["equal", "--replay", "x"], "not both"),
-        (["equal", "--exact", "0/balance"], "goes with --replay"),
-        (["--replay", "there-is-no-such-file"], "No such file"),
+        (["equal", "--workers", "1"], "x>=2"),
+        (["equal", "--exact", "0/balance"], "No such option"),
+        (["replay"], "Missing argument 'TRACE'"),
+        (["replay", "there-is-no-such-file"], "No such file"),
+        (["replay", "trace", "--exact", "0/balance", "--png", "x.png"], "nothing to draw"),
         (["all", "--png", "x.png"], "draws one scenario"),
     ],
 )
-def test_mistakes_are_named(capsys, arguments, complaint):
-    assert complaint in refused(capsys, *arguments)
+def test_mistakes_are_named(arguments, complaint):
+    assert complaint in refused(*arguments)
 
 
-def test_a_picture(capsys, tmp_path):
+def test_a_picture(tmp_path):
     pytest.importorskip("matplotlib")
     path = tmp_path / "picture.png"
-    run(capsys, "elastic", "--steps", "30", "--png", str(path), "--policy", "equal", "--policy", "balance@5")
+    run("elastic", "--steps", "30", "--png", str(path), "--policy", "equal", "--policy", "balance@5")
     assert path.read_bytes().startswith(b"\x89PNG")
     assert len(path.read_bytes()) > 10_000
 
@@ -138,22 +141,22 @@ def trace(tmp_path):
     return path
 
 
-def test_a_recorded_run_is_compared_with_what_others_would_have_made_of_it(capsys, trace):
-    out = run(capsys, "--replay", str(trace))
+def test_a_recorded_run_is_compared_with_what_others_would_have_made_of_it(trace):
+    out = run("replay", str(trace))
     table = rows(out)
     assert float(table["as recorded"][4]) == 1.0
     assert float(table["balance"][4]) > 1.2
     assert "guessed" not in out
-    assert "reads capac" not in run(capsys, "--replay", str(trace), "--policy", "static")
-    assert "lb_bsp reads cpu_available" in refused(capsys, "--replay", str(trace), "--policy", "lb_bsp")
+    assert "reads capac" not in run("replay", str(trace), "--policy", "static")
+    assert "lb_bsp reads cpu_available" in refused("replay", str(trace), "--policy", "lb_bsp")
 
 
-def test_the_very_observations_can_be_shown_to_another_policy(capsys, trace):
-    out = run(capsys, "--replay", str(trace), "--exact", "0/balance", "--policy", "balance")
+def test_the_very_observations_can_be_shown_to_another_policy(trace):
+    out = run("replay", str(trace), "--exact", "0/balance", "--policy", "balance")
     lines = [[cell.strip() for cell in line.strip("|").split("|")] for line in out.splitlines()[2:]]
     assert ["20", "as recorded", "", "", "9 7"] in lines
     assert any(line[1] == "balance" and int(line[0]) % 10 == 0 for line in lines)
-    assert "there are 0/balance" in refused(capsys, "--replay", str(trace), "--exact", "balance")
+    assert "there are 0/balance" in refused("replay", str(trace), "--exact", "balance")
 
 
 def test_it_runs_as_a_module_without_a_word_on_stderr():

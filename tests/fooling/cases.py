@@ -326,13 +326,26 @@ def a_rate_for_each_worker(state, batch):
 @refused(ad.CollectiveError, "noise_scale (cases.py:", "replicated already", "mon.noise_scale(grads, avg_grads)")
 def the_noise_of_an_average(state, batch):
     average = mean_gradient(state, batch)
-    return step(state, average), {"noise": mon.noise_scale(average, average).scale}
+    return step(state, average), {"noise": mon.noise_scale(2 * average, average).scale}
 
 
-@refused(ad.CollectiveError, "gradient_variance (cases.py:", "replicated already")
+@refused(ad.CollectiveError, "gradient_variance (cases.py:", "one gradient in both places")
 def the_variance_of_an_average(state, batch):
     average = mean_gradient(state, batch)
     return step(state, average), {"variance": mon.gradient_variance(average, average)}
+
+
+@refused(ad.CollectiveError, "noise_scale (cases.py:", "of this worker's own", "comes from this worker's examples")
+def the_noise_of_a_gradient_beside_itself(state, batch):
+    own = jax.grad(loss)(state["w"], batch)
+    return step(state, comm.all_reduce(own)), {"noise": mon.noise_scale(own, 2 * own).scale}
+
+
+@refused(ad.CollectiveError, "gradient_variance (cases.py:", "of this worker's own")
+def the_variance_the_wrong_way_round(state, batch):
+    own = jax.grad(loss)(state["w"], batch)
+    average = comm.all_reduce(own)
+    return step(state, average), {"variance": mon.gradient_variance(average, own)}
 
 
 # --- the host, and other effects --------------------------------------------------------------------------------------

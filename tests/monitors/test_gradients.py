@@ -9,6 +9,8 @@ import pytest
 import adaptive as ad
 import collectives as comm
 import monitors as mon
+from adaptive.base.current import enter, leave
+from adaptive.runtime.local_world import LocalWorld
 
 from .lockstep import Lockstep, graph, operators, reading
 
@@ -45,12 +47,22 @@ def test_the_variance_by_hand():
 
 
 def test_the_variance_keeps_no_state_and_sends_three_numbers():
-    sent = operators(graph(lambda g: mon.gradient_variance(g, g), jnp.ones(5)))
+    sent = operators(graph(lambda g: mon.gradient_variance(g, 1 * g), jnp.ones(5)))
     assert sent == ["source examples", "source calls", "all_reduce(op='sum') () () ()"]
 
 
 def test_one_worker_has_no_variance():
     assert np.isnan(Lockstep(variance).step([(jnp.ones(3),)], [reading(examples=8)])[0])
+
+
+def test_one_gradient_in_both_places_is_refused_where_there_are_others():
+    own = jnp.ones(3)
+    assert np.isnan(mon.gradient_variance(own, own))  # alone, a gradient is its own mean
+    world = LocalWorld(2)
+    token = enter(world)
+    with pytest.raises(ad.CollectiveError, match=r"one gradient in both places"):
+        mon.gradient_variance(own, own)
+    leave(world, token)
 
 
 def test_gradients_that_do_not_belong_together_are_refused():

@@ -1,4 +1,4 @@
-"""Jobs to which all kinds of things happen: `python -m collectives.mpirun -n 4 chaos.py SEED FOLDER`.
+"""Jobs to which all kinds of things happen: `adaptive run -n 4 chaos.py SEED FOLDER`.
 
 What happens follows from the seed (`schedule`): processes are killed, told to go, stopped for a while and slowed down,
 in whatever they do; workers are asked to come and to go; batches and shares change. A job that is to end badly does so

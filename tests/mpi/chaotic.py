@@ -74,7 +74,7 @@ def run(seed: int, *, limit: float = LIMIT) -> Verdict:
     plan = schedule(seed)
     verdict = Verdict(plan)
     with tempfile.TemporaryDirectory() as folder:
-        command = [sys.executable, "-m", "collectives.mpirun", "-n", str(plan.processes)]
+        command = [sys.executable, "-m", "launchers.run", "-n", str(plan.processes)]
         env = mpirun._environment({"CHAOS_STACKS": str(limit - 10)}, limit)
         began = time.monotonic()
         with open(Path(folder) / "output", "w+") as output:

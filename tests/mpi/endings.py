@@ -1,4 +1,4 @@
-"""Jobs that end in many ways: `python -m collectives.mpirun -n 3 endings.py CASE:RANK …`; see test_endings.py.
+"""Jobs that end in many ways: `adaptive run -n 3 endings.py CASE:RANK …`; see test_endings.py.
 
 Each rank that is named does what its case says, half way through. The others go on if they can.
 """
@@ -14,7 +14,7 @@ import threading
 import time
 
 import collectives as comm
-from collectives.worlds import ending
+from launchers import ending
 
 CASES = {int(rank): case for case, _, rank in (argument.partition(":") for argument in sys.argv[1:]) if rank}
 told: list[int] = []

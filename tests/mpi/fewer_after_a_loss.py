@@ -1,6 +1,6 @@
 """All processes work; one is lost, one goes to the reserve, and is called in again; see test_losses.py.
 
-`python -m collectives.mpirun -n 3 fewer_after_a_loss.py`
+`adaptive run -n 3 fewer_after_a_loss.py`
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Jobs in which a rank is lost when some have completed what all were in, and one has not; see test_losses.py.
 
-`python -m collectives.mpirun -n 4 half_completed.py CASE`. Three workers, and a process in reserve. One worker dies
+`adaptive run -n 4 half_completed.py CASE`. Three workers, and a process in reserve. One worker dies
 when it has done its part of an operation; the others have completed it, but one is told by MPI that somebody was lost.
 What comes next is done somewhere else than among the workers, or needs what the operation has brought.
 """

@@ -1,4 +1,4 @@
-"""A job that grows by spawning: `python -m collectives.mpirun -n 1 spawned.py CASE`; see test_spawned.py."""
+"""A job that grows by spawning: `adaptive run -n 1 spawned.py CASE`; see test_spawned.py."""
 
 from __future__ import annotations
 

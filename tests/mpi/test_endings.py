@@ -1,4 +1,4 @@
-"""How jobs end under `python -m collectives.mpirun`: soon, and with the code of how the program ended."""
+"""How jobs end under `adaptive run`: soon, and with the code of how the program ended."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def test_a_spawned_worker():
 def test_signals_reach_all_ranks_and_leave_them_time(number, code, monkeypatch):
     arguments = [*GRACE, "-n", "2", str(SCRIPT), "waits for a signal:0", "waits for a signal:1"]
     environ = mpirun._environment({}, 60)
-    command = [sys.executable, "-m", "collectives.mpirun", *arguments]
+    command = [sys.executable, "-m", "launchers.run", *arguments]
     with subprocess.Popen(command, env=environ, stdout=subprocess.PIPE, text=True, start_new_session=True) as job:
         try:
             assert job.stdout is not None
@@ -98,7 +98,7 @@ def test_a_host_that_is_cut_off(here):
         environ = {**mpirun._environment({}, 60), **made.environment(), "PRTE_MCA_rmaps_default_mapping_policy": "slot"}
         ranks = [f"meets until one is lost:{rank}" for rank in range(here + 1)]
         options = ["--detect", "4", "-n", str(here + 1), "-H", f"h1:{here},h2:1"]
-        command = made.command("h1", [sys.executable, "-m", "collectives.mpirun", *options, str(SCRIPT), *ranks])
+        command = made.command("h1", [sys.executable, "-m", "launchers.run", *options, str(SCRIPT), *ranks])
         with subprocess.Popen(command, env=environ, stdout=subprocess.PIPE, text=True) as job:
             try:
                 assert job.stdout is not None

@@ -68,4 +68,4 @@ def test_going_on_must_be_possible():
     script = ["-c", "import collectives as comm; comm.world(lost='continue')"]
     result = run(script, n=2, expect_failure=True)
     assert 'lost="continue" needs an MPI that survives' in result.stderr, result
-    assert "python -m collectives.mpirun" in result.stderr, result
+    assert "adaptive run -n 4 train.py" in result.stderr, result

@@ -88,7 +88,7 @@ def test_in_reserve_where_processes_cannot_leave_alone(tmp_path):
 
 def by_our_launcher(directory: Path) -> Result:
     """It is told, and tells all ranks."""
-    command = [sys.executable, "-m", "collectives.mpirun", "-n", "3", str(SCRIPT), str(directory)]
+    command = [sys.executable, "-m", "launchers.run", "-n", "3", str(SCRIPT), str(directory)]
     environ, pipe = mpirun._environment({}, 60), subprocess.PIPE
     with subprocess.Popen(command, env=environ, stdout=pipe, stderr=pipe, text=True, start_new_session=True) as job:
         try:

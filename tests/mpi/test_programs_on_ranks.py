@@ -19,6 +19,7 @@ MATHEMATICS, TRACE, MEETINGS = (
     PROGRAM / "test_trace.py",
     HERE / "meetings.py",
 )
+SET = PROGRAM / "test_hyperparameters.py"
 
 
 def run_suite(kind: str, n: int, *files: Path | str) -> str:
@@ -37,7 +38,7 @@ def run_suite(kind: str, n: int, *files: Path | str) -> str:
         (
             2,
             "mpi",
-            [PROGRAM / "test_bad_input.py", HERE / "on_ranks.py", PROGRAM / "test_not_finite.py", MEETINGS, TRACE],
+            [PROGRAM / "test_bad_input.py", HERE / "on_ranks.py", PROGRAM / "test_not_finite.py", MEETINGS, TRACE, SET],
         ),
         (
             2,

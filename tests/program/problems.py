@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import pickle
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -69,11 +70,35 @@ def descend(state, batch):
     return state - 0.1 * grad, {"loss": loss}
 
 
-def stream(examples: int, seed: int, count: int) -> np.ndarray:
+def stream(examples: int, seed: int, count: int, shard: int = 0) -> np.ndarray:
     """The first `count` positions of the documented stream: a permutation per epoch, laid end to end."""
     epochs = -(-count // examples)
-    orders = [np.random.Generator(np.random.Philox(key=[seed, e])).permutation(examples) for e in range(epochs)]
-    return np.concatenate(orders)[:count]
+
+    def philox(epoch: int) -> np.random.Philox:
+        return np.random.Philox(key=[seed, epoch], counter=[0, 0, 0, shard])
+
+    keys = [[int(k) for k in philox(e).random_raw(16)] for e in range(epochs)]
+    return np.array([_place(place, examples, keys[e]) for e in range(epochs) for place in range(examples)])[:count]
+
+
+def _place(x: int, examples: int, keys: Sequence[int]) -> int:
+    """What stands at a place of an epoch: a Feistel network over two radices, in Python's own numbers."""
+    a = math.isqrt(examples - 1) + 1
+    b = -(-examples // a)
+
+    def mixed(half: int, key: int, radix: int) -> int:
+        z = (half ^ key) * 0xBF58476D1CE4E5B9 % 2**64
+        z = (z ^ z >> 32) * 0x94D049BB133111EB % 2**64
+        return (z >> 32) * radix >> 32
+
+    while True:
+        left, right = divmod(x, b)
+        for one, other in zip(keys[::2], keys[1::2], strict=True):
+            left = (left + mixed(right, one, a)) % a
+            right = (right + mixed(left, other, b)) % b
+        x = left * b + right
+        if x < examples:
+            return x
 
 
 @jax.jit

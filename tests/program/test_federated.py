@@ -51,14 +51,7 @@ def plain_rounds(workers: int, rounds: Sequence[tuple[int, ...]]):
     """Federated averaging in plain JAX, on the documented order of each shard. Returns the model and all momenta."""
     step, shards = jax.jit(local_step), shards_of(workers)
     orders = [
-        np.concatenate(
-            [
-                np.random.Generator(np.random.Philox(key=[SEED, epoch], counter=[0, 0, 0, w])).permutation(
-                    len(data["x"])
-                )
-                for epoch in range(sum(sizes[w] for sizes in rounds) // len(data["x"]) + 1)
-            ]
-        )
+        problems.stream(len(data["x"]), SEED, sum(sizes[w] for sizes in rounds), shard=w)
         for w, data in enumerate(shards)
     ]
     params, momenta, taken = make_params(), [initial_state()["momentum"]] * workers, [0] * workers

@@ -13,7 +13,7 @@ import adaptive as ad
 import collectives as comm
 import controllers as ctrl
 
-from .problems import build, same_everywhere
+from .problems import build, same_everywhere, stream
 
 X = {"x": np.arange(24.0, dtype=np.float32)}
 
@@ -27,8 +27,7 @@ def total(state, batch):
 def poisoned(world) -> tuple[dict, int]:
     """Data with one NaN, and the step of 12 examples in which the last worker meets it, if batches are equal."""
     x = np.arange(24.0, dtype=np.float32)
-    order = np.random.Generator(np.random.Philox(key=[3, 0])).permutation(24)
-    x[order[23]] = np.nan
+    x[stream(24, 3, 24)[23]] = np.nan
     return {"x": x}, 2
 
 

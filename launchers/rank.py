@@ -1,4 +1,4 @@
-"""What the launcher starts on each rank: `python rank.py train.py …`, or `python rank.py -m module …`.
+"""What the launcher starts on each rank: `python rank.py train.py …`, `-m module …`, or `-- command …`.
 
 As `python -m mpi4py`, but a rank that fails does not abort the others: it tells the launcher, who knows whether they
 end by themselves. It is started by its path, so that nothing is imported that the script has not asked for: JAX reads
@@ -9,26 +9,52 @@ from __future__ import annotations
 
 import sys
 
-if not sys.flags.safe_path:
+if __name__ == "__main__" and not sys.flags.safe_path:
     del sys.path[0]  # this folder
 
 import importlib.util
+import os
 import runpy
 import signal
+from collections.abc import MutableMapping
 from pathlib import Path
 from types import ModuleType
 
-ENDING = "collectives.worlds.ending"
+ENDING = "launchers.ending"
+GPUS = "ADAPTIVE_GPUS_PER_HOST"  # set by the launcher: each rank sees one of so many
+_LOCAL_RANKS = ("OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID", "PMI_LOCAL_RANK", "SLURM_LOCALID")
+_VISIBLE = "CUDA_VISIBLE_DEVICES"
 
 
 def load_ending() -> ModuleType:
     """The module, without its package: whoever imports that later finds it."""
-    spec = importlib.util.spec_from_file_location(ENDING, Path(__file__).parents[1] / "worlds" / "ending.py")
+    spec = importlib.util.spec_from_file_location(ENDING, Path(__file__).with_name("ending.py"))
     assert spec is not None
     assert spec.loader is not None
     module = sys.modules[ENDING] = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
+
+
+def see_one_gpu(environ: MutableMapping[str, str]) -> None:
+    """Hide all GPUs but one from this rank, by its number on its host; of those that were visible before.
+
+    Raises:
+      SystemExit: there is none for it.
+    """
+    if GPUS not in environ:
+        return
+    local = next((int(environ[name]) for name in _LOCAL_RANKS if environ.get(name, "").isdigit()), None)
+    gpus = [gpu for gpu in environ.get(_VISIBLE, "").split(",") if gpu] or [str(i) for i in range(int(environ[GPUS]))]
+    if local is None:
+        raise SystemExit(
+            f"adaptive run: the launcher does not say which rank of its host this is ({_LOCAL_RANKS[0]}, …)"
+        )
+    if local >= len(gpus):
+        raise SystemExit(
+            f"adaptive run: there is no GPU for rank {local} of this host: {_VISIBLE} has {', '.join(gpus)}"
+        )
+    environ[_VISIBLE] = gpus[local]
 
 
 def run(arguments: list[str]) -> int:
@@ -60,6 +86,9 @@ def run(arguments: list[str]) -> int:
 
 
 if __name__ == "__main__":
+    see_one_gpu(os.environ)
+    if sys.argv[1] == "--":
+        os.execvp(sys.argv[2], sys.argv[2:])
     ending = load_ending()
     ending.prepare()
     code = run(sys.argv[1:])

@@ -1,6 +1,6 @@
 """How a process of a job ends: it tells the launcher, and does not wait in MPI for processes that are gone.
 
-`python -m collectives.mpirun` names itself in an environment variable. A process connects to it, by TCP, and says
+`adaptive run` names itself in an environment variable. A process connects to it, by TCP, and says
 
     hello    who it is
     world    it has made a world, or has come to the end of one: whoever dies inside one can be done without
@@ -113,7 +113,7 @@ def leave_job(code: int = 0) -> NoReturn:
     not notice. It raises SystemExit, so `with` blocks and `finally` clauses are gone through.
 
     Args:
-      code: of this process. The job's own code does not depend on it under `python -m collectives.mpirun`. Plain mpirun
+      code: of this process. The job's own code does not depend on it under `adaptive run`. Plain mpirun
         ends with it, if it is not 0, and the others do not notice then: so they must have taken leave.
     """
     _me.leaves, _me.code = True, code

@@ -16,9 +16,8 @@ from contextlib import suppress
 
 import psutil
 
-from collectives.worlds.ending import LAUNCHER, give_up_after
-
-from ._verdict import Process, verdict
+from .ending import LAUNCHER, give_up_after
+from .verdict import Process, verdict
 
 AFTER_SECONDS = 2.0  # from the end of the program to that of its launcher; from one rank's error to the others' end
 CLEANING_SECONDS = 1.5  # what the MPI's launcher gets to end its ranks and to remove its files
@@ -125,7 +124,7 @@ class Job:
 
     def _lose(self, process: Process) -> None:
         """A process that does not answer has ended by itself by now, or will; the others are told to go on."""
-        sys.stderr.write(f"python -m collectives.mpirun: {process} is cut off; the others go on without it.\n")
+        sys.stderr.write(f"adaptive run: {process} is cut off; the others go on without it.\n")
         for writer, other in self._processes.items():
             if other.connected and other is not process and other.job == process.job:
                 with suppress(OSError):
@@ -166,7 +165,7 @@ class Job:
             return
         self._forced = True
         if why:
-            sys.stderr.write(f"python -m collectives.mpirun: {why}; the job is ended.\n")
+            sys.stderr.write(f"adaptive run: {why}; the job is ended.\n")
         with suppress(ProcessLookupError):
             self._launcher.terminate()
         asyncio.get_running_loop().call_later(CLEANING_SECONDS, self._kill)

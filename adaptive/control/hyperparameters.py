@@ -1,0 +1,110 @@
+"""The hyperparameters of a driver, as they are in the next step, and what of them can be asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from types import MappingProxyType
+from typing import Any
+
+import numpy as np
+
+from adaptive.base.errors import DriverError
+from adaptive.base.numbers import reals
+from adaptive.graph.plan import Slot
+from adaptive.operators.hyperparameters import name_of
+
+Values = Mapping[str, Any]
+NONE: Values = MappingProxyType({})
+
+
+class Hyperparameters:
+    """Those of one program. Replicated.
+
+    Args:
+      slots: the plan's.
+      write: has slot number `k` hold a value from the next step on.
+      read: what slot number `k` holds.
+
+    Raises:
+      DriverError: one has two first values, or two types.
+    """
+
+    def __init__(
+        self, slots: Iterable[Slot], write: Callable[[int, np.ndarray], None], read: Callable[[int], np.ndarray]
+    ):
+        self._write, self._read = write, read
+        self._slots: dict[str, list[int]] = {}
+        self._values: dict[str, np.ndarray] = {}
+        for k, slot in enumerate(slots):
+            name = name_of(slot.name)
+            if name is None:
+                continue
+            (first,) = slot.init
+            before = self._values.setdefault(name, first)
+            if (before.dtype, before.tolist()) != (first.dtype, first.tolist()):
+                raise DriverError(
+                    f"hyperparameter {name!r} ({slot.line}) is {_shown(before)} elsewhere, and {_shown(first)} here: "
+                    "under one name there is one. Read it once, and hand it on."
+                )
+            self._slots.setdefault(name, []).append(k)
+
+    @property
+    def values(self) -> Values:
+        """Of the next step, by name: numbers, and lists of them."""
+        return {name: value.tolist() for name, value in self._values.items()}
+
+    def request(self, values: Values) -> None:
+        """Have these values from the next step on; they are as `checked_hyperparameters` has returned them."""
+        for name, value in values.items():
+            self._values[name] = np.asarray(value, self._values[name].dtype)
+            for k in self._slots[name]:
+                self._write(k, self._values[name])
+
+    def restart(self) -> None:
+        """The slots hold others: of a checkpoint, or of another process."""
+        for name, (k, *_) in self._slots.items():
+            self._values[name] = self._read(k)
+
+
+def checked_hyperparameters(known: Values, values: Values) -> dict[str, Any]:
+    """Values as they are asked for: numbers, and lists of them.
+
+    Args:
+      known: those that there are.
+
+    Raises:
+      DriverError: there is none of this name, or it cannot be of this value.
+    """
+    if not values:
+        raise DriverError("set() without a value: give one by its name, such as  set(lr=0.05).")
+    return {name: _checked(known, name, value) for name, value in values.items()}
+
+
+def _checked(known: Values, name: str, value: Any) -> Any:
+    if name not in known:
+        there = f"it has {', '.join(sorted(known))}" if known else "it has none"
+        raise DriverError(
+            f"set({name}=…): the driver has no hyperparameter {name!r}; {there}. A driver reads one by\n"
+            f'    {name} = ad.hyperparameter("{name}", …)'
+        )
+    present, numbers = np.asarray(known[name]), reals(value)
+    if numbers is None or numbers.shape != present.shape:
+        wanted = f"an array of shape {present.shape}" if present.shape else "one number"
+        raise DriverError(f"set({name}={_brief(value)}): {name} is {wanted}, and stays so.")
+    if not np.isfinite(numbers).all():
+        raise DriverError(f"set({name}={_brief(value)}): not finite. Ask where it is known, by np.isfinite.")
+    if present.dtype.kind in "iu":
+        whole = np.round(numbers).astype(np.int64)
+        if (whole != numbers).any():
+            raise DriverError(f"set({name}={_brief(value)}): {name} is a whole number, and stays one.")
+        return whole.tolist()
+    return numbers.tolist()
+
+
+def _shown(value: np.ndarray) -> str:
+    return f"{value.tolist()} ({value.dtype})"
+
+
+def _brief(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 40 else f"{text[:40]}…"

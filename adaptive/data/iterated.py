@@ -1,0 +1,227 @@
+"""Data without an index: what an iterator gives, in the order in which it gives it.
+
+Every process goes through the same iterator, and takes its workers' share of each global batch. That costs each process
+the reading of all examples, and is right whatever is resized and whoever comes or goes: which examples make a step
+depends on the global batches alone. What is costly and not needed to go on, decoding and augmenting, belongs in `map=`
+and `random_map=`, which are called for a process's own share only. Where even reading is too dear, each worker has an
+iterator of its own.
+"""
+
+from __future__ import annotations
+
+import inspect
+import math
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+import jax
+import numpy as np
+
+from adaptive.base.errors import DataError
+from adaptive.base.numbers import whole
+
+from .examples import ShardRange, shapes_of
+from .reading import checked, random_numbers, taken
+from .run import Run
+
+_MANY = 2**31 - 1  # the most examples of a batch, where no data set says so
+
+
+@dataclass(frozen=True, repr=False)
+class FromIterator:
+    """How to begin an iterator, and what it gives. See `from_iterator`.
+
+    Attributes:
+      names: of the parameters of `make` that it is called with.
+      length: examples in an epoch, `None` if that is not known, `math.inf` if there are no epochs.
+    """
+
+    make: Callable[..., Iterable[Any]]
+    names: frozenset[str]
+    transform: Callable[[Any], Any] | None = None
+    augment: Callable[[Any, np.random.Generator], Any] | None = None
+    batched: bool = False
+    length: float | None = None
+    notes: tuple[str, ...] = ()
+
+    @property
+    def per_worker(self) -> bool:
+        """Whether each worker has an iterator of its own."""
+        return "worker" in self.names
+
+    def begin(self, epoch: int, worker: int, workers: int) -> Iterable[Any]:
+        """What an epoch's examples come from."""
+        known = {"epoch": epoch, "worker": worker, "workers": workers}
+        return self.make(**{name: known[name] for name in self.names})
+
+    def __repr__(self) -> str:
+        return "data of an iterator" + " for each worker" * self.per_worker
+
+
+class Iterated:
+    """Iterators that have begun: one, or one for each worker of this process.
+
+    Args:
+      how: to begin them.
+      workers: of all processes.
+      mine: the workers of this process.
+
+    Raises:
+      DataError: an iterator gives no examples, or some that cannot be used.
+    """
+
+    in_memory = mapped = False
+
+    def __init__(self, how: FromIterator, workers: int, mine: Sequence[int]):
+        self.how = how
+        own = list(mine) or [0]
+        length = None if how.per_worker else how.length
+        self.runs = {
+            shard: Run(partial(how.begin, worker=shard, workers=workers), how.batched, length)
+            for shard in (own if how.per_worker else [0])
+        }
+        first = self.runs[own[0] if how.per_worker else 0]
+        first.reach(0)
+        self.example = self.taken(first, own[0] if how.per_worker else 0, 0, seed=0)
+        self.length = int(how.length) if how.length is not None and how.length != math.inf else _MANY
+        self.shard_ranges = (ShardRange(0, self.length),) * (workers if how.per_worker else 1)
+
+    def __len__(self) -> int:
+        return self.length
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What is to be said of how the data were taken."""
+        return self.how.notes
+
+    def taken(self, run: Run, shard: int, position: int, seed: int) -> Any:
+        """The example at a position, on the host."""
+        item = run.example(position)
+        try:
+            if self.how.transform is not None:
+                item = self.how.transform(item)
+            if self.how.augment is not None:
+                item = self.how.augment(item, random_numbers(position, 0, seed, shard))
+        except Exception as error:
+            error.add_note(f"in example {position} of the iterator")
+            raise
+        row = taken(item, f"example {position}")
+        if hasattr(self, "example"):
+            return checked(row, self.example, f"example {position}")
+        if not jax.tree.leaves(row):
+            raise DataError(f"example 0 of the iterator has no arrays: {item!r}.")
+        return row
+
+    def first_examples(self, most: int) -> list[Any]:
+        """Those that come first, as far as the first epoch goes: what processes are compared by."""
+        run = self.runs[min(self.runs)]
+        run.reach(most - 1)
+        return [self.taken(run, min(self.runs), position, seed=0) for position in range(min(most, run.next))]
+
+    def shapes(self, examples: int) -> Any:
+        """A batch of that many examples, as shapes."""
+        return shapes_of(self.example, examples)
+
+    def epochs_are_unknown(self) -> str:
+        """Why nobody can tell the epochs of these data; nothing if one can."""
+        if self.how.length == math.inf:
+            return "the data have no end, and no epochs"
+        if self.how.per_worker and self.how.length is None:
+            return "each worker has an iterator of its own, and nobody knows the ends of all (length= would say it)"
+        return ""
+
+    def close(self) -> None:
+        """End the iterators."""
+        for run in self.runs.values():
+            run.close()
+
+
+def from_iterator(
+    make: Callable[..., Iterable[Any]] | Iterable[Any],
+    *,
+    map: Callable[[Any], Any] | None = None,
+    random_map: Callable[[Any, np.random.Generator], Any] | None = None,
+    batched: bool = False,
+    length: float | None = None,
+) -> FromIterator:
+    """Data without an index, for `Program`'s `data`: what an iterator gives, in its order.
+
+        def rows(epoch):
+            yield from read("train.csv", seed=epoch)
+
+        program = ad.Program(driver, state, ad.data.from_iterator(rows), global_batch=96)
+
+    Every process goes through an iterator that gives the same examples in the same order, and takes its own workers'
+    share of each global batch: so each example is in one batch per epoch, whatever is resized and whoever comes or
+    goes; but each process reads them all. Nothing is shuffled. If `make` has a parameter `worker`, each worker has an
+    iterator of its own instead, and goes through it at the pace of its batch sizes.
+
+    Checkpoints hold where the iterator stands, if it has `get_state` and `set_state` (grain's have), or what is
+    iterated has `state_dict` and `load_state_dict` (Hugging Face's have); else an epoch's examples are read again and
+    skipped. Of iterators of each worker's own they hold how many examples each has taken, which are skipped.
+
+    Args:
+      make: a function that begins an epoch: returns an iterator, or what can be iterated. It is called with those of
+        `epoch`, `worker` and `workers` that it has as parameters. Or something that can be iterated again and again.
+      map: what an example becomes. Called for the share of this process only.
+      random_map: the same with random numbers: `fn(example, rng)`, where those of an example depend on the program's
+        seed and its position in the stream alone.
+      batched: whether the iterator gives batches, of any sizes, which are taken apart.
+      length: examples in an epoch, over all workers, for what goes by epochs. By default an epoch is what the
+        iterator gives until it ends; of `math.inf` there are none.
+
+    Raises:
+      DataError: `make` is an iterator, which can be gone through once only; or it cannot be called so.
+    """
+    if length is not None and length != math.inf:
+        length = whole(length)
+        if length is None or length < 1:
+            raise DataError("length= takes the number of examples in an epoch, or math.inf where there are none.")
+    how = FromIterator(*_maker(make), map, random_map, bool(batched), length)
+    return replace(how, notes=(_PROMISE_OF_EACH if how.per_worker else _PROMISE,))
+
+
+_PROMISE = (
+    "data without an index, in the order of their iterator: every process reads all examples and takes its share of "
+    "each global batch, so each is taken once per pass, if the iterator is the same on all processes."
+)
+_PROMISE_OF_EACH = (
+    "data of an iterator of each worker's own: each takes the next of its own, as many as its batch size says. Who "
+    "leaves takes the rest of its data with it."
+)
+_KNOWN = ("epoch", "worker", "workers")
+
+
+def _maker(make: Any) -> tuple[Callable[..., Iterable[Any]], frozenset[str]]:
+    if hasattr(make, "__next__"):
+        raise DataError(
+            f"a {type(make).__name__} can be gone through once only: not for a second epoch, and not again when a "
+            "checkpoint is restored. Give a function that begins it:  ad.data.from_iterator(lambda: …)"
+        )
+    if not callable(make):
+        if not hasattr(make, "__iter__"):
+            raise DataError(f"from_iterator takes a function that returns an iterator; got a {type(make).__name__}.")
+        return _Again(make), frozenset({"epoch"})
+    parameters = inspect.signature(make).parameters.values()
+    kinds = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+    unknown = [p.name for p in parameters if p.name not in _KNOWN and p.default is p.empty and p.kind not in kinds]
+    if unknown:
+        raise DataError(
+            f"from_iterator's function is called with those of {', '.join(_KNOWN)} that it has as parameters; it has "
+            f"{', '.join(unknown)} besides. Bind them:  lambda epoch: rows(…)"
+        )
+    return make, frozenset(p.name for p in parameters if p.name in _KNOWN and p.kind != p.POSITIONAL_ONLY)
+
+
+class _Again:
+    """What can be iterated again and again, as a function. Hugging Face's shuffle anew for an epoch that is told."""
+
+    def __init__(self, iterable: Iterable[Any]):
+        self._iterable = iterable
+
+    def __call__(self, epoch: int) -> Iterable[Any]:
+        if hasattr(self._iterable, "set_epoch"):
+            self._iterable.set_epoch(epoch)
+        return self._iterable

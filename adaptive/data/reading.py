@@ -1,0 +1,186 @@
+"""Reading a source: one example after another, checked and stacked. In this process, or in one that only reads."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+from adaptive.base.arrays import NotAnArrayError, on_host
+from adaptive.base.errors import DataError
+from adaptive.base.names import leaf_names
+
+
+class Passes(NamedTuple):
+    """Which time it is that examples are read: what their random numbers depend on, besides their own.
+
+    Attributes:
+      epochs: of each example, or of all.
+      seed: the program's.
+      shard: which data set they are of, where there are several.
+    """
+
+    epochs: np.ndarray | int = 0
+    seed: int = 0
+    shard: int = 0
+
+    def part(self, which: slice | np.ndarray) -> Passes:
+        """Of some of the examples."""
+        return self if isinstance(self.epochs, int) else self._replace(epochs=self.epochs[which])
+
+    def of(self, shard: int, which: np.ndarray) -> Passes:
+        """Of some of the examples, that are of one shard."""
+        return self.part(which)._replace(shard=int(shard))
+
+
+FIRST_PASS = Passes()
+
+
+def random_numbers(index: int, epoch: int, seed: int, shard: int) -> np.random.Generator:
+    """Those of one example in one epoch, whoever reads it and with whatever others."""
+    philox = np.random.Philox(key=[seed & (2**64 - 1), index], counter=[0, 0, 1 + shard, epoch])
+    return np.random.Generator(philox)
+
+
+class Reading:
+    """A source and what is done to each of its examples.
+
+    Args:
+      source: `source[i]` is one example.
+      transform: of an example.
+      augment: of an example and its random numbers.
+    """
+
+    def __init__(
+        self,
+        source: Any,
+        transform: Callable[[Any], Any] | None = None,
+        augment: Callable[[Any, np.random.Generator], Any] | None = None,
+    ):
+        self.source, self._transform, self._augment = source, transform, augment
+        self.example: Any = None
+
+    def first(self) -> Any:
+        """Example 0, like which all others have to be."""
+        self.example = taken(next(self._items(np.zeros(1, int), FIRST_PASS)), "data[0]")
+        return self.example
+
+    def rows(self, indices: np.ndarray, passes: Passes) -> Any:
+        """The examples numbered `indices`, stacked."""
+        items = zip(indices, self._items(indices, passes), strict=True)
+        rows = [checked(taken(item, f"data[{i}]"), self.example, f"example {i}") for i, item in items]
+        return stacked(rows)
+
+    def _items(self, indices: np.ndarray, passes: Passes) -> Any:
+        numbers = [int(i) for i in indices]
+        several = getattr(self.source, "__getitems__", None)  # as torch has it, of sources that read many at once
+        items = several(numbers) if several is not None else map(self.source.__getitem__, numbers)
+        items, epochs = iter(items), np.broadcast_to(passes.epochs, len(numbers))
+        for number, epoch in zip(numbers, epochs, strict=True):
+            try:
+                item = next(items)
+                if self._transform is not None:
+                    item = self._transform(item)
+                if self._augment is not None:
+                    item = self._augment(item, random_numbers(number, int(epoch), passes.seed, passes.shard))
+            except StopIteration:
+                raise DataError(
+                    f"the data set's __getitems__ gave fewer examples than it was asked for: {len(numbers)}."
+                ) from None
+            except Exception as error:
+                error.add_note(f"in reading example {number} of the data")
+                raise
+            yield item
+
+
+class Table:
+    """Arrays, as a source of their rows."""
+
+    def __init__(self, columns: Sequence[np.ndarray], tree: Any):
+        self._columns, self._tree = list(columns), tree
+
+    def __len__(self) -> int:
+        return len(self._columns[0])
+
+    def __getitem__(self, index: int) -> Any:
+        return self._tree.unflatten([column[index] for column in self._columns])
+
+    def __getstate__(self) -> tuple[Any, Any]:
+        example = self._tree.unflatten(range(self._tree.num_leaves))
+        return [_File.of(column) or column for column in self._columns], example
+
+    def __setstate__(self, state: tuple[Any, Any]) -> None:
+        columns, example = state
+        self._columns = [column.opened() if isinstance(column, _File) else column for column in columns]
+        self._tree = jax.tree.structure(example)
+
+
+class _File(NamedTuple):
+    """A file that is mapped into memory, for another process: pickled as it is, it would be read as a whole."""
+
+    name: str
+    offset: int
+    dtype: np.dtype
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+
+    @classmethod
+    def of(cls, array: np.ndarray) -> _File | None:
+        mapped: Any = array
+        while isinstance(mapped, np.ndarray) and not (isinstance(mapped, np.memmap) and mapped.filename):
+            mapped = mapped.base
+        if not isinstance(mapped, np.memmap):
+            return None
+        while isinstance(mapped.base, np.memmap):
+            mapped = mapped.base
+        place = array.__array_interface__["data"][0] - mapped.__array_interface__["data"][0] + mapped.offset
+        return cls(str(mapped.filename), place, array.dtype, array.shape, array.strides)
+
+    def opened(self) -> np.ndarray:
+        whole = np.memmap(self.name, np.uint8, "r")
+        return np.ndarray(self.shape, self.dtype, whole, self.offset, self.strides)
+
+
+# --- one example ------------------------------------------------------------------------------------------------------
+
+
+def taken(tree: Any, root: str) -> Any:
+    """All leaves on the host, or an error that names the first that cannot be."""
+    try:
+        return jax.tree.map(on_host, tree)
+    except NotAnArrayError:  # names take longer than rows
+        for name, leaf in zip(leaf_names(tree, root), jax.tree.leaves(tree), strict=True):
+            try:
+                on_host(leaf)
+            except NotAnArrayError as error:
+                raise DataError(f"{name} {error}") from error
+        raise
+
+
+def checked(row: Any, first: Any, name: str) -> Any:
+    """An example, if it is built like the first one.
+
+    Args:
+      name: of the example, for the error.
+    """
+    if jax.tree.structure(row) != jax.tree.structure(first):
+        raise DataError(f"{name} is built as {jax.tree.structure(row)}, example 0 as {jax.tree.structure(first)}.")
+    for number, (leaf, like) in enumerate(zip(jax.tree.leaves(row), jax.tree.leaves(first), strict=True)):
+        if leaf.shape != like.shape or leaf.dtype != like.dtype:
+            part = leaf_names(row, "example")[number]
+            if leaf.shape != like.shape:
+                raise DataError(f"{part} of {name} has shape {leaf.shape}, of example 0 {like.shape}.")
+            raise DataError(f"{part} of {name} is {leaf.dtype}, of example 0 {like.dtype}.")
+    return row
+
+
+def stacked(rows: Sequence[Any]) -> Any:
+    """Examples as one batch."""
+    return jax.tree.map(lambda *leaves: np.stack(leaves), *rows)
+
+
+def joined(batches: Sequence[Any]) -> Any:
+    """Batches as one."""
+    return batches[0] if len(batches) == 1 else jax.tree.map(lambda *leaves: np.concatenate(leaves), *batches)

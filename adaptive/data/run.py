@@ -1,0 +1,217 @@
+"""An iterator, epoch after epoch: what it gave, for as long as it may be asked for, and how to go on from there."""
+
+from __future__ import annotations
+
+import base64
+import json
+import logging
+import math
+from bisect import bisect_right
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+from adaptive.base.errors import DataError
+
+_log = logging.getLogger("adaptive")
+
+
+class Mark(NamedTuple):
+    """Where an iterator can be gone on from.
+
+    Attributes:
+      at: the position of what it gives next.
+      epoch: how many epochs have ended before.
+      began: the position at which this one began.
+      state: what the iterator says of itself, for JSON; `None` of one that says nothing.
+    """
+
+    at: int
+    epoch: int
+    began: int
+    state: Any
+
+
+class Run:
+    """One iterator's examples, by their positions, which can be gone through once.
+
+    Args:
+      begin: an epoch's iterator, or what can be iterated.
+      batched: whether it gives batches.
+      length: how many examples it should give; not a number if that is not known.
+
+    Attributes:
+      next: the position of the example that it gives next.
+    """
+
+    def __init__(self, begin: Callable[[int], Iterable[Any]], batched: bool, length: float | None):
+        self._begin, self._batched, self._length = begin, batched, length
+        self._restart(Mark(0, 0, 0, None))
+
+    def _restart(self, mark: Mark) -> None:
+        self.next = self._first = mark.at
+        self._epoch, self._began = mark.epoch, mark.began
+        self._base, self._ends = mark, list[int]()
+        self._kept: deque[Any] = deque()  # from position `_first` on
+        self._iterable: Any = None
+        self._iterator: Iterator[Any] | None = None
+        self._marks: deque[Mark] = deque()
+        self._mark_is_due = True
+        self._error: Exception | None = None
+
+    def reach(self, position: int) -> None:
+        """Read until the example at a position is there, or the end of an epoch before it."""
+        self._mark_is_due = True
+        while self.next <= position:
+            if self._error is not None:
+                raise self._error
+            self._pull()
+
+    def look_behind(self, position: int) -> None:
+        """Read until it is known whether an epoch ends before this position. What is wrong there is told who asks."""
+        while self.next <= position and not (self.next == position and self._iterator is None and self._ends):
+            if self._error is not None:
+                return
+            try:
+                self._pull()
+            except Exception:
+                return
+
+    def example(self, position: int) -> Any:
+        """What stands at a position that has been reached, and not been released."""
+        return self._kept[position - self._first]
+
+    def release(self, position: int) -> None:
+        """What lies before is not asked for again."""
+        while self._first < position and self._kept:
+            self._kept.popleft()
+            self._first += 1
+        while len(self._marks) > 1 and self._marks[1].at <= position:
+            self._marks.popleft()
+
+    def _pull(self) -> None:
+        try:
+            if self._iterator is None:
+                self._iterable = self._begin(self._epoch)
+                self._iterator = iter(self._iterable)
+            if self._mark_is_due or self.next == self._began:
+                state = None if self.next == self._began else self._state()  # epochs are begun by `begin`
+                self._marks.append(Mark(self.next, self._epoch, self._began, state))
+                self._mark_is_due = False
+            item = next(self._iterator)
+        except StopIteration:
+            self._end_epoch()
+        except Exception as error:  # a generator that has raised gives nothing more: that is no end of an epoch
+            error.add_note(f"the iterator raised it instead of giving example {self.next}")
+            self._error = error
+            raise
+        else:
+            examples = _apart(item) if self._batched else [item]
+            self._kept.extend(examples)
+            self.next += len(examples)
+
+    def _end_epoch(self) -> None:
+        given = self.next - self._began
+        if not given:
+            again = ": does it return the same iterator each time, that has ended?" if self._epoch else "."
+            self._error = DataError(f"the iterator of epoch {self._epoch} gave no examples{again}")
+            raise self._error
+        if self._length not in (None, math.inf, given):
+            self._error = DataError(f"the iterator ended after {given} examples; length= says {self._length}.")
+            raise self._error
+        self._ends.append(self.next)
+        self._epoch, self._began, self._iterator = self._epoch + 1, self.next, None
+
+    # --- epochs -------------------------------------------------------------------------------------------------------
+
+    def epochs(self, position: int) -> float:
+        """Epochs that have ended by a position, and which part of the one that it is in, as far as is known."""
+        ended = bisect_right(self._ends, position)
+        began = self._ends[ended - 1] if ended else self._base.began
+        length = self.epoch_length(position)
+        done = (position - began) / length if length else 0.0
+        return self._base.epoch + ended + min(done, math.nextafter(1, 0))
+
+    def epoch_length(self, position: int) -> int | None:
+        """How long the epoch was that ended last."""
+        ended = bisect_right(self._ends, position)
+        if not ended:
+            return None
+        return self._ends[ended - 1] - (self._ends[ended - 2] if ended > 1 else self._base.began)
+
+    # --- going on -----------------------------------------------------------------------------------------------------
+
+    def _state(self) -> Any:
+        for holder, name in ((self._iterator, "get_state"), (self._iterable, "state_dict")):
+            if hasattr(holder, name):
+                state = getattr(holder, name)()
+                if state is None:
+                    return None
+                if isinstance(state, bytes):
+                    return {"bytes": base64.b64encode(state).decode()}
+                try:
+                    return {"json": json.loads(json.dumps(state, default=_number))}
+                except (TypeError, ValueError):
+                    return None
+        return None
+
+    def place(self, position: int) -> str:
+        """Where to go on from, for `go_on`."""
+        marks = [mark for mark in list(self._marks) if mark.at <= position]
+        return json.dumps(marks[-1] if marks else self._base)
+
+    def go_on(self, position: int, place: str) -> None:
+        """Begin again, and skip what lies before a position.
+
+        Args:
+          place: what `place()` was there; nothing, to begin at the beginning.
+        """
+        self.close()
+        mark = Mark(*json.loads(place)) if place else Mark(0, 0, 0, None)
+        self._restart(mark if mark.state is not None else mark._replace(at=mark.began))
+        if mark.state is not None:
+            try:
+                self._set_state(mark)
+            except Exception as error:
+                _log.info("%s: %s. So its examples are gone through again, and skipped.", type(error).__name__, error)
+                self._restart(mark._replace(at=mark.began))
+        while self.next < position:
+            self.reach(self.next)
+            self.release(min(self.next, position))
+        self.look_behind(position)
+
+    def _set_state(self, mark: Mark) -> None:
+        state = base64.b64decode(mark.state["bytes"]) if "bytes" in mark.state else mark.state["json"]
+        iterable: Any = self._begin(mark.epoch)
+        if hasattr(iterable, "load_state_dict"):
+            iterable.load_state_dict(state)
+        iterator: Any = iter(iterable)
+        if not hasattr(iterable, "load_state_dict"):
+            iterator.set_state(state)
+        self._iterable, self._iterator = iterable, iterator
+
+    def close(self) -> None:
+        """End the iterator."""
+        iterator, self._iterator = self._iterator, None
+        end = getattr(iterator, "close", None)
+        if end is not None:
+            end()
+
+
+def _apart(batch: Any) -> list[Any]:
+    """The examples of a batch."""
+    arrays = jax.tree.map(np.asarray, batch)
+    lengths = {a.shape[:1] for a in jax.tree.leaves(arrays)}
+    if len(lengths) != 1 or () in lengths:
+        raise DataError(f"a batch of the iterator has leaves of different lengths: {sorted(lengths)}.")
+    ((length,),) = lengths
+    return [jax.tree.map(lambda a, i=i: a[i], arrays) for i in range(length)]
+
+
+def _number(value: Any) -> Any:
+    if isinstance(value, np.generic):
+        return value.item()
+    raise TypeError(f"no JSON: {type(value).__name__}")

@@ -1,0 +1,129 @@
+"""Warnings on what a run should not have to put up with: each once, with what to do about it.
+
+They are looked for on rank 0, by what every step brings anyway, and said in the log "adaptive".
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+
+import jax
+import numpy as np
+
+from adaptive.base.activity import WorkerSeconds
+from adaptive.base.where import at
+from adaptive.control.hooks import Hooks
+from adaptive.graph.plan import HookPlan, Plan
+
+from .report import Report
+
+STEPS = 50  # of which a judgement is made
+_INPUT = 0.2  # of the steps' time
+_COMPILER_SECONDS = 0.1  # that steps may wait for a compiler, all in all, behind the first
+
+_log = logging.getLogger("adaptive")
+
+
+class Advice:
+    """What a program says of how it runs, if it runs badly.
+
+    Args:
+      plan: of a step.
+      hooks: that are shown the steps.
+      resizable: whether sizes change.
+    """
+
+    def __init__(self, plan: Plan, hooks: Hooks, resizable: bool):
+        self._plan, self._hooks, self._resizable = plan, hooks, resizable
+        self._said: set[object] = set()
+        self._steps, self._seconds = 0, 0.0
+        self._input: np.ndarray | float = 0.0
+        self._waited: float | None = None
+
+    def begin(self) -> None:
+        """What was compiled so far was the start's, or was waited for between steps."""
+        self._waited = None
+
+    def take(self, report: Report, workers: WorkerSeconds, beside_compiler: int) -> None:
+        """A step has ended.
+
+        Args:
+          workers: seconds of every worker in it.
+          beside_compiler: steps in a row, this one included, whose compute seconds are not known for a compiler.
+        """
+        if self._waited is None:
+            self._waited = report.waited_seconds
+        elif report.waited_seconds - self._waited > _COMPILER_SECONDS:
+            self._compiler(report, report.waited_seconds - self._waited)
+        self._steps += 1
+        self._seconds += report.seconds
+        self._input = self._input + workers.input if len(self._plan.messages) else self._input + report.breakdown.input
+        if self._steps == STEPS:
+            self._judge(report.step, beside_compiler)
+            self._steps, self._seconds, self._input = 0, 0.0, 0.0
+
+    def _judge(self, step: int, beside_compiler: int) -> None:
+        input_ = np.atleast_1d(self._input)
+        worst = int(input_.argmax())
+        if self._seconds and input_[worst] > _INPUT * self._seconds:
+            self._say(
+                "input",
+                f"worker {worst} has waited for input in {input_[worst] / self._seconds:.0%} of the last {STEPS} "
+                f"steps' time ({1e3 * input_[worst] / STEPS:.1f} ms of {1e3 * self._seconds / STEPS:.1f} ms a step), and the "
+                "others for it. Have examples made beside the steps by more processes (workers=), keep them in "
+                "arrays, or do less for each: see docs/input.md.",
+            )
+        for plan, unknown in zip(self._plan.hooks, self._hooks.unknown, strict=True):
+            if unknown.values and unknown.steps >= STEPS:
+                self._say(plan, self._idle(plan, sorted(unknown.values), unknown.steps, beside_compiler))
+
+    def _idle(self, plan: HookPlan, values: Sequence[int], steps: int, beside_compiler: int) -> str:
+        names = value_names(plan)
+        missing = ", ".join(names[value] for value in values)
+        said = (
+            f"{plan.hook.name!r}{at(plan.line)} has had nothing to go by: {missing} could not be told in any of "
+            f"{steps} steps"
+        )
+        if beside_compiler >= STEPS:
+            return (
+                f"{said}, because kernels are still being compiled behind them, and on fewer than four cores the "
+                "seconds of a step beside a compiler are not the machine's. Give each process more cores, or wait for "
+                "the kernels before the run:  program.warm_up()"
+            )
+        if any(f"{names[value]}.scale" in plan.hook.leaf_names for value in values):
+            return (
+                f"{said}. A noise scale compares groups of examples, and there were fewer than two in a step: take "
+                "more workers, or have a batch run as several calls:  ad.Program(..., microbatch=)"
+            )
+        return f"{said}. What the hook is given is NaN: look what the driver makes it of."
+
+    def _compiler(self, report: Report, seconds: float) -> None:
+        if self._plan.unsplittable:
+            why = (
+                f"a batch of this driver is one kernel call ({self._plan.unsplittable[0]}), so each new size needs a "
+                "kernel of its own: let sizes change less often, in larger steps (quantum=)."
+            )
+        elif not self._resizable:
+            why = "a program that is not resizable takes other sizes only from a checkpoint."
+        else:
+            why = (
+                "deterministic programs wait for the kernels of a new size. Have them compiled before the run "
+                "(program.warm_up()), or let sizes be taken up when their kernels are there (deterministic=False)."
+            )
+        self._say("compiler", f"up to step {report.step} steps have waited {seconds:.1f} s for a compiler: {why}")
+
+    def _say(self, about: object, line: str) -> None:
+        if about not in self._said:
+            self._said.add(about)
+            _log.warning("%s", line)
+
+
+def value_names(plan: HookPlan) -> list[str]:
+    """What the values of a hook are called, one for each."""
+    names: dict[int, str] = {}
+    hook = plan.hook
+    numbered = jax.tree.unflatten(hook.tree, range(hook.tree.num_leaves))
+    for leaf, (path, _) in enumerate(jax.tree_util.tree_leaves_with_path(numbered)):
+        names.setdefault(path[0].idx, hook.leaf_names[leaf].split(".")[0].split("[")[0])
+    return [names.get(value, "") for value in range(max(names, default=-1) + 1)]  # a value may have no leaves

@@ -1,0 +1,98 @@
+"""A step in numbers, by name: what sinks write down, and the progress line shows."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from functools import lru_cache
+from typing import NamedTuple
+
+import numpy as np
+
+from .events import StepEvent
+
+_BOUNDED = ("scale", "lower", "upper")  # the fields of `mon.NoiseScale`, and of whatever else is known with bounds
+
+
+class Noise(NamedTuple):
+    """A noise scale with its bounds, in examples; NaN where not known."""
+
+    scale: float
+    lower: float
+    upper: float
+
+
+def noise_of(event: StepEvent) -> Noise | None:
+    """The noise scale, with its bounds if they are among what hooks were given or the metrics; `None` if there is none.
+
+    It is known by its fields, `scale`, `lower` and `upper`.
+    """
+    for hook in event.hooks:
+        places = _bounded(hook.names)
+        if places is not None:
+            found = hook.leaves(places)
+            return Noise(*map(float, found)) if found else None
+    scalars = event.scalars
+    names = tuple(scalars)
+    places = _bounded(names)
+    if places is not None:
+        return Noise(*[scalars[names[place]] for place in places])
+    name = next((name for name in names if name in ("noise", "noise_scale") or name.endswith("noise.scale")), None)
+    return None if name is None else Noise(scalars[name], float("nan"), float("nan"))
+
+
+@lru_cache(maxsize=64)
+def _bounded(names: Sequence[str]) -> tuple[int, ...] | None:
+    """Where the three of them are, of the first value that has them."""
+    for name in names:
+        root, _, field = name.rpartition(".")
+        wanted = [f"{root}.{field}" for field in _BOUNDED]
+        if field == _BOUNDED[0] and all(other in names for other in wanted):
+            return tuple(names.index(other) for other in wanted)
+    return None
+
+
+def figures(event: StepEvent) -> dict[str, float]:
+    """All numbers of a step that are worth a curve, by name. Metrics have the names that the driver gave them.
+
+    Then follow `epoch`, `examples`, `seconds`, `examples_per_second`, `global_batch`, `workers`, `batch_size/0` and so
+    on for each seat, `seconds/input` and the other parts of the breakdown, and `noise/scale`, `noise/lower` and
+    `noise/upper`, if a hook or the metrics have them.
+    """
+    report = event.report
+    found = dict(event.scalars)
+    found.update(
+        {
+            "epoch": event.epoch,
+            "examples": report.examples,
+            "seconds": report.seconds,
+            "examples_per_second": report.examples_per_second,
+            "global_batch": report.global_batch,
+            "workers": len(report.members),
+        }
+    )
+    found.update((f"batch_size/{seat}", size) for seat, size in enumerate(report.batch_sizes))
+    found.update((f"seconds/{part}", seconds) for part, seconds in report.breakdown._asdict().items())
+    noise = noise_of(event)
+    if noise is not None:
+        found.update((f"noise/{field}", value) for field, value in noise._asdict().items() if not np.isnan(value))
+    return found
+
+
+def words(event: StepEvent) -> list[str]:
+    """What happened in a step, in lines: decisions, joins, losses and notes. None in most."""
+    report, decision = event.report, event.report.decision
+    lines = []
+    if decision is not None and decision:
+        asked = {"global batch": decision.global_batch, "workers": decision.workers, "shares": decision.shares}
+        told = [f"{what} {brief(value)}" for what, value in asked.items() if value is not None]
+        lines.append(f"decision: {', '.join([*told, *(['stop'] if decision.stop else [])])}")
+    lines += [f"a worker has joined on seat {seat}" for seat in report.joined]
+    lines += [f"lost: {loss}" for loss in report.lost]
+    return [*lines, *report.notes]
+
+
+def brief(value: object) -> str:
+    """Shares in short."""
+    if isinstance(value, Iterable) and not isinstance(value, str):
+        return " : ".join(f"{share:g}" for share in value)
+    return str(value)

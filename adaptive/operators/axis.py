@@ -1,0 +1,142 @@
+"""`jax.lax.pmean(x, "workers")` in a driver: a mean over all examples of the step, with a derivative.
+
+Models that others wrote ask for such means inside the forward pass, by the name of an axis: `axis_name=` of flax's
+batch normalisation. For JAX a `pmean` is a sum over a named axis and a division by the axis's size. So a driver is
+traced with an axis of that name, and behind the trace, when JAX has differentiated, each sum with its division becomes
+a collective.
+
+In reverse mode the division comes first and the sum behind it: the cotangents' mean. With J for the mean over examples
+of the workers' losses L_i and y = sum_j w_j x_j / W, it is
+
+    dJ/dx_j = w_j / W  sum_i w_i / W  dL_i/dy
+
+so the mean of dL_i/dy is what worker j goes on with, and `all_reduce` of its gradient brings dJ/dp, on any split. That
+holds for gradients that are averaged over examples, as all here are by default, and of a loss that is such a mean.
+
+A sum alone (`psum`) is refused: what JAX's would mean, with workers of different batches that run as several calls, is
+another thing than the mean times a number, and nobody can have meant that.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import jax
+from jax.extend.core import ClosedJaxpr, JaxprEqn, Literal, Var
+
+from adaptive.base.errors import CollectiveError
+from adaptive.base.where import at, line_of
+
+from .collectives import Collective, collective, collective_p
+from .sources import EXAMPLES, read
+
+WORKERS = "workers"
+# What means are divided by in the trace. No number that a driver is likely to divide by itself, so that what it adds up
+# is not taken for a mean; and half precisions have it.
+_SIZE = 4096
+AXES = ((WORKERS, _SIZE),)
+
+
+@dataclass(frozen=True)
+class ExampleMean(Collective):
+    """What `all_reduce` does by default."""
+
+    name = "pmean"
+    reduces = True
+
+    @property
+    def weighted(self) -> bool:
+        return True
+
+    def of_replicated(self, x: jax.Array, workers: int) -> jax.Array:
+        return x
+
+
+class Sum(NamedTuple):
+    """A sum over the workers, as JAX left it: the equation, and what it sums and brings, by the driver's variables."""
+
+    eqn: JaxprEqn
+    operands: Sequence[Any]
+    results: Sequence[Any]
+
+
+def is_over_workers(eqn: JaxprEqn) -> bool:
+    """Whether an equation is one of JAX's own collectives, over the workers."""
+    axes = eqn.params.get("axes", eqn.params.get("axis_name", ()))
+    return WORKERS in (axes if isinstance(axes, tuple | list) else (axes,))
+
+
+def as_collective(eqn: JaxprEqn) -> ClosedJaxpr:
+    """A function to call in the place of a sum over the workers: the mean of its operands. The division is still there.
+
+    Raises:
+      CollectiveError: the equation is no such sum.
+    """
+    if eqn.primitive.name != "psum" or eqn.params.get("axis_index_groups") is not None:
+        raise _no_mean(eqn)
+    if tuple(eqn.params["axes"]) != (WORKERS,):
+        raise CollectiveError(
+            f"jax.lax.pmean{at(line_of(eqn.source_info))} is over {WORKERS!r} and another axis at once. Take one mean "
+            f'of the other:\n    jax.lax.pmean(jax.lax.pmean(x, "examples"), "{WORKERS}")'
+        )
+
+    def mean(*values: jax.Array) -> list[jax.Array]:
+        return collective(ExampleMean(), values, weight=read(EXAMPLES))
+
+    return jax.make_jaxpr(mean)(*(v.aval for v in eqn.invars))
+
+
+def without_divisions(
+    eqns: Sequence[JaxprEqn], sums: Sequence[Sum], outvars: Sequence[Any]
+) -> tuple[list[JaxprEqn], list[Any]]:
+    """A driver's equations and results where each sum over the workers has become a mean: without what divided it.
+
+    Raises:
+      CollectiveError: a sum is divided neither before nor behind, so it belongs to no mean.
+    """
+    made = {v: e for e in eqns if _divides(e) for v in e.outvars}
+    used: dict[Any, list[JaxprEqn]] = {result: [] for s in sums for result in s.results}
+    for eqn in eqns:
+        for atom in eqn.invars:
+            if isinstance(atom, Var) and atom in used:
+                used[atom].append(eqn)
+    quotients: dict[Any, Any] = {}  # by what stands for each: the mean
+    dividends: dict[Any, Any] = {}  # by the mean that is taken of each
+    for eqn, operands, results in sums:
+        for operand, result in zip(operands, results, strict=True):
+            if used[result] and all(map(_divides, used[result])) and result not in outvars:
+                quotients.update((e.outvars[0], result) for e in used[result])
+            elif isinstance(operand, Var) and operand in made:  # by reverse mode
+                dividends[result] = made[operand].invars[0]
+            elif used[result] or result in outvars:
+                raise _no_mean(eqn)
+
+    def mended(eqn: JaxprEqn) -> JaxprEqn:
+        operands = list(eqn.invars)
+        if eqn.primitive is collective_p:
+            for place, mean in enumerate(eqn.outvars):
+                operands[place] = dividends.get(mean, operands[place])
+        return eqn.replace(invars=[_look_up(quotients, a) for a in operands])
+
+    kept = [mended(e) for e in eqns if not any(v in quotients for v in e.outvars)]
+    return kept, [_look_up(quotients, a) for a in outvars]
+
+
+def _look_up(instead: dict[Any, Any], atom: Any) -> Any:
+    return instead.get(atom, atom) if isinstance(atom, Var) else atom
+
+
+def _divides(eqn: JaxprEqn) -> bool:
+    by = eqn.invars[1] if eqn.primitive.name == "div" else None
+    return isinstance(by, Literal) and by.aval.shape == () and by.val == _SIZE
+
+
+def _no_mean(eqn: JaxprEqn) -> CollectiveError:
+    return CollectiveError(
+        f"jax.lax.{eqn.primitive.name} over {WORKERS!r}{at(line_of(eqn.source_info))}: of JAX's own collectives a "
+        f'driver may call jax.lax.pmean(x, "{WORKERS}"), the mean over all examples. For others write\n'
+        '    comm.all_reduce(x, op="sum")      op="max", op="min"\n'
+        "    comm.all_gather(x)      ad.worker()      ad.workers()"
+    )

@@ -1,0 +1,61 @@
+"""`ad.hyperparameter("lr", 0.1)`: a number of a driver that hooks may change while it runs.
+
+It is a slot that nothing in the driver writes: so it is kept in checkpoints, told to newcomers, and equal on all
+workers, as any slot is, and another value needs no other program. Who writes it is the program, between two steps.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import numpy as np
+
+from adaptive.base.errors import DriverError
+from adaptive.base.numbers import reals
+from adaptive.base.where import at, current_line
+
+from .slots import slot
+
+_LABEL = "hyperparameter "
+
+
+def hyperparameter(name: str, value: Any) -> jax.Array:
+    """A number, or a small array, that control hooks set: `control.set(lr=0.05)`. Replicated.
+
+        def driver(state, batch):
+            lr = ad.hyperparameter("lr", 0.1)
+            ...
+            updates, opt_state = optax.sgd(lr, momentum=0.9).update(avg_grads, state.opt_state)
+
+    What is set is in force from the next step on, and compiles nothing. Read twice under one name, it is one.
+
+    Args:
+      name: what to set it by: a Python name.
+      value: at first. Its shape and type stay: Python's floats are JAX's default float.
+
+    Returns:
+      Its value in this step; outside a program, `value`.
+
+    Raises:
+      DriverError: the name is none, or the value is no array of finite numbers that are known before the first step.
+    """
+    if not (isinstance(name, str) and name.isidentifier()):
+        raise DriverError(
+            f"hyperparameter{at(current_line())}: the name has to be one that control.set(…) can be called with, such "
+            f"as 'lr'; got {name!r}."
+        )
+    numbers = reals(value)
+    if numbers is None or not np.isfinite(numbers).all():
+        raise DriverError(
+            f"hyperparameter {name!r}{at(current_line())}: its first value is a finite number, or an array of them, "
+            f"that is known before the first step; got {value!r}."
+        )
+    first = np.asarray(value)
+    return slot(_LABEL + name, first, lambda present: (present, present))
+
+
+def name_of(slot_name: str) -> str | None:
+    """Of a slot of a plan: which hyperparameter it holds, if it holds one."""
+    label, found, _ = slot_name.rpartition("/")
+    return label.removeprefix(_LABEL) if found and label.startswith(_LABEL) else None

@@ -1,0 +1,143 @@
+"""Claim: the page of 100,000 steps of 64 workers is made in at most 5 s, has at most 3 MB, and opens within 2 s.
+
+    python benchmarks/page_of_a_long_run.py [--steps 100000] [--workers 64] [--keep FOLDER]
+
+A made-up run is written by the recorder that writes real ones: workers that differ by 5 %, one that is slowed down for a
+fifth of the run, eight that are so for a twentieth, slow input for a twentieth, sizes that change every 500 steps, a
+worker that is lost and one that takes its place. Then `adaptive report` is timed, as a process from its start to its end,
+and headless Chromium (where there is one) from the start of navigation until all charts are drawn.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import numpy as np
+from _measure import readable, report
+
+from adaptive.base.activity import Breakdown, WorkerSeconds
+from adaptive.base.decision import Decision, Limits
+from adaptive.base.world import Loss
+from adaptive.control.membership import Numbers
+from adaptive.observe.events import Asked, HookValues, StepEvent
+from adaptive.observe.record import Recorder
+from adaptive.observe.report import Report
+
+EXAMPLE_SECONDS = 0.9e-3
+CHANGES_EVERY = 500
+ROUNDS = 3
+BROWSERS = ("chromium", "chromium-browser", "google-chrome")
+DRAWN = re.compile(r'data-drawn-ms="(\d+)"')
+
+
+def write_record(path: Path, steps: int, workers: int, seed: int = 0) -> None:
+    """A run as `Program.run(record=…)` would have recorded it."""
+    rng = np.random.default_rng(seed)
+    record, loss = Recorder(path), 2.3
+    limits = Limits((1,) * workers, (10**6,) * workers, 4, examples=10**6)
+    speed = rng.normal(1.0, 0.05, workers)
+    even = np.round(32 / speed).astype(int)
+    sizes = previous = tuple(map(int, even))
+    members = tuple(range(workers))
+    consumed = 0
+    for step in range(1, steps + 1):
+        at = step / steps
+        slow = speed.copy()
+        slow[workers // 4] *= 1.6 if 0.4 <= at < 0.6 else 1.0
+        slow[workers // 2 : workers // 2 + workers // 8] *= 1.4 if 0.7 <= at < 0.75 else 1.0
+        left, came = step == int(0.80 * steps), step == int(0.82 * steps)
+        if left or came:
+            members = tuple(w for w in range(workers) if came or w != workers - 1)
+        there = np.isin(np.arange(workers), members)
+        previous, sizes = sizes, tuple(int(size) for size in np.where(there, np.where(sizes, sizes, even), 0))
+        input_ = np.where(there, rng.exponential(12e-3 if 0.2 <= at < 0.25 else 5e-5, workers), 0.0)
+        computing = np.array(sizes) * EXAMPLE_SECONDS * slow * rng.lognormal(0, 0.03, workers)
+        busy = np.where(there, computing + input_ + 4e-4, 0.0)
+        of_workers = WorkerSeconds(input_, computing, busy)
+        compiling = 8.0 if step == 1 else 0.0
+        parts = (input_[0], computing[0], 2e-3, busy.max() - busy[0], 1e-4, compiling, 3e-4)
+        consumed += sum(sizes)
+        loss = 0.05 + 2.25 * np.exp(-6 * at) + rng.normal(0, 0.02)
+        scale = float(200 + 4000 * at + rng.normal(0, 80))
+        decision, notes = None, []
+        if step % CHANGES_EVERY == 0:
+            shares = even + np.roll(trade := rng.integers(-1, 2, workers), 1) - trade  # the global batch stays
+            decision = Decision(shares=tuple(map(float, shares)), notes=())
+            following = tuple(map(int, shares))
+        hooks = (
+            HookValues("0/adapt_batch_size", 20, tuple(f"noise.{f}" for f in ("scale", "trace", "signal", "lower", "upper")),
+                       [np.array(x) for x in (scale, 20.0, 0.1, scale * 0.8, scale * 1.3)]),
+            HookValues("1/balance", CHANGES_EVERY, ("seconds",), [computing]),
+        )  # fmt: skip
+        told = Report(
+            step, consumed // 10**6, consumed, {"loss": np.array(loss), "noise": np.array(scale)}, sizes, sum(sizes), 1,
+            312_000, float(sum(parts)), Breakdown(*map(float, parts)), (), (), 8, 4.0, 8.0, decision, step % 9973 == 0,
+            tuple(notes), members, (workers - 1,) if came else (),
+            (Loss((workers - 1,), f"rank {workers - 1}", f"message 1 of step {step}", 0.01),) if left else (),
+        )  # fmt: skip
+        asked = Asked(sum(sizes), members, Numbers(len(members), 1, workers))
+        record(StepEvent(told, consumed / 10**6, previous, limits, seed, hooks, asked,
+                         ("balance",) if decision else (), of_workers))  # fmt: skip
+        if decision is not None:
+            sizes = following
+    record.close()
+
+
+def made(record: Path, page: Path) -> float:
+    """Seconds of the command, as a process."""
+    start = time.perf_counter()
+    command = "from adaptive.page.command import report; report()"
+    subprocess.run([sys.executable, "-c", command, str(record), "-o", str(page)], check=True, capture_output=True)
+    return time.perf_counter() - start
+
+
+def opened(page: Path) -> float | None:
+    """Seconds in a browser from the start of navigation until the charts are drawn; `None` if there is none."""
+    browser = next(filter(None, map(shutil.which, BROWSERS)), None)
+    if browser is None:
+        return None
+    with tempfile.TemporaryDirectory() as profile:
+        options = ["--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={profile}", "--window-size=1280,900"]
+        done = subprocess.run(
+            [browser, *options, "--virtual-time-budget=20000", "--dump-dom", page.as_uri()],
+            capture_output=True, text=True, check=True, timeout=120,
+        )  # fmt: skip
+    found = DRAWN.search(done.stdout)
+    return int(found[1]) / 1e3 if found else None
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--steps", type=int, default=100_000)
+    parser.add_argument("--workers", type=int, default=64)
+    parser.add_argument("--keep", type=Path, metavar="FOLDER", help="leave record and page there; take a record from there")
+    args = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        record, page = (Path(args.keep or folder) / name for name in ("run.jsonl", "run.html"))
+        if not record.exists():
+            write_record(record, args.steps, args.workers)
+        making = [made(record, page) for _ in range(ROUNDS)]
+        opening = [seconds for _ in range(ROUNDS) if (seconds := opened(page)) is not None]
+        rows = [
+            {"": "the record", "figure": f"{record.stat().st_size / 1e6:.0f} MB", "aimed at": ""},
+            {"": "making the page", "figure": readable(float(np.median(making))), "aimed at": "5 s"},
+            {"": "the page", "figure": f"{page.stat().st_size / 1e6:.2f} MB", "aimed at": "3 MB"},
+            {
+                "": "opening it",
+                "figure": readable(float(np.median(opening))) if opening else "no browser here",
+                "aimed at": "2 s",
+            },
+        ]
+    notes = [f"{args.steps} steps of {args.workers} workers; medians of {ROUNDS}, the first with the record just written."]
+    report("The page of a long run", rows, "page_of_a_long_run.md", notes)
+
+
+if __name__ == "__main__":
+    main()

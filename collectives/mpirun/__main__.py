@@ -1,7 +1,0 @@
-"""`python -m collectives.mpirun`."""
-
-import sys
-
-from ._launcher import main
-
-sys.exit(main())

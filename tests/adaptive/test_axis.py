@@ -1,0 +1,110 @@
+"""`jax.lax.pmean(x, "workers")` in a driver: what JAX makes of it is a mean over examples, and nothing else is."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import adaptive as ad
+import collectives as comm
+from adaptive.operators.collectives import collective_p
+from adaptive.runtime.local_world import LocalWorld
+
+from .drivers import FEATURES, make_data, traced
+
+W = jnp.zeros(FEATURES)
+UNEVEN = {"shares": [5, 1, 6], "microbatch": 2, "resizable": False}  # of three workers, each in several calls
+
+
+def pmean(x):
+    return jax.lax.pmean(x, "workers")
+
+
+def collectives_of(driver, state=0.0):
+    return [e for e in traced(driver, state).eqns if e.primitive is collective_p]
+
+
+@pytest.mark.parametrize("dtype", [np.float16, np.float32])
+def test_a_mean_in_the_forward_pass_has_a_derivative(dtype):
+    """Of values that JAX's own sum, over an axis of so many, would take beyond half precision's range."""
+    data = jax.tree.map(lambda a: (a + 100).astype(dtype), make_data())
+
+    def loss_fn(w, x, y, mean):
+        z = x @ w
+        centre, square = mean((z.mean(), (z * z).mean() / 8))
+        return ((z / 16 - y - centre) ** 2).mean() / 64 + square / 512
+
+    def driver(w, batch):
+        loss, grads = comm.all_reduce(jax.value_and_grad(loss_fn)(w, batch["x"], batch["y"], pmean))
+        return w - grads, {"loss": loss, "grads": grads}
+
+    w = jnp.asarray([0.1, -0.2, 0.3], dtype)
+    with ad.Program(driver, w, data, global_batch=24, world=LocalWorld(3), **UNEVEN) as program:
+        ours = program.step().metrics
+    theirs = jax.value_and_grad(loss_fn)(w, data["x"], data["y"], lambda x: x)
+    tolerance = {np.float16: 2e-2, np.float32: 1e-5}[dtype]
+    assert ours["loss"] == pytest.approx(float(theirs[0]), rel=tolerance)
+    np.testing.assert_allclose(ours["grads"], theirs[1], rtol=tolerance)
+
+
+def test_a_step_with_it_does_not_depend_on_the_split():
+    def driver(w, batch):
+        def loss_fn(w):
+            z = batch["x"] @ w
+            return ((z - pmean(z.mean()) - batch["y"]) ** 2).mean()
+
+        return w - comm.all_reduce(jax.grad(loss_fn)(w)), {}
+
+    with ad.Program(driver, W, make_data(), global_batch=24, world=LocalWorld(3), resizable=False) as program:
+        assert program.check().verdict == "yes"
+        assert len(program.plan.messages) == 3  # the mean, its cotangent, the gradient
+
+
+@pytest.mark.parametrize(
+    "inside",
+    [jax.jit, lambda f: jax.vmap(f, in_axes=1), lambda f: lambda x: jax.jvp(f, (x,), (x,))[1]],
+    ids=["jit", "vmap", "jvp"],
+)
+def test_it_may_stand_inside(inside):
+    graph = collectives_of(lambda s, b: (s + inside(pmean)(b["x"]).sum(), {}), 0.0)
+    assert {e.params["how"].name for e in graph} == {"pmean"}
+
+
+def test_of_what_is_replicated_nothing_is_sent():
+    with ad.Program(
+        lambda s, b: (pmean(s + 1), {"loss": comm.all_reduce(b["y"].mean())}),
+        0.0,
+        make_data(),
+        global_batch=24,
+        world=LocalWorld(3),
+        resizable=False,
+    ) as program:
+        assert len(program.plan.messages[0]) == 1
+        program.step()
+        assert float(program.state) == 1
+
+
+@pytest.mark.parametrize(
+    ("call", "says"),
+    [
+        (lambda x: jax.lax.psum(x, "workers"), "jax.lax.psum over 'workers' (test_axis.py:"),
+        (lambda x: jax.lax.psum(x, "workers") / 2, 'comm.all_reduce(x, op="sum")'),
+        (lambda x: jax.lax.pmax(x, "workers"), "jax.lax.pmax over 'workers' (test_axis.py:"),
+        (lambda x: x * jax.lax.axis_index("workers").astype(x.dtype), "ad.worker()"),
+        (lambda x: jax.lax.pmean(x, "workers", axis_index_groups=[range(4096)]), "jax.lax.psum over 'workers'"),
+        (lambda x: jax.lax.all_gather(x, "workers")[0], "comm.all_gather(x)"),
+        (lambda x: jax.lax.scan(lambda c, _: (pmean(c), None), x, length=2)[0], "stands inside jax.lax.scan"),
+        (lambda x: jax.grad(jax.checkpoint(lambda x: pmean(x * x)))(x), "stands inside jax.checkpoint"),
+        (
+            lambda x: jax.vmap(lambda r: jax.lax.pmean(r, ("rows", "workers")), axis_name="rows")(x[None])[0],
+            'jax.lax.pmean(jax.lax.pmean(x, "examples"), "workers")',
+        ),
+    ],
+    ids=["psum", "divided", "pmax", "axis_index", "groups", "all_gather", "scan", "checkpoint", "two axes"],
+)
+def test_what_is_no_mean_over_the_workers_is_refused(call, says):
+    with pytest.raises(ad.CollectiveError) as caught:
+        traced(lambda s, b: (s + call(b["y"].mean()), {}), 0.0)
+    assert says in str(caught.value)

@@ -1,0 +1,404 @@
+"""Data without an index: each example once per pass, whatever is resized, and from where a checkpoint stood."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import math
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import adaptive as ad
+import collectives as comm
+from adaptive.data.iterated import Iterated
+from adaptive.data.same_data import digests_of_data, steadiness
+from adaptive.data.shards import stream_of
+from adaptive.data.stream import Stream
+
+grain = pytest.importorskip("grain")
+
+
+def counted(n):
+    """Numbers 0 … n-1, in each epoch."""
+
+    def rows(epoch):
+        for i in range(n):
+            yield {"i": i, "epoch": epoch}
+
+    return rows
+
+
+def opened(how, workers=1, mine=None, seed=0):
+    mine = range(workers) if mine is None else mine
+    return Stream(stream_of(how, workers, mine), seed=seed, workers=mine)
+
+
+def walk(stream, plan):
+    """The batches of this process's workers, step by step, fetched ahead."""
+    for sizes in plan:
+        share = stream.take(sizes)
+        stream.prefetch(sizes)
+        stream.advance(sizes)
+        yield [None if b is None else b["i"].tolist() for b in share.batches]
+
+
+def flat(steps):
+    return [i for step in steps for batch in step if batch for i in batch]
+
+
+# --- an iterator that all share ---------------------------------------------------------------------------------------
+
+
+@given(
+    st.integers(1, 30),
+    st.lists(st.tuples(*[st.integers(0, 7)] * 3).filter(any), min_size=1, max_size=8),
+    st.booleans(),
+)
+def test_each_example_is_taken_once_per_pass_whatever_is_resized(n, plan, batched):
+    def batches():
+        for start in range(0, n, 4):
+            yield {"i": np.arange(start, min(start + 4, n))}
+
+    how = ad.data.from_iterator(batches, batched=True) if batched else ad.data.from_iterator(counted(n))
+    streams = [opened(how, 3, range(k, k + 1)) for k in range(3)]
+    epochs = []
+    steps = [list(walk(stream, plan)) for stream in streams]
+    together = [i for step in zip(*steps, strict=True) for own in step for i in own[0] or ()]
+    consumed = sum(map(sum, plan))
+    assert together == [i % n for i in range(consumed)]
+    for stream in streams:
+        epochs.append((stream.epoch, stream.epoch_length))
+        stream.close()
+    assert set(epochs) == {(consumed // n, n if consumed >= n else None)}
+
+
+def test_a_step_that_is_taken_again_takes_the_same_examples():
+    stream = opened(ad.data.from_iterator(counted(100)), 2)
+    for _ in walk(stream, [(3, 3)]):
+        pass
+    again = [flat([[b["i"].tolist() for b in stream.take(sizes).batches]]) for sizes in ((3, 3), (5, 1), (3, 3))]
+    assert again == [list(range(6, 12))] * 3
+    stream.close()
+
+
+def test_epochs_are_fractions_as_soon_as_one_has_ended():
+    stream = opened(ad.data.from_iterator(counted(8)))
+    seen = [stream.epochs for _ in walk(stream, [(4,)] * 6)]
+    assert seen == [0, 1, 1.5, 2, 2.5, 3]
+    stream.close()
+    stream = opened(ad.data.from_iterator(counted(8), length=8))
+    next(walk(stream, [(4,)]))
+    assert (stream.epochs, stream.epoch_length) == (0.5, 8)
+    stream.close()
+
+
+def test_make_is_called_with_what_it_takes():
+    def rows(epoch, workers, extra=3):
+        yield from ({"i": 100 * epoch + 10 * workers + extra} for _ in range(2))
+
+    assert flat(walk(opened(ad.data.from_iterator(rows), 1), [(4,)])) == [13, 13, 113, 113]
+    assert flat(walk(opened(ad.data.from_iterator([{"i": 4}, {"i": 5}])), [(3,)])) == [4, 5, 4]
+
+
+def test_only_the_share_of_this_process_is_transformed():
+    seen = []
+
+    def augment(example, rng):
+        seen.append(example["i"])
+        return {**example, "r": rng.random()}
+
+    how = ad.data.from_iterator(counted(20), map=lambda e: {"i": e["i"] + 100}, random_map=augment)
+    stream = opened(how, 2, range(1, 2))
+    seen.clear()
+    (batch,) = stream.take((4, 3)).batches
+    assert seen == batch["i"].tolist() == [104, 105, 106]
+    other = opened(how, 1).take((7,)).batches[0]
+    assert other["r"][4:].tolist() == batch["r"].tolist()
+    stream.close()
+
+
+# --- what is refused, and what goes wrong -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("make", "options", "says"),
+    [
+        (iter([1]), {}, "a list_iterator can be gone through once only"),
+        (3, {}, "from_iterator takes a function that returns an iterator; got a int"),
+        (lambda path: [path], {}, "it has path besides. Bind them"),
+        (counted(3), {"length": 0}, "length= takes the number of examples"),
+        (counted(3), {"length": 2.5}, "length= takes the number of examples"),
+    ],
+)
+def test_what_begins_no_iterator_is_refused(make, options, says):
+    with pytest.raises(ad.DataError) as error:
+        ad.data.from_iterator(make, **options)
+    assert says in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("how", "plan", "says"),
+    [
+        (ad.data.from_iterator(list), [], "the iterator of epoch 0 gave no examples."),
+        (ad.data.from_iterator(lambda: [{}]), [], "has no arrays"),
+        (
+            ad.data.from_iterator(lambda epoch: [{"i": 1}] * (epoch < 1)),
+            [(1,), (1,)],
+            "does it return the same iterator",
+        ),
+        (ad.data.from_iterator(counted(5), length=7), [(6,)], "ended after 5 examples; length= says 7"),
+        (ad.data.from_iterator(lambda: [{"i": 1}, {"i": 1.5}]), [(2,)], "of example 1 is float32, of example 0 int32"),
+        (ad.data.from_iterator(lambda: [{"i": np.zeros((2, 3))}] * 2, batched=False), [(1,), (1,)], ""),
+        (ad.data.from_iterator(lambda: [{"i": np.zeros(2), "j": np.zeros(3)}], batched=True), [], "different lengths"),
+    ],
+)
+def test_what_an_iterator_does_wrong_is_told_by_the_step_that_meets_it(how, plan, says):
+    if not says:
+        flat(walk(opened(how), plan))
+        return
+    with pytest.raises(ad.DataError) as error:
+        flat(walk(opened(how), plan))
+    assert says in str(error.value)
+
+
+def test_an_iterator_that_raises_has_not_ended():
+    def rows():
+        yield {"i": 0}
+        yield {"i": 1}
+        raise OSError("the server is gone")
+
+    stream = opened(ad.data.from_iterator(rows))
+    assert flat(walk(stream, [(2,)])) == [0, 1]
+    for _ in range(2):
+        with pytest.raises(OSError, match="the server is gone") as error:
+            stream.take((2,))
+    assert error.value.__notes__ == ["the iterator raised it instead of giving example 2"]
+    assert stream.epoch == 0
+    stream.close()
+
+
+# --- an iterator for each worker --------------------------------------------------------------------------------------
+
+
+def own(worker, workers, epoch):
+    for i in itertools.count():
+        yield {"i": 1000 * worker + i}
+
+
+def test_each_worker_goes_through_its_own():
+    stream = opened(ad.data.from_iterator(own), 3, range(1, 3))
+    assert list(walk(stream, [(2, 2, 1), (0, 0, 3), (1, 1, 1)])) == [
+        [[1000, 1001], [2000]],
+        [None, [2001, 2002, 2003]],
+        [[1002], [2004]],
+    ]
+    assert stream.cursors == (3, 3, 5)
+    assert stream.epoch_length is None
+    stream.go_on((9, 5, 2), stream.place())
+    assert list(walk(stream, [(1, 1, 1)])) == [[[1005], [2002]]]
+    stream.close()
+
+
+# --- going on ---------------------------------------------------------------------------------------------------------
+
+
+class Stateful:
+    """As grain's iterators: gives numbers, and can be set to where another one was."""
+
+    skipped = 0
+
+    def __init__(self, n, encode):
+        self.at, self.n, self.encode = 0, n, encode
+
+    def __iter__(self):
+        return self
+
+    def __next__(self):
+        if self.at == self.n:
+            raise StopIteration
+        self.at += 1
+        Stateful.skipped += 1
+        return {"i": self.at - 1}
+
+    def get_state(self):
+        return self.encode(self.at)
+
+    def set_state(self, state):
+        self.at = int(state) if isinstance(state, bytes) else state["at"]
+
+
+class Reloading:
+    """As iterable data sets of Hugging Face: what is iterated keeps the state."""
+
+    def __init__(self):
+        self.state = None
+
+    def __iter__(self):
+        self.state = self.state if self.state is not None else 0
+        while self.state < 10:
+            self.state += 1
+            yield {"i": self.state - 1}
+        self.state = None
+
+    def state_dict(self):
+        return None if self.state is None else {"at": self.state}
+
+    def load_state_dict(self, state):
+        self.state = state["at"]
+
+
+class AsDict(grain.transforms.Map):
+    def map(self, element):
+        return {"i": element}
+
+
+GRAIN = grain.MapDataset.range(10).map(lambda i: {"i": i})
+KINDS = {
+    "skipped": lambda: counted(10),
+    "dict": lambda: lambda: Stateful(10, lambda at: {"at": np.int64(at)}),
+    "bytes": lambda: lambda: Stateful(10, lambda at: str(at).encode()),
+    "no JSON": lambda: lambda: Stateful(10, lambda at: {"at": {at}}),
+    "iterable": lambda: lambda: Reloading(),
+    "grain": lambda: GRAIN.to_iter_dataset(),
+    "grain, with threads": lambda: GRAIN.to_iter_dataset(grain.ReadOptions(num_threads=2)),
+    "loader of grain": lambda: grain.DataLoader(
+        data_source=grain.sources.RangeDataSource(0, 10, 1),
+        sampler=grain.samplers.SequentialSampler(10, grain.sharding.NoSharding()),
+        operations=[AsDict()],
+    ),
+    # Its state holds where its source lay in memory, so another one does not take it.
+    "loader of grain, skipped": lambda: grain.DataLoader(
+        data_source=GRAIN, sampler=grain.samplers.SequentialSampler(10, grain.sharding.NoSharding())
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("steps", [0, 1, 2, 5, 7])
+def test_a_stream_goes_on_where_another_stood(kind, steps):
+    make, plan = KINDS[kind], [(2, 1), (1, 3), (3, 0), (4, 4), (1, 1), (5, 5), (2, 2), (3, 3)]
+    stream = opened(ad.data.from_iterator(make()), 2)
+    whole = flat(walk(stream, plan))
+    assert whole == [i % 10 for i in range(len(whole))]
+    epochs = stream.epochs
+    stream.close()
+    first, other = opened(ad.data.from_iterator(make()), 2), opened(ad.data.from_iterator(make()), 2)
+    begun = flat(walk(first, plan[:steps]))
+    other.go_on(first.cursors, first.place())
+    assert other.epoch == first.epoch
+    assert begun + flat(walk(other, plan[steps:])) == whole
+    assert other.epoch == int(epochs)
+    for each in (first, other):
+        each.close()
+
+
+def test_what_has_a_state_is_not_gone_through_again():
+    stream = opened(ad.data.from_iterator(lambda: Stateful(10**6, lambda at: {"at": at})))
+    for _ in walk(stream, [(10,)] * 20):
+        pass
+    other = opened(ad.data.from_iterator(lambda: Stateful(10**6, lambda at: {"at": at})))
+    Stateful.skipped = 0
+    other.go_on(stream.cursors, stream.place())
+    assert Stateful.skipped <= 22
+    assert json.loads(stream.place())[0] > 150
+    assert flat(walk(other, [(3,)])) == [200, 201, 202]
+    stream.close()
+    other.close()
+
+
+# --- programs ---------------------------------------------------------------------------------------------------------
+
+
+def driver(state, batch):
+    x = batch["i"].astype(jnp.float32)
+    return state + comm.all_reduce(x.mean()), {"mean": comm.all_reduce(x.mean())}
+
+
+def program_on(data, **options):
+    return ad.Program(driver, jnp.zeros(()), data, resizable=False, **{"global_batch": 4, **options})
+
+
+def test_a_program_goes_through_epochs_and_on_from_a_checkpoint():
+    with program_on(ad.data.from_iterator(counted(10))) as program:
+        assert "every process reads all examples" in program.explain()
+        reports = [program.step() for _ in range(3)]
+        kept = program.checkpoint()
+        reports += list(program.run(epochs=1))
+        assert [report.epoch for report in reports] == [0, 0, 1, 1, 2]
+        means = [float(report.metrics["mean"]) for report in reports]
+        assert means == [np.mean([i % 10 for i in range(k, k + 4)]) for k in range(0, 20, 4)]
+        assert program.check(program._stream.peek((4,)))
+    with program_on(ad.data.from_iterator(counted(10))) as program:
+        program.restore(kept)
+        assert [float(report.metrics["mean"]) for report in program.run(epochs=1)] == means[3:]
+
+
+def test_an_iterator_is_kept_on_disk(tmp_path):
+    data = GRAIN.to_iter_dataset()
+    with program_on(data) as program:
+        means = [float(r.metrics["mean"]) for r in program.run(steps=7, checkpoint=ad.Checkpoints(tmp_path, every=3))]
+    with program_on(data) as program:
+        program.restore(tmp_path)
+        assert program.steps == 7
+        assert float(program.step().metrics["mean"]) == np.mean([i % 10 for i in range(28, 32)])
+    assert len(means) == 7
+
+
+@pytest.mark.parametrize(
+    ("how", "says"),
+    [
+        (ad.data.from_iterator(own, length=math.inf), "the data have no end, and no epochs. Write steps=…"),
+        (ad.data.from_iterator(lambda worker: counted(5)(0)), "nobody knows the ends of all"),
+    ],
+)
+def test_epochs_that_nobody_can_tell_are_refused(how, says, tmp_path):
+    with program_on(how) as program:
+        with pytest.raises(ad.DataError, match=says):
+            next(program.run(epochs=1))
+        with pytest.raises(ad.DataError, match="Write every=\"100 steps\" for every='1 epoch'"):
+            next(program.run(steps=1, checkpoint=ad.Checkpoints(tmp_path, every="1 epoch")))
+        assert [report.epoch for report in program.run(steps=3)] == [0, 0, 0]
+
+
+def test_what_is_said_to_be_an_epoch_of_endless_data_is_one():
+    def endless():
+        return ({"i": i} for i in itertools.count())
+
+    stream = opened(ad.data.from_iterator(endless, length=8, batched=False))
+    assert [stream.epochs for _ in walk(stream, [(4,)] * 3)] == [0.5, 1, 1.5]
+    stream.close()
+
+
+def test_data_without_an_index_are_not_evaluated():
+    with program_on(ad.data.from_iterator(counted(10))) as program, pytest.raises(ad.DataError, match="have no index"):
+        program.evaluate(lambda state, batch: batch["i"].mean(), ad.data.from_iterator(counted(10)))
+    with pytest.raises(ad.DataError, match="shard 0 has no index"):
+        ad.Shards([grain.MapDataset.range(3).to_iter_dataset()])
+    with pytest.raises(ad.DataError, match="has no index"):
+        ad.data.from_source(grain.MapDataset.range(3).to_iter_dataset())
+
+
+# --- the same on all processes ----------------------------------------------------------------------------------------
+
+
+def test_the_first_examples_are_compared_and_taken_all_the_same():
+    def odd(epoch):
+        for i in range(20):
+            yield {"i": i + (i == 7), "epoch": epoch}
+
+    digests = [
+        digests_of_data(Iterated(ad.data.from_iterator(rows), 1, [0])) for rows in (counted(20), counted(20), odd)
+    ]
+    assert digests[0] == digests[1]
+    assert [name for name in digests[0] if digests[0][name] != digests[2][name]] == ["data['i']"]
+    stream = opened(ad.data.from_iterator(counted(20)))
+    digests_of_data(stream.data)
+    assert steadiness(stream.data, 0) == {}
+    assert flat(walk(stream, [(20,)])) == list(range(20))
+    stream.close()
+    own_data = [Iterated(ad.data.from_iterator(own), 2, [k]) for k in range(2)]
+    assert digests_of_data(own_data[0]) == digests_of_data(own_data[1])

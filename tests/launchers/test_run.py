@@ -1,0 +1,356 @@
+"""`adaptive run`: from our command line to that of an MPI's launcher, and from words to an exit code."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from launchers import places as placing
+from launchers import run as running
+from launchers.cores import Cores, cpu_quota
+from launchers.hosts import Host, listed, named
+from launchers.mpirun import RANK, Implementation, UsageError, clean, find, line, program, settings, split
+from launchers.places import places
+from launchers.rank import GPUS, see_one_gpu
+from launchers.verdict import Process, verdict
+from tests.mpirun import ROOT
+
+OPEN_MPI, OLD = Implementation("mpirun", "Open MPI", (5, 0, 11)), Implementation("mpirun", "Open MPI", (4, 1))
+MPICH, STRANGE = Implementation("mpiexec", "MPICH", (4, 2)), Implementation("mpiexec", "")
+
+
+# --- what stands before the program, and what ranks run ---------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("words", "options", "rest"),
+    [
+        ("-n 4 train.py --epochs 3", "-n 4", "train.py --epochs 3"),
+        ("-H h1:2,h2:2 --mca btl tcp,self -m train -n 2", "-H h1:2,h2:2 --mca btl tcp,self", "-m train -n 2"),
+        ("--oversubscribe /usr/bin/python3.11 -u train.py", "--oversubscribe", "/usr/bin/python3.11 -u train.py"),
+        ("-n 2 -- ./start.sh train.py", "-n 2", "./start.sh train.py"),
+        ("-n 4 ./start.sh", "-n 4 ./start.sh", ""),
+        ("-n 4 --", "-n 4", ""),
+    ],
+)
+def test_where_the_program_begins(words, options, rest):
+    assert split(words.split()) == (options.split(), rest.split())
+
+
+@pytest.mark.parametrize(
+    ("words", "command"),
+    [
+        ("train.py -m x", f"{sys.executable} {RANK} train.py -m x"),
+        ("-m train", f"{sys.executable} {RANK} -m train"),
+        ("python3 -u -X dev train.py", f"python3 -u -X dev {RANK} train.py"),
+        ("python -m mpi4py train.py", f"python {RANK} train.py"),
+        ("python -m mpi4py -m train", f"python {RANK} -m train"),
+        ("python -c pass", "python -c pass"),
+        ("./start.sh train.py", "./start.sh train.py"),
+    ],
+)
+def test_what_ranks_run(words, command):
+    assert program(words.split()) == command.split()
+    if str(RANK) not in command:
+        assert program(words.split(), prepared=True) == [sys.executable, str(RANK), "--", *command.split()]
+
+
+def test_what_each_launcher_is_told(monkeypatch):
+    tail = program(["a.py"])
+    assert line(OPEN_MPI, ["-n", "2"], tail, ["V"]) == ["mpirun", "--with-ft", "ulfm", "-x", "V", "-n", "2", *tail]
+    assert line(OPEN_MPI, ["--with-ft", "no"], tail, ["V"]) == ["mpirun", "-x", "V", "--with-ft", "no", *tail]
+    assert line(OLD, [], tail, ["V"]) == ["mpirun", "-x", "V", *tail]
+    assert line(MPICH, ["-n", "2"], tail, ["V"]) == ["mpiexec", "-n", "2", *tail]
+    monkeypatch.setattr(os, "geteuid", lambda: 1000)
+    assert settings(OPEN_MPI, [], {})["OMPI_MCA_coll"] == "^han"
+    assert "OMPI_MCA_coll" not in settings(OPEN_MPI, [], {"OMPI_MCA_coll": "tuned"})
+    assert "OMPI_MCA_coll" not in settings(OPEN_MPI, ["--mca", "coll", "tuned"], {})
+    assert settings(OLD, [], {}) == settings(MPICH, [], {}) == {}
+    monkeypatch.setattr(os, "geteuid", lambda: 0)
+    root = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
+    assert settings(OLD, [], {}) == root
+    assert settings(MPICH, [], {}) == {}
+    assert clean({"PMIX_RANK": "0", "HOME": "/root"}) == {"HOME": "/root"}
+
+
+# --- hosts, cores, GPUs -----------------------------------------------------------------------------------------------
+
+
+def test_hosts_by_name_and_from_a_file(tmp_path):
+    assert named("a:2,b,a:1") == [Host("a", 3), Host("b", 1)]
+    file = tmp_path / "hosts"
+    file.write_text("# ours\na slots=2 max_slots=4\nb:2  # MPICH's\n\nc\nc\nd max_slots=4\n")
+    assert listed(file) == [Host("a", 2), Host("b", 2), Host("c", 2), Host("d", 1)]
+    for wrong in ("a:0", "a:x", "a b", ""):
+        with pytest.raises(ValueError, match="is no host and its number of ranks"):
+            named(wrong)
+    file.write_text("a slots=2\na slots=two\n")
+    with pytest.raises(ValueError, match="line 2 of"):
+        listed(file)
+    file.write_text("# nobody\n")
+    with pytest.raises(ValueError, match="names no hosts"):
+        listed(file)
+
+
+FOUR = Cores(4)
+AB = [Host("a", 2), Host("b", 2)]
+SLURM = {"SLURM_JOB_ID": "1", "SLURM_NTASKS": "8", "SLURM_TASKS_PER_NODE": "4(x2)", "SLURM_JOB_NUM_NODES": "2"}
+
+
+@pytest.mark.parametrize(
+    ("mpi", "n", "hosts", "given", "options", "threads"),
+    [
+        (OPEN_MPI, 4, [], {}, "--map-by slot:PE=1 --bind-to core", "1"),
+        (OLD, 2, [], {}, "--map-by slot:PE=2 --bind-to core", "2"),
+        (OPEN_MPI, 1, [], {}, "--map-by slot:PE=4 --bind-to core", None),  # else Open MPI binds it to one of them
+        (MPICH, 2, [], {}, "-bind-to core:2", "2"),
+        (STRANGE, 2, [], {}, "", "2"),
+        (OPEN_MPI, 8, [], {}, "--oversubscribe --bind-to none", "1"),
+        (MPICH, 8, [], {}, "", "1"),
+        (OPEN_MPI, 4, AB, {}, "--map-by slot:PE=2 --bind-to core", "2"),
+        (OPEN_MPI, 8, AB, {"oversubscribe": True}, "--map-by slot:PE=1:OVERSUBSCRIBE --bind-to core", "1"),
+        (OPEN_MPI, 2, [], {"cores": Cores(2, bindable=False)}, "--bind-to none", "1"),
+        (OPEN_MPI, 1, [], {"cores": Cores(2, False, 1.5)}, "--bind-to none", "2"),
+        (OPEN_MPI, 2, [], {"environ": {"NPROC": "3"}}, "--map-by slot:PE=2 --bind-to core", None),
+        (OPEN_MPI, 2, [], {"options": ["--bind-to", "socket"]}, "", None),
+        (OPEN_MPI, 2, [], {"options": ["--map-by", "ppr:2:node"], "oversubscribe": True}, "--oversubscribe", None),
+        (OPEN_MPI, 8, [], {"options": ["--bind-to", "none"]}, "--oversubscribe", "1"),
+        (OPEN_MPI, 2, [], {"environ": {"PRTE_MCA_hwloc_default_binding_policy": "none"}}, "", None),
+        (OPEN_MPI, 8, [], {"environ": SLURM}, "--map-by slot:PE=1 --bind-to core", "1"),
+        (OPEN_MPI, 8, [], {"environ": {"PBS_NODEFILE": "/x"}}, "", None),
+    ],
+)  # fmt: skip
+def test_ranks_get_cores_of_their_own_where_there_are_enough(mpi, n, hosts, given, options, threads):
+    chosen = places(mpi, n, hosts, **{"cores": FOUR, "environ": {}, **given})
+    assert (chosen.ranks, chosen.options) == (n, options.split())
+    assert chosen.environ == ({} if threads is None else {"PJRT_NPROC": threads})
+
+
+@pytest.mark.parametrize(
+    ("hosts", "given", "n", "said"),
+    [
+        ([], {}, 4, "4 ranks, one for each core"),
+        (AB, {}, 4, "one for each place of the hosts"),
+        (AB, {"gpus": 2}, 4, "one for each GPU"),
+        ([], {"environ": SLURM}, 8, "one for each task of the Slurm job"),
+        ([], {"environ": SLURM, "gpus": 4}, 8, "one for each GPU"),
+    ],
+)
+def test_without_n_there_are_as_many_as_there_is_a_place_for(hosts, given, n, said):
+    chosen = places(OPEN_MPI, None, hosts, **{"cores": FOUR, "environ": {}, **given})
+    assert chosen.ranks == n
+    assert said in chosen.said[0]
+
+
+@pytest.mark.parametrize(
+    ("n", "hosts", "given", "complaint"),
+    [
+        (5, AB, {}, "--hosts names 4 places.*--oversubscribe"),
+        (9, [], {"environ": SLURM}, "the Slurm job has 8 places"),
+        (4, [], {"gpus": 2}, "4 ranks on a host with 2 GPUs.*--gpus-per-host 4"),
+    ],
+)
+def test_too_few_places(n, hosts, given, complaint):
+    with pytest.raises(UsageError, match=complaint):
+        places(OPEN_MPI, n, hosts, **{"cores": FOUR, "environ": {}, **given})
+
+
+def test_what_is_chosen_is_said():
+    assert "share them" in places(OPEN_MPI, 5, [], FOUR, environ={}).said[0]
+    assert "3 of 4 GPUs of a host are left alone" in places(OPEN_MPI, 1, [], FOUR, gpus=4, environ={}).said[0]
+    assert "not counted here" in places(OPEN_MPI, 1, [], FOUR, environ={"PBS_NODEFILE": "x"}).said[0]
+    assert places(OPEN_MPI, 4, AB, FOUR, gpus=2, environ={}).said == []
+
+
+def test_a_containers_share_of_the_cores(tmp_path):
+    assert cpu_quota(tmp_path) is None
+    (tmp_path / "cpu.max").write_text("150000 100000\n")
+    assert cpu_quota(tmp_path) == 1.5
+    (tmp_path / "cpu.max").write_text("max 100000\n")
+    assert cpu_quota(tmp_path) is None
+    old = tmp_path / "old" / "cpu"
+    old.mkdir(parents=True)
+    (old / "cpu.cfs_quota_us").write_text("-1\n")
+    (old / "cpu.cfs_period_us").write_text("100000\n")
+    assert cpu_quota(tmp_path / "old") is None
+    (old / "cpu.cfs_quota_us").write_text("200000\n")
+    assert cpu_quota(tmp_path / "old") == 2
+
+
+def test_each_rank_sees_one_gpu():
+    environ = {GPUS: "2", "OMPI_COMM_WORLD_LOCAL_RANK": "1"}
+    see_one_gpu(environ)
+    assert environ["CUDA_VISIBLE_DEVICES"] == "1"
+    environ = {GPUS: "2", "MPI_LOCALRANKID": "1", "CUDA_VISIBLE_DEVICES": "3,GPU-7"}
+    see_one_gpu(environ)
+    assert environ["CUDA_VISIBLE_DEVICES"] == "GPU-7"
+    see_one_gpu(untouched := {"OMPI_COMM_WORLD_LOCAL_RANK": "1"})
+    assert "CUDA_VISIBLE_DEVICES" not in untouched
+    with pytest.raises(SystemExit, match="no GPU for rank 2"):
+        see_one_gpu({GPUS: "2", "OMPI_COMM_WORLD_LOCAL_RANK": "2"})
+    with pytest.raises(SystemExit, match="does not say which rank"):
+        see_one_gpu({GPUS: "2"})
+
+
+# --- as a command -----------------------------------------------------------------------------------------------------
+
+SAYS = {
+    "five": "mpirun (Open MPI) 5.0.11\n\nReport bugs to",
+    "four": "mpirun (Open MPI) 4.1.4",
+    "hydra": "HYDRA build details:\n    Version:                                 4.2.3\n    Release Date: ",
+    "strange": "Intel(R) MPI Library for Linux* OS, Version 2021.11 Build 20231005",
+}
+
+
+@pytest.fixture
+def launcher(tmp_path):
+    """Makes a launcher that says who it is, and else prints what it is told and how."""
+
+    def make(name: str) -> str:
+        path = tmp_path / name
+        path.write_text(
+            f'#!/bin/sh\nif [ "$1" = --version ]; then echo "{SAYS[name]}"; exit; fi\n'
+            'echo "PJRT_NPROC=$PJRT_NPROC $*"; exit ${CODE:-0}\n'
+        )
+        path.chmod(0o755)
+        return str(path)
+
+    return make
+
+
+@pytest.fixture
+def four_cores(monkeypatch):
+    monkeypatch.setattr(running, "cores", lambda: FOUR)
+    theirs = ("SLURM_", "PRTE_MCA_", "OMPI_MCA_")
+    for name in [*placing.THREADS, *(name for name in os.environ if name.startswith(theirs))]:
+        monkeypatch.delenv(name, raising=False)
+
+
+def adaptive_run(*words):
+    return CliRunner().invoke(running.run, words)
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("five", "--with-ft ulfm -x ADAPTIVE_LAUNCHER -x PJRT_NPROC -n 2 --map-by slot:PE=2 --bind-to core"),
+        ("four", "-x ADAPTIVE_LAUNCHER -x PJRT_NPROC -n 2 --map-by slot:PE=2 --bind-to core"),
+        ("hydra", "-n 2 -bind-to core:2"),
+        ("strange", "-n 2"),
+    ],
+)
+@pytest.mark.usefixtures("four_cores")
+def test_the_line_for_each_mpi_is_shown_and_not_run(launcher, name, said):
+    path = launcher(name)
+    done = adaptive_run("--show", "--mpirun", path, "-n", "2", "-m", "train", "-n", "9")
+    assert done.exit_code == 0, done.output
+    words = shlex.split(done.stdout)
+    assert "PJRT_NPROC=2" in words[: words.index(path)]
+    assert words[words.index(path) + 1 :] == [*said.split(), sys.executable, str(RANK), "-m", "train", "-n", "9"]
+
+
+@pytest.mark.usefixtures("four_cores")
+def test_hosts_are_told_in_each_ones_words(launcher, tmp_path):
+    (tmp_path / "hosts").write_text("a slots=2\nb slots=2\n")
+    where = ("--hostfile", str(tmp_path / "hosts"))
+    assert "-n 4 --host a:2,b:2 --map" in adaptive_run("--show", "--mpirun", launcher("five"), *where, "x.py").stdout
+    assert "-n 4 -hosts a:2,b:2 -bind" in adaptive_run("--show", "--mpirun", launcher("hydra"), *where, "x.py").stdout
+    done = adaptive_run("--show", "--mpirun", launcher("strange"), *where, "x.py")
+    assert (done.exit_code, "is told hosts" in done.stderr) == (2, True)
+
+
+@pytest.mark.usefixtures("four_cores")
+def test_what_is_not_ours_is_the_launchers(launcher, monkeypatch):
+    monkeypatch.setenv("JAX_PLATFORMS", "cpu")
+    words = shlex.split("--np=2 --mca btl tcp,self -x A -H a,b -genv B 1 --bind-to none --grace 3 x.py --show")
+    said = shlex.split(adaptive_run("--mpirun", launcher("five"), "--show", *words).stdout)
+    assert said[-2:] == ["x.py", "--show"]
+    told = " ".join(said)
+    assert "-n 2 --host a:1,b:1 --mca btl tcp,self -x A -genv B 1 --bind-to none" in told
+    assert "--grace" not in told
+    assert "-x JAX_PLATFORMS" in told  # ranks on other hosts would not have it
+
+
+@pytest.mark.parametrize(
+    ("words", "complaint"),
+    [
+        ("-n 2", "which program?"),
+        ("-n 2 ./start.sh", "which program?"),
+        ("-n two x.py", "'two' is not a valid integer"),
+        ("-n 0 x.py", "-n"),
+        ("--grace -1 x.py", "more than 0"),
+        ("--hosts a:0 x.py", "no host and its number of ranks"),
+        ("--hostfile nowhere x.py", "nowhere"),
+        ("-n 2 launchers/rnk.py", "Did you mean launchers/rank.py?"),
+        ("-n 2 no/such.py", "there is no no/such.py in "),
+        ("--mpirun /no/mpirun x.py", "/no/mpirun cannot be run"),
+    ],
+)
+def test_mistakes_are_named(words, complaint, monkeypatch, launcher):
+    monkeypatch.chdir(ROOT)
+    given = words.split()
+    done = adaptive_run(*([] if "--mpirun" in words else ["--mpirun", launcher("five")]), *given)
+    assert done.exit_code == 2
+    assert complaint in " ".join(done.stderr.split())
+
+
+def test_help():
+    for words in (["--help"], ["-n", "2", "-h"], []):
+        assert "[OPTIONS OF MPIRUN] PROGRAM" in adaptive_run(*words).stdout
+
+
+@pytest.mark.usefixtures("four_cores")
+def test_the_line_is_printed_and_the_code_passed_on(launcher):
+    path = launcher("four")
+    for module in ("launchers.run", "collectives.mpirun"):
+        done = subprocess.run(
+            [sys.executable, "-m", module, "--mpirun", path, "-n", "3", "--", "true"],
+            env={**os.environ, "CODE": "7"}, cwd=ROOT, capture_output=True, text=True, timeout=60,
+        )  # fmt: skip
+        assert done.returncode == 7
+        assert done.stdout.endswith(" true\n")
+        assert any(line.startswith("+ env ") and line.endswith(" true") for line in done.stderr.splitlines())
+
+
+def test_the_launcher_is_that_of_the_library(launcher, tmp_path):
+    (tmp_path / "bin").mkdir()
+    Path(launcher("hydra")).rename(tmp_path / "bin" / "mpiexec")
+    found = find({"MPI4PY_LIBMPI": str(tmp_path / "lib" / "libmpi.so")})
+    assert found == Implementation(str(tmp_path / "bin" / "mpiexec"), "MPICH", (4, 2, 3))
+    assert str(found) == "MPICH 4.2.3"
+
+
+# --- how it ended -----------------------------------------------------------------------------------------------------
+
+
+def process(rank: int = 0, **known) -> Process:
+    return Process("job", rank, 3, "here", 1, **{"connected": False, **known})
+
+
+@pytest.mark.parametrize(
+    ("processes", "own", "code"),
+    [
+        ([process(ended=0), process(ended=0)], 0, 0),
+        ([process(ended=0), process(worlds=1)], 137, 0),  # it died in its world
+        ([process(ended=0), process()], 0, 1),  # behind it
+        ([process(ended=0), process()], 139, 139),
+        ([process(worlds=1), process(worlds=1)], 0, 1),  # all did
+        ([process(ended=0), process(ended=3), process(ended=1)], 0, 3),
+        ([process(ended=1, heard=True), process(ended=3), process(ended=4)], 0, 3),
+        ([process(ended=1, heard=True), process(worlds=1)], 0, 1),
+        ([process(ended=0), process(left=True, ended=None)], 0, 0),
+        ([process(left=True)], 5, 5),
+        ([process(ended=0)], None, 0),  # mpirun had to be ended
+        ([process(worlds=1)], None, 1),
+        ([], 7, 7),
+        ([], 0, 0),
+    ],
+)
+def test_whether_a_job_ended_well(processes, own, code):
+    assert verdict(processes, own) == code

@@ -1,0 +1,123 @@
+"""Hyperparameters that hooks set, over every world as it stands: in force in the next step, and nothing is compiled."""
+
+from __future__ import annotations
+
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import adaptive as ad
+import collectives as comm
+import controllers as ctrl
+
+EXAMPLES = 96
+
+
+def data():
+    return {"x": np.random.default_rng(0).normal(size=(EXAMPLES, 3)).astype(np.float32)}
+
+
+def built(world, hook, *values, every=2, **options):
+    def driver(state, batch):
+        lr = ad.hyperparameter("lr", 0.5)
+        scales = ad.hyperparameter("scales", [1.0, 2.0, 3.0])
+        mean = comm.all_reduce(batch["x"].mean(0))
+        tx = optax.sgd(lr)
+        updates, _ = tx.update(mean * scales, tx.init(state))
+        ctrl.hook(hook, *values, every=every)
+        return state + updates, {"lr": lr, "lr again": ad.hyperparameter("lr", 0.5)}
+
+    return ad.Program(driver, jnp.zeros(3), data(), global_batch=6 * world.size, world=world, **options)
+
+
+def halve(control):
+    control.set(lr=control.hyperparameters["lr"] / 2)
+
+
+def test_what_a_hook_sets_is_in_force_from_the_next_step_on(world):
+    with built(world, halve) as program:
+        reports = []
+        for report in program.run(steps=7):
+            reports.append(report)
+            if report.step == 1:
+                program.warm_up()
+        kernels = program.hyperparameters
+    expected = [0.5, 0.5, 0.25, 0.25, 0.125, 0.125, 0.0625]
+    assert [float(r.metrics["lr"]) for r in reports] == expected
+    assert [float(r.metrics["lr again"]) for r in reports] == expected
+    assert [r.hyperparameters["lr"] for r in reports] == expected
+    assert len({r.kernels for r in reports[1:]}) == 1  # nothing was compiled
+    assert kernels == {"lr": 0.0625, "scales": [1.0, 2.0, 3.0]}
+    assert [dict(r.decision.hyperparameters) if r.decision else {} for r in reports][1] == {"lr": 0.25}
+
+
+def test_the_state_follows_the_values(world):
+    def hook(control):
+        control.set(lr=control.step / 10, scales=[0.0, 1.0, control.step])
+
+    with built(world, hook, every=1) as program:
+        reports = list(program.run(steps=4))
+        state = np.asarray(program.state)
+    x, at, expected = data()["x"], 0, np.zeros(3)
+    with built(world, lambda control: None) as reference:
+        rows = [np.asarray(reference._stream.peek(r.batch_sizes)["x"]) for r in reports[:1]]
+    assert x.shape[0] >= len(rows[0])
+    order = program._stream.indices(0, sum(r.global_batch for r in reports))
+    for k, report in enumerate(reports):
+        lr, scales = (0.5, [1.0, 2.0, 3.0]) if k == 0 else (k / 10, [0.0, 1.0, float(k)])
+        mean = x[order[at : at + report.global_batch]].mean(0)
+        expected -= lr * np.array(scales) * mean
+        at += report.global_batch
+    np.testing.assert_allclose(state, expected, rtol=1e-5, atol=1e-6)
+
+
+def test_they_are_set_from_outside_and_kept_in_checkpoints(world):
+    with built(world, lambda control: None) as program:
+        program.step()
+        program.set(lr=0.125)
+        assert float(program.step().metrics["lr"]) == 0.125
+        kept = program.checkpoint()
+        program.set(lr=0.75)
+        program.step()
+        program.restore(kept)
+        assert program.hyperparameters["lr"] == 0.125
+        assert float(program.step().metrics["lr"]) == 0.125
+        with built(world, lambda control: None) as other:
+            other.restore(kept)
+            assert other.hyperparameters == program.hyperparameters
+
+
+def test_a_cosine_over_epochs_is_not_cut_short_by_a_batch_that_grows(world):
+    schedule = optax.cosine_decay_schedule(1.0, decay_steps=2)
+
+    def grow(control):
+        control.rescale(global_batch=2 * control.global_batch)
+
+    def driver(state, batch):
+        lr = ad.hyperparameter("lr", 1.0)
+        ctrl.hook(grow, every=4)
+        ctrl.hook(ctrl.by_epochs(lr=schedule))
+        return state + comm.all_reduce(batch["x"].mean(0)), {"lr": lr}
+
+    options = {"global_batch": 2 * world.size, "world": world, "deterministic": True}
+    with ad.Program(driver, jnp.zeros(3), data(), **options) as program:
+        consumed = 0
+        for report in program.run(epochs=2):
+            assert float(report.metrics["lr"]) == pytest.approx(float(schedule(consumed / EXAMPLES)), abs=1e-6)
+            consumed = report.examples
+        assert program.hyperparameters["lr"] == pytest.approx(0, abs=1e-6)
+
+
+def test_momentum_remembers_as_many_examples(world):
+    def driver(state, batch):
+        momentum = ad.hyperparameter("momentum", 0.9)
+        ctrl.hook(ctrl.schedule({0: 4 * world.size, 2: 8 * world.size}))
+        ctrl.hook(ctrl.momentum_of_batch("momentum", 0.9, base=4 * world.size))
+        return state + comm.all_reduce(batch["x"].mean(0)), {"momentum": momentum}
+
+    options = {"global_batch": 4 * world.size, "world": world, "deterministic": True}
+    with ad.Program(driver, jnp.zeros(3), data(), **options) as program:
+        found = [(r.global_batch, float(r.metrics["momentum"])) for r in program.run(steps=4)]
+    n = world.size
+    assert found == [(size, pytest.approx(m, rel=1e-6)) for size, m in [(4 * n, 0.9)] * 2 + [(8 * n, 0.81)] * 2]
