@@ -67,7 +67,8 @@ def places(
     user = places_itself(options, environ)
     if there is None:
         chosen.said.append("the hosts of this batch system are not counted here: ranks are bound as mpirun does it.")
-    if there is None or (user and "none" not in options):
+    unbinds = any(option in ("none", "--bind-to=none") for option in options)
+    if there is None or (user and not unbinds):
         if oversubscribe:
             chosen.options = unbound(mpi, True) if there is None else ["--oversubscribe"]
         return chosen

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shlex
 import subprocess
@@ -13,7 +14,7 @@ from click.testing import CliRunner
 
 from launchers import places as placing
 from launchers import run as running
-from launchers.cores import Cores, cpu_quota
+from launchers.cores import Cores, cores, cpu_quota
 from launchers.hosts import Host, listed, named
 from launchers.mpirun import RANK, Implementation, UsageError, clean, find, line, program, settings, split
 from launchers.places import places
@@ -121,6 +122,7 @@ SLURM = {"SLURM_JOB_ID": "1", "SLURM_NTASKS": "8", "SLURM_TASKS_PER_NODE": "4(x2
         (OPEN_MPI, 2, [], {"options": ["--bind-to", "socket"]}, "", None),
         (OPEN_MPI, 2, [], {"options": ["--map-by", "ppr:2:node"], "oversubscribe": True}, "--oversubscribe", None),
         (OPEN_MPI, 8, [], {"options": ["--bind-to", "none"]}, "--oversubscribe", "1"),
+        (OPEN_MPI, 2, [], {"options": ["--bind-to=none"]}, "", "2"),
         (OPEN_MPI, 2, [], {"environ": {"PRTE_MCA_hwloc_default_binding_policy": "none"}}, "", None),
         (OPEN_MPI, 8, [], {"environ": SLURM}, "--map-by slot:PE=1 --bind-to core", "1"),
         (OPEN_MPI, 8, [], {"environ": {"PBS_NODEFILE": "/x"}}, "", None),
@@ -316,6 +318,28 @@ def test_the_line_is_printed_and_the_code_passed_on(launcher):
         assert done.returncode == 7
         assert done.stdout.endswith(" true\n")
         assert any(line.startswith("+ env ") and line.endswith(" true") for line in done.stderr.splitlines())
+
+
+@pytest.mark.ranks
+def test_ranks_have_cores_threads_and_a_gpu_of_their_own():
+    """As the MPI that is installed here understands it."""
+    names = ("PJRT_NPROC", "CUDA_VISIBLE_DEVICES")
+    says = f"import os; print(sorted(os.sched_getaffinity(0)), *map(os.environ.get, {names}))"
+    theirs = ("PRTE_MCA_", "OMPI_", "SLURM_", "PMIX_", *placing.THREADS, "CUDA_")
+    environ = {name: value for name, value in os.environ.items() if not name.startswith(theirs)}
+    options = ["-n", "2", "--gpus-per-host", "2"]
+    done = subprocess.run(
+        [sys.executable, "-m", "launchers.run", *options, "--", sys.executable, "-c", says],
+        env=environ, cwd=ROOT, capture_output=True, text=True, timeout=60,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    found = sorted(line.rsplit(" ", 2) for line in done.stdout.splitlines())
+    here = cores()
+    assert {gpu for _, _, gpu in found} == {"0", "1"}
+    assert {threads for _, threads, _ in found} == {str(max(1, here.usable // 2))}
+    if here.bindable and here.usable > 1:
+        (first, *_), (second, *_) = found
+        assert not set(json.loads(first)) & set(json.loads(second))
 
 
 def test_the_launcher_is_that_of_the_library(launcher, tmp_path):
