@@ -88,6 +88,8 @@ def test_hosts_by_name_and_from_a_file(tmp_path):
     file = tmp_path / "hosts"
     file.write_text("# ours\na slots=2 max_slots=4\nb:2  # MPICH's\n\nc\nc\nd max_slots=4\n")
     assert listed(file) == [Host("a", 2), Host("b", 2), Host("c", 2), Host("d", 1)]
+    assert listed(file, each=4) == [Host("a", 2), Host("b", 2), Host("c", 2), Host("d", 4)]
+    assert named("a,b:1", each=4) == [Host("a", 4), Host("b", 1)]
     for wrong in ("a:0", "a:x", "a b", ""):
         with pytest.raises(ValueError, match="is no host and its number of ranks"):
             named(wrong)
@@ -123,6 +125,7 @@ SLURM = {"SLURM_JOB_ID": "1", "SLURM_NTASKS": "8", "SLURM_TASKS_PER_NODE": "4(x2
         (OPEN_MPI, 2, [], {"options": ["--map-by", "ppr:2:node"], "oversubscribe": True}, "--oversubscribe", None),
         (OPEN_MPI, 8, [], {"options": ["--bind-to", "none"]}, "--oversubscribe", "1"),
         (OPEN_MPI, 2, [], {"options": ["--bind-to=none"]}, "", "2"),
+        (MPICH, 8, [], {"options": ["-bind-to", "none"], "oversubscribe": True}, "", "1"),
         (OPEN_MPI, 2, [], {"environ": {"PRTE_MCA_hwloc_default_binding_policy": "none"}}, "", None),
         (OPEN_MPI, 8, [], {"environ": SLURM}, "--map-by slot:PE=1 --bind-to core", "1"),
         (OPEN_MPI, 8, [], {"environ": {"PBS_NODEFILE": "/x"}}, "", None),
@@ -262,6 +265,8 @@ def test_hosts_are_told_in_each_ones_words(launcher, tmp_path):
     (tmp_path / "hosts").write_text("a slots=2\nb slots=2\n")
     where = ("--hostfile", str(tmp_path / "hosts"))
     assert "-n 4 --host a:2,b:2 --map" in adaptive_run("--show", "--mpirun", launcher("five"), *where, "x.py").stdout
+    done = adaptive_run("--show", "--mpirun", launcher("five"), "--hosts", "a,b", "--gpus-per-host", "2", "x.py")
+    assert "-n 4 --host a:2,b:2 --map" in done.stdout
     assert "-n 4 -hosts a:2,b:2 -bind" in adaptive_run("--show", "--mpirun", launcher("hydra"), *where, "x.py").stdout
     done = adaptive_run("--show", "--mpirun", launcher("strange"), *where, "x.py")
     assert (done.exit_code, "is told hosts" in done.stderr) == (2, True)
