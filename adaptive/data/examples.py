@@ -71,7 +71,7 @@ class Rows(Protocol):
         ...
 
     def submit(self, indices: np.ndarray, passes: Passes) -> Future[Any]:
-        """The same, in a process that reads: all of one shard."""
+        """The same, in a process that reads, if there are any: all of one shard."""
         ...
 
     def shapes(self, examples: int) -> Any:
@@ -157,9 +157,12 @@ class Examples:
         return self._pool.rows(indices, passes)
 
     def submit(self, indices: np.ndarray, passes: Passes) -> Future[Any]:
-        """The same, in a process that reads."""
-        assert self._pool is not None
-        return self._pool.submit(indices, passes)
+        """The same, in a process that reads, if there are any."""
+        if self._pool is not None:
+            return self._pool.submit(indices, passes)
+        read: Future[Any] = Future()
+        read.set_result(self.rows(indices, passes))
+        return read
 
     def shapes(self, examples: int) -> Any:
         """A batch of that many examples, as shapes."""

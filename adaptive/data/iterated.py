@@ -11,7 +11,8 @@ from __future__ import annotations
 
 import inspect
 import math
-from collections.abc import Callable, Iterable, Sequence
+import sys
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -20,6 +21,7 @@ import jax
 import numpy as np
 
 from adaptive.base.errors import DataError
+from adaptive.base.names import leaf_names
 from adaptive.base.numbers import whole
 
 from .examples import ShardRange, shapes_of
@@ -94,7 +96,9 @@ class Iterated:
     @property
     def notes(self) -> tuple[str, ...]:
         """What is to be said of how the data were taken."""
-        return self.how.notes
+        named = zip(leaf_names(self.example, "example"), jax.tree.leaves(self.example), strict=True)
+        leaves = ", ".join(f"{name} {leaf.dtype}{list(leaf.shape)}" for name, leaf in named)
+        return (*self.how.notes, f"of the iterator, one example is {leaves}")
 
     def taken(self, run: Run, shard: int, position: int, seed: int) -> Any:
         """The example at a position, on the host."""
@@ -179,6 +183,8 @@ def from_iterator(
         length = whole(length)
         if length is None or length < 1:
             raise DataError("length= takes the number of examples in an epoch, or math.inf where there are none.")
+    if not batched:
+        refuse_batches(make)
     how = FromIterator(*_maker(make), map, random_map, bool(batched), length)
     return replace(how, notes=(_PROMISE_OF_EACH if how.per_worker else _PROMISE,))
 
@@ -225,3 +231,34 @@ class _Again:
         if hasattr(self._iterable, "set_epoch"):
             self._iterable.set_epoch(epoch)
         return self._iterable
+
+
+# --- data sets of grain -----------------------------------------------------------------------------------------------
+
+
+def refuse_batches(data: Any) -> None:
+    """Raise for a data set of grain's that gives batches."""
+    for node in _chain(data):
+        kind = type(node).__name__
+        if kind in ("BatchMapDataset", "BatchIterDataset"):
+            raise DataError(
+                "the data set gives batches: leave out .batch(…), since the program makes batches of its own, whose "
+                "sizes change. To have batches taken apart:  ad.data.from_iterator(data, batched=True)"
+            )
+
+
+def _chain(data: Any) -> Iterator[Any]:
+    """A data set of grain's and those that it is made of, as long as each of its elements is one of its parent's."""
+    node: Any = data
+    while module_of(node) == "grain":
+        yield node
+        kind, parents = type(node).__name__, list(getattr(node, "parents", ()))
+        if len(parents) != 1 or any(word in kind for word in ("FlatMap", "Rebatch", "Pack", "Unbatch")):
+            return
+        node = parents[0]
+
+
+def module_of(data: Any) -> str:
+    """The package that its type is of, if that has been imported."""
+    package = type(data).__module__.partition(".")[0]
+    return package if package in sys.modules else ""

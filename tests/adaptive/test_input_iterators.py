@@ -196,6 +196,8 @@ def test_each_worker_goes_through_its_own():
         [None, [2001, 2002, 2003]],
         [[1002], [2004]],
     ]
+    with pytest.raises(ad.DataError, match="Give check a batch"):
+        stream.peek((1, 1, 1))
     assert stream.cursors == (3, 3, 5)
     assert stream.epoch_length is None
     stream.go_on((9, 5, 2), stream.place())
@@ -325,13 +327,14 @@ def program_on(data, **options):
 def test_a_program_goes_through_epochs_and_on_from_a_checkpoint():
     with program_on(ad.data.from_iterator(counted(10))) as program:
         assert "every process reads all examples" in program.explain()
+        assert "one example is example['epoch'] int32[], example['i'] int32[]" in program.explain()
+        assert program.check()
         reports = [program.step() for _ in range(3)]
         kept = program.checkpoint()
         reports += list(program.run(epochs=1))
         assert [report.epoch for report in reports] == [0, 0, 1, 1, 2]
         means = [float(report.metrics["mean"]) for report in reports]
         assert means == [np.mean([i % 10 for i in range(k, k + 4)]) for k in range(0, 20, 4)]
-        assert program.check(program._stream.peek((4,)))
     with program_on(ad.data.from_iterator(counted(10))) as program:
         program.restore(kept)
         assert [float(report.metrics["mean"]) for report in program.run(epochs=1)] == means[3:]

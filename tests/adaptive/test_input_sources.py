@@ -232,6 +232,9 @@ def test_batches_of_grain_are_refused_since_the_program_makes_its_own():
     data = grain.MapDataset.range(20).map(lambda i: {"i": i})
     for batches in (data.batch(4), data.to_iter_dataset().batch(4), data.batch(4).map(lambda b: b).to_iter_dataset()):
         refused(batches, "the data set gives batches: leave out .batch(…)")
+    with pytest.raises(ad.DataError, match="the data set gives batches"):
+        ad.data.from_iterator(data.to_iter_dataset().batch(4))
+    assert ad.data.from_iterator(data.to_iter_dataset().batch(4), batched=True).batched
 
 
 def test_examples_that_grain_filters_out_are_refused():
