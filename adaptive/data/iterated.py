@@ -25,7 +25,7 @@ from adaptive.base.names import leaf_names
 from adaptive.base.numbers import whole
 
 from .examples import ShardRange, shapes_of
-from .reading import checked, random_numbers, taken
+from .reading import checked, has_lists, random_numbers, taken, with_arrays
 from .run import Run
 
 _MANY = 2**31 - 1  # the most examples of a batch, where no data set says so
@@ -74,7 +74,7 @@ class Iterated:
       DataError: an iterator gives no examples, or some that cannot be used.
     """
 
-    in_memory = mapped = False
+    in_memory = mapped = _lists = False
 
     def __init__(self, how: FromIterator, workers: int, mine: Sequence[int]):
         self.how = how
@@ -111,8 +111,10 @@ class Iterated:
         except Exception as error:
             error.add_note(f"in example {position} of the iterator")
             raise
-        row = taken(item, f"example {position}")
-        if hasattr(self, "example"):
+        begun = hasattr(self, "example")
+        self._lists = self._lists if begun else has_lists(item)
+        row = taken(with_arrays(item) if self._lists else item, f"example {position}")
+        if begun:
             return checked(row, self.example, f"example {position}")
         if not jax.tree.leaves(row):
             raise DataError(f"example 0 of the iterator has no arrays: {item!r}.")
@@ -162,9 +164,8 @@ def from_iterator(
     goes; but each process reads them all. Nothing is shuffled. If `make` has a parameter `worker`, each worker has an
     iterator of its own instead, and goes through it at the pace of its batch sizes.
 
-    Checkpoints hold where the iterator stands, if it has `get_state` and `set_state` (grain's have), or what is
-    iterated has `state_dict` and `load_state_dict` (Hugging Face's have); else an epoch's examples are read again and
-    skipped. Of iterators of each worker's own they hold how many examples each has taken, which are skipped.
+    Checkpoints hold where the iterator stands, if it has `get_state` and `set_state`, as grain's have; else an epoch's
+    examples are read again and skipped. Of iterators of each worker's own they hold how many examples each has taken, which are skipped.
 
     Args:
       make: a function that begins an epoch: returns an iterator, or what can be iterated. It is called with those of

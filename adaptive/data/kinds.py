@@ -15,7 +15,7 @@ from adaptive.base.arrays import is_array
 from adaptive.base.errors import DataError
 from adaptive.base.numbers import whole
 
-from .examples import Examples
+from .examples import Examples, RandomAccess
 from .iterated import FromIterator, from_iterator, module_of, refuse_batches
 
 
@@ -189,7 +189,7 @@ def _has_no_index(data: Any) -> bool:
         from_iterator(data)  # says what to write
     if callable(data) and not hasattr(data, "__getitem__") and not hasattr(data, "__iter__"):
         raise DataError(f"data is a function. If it begins an iterator:  ad.data.from_iterator({_name(data)})")
-    return (hasattr(data, "__iter__") and not hasattr(data, "__getitem__")) or _is_iterable_dataset(data)
+    return (hasattr(data, "__iter__") and not isinstance(data, RandomAccess)) or _is_iterable_dataset(data)
 
 
 def _name(function: Any) -> str:

@@ -13,7 +13,7 @@ from math import isqrt
 
 import numpy as np
 
-# With 16 rounds all 120 orders of five examples come equally often, as far as 60,000 epochs can tell; with 8 they do not.
+# With 16 rounds all 120 orders of five examples come equally often, as far as 60,000 epochs tell; with 8 they do not.
 # The more examples, the less is seen of what a round leaves over.
 _ROUNDS, _ROUNDS_OF_FEW, _FEW = 8, 16, 1024
 _BLOCK = 4096  # places that are worked out at once (0.1 ms): one by one, numpy's calls would cost more than the numbers

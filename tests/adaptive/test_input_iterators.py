@@ -233,26 +233,6 @@ class Stateful:
         self.at = int(state) if isinstance(state, bytes) else state["at"]
 
 
-class Reloading:
-    """As iterable data sets of Hugging Face: what is iterated keeps the state."""
-
-    def __init__(self):
-        self.state = None
-
-    def __iter__(self):
-        self.state = self.state if self.state is not None else 0
-        while self.state < 10:
-            self.state += 1
-            yield {"i": self.state - 1}
-        self.state = None
-
-    def state_dict(self):
-        return None if self.state is None else {"at": self.state}
-
-    def load_state_dict(self, state):
-        self.state = state["at"]
-
-
 class AsDict(grain.transforms.Map):
     def map(self, element):
         return {"i": element}
@@ -264,7 +244,9 @@ KINDS = {
     "dict": lambda: lambda: Stateful(10, lambda at: {"at": np.int64(at)}),
     "bytes": lambda: lambda: Stateful(10, lambda at: str(at).encode()),
     "no JSON": lambda: lambda: Stateful(10, lambda at: {"at": {at}}),
-    "iterable": lambda: lambda: Reloading(),
+    "grain, shuffled": lambda: grain.experimental.WindowShuffleIterDataset(
+        GRAIN.to_iter_dataset(), window_size=4, seed=1
+    ),
     "grain": lambda: GRAIN.to_iter_dataset(),
     "grain, with threads": lambda: GRAIN.to_iter_dataset(grain.ReadOptions(num_threads=2)),
     "loader of grain": lambda: grain.DataLoader(
@@ -285,7 +267,7 @@ def test_a_stream_goes_on_where_another_stood(kind, steps):
     make, plan = KINDS[kind], [(2, 1), (1, 3), (3, 0), (4, 4), (1, 1), (5, 5), (2, 2), (3, 3)]
     stream = opened(ad.data.from_iterator(make()), 2)
     whole = flat(walk(stream, plan))
-    assert whole == [i % 10 for i in range(len(whole))]
+    assert all(sorted(whole[k : k + 10]) == list(range(10)) for k in range(0, len(whole) - 9, 10))
     epochs = stream.epochs
     stream.close()
     first, other = opened(ad.data.from_iterator(make()), 2), opened(ad.data.from_iterator(make()), 2)
