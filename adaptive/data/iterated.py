@@ -165,7 +165,8 @@ def from_iterator(
     iterator of its own instead, and goes through it at the pace of its batch sizes.
 
     Checkpoints hold where the iterator stands, if it has `get_state` and `set_state`, as grain's have; else an epoch's
-    examples are read again and skipped. Of iterators of each worker's own they hold how many examples each has taken, which are skipped.
+    examples are read again and skipped. Of iterators of each worker's own they hold how many examples each has taken,
+    which are skipped.
 
     Args:
       make: a function that begins an epoch: returns an iterator, or what can be iterated. It is called with those of
