@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -15,22 +16,7 @@ from tests.mpirun import ROOT, run
 
 pytestmark = pytest.mark.ranks
 
-BRIEF = [
-    "--steps",
-    "12",
-    "--layers",
-    "1",
-    "--width",
-    "16",
-    "--context",
-    "16",
-    "--global-batch",
-    "8",
-    "--max-batch",
-    "16",
-    "--show-every",
-    "4",
-]
+TINY = "--steps 12 --layers 1 --width 16 --context 16 --global-batch 8 --max-batch 16 --show-every 4"
 
 
 @pytest.fixture
@@ -51,14 +37,14 @@ def check(printed: str, workers: int) -> None:
     assert len(printed.partition('The "for" statement ')[2]) > 300  # it has written something
 
 
-def test_under_mpirun(script):
-    check(run([script, *BRIEF], n=2).stdout, workers=2)
-
-
 @pytest.mark.long
-@pytest.mark.parametrize("devices", [1, 2])
+def test_under_mpirun(script):
+    check(run([script, *shlex.split(TINY)], n=2).stdout, workers=2)
+
+
+@pytest.mark.parametrize("devices", [1, pytest.param(2, marks=pytest.mark.long)])
 def test_in_one_process(script, devices):
-    command = [sys.executable, str(script), *BRIEF, "--devices", str(devices)]
+    command = [sys.executable, str(script), *shlex.split(TINY), "--devices", str(devices)]
     env = {**os.environ, "PYTHONPATH": str(ROOT)}
     done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=100)
     assert done.returncode == 0, done.stderr

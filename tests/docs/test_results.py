@@ -1,0 +1,18 @@
+"""What the readme says was measured is what the results say."""
+
+from __future__ import annotations
+
+from tests.docs.pages import ROOT
+
+
+def rows(page: str) -> list[list[str]]:
+    """The cells of a page's tables."""
+    lines = (ROOT / page).read_text().splitlines()
+    return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines if line.startswith("| ")]
+
+
+def test_figures_of_the_readme_are_those_of_the_results():
+    measured = {what: figure for what, figure, _ in rows("docs/results.md")}
+    told = dict(rows("README.md"))
+    assert len(told) > 5
+    assert {what: figure for what, figure in told.items() if measured.get(what) != figure} == {}
