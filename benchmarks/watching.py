@@ -24,7 +24,7 @@ import collectives as comm
 import controllers as ctrl
 import monitors as mon
 
-STEPS = 200  # of a run
+STEPS = 500  # of a run
 WATCHED = {
     "nothing": lambda folder: {},
     "progress": lambda folder: {"progress": True},
@@ -95,9 +95,9 @@ def show(steps):
         rows,
         "watching.md",
         [
-            f"Medians of {len(base)} rounds with the 10th and the 90th percentile; in a round each way runs {STEPS} steps, "
-            "beginnings and ends included: threads that are started, files that are opened and closed. The load of the "
-            f"machine was {os.getloadavg()[0]:.1f}, of {os.cpu_count()} cores: then look at the processor time, a step's.",
+            f"Medians of {len(base)} rounds with the 10th and the 90th percentile; in a round each way runs {STEPS} "
+            "steps, beginnings and ends included: threads that are started, files that are opened and closed. "
+            f"The load of the machine was {os.getloadavg()[0]:.1f}, of {os.cpu_count()} cores."
         ],
     )
 

@@ -24,6 +24,7 @@ from adaptive.base.world import World
 from .events import StepEvent, Unsubscribe
 
 INTERVAL = 0.5  # seconds between two writings; 0: in the step
+_AT_A_TIME = 1e-3  # seconds for which the step may have to wait; each time it is let go first costs some microseconds
 _MOST_WAITING = 4096  # steps; a sink that is further behind is told of no more until it has caught up
 _SECONDS_TO_END = 10.0  # for what a sink has begun
 
@@ -125,11 +126,13 @@ class Outlet:
             _log.warning("%s has not come back for %g s; what was not written is lost.", self, _SECONDS_TO_END)
             return
         try:
-            wrote = False
+            wrote, since = False, time.perf_counter()
             while self._waiting and self._failure is None:
                 self._sink.write(self._waiting.popleft())
                 wrote = True
-                time.sleep(0)  # the step goes first, if it waits for Python's lock
+                if time.perf_counter() - since > _AT_A_TIME:
+                    time.sleep(0)  # the step goes first, if it waits for Python's lock
+                    since = time.perf_counter()
             if wrote and hasattr(self._sink, "flush"):
                 self._sink.flush()
         except Exception as error:
