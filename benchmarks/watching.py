@@ -79,7 +79,7 @@ def show(steps):
     base = np.array(steps["nothing"])
     rows = []
     for name, samples in steps.items():
-        wall, own, all_threads = (np.array(samples) - base).T
+        _, own, all_threads = (np.array(samples) - base).T
         ratio = Spread.of(np.array(samples)[:, 0] / base[:, 0])
         rows.append(
             {

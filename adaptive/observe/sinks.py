@@ -82,7 +82,7 @@ class Outlet:
     def __init__(self, sink: Sink, world: World):
         self._sink, self._world = sink, world
         self._waiting: deque[StepEvent] = deque()
-        self._others_wrote = self._behind = False
+        self._others_wrote = self._behind = self._told = False
         self._failure: Exception | None = None
         self._writing = threading.Lock()
         self._closed = threading.Event()
@@ -120,11 +120,11 @@ class Outlet:
             self._drain()
 
     @unwatched
-    def _drain(self) -> None:
-        """Hand on what waits. Where a sink fails, nothing is handed on any more."""
+    def _drain(self) -> bool:
+        """Hand on what waits; where a sink fails, nothing any more. Returns whether the sink has come back."""
         if not self._writing.acquire(timeout=_SECONDS_TO_END):
             _log.warning("%s has not come back for %g s; what was not written is lost.", self, _SECONDS_TO_END)
-            return
+            return False
         try:
             wrote, since = False, time.perf_counter()
             while self._waiting and self._failure is None:
@@ -140,9 +140,10 @@ class Outlet:
             self._waiting.clear()
         finally:
             self._writing.release()
+        return True
 
     def _no_more(self, error: Exception) -> Unsubscribe:
-        self._forget()
+        self._told = True
         if isinstance(error, Unsubscribe):
             return error
         _log.warning("%s failed:", self, exc_info=error)
@@ -153,14 +154,15 @@ class Outlet:
         if self._closed.is_set():
             return
         self._closed.set()
-        failed_before = self._failure is not None
         self._forget()
-        self._drain()
-        try:
-            self._sink.close()
-        except Exception as error:
-            self._failure = self._failure or error
-        if self._failure is not None and not failed_before:  # behind the last step: there is no report to say it in
+        if self._drain():
+            try:
+                self._sink.close()
+            except Exception as error:
+                self._failure = self._failure or error
+            if self._thread is not None:
+                self._thread.join()  # none of it is to be left when the interpreter ends
+        if self._failure is not None and not self._told:  # behind the last step: there is no report to say it in
             _log.warning("%s", self._no_more(self._failure))
 
     def __str__(self) -> str:
