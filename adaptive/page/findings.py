@@ -16,6 +16,7 @@ from .stretches import Stretch, stretches
 from .words import counted, duration, listed, number, percent, workers
 
 SLOWER = 0.1  # of the time that others wait for a worker: from here on it is told
+EARLY = 0.2  # of the time that a worker waits for most of the others
 UNEVEN = 0.15  # of the time that workers wait for one another, though none is steadily slower
 HIGH = {"input": 0.2, "exchanging": 0.3, "hooks": 0.1, "other": 0.25}  # of a step's time
 LONG = 5.0  # times the steps around it
@@ -139,13 +140,26 @@ def _of_workers(run: Columns) -> Iterable[Finding]:
             f"{_why(run, seats, first, end)}"
         )
         yield Finding(text, level * float(usual[rows].sum()), first, end)
+    early = _together([(w, s) for w in range(run.n) for s in stretches(-shares[:, w], EARLY)]) if run.n > 2 else []
+    for seats, (first, end, level) in [e for e in early if not any(_cover(s.stretch, e.stretch) for s in slow)][:_MOST]:
+        rows, share = slice(first, end), len(seats) / run.n
+        waits[rows] -= level * share
+        text = (
+            f"{workers(seats).capitalize()} {'was' if len(seats) == 1 else 'were'} done early, and waited {percent(level)} of "
+            f"the time {when(run, first, end)}. More examples there would be fewer for the others (`ctrl.balance()`)."
+        )
+        yield Finding(text, level * share * float(usual[rows].sum()), first, end)
     for first, end, level in stretches(waits, UNEVEN):
         text = (
             f"Workers waited for one another {percent(level)} of the time {when(run, first, end)}, now for one and now for "
             f"another{_uneven_by(run, first, end)}. None of them was steadily slower than most."
-            f"{_most(run, first, end, level)}"
         )
         yield Finding(text, level * float(usual[first:end].sum()), first, end)
+
+
+def _cover(one: Stretch, other: Stretch) -> bool:
+    """Whether more than half of `other` lies in `one`."""
+    return 2 * (min(one.end, other.end) - max(one.first, other.first)) > other.end - other.first
 
 
 def _together(found: Sequence[tuple[int, Stretch]]) -> list[_Slow]:
@@ -208,17 +222,6 @@ def _uneven_by(run: Columns, first: int, end: int) -> str:
     if more["computing"] > 0.5 * more["busy"]:
         return ", because their computing is uneven"
     return ""
-
-
-def _most(run: Columns, first: int, end: int, level: float) -> str:
-    """Who waited far longer than the average."""
-    rows = slice(first, end, max(1, (end - first) // _LOOKED_AT))
-    each = medians(waiting(run.workers["busy"][rows]) / periods(run)[rows][:, None], 0)
-    long = [w for w in range(run.n) if each[w] > level + SLOWER]
-    if not long or len(long) > run.n // 2:
-        return ""
-    most = percent(float(np.nanmax(each[long])))
-    return f" Of them, {workers(long)} waited for longest ({most}): give {'it' if len(long) == 1 else 'them'} more examples."
 
 
 # --- of the steps -----------------------------------------------------------------------------------------------------
