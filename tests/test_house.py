@@ -29,6 +29,7 @@ FLOORS = (
     "control",
     "check",
     "observe",
+    "page",
     "program",
 )  # of adaptive
 
@@ -38,13 +39,16 @@ MAY_IMPORT = {
     "monitors": {"adaptive", "collectives"},
     "controllers": {"adaptive", "collectives"},
 }
-DECLARED = {"jax", "flax", "optax", "numpy", "mpi4py", "psutil", "orbax"}
+DECLARED = {"jax", "flax", "optax", "numpy", "mpi4py", "psutil", "orbax", "click"}
 THE_MPI_FILE = "collectives/worlds/mpi.py"
 THE_ORBAX_FILE = "adaptive/disk/arrays.py"
 THE_JAX_FILE = "adaptive/base/jaxprs.py"
 OPTIONAL = {  # imported where they are used, so that all runs without
     "matplotlib": "controllers/simulate/_draw.py",
     "orjson": "adaptive/observe/recorded.py",
+    "bokeh": "adaptive/page/charts.py",
+    "jinja2": "adaptive/page/page.py",
+    "markupsafe": "adaptive/page/page.py",
 }
 FILES = [path.relative_to(ROOT).as_posix() for package in MAY_IMPORT for path in sorted((ROOT / package).rglob("*.py"))]
 

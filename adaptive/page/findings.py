@@ -1,7 +1,7 @@
 """Where the time of a run was lost, in words: who made the others wait, what steps were made of, which were long.
 
-Of each worker is looked at by how much longer it was busy than half of the others, with its sign: where workers differ by
-chance, that is as often less, and comes to nothing. So only a worker that is slower *steadily* is named.
+Looked at is by how much longer each worker was busy than half of the others, with its sign: where workers differ by
+chance that is as often less, and comes to nothing. So only a worker that is slower *steadily* is named.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _WORDS = {
     "input": "Input was {share} of the step {when}",
     "exchanging": "Exchanging took {share} of the step {when}",
     "hooks": "Control hooks took {share} of the step {when}",
-    "other": "{share} of the step {when} went to what is neither computing nor exchange: this library's own work, or Python",
+    "other": "{share} of the step {when} was neither computing nor exchange: this library's own work, or Python",
 }
 _ADVICE = {
     "input": " Make the examples in worker processes, or cheaper.",
@@ -76,7 +76,7 @@ def findings(run: Columns) -> list[Finding]:
 
 
 def when(run: Columns, first: int, end: int) -> str:
-    """"from step 400 to 900", or "throughout"."""
+    """ "from step 400 to 900", or "throughout"."""
     if end - first >= 0.97 * len(run):
         return "throughout"
     return f"from step {run.step[first]:,} to {run.step[end - 1]:,}"
@@ -145,14 +145,15 @@ def _of_workers(run: Columns) -> Iterable[Finding]:
         rows, share = slice(first, end), len(seats) / run.n
         waits[rows] -= level * share
         text = (
-            f"{workers(seats).capitalize()} {'was' if len(seats) == 1 else 'were'} done early, and waited {percent(level)} of "
-            f"the time {when(run, first, end)}. More examples there would be fewer for the others (`ctrl.balance()`)."
+            f"{workers(seats).capitalize()} {'was' if len(seats) == 1 else 'were'} done early, and waited "
+            f"{percent(level)} of the time {when(run, first, end)}. More examples there would be fewer for the others: "
+            "ctrl.balance() sees to that."
         )
         yield Finding(text, level * share * float(usual[rows].sum()), first, end)
     for first, end, level in stretches(waits, UNEVEN):
         text = (
-            f"Workers waited for one another {percent(level)} of the time {when(run, first, end)}, now for one and now for "
-            f"another{_uneven_by(run, first, end)}. None of them was steadily slower than most."
+            f"Workers waited for one another {percent(level)} of the time {when(run, first, end)}, now for one and now "
+            f"for another{_uneven_by(run, first, end)}. None of them was steadily slower than most."
         )
         yield Finding(text, level * float(usual[first:end].sum()), first, end)
 
@@ -186,13 +187,17 @@ def _why(run: Columns, seats: list[int], first: int, end: int) -> str:
     size = np.where(run.sizes[rows] > 0, run.sizes[rows], np.nan)
     of_each = {name: medians(column[rows], 0) for name, column in run.workers.items()}
     of_each |= {"size": medians(size, 0), "an example": medians(run.workers["computing"][rows] / size, 0)}
-    mine, theirs = ({name: float(medians(values[who], 0)) for name, values in of_each.items()} for who in (seats, others))
+    mine, theirs = (
+        {name: float(medians(values[who], 0)) for name, values in of_each.items()} for who in (seats, others)
+    )
     more = {name: mine[name] - theirs[name] for name in ("computing", "input")}
     more["rest"] = mine["busy"] - theirs["busy"] - sum(more.values())
     it, its, them = ("it", "its", "it") if len(seats) == 1 else ("they", "their", "them")
     worst = max(more, key=lambda name: more[name])
     if worst == "input":
-        return f": {it} waited {duration(mine['input'])} a step for {its} input, the others {duration(theirs['input'])}."
+        return (
+            f": {it} waited {duration(mine['input'])} a step for {its} input, the others {duration(theirs['input'])}."
+        )
     if worst == "rest":
         return (
             f": {it} spent {duration(more['rest'])} a step more than they did on what is neither computing nor input "
@@ -258,7 +263,9 @@ def _compiling(run: Columns) -> Iterable[Finding]:
         begun = f"{duration(first)} of it in step {run.step[0]:,} and the rest" if first > 0.02 * total else "all of it"
         later = rows[rows > 0]
         where = f"{begun} in {counted(len(later), 'step')} up to step {run.step[later[-1]]:,}" if len(later) else begun
-    yield Finding(f"Steps waited for a compiler for {duration(total)}, {where}.", total, int(rows[0]), int(rows[-1]) + 1)
+    yield Finding(
+        f"Steps waited for a compiler for {duration(total)}, {where}.", total, int(rows[0]), int(rows[-1]) + 1
+    )
 
 
 def _long_steps(run: Columns) -> Iterable[Finding]:

@@ -1,7 +1,7 @@
 """Stretches of a run in which something was high: found by change points, so that noise alone makes none.
 
-A series is cut into segments of one level each by least squares with a price for every cut: the optimal partition, which
-is found exactly (Jackson et al. 2005, "An algorithm for optimal partitioning of data on an interval"). What is cut are
+A series is cut into segments of one level each by least squares with a price for every cut: the optimal partition,
+found exactly (Jackson et al. 2005, "An algorithm for optimal partitioning of data on an interval"). What is cut are
 medians, of five steps, or of bins where a run is long; so single steps that took long make no stretch. A price of
 3 s² log(n) a cut, s² being the noise from one step to the next, is above Schwarz's 2 s² log(n), since steps beside one
 another are not quite independent. And what is high must be so by four times what its mean is uncertain by.
@@ -9,6 +9,7 @@ another are not quite independent. And what is high must be so by four times wha
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
@@ -49,7 +50,7 @@ def stretches(series: np.ndarray, threshold: float) -> list[Stretch]:
     noise = _noise(series if width == 1 else values)
     cuts = _partition(values, _PRICE * max(noise, _LEAST_NOISE * threshold) ** 2 * np.log(len(values)))
     found: list[Stretch] = []
-    for begin, stop in zip(cuts[:-1], cuts[1:], strict=True):
+    for begin, stop in pairwise(cuts):
         level = float(values[begin:stop].mean())
         if level < max(threshold, _CERTAIN * noise / np.sqrt(stop - begin)):
             continue

@@ -9,7 +9,9 @@ import numpy as np
 PARTS = ("input", "computing", "exchanging", "waiting", "hooks", "compiling", "other")
 
 
-def record(path, busy, *, sizes=None, input_=None, parts=None, told=None, metrics=None, noise=None, version=3, every=10):
+def record(
+    path, busy, *, sizes=None, input_=None, parts=None, told=None, metrics=None, noise=None, version=3, every=10
+):
     """Write a run.
 
     Args:
@@ -30,7 +32,13 @@ def record(path, busy, *, sizes=None, input_=None, parts=None, told=None, metric
     input_ = np.zeros_like(busy) if input_ is None else np.broadcast_to(input_, busy.shape)
     parts = {name: np.broadcast_to((parts or {}).get(name, 0.0), (steps,)) for name in PARTS}
     parts |= {"computing": busy[:, 0] - input_[:, 0], "waiting": busy.max(1) - busy[:, 0], "input": input_[:, 0]}
-    hooks = [{"name": "0/adapt", "every": every, "leaves": ["noise.scale", "noise.lower", "noise.upper"] * (noise is not None)}]
+    hooks = [
+        {
+            "name": "0/adapt",
+            "every": every,
+            "leaves": ["noise.scale", "noise.lower", "noise.upper"] * (noise is not None),
+        }
+    ]
     header = {"kind": "header", "version": version, "workers": n, "examples": 1000, "seed": 0, "global_batch": 1,
               "lower": [1] * n, "upper": [99] * n, "quantum": 1, "multiple": 1, "hooks": hooks}  # fmt: skip
     header |= {"breakdown": PARTS} if version > 2 else {}
@@ -39,7 +47,8 @@ def record(path, busy, *, sizes=None, input_=None, parts=None, told=None, metric
         line = {"kind": "step", "step": t + 1, "epoch": t / 100, "batch_sizes": sizes[t].tolist(),
                 "members": np.flatnonzero(there[t]).tolist(), "joined": [],
                 "seconds": float(sum(parts[name][t] for name in PARTS)), "skipped": False, "lost": [],
-                "hooks": {"0/adapt": plain(noise[t])} if noise is not None else {}, "decision": None, "notes": []}  # fmt: skip
+                "hooks": {} if noise is None else {"0/adapt": plain(noise[t])},
+                "decision": None, "notes": []}  # fmt: skip
         if version > 2:
             line["breakdown"] = [float(parts[name][t]) for name in PARTS]
             of_workers = {"input": input_[t], "computing": busy[t] - input_[t], "busy": busy[t]}

@@ -117,7 +117,7 @@ def test_a_worker_with_too_many_examples_is_told_from_a_slow_one(told):
 
 
 def test_a_worker_that_waits_for_its_input_is_told_from_a_slow_one(told):
-    busy = uneven(300, 3, 0.02) + [0, 0.02, 0]
+    busy = uneven(300, 3, 0.02) + np.array([0, 0.02, 0])
     (text,) = told(busy, input_=[0.0, 0.02, 0.0])
     assert "Worker 1" in text
     assert "it waited 20 ms a step for its input" in text
@@ -125,7 +125,9 @@ def test_a_worker_that_waits_for_its_input_is_told_from_a_slow_one(told):
 
 def test_uneven_steps_of_many_workers_are_nobodys_fault(told):
     (text,) = told(uneven(800, 16, 0.25))
-    assert re.match(r"Workers waited for one another \d\d % of the time throughout, now for one and now for another", text)
+    assert re.match(
+        r"Workers waited for one another \d\d % of the time throughout, now for one and now for another", text
+    )
     assert "because their computing is uneven" in text
 
 
@@ -181,7 +183,9 @@ def test_single_long_steps_are_told_with_their_occasion(told):
     other[[120, 200]] = 1.0, 0.5
     lost = "worker 1 lost: rank 1 was gone in message 1 of step 121; 1 ms to repair."
     (text,) = told(uneven(300, 2, 0.03), parts={"other": other}, told={121: {"lost": [lost]}})
-    assert re.match(r"2 single steps took more than 5 times as long .*: step 121 \(1\.0\d s, in which a worker was lost\)", text)
+    assert re.match(
+        r"2 single steps took more than 5 times as long .*: step 121 \(1\.0\d s, in which a worker was lost\)", text
+    )
     assert "step 201 (5" in text
     assert "other things)" in text
 
