@@ -396,8 +396,8 @@ class _Drawing:
         figure.y_range = self._models.Range1d(min(low) / 2, 2 * max(high))
         figure.yaxis.formatter = self._models.NumeralTickFormatter(format="0,0")
         note = (
-            "Where the noise scale is far above the global batch, twice the batch is worth almost twice the step; where "
-            f"it is far below, almost nothing.{self._each}"
+            "Where the noise scale is far above the global batch, twice the batch is worth almost twice the step; "
+            f"where it is far below, almost nothing.{self._each}"
         )
         return Chart("batch", "Global batch and noise scale", "", figure, tuple(key), note)
 
