@@ -160,6 +160,7 @@ class _Drawing:
     def _over_steps(self, label: str, top: float | None = None, **options: Any) -> Any:
         figure = self._figure(label, top, **options)
         figure.xaxis.formatter = self._models.NumeralTickFormatter(format="0,0")
+        figure.xaxis.ticker = self._models.BasicTicker(min_interval=1)
         figure.add_tools(self._models.CrosshairTool(overlay=self._crosshair))
         return figure
 
@@ -199,9 +200,10 @@ class _Drawing:
         if run.breakdown is None:
             source = self._source(mean=1e3 * mean, longest=1e3 * longest)
             drawn = figure.line("x", "mean", source=source, line_color=PARTS["computing"], line_width=2)
-            figure.line("x", "longest", source=source, **line)
+            if bins.counts.max() > 1:
+                figure.line("x", "longest", source=source, **line)
             self._hover(figure, [drawn], [("mean", "@mean{0,0.00} ms"), ("longest", "@longest{0,0.00} ms")])
-            key: tuple[Key, ...] = (Key("mean", PARTS["computing"]), Key("longest", "#808080"))
+            key: tuple[Key, ...] = (Key("a step", PARTS["computing"]),)
         else:
             shares = bins.mean(run.breakdown)
             order = [part for part in PARTS if part in run.parts] + [part for part in run.parts if part not in PARTS]
@@ -217,8 +219,7 @@ class _Drawing:
             told = [(part, f"@{part}{{0,0.00}} ms") for part in reversed(order)]
             self._hover(figure, [drawn], [*told, ("longest step", "@longest{0,0.00} ms")])
             key = tuple(map(Key, order, colors))
-            if bins.counts.max() > 1:
-                key = (*key, Key("longest step", "#808080"))
+        key += (Key("longest step", "#808080"),) * bool(bins.counts.max() > 1)
         above = int((run.seconds > top).sum())
         note = f"{above:,} of {len(run):,} steps are longer than the chart is high." if above else ""
         typical, most = duration(float(np.median(run.seconds))), duration(float(run.seconds.max()))

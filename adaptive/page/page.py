@@ -18,7 +18,7 @@ from .words import counted, duration, listed, number, percent
 _FINDINGS = 8  # and more are folded
 _CHANGES = 15
 _METRICS = 4  # in the headline
-_BEFORE_BREAKDOWNS = "seconds by cause and of each worker, so nothing is known of waiting, input and exchanging"
+_BEFORE_BREAKDOWNS = "seconds by cause and of each worker (so nothing is known of waiting, input and exchanging)"
 
 
 class Table(NamedTuple):
