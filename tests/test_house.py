@@ -32,6 +32,7 @@ FLOORS = (
     "control",
     "check",
     "observe",
+    "page",
     "program",
 )  # of adaptive
 
@@ -51,6 +52,9 @@ OPTIONAL = {  # imported where they are used, so that all runs without
     "orjson": "adaptive/observe/recorded.py",
     "tensorboardX": "adaptive/observe/tensorboard.py",
     "wandb": "adaptive/observe/wandb.py",
+    "bokeh": "adaptive/page/charts.py",
+    "jinja2": "adaptive/page/page.py",
+    "markupsafe": "adaptive/page/page.py",
 }
 FILES = [path.relative_to(ROOT).as_posix() for package in MAY_IMPORT for path in sorted((ROOT / package).rglob("*.py"))]
 
