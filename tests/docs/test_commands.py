@@ -53,12 +53,23 @@ def check(words: list[str]) -> str | None:
         return None if at is None else check(rest[at:])
     if program in ("python", "python3"):
         return check_python(rest)
-    if program in PYPROJECT.get("scripts", {}):
-        there = PYPROJECT.get("entry-points", {}).get("adaptive.commands", rest[:1])
-        return None if rest[0].startswith("-") or rest[0] in there else f"{program} has no command {rest[0]}"
+    if program in PYPROJECT["scripts"]:
+        return check_command(program, rest)
     if program == "sbatch":
         return check_script(rest)
     return None if program in OTHERS else f"there is no program {program}"
+
+
+def check_command(program: str, rest: list[str]) -> str | None:
+    """`adaptive run …`, and other subcommands by their entry points."""
+    if (
+        rest
+        and not rest[0].startswith("-")
+        and rest[0] not in {*PYPROJECT["entry-points"]["adaptive.commands"], "COMMAND"}
+    ):
+        return f"{program} has no command {rest[0]}"
+    script = next((i for i, word in enumerate(rest) if word.endswith(".py")), None)
+    return None if script is None else check_script(rest[script:])
 
 
 def check_python(rest: list[str]) -> str | None:
@@ -105,6 +116,7 @@ def test_commands_name_what_there_is(page):
             "examples/elastic.py has no option --kil",
         ),
         ("python -m controllers.simulator all", "there is no module controllers.simulator"),
+        ("adaptive rnu -n 2 train.py", "adaptive has no command rnu"),
         ("mpirnu -n 2 python train.py", "there is no program mpirnu"),
     ],
 )
