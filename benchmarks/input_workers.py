@@ -3,11 +3,11 @@
 
     mpirun --oversubscribe -n 2 python -m mpi4py benchmarks/input_workers.py [--steps 40] [--rounds 3] [--workers 4]
 
-Two kinds of source: one that waits (a disk, a network) and one that computes (decoding), by its own processor time. The
-bound is what a step takes at least: of a source that waits, its computing or the waiting of a worker's share by so many
+Two kinds of source: one that waits (a disk, a network) and one that computes (decoding), by its own processor time. A
+bound is what a step takes at least: of a source that waits, its computing or the waiting of a rank's share by so many
 processes, whichever is more; of one that computes, all computing of all ranks on the cores there are. A step's own
-computing is measured on the same driver with arrays. All are run in turn, in one job, some steps at a time; of those the
-first are left out, since what they take was fetched while others ran.
+computing is measured on the same driver with arrays. All are run in turn, in one job, some steps at a time; the first
+of those are left out, since what they take was fetched while others ran.
 """
 
 from __future__ import annotations
@@ -114,7 +114,7 @@ def say(seconds: dict[str, list[float]], workers: int, each: int, ranks: int) ->
             }
         )
     notes = [
-        f"{ranks} ranks on {cores} cores, batches of {LOCAL_BATCH} each; {SECONDS * 1e3:g} ms an example, so a worker's "
+        f"{ranks} ranks on {cores} cores, batches of {LOCAL_BATCH} each; {SECONDS * 1e3:g} ms an example, so a rank's "
         f"share takes {readable(reading)} to read by one. {workers} processes read, {each} for each rank. Load average "
         f"{os.getloadavg()[0]:.0f}."
     ]

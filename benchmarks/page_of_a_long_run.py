@@ -2,10 +2,10 @@
 
     python benchmarks/page_of_a_long_run.py [--steps 100000] [--workers 64] [--keep FOLDER]
 
-A made-up run is written by the recorder that writes real ones: workers that differ by 5 %, one that is slowed down for a
-fifth of the run, eight that are so for a twentieth, slow input for a twentieth, sizes that change every 500 steps, a
-worker that is lost and one that takes its place. Then `adaptive report` is timed, as a process from its start to its end,
-and headless Chromium (where there is one) from the start of navigation until all charts are drawn.
+A made-up run is written by the recorder that writes real ones: workers that differ by 5 %, one that is slowed down for
+a fifth of the run, eight that are so for a twentieth, slow input for a twentieth, sizes that change every 500 steps, a
+worker that is lost and one that takes its place. Then `adaptive report` is timed, as a process from its start to its
+end, and headless Chromium (where there is one) from the start of navigation until all charts are drawn.
 """
 
 from __future__ import annotations
@@ -33,6 +33,7 @@ from adaptive.observe.report import Report
 EXAMPLE_SECONDS = 0.9e-3
 CHANGES_EVERY = 500
 ROUNDS = 3
+NOISE = ("scale", "trace", "signal", "lower", "upper")
 BROWSERS = ("chromium", "chromium-browser", "google-chrome")
 DRAWN = re.compile(r'data-drawn-ms="(\d+)"')
 
@@ -72,7 +73,7 @@ def write_record(path: Path, steps: int, workers: int, seed: int = 0) -> None:
             decision = Decision(shares=tuple(map(float, shares)), notes=())
             following = tuple(map(int, shares))
         hooks = (
-            HookValues("0/adapt_batch_size", 20, tuple(f"noise.{f}" for f in ("scale", "trace", "signal", "lower", "upper")),
+            HookValues("0/adapt_batch_size", 20, tuple(f"noise.{field}" for field in NOISE),
                        [np.array(x) for x in (scale, 20.0, 0.1, scale * 0.8, scale * 1.3)]),
             HookValues("1/balance", CHANGES_EVERY, ("seconds",), [computing]),
         )  # fmt: skip
@@ -104,7 +105,13 @@ def opened(page: Path) -> float | None:
     if browser is None:
         return None
     with tempfile.TemporaryDirectory() as profile:
-        options = ["--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={profile}", "--window-size=1280,900"]
+        options = [
+            "--headless",
+            "--no-sandbox",
+            "--disable-gpu",
+            f"--user-data-dir={profile}",
+            "--window-size=1280,900",
+        ]
         done = subprocess.run(
             [browser, *options, "--virtual-time-budget=20000", "--dump-dom", page.as_uri()],
             capture_output=True, text=True, check=True, timeout=120,
@@ -117,7 +124,9 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--steps", type=int, default=100_000)
     parser.add_argument("--workers", type=int, default=64)
-    parser.add_argument("--keep", type=Path, metavar="FOLDER", help="leave record and page there; take a record from there")
+    parser.add_argument(
+        "--keep", type=Path, metavar="FOLDER", help="leave record and page there; take a record from there"
+    )
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         record, page = (Path(args.keep or folder) / name for name in ("run.jsonl", "run.html"))
@@ -135,7 +144,9 @@ def main() -> None:
                 "aimed at": "2 s",
             },
         ]
-    notes = [f"{args.steps} steps of {args.workers} workers; medians of {ROUNDS}, the first with the record just written."]
+    notes = [
+        f"{args.steps} steps of {args.workers} workers; medians of {ROUNDS}, the first with the record just written."
+    ]
     report("The page of a long run", rows, "page_of_a_long_run.md", notes)
 
 

@@ -1,6 +1,6 @@
 """Batch normalisation by the statistics of the whole step's batch, on any number of workers: flax linen, and flax nnx.
 
-    mpirun -n 2 python -m mpi4py examples/batch_norm.py
+    adaptive run -n 2 examples/batch_norm.py
     python examples/batch_norm.py --flax nnx
 
 The line that matters is `axis_name="workers"`. With it a mean in a layer is over all examples of the step, on whichever

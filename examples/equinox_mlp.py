@@ -1,6 +1,6 @@
 """An equinox model, with dropout by example, on scikit-learn's digits.
 
-    mpirun -n 2 python -m mpi4py examples/equinox_mlp.py
+    adaptive run -n 2 examples/equinox_mlp.py
     python examples/equinox_mlp.py
 
 An equinox model holds functions beside its arrays. `eqx.partition` parts them: the arrays are the state, the rest is

@@ -1,6 +1,6 @@
 """Handwritten digits by a convolutional net: the loop of flax nnx's MNIST tutorial, on any number of workers.
 
-    mpirun -n 2 python -m mpi4py examples/nnx.py
+    adaptive run -n 2 examples/nnx.py
     python examples/nnx.py
 
 It is the tutorial's program (tests/examples/nnx_on_one_device.py) but for 20 lines: layers and random numbers go by the

@@ -1,7 +1,7 @@
 """Training that can be killed at any time, and goes on where it was: started again by the same line.
 
-    mpirun -n 2 python -m mpi4py examples/resume.py --kill-after 100      as if the machine failed
-    mpirun -n 4 python -m mpi4py examples/resume.py                       goes on, here on more workers
+    adaptive run -n 2 examples/resume.py --kill-after 100      as if the machine failed
+    adaptive run -n 4 examples/resume.py                       goes on, here on more workers
 
 Every epoch leaves a checkpoint in runs/resume, on the disk behind the steps. What is not whole is never read. The sum
 of examples goes on as if nothing had happened: none is left out and none is taken twice, whatever the number of

@@ -173,6 +173,11 @@ def places_itself(options: Sequence[str], environ: Mapping[str, str]) -> bool:
     return any(_PLACING.fullmatch(option.partition("=")[0]) for option in options) or any(map(environ.get, _PLACED))
 
 
+def unbinds(options: Sequence[str]) -> bool:
+    """Whether a user's options bind ranks to nothing."""
+    return any(option in ("none", "--bind-to=none") for option in options)
+
+
 def on_hosts(mpi: Implementation, hosts: Sequence[Host]) -> list[str]:
     """Start ranks on these hosts.
 
@@ -193,8 +198,11 @@ def bound(mpi: Implementation, cores: int, oversubscribe: bool) -> list[str]:
     return ["-bind-to", f"core:{cores}"] if mpi.name == "MPICH" else []
 
 
-def unbound(mpi: Implementation, oversubscribe: bool) -> list[str]:
+def unbound(mpi: Implementation) -> list[str]:
     """Let all ranks of a host use all its cores. MPICH's does so by itself."""
-    if mpi.name == "Open MPI":
-        return [*["--oversubscribe"] * oversubscribe, "--bind-to", "none"]
-    return []
+    return ["--bind-to", "none"] if mpi.name == "Open MPI" else []
+
+
+def oversubscribed(mpi: Implementation) -> list[str]:
+    """Let there be more ranks than places. MPICH's does so by itself."""
+    return ["--oversubscribe"] if mpi.name == "Open MPI" else []

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 from .cores import Cores
 from .hosts import Host
-from .mpirun import Implementation, UsageError, bound, places_itself, unbound
+from .mpirun import Implementation, UsageError, bound, oversubscribed, places_itself, unbinds, unbound
 
 THREADS = ("PJRT_NPROC", "NPROC")  # what sets the size of XLA's pool
 # Of batch systems whose hosts mpirun finds by itself, and which are not counted here.
@@ -62,26 +62,25 @@ def places(
         chosen.ranks, what = _as_many_as(hosts, cores, gpus, environ)
         chosen.said.append(f"-n is not given: {_many(chosen.ranks, 'rank')}, one for each {what}.")
     there = _busiest(chosen.ranks, hosts, oversubscribe, environ)
-    if gpus is not None and there is not None:
-        _check_gpus(there, gpus, chosen)
-    user = places_itself(options, environ)
     if there is None:
         chosen.said.append("the hosts of this batch system are not counted here: ranks are bound as mpirun does it.")
-    if there is None or (user and "none" not in options):
-        if oversubscribe:
-            chosen.options = unbound(mpi, True) if there is None else ["--oversubscribe"]
+        chosen.options = oversubscribed(mpi) * oversubscribe
         return chosen
+    if gpus is not None:
+        _check_gpus(there, gpus, chosen)
     each, enough = max(1, cores.usable // there), there <= cores.usable
-    if user:
-        chosen.options = ["--oversubscribe"] * (oversubscribe or not enough) * (mpi.name == "Open MPI")
+    placed = places_itself(options, environ)
+    if placed:
+        chosen.options = oversubscribed(mpi) * (oversubscribe or (unbinds(options) and not enough))
     elif enough and cores.bindable:
         chosen.options = bound(mpi, each, oversubscribe)
     else:
-        chosen.options = unbound(mpi, oversubscribe or not enough)
+        chosen.options = oversubscribed(mpi) * (oversubscribe or not enough) + unbound(mpi)
+    if placed and not unbinds(options):  # threads are as many as the cores that the user has bound ranks to
+        return chosen
     if not enough:
-        chosen.said.append(
-            f"{_many(there, 'rank')} on {_many(cores.usable, 'core')} of a host: they share them, and take turns."
-        )
+        many = _many(there, "rank"), _many(cores.usable, "core")
+        chosen.said.append(f"{many[0]} on {many[1]} of a host: they share them, and take turns.")
     if (there > 1 or cores.quota is not None) and not any(environ.get(name) for name in THREADS):
         chosen.environ[THREADS[0]] = str(each)
     return chosen

@@ -78,7 +78,7 @@ class _Run(click.Command):
 @click.option("-n", "-np", "--np", "ranks", type=click.IntRange(1), metavar="N", help="How many ranks. By default one "
     "for each place of the hosts, task of the Slurm job, GPU, or core.")  # fmt: skip
 @click.option("-H", "--host", "--hosts", "hosts_", multiple=True, metavar="A:2,B:2",
-    help="Hosts, and how many ranks there is a place for on each.")  # fmt: skip
+    help="Hosts, and how many ranks there is a place for on each: else one, or one for each GPU.")  # fmt: skip
 @click.option("--hostfile", "-hostfile", "--machinefile", "-machinefile", type=click.Path(path_type=Path), metavar="F",
     help="The same in a file, one a line:  node1 slots=2  or  node1:2")  # fmt: skip
 @click.option("--gpus-per-host", type=click.IntRange(1), metavar="N",
@@ -126,7 +126,9 @@ def run(
     """
     try:
         mpi = ask(launcher) if launcher else find()
-        where = [host for text in hosts_ for host in hosts.named(text)] + (hosts.listed(hostfile) if hostfile else [])
+        each = gpus_per_host or 1
+        where = hosts.named(",".join(hosts_), each) if hosts_ else []
+        where += hosts.listed(hostfile, each) if hostfile else []
         chosen = places(mpi, ranks, where, cores(), gpus=gpus_per_host, oversubscribe=oversubscribe, options=options)
         placed = ["-n", str(chosen.ranks), *on_hosts(mpi, where), *chosen.options]
         command = program(words, prepared=gpus_per_host is not None)

@@ -12,7 +12,8 @@
     ├── NonFiniteError          what all_reduce brings, or an update makes of it, is not finite
     └── WorkerError             another worker failed, and this one stopped with it
 
-`DriverError`, `DataError`, `BatchSizeError`, `MembersError`, `CheckpointError` and `RecordError` are also `ValueError`s.
+`DriverError`, `DataError`, `BatchSizeError`, `MembersError`, `CheckpointError` and `RecordError` are also
+`ValueError`s.
 """
 
 from __future__ import annotations

@@ -97,11 +97,7 @@ class ByIndex:
 
     def _submit(self, span: Span) -> None:
         indices, passes = self.indices(span), Passes(self.order.epochs(*span), self._seed, span.shard)
-        if self._rows.workers:
-            piece = self._rows.submit(indices, passes)
-        else:
-            piece = Future()
-            piece.set_result(self._rows.rows(indices, passes))
+        piece = self._rows.submit(indices, passes)
         for offset in range(span.examples):
             self._kept[span.shard, span.start + offset] = (piece, offset)
 

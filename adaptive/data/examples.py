@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
-from contextlib import suppress
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import jax
@@ -15,7 +14,7 @@ from adaptive.base.errors import DataError
 from adaptive.base.names import leaf_names
 
 from .pool import Pool
-from .reading import FIRST_PASS, Passes, Reading, Table, taken
+from .reading import FIRST_PASS, Passes, Reading, Table, is_list, taken, with_arrays
 
 _ENDLESS = 2**62  # as many as no data set has: grain says 2**63 - 1 of what repeats without end
 _SHOWN = 8  # leaves of a data set that an error lists
@@ -71,7 +70,7 @@ class Rows(Protocol):
         ...
 
     def submit(self, indices: np.ndarray, passes: Passes) -> Future[Any]:
-        """The same, in a process that reads: all of one shard."""
+        """The same, in a process that reads, if there are any: all of one shard."""
         ...
 
     def shapes(self, examples: int) -> Any:
@@ -157,9 +156,12 @@ class Examples:
         return self._pool.rows(indices, passes)
 
     def submit(self, indices: np.ndarray, passes: Passes) -> Future[Any]:
-        """The same, in a process that reads."""
-        assert self._pool is not None
-        return self._pool.submit(indices, passes)
+        """The same, in a process that reads, if there are any."""
+        if self._pool is not None:
+            return self._pool.submit(indices, passes)
+        read: Future[Any] = Future()
+        read.set_result(self.rows(indices, passes))
+        return read
 
     def shapes(self, examples: int) -> Any:
         """A batch of that many examples, as shapes."""
@@ -220,7 +222,7 @@ def _stacked(data: Any) -> Any:
       DataError: a list that may be a pytree of arrays just as well.
     """
     if isinstance(data, list) and data and all(isinstance(item, Mapping) for item in data):
-        data = [_with_arrays(item) for item in data]
+        data = [with_arrays(item) for item in data]
         if len(data) == 1 or _are_alike(data):
             return _stack(data)
     if not isinstance(data, list) or not _are_alike(data):
@@ -235,7 +237,7 @@ def _stacked(data: Any) -> Any:
             f"    tuple(data)                                       arrays of {length} examples each\n"
             f"    ad.Shards(data)                                   {length} examples for each of {n} workers"
         )
-    nested = [x for x in jax.tree.leaves(data[0], is_leaf=_is_list) if _is_list(x)]
+    nested = [x for x in jax.tree.leaves(data[0], is_leaf=is_list) if is_list(x)]
     if any(np.ndim(x) == 0 for numbers in nested for x in jax.tree.leaves(numbers)):
         raise DataError(
             f"data[0] is {_brief(data[0])}: JAX takes a Python list for a pytree of its items, and not for an array. "
@@ -246,20 +248,6 @@ def _stacked(data: Any) -> Any:
 
 def _stack(items: list[Any]) -> Any:
     return jax.tree.map(lambda *leaves: np.stack(leaves), *(taken(x, f"data[{i}]") for i, x in enumerate(items)))
-
-
-def _with_arrays(example: Any) -> Any:
-    """An example with arrays in the place of its lists of numbers, as they are written in JSON."""
-
-    def made(leaf: Any) -> Any:
-        if not _is_list(leaf):
-            return leaf
-        with suppress(ValueError):  # ragged
-            array = np.asarray(leaf)
-            return leaf if array.dtype.kind not in "biufc" else array
-        return leaf
-
-    return jax.tree.map(made, dict(example), is_leaf=_is_list)
 
 
 def _columns(data: Any) -> Any:
@@ -280,10 +268,6 @@ def _is_mapped(array: Any) -> bool:
             return True
         array = array.base
     return False
-
-
-def _is_list(value: Any) -> bool:
-    return isinstance(value, list)
 
 
 def _are_alike(items: Any) -> bool:
@@ -332,7 +316,7 @@ def _advice(data: Any) -> str:
         if _are_alike(items):
             return "\nIf these are examples, stack them:  jax.tree.map(lambda *xs: np.stack(xs), *data)"
         return "\nIf these are examples, they must have the same shapes: pad them, and give a mask beside."
-    lists = [found for found in jax.tree.leaves(data, is_leaf=_is_list) if _is_list(found)]
+    lists = [found for found in jax.tree.leaves(data, is_leaf=is_list) if is_list(found)]
     if any(np.ndim(x) == 0 for x in jax.tree.leaves(lists)):
         return "\nJAX takes a Python list for a pytree of its items. Make an array of it:  np.asarray(x)"
     return ""

@@ -11,7 +11,8 @@ from __future__ import annotations
 
 import inspect
 import math
-from collections.abc import Callable, Iterable, Sequence
+import sys
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -20,10 +21,11 @@ import jax
 import numpy as np
 
 from adaptive.base.errors import DataError
+from adaptive.base.names import leaf_names
 from adaptive.base.numbers import whole
 
 from .examples import ShardRange, shapes_of
-from .reading import checked, random_numbers, taken
+from .reading import checked, has_lists, random_numbers, taken, with_arrays
 from .run import Run
 
 _MANY = 2**31 - 1  # the most examples of a batch, where no data set says so
@@ -72,7 +74,7 @@ class Iterated:
       DataError: an iterator gives no examples, or some that cannot be used.
     """
 
-    in_memory = mapped = False
+    in_memory = mapped = _lists = False
 
     def __init__(self, how: FromIterator, workers: int, mine: Sequence[int]):
         self.how = how
@@ -94,7 +96,9 @@ class Iterated:
     @property
     def notes(self) -> tuple[str, ...]:
         """What is to be said of how the data were taken."""
-        return self.how.notes
+        named = zip(leaf_names(self.example, "example"), jax.tree.leaves(self.example), strict=True)
+        leaves = ", ".join(f"{name} {leaf.dtype}{list(leaf.shape)}" for name, leaf in named)
+        return (*self.how.notes, f"of the iterator, one example is {leaves}")
 
     def taken(self, run: Run, shard: int, position: int, seed: int) -> Any:
         """The example at a position, on the host."""
@@ -107,8 +111,10 @@ class Iterated:
         except Exception as error:
             error.add_note(f"in example {position} of the iterator")
             raise
-        row = taken(item, f"example {position}")
-        if hasattr(self, "example"):
+        begun = hasattr(self, "example")
+        self._lists = self._lists if begun else has_lists(item)
+        row = taken(with_arrays(item) if self._lists else item, f"example {position}")
+        if begun:
             return checked(row, self.example, f"example {position}")
         if not jax.tree.leaves(row):
             raise DataError(f"example 0 of the iterator has no arrays: {item!r}.")
@@ -158,9 +164,9 @@ def from_iterator(
     goes; but each process reads them all. Nothing is shuffled. If `make` has a parameter `worker`, each worker has an
     iterator of its own instead, and goes through it at the pace of its batch sizes.
 
-    Checkpoints hold where the iterator stands, if it has `get_state` and `set_state` (grain's have), or what is
-    iterated has `state_dict` and `load_state_dict` (Hugging Face's have); else an epoch's examples are read again and
-    skipped. Of iterators of each worker's own they hold how many examples each has taken, which are skipped.
+    Checkpoints hold where the iterator stands, if it has `get_state` and `set_state`, as grain's have; else an epoch's
+    examples are read again and skipped. Of iterators of each worker's own they hold how many examples each has taken,
+    which are skipped.
 
     Args:
       make: a function that begins an epoch: returns an iterator, or what can be iterated. It is called with those of
@@ -179,6 +185,8 @@ def from_iterator(
         length = whole(length)
         if length is None or length < 1:
             raise DataError("length= takes the number of examples in an epoch, or math.inf where there are none.")
+    if not batched:
+        refuse_batches(make)
     how = FromIterator(*_maker(make), map, random_map, bool(batched), length)
     return replace(how, notes=(_PROMISE_OF_EACH if how.per_worker else _PROMISE,))
 
@@ -225,3 +233,34 @@ class _Again:
         if hasattr(self._iterable, "set_epoch"):
             self._iterable.set_epoch(epoch)
         return self._iterable
+
+
+# --- data sets of grain -----------------------------------------------------------------------------------------------
+
+
+def refuse_batches(data: Any) -> None:
+    """Raise for a data set of grain's that gives batches."""
+    for node in _chain(data):
+        kind = type(node).__name__
+        if kind in ("BatchMapDataset", "BatchIterDataset"):
+            raise DataError(
+                "the data set gives batches: leave out .batch(…), since the program makes batches of its own, whose "
+                "sizes change. To have batches taken apart:  ad.data.from_iterator(data, batched=True)"
+            )
+
+
+def _chain(data: Any) -> Iterator[Any]:
+    """A data set of grain's and those that it is made of, as long as each of its elements is one of its parent's."""
+    node: Any = data
+    while module_of(node) == "grain":
+        yield node
+        kind, parents = type(node).__name__, list(getattr(node, "parents", ()))
+        if len(parents) != 1 or any(word in kind for word in ("FlatMap", "Rebatch", "Pack", "Unbatch")):
+            return
+        node = parents[0]
+
+
+def module_of(data: Any) -> str:
+    """The package that its type is of, if that has been imported."""
+    package = type(data).__module__.partition(".")[0]
+    return package if package in sys.modules else ""

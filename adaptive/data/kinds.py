@@ -5,8 +5,7 @@ Whatever has an index is taken by its index, loaders too: their batch size, samp
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -16,8 +15,8 @@ from adaptive.base.arrays import is_array
 from adaptive.base.errors import DataError
 from adaptive.base.numbers import whole
 
-from .examples import Examples
-from .iterated import FromIterator, from_iterator
+from .examples import Examples, RandomAccess
+from .iterated import FromIterator, from_iterator, module_of, refuse_batches
 
 
 def from_source(
@@ -82,8 +81,12 @@ def examples_of(
         data = data.dataset
     if _has_no_index(data):
         return from_iterator(data)
-    _refuse_batches(data)
-    if _module(data) == "datasets" and hasattr(data, "with_format") and getattr(data, "format", {}).get("type") is None:
+    refuse_batches(data)
+    if (
+        module_of(data) == "datasets"
+        and hasattr(data, "with_format")
+        and getattr(data, "format", {}).get("type") is None
+    ):
         data = data.with_format("numpy")
     return Examples(data, transform=transform, augment=augment, workers=workers or 0, notes=notes)
 
@@ -186,40 +189,8 @@ def _has_no_index(data: Any) -> bool:
         from_iterator(data)  # says what to write
     if callable(data) and not hasattr(data, "__getitem__") and not hasattr(data, "__iter__"):
         raise DataError(f"data is a function. If it begins an iterator:  ad.data.from_iterator({_name(data)})")
-    iterable = hasattr(data, "__iter__") and not hasattr(data, "__getitem__")
-    if iterable or _is_iterable_dataset(data):
-        _refuse_batches(data)
-        return True
-    return False
+    return (hasattr(data, "__iter__") and not isinstance(data, RandomAccess)) or _is_iterable_dataset(data)
 
 
 def _name(function: Any) -> str:
     return getattr(function, "__name__", "make")
-
-
-def _refuse_batches(data: Any) -> None:
-    """Raise for a data set of grain's that gives batches."""
-    for node in _chain(data):
-        kind = type(node).__name__
-        if kind in ("BatchMapDataset", "BatchIterDataset"):
-            raise DataError(
-                "the data set gives batches: leave out .batch(…), since the program makes batches of its own, whose "
-                "sizes change. To have batches taken apart:  ad.data.from_iterator(data, batched=True)"
-            )
-
-
-def _chain(data: Any) -> Iterator[Any]:
-    """A data set of grain's and those that it is made of, as long as each of its elements is one of its parent's."""
-    node: Any = data
-    while _module(node) == "grain":
-        yield node
-        kind, parents = type(node).__name__, list(getattr(node, "parents", ()))
-        if len(parents) != 1 or any(word in kind for word in ("FlatMap", "Rebatch", "Pack", "Unbatch")):
-            return
-        node = parents[0]
-
-
-def _module(data: Any) -> str:
-    """The package that its type is of, if that has been imported."""
-    package = type(data).__module__.partition(".")[0]
-    return package if package in sys.modules else ""

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from typing import Any, NamedTuple
 
 import jax
@@ -61,10 +62,13 @@ class Reading:
     ):
         self.source, self._transform, self._augment = source, transform, augment
         self.example: Any = None
+        self._lists = False
 
     def first(self) -> Any:
         """Example 0, like which all others have to be."""
-        self.example = taken(next(self._items(np.zeros(1, int), FIRST_PASS)), "data[0]")
+        example = next(self._items(np.zeros(1, int), FIRST_PASS))
+        self._lists = has_lists(example)
+        self.example = taken(with_arrays(example) if self._lists else example, "data[0]")
         return self.example
 
     def rows(self, indices: np.ndarray, passes: Passes) -> Any:
@@ -92,7 +96,7 @@ class Reading:
             except Exception as error:
                 error.add_note(f"in reading example {number} of the data")
                 raise
-            yield item
+            yield with_arrays(item) if self._lists else item
 
 
 class Table:
@@ -144,6 +148,29 @@ class _File(NamedTuple):
 
 
 # --- one example ------------------------------------------------------------------------------------------------------
+
+
+def has_lists(example: Any) -> bool:
+    """Whether an example is a dict with lists of numbers in it, as rows that were read from JSON."""
+    return isinstance(example, Mapping) and any(map(is_list, jax.tree.leaves(dict(example), is_leaf=is_list)))
+
+
+def with_arrays(example: Any) -> Any:
+    """An example with arrays in the place of its lists of numbers, as they are written in JSON."""
+
+    def made(leaf: Any) -> Any:
+        if not is_list(leaf):
+            return leaf
+        with suppress(ValueError):  # ragged
+            array = np.asarray(leaf)
+            return leaf if array.dtype.kind not in "biufc" else array
+        return leaf
+
+    return jax.tree.map(made, dict(example), is_leaf=is_list)
+
+
+def is_list(value: Any) -> bool:
+    return isinstance(value, list)
 
 
 def taken(tree: Any, root: str) -> Any:

@@ -56,7 +56,6 @@ class Run:
         self._epoch, self._began = mark.epoch, mark.began
         self._base, self._ends = mark, list[int]()
         self._kept: deque[Any] = deque()  # from position `_first` on
-        self._iterable: Any = None
         self._iterator: Iterator[Any] | None = None
         self._marks: deque[Mark] = deque()
         self._mark_is_due = True
@@ -95,8 +94,7 @@ class Run:
     def _pull(self) -> None:
         try:
             if self._iterator is None:
-                self._iterable = self._begin(self._epoch)
-                self._iterator = iter(self._iterable)
+                self._iterator = iter(self._begin(self._epoch))
             if self._mark_is_due or self.next == self._began:
                 state = None if self.next == self._began else self._state()  # epochs are begun by `begin`
                 self._marks.append(Mark(self.next, self._epoch, self._began, state))
@@ -145,18 +143,17 @@ class Run:
     # --- going on -----------------------------------------------------------------------------------------------------
 
     def _state(self) -> Any:
-        for holder, name in ((self._iterator, "get_state"), (self._iterable, "state_dict")):
-            if hasattr(holder, name):
-                state = getattr(holder, name)()
-                if state is None:
-                    return None
-                if isinstance(state, bytes):
-                    return {"bytes": base64.b64encode(state).decode()}
-                try:
-                    return {"json": json.loads(json.dumps(state, default=_number))}
-                except (TypeError, ValueError):
-                    return None
-        return None
+        """What the iterator says of where it stands. Only of `get_state`, as grain has it, is it promised that what
+        comes next is the same: the `state_dict` of Hugging Face's data sets loses what is in a shuffle buffer.
+        """
+        get_state = getattr(self._iterator, "get_state", None)
+        state = None if get_state is None else get_state()
+        if isinstance(state, bytes):
+            return {"bytes": base64.b64encode(state).decode()}
+        try:
+            return None if state is None else {"json": json.loads(json.dumps(state, default=_number))}
+        except (TypeError, ValueError):
+            return None
 
     def place(self, position: int) -> str:
         """Where to go on from, for `go_on`."""
@@ -185,13 +182,9 @@ class Run:
 
     def _set_state(self, mark: Mark) -> None:
         state = base64.b64decode(mark.state["bytes"]) if "bytes" in mark.state else mark.state["json"]
-        iterable: Any = self._begin(mark.epoch)
-        if hasattr(iterable, "load_state_dict"):
-            iterable.load_state_dict(state)
-        iterator: Any = iter(iterable)
-        if not hasattr(iterable, "load_state_dict"):
-            iterator.set_state(state)
-        self._iterable, self._iterator = iterable, iterator
+        iterator: Any = iter(self._begin(mark.epoch))
+        iterator.set_state(state)
+        self._iterator = iterator
 
     def close(self) -> None:
         """End the iterator."""

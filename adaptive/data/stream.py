@@ -145,7 +145,13 @@ class Stream:
             self.cursors = self._deal(self.cursors, sizes)[1]
 
     def peek(self, sizes: Sequence[int]) -> Any:
-        """All workers' examples in a step of these sizes, as one batch, in the order of workers. Moves nothing."""
+        """All workers' examples in a step of these sizes, as one batch, in the order of workers. Moves nothing.
+
+        Raises:
+          DataError: other processes have iterators of their own.
+        """
+        if isinstance(self.data, Iterated) and self.data.how.per_worker and len(sizes) > len(self.workers):
+            raise DataError("each worker has an iterator of its own, which others cannot read. Give check a batch.")
         wanted = self._wanted(self.cursors, sizes, range(len(sizes)), self.cursors)
         return joined([batch for batch in self._in_thread(self._reader.read, wanted).result() if batch is not None])
 

@@ -35,11 +35,11 @@ class CSV:
         if self._file is None:
             self._columns = _columns_of(self._path)
             self._open(row)
-        elif not row.keys() <= set(self._columns):
+        elif not row.keys() <= self._known:
             self._file.close()
             self._open(row)
         assert self._file is not None
-        self._writer.writerow(row)
+        self._writer.writerow([row.get(name, "") for name in self._columns])
 
     def _open(self, row: dict[str, object]) -> None:
         new = [name for name in row if name not in self._columns]
@@ -50,7 +50,7 @@ class CSV:
                 csv.writer(file).writerow(new)
         self._columns += new
         self._file = self._path.open("a", newline="")
-        self._writer = csv.DictWriter(self._file, self._columns)
+        self._writer, self._known = csv.writer(self._file), set(self._columns)
 
     def flush(self) -> None:
         """What was written is on its way to the disk, whatever becomes of this process."""

@@ -16,7 +16,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import Any, NamedTuple
 
 import jax
@@ -113,8 +113,15 @@ class StepEvent:
         """Of the driver's metrics those that are single numbers, by their names: "loss", "noise.scale". Copied from the
         device when first asked for, which waits for the step. Replicated.
         """
-        leaves = jax.tree_util.tree_leaves_with_path(self.report.metrics)
-        return {keystr(path, simple=True, separator="."): float(x) for path, x in leaves if np.ndim(x) == 0}
+        leaves, tree = jax.tree.flatten(self.report.metrics)
+        return {name: float(x) for name, x in zip(_names(tree), leaves, strict=True) if not getattr(x, "ndim", 0)}
+
+
+@lru_cache(maxsize=64)
+def _names(tree: jax.tree_util.PyTreeDef) -> tuple[str, ...]:
+    """Of the leaves: "noise.scale"."""
+    paths = jax.tree_util.tree_leaves_with_path(jax.tree.unflatten(tree, range(tree.num_leaves)))
+    return tuple(keystr(path, simple=True, separator=".") for path, _ in paths)
 
 
 Listener = Callable[[StepEvent], Any]

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from functools import lru_cache
 from typing import NamedTuple
 
-import numpy as np
+from adaptive.base.activity import Breakdown
 
 from .events import StepEvent
 
@@ -70,12 +70,20 @@ def figures(event: StepEvent) -> dict[str, float]:
             "workers": len(report.members),
         }
     )
-    found.update((f"batch_size/{seat}", size) for seat, size in enumerate(report.batch_sizes))
-    found.update((f"seconds/{part}", seconds) for part, seconds in report.breakdown._asdict().items())
+    found.update(zip(_seats(len(report.batch_sizes)), report.batch_sizes, strict=True))
+    found.update(zip(_PARTS, report.breakdown, strict=True))
     noise = noise_of(event)
     if noise is not None:
-        found.update((f"noise/{field}", value) for field, value in noise._asdict().items() if not np.isnan(value))
+        found.update((f"noise/{field}", value) for field, value in zip(_BOUNDED, noise, strict=True) if value == value)
     return found
+
+
+_PARTS = tuple(f"seconds/{part}" for part in Breakdown._fields)
+
+
+@lru_cache(maxsize=64)
+def _seats(number: int) -> tuple[str, ...]:
+    return tuple(f"batch_size/{seat}" for seat in range(number))
 
 
 def words(event: StepEvent) -> list[str]:

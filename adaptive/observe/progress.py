@@ -157,6 +157,7 @@ class Progress:
                 self._live.stop()
                 self._live = None
             self._print(self._summary(error))
+        self._thread.join(REFRESH_SECONDS)  # none of it is to be left when the interpreter ends
 
     # --- from the thread of the line ----------------------------------------------------------------------------------
 
@@ -171,7 +172,7 @@ class Progress:
     @unwatched
     def _look(self) -> None:
         with self._showing:
-            if self._done.is_set():
+            if self._done.is_set() or self._world.rank or self._world.in_reserve:
                 return
             self._rate.add(time.monotonic(), self._examples)
             if self._live is not None:

@@ -24,6 +24,7 @@ from adaptive.base.world import World
 from .events import StepEvent, Unsubscribe
 
 INTERVAL = 0.5  # seconds between two writings; 0: in the step
+_AT_A_TIME = 1e-3  # seconds for which the step may have to wait; each time it is let go first costs some microseconds
 _MOST_WAITING = 4096  # steps; a sink that is further behind is told of no more until it has caught up
 _SECONDS_TO_END = 10.0  # for what a sink has begun
 
@@ -81,7 +82,7 @@ class Outlet:
     def __init__(self, sink: Sink, world: World):
         self._sink, self._world = sink, world
         self._waiting: deque[StepEvent] = deque()
-        self._others_wrote = self._behind = False
+        self._others_wrote = self._behind = self._told = False
         self._failure: Exception | None = None
         self._writing = threading.Lock()
         self._closed = threading.Event()
@@ -119,17 +120,19 @@ class Outlet:
             self._drain()
 
     @unwatched
-    def _drain(self) -> None:
-        """Hand on what waits. Where a sink fails, nothing is handed on any more."""
+    def _drain(self) -> bool:
+        """Hand on what waits; where a sink fails, nothing any more. Returns whether the sink has come back."""
         if not self._writing.acquire(timeout=_SECONDS_TO_END):
             _log.warning("%s has not come back for %g s; what was not written is lost.", self, _SECONDS_TO_END)
-            return
+            return False
         try:
-            wrote = False
+            wrote, since = False, time.perf_counter()
             while self._waiting and self._failure is None:
                 self._sink.write(self._waiting.popleft())
                 wrote = True
-                time.sleep(0)  # the step goes first, if it waits for Python's lock
+                if time.perf_counter() - since > _AT_A_TIME:
+                    time.sleep(0)  # the step goes first, if it waits for Python's lock
+                    since = time.perf_counter()
             if wrote and hasattr(self._sink, "flush"):
                 self._sink.flush()
         except Exception as error:
@@ -137,9 +140,10 @@ class Outlet:
             self._waiting.clear()
         finally:
             self._writing.release()
+        return True
 
     def _no_more(self, error: Exception) -> Unsubscribe:
-        self._forget()
+        self._told = True
         if isinstance(error, Unsubscribe):
             return error
         _log.warning("%s failed:", self, exc_info=error)
@@ -150,14 +154,15 @@ class Outlet:
         if self._closed.is_set():
             return
         self._closed.set()
-        failed_before = self._failure is not None
         self._forget()
-        self._drain()
-        try:
-            self._sink.close()
-        except Exception as error:
-            self._failure = self._failure or error
-        if self._failure is not None and not failed_before:  # behind the last step: there is no report to say it in
+        if self._drain():
+            try:
+                self._sink.close()
+            except Exception as error:
+                self._failure = self._failure or error
+            if self._thread is not None:
+                self._thread.join()  # none of it is to be left when the interpreter ends
+        if self._failure is not None and not self._told:  # behind the last step: there is no report to say it in
             _log.warning("%s", self._no_more(self._failure))
 
     def __str__(self) -> str:

@@ -1,4 +1,4 @@
-"""What changed in a run, when and why: batch sizes with whose decision it was, workers that came and went, skipped steps."""
+"""What changed in a run, when and why: batch sizes and whose wish it was, who came and who went, what was skipped."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def decided(run: Columns) -> list[str]:
 
 
 def sizes_in_words(sizes: Sequence[int] | np.ndarray) -> str:
-    """"64 + 32 + – = 96", or, of many, "2,048 = 64 workers of 28 to 36"."""
+    """ "64 + 32 + – = 96", or, of many, "2,048 = 64 workers of 28 to 36"."""
     some = [int(size) for size in sizes if size]
     if len(sizes) == 1:
         return f"{sum(some):,}"
@@ -145,7 +145,8 @@ def _folded(run: Columns, alike: Sequence[_Resize]) -> Change:
     when = f"{len(alike):,} changes up to step {run.step[last.row]:,}"
     if first.kind.endswith("True"):
         largest = max(alike, key=lambda resize: int(np.abs(resize.behind - resize.before).sum()))
-        what = f"Batch sizes: {when}, of the split alone; in the largest, in step {run.step[largest.row]:,}, {_moved(largest)}"
+        most = f"in the largest, in step {run.step[largest.row]:,}, {_moved(largest)}"
+        what = f"Batch sizes: {when}, of the split alone; {most}"
         ends = f"; {sizes_in_words(first.before)} → {sizes_in_words(last.behind)}"
         return Change(first.row, "size", what + ends, by)
     through = [first.before, *(resize.behind for resize in alike)]
@@ -235,7 +236,7 @@ class _Move(NamedTuple):
 
 def _moves(run: Columns) -> Iterator[_Move]:
     told = {told.row: told for told in run.told if told.joined or told.lost}
-    others = {row: members for row, members in run.members[1:]}
+    others = dict(run.members[1:])
     before = {row: set(members) for (row, _), (_, members) in zip(run.members[1:], run.members[:-1], strict=True)}
     for row in sorted(told.keys() | others.keys()):
         joined, lost = (told[row].joined, told[row].lost) if row in told else ((), ())

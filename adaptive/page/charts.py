@@ -9,9 +9,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from .columns import Columns
-from .findings import periods, waiting
+from .findings import medians, periods, waiting
 from .thin import Bins, corners
-from .words import duration, number, percent
+from .words import counted, duration, number, percent
 
 # Okabe and Ito's colours, which people who see colours otherwise can tell apart, too.
 PARTS = {
@@ -41,6 +41,9 @@ class Key(NamedTuple):
     name: str
     color: str
     dash: str = "solid"
+
+
+_BAND = Key("median of the workers", PARTS["computing"]), Key("from the least to the most", "#B3D4E8")
 
 
 @dataclass(frozen=True)
@@ -102,13 +105,14 @@ class _Drawing:
             raise Missing(
                 "the charts are made by bokeh, which is not installed:  pip install 'adaptive-dataflow[plot]'"
             ) from error
-        self._models, self._plotting, self._run = bokeh.models, bokeh.plotting, run
+        self._models: Any = bokeh.models  # its own hints know only its older way of writing
+        self._plotting, self._run = bokeh.plotting, run
         first, last = int(run.step[0]), int(run.step[-1])
         margin = max(0.01 * (last - first), 0.5)
         ends = first - margin, last + margin
-        self._x_range = bokeh.models.Range1d(*ends, bounds=ends)
+        self._x_range = self._models.Range1d(*ends, bounds=ends)
         self._bins = Bins.of(len(run))
-        self._crosshair = bokeh.models.Span(dimension="height", line_width=1, line_alpha=0.4, line_color="#808080")
+        self._crosshair = self._models.Span(dimension="height", line_width=1, line_alpha=0.4, line_color="#808080")
 
     # --- what charts are made of --------------------------------------------------------------------------------------
 
@@ -156,6 +160,7 @@ class _Drawing:
     def _over_steps(self, label: str, top: float | None = None, **options: Any) -> Any:
         figure = self._figure(label, top, **options)
         figure.xaxis.formatter = self._models.NumeralTickFormatter(format="0,0")
+        figure.xaxis.ticker = self._models.BasicTicker(min_interval=1)
         figure.add_tools(self._models.CrosshairTool(overlay=self._crosshair))
         return figure
 
@@ -164,7 +169,9 @@ class _Drawing:
 
     def _hover(self, figure: Any, renderers: list[Any], lines: list[tuple[str, str]]) -> None:
         place = [("step", "@step{0,0}"), ("seconds so far", "@elapsed{0,0.0}"), ("examples so far", "@examples{0,0}")]
-        tool = self._models.HoverTool(renderers=renderers, tooltips=[*place, *lines], mode="vline", line_policy="nearest")
+        tool = self._models.HoverTool(
+            renderers=renderers, tooltips=[*place, *lines], mode="vline", line_policy="nearest"
+        )
         figure.add_tools(tool)
 
     @property
@@ -193,9 +200,10 @@ class _Drawing:
         if run.breakdown is None:
             source = self._source(mean=1e3 * mean, longest=1e3 * longest)
             drawn = figure.line("x", "mean", source=source, line_color=PARTS["computing"], line_width=2)
-            figure.line("x", "longest", source=source, **line)
+            if bins.counts.max() > 1:
+                figure.line("x", "longest", source=source, **line)
             self._hover(figure, [drawn], [("mean", "@mean{0,0.00} ms"), ("longest", "@longest{0,0.00} ms")])
-            key = Key("mean", PARTS["computing"]), Key("longest", "#808080")
+            key: tuple[Key, ...] = (Key("a step", PARTS["computing"]),)
         else:
             shares = bins.mean(run.breakdown)
             order = [part for part in PARTS if part in run.parts] + [part for part in run.parts if part not in PARTS]
@@ -211,11 +219,11 @@ class _Drawing:
             told = [(part, f"@{part}{{0,0.00}} ms") for part in reversed(order)]
             self._hover(figure, [drawn], [*told, ("longest step", "@longest{0,0.00} ms")])
             key = tuple(map(Key, order, colors))
-            if bins.counts.max() > 1:
-                key = (*key, Key("longest step", "#808080"))
+        key += (Key("longest step", "#808080"),) * bool(bins.counts.max() > 1)
         above = int((run.seconds > top).sum())
         note = f"{above:,} of {len(run):,} steps are longer than the chart is high." if above else ""
-        says = f"A step took {duration(float(np.median(run.seconds)))} in the median, {duration(float(run.seconds.max()))} at most."
+        typical, most = duration(float(np.median(run.seconds))), duration(float(run.seconds.max()))
+        says = f"A step took {typical} in the median, {most} at most."
         return Chart("seconds", "Seconds per step, by cause", says, figure, key, (note + self._each).strip())
 
     # --- workers ------------------------------------------------------------------------------------------------------
@@ -248,9 +256,20 @@ class _Drawing:
         if not known.any():
             return None
         longest = int(np.nanargmax(shares["waiting"]))
-        says = f"Worker {longest} waited for longest, {percent(float(shares['waiting'][longest]))} of its time." if run.n > 1 else ""
+        says = (
+            f"Worker {longest} waited for longest, {percent(float(shares['waiting'][longest]))} of its time."
+            if run.n > 1
+            else ""
+        )
         key = tuple(Key(_OF_WORKERS[name], PARTS[name]) for name in shares)
-        return Chart("workers", "What each worker did", says, figure, key, "Over all steps in which it was there, up to their messages: exchanging is the same for all.")
+        return Chart(
+            "workers",
+            "What each worker did",
+            says,
+            figure,
+            key,
+            "Over all steps in which it was there, up to their messages: exchanging is the same for all.",
+        )
 
     def waits(self) -> Chart | None:
         """Who waited, and when: a row for each worker."""
@@ -271,10 +290,12 @@ class _Drawing:
             [share.T.astype(np.float32)], x=first, y=-0.5, dw=last - first, dh=run.n, color_mapper=mapper, level="image"
         )
         tool = self._models.HoverTool(
-            renderers=[drawn], tooltips=[("worker", "$y{0}"), ("step", "$x{0,0}"), ("waited", "@image{0} % of the time")]
+            renderers=[drawn],
+            tooltips=[("worker", "$y{0}"), ("step", "$x{0,0}"), ("waited", "@image{0} % of the time")],
         )
         figure.add_tools(tool)
-        says = f"On average, workers waited {percent(float(np.nan_to_num(np.nanmean(share)) / 100))} of the time for the last of them."
+        on_average = percent(float(np.nanmean(share)) / 100)
+        says = f"On average, workers waited {on_average} of the time for the last of them."
         note = "Dark: the others waited for this one. Bright: it was done early, and waited." + self._each
         marks = np.linspace(0, 1, 5)
         key = tuple(Key(percent(mark * high / 100), colors[round(mark * (len(colors) - 1))]) for mark in marks)
@@ -306,12 +327,11 @@ class _Drawing:
             ]
             told = [(k.name, f"@{column}{{0,0.00}} {unit}") for column, k in zip(columns, key, strict=True)]
         else:
-            some = np.where(np.isfinite(values).any(1)[:, None], values, 0.0)
-            least, most = np.fmin.reduce(some, 1), np.fmax.reduce(some, 1)
-            source = self._source(least=least, middle=np.nanmedian(some, axis=1), most=most)
+            least, most = np.fmin.reduce(values, 1), np.fmax.reduce(values, 1)
+            source = self._source(least=least, middle=medians(values, 1), most=most)
             figure.varea("x", "least", "most", source=source, fill_color=PARTS["computing"], fill_alpha=0.3)
             drawn = [figure.line("x", "middle", source=source, line_color=PARTS["computing"], line_width=1.8)]
-            key = Key("of half of the workers", PARTS["computing"]), Key("from the least to the most", "#B3D4E8")
+            key = _BAND
             told = [(name, f"@{name}{{0,0.00}} {unit}") for name in ("most", "middle", "least")]
         self._hover(figure, drawn[:1], told)
         return Chart(name, title, "", figure, key, (note + self._each).strip())
@@ -329,15 +349,16 @@ class _Drawing:
             there = np.where(run.changed > 0, run.changed.astype(float), np.nan)
             bounds = np.fmin.reduce(there, 1), np.fmax.reduce(there, 1)
             repeats = np.diff(np.append(run.changes, len(run)))
-            least, most = (f(np.repeat(b, repeats)) for f, b in zip((self._bins.least, self._bins.most), bounds, strict=True))
-            middle = self._bins.middle(np.repeat(np.nanmedian(np.nan_to_num(there), axis=1), repeats))
+            least, most = (
+                f(np.repeat(b, repeats)) for f, b in zip((self._bins.least, self._bins.most), bounds, strict=True)
+            )
+            middle = self._bins.middle(np.repeat(medians(there, 1), repeats))
             source = self._source(least=least, middle=middle, most=most)
             figure.varea("x", "least", "most", source=source, fill_color=PARTS["computing"], fill_alpha=0.3)
             drawn = figure.line("x", "middle", source=source, line_color=PARTS["computing"], line_width=1.8)
             told = [(name, f"@{name}{{0,0}} examples") for name in ("most", "middle", "least")]
             self._hover(figure, [drawn], told)
-            key = Key("of half of the workers", PARTS["computing"]), Key("from the least to the most", "#B3D4E8")
-            return Chart("sizes", title, "", figure, key, self._each.strip())
+            return Chart("sizes", title, "", figure, _BAND, self._each.strip())
         key = tuple(Key(f"worker {w}", _LINES[w], _DASHES[w % len(_DASHES)]) for w in range(run.n))
         for w, (_, color, dash) in enumerate(key):
             rows, sizes = corners(run.changes, run.changed[:, w], end)
@@ -376,8 +397,8 @@ class _Drawing:
         figure.y_range = self._models.Range1d(min(low) / 2, 2 * max(high))
         figure.yaxis.formatter = self._models.NumeralTickFormatter(format="0,0")
         note = (
-            "Where the noise scale is far above the global batch, twice the batch is worth almost twice the step; where it is "
-            f"far below, almost nothing.{self._each}"
+            "Where the noise scale is far above the global batch, twice the batch is worth almost twice the step; "
+            f"where it is far below, almost nothing.{self._each}"
         )
         return Chart("batch", "Global batch and noise scale", "", figure, tuple(key), note)
 
@@ -387,7 +408,9 @@ class _Drawing:
         """One of the driver's metrics: its middle and its range in each bin."""
         run, bins = self._run, self._bins
         values = np.where(np.isfinite(run.metrics[name]), run.metrics[name], np.nan)
-        if not np.isfinite(values).any() or any(np.allclose(values, s[:, 0], 1e-4, equal_nan=True) for s in run.noise.values()):
+        if not np.isfinite(values).any() or any(
+            np.allclose(values, s[:, 0], 1e-4, equal_nan=True) for s in run.noise.values()
+        ):
             return None  # nothing to see, or seen with its bounds
         known = values[np.isfinite(values)]
         low, high = np.percentile(known, [0.5, 99.5]) if len(known) > 50 else (known.min(), known.max())
@@ -407,8 +430,9 @@ class _Drawing:
         drawn = figure.line("x", "middle", source=source, line_color="#0072B2", line_width=1.8)
         self._hover(figure, [drawn], [(name.replace("@", ""), "@middle{0,0.0000}")])
         lost = int((~np.isfinite(run.metrics[name])).sum())
-        says = f"{name} went from {number(float(known[0]))} to {number(float(known[-1]))}; the least was {number(float(known.min()))}, the most {number(float(known.max()))}."
-        note = f"{lost:,} steps had no number (NaN or infinite)." if lost else ""
+        first, last, lowest, highest = (number(float(f)) for f in (known[0], known[-1], known.min(), known.max()))
+        says = f"{name} went from {first} to {last}; the least was {lowest}, the most {highest}."
+        note = f"{counted(lost, 'step')} had no number (NaN or infinite)." if lost else ""
         return Chart(f"metric-{list(run.metrics).index(name)}", name, says, figure, key, (note + self._each).strip())
 
 
@@ -440,11 +464,13 @@ def _room_for(values: np.ndarray) -> float:
     """How high a chart is: single outliers do not flatten all else."""
     if not len(values):
         return 1.0
-    return _ROOM * float(max(np.percentile(values, _USUAL), 1e-6)) if len(values) >= 20 else _ROOM * float(max(values.max(), 1e-6))
+    return (
+        _ROOM * float(max(np.percentile(values, _USUAL), 1e-6))
+        if len(values) >= 20
+        else _ROOM * float(max(values.max(), 1e-6))
+    )
 
 
 def _short(column: np.ndarray) -> np.ndarray:
     """A chart has no use for more digits."""
     return column.astype(np.float32) if column.dtype == np.float64 else column
-
-

@@ -13,7 +13,9 @@ import numpy as np
 from adaptive.base.errors import RecordError
 from adaptive.observe.recorded import read_run
 
-_BLOCK = 256  # rows whose numbers wait as Python's before they become NumPy's; more of them are slower: caches, collector
+_BLOCK = (
+    256  # rows whose numbers wait as Python's before they become NumPy's; more of them are slower: caches, collector
+)
 _OF_NOISE = ("scale", "lower", "upper")  # leaves of a value of these names are a noise scale
 
 
@@ -44,7 +46,7 @@ class Columns:
       parts: names of the breakdown.
       breakdown: seconds by part, of the process that recorded them; shape=(T, parts). `None` in an older record.
       workers: seconds of "input", "computing" and "busy" of each worker; shape=(T, n). NaN where nobody has sat, in a
-        newcomer's first step, and in the first of the run: it was busy with getting ready, for which nobody had to wait.
+        newcomer's first step, and in the first of the run: they were busy with getting ready, and nobody waited.
         Empty in an older record.
       metrics: by name; shape=(T,).
       noise: noise scales that hooks were given, with their bounds, by name; shape=(T, 3).
@@ -135,7 +137,7 @@ class _Column:
     def settle(self) -> None:
         """Turn what waits into an array."""
         if self._waiting:
-            block = np.array(self._waiting, self._dtype)
+            block: np.ndarray = np.array(self._waiting, self._dtype)
             if self._width is not None and block.shape[1:] != (self._width,):
                 raise ValueError(f"{self._width} numbers a step are expected, and there are {block.shape[1:]}")
             self._blocks.append(block)

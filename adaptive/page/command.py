@@ -12,14 +12,19 @@ from adaptive.base.errors import RecordError
 @click.command()
 @click.argument("record", type=click.Path(path_type=Path))
 @click.option(
-    "-o", "--output", type=click.Path(path_type=Path), help="The page. By default beside the record: run.html for run.jsonl."
+    "-o",
+    "--output",
+    type=click.Path(path_type=Path),
+    help="The page. By default beside the record: run.html for run.jsonl.",
 )
-@click.option("--run", default=-1, show_default="the last", metavar="N", help="Which run, if RECORD holds several: 0, 1, …")
+@click.option(
+    "--run", default=-1, show_default="the last", metavar="N", help="Which run, if RECORD holds several: 0, 1, …"
+)
 def report(record: Path, output: Path | None, run: int) -> None:
     """Make one page of a recorded run: what changed when and why, and where the time went.
 
-    RECORD is the file that a program wrote with `program.run(record="run.jsonl")`. The page is one file that loads nothing
-    from elsewhere: it can be mailed, and looked at without a network.
+    RECORD is the file that a program wrote with `program.run(record="run.jsonl")`. The page is one file that loads
+    nothing from elsewhere: it can be mailed, and looked at without a network.
     """
     output = output or record.with_suffix(".html")
     try:

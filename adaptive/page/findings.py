@@ -1,7 +1,7 @@
 """Where the time of a run was lost, in words: who made the others wait, what steps were made of, which were long.
 
-Of each worker is looked at by how much longer it was busy than half of the others, with its sign: where workers differ by
-chance, that is as often less, and comes to nothing. So only a worker that is slower *steadily* is named.
+Looked at is by how much longer each worker was busy than half of the others, with its sign: where workers differ by
+chance that is as often less, and comes to nothing. So only a worker that is slower *steadily* is named.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from .stretches import Stretch, stretches
 from .words import counted, duration, listed, number, percent, workers
 
 SLOWER = 0.1  # of the time that others wait for a worker: from here on it is told
+EARLY = 0.2  # of the time that a worker waits for most of the others
 UNEVEN = 0.15  # of the time that workers wait for one another, though none is steadily slower
 HIGH = {"input": 0.2, "exchanging": 0.3, "hooks": 0.1, "other": 0.25}  # of a step's time
 LONG = 5.0  # times the steps around it
@@ -29,7 +30,7 @@ _WORDS = {
     "input": "Input was {share} of the step {when}",
     "exchanging": "Exchanging took {share} of the step {when}",
     "hooks": "Control hooks took {share} of the step {when}",
-    "other": "{share} of the step {when} went to what is neither computing nor exchange: this library's own work, or Python",
+    "other": "{share} of the step {when} was neither computing nor exchange: this library's own work, or Python",
 }
 _ADVICE = {
     "input": " Make the examples in worker processes, or cheaper.",
@@ -75,7 +76,7 @@ def findings(run: Columns) -> list[Finding]:
 
 
 def when(run: Columns, first: int, end: int) -> str:
-    """"from step 400 to 900", or "throughout"."""
+    """ "from step 400 to 900", or "throughout"."""
     if end - first >= 0.97 * len(run):
         return "throughout"
     return f"from step {run.step[first]:,} to {run.step[end - 1]:,}"
@@ -139,13 +140,27 @@ def _of_workers(run: Columns) -> Iterable[Finding]:
             f"{_why(run, seats, first, end)}"
         )
         yield Finding(text, level * float(usual[rows].sum()), first, end)
+    early = _together([(w, s) for w in range(run.n) for s in stretches(-shares[:, w], EARLY)]) if run.n > 2 else []
+    for seats, (first, end, level) in [e for e in early if not any(_cover(s.stretch, e.stretch) for s in slow)][:_MOST]:
+        rows, share = slice(first, end), len(seats) / run.n
+        waits[rows] -= level * share
+        text = (
+            f"{workers(seats).capitalize()} {'was' if len(seats) == 1 else 'were'} done early, and waited "
+            f"{percent(level)} of the time {when(run, first, end)}. More examples there would be fewer for the others: "
+            "ctrl.balance() sees to that."
+        )
+        yield Finding(text, level * share * float(usual[rows].sum()), first, end)
     for first, end, level in stretches(waits, UNEVEN):
         text = (
-            f"Workers waited for one another {percent(level)} of the time {when(run, first, end)}, now for one and now for "
-            f"another{_uneven_by(run, first, end)}. None of them was steadily slower than most."
-            f"{_most(run, first, end, level)}"
+            f"Workers waited for one another {percent(level)} of the time {when(run, first, end)}, now for one and now "
+            f"for another{_uneven_by(run, first, end)}. None of them was steadily slower than most."
         )
         yield Finding(text, level * float(usual[first:end].sum()), first, end)
+
+
+def _cover(one: Stretch, other: Stretch) -> bool:
+    """Whether more than half of `other` lies in `one`."""
+    return 2 * (min(one.end, other.end) - max(one.first, other.first)) > other.end - other.first
 
 
 def _together(found: Sequence[tuple[int, Stretch]]) -> list[_Slow]:
@@ -172,13 +187,17 @@ def _why(run: Columns, seats: list[int], first: int, end: int) -> str:
     size = np.where(run.sizes[rows] > 0, run.sizes[rows], np.nan)
     of_each = {name: medians(column[rows], 0) for name, column in run.workers.items()}
     of_each |= {"size": medians(size, 0), "an example": medians(run.workers["computing"][rows] / size, 0)}
-    mine, theirs = ({name: float(medians(values[who], 0)) for name, values in of_each.items()} for who in (seats, others))
+    mine, theirs = (
+        {name: float(medians(values[who], 0)) for name, values in of_each.items()} for who in (seats, others)
+    )
     more = {name: mine[name] - theirs[name] for name in ("computing", "input")}
     more["rest"] = mine["busy"] - theirs["busy"] - sum(more.values())
     it, its, them = ("it", "its", "it") if len(seats) == 1 else ("they", "their", "them")
     worst = max(more, key=lambda name: more[name])
     if worst == "input":
-        return f": {it} waited {duration(mine['input'])} a step for {its} input, the others {duration(theirs['input'])}."
+        return (
+            f": {it} waited {duration(mine['input'])} a step for {its} input, the others {duration(theirs['input'])}."
+        )
     if worst == "rest":
         return (
             f": {it} spent {duration(more['rest'])} a step more than they did on what is neither computing nor input "
@@ -208,17 +227,6 @@ def _uneven_by(run: Columns, first: int, end: int) -> str:
     if more["computing"] > 0.5 * more["busy"]:
         return ", because their computing is uneven"
     return ""
-
-
-def _most(run: Columns, first: int, end: int, level: float) -> str:
-    """Who waited far longer than the average."""
-    rows = slice(first, end, max(1, (end - first) // _LOOKED_AT))
-    each = medians(waiting(run.workers["busy"][rows]) / periods(run)[rows][:, None], 0)
-    long = [w for w in range(run.n) if each[w] > level + SLOWER]
-    if not long or len(long) > run.n // 2:
-        return ""
-    most = percent(float(np.nanmax(each[long])))
-    return f" Of them, {workers(long)} waited for longest ({most}): give {'it' if len(long) == 1 else 'them'} more examples."
 
 
 # --- of the steps -----------------------------------------------------------------------------------------------------
@@ -255,7 +263,9 @@ def _compiling(run: Columns) -> Iterable[Finding]:
         begun = f"{duration(first)} of it in step {run.step[0]:,} and the rest" if first > 0.02 * total else "all of it"
         later = rows[rows > 0]
         where = f"{begun} in {counted(len(later), 'step')} up to step {run.step[later[-1]]:,}" if len(later) else begun
-    yield Finding(f"Steps waited for a compiler for {duration(total)}, {where}.", total, int(rows[0]), int(rows[-1]) + 1)
+    yield Finding(
+        f"Steps waited for a compiler for {duration(total)}, {where}.", total, int(rows[0]), int(rows[-1]) + 1
+    )
 
 
 def _long_steps(run: Columns) -> Iterable[Finding]:

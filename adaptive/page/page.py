@@ -18,7 +18,7 @@ from .words import counted, duration, listed, number, percent
 _FINDINGS = 8  # and more are folded
 _CHANGES = 15
 _METRICS = 4  # in the headline
-_BEFORE_BREAKDOWNS = "seconds by cause and of each worker, so nothing is known of waiting, input and exchanging"
+_BEFORE_BREAKDOWNS = "seconds by cause and of each worker (so nothing is known of waiting, input and exchanging)"
 
 
 class Table(NamedTuple):
@@ -42,7 +42,9 @@ def page(run: Columns, name: str, version: str) -> str:
     try:
         from jinja2 import Environment
     except ImportError as error:
-        raise Missing("the page is made by jinja2, which is not installed:  pip install 'adaptive-dataflow[plot]'") from error
+        raise Missing(
+            "the page is made by jinja2, which is not installed:  pip install 'adaptive-dataflow[plot]'"
+        ) from error
     made = charts(run)
     script, elements = embedded(made)
     environment = Environment(autoescape=True, trim_blocks=False)
@@ -63,7 +65,9 @@ def page(run: Columns, name: str, version: str) -> str:
             {
                 "step": f"{run.step[change.row]:,}",
                 "after": duration(float(run.elapsed[change.row])),
-                **{"kind": change.kind, "what": change.what, "why": change.why},
+                "kind": change.kind,
+                "what": change.what,
+                "why": change.why,
             }
             for change in lines
         ],
@@ -100,9 +104,9 @@ def _lead(run: Columns) -> str:
     of = f" of at most {run.n}" if len(there) < run.n else ""
     epochs = number(round(float(run.epoch[-1]), 1))
     return (
-        f"Steps {first:,} to {last:,} took {duration(float(run.elapsed[-1]))} and {run.examples[-1]:,} examples, up to epoch "
-        f"{epochs}: {speed(run)} examples a second. At the end there were {counted(len(there), 'worker')}{of}, and "
-        f"a global batch of {run.changed[-1].sum():,}."
+        f"Steps {first:,} to {last:,} took {duration(float(run.elapsed[-1]))} and {run.examples[-1]:,} examples, up to "
+        f"epoch {epochs}: {speed(run)} examples a second. At the end there were {counted(len(there), 'worker')}{of}, "
+        f"and a global batch of {run.changed[-1].sum():,}."
     )
 
 
@@ -115,10 +119,18 @@ def _figures(run: Columns) -> list[tuple[str, str, str]]:
     skipped = int(run.skipped.sum())
     rows = [
         ("time in steps", duration(float(run.elapsed[-1])), counted(len(run), "step")),
-        ("a step, median", duration(float(np.median(seconds))), f"{duration(float(few))} to {duration(float(many))} (p10, p90)"),
+        (
+            "a step, median",
+            duration(float(np.median(seconds))),
+            f"{duration(float(few))} to {duration(float(many))} (p10, p90)",
+        ),
         ("examples a second", speed(run), ""),
         ("epochs", number(round(float(run.epoch[-1]), 2)), ""),
-        ("workers", f"{counts[-1]}", f"from {min(counts)} to {max(counts)}" if min(counts) < max(counts) else "throughout"),
+        (
+            "workers",
+            f"{counts[-1]}",
+            f"from {min(counts)} to {max(counts)}" if min(counts) < max(counts) else "throughout",
+        ),
         ("global batch", f"{totals[-1]:,}", through),
     ]
     if skipped:
@@ -150,8 +162,8 @@ def _nothing(run: Columns) -> str:
     if run.breakdown is None:
         return "No single steps took long. More cannot be told from this record."
     return (
-        "Nothing that cost a hundredth of the run: no worker made the others wait, input was there, and no step waited for "
-        "a compiler for long."
+        "Nothing that cost a hundredth of the run: no worker made the others wait, input was there, and no step waited "
+        "for a compiler for long."
     )
 
 
@@ -170,9 +182,7 @@ def _tables(run: Columns, made: Sequence[Chart]) -> dict[str, Table]:
     for place, (name, values) in enumerate(run.metrics.items()):
         if f"metric-{place}" in names:
             tables[f"metric-{place}"] = _of_metric(run, name, values)
-    return {chart.name: tables.get(chart.name, Table((), ())) for chart in made if chart.name in tables} | {
-        chart.name: None for chart in made if chart.name not in tables  # type: ignore[misc]
-    }
+    return tables
 
 
 def _of_parts(run: Columns) -> Table:
@@ -183,7 +193,9 @@ def _of_parts(run: Columns) -> Table:
         (part, duration(total), percent(total / max(totals.sum(), 1e-9)), duration(float(middle)))
         for part, total, middle in zip(run.parts, map(float, totals), per_step, strict=True)
     ]
-    return Table(("cause", "in all", "of the time", "a step, median"), sorted(rows, key=lambda r: -totals[run.parts.index(r[0])]))
+    return Table(
+        ("cause", "in all", "of the time", "a step, median"), sorted(rows, key=lambda r: -totals[run.parts.index(r[0])])
+    )
 
 
 def _of_workers(run: Columns) -> Table:

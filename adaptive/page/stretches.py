@@ -1,14 +1,15 @@
 """Stretches of a run in which something was high: found by change points, so that noise alone makes none.
 
-A series is cut into segments of one level each by least squares with a price for every cut: the optimal partition, which
-is found exactly (Jackson et al. 2005, "An algorithm for optimal partitioning of data on an interval"). What is cut are
+A series is cut into segments of one level each by least squares with a price for every cut: the optimal partition,
+found exactly (Jackson et al. 2005, "An algorithm for optimal partitioning of data on an interval"). What is cut are
 medians, of five steps, or of bins where a run is long; so single steps that took long make no stretch. A price of
 3 s² log(n) a cut, s² being the noise from one step to the next, is above Schwarz's 2 s² log(n), since steps beside one
-another are not quite independent.
+another are not quite independent. And what is high must be so by four times what its mean is uncertain by.
 """
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
@@ -17,6 +18,7 @@ SHORTEST = 5  # steps
 _BINS = 400  # a partition costs their square
 _PRICE = 3.0
 _ALIKE = 2.0  # levels of which the higher is less than that many times the lower are told as one
+_CERTAIN = 4.0  # standard errors
 _LEAST_NOISE = 0.2  # of the threshold: what is finer than that is nobody's concern
 
 
@@ -41,16 +43,16 @@ def stretches(series: np.ndarray, threshold: float) -> list[Stretch]:
     series = np.nan_to_num(np.asarray(series, np.float64))
     if len(series) < SHORTEST:
         return []
-    width = -(-len(series) // _BINS)
+    width = 1 if len(series) <= _BINS else max(SHORTEST, -(-len(series) // _BINS))
     values = _running_median(series) if width == 1 else _binned_median(series, width)
     if not (values >= 0.7 * threshold).any():
         return []
     noise = _noise(series if width == 1 else values)
     cuts = _partition(values, _PRICE * max(noise, _LEAST_NOISE * threshold) ** 2 * np.log(len(values)))
     found: list[Stretch] = []
-    for begin, stop in zip(cuts[:-1], cuts[1:], strict=True):
+    for begin, stop in pairwise(cuts):
         level = float(values[begin:stop].mean())
-        if level < threshold:
+        if level < max(threshold, _CERTAIN * noise / np.sqrt(stop - begin)):
             continue
         last = found[-1] if found else None
         if last and last.end == begin and max(level, last.level) < _ALIKE * min(level, last.level):
@@ -64,7 +66,7 @@ def stretches(series: np.ndarray, threshold: float) -> list[Stretch]:
 
 def _running_median(series: np.ndarray) -> np.ndarray:
     half = SHORTEST // 2
-    padded = np.pad(series, half, mode="edge")
+    padded = np.pad(series, half, mode="reflect")
     return np.median(np.lib.stride_tricks.sliding_window_view(padded, SHORTEST), axis=1)
 
 

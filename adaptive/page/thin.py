@@ -69,7 +69,7 @@ def _middle(ordered: np.ndarray) -> np.ndarray:
 
 
 def corners(rows: np.ndarray, values: np.ndarray, end: int, most: int = 4 * BINS) -> tuple[np.ndarray, np.ndarray]:
-    """A piecewise constant series as it is drawn in steps: where it changes, exactly, unless there are very many changes.
+    """A piecewise constant series as it is drawn in steps: where it changes, exactly, unless there are very many.
 
     Args:
       rows: from which on there are other values, the first one included; shape=(c,).
@@ -77,14 +77,16 @@ def corners(rows: np.ndarray, values: np.ndarray, end: int, most: int = 4 * BINS
       end: the last row.
 
     Returns:
-      Rows and values, the last ones repeated at `end`. Of more than `most` changes, those where the values are least and
-      most within each bin.
+      Rows and values, the last ones repeated at `end`. Of more than `most` changes, those where the values are least
+      and most within each bin.
     """
     keep = np.concatenate([[True], values[1:] != values[:-1]])
     rows, values = rows[keep], values[keep]
     if len(rows) > most:
         begins = Bins.of(len(rows), most // 2).begins
         parts = np.split(np.arange(len(rows)), begins[1:])
-        places = sorted({int(part[f(values[part])]) for part in parts for f in (np.argmin, np.argmax)} | {len(rows) - 1})
+        places = sorted(
+            {int(part[f(values[part])]) for part in parts for f in (np.argmin, np.argmax)} | {len(rows) - 1}
+        )
         rows, values = rows[places], values[places]
     return np.append(rows, end), np.append(values, values[-1])

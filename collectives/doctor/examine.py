@@ -154,8 +154,7 @@ def _try(path: Path | None, seconds: float) -> tuple[Examination | None, Finding
 
 
 def _end(job: subprocess.Popen) -> str:
-    with psutil.Process(job.pid).oneshot():
-        tree = psutil.Process(job.pid).children(recursive=True)
+    tree = psutil.Process(job.pid).children(recursive=True)
     job.terminate()
     try:
         said, _ = job.communicate(timeout=5)

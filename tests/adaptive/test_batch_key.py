@@ -68,6 +68,7 @@ def test_dropout_by_it_does_not_depend_on_the_split():
     assert not found.drawn
 
 
+@pytest.mark.long
 def test_of_an_ordinary_key_it_is_said_where_numbers_are_drawn():
     found = check(driver_of(by_linen, ad.step_key))
     assert found.verdict == "no"

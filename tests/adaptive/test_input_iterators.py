@@ -196,6 +196,8 @@ def test_each_worker_goes_through_its_own():
         [None, [2001, 2002, 2003]],
         [[1002], [2004]],
     ]
+    with pytest.raises(ad.DataError, match="Give check a batch"):
+        stream.peek((1, 1, 1))
     assert stream.cursors == (3, 3, 5)
     assert stream.epoch_length is None
     stream.go_on((9, 5, 2), stream.place())
@@ -231,26 +233,6 @@ class Stateful:
         self.at = int(state) if isinstance(state, bytes) else state["at"]
 
 
-class Reloading:
-    """As iterable data sets of Hugging Face: what is iterated keeps the state."""
-
-    def __init__(self):
-        self.state = None
-
-    def __iter__(self):
-        self.state = self.state if self.state is not None else 0
-        while self.state < 10:
-            self.state += 1
-            yield {"i": self.state - 1}
-        self.state = None
-
-    def state_dict(self):
-        return None if self.state is None else {"at": self.state}
-
-    def load_state_dict(self, state):
-        self.state = state["at"]
-
-
 class AsDict(grain.transforms.Map):
     def map(self, element):
         return {"i": element}
@@ -262,7 +244,9 @@ KINDS = {
     "dict": lambda: lambda: Stateful(10, lambda at: {"at": np.int64(at)}),
     "bytes": lambda: lambda: Stateful(10, lambda at: str(at).encode()),
     "no JSON": lambda: lambda: Stateful(10, lambda at: {"at": {at}}),
-    "iterable": lambda: lambda: Reloading(),
+    "grain, shuffled": lambda: grain.experimental.WindowShuffleIterDataset(
+        GRAIN.to_iter_dataset(), window_size=4, seed=1
+    ),
     "grain": lambda: GRAIN.to_iter_dataset(),
     "grain, with threads": lambda: GRAIN.to_iter_dataset(grain.ReadOptions(num_threads=2)),
     "loader of grain": lambda: grain.DataLoader(
@@ -283,7 +267,7 @@ def test_a_stream_goes_on_where_another_stood(kind, steps):
     make, plan = KINDS[kind], [(2, 1), (1, 3), (3, 0), (4, 4), (1, 1), (5, 5), (2, 2), (3, 3)]
     stream = opened(ad.data.from_iterator(make()), 2)
     whole = flat(walk(stream, plan))
-    assert whole == [i % 10 for i in range(len(whole))]
+    assert all(sorted(whole[k : k + 10]) == list(range(10)) for k in range(0, len(whole) - 9, 10))
     epochs = stream.epochs
     stream.close()
     first, other = opened(ad.data.from_iterator(make()), 2), opened(ad.data.from_iterator(make()), 2)
@@ -325,13 +309,14 @@ def program_on(data, **options):
 def test_a_program_goes_through_epochs_and_on_from_a_checkpoint():
     with program_on(ad.data.from_iterator(counted(10))) as program:
         assert "every process reads all examples" in program.explain()
+        assert "one example is example['epoch'] int32[], example['i'] int32[]" in program.explain()
+        assert program.check()
         reports = [program.step() for _ in range(3)]
         kept = program.checkpoint()
         reports += list(program.run(epochs=1))
         assert [report.epoch for report in reports] == [0, 0, 1, 1, 2]
         means = [float(report.metrics["mean"]) for report in reports]
         assert means == [np.mean([i % 10 for i in range(k, k + 4)]) for k in range(0, 20, 4)]
-        assert program.check(program._stream.peek((4,)))
     with program_on(ad.data.from_iterator(counted(10))) as program:
         program.restore(kept)
         assert [float(report.metrics["mean"]) for report in program.run(epochs=1)] == means[3:]

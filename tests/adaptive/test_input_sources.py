@@ -210,6 +210,32 @@ def test_data_sets_of_hugging_face_give_arrays(datasets):
     assert examples_of(datasets.Dataset()).rows(np.array([2, 5]))["x"].tolist() == [[2, 1], [5, 1]]
 
 
+def test_iterable_data_sets_of_hugging_face_are_gone_through():
+    class IterableDataset:
+        def __iter__(self):
+            yield from ({"x": [i, 1.5], "y": i} for i in range(5))
+
+        def __getitem__(self, column):
+            raise KeyError(column)
+
+        def set_epoch(self, epoch):
+            self.epoch = epoch
+
+    data = IterableDataset()
+    (batch,) = numbers(ad.data.iterated.Iterated(examples_of(data), 1, [0]), 1, (7,))
+    assert batch["x"].tolist() == [[i % 5, 1.5] for i in range(7)]
+    assert data.epoch == 1
+
+
+def test_lists_of_numbers_in_the_examples_of_a_source_are_arrays():
+    class Rows(Squares):
+        def __getitem__(self, index):
+            return {"x": [index, 2], "pair": (index, 3)}
+
+    assert Examples(Rows()).rows(np.array([4, 5]))["x"].tolist() == [[4, 2], [5, 2]]
+    assert [a.tolist() for a in Examples(Rows()).rows(np.array([4, 5]))["pair"]] == [[4, 5], [3, 3]]
+
+
 # --- grain ------------------------------------------------------------------------------------------------------------
 
 
@@ -232,6 +258,9 @@ def test_batches_of_grain_are_refused_since_the_program_makes_its_own():
     data = grain.MapDataset.range(20).map(lambda i: {"i": i})
     for batches in (data.batch(4), data.to_iter_dataset().batch(4), data.batch(4).map(lambda b: b).to_iter_dataset()):
         refused(batches, "the data set gives batches: leave out .batch(…)")
+    with pytest.raises(ad.DataError, match="the data set gives batches"):
+        ad.data.from_iterator(data.to_iter_dataset().batch(4))
+    assert ad.data.from_iterator(data.to_iter_dataset().batch(4), batched=True).batched
 
 
 def test_examples_that_grain_filters_out_are_refused():

@@ -152,6 +152,16 @@ def test_one_that_fails_behind_the_last_step_is_in_the_log(program, caplog):
     assert "sink Torn failed" in caplog.text
 
 
+def test_one_that_fails_where_no_step_follows_is_in_the_log(program, monkeypatch, caplog):
+    monkeypatch.setattr(_sinks, "INTERVAL", 0.001)
+    sink = Failing(at=2)
+    with caplog.at_level(logging.WARNING, "adaptive"):
+        for number, _ in enumerate(program.run(steps=2, log=[sink])):
+            while number and len(sink.steps) < 2:
+                threading.Event().wait(0.001)
+    assert "sink Failing failed, and is told no more" in caplog.text
+
+
 def test_one_that_hangs_holds_nobody_up(program, monkeypatch, caplog):
     monkeypatch.setattr(_sinks, "INTERVAL", 0.001)
     monkeypatch.setattr(_sinks, "_SECONDS_TO_END", 0.05)

@@ -43,6 +43,7 @@ def test_they_import_packages_alone(script):
     assert not {name for name in names if name.partition(".")[0] in beside}
 
 
+@pytest.mark.long
 def test_training_goes_on_where_it_was(tmp_path):
     first = started("resume", tmp_path, "--epochs", "2")
     assert "begins in epoch 0, behind step 0, on 1 workers" in first.stdout, first.stderr

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shlex
 import subprocess
@@ -13,7 +14,7 @@ from click.testing import CliRunner
 
 from launchers import places as placing
 from launchers import run as running
-from launchers.cores import Cores, cpu_quota
+from launchers.cores import Cores, cores, cpu_quota
 from launchers.hosts import Host, listed, named
 from launchers.mpirun import RANK, Implementation, UsageError, clean, find, line, program, settings, split
 from launchers.places import places
@@ -87,6 +88,8 @@ def test_hosts_by_name_and_from_a_file(tmp_path):
     file = tmp_path / "hosts"
     file.write_text("# ours\na slots=2 max_slots=4\nb:2  # MPICH's\n\nc\nc\nd max_slots=4\n")
     assert listed(file) == [Host("a", 2), Host("b", 2), Host("c", 2), Host("d", 1)]
+    assert listed(file, each=4) == [Host("a", 2), Host("b", 2), Host("c", 2), Host("d", 4)]
+    assert named("a,b:1", each=4) == [Host("a", 4), Host("b", 1)]
     for wrong in ("a:0", "a:x", "a b", ""):
         with pytest.raises(ValueError, match="is no host and its number of ranks"):
             named(wrong)
@@ -121,6 +124,8 @@ SLURM = {"SLURM_JOB_ID": "1", "SLURM_NTASKS": "8", "SLURM_TASKS_PER_NODE": "4(x2
         (OPEN_MPI, 2, [], {"options": ["--bind-to", "socket"]}, "", None),
         (OPEN_MPI, 2, [], {"options": ["--map-by", "ppr:2:node"], "oversubscribe": True}, "--oversubscribe", None),
         (OPEN_MPI, 8, [], {"options": ["--bind-to", "none"]}, "--oversubscribe", "1"),
+        (OPEN_MPI, 2, [], {"options": ["--bind-to=none"]}, "", "2"),
+        (MPICH, 8, [], {"options": ["-bind-to", "none"], "oversubscribe": True}, "", "1"),
         (OPEN_MPI, 2, [], {"environ": {"PRTE_MCA_hwloc_default_binding_policy": "none"}}, "", None),
         (OPEN_MPI, 8, [], {"environ": SLURM}, "--map-by slot:PE=1 --bind-to core", "1"),
         (OPEN_MPI, 8, [], {"environ": {"PBS_NODEFILE": "/x"}}, "", None),
@@ -260,6 +265,8 @@ def test_hosts_are_told_in_each_ones_words(launcher, tmp_path):
     (tmp_path / "hosts").write_text("a slots=2\nb slots=2\n")
     where = ("--hostfile", str(tmp_path / "hosts"))
     assert "-n 4 --host a:2,b:2 --map" in adaptive_run("--show", "--mpirun", launcher("five"), *where, "x.py").stdout
+    done = adaptive_run("--show", "--mpirun", launcher("five"), "--hosts", "a,b", "--gpus-per-host", "2", "x.py")
+    assert "-n 4 --host a:2,b:2 --map" in done.stdout
     assert "-n 4 -hosts a:2,b:2 -bind" in adaptive_run("--show", "--mpirun", launcher("hydra"), *where, "x.py").stdout
     done = adaptive_run("--show", "--mpirun", launcher("strange"), *where, "x.py")
     assert (done.exit_code, "is told hosts" in done.stderr) == (2, True)
@@ -316,6 +323,28 @@ def test_the_line_is_printed_and_the_code_passed_on(launcher):
         assert done.returncode == 7
         assert done.stdout.endswith(" true\n")
         assert any(line.startswith("+ env ") and line.endswith(" true") for line in done.stderr.splitlines())
+
+
+@pytest.mark.ranks
+def test_ranks_have_cores_threads_and_a_gpu_of_their_own():
+    """As the MPI that is installed here understands it."""
+    names = ("PJRT_NPROC", "CUDA_VISIBLE_DEVICES")
+    says = f"import os; print(sorted(os.sched_getaffinity(0)), *map(os.environ.get, {names}))"
+    theirs = ("PRTE_MCA_", "OMPI_", "SLURM_", "PMIX_", *placing.THREADS, "CUDA_")
+    environ = {name: value for name, value in os.environ.items() if not name.startswith(theirs)}
+    options = ["-n", "2", "--gpus-per-host", "2"]
+    done = subprocess.run(
+        [sys.executable, "-m", "launchers.run", *options, "--", sys.executable, "-c", says],
+        env=environ, cwd=ROOT, capture_output=True, text=True, timeout=60,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    found = sorted(line.rsplit(" ", 2) for line in done.stdout.splitlines())
+    here = cores()
+    assert {gpu for _, _, gpu in found} == {"0", "1"}
+    assert {threads for _, threads, _ in found} == {str(max(1, here.usable // 2))}
+    if here.bindable and here.usable > 1:
+        (first, *_), (second, *_) = found
+        assert not set(json.loads(first)) & set(json.loads(second))
 
 
 def test_the_launcher_is_that_of_the_library(launcher, tmp_path):
