@@ -1,13 +1,16 @@
 """Claim: of a source of 1.5 ms an example, processes that read hide all but what the cores allow: steps take at most
 1.1 times that bound.
 
-    mpirun --oversubscribe -n 2 python -m mpi4py benchmarks/input_workers.py [--steps 40] [--rounds 3] [--workers 4]
+    mpirun --oversubscribe -n 2 python -m mpi4py benchmarks/input_workers.py [--steps 20] [--rounds 3] [--workers 4]
 
 Two kinds of source: one that waits (a disk, a network) and one that computes (decoding), by its own processor time. A
 bound is what a step takes at least: of a source that waits, its computing or the waiting of a rank's share by so many
 processes, whichever is more; of one that computes, all computing of all ranks on the cores there are. A step's own
 computing is measured on the same driver with arrays. All are run in turn, in one job, some steps at a time; the first
 of those are left out, since what they take was fetched while others ran.
+
+The processor time is that of one rank and its readers, and what must be that of a step with arrays and of its reading:
+it says what fetching costs also where neighbours take the cores, and a step's seconds say nothing.
 """
 
 from __future__ import annotations
@@ -19,6 +22,7 @@ import time
 import jax
 import jax.numpy as jnp
 import numpy as np
+import psutil
 from _measure import Spread, readable, report
 
 import adaptive as ad
@@ -61,9 +65,15 @@ def driver(w: jax.Array, batch: dict[str, jax.Array]) -> tuple[jax.Array, dict[s
     return w - 1e-3 * gradient, {"loss": value}
 
 
+def used() -> float:
+    """Processor seconds of this process and of those that it has started."""
+    each = [psutil.Process(), *psutil.Process().children(recursive=True)]
+    return sum(p.cpu_times().user + p.cpu_times().system for p in each)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser()
-    parser.add_argument("--steps", type=int, default=40)
+    parser.add_argument("--steps", type=int, default=20)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--workers", type=int, default=4, help="processes that read, on all ranks together")
     args = parser.parse_args()
@@ -79,19 +89,23 @@ def main() -> None:
             for name, source in data.items()
         }
         seconds: dict[str, list[float]] = {name: [] for name in programs}
+        processor: dict[str, list[float]] = {name: [] for name in programs}
         for _ in range(args.rounds):
             for name, program in programs.items():
                 for step in program.run(steps=LEFT_OUT + args.steps):
                     if step.step % (LEFT_OUT + args.steps) == LEFT_OUT:
-                        began = time.perf_counter()
+                        began, before = time.perf_counter(), used()
                 seconds[name].append((time.perf_counter() - began) / args.steps)
+                processor[name].append((used() - before) / args.steps)
         for program in programs.values():
             program.close()
         if world.rank == 0:
-            say(seconds, args.workers, each, world.size)
+            say(seconds, processor, args.workers, each, world.size)
 
 
-def say(seconds: dict[str, list[float]], workers: int, each: int, ranks: int) -> None:
+def say(
+    seconds: dict[str, list[float]], processor: dict[str, list[float]], workers: int, each: int, ranks: int
+) -> None:
     computing, reading = float(np.median(seconds["arrays"])), LOCAL_BATCH * SECONDS
     cores = os.cpu_count() or 1
     bounds = {
@@ -101,9 +115,10 @@ def say(seconds: dict[str, list[float]], workers: int, each: int, ranks: int) ->
         "computes, read in a thread": max(computing + reading if ranks >= cores else reading, computing),
         f"computes, {workers} processes": max(computing, ranks * (computing + reading) / cores, reading / each),
     }
-    rows = []
+    rows, alone = [], float(np.median(processor["arrays"]))
     for name, sample in seconds.items():
-        spread = Spread.of(sample)
+        spread, took = Spread.of(sample), float(np.median(processor[name]))
+        must = alone + reading * name.startswith("computes")
         rows.append(
             {
                 "": name,
@@ -111,6 +126,8 @@ def say(seconds: dict[str, list[float]], workers: int, each: int, ranks: int) ->
                 "p10 – p90": f"{readable(spread.p10)} – {readable(spread.p90)}",
                 "bound": readable(bounds[name]),
                 "of the bound": f"{spread.median / bounds[name]:.2f}",
+                "processor time": readable(took),
+                "of what must be": f"{took / must:.2f}",
             }
         )
     notes = [

@@ -11,6 +11,7 @@ workers. To begin again, delete the folder. What is kept and what is promised: d
 import argparse
 import os
 import signal
+from functools import partial
 from pathlib import Path
 
 import flax.linen as nn
@@ -64,13 +65,13 @@ def accuracy(state, batch):
 
 
 with comm.world() as world:
-    show = print if world.rank == 0 else lambda *_: None
+    show = partial(print, flush=True) if world.rank == 0 else lambda *_: None
     program = ad.Program(driver, (params, tx.init(params)), train, global_batch=64, world=world)
     program.restore(args.run, missing_ok=True)
-    show(f"begins in epoch {program.epoch}, behind step {program.steps}, on {world.size} workers", flush=True)
+    show(f"begins in epoch {program.epoch}, behind step {program.steps}, on {world.size} workers")
     for report in program.run(epochs=args.epochs - program.epoch, checkpoint=ad.Checkpoints(args.run, every="1 epoch")):
         if args.kill_after and report.step >= args.kill_after and any(Path(args.run).glob("0*")):
             os.kill(os.getpid(), signal.SIGKILL)
         if report.examples % len(train["x"]) < report.global_batch:  # it has ended an epoch
-            show(f"epoch {report.epoch:>3}   step {report.step:>4}   loss {report.metrics['loss']:.4f}", flush=True)
+            show(f"epoch {report.epoch:>3}   step {report.step:>4}   loss {report.metrics['loss']:.4f}")
     show(f"test accuracy {program.evaluate(accuracy, test):.2%} after {program.epoch} epochs")

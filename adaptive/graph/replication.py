@@ -115,7 +115,8 @@ def _what_to_reduce(flow: Flow, name: str, new: Atom) -> str:
         "Else reduce it, too (of batch normalisation only the running averages would be right, the gradient would go "
         "by the split):\n"
         "    new = comm.all_reduce(new)\n"
-        "State that shall differ is marked with local=."
+        "A loss scale that is changed by what a worker sees of its own gradients: decide by the reduced ones "
+        "(docs/loss_scaling.md). State that shall differ is marked with local=."
     )
 
 

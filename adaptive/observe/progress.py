@@ -315,8 +315,10 @@ def time_lost(events: list[StepEvent]) -> list[str]:
     input_ = sum(event.report.breakdown.input for event in events)
     if input_ > _NOTABLE * seconds:
         told.append(f"input {input_ / seconds:.0%} of the time")
-    who, waited = slowest(events), sum(event.workers.waiting.max(initial=0.0) for event in events)
-    if who is not None and waited > _NOTABLE * seconds:
+    who = slowest(events)
+    by_it = [event.workers for event in events if event.workers.busy.argmax() == who]
+    waited = sum(float(workers.waiting.max(initial=0.0)) for workers in by_it)
+    if waited > _NOTABLE * seconds:
         told.append(f"others wait for worker {who} {waited / seconds:.0%} of the time")
     return told
 

@@ -100,7 +100,7 @@ def test_who_makes_the_others_wait():
     assert slowest(events) == 1
     assert slowest([event(workers=seconds(0.0, 0.0))]) is None  # a step without a message
     assert slowest(events[1:]) is None  # now the one, now the other
-    assert time_lost(events) == ["others wait for worker 1 47% of the time"]
+    assert time_lost(events) == ["others wait for worker 1 33% of the time"]
     in_input = Breakdown(0.3, 0.1, 0.1, 0.0, 0.0, 0.0, 0.0)
     assert time_lost([event(breakdown=in_input, workers=seconds(0.1, 0.1))] * 3) == ["input 60% of the time"]
 
