@@ -224,7 +224,8 @@ class _Drawing:
         note = f"{above:,} of {len(run):,} steps are longer than the chart is high." if above else ""
         typical, most = duration(float(np.median(run.seconds))), duration(float(run.seconds.max()))
         says = f"A step took {typical} in the median, {most} at most."
-        return Chart("seconds", "Seconds per step, by cause", says, figure, key, (note + self._each).strip())
+        title = "Seconds per step" + ", by cause" * (run.breakdown is not None)
+        return Chart("seconds", title, says, figure, key, (note + self._each).strip())
 
     # --- workers ------------------------------------------------------------------------------------------------------
 
