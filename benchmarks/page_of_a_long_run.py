@@ -157,7 +157,8 @@ def main() -> None:
             },
         ]
     notes = [
-        f"{args.steps} steps of {args.workers} workers; medians of {ROUNDS}, the first with the record just written."
+        f"{args.steps} steps of {args.workers} workers; medians of {ROUNDS}. {os.cpu_count()} cores, load average "
+        f"{os.getloadavg()[0]:.0f} at the end, of which this is 1."
     ]
     report("The page of a long run", rows, "page_of_a_long_run.md", notes)
 
