@@ -8,6 +8,7 @@ word in the changelog.
 * A **collective** is a `Collective`, and a call of `collective`; a **world** is what has the methods of `World`.
 * A **policy** is a pair of functions from an `Observation` to a `Decision`; a `Handler` stands behind a `hook`.
 * A **listener** is called with a `StepEvent` after each step: `program.subscribe(listener)`.
+* A **record** of a run, which `program.run(record=…)` wrote, is read by `read_run`.
 * A **simulator** runs `Hooks`, `BatchSizes` and `Membership`, which take, merge, clip and apply decisions as a program
   does; when sizes can be made is its `Readiness`, and who can be had is said by its `Seats`.
 """

@@ -30,7 +30,7 @@ def noise_of(event: StepEvent) -> Noise | None:
         places = _bounded(hook.names)
         if places is not None:
             found = hook.leaves(places)
-            return Noise(*map(float, found)) if found else None
+            return Noise(*[float(leaf.item()) for leaf in found]) if found else None
     scalars = event.scalars
     names = tuple(scalars)
     places = _bounded(names)

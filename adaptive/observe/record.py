@@ -166,7 +166,7 @@ def _rounded(seconds: Iterable[float]) -> list[float]:
 
 
 def _write(file: IO[str], fields: dict[str, Any]) -> None:
-    file.write(json.dumps(fields, default=_as_json) + "\n")
+    file.write(_encode(fields) + "\n")
 
 
 def _opened(path: Path) -> IO[str]:
@@ -184,6 +184,9 @@ def _opened(path: Path) -> IO[str]:
 def _as_json(value: Any) -> Any:
     """What JSON has no form for: numbers of numpy's, which policies may decide with, and what is no number at all."""
     return value.tolist() if isinstance(value, np.generic | np.ndarray) and value.dtype.kind in "fiub" else str(value)
+
+
+_encode = json.JSONEncoder(default=_as_json).encode
 
 
 def _plain(value: Any) -> Any:

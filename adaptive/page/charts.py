@@ -224,7 +224,8 @@ class _Drawing:
         note = f"{above:,} of {len(run):,} steps are longer than the chart is high." if above else ""
         typical, most = duration(float(np.median(run.seconds))), duration(float(run.seconds.max()))
         says = f"A step took {typical} in the median, {most} at most."
-        return Chart("seconds", "Seconds per step, by cause", says, figure, key, (note + self._each).strip())
+        title = "Seconds per step" + ", by cause" * (run.breakdown is not None)
+        return Chart("seconds", title, says, figure, key, (note + self._each).strip())
 
     # --- workers ------------------------------------------------------------------------------------------------------
 
@@ -274,9 +275,13 @@ class _Drawing:
     def waits(self) -> Chart | None:
         """Who waited, and when: a row for each worker."""
         run, bins = self._run, self._bins
-        if not run.workers or run.n < 2 or not np.isfinite(run.workers["busy"]).any():
+        if not run.workers:
             return None
-        waits, period = bins.mean(waiting(run.workers["busy"])), bins.mean(periods(run))
+        busy = run.workers["busy"]
+        together = np.isfinite(busy).sum(1) > 1  # who is alone is waited for by nobody
+        if not together.any():
+            return None
+        waits, period = bins.mean(waiting(np.where(together[:, None], busy, np.nan))), bins.mean(periods(run))
         share = 100 * waits / np.maximum(period, 1e-9)[:, None]
         high = float(np.clip(np.nanpercentile(share, _USUAL), 20, 100))
         figure = self._over_steps("worker", y_range=self._models.Range1d(-0.5, run.n - 0.5, bounds=(-0.5, run.n - 0.5)))

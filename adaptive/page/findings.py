@@ -30,7 +30,7 @@ _WORDS = {
     "input": "Input was {share} of the step {when}",
     "exchanging": "Exchanging took {share} of the step {when}",
     "hooks": "Control hooks took {share} of the step {when}",
-    "other": "{share} of the step {when} was neither computing nor exchange: this library's own work, or Python",
+    "other": "Other work, this library's own or Python's, took {share} of the step {when}",
 }
 _ADVICE = {
     "input": " Make the examples in worker processes, or cheaper.",
@@ -80,6 +80,14 @@ def when(run: Columns, first: int, end: int) -> str:
     if end - first >= 0.97 * len(run):
         return "throughout"
     return f"from step {run.step[first]:,} to {run.step[end - 1]:,}"
+
+
+def _whens(run: Columns, found: Sequence[Stretch]) -> str:
+    """Of several stretches, the longest ones."""
+    longest = sorted(sorted(found, key=lambda stretch: stretch.first - stretch.end)[:_LONG_TOLD])
+    told = [when(run, stretch.first, stretch.end) for stretch in longest]
+    more = f", and in {counted(len(found) - len(longest), 'shorter stretch', 'shorter stretches')}"
+    return listed([told[0], *(t.removeprefix("from step ") for t in told[1:])]) + more * (len(found) > len(longest))
 
 
 # --- of the workers ---------------------------------------------------------------------------------------------------
@@ -243,9 +251,14 @@ def _parts(run: Columns) -> Iterable[Finding]:
         share = run.breakdown[:, run.parts.index(part)] / seconds
         if part == "input" and run.workers:
             share = np.nan_to_num(medians(run.workers["input"], 1)) / np.maximum(periods(run), 1e-9)
-        for first, end, level in stretches(share, threshold):
-            text = _WORDS[part].format(share=percent(level), when=when(run, first, end)) + "." + _ADVICE[part]
-            yield Finding(text[0].upper() + text[1:], level * float(usual[first:end].sum()), first, end)
+        found = stretches(share, threshold)
+        if not found:
+            continue
+        levels = sorted(stretch.level for stretch in found)
+        told = percent(levels[0]) if len(found) == 1 else f"{100 * levels[0]:.0f} to {percent(levels[-1])}"
+        text = _WORDS[part].format(share=told, when=_whens(run, found)) + "." + _ADVICE[part]
+        lost = sum(level * float(usual[first:end].sum()) for first, end, level in found)
+        yield Finding(text, lost, found[0].first, found[-1].end)
 
 
 def _compiling(run: Columns) -> Iterable[Finding]:

@@ -237,6 +237,9 @@ def _of_metric(run: Columns, name: str, values: np.ndarray) -> Table:
 
 def write(text: str, path: Path) -> None:
     """Whole or not at all: a page that is looked at is not cut by one that is being written."""
+    if path.exists() and not path.is_file():  # /dev/stdout, a pipe: nothing to put another file in the place of
+        path.write_text(text, encoding="utf-8")
+        return
     beside = path.with_name(f".{path.name}.part")
     try:
         beside.write_text(text, encoding="utf-8")

@@ -350,8 +350,10 @@ class MPIWorld(Starting, Staff, Scope):
         self._operation = operation
         self._inside = True
         came = time.perf_counter()
-        self.comm.Allreduce(self._mpi.IN_PLACE, self._frame.numbers)
-        self.waited += time.perf_counter() - came
+        try:
+            self.comm.Allreduce(self._mpi.IN_PLACE, self._frame.numbers)
+        finally:  # also for one that did not come
+            self.waited += time.perf_counter() - came
         if self._frame.is_of_one_mind():
             operation.carry_out(self.comm)
         else:

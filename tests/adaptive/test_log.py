@@ -13,6 +13,8 @@ import threading
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -300,6 +302,21 @@ def test_figures_of_a_step():
 )
 def test_the_noise_scale_is_known_by_its_fields(metrics, hooks, found):
     assert noise_of(event(metrics=metrics, hooks=hooks)) == found
+
+
+def test_scalars_are_the_single_real_numbers_among_the_metrics():
+    metrics = {
+        "loss": jnp.float32(0.5),
+        "half": jnp.bfloat16(0.25),
+        "count": jnp.int32(3),
+        "rows": jnp.ones(2),
+        "wave": jnp.complex64(1j),
+        "key": jax.random.key(0),
+        "nested": [1.5, True],
+    }
+    scalars = event(metrics=metrics).scalars
+    assert scalars == {"count": 3.0, "half": 0.25, "loss": 0.5, "nested.0": 1.5, "nested.1": 1.0}
+    assert {type(x) for x in scalars.values()} == {float}
 
 
 def test_a_noise_scale_without_bounds_is_taken_from_the_metrics():

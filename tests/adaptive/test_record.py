@@ -6,6 +6,7 @@ import errno
 import json
 import logging
 import os
+import sys
 
 import numpy as np
 import pytest
@@ -154,6 +155,14 @@ def test_a_line_leaves_out_what_is_as_before_and_reads_as_if_it_did_not(trace):
         assert fields["previous_batch_sizes"] == list(event.previous_batch_sizes)
         assert fields["members"] == list(event.report.members)
         assert fields["asked"]["global_batch"] == event.asked.global_batch
+
+
+def test_records_are_read_alike_without_the_faster_reader(program, trace, monkeypatch):
+    list(program.run(steps=2, record=trace))
+    fast = read_run(trace)
+    monkeypatch.setitem(sys.modules, "orjson", None)
+    slow = read_run(trace)
+    assert (slow.header, list(slow.steps)) == (fast.header, list(fast.steps))
 
 
 def test_a_decision_says_whose_it_is(program, trace):

@@ -1,6 +1,6 @@
 """Data of all kinds on ranks that come and go, and on ranks that have not the same; see test_input_on_ranks.py.
 
-`python -m collectives.mpirun -n 2 fed.py`
+`adaptive run -n 2 fed.py`
 """
 
 from __future__ import annotations

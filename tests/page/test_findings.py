@@ -171,6 +171,14 @@ def test_exchanging_and_hooks_are_told_where_they_are_much(told):
     np.testing.assert_allclose(steps_of(texts[1]), (201, 400), atol=6)
 
 
+def test_stretches_of_one_kind_are_one_sentence(told):
+    exchanging = np.where(np.arange(600) % 200 < 60, 0.03, 1e-4)
+    (text,) = told(uneven(600, 1, 0.03), parts={"exchanging": exchanging})
+    assert re.match(
+        r"Exchanging took (\d\d to )?\d\d % of the step from step 1 to \d+, \d+ to \d+ and \d+ to \d+\.", text
+    )
+
+
 def test_compiling_is_told_with_its_steps(told):
     compiling = np.zeros(300)
     compiling[0], compiling[49] = 2.0, 1.1

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import re
 import sys
+import threading
 from html.parser import HTMLParser
 
 import numpy as np
@@ -13,6 +15,7 @@ from click.testing import CliRunner
 from adaptive.page.charts import charts
 from adaptive.page.columns import read_columns
 from adaptive.page.command import report
+from adaptive.page.page import write
 from adaptive.page.thin import Bins, corners
 from adaptive.page.words import duration, number, percent, workers
 
@@ -72,6 +75,7 @@ def test_a_page_says_what_happened(made, run):
     page = made(record(run, busy, noise=noise, metrics={"loss": loss}, told={300: {"skipped": True}}))
     text = Text(page)
     assert text.loads == []
+    assert "default-src 'none'" in page  # nor may what is drawn load anything
     assert len(text.ids) == len(set(text.ids))
     assert '<html lang="en">' in page
     assert "<title>Run of 600 steps: run.jsonl</title>" in page
@@ -183,6 +187,18 @@ def test_a_page_that_cannot_be_written_is_said(run, tmp_path):
         assert done.exit_code == 2
         assert why in done.output
     assert run.read_text().startswith('{"kind"')
+
+
+def test_a_page_goes_down_a_pipe_and_leaves_it_there(run, tmp_path):
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    read = []
+    reader = threading.Thread(target=lambda: read.append(pipe.read_text()), daemon=True)
+    reader.start()
+    write("<!DOCTYPE html>", pipe)
+    reader.join(10)
+    assert read == ["<!DOCTYPE html>"]
+    assert pipe.is_fifo()
 
 
 def test_without_the_library_it_is_said_what_to_install(made, run, monkeypatch):
