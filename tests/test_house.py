@@ -43,7 +43,7 @@ MAY_IMPORT = {
     "monitors": {"adaptive", "collectives"},
     "controllers": {"adaptive", "collectives"},
 }
-DECLARED = {"jax", "flax", "optax", "numpy", "mpi4py", "psutil", "orbax", "click", "rich", "loky", "cloudpickle"}
+DECLARED = {"jax", "optax", "numpy", "mpi4py", "psutil", "orbax", "click", "rich", "loky", "cloudpickle"}
 THE_MPI_FILE = "collectives/worlds/mpi.py"
 THE_ORBAX_FILE = "adaptive/disk/arrays.py"
 THE_JAX_FILE = "adaptive/base/jaxprs.py"

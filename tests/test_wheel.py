@@ -13,7 +13,7 @@ import pytest
 from tests.mpirun import ROOT
 
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
-PACKAGES = ("adaptive", "collectives", "monitors", "controllers")
+PACKAGES = ("adaptive", "collectives", "monitors", "controllers", "launchers")
 
 
 def test_every_room_is_a_package():
