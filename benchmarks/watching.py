@@ -1,9 +1,10 @@
 """What it costs to be watched: progress, a sink, the record and all that is measured of a step, on against off (aimed
 at: 1 % of a step of 5 ms).
 
-    mpirun -n 2 python -m mpi4py benchmarks/watching.py [seconds]
+    python benchmarks/watching.py [seconds]
 
-One program, whose steps take about 5 ms; runs of some steps with and without take turns.
+One program, whose steps take about 5 ms; runs of some steps with and without take turns. In one process, since the
+processor time of a rank that waits for another is what MPI spins.
 """
 
 import io
@@ -27,9 +28,6 @@ import monitors as mon
 STEPS = 500  # of a run
 WATCHED = {
     "nothing": lambda folder: {},
-    "progress": lambda folder: {"progress": True},
-    "a table (CSV)": lambda folder: {"log": [ad.log.CSV(f"{folder}/run.csv")]},
-    "the record": lambda folder: {"record": f"{folder}/run.jsonl"},
     "TensorBoard": lambda folder: {"log": [ad.log.TensorBoard(f"{folder}/board")]},
     "progress, a table and the record": lambda folder: {
         "progress": True,
