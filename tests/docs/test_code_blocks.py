@@ -43,6 +43,7 @@ class RaisesParser:
 
 BLOCKS = Sybil(parsers=[PythonCodeBlockParser(), RaisesParser()], path=str(ROOT), patterns=[])
 RUN = [page for page in PAGES if list(fences(page, "python"))]
+LONG = {"docs/batch_norm.md"}  # compiles much; what it shows is tested elsewhere, too
 LANGUAGES = {"python", "console", "sh", "bash", "text", "toml"}
 
 
@@ -58,7 +59,11 @@ def run(page: Path) -> int:
     return len(examples)
 
 
-@pytest.mark.parametrize("page", RUN, ids=name)
+def case(page: Path) -> pytest.ParameterSet:
+    return pytest.param(page, id=name(page), marks=[pytest.mark.long] * (name(page) in LONG))
+
+
+@pytest.mark.parametrize("page", [case(page) for page in RUN])
 def test_blocks_run(page, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)  # pages write checkpoints and records
     two = jax.local_devices()[:2]
