@@ -134,7 +134,8 @@ def _check_gpus(there: int, gpus: int, chosen: Places) -> None:
     if there > gpus:
         raise UsageError(
             f"{_many(there, 'rank')} on a host with {_many(gpus, 'GPU')}: two would share one, and each takes most of "
-            f"its memory. Start {gpus} a host (-n, --hosts a:{gpus},b:{gpus}), or say --gpus-per-host {there}."
+            f"its memory. Start {gpus} a host (-n, --hosts a:{gpus},b:{gpus}); or have them share, without "
+            f"--gpus-per-host:\n    XLA_PYTHON_CLIENT_MEM_FRACTION={0.9 / there:.2f} adaptive run -n {there} …"
         )
     if there < gpus:
         chosen.said.append(f"{gpus - there} of {_many(gpus, 'GPU')} of a host are left alone: -n {gpus} takes all.")

@@ -144,8 +144,15 @@ def _shared_gpus(host: str, there: Sequence[Facts]) -> Iterator[Finding]:
             f"adaptive run --gpus-per-host {max(seen, len(on_gpus))} …",
         )
     elif len({own.visible for own in on_gpus}) < len(on_gpus):
-        gpus = max(on_gpus[0].gpus, 1)
-        yield wrong(f"{host}: {len(on_gpus)} ranks share a GPU.", f"adaptive run --gpus-per-host {gpus} …")
+        if on_gpus[0].gpus >= len(on_gpus):
+            yield wrong(f"{host}: {len(on_gpus)} ranks share a GPU.", f"adaptive run --gpus-per-host {len(on_gpus)} …")
+        else:
+            share = f"{0.9 / len(on_gpus):.2f}"
+            yield note(
+                f"{host}: {len(on_gpus)} ranks share a GPU, and each would take most of its memory. Start a rank for each "
+                "GPU, or give each its part:",
+                f"XLA_PYTHON_CLIENT_MEM_FRACTION={share} adaptive run -n {len(on_gpus)} …",
+            )
 
 
 def of_launcher(mpi: Implementation, own: Facts) -> Iterator[Finding]:

@@ -102,6 +102,7 @@ def test_ranks_that_do_not_find_each_other_are_told_what_to_type():
         ([replace(GPU, devices=("H100",) * 2, visible="")] * 2, "wrong",
          "2 ranks see 2 GPUs each", "--gpus-per-host 2"),
         ([GPU, GPU], "wrong", "2 ranks share a GPU", "--gpus-per-host 2"),
+        ([replace(GPU, gpus=1)] * 2, "note", "2 ranks share a GPU", "MEM_FRACTION=0.45"),
     ],
 )  # fmt: skip
 def test_of_a_job(ranks, level, what, do):

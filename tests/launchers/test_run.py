@@ -158,7 +158,7 @@ def test_without_n_there_are_as_many_as_there_is_a_place_for(hosts, given, n, sa
     [
         (5, AB, {}, "--hosts names 4 places.*--oversubscribe"),
         (9, [], {"environ": SLURM}, "the Slurm job has 8 places"),
-        (4, [], {"gpus": 2}, "4 ranks on a host with 2 GPUs.*--gpus-per-host 4"),
+        (4, [], {"gpus": 2}, "(?s)4 ranks on a host with 2 GPUs.*MEM_FRACTION=0.2"),
     ],
 )
 def test_too_few_places(n, hosts, given, complaint):
