@@ -149,7 +149,7 @@ def _shared_gpus(host: str, there: Sequence[Facts]) -> Iterator[Finding]:
         else:
             share = f"{0.9 / len(on_gpus):.2f}"
             yield note(
-                f"{host}: {len(on_gpus)} ranks share a GPU, and each would take most of its memory. Start a rank for each "
+                f"{host}: {len(on_gpus)} ranks share a GPU, and each would take most of it. Start a rank for each "
                 "GPU, or give each its part:",
                 f"XLA_PYTHON_CLIENT_MEM_FRACTION={share} adaptive run -n {len(on_gpus)} …",
             )
