@@ -174,4 +174,4 @@ def event(
     seconds = workers or WorkerSeconds(*[np.ones(len(sizes))] * 3)
     limits = Limits((1,) * len(sizes), (9,) * len(sizes))
     asked = Asked(sum(sizes), made.members, (len(sizes),) * 3)
-    return StepEvent(made, step / 10, sizes, limits, 0, tuple(hooks), asked, seconds)
+    return StepEvent(made, step / 10, sizes, limits, 0, tuple(hooks), asked, (), seconds)

@@ -439,7 +439,7 @@ def test_no_kind_of_collective_is_left_out(average):
     def driver(state, batch):
         return state - 0.1 * average(jax.grad(mean_loss)(state, batch)), {}
 
-    found = check(driver, W, global_batch=12)
+    found = check(driver, W, global_batch=12, seed=2)  # a batch whose majority goes by its split
     assert not found
     assert list(found.differences) == ["state"]
     assert len(found.reductions) == 1

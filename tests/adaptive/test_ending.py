@@ -41,7 +41,7 @@ def test_a_process_ends_before_a_kernel_is_compiled(how, tmp_path):
     assert not (tmp_path / "compiled").exists()
 
 
-@pytest.mark.parametrize("how", ["end", "exit"])
+@pytest.mark.parametrize("how", ["end", pytest.param("exit", marks=pytest.mark.long)])
 def test_a_kernel_that_is_compiled_while_the_process_ends_does_no_harm(how, tmp_path):
     """A thread that comes back to an interpreter that is going aborts the process, if nobody sees to it."""
     ended(how, tmp_path / "compiled", "short", "late")
@@ -52,7 +52,7 @@ def test_where_a_thread_cannot_be_left_behind_it_is_waited_for(tmp_path):
     assert (tmp_path / "compiled").exists()
 
 
-@pytest.mark.parametrize("how", ["end", "raise"])
+@pytest.mark.parametrize("how", [pytest.param("end", marks=pytest.mark.long), "raise"])
 def test_ranks_end_before_their_kernels_are_compiled(how, tmp_path):
     marker = tmp_path / "compiled"
     job = mpirun.run([SCRIPT, how, marker], n=2, env=ENVIRONMENT, timeout=150, expect_failure=how == "raise")

@@ -22,7 +22,7 @@ SUITE, ALONE = HERE / "test_worlds.py", HERE / "on_ranks.py"
     [
         (2, "mpi mpi-two-devices mpi-uneven", [SUITE, ALONE]),
         (3, "mpi", [SUITE, ALONE]),
-        (1, "mpi", [SUITE, ALONE]),
+        pytest.param(1, "mpi", [SUITE, ALONE], marks=pytest.mark.long),
     ],
 )
 def test_the_suite_on_ranks(ranks, kind, files):

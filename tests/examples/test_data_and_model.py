@@ -54,6 +54,7 @@ def test_a_missing_data_set_names_the_package_that_has_it(tmp_path, monkeypatch)
         _data.load("mnist")  # type: ignore[arg-type]
 
 
+@pytest.mark.long
 def test_the_model_learns_the_digits_in_five_epochs():
     digits = _data.load("digits")
     model, optimizer = ConvNet(digits.classes), relaxed_tx(optax.adam(2e-3))

@@ -50,6 +50,7 @@ def test_a_user_changes_few_lines():
     assert 85 <= len(before) <= 100  # the tutorial has 94
 
 
+@pytest.mark.long
 def test_it_learns_where_it_is_copied_to(tmp_path):
     check(alone(shortened(AFTER, tmp_path)))
 

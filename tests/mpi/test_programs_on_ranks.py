@@ -45,7 +45,7 @@ def run_suite(kind: str, n: int, *files: Path | str) -> str:
             "mpi-two-devices",
             [MATHEMATICS, MEETINGS, TRACE, PROGRAM / "test_federated.py", PROGRAM / "test_own_collectives.py"],
         ),
-        (3, "mpi", [MATHEMATICS]),
+        pytest.param(3, "mpi", [MATHEMATICS], marks=pytest.mark.long),
     ],
     ids=["mathematics and fooling", "errors", "two devices", "three ranks"],
 )

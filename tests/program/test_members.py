@@ -36,7 +36,7 @@ def alone_with(driver) -> ad.Program:
     return build(driver, jnp.zeros(()), data_of(), 16, world=LocalWorld())
 
 
-@pytest.mark.parametrize("precision", ["float32", "float64"], indirect=True)
+@pytest.mark.parametrize("precision", [pytest.param("float32", marks=pytest.mark.long), "float64"], indirect=True)
 def test_50_adam_steps_while_workers_come_and_go_are_those_of_plain_optax(seats, precision):
     rng, data = np.random.default_rng(11), make_data()
     who, sizes, batches = set(), set(), []
