@@ -8,6 +8,7 @@ import subprocess
 import sys
 import threading
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import jax.numpy as jnp
@@ -162,9 +163,13 @@ def test_no_process_outlives_the_one_that_started_it(end, tmp_path):
         pids = [int(pid) for pid in running.stdout.readline().split()]
         readers = [psutil.Process(pid) for pid in pids if psutil.pid_exists(pid)]
         assert len(pids) == 1
-        if number is not None:
-            running.send_signal(number)
-        running.wait(timeout=60)
+        for _ in range(10):  # one that falls into a destructor is lost, as in any Python program
+            if number is not None:
+                running.send_signal(number)
+            with suppress(subprocess.TimeoutExpired):
+                running.wait(timeout=10)
+                break
+        assert running.returncode is not None
         assert gone(readers)
     finally:
         running.kill()

@@ -21,7 +21,7 @@ SUITE, ALONE = HERE / "test_worlds.py", HERE / "on_ranks.py"
     ("ranks", "kind", "files"),
     [
         (2, "mpi mpi-two-devices mpi-uneven", [SUITE, ALONE]),
-        (3, "mpi", [SUITE, ALONE]),
+        pytest.param(3, "mpi", [SUITE, ALONE], marks=pytest.mark.long),
         pytest.param(1, "mpi", [SUITE, ALONE], marks=pytest.mark.long),
     ],
 )

@@ -43,7 +43,11 @@ class RaisesParser:
 
 BLOCKS = Sybil(parsers=[PythonCodeBlockParser(), RaisesParser()], path=str(ROOT), patterns=[])
 RUN = [page for page in PAGES if list(fences(page, "python"))]
-LONG = {"docs/batch_norm.md", "docs/tutorial.md"}  # they compile much; what they show is tested elsewhere, too
+LONG = {
+    "docs/batch_norm.md",
+    "docs/tutorial.md",
+    "docs/equinox.md",
+}  # they compile much; what they show is tested elsewhere, too
 LANGUAGES = {"python", "console", "sh", "bash", "text", "toml"}
 
 

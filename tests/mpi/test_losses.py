@@ -36,6 +36,7 @@ def test_several_at_once_and_in_the_middle_of_an_exchange():
     assert "message 1 of step " in result.stdout, result
 
 
+@pytest.mark.long
 def test_between_steps_and_at_any_time():
     lose("between steps:0", "any time:1")
 

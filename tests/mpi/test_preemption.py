@@ -64,6 +64,7 @@ def test_beside_the_steps():
     assert left_after(leave("between steps twice:0", "evaluate:1", "before a checkpoint:3")) == [8, 21, 26]
 
 
+@pytest.mark.long
 def test_in_reserve():
     """The others do not wait for it when the run is over, and all who are there come together."""
     assert left_after(leave("in reserve twice:3", workers=2)) == []
