@@ -29,7 +29,7 @@ from adaptive.base.decision import Decision, Limits
 from adaptive.base.world import Loss
 from adaptive.control.membership import Numbers
 from adaptive.observe.events import Asked, HookValues, StepEvent
-from adaptive.observe.record import Recorder
+from adaptive.observe.record import JSONL
 from adaptive.observe.report import Report
 
 EXAMPLE_SECONDS = 0.9e-3
@@ -43,7 +43,7 @@ DRAWN = re.compile(r'data-drawn-ms="(\d+)"')
 def write_record(path: Path, steps: int, workers: int, seed: int = 0) -> None:
     """A run as `Program.run(record=…)` would have recorded it."""
     rng = np.random.default_rng(seed)
-    record, loss = Recorder(path), 2.3
+    record, loss = JSONL(path), 2.3
     limits = Limits((1,) * workers, (10**6,) * workers, 4, examples=10**6)
     speed = rng.normal(1.0, 0.05, workers)
     even = np.round(32 / speed).astype(int)
@@ -86,7 +86,7 @@ def write_record(path: Path, steps: int, workers: int, seed: int = 0) -> None:
             (Loss((workers - 1,), f"rank {workers - 1}", f"message 1 of step {step}", 0.01),) if left else (),
         )  # fmt: skip
         asked = Asked(sum(sizes), members, Numbers(len(members), 1, workers))
-        record(StepEvent(told, consumed / 10**6, previous, limits, seed, hooks, asked,
+        record.write(StepEvent(told, consumed / 10**6, previous, limits, seed, hooks, asked,
                          ("balance",) if decision else (), of_workers))  # fmt: skip
         if decision is not None:
             sizes = following

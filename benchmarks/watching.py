@@ -25,7 +25,7 @@ import collectives as comm
 import controllers as ctrl
 import monitors as mon
 
-STEPS = 500  # of a run
+STEPS = 2000  # of a run: ten seconds
 WATCHED = {
     "nothing": lambda folder: {},
     "TensorBoard": lambda folder: {"log": [ad.log.TensorBoard(f"{folder}/board")]},
