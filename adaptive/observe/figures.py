@@ -55,8 +55,8 @@ def figures(event: StepEvent) -> dict[str, float]:
     """All numbers of a step that are worth a curve, by name. Metrics have the names that the driver gave them.
 
     Then follow `epoch`, `examples`, `seconds`, `examples_per_second`, `global_batch`, `workers`, `batch_size/0` and so
-    on for each seat, `seconds/input` and the other parts of the breakdown, and `noise/scale`, `noise/lower` and
-    `noise/upper`, if a hook or the metrics have them.
+    on for each seat, `seconds/input` and the other parts of the breakdown, `hyperparameter/lr` and so on, and
+    `noise/scale`, `noise/lower` and `noise/upper`, if a hook or the metrics have them.
     """
     report = event.report
     found = dict(event.scalars)
@@ -72,6 +72,8 @@ def figures(event: StepEvent) -> dict[str, float]:
     )
     found.update(zip(_seats(len(report.batch_sizes)), report.batch_sizes, strict=True))
     found.update(zip(_PARTS, report.breakdown, strict=True))
+    single = {name: value for name, value in report.hyperparameters.items() if not isinstance(value, list)}
+    found.update((f"hyperparameter/{name}", value) for name, value in single.items())
     noise = noise_of(event)
     if noise is not None:
         found.update((f"noise/{field}", value) for field, value in zip(_BOUNDED, noise, strict=True) if value == value)
@@ -92,6 +94,7 @@ def words(event: StepEvent) -> list[str]:
     lines = []
     if decision is not None and decision:
         asked = {"global batch": decision.global_batch, "workers": decision.workers, "shares": decision.shares}
+        asked |= decision.hyperparameters
         told = [f"{what} {brief(value)}" for what, value in asked.items() if value is not None]
         lines.append(f"decision: {', '.join([*told, *(['stop'] if decision.stop else [])])}")
     lines += [f"a worker has joined on seat {seat}" for seat in report.joined]

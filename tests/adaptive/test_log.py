@@ -267,7 +267,9 @@ def test_last_words_are_said_once_and_whatever_fails():
 
 
 def test_figures_of_a_step():
-    found = ad.log.figures(event(hooks=[noise_hook(50.0, 1.0, 40.0, 81.0)]))
+    known = {"lr": 0.125, "scales": [1.0, 2.0]}
+    found = ad.log.figures(event(hooks=[noise_hook(50.0, 1.0, 40.0, 81.0)], hyperparameters=known))
+    assert found.pop("hyperparameter/lr") == 0.125
     assert found.pop("loss") == 1.0
     assert found.pop("epoch") == 0.1
     assert found == {
@@ -326,10 +328,10 @@ def test_a_noise_scale_without_bounds_is_taken_from_the_metrics():
 
 
 def test_words_of_a_step():
-    decision = Decision(global_batch=8, shares=(0.75, 0.25), stop=True)
+    decision = Decision(global_batch=8, shares=(0.75, 0.25), stop=True, hyperparameters={"lr": 0.5})
     lines = ad.log.words(event(decision=decision, joined=(1,), notes=["clipped"]))
     assert lines == [
-        "decision: global batch 8, shares 0.75 : 0.25, stop",
+        "decision: global batch 8, shares 0.75 : 0.25, lr 0.5, stop",
         "a worker has joined on seat 1",
         "clipped",
     ]
