@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -110,7 +110,7 @@ def _resizes(run: Columns) -> Iterator[_Resize]:
     for i in range(1, len(run.changes)):
         row = int(run.changes[i])
         while following is not None and following.row < row:
-            last = following if following.decision else last
+            last = following if _is_about_sizes(following) else last
             following = next(told, None)
         before, behind = run.changed[i - 1], run.changed[i]
         stays = before.sum() == behind.sum()
@@ -181,7 +181,18 @@ def _asked(told: Told) -> str:
         asked.append(_shares(decision["shares"]))
     if decision.get("stop"):
         asked.append("the end")
+    asked += [f"{name} = {value}" for name, value in (decision.get("hyperparameters") or {}).items()]
     return listed(asked) or "nothing"
+
+
+def _is_about_sizes(told: Told) -> bool:
+    """Whether sizes may have changed for it; a hyper-parameter that was set moves no example."""
+    decision = told.decision or {}
+    return bool(decision) and not (decision.get("hyperparameters") and _asked(told) == _values(decision))
+
+
+def _values(decision: Mapping[str, Any]) -> str:
+    return listed([f"{name} = {value}" for name, value in (decision.get("hyperparameters") or {}).items()])
 
 
 def _shares(shares: Sequence[float]) -> str:
@@ -196,7 +207,7 @@ def _asks_for_more(told: Told) -> bool:
     new = decision.get("global_batch") is not None and decision["global_batch"] != before.get("global_batch")
     numbers = before.get("workers") or [None]
     new |= decision.get("workers") is not None and decision["workers"] != numbers[0]
-    return bool(new or decision.get("shares") or decision.get("stop"))
+    return bool(new or decision.get("shares") or decision.get("stop") or decision.get("hyperparameters"))
 
 
 def _not_carried_out(run: Columns) -> Iterator[Change]:

@@ -127,3 +127,11 @@ def test_a_list_without_end_is_cut_at_the_least_important(tmp_path):
     lines, left_out = changes(read_columns(record(tmp_path / "r", np.full((400, 2), 0.02), told=told)))
     assert (len(lines), left_out) == (300, 100)
     assert lines[-1].what == "Worker 1 lost: gone"
+
+
+def test_a_hyperparameter_that_was_set_is_no_reason_for_sizes(listed):
+    sizes = np.repeat([[32, 32], [64, 48]], [12, 28], axis=0)
+    told = {8: asked(global_batch=112), 10: asked(hyperparameters={"lr": 0.5}, by=["plateau"])}
+    ((_, _, why),), hooks = listed(sizes=sizes, told=told)
+    assert why == "adapt, behind step 8: a global batch of 112"
+    assert hooks == ["adapt asked for something 1 time.", "plateau asked for something 1 time."]
