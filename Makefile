@@ -9,7 +9,7 @@ DOCS  := $(VENV)/.docs
 RANKS   ?= 2
 EXAMPLE ?= examples/listing_1.py
 TESTS   ?=
-JOBS    ?= 3
+JOBS    ?= 2
 
 # Open MPI asks root to confirm twice. As an ordinary user these do nothing.
 export OMPI_ALLOW_RUN_AS_ROOT := 1

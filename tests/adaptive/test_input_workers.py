@@ -157,7 +157,12 @@ def test_no_process_outlives_the_one_that_started_it(end, tmp_path):
     script.write_text(SCRIPT.replace("END", code))
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     running = subprocess.Popen(
-        [sys.executable, script], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, env=environment
+        [sys.executable, script],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+        env=environment,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # shells have background jobs ignore it
     )
     try:
         pids = [int(pid) for pid in running.stdout.readline().split()]

@@ -23,10 +23,12 @@ def lose(*deaths: str, n: int = 4, expect_failure: bool = False) -> Result:
     return result
 
 
+@pytest.mark.long
 def test_one_after_another_from_the_start_on():
     lose("before a program is built:2", "the first compile:0", "a hook:3")
 
 
+@pytest.mark.long
 def test_while_it_is_built_and_behind_the_steps():
     lose("tracing:0", "the background:3", "evaluate:1")
 

@@ -70,6 +70,7 @@ def test_in_reserve():
     assert left_after(leave("in reserve twice:3", workers=2)) == []
 
 
+@pytest.mark.long
 def test_all_and_from_three_ranks_to_two_to_three_to_one(tmp_path):
     """In all of them, by whatever they are started, the last state is kept and gone on from; nothing is lost of it."""
     directory = tmp_path / "run"

@@ -40,10 +40,11 @@ def run_suite(kind: str, n: int, *files: Path | str) -> str:
             "mpi",
             [PROGRAM / "test_bad_input.py", HERE / "on_ranks.py", PROGRAM / "test_not_finite.py", MEETINGS, TRACE, SET],
         ),
-        (
+        pytest.param(
             2,
             "mpi-two-devices",
             [MATHEMATICS, MEETINGS, TRACE, PROGRAM / "test_federated.py", PROGRAM / "test_own_collectives.py"],
+            marks=pytest.mark.long,
         ),
         pytest.param(3, "mpi", [MATHEMATICS], marks=pytest.mark.long),
     ],

@@ -80,6 +80,7 @@ def test_a_stuck_rank_is_killed_where_its_loss_is_survived():
     assert result.stdout.count("ended well") == 2, str(result)
 
 
+@pytest.mark.long
 def test_who_is_slow_or_comes_after_all_is_let_alone():
     """Stopped for less than twice the patience; compiling, and then at the end of the world, for more."""
     check_said(
