@@ -127,6 +127,8 @@ import os, signal, sys, time
 import jax.numpy as jnp, numpy as np
 import adaptive as ad, collectives as comm
 
+signal.signal(signal.SIGINT, signal.default_int_handler)  # which shells have their background jobs ignore
+
 class Numbers:  # in the script itself, which has no `if __name__ == "__main__"`
     def __len__(self): return 1000
     def __getitem__(self, index): return {"x": np.float32(index)}
@@ -162,7 +164,6 @@ def test_no_process_outlives_the_one_that_started_it(end, tmp_path):
         stderr=subprocess.DEVNULL,
         text=True,
         env=environment,
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # shells have background jobs ignore it
     )
     try:
         pids = [int(pid) for pid in running.stdout.readline().split()]
