@@ -3,6 +3,7 @@
 from ._all_gather import all_gather as all_gather
 from ._all_reduce import all_reduce as all_reduce
 from ._broadcast import broadcast as broadcast
+from ._local_mean import local_mean as local_mean
 from ._merge import merge as merge
 from .worlds.devices import DeviceWorld as DeviceWorld
 from .worlds.launch import LaunchError as LaunchError

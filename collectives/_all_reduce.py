@@ -17,7 +17,7 @@ T = TypeVar("T")
 Op = Literal["mean", "sum", "max", "min"]
 
 
-def all_reduce(tree: T, *, op: Op = "mean", weight: ArrayLike | None = None) -> T:
+def all_reduce(tree: T, *, op: Op = "mean", weight: ArrayLike | None = None, when: ArrayLike | None = None) -> T:
     """Combine values over all workers.
 
     A mean is over examples, not over workers: with `w_i` for the number of examples of worker i, it is
@@ -40,9 +40,12 @@ def all_reduce(tree: T, *, op: Op = "mean", weight: ArrayLike | None = None) -> 
       op: "mean", "sum", "max" or "min". NaNs of any worker reach the result. Means are of floats and complex
         numbers; sums of integers too, which may overflow as they do in JAX; extremes of floats and integers.
       weight: for a mean, a scalar `w_i` other than the number of examples: a number of tokens, say. Local.
+      when: a boolean scalar that is known before the step: a hyper-parameter, or made of `ad.step()`. In steps in which
+        it is false nothing is sent, and each worker gets what it would if it were alone. Replicated.
 
     Returns:
-      `tree` with each leaf reduced, of its shape and dtype. Replicated.
+      `tree` with each leaf reduced, of its shape and dtype. Replicated; with `when`, local, since it may not have been
+      sent.
 
     Raises:
       CollectiveError: for leaves, operations and weights that have no such result, and, outside a program with several
@@ -71,7 +74,24 @@ def all_reduce(tree: T, *, op: Op = "mean", weight: ArrayLike | None = None) -> 
     leaves = leaves_of("all_reduce", tree, lambda dtype: _problem_of(dtype, op))
     if op == "mean" and scale is None and leaves:
         scale = read(EXAMPLES)
-    return combine(Reduce(op), tree, leaves, weight=scale)
+    return combine(Reduce(op), tree, leaves, weight=scale, when=gate("all_reduce", when))
+
+
+def gate(what: str, when: ArrayLike | None) -> jax.Array | None:
+    """Whether a collective sends in this step, as its primitive takes it."""
+    if when is None or (isinstance(when, bool) and when):
+        return None
+    try:
+        value = jnp.asarray(when)
+    except TypeError:
+        raise error(what, f"when={when!r} is neither true nor false.") from None
+    if value.shape != () or value.dtype != jnp.bool_:
+        raise error(
+            what,
+            f"when= must be one boolean, but is {value.dtype}{list(value.shape)}. Write a comparison:\n"
+            "    when=ad.step() % 8 == 0",
+        )
+    return value
 
 
 @dataclass(frozen=True)
@@ -105,6 +125,11 @@ class Reduce(Collective):
     @property
     def about(self) -> str:
         return f"all_reduce(op={self.operation!r})"
+
+
+def problem_of_mean(dtype: Any) -> str | None:
+    """Why values of `dtype` have no mean, and what to write instead."""
+    return _problem_of(dtype, "mean")
 
 
 def _problem_of(dtype: Any, op: Op) -> str | None:

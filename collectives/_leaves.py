@@ -14,11 +14,17 @@ from adaptive.extend import Collective, at, collective, current_line, is_key
 T = TypeVar("T")
 
 
-def combine(how: Collective, tree: T, leaves: dict[str, jax.Array], weight: jax.Array | None = None) -> T:
+def combine(
+    how: Collective,
+    tree: T,
+    leaves: dict[str, jax.Array],
+    weight: jax.Array | None = None,
+    when: jax.Array | None = None,
+) -> T:
     """The tree with its leaves, by name, combined."""
     if not leaves:
         return tree
-    results = collective(how, list(leaves.values()), weight=weight, names=list(leaves))
+    results = collective(how, list(leaves.values()), weight=weight, names=list(leaves), when=when)
     return jax.tree.unflatten(jax.tree.structure(tree), results)
 
 

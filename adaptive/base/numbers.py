@@ -47,6 +47,17 @@ def reals(values: Any) -> np.ndarray | None:
     return array.astype(float) if _is_real(array.dtype) else None
 
 
+def truths(values: Any) -> np.ndarray | None:
+    """A truth value, or an array of them, as booleans; or `None`. Numbers are none."""
+    if isinstance(values, jax.core.Tracer):
+        return None
+    try:
+        array = np.asarray(values)
+    except (TypeError, ValueError):
+        return None
+    return array if array.dtype == np.bool_ else None
+
+
 def brief(value: Any) -> str:
     """`value` in an error; of an integer with hundreds of digits, how many."""
     if isinstance(value, int) and abs(value) >= 10**30:

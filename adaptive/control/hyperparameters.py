@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from adaptive.base.errors import DriverError
-from adaptive.base.numbers import reals
+from adaptive.base.numbers import reals, truths
 from adaptive.graph.plan import Slot
 from adaptive.operators.hyperparameters import name_of
 
@@ -87,9 +87,11 @@ def _checked(known: Values, name: str, value: Any) -> Any:
             f"set({name}=…): the driver has no hyperparameter {name!r}; {there}. A driver reads one by\n"
             f'    {name} = ad.hyperparameter("{name}", …)'
         )
-    present, numbers = np.asarray(known[name]), reals(value)
+    present = np.asarray(known[name])
+    numbers = truths(value) if present.dtype == np.bool_ else reals(value)
     if numbers is None or numbers.shape != present.shape:
-        wanted = f"an array of shape {present.shape}" if present.shape else "one number"
+        one = "True or False" if present.dtype == np.bool_ else "one number"
+        wanted = f"an array of shape {present.shape}" if present.shape else one
         raise DriverError(f"set({name}={_brief(value)}): {name} is {wanted}, and stays so.")
     if not np.isfinite(numbers).all():
         raise DriverError(f"set({name}={_brief(value)}): not finite. Ask where it is known, by np.isfinite.")

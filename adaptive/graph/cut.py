@@ -15,13 +15,14 @@ through memory, and in the common driver nothing but the gradient crosses a cut)
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from typing import Any
 
-from jax.extend.core import JaxprEqn, Var
+from jax.extend.core import JaxprEqn, Literal, Var
 
 from adaptive.base.errors import DriverError
 from adaptive.base.jaxprs import has_effects, has_ordered_effects
 from adaptive.base.where import at, line_of
-from adaptive.operators.collectives import n_values
+from adaptive.operators.collectives import operands
 from adaptive.operators.hooks import hook_p
 from adaptive.operators.sources import BATCH_SIZE, source_p
 
@@ -51,8 +52,17 @@ def plan(
 
 
 def grouped(ready: Sequence[Contribution]) -> Iterable[Sequence[Contribution]]:
-    """What is ready at one level, as messages: one, since every message has a price."""
-    return [ready]
+    """What is ready at one level, as messages: as few as can be, since each has a price. What stays on its worker is by
+    itself, and so is what is sent in some steps only; what is always sent comes last.
+    """
+    groups: dict[tuple[bool, bool, Atom | None], list[Contribution]] = {}
+    for c in ready:
+        groups.setdefault((c.how.travels, c.when is None, _same(c.when)), []).append(c)
+    return [groups[key] for key in sorted(groups, key=lambda key: key[:2])]
+
+
+def _same(atom: Atom | None) -> Any:
+    return atom.val if isinstance(atom, Literal) else atom
 
 
 class _Draft:
@@ -62,10 +72,10 @@ class _Draft:
         self.kind, self.level = kind, level
         self.eqns: set[int] = set()
         self.inputs: dict[Var, Origin] = {}
-        self.outputs: list[Var] = []
+        self.outputs: list[Atom] = []
 
-    def keep(self, var: Var) -> Origin:
-        """Keep a value for a later segment."""
+    def keep(self, var: Atom) -> Origin:
+        """Keep a value for a later segment, or for the engine."""
         if var not in self.outputs:
             self.outputs.append(var)
         return Origin(self.kind, self.level, self.outputs.index(var))
@@ -78,6 +88,7 @@ class _Cutter:
         self.flow, self.whole = flow, whole
         self.drafts: dict[tuple[str, int], _Draft] = {}
         self.homes: dict[int, _Draft] = {}  # of equations that are carried out once, in one place
+        self.results: dict[Var, Origin] = {}  # of the messages
         self.hooks, self.slots = self._ends()
         self.outputs = [*flow.graph.new_state, *(a for s in self.slots for a in s.new)]
         self.outputs += [*(a for h in self.hooks for a in h.values), *flow.graph.metrics]
@@ -122,17 +133,25 @@ class _Cutter:
         levels: dict[int, list[Contribution]] = {}
         for number in sorted(wanted & flow.communicates):
             eqn = flow.graph.eqns[number]
-            n = n_values(eqn.params, len(eqn.invars))
-            weight = eqn.invars[n] if n < len(eqn.invars) else None
-            names = eqn.params["names"] or ("",) * n
+            values, weight, when = operands(eqn.invars, eqn.params)
+            names = eqn.params["names"] or ("",) * len(values)
             line = line_of(eqn.source_info)
-            for name, value, result in zip(names, eqn.invars[:n], eqn.outvars, strict=True):
+            for name, value, result in zip(names, values, eqn.outvars, strict=True):
                 scope = flow.scope_of([value] if weight is None else [value, weight])
                 levels.setdefault(flow.level_of(eqn.invars), []).append(
-                    Contribution(name, eqn.params["how"], value, weight, result, scope, line)
+                    Contribution(name, eqn.params["how"], value, weight, result, scope, line, when)
                 )
         together = ((level, group) for level in sorted(levels) for group in grouped(levels[level]))
-        return [Message(level, tuple(group)) for level, group in together]
+        return [Message(level, tuple(group), self._gate(group[0])) for level, group in together]
+
+    def _gate(self, c: Contribution) -> int | None:
+        """Have the decision whether a message is sent made before the step's first kernel call."""
+        if c.when is None:
+            return None
+        first = self._draft("once", 0)
+        if isinstance(c.when, Var) and c.when not in first.outputs:
+            self._slice(first, [c.when])
+        return first.keep(c.when).item
 
     def cut(self) -> Plan:
         last = self.levels

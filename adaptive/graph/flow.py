@@ -19,7 +19,7 @@ from jax.extend.core import DropVar, JaxprEqn, Var
 
 from adaptive.base.jaxprs import asks_the_host, has_effects
 from adaptive.operators.claims import claim_p
-from adaptive.operators.collectives import collective_p, n_values
+from adaptive.operators.collectives import collective_p, operands
 from adaptive.operators.slots import slot_read_p, slot_write_p
 from adaptive.operators.sources import source_p
 
@@ -119,14 +119,7 @@ class Flow:
                 continue
             scope, level = self.scope_of(eqn.invars), self.level_of(eqn.invars)
             if eqn.primitive is collective_p:
-                n = n_values(eqn.params, len(eqn.invars))
-                if self.scope_of(eqn.invars[:n]) > Scope.ALL:
-                    self.communicates.add(number)
-                    level += 1
-                else:
-                    level = self.level_of(eqn.invars[:n])  # whatever its weight has to wait for
-                shared = eqn.params["how"].result_is_replicated or number not in self.communicates
-                scope = Scope.ALL if shared else Scope.WORKER
+                scope, level = self._combined(number, eqn)
             elif eqn.primitive is claim_p:
                 replicated = eqn.params["claim"] == "replicated"
                 for var, operand in zip(eqn.outvars, eqn.invars, strict=True):
@@ -138,6 +131,16 @@ class Flow:
             for var in eqn.outvars:
                 narrow = var in self.sized and eqn.primitive is not collective_p
                 self.scope[var], self.level[var] = Scope.CALL if narrow else scope, level
+
+    def _combined(self, number: int, eqn: JaxprEqn) -> tuple[Scope, int]:
+        """Scope and level of a collective's results; and whether it takes a message is noted."""
+        how, values = eqn.params["how"], operands(eqn.invars, eqn.params).values
+        own, known = self.scope_of(values), Scope.ALL if how.travels else Scope.WORKER
+        if own <= known:  # the result is known already
+            return own, self.level_of(values)  # whatever its weight has to wait for
+        self.communicates.add(number)
+        shared = how.result_is_replicated and how.travels and not eqn.params["gated"]
+        return Scope.ALL if shared else Scope.WORKER, self.level_of(eqn.invars) + 1
 
     def scope_of_equation(self, number: int) -> Scope:
         """How widely what an equation does is the same, even if nothing comes out of it."""

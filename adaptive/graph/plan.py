@@ -29,10 +29,12 @@ class Contribution:
     result: Var
     scope: Scope  # of value and weight together
     line: str
+    when: Atom | None = None  # whether it is sent in a step, where that is not always so
 
     @property
     def signature(self) -> tuple:
-        return (self.name, self.how, self.value.aval.shape, str(self.value.aval.dtype), self.scope)
+        gated = self.when is not None
+        return (self.name, self.how, self.value.aval.shape, str(self.value.aval.dtype), self.scope, gated)
 
 
 @dataclass(frozen=True)
@@ -42,10 +44,18 @@ class Message:
     Attributes:
       level: how many levels of messages have arrived before it is sent. Several may be of one level: then they are sent
         together, and waited for one after another.
+      gate: of a message that is sent in some steps only, where the decision is: its place among the values that the
+        first segment `once` keeps. In the others it stays, as if each worker were alone.
     """
 
     level: int
     contributions: tuple[Contribution, ...]
+    gate: int | None = None
+
+    @property
+    def travels(self) -> bool:
+        """Whether it is ever sent. What is not is combined over the kernel calls of one worker."""
+        return self.contributions[0].how.travels
 
     def __iter__(self) -> Iterator[Contribution]:
         return iter(self.contributions)
@@ -168,7 +178,7 @@ class Plan:
         """All that must be equal between the plans of two sizes of one driver, and between workers."""
         segments = [*self.calls.values(), *self.onces.values(), self.final]
         return (
-            tuple((m.level, tuple(c.signature for c in m)) for m in self.messages),
+            tuple((m.level, m.gate, tuple(c.signature for c in m)) for m in self.messages),
             tuple(
                 (s.kind, s.level, tuple(o for _, o in s.inputs if o.kind != "const"), len(s.outputs)) for s in segments
             ),

@@ -11,7 +11,7 @@ from jax.extend.core import JaxprEqn, Var
 from adaptive.base.errors import CollectiveError, ReplicationError
 from adaptive.base.where import at, line_of
 from adaptive.operators.claims import claim_p
-from adaptive.operators.collectives import collective_p
+from adaptive.operators.collectives import collective_p, operands
 from adaptive.operators.hooks import Hook, hook_p
 
 from .flow import Flow, Scope
@@ -30,6 +30,8 @@ def check_replication(flow: Flow) -> None:
             _check_claim(flow, eqn)
         if eqn.primitive is hook_p:
             _check_hook(flow, eqn)
+        if eqn.primitive is collective_p and eqn.params["gated"]:
+            _check_gate(flow, eqn)
     _check_state(flow)
     for name, atom in zip(flow.graph.metric_names, flow.graph.metrics, strict=True):
         if flow.scope_of([atom]) > Scope.ALL:
@@ -70,6 +72,29 @@ def _check_claim(flow: Flow, eqn: JaxprEqn) -> None:
             f"{eqn.params['what']}{where} is said of a value that comes from {cause}. That is another one in every "
             "kernel call. Reduce it:  comm.all_reduce(x)"
         )
+
+
+def _check_gate(flow: Flow, eqn: JaxprEqn) -> None:
+    """Whether a step communicates is known before it runs, and is the same on all workers (rule 1)."""
+    when, where = (
+        operands(eqn.invars, eqn.params).when,
+        f"{eqn.params['how'].name}(when=){at(line_of(eqn.source_info))}",
+    )
+    if flow.scope_of([when]) > Scope.ALL:
+        trail = Trail(flow, when)
+        raise ReplicationError(
+            f"{where} can differ between workers: it comes from {trail.cause}. One worker would send while another "
+            "does not. " + (trail.advice or "Let a control hook decide:\n" + _HOOK_DECIDES)
+        )
+    if flow.level_of([when]):
+        raise CollectiveError(
+            f"{where} goes by what messages of the same step bring; whether a step communicates must be known before "
+            "it begins. Let a control hook decide, for the next step:\n" + _HOOK_DECIDES
+        )
+
+
+_HOOK_DECIDES = """    averaging = ad.hyperparameter("averaging", True)      # control.set(averaging=False), in a hook
+    x = comm.all_reduce(x, when=averaging)                 # or  when=ad.step() % 8 == 0"""
 
 
 def _check_state(flow: Flow) -> None:

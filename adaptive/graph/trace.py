@@ -23,7 +23,7 @@ from adaptive.base.where import at, line_of, line_search_of
 from adaptive.operators.axis import AXES, Sum, as_collective, is_over_workers, without_divisions
 from adaptive.operators.batch_key import check_rows
 from adaptive.operators.claims import claim_p
-from adaptive.operators.collectives import collective_p, n_values
+from adaptive.operators.collectives import collective_p, operands
 from adaptive.operators.context import trace_as
 from adaptive.operators.hooks import hook_p
 from adaptive.operators.slots import slot_read_p, slot_write_p
@@ -268,7 +268,10 @@ def _kind_of(eqn: JaxprEqn) -> str:
 
 def operands_of(eqn: JaxprEqn) -> Sequence[Atom]:
     """What must be known to compute an equation here: of a collective of replicated values, all but its weight."""
-    return eqn.invars[: n_values(eqn.params, len(eqn.invars))] if eqn.primitive is collective_p else eqn.invars
+    if eqn.primitive is not collective_p:
+        return eqn.invars
+    values, _, when = operands(eqn.invars, eqn.params)
+    return values if when is None else [*values, when]
 
 
 def describe(eqn: JaxprEqn) -> str:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -60,6 +60,7 @@ class Collective:
       reduces: whether values of parts of the examples (of workers, of kernel calls) combine by `op` to that of all. If
         not, a local batch of which it takes a value runs as one call.
       result_is_replicated: whether all workers get the same.
+      travels: whether anything is sent to other workers. What does not is combined over the kernel calls of one worker.
       shows_workers: whether what comes out tells of each worker by itself, so that it goes by the split on purpose.
       is_linear: whether tangents are combined as values are.
     """
@@ -67,6 +68,7 @@ class Collective:
     name = "collective"
     reduces = False
     result_is_replicated = True
+    travels = True
     shows_workers = False
     is_linear = True
 
@@ -144,7 +146,12 @@ only_in_programs(collective_p)
 
 
 def collective(
-    how: Collective, leaves: Sequence[jax.Array], *, weight: jax.Array | None = None, names: Sequence[str] = ()
+    how: Collective,
+    leaves: Sequence[jax.Array],
+    *,
+    weight: jax.Array | None = None,
+    names: Sequence[str] = (),
+    when: jax.Array | None = None,
 ) -> list[jax.Array]:
     """Combine `leaves` over all workers: the primitive behind everything in `collectives`.
 
@@ -153,57 +160,70 @@ def collective(
       leaves: arrays of any shape; local or replicated.
       weight: scalar `w_i`; where `how` is weighted.
       names: what to call each leaf in messages and errors.
+      when: a boolean scalar, replicated, that is known before the step: in steps in which it is false nothing is sent,
+        and the result is what the worker would get if it were alone. By default it is sent in all.
 
     Returns:
-      One array per leaf; replicated, or as `how` says.
+      One array per leaf; replicated, or as `how` says; with `when`, local.
     """
     trace, world = tracing(), current_world.get()
     n_workers = trace.workers if trace else world.size if world else 1
     # An empty leaf is its own result, and equal on all workers: nothing of it is sent.
     sent = [i for i, leaf in enumerate(leaves) if leaf.size]
-    operands = [leaves[i] for i in sent] + ([weight] if how.weighted else [])
+    operands = [leaves[i] for i in sent] + ([weight] if how.weighted else []) + ([] if when is None else [when])
     named = tuple(names[i] for i in sent) if names else ()
-    results = iter(collective_p.bind(*operands, how=how, names=named, workers=n_workers) if sent else ())
+    params = {"how": how, "names": named, "workers": n_workers, "gated": when is not None}
+    results = iter(collective_p.bind(*operands, **params) if sent else ())
     return [
         next(results) if leaf.size else jnp.zeros(how.result_shape(leaf.shape, n_workers), leaf.dtype)
         for leaf in leaves
     ]
 
 
-def n_values(params: dict[str, Any], n_operands: int) -> int:
-    """How many of a collective's operands are values; the weight, where there is one, comes behind them."""
-    return n_operands - params["how"].weighted
+class Operands(NamedTuple):
+    """A collective's operands: its values, and behind them what goes with all of them."""
+
+    values: Sequence[Any]
+    weight: Any | None
+    when: Any | None
+
+
+def operands(given: Sequence[Any], params: dict[str, Any]) -> Operands:
+    """What stands for what among the operands of an equation with these parameters."""
+    n = len(given) - params["how"].weighted - params["gated"]
+    weight = given[n] if params["how"].weighted else None
+    return Operands(given[:n], weight, given[-1] if params["gated"] else None)
 
 
 @collective_p.def_abstract_eval
-def _collective_abstract(*operands, how, names, workers):
-    values = operands[: len(operands) - how.weighted]
-    return [jax.core.ShapedArray(how.result_shape(v.shape, workers), v.dtype) for v in values]
+def _collective_abstract(*given, **params):
+    how, workers = params["how"], params["workers"]
+    return [jax.core.ShapedArray(how.result_shape(v.shape, workers), v.dtype) for v in operands(given, params).values]
 
 
 @collective_p.def_impl
-def _collective_eager(*operands, how, names, workers):
-    values = operands[: len(operands) - how.weighted]
-    return exchange_eagerly(how, values, weight=operands[-1] if how.weighted else None)
+def _collective_eager(*given, **params):
+    values, weight, when = operands(given, params)
+    if not params["how"].travels or (when is not None and not when):
+        return [params["how"].of_replicated(v, 1) for v in values]
+    return exchange_eagerly(params["how"], values, weight=weight)
 
 
-def _collective_jvp(primals, tangents, *, how, **params):
+def _collective_jvp(primals, tangents, **params):
     # Linear in its values, so tangents are combined as values are: with the same weights. A weight that itself is
     # differentiated, and the extremes, have no such rule.
-    n = len(primals) - how.weighted
-    moving_weight = how.weighted and not isinstance(tangents[-1], ad.Zero)
+    how, n = params["how"], len(operands(primals, params).values)
+    weight = operands(tangents, params).weight
+    moving_weight = how.weighted and not isinstance(weight, ad.Zero)
     if moving_weight or not how.is_linear:
         what = f"{how.name} cannot be differentiated with respect to its weight" if moving_weight else how.about
         what += "" if moving_weight else " cannot be differentiated"
         raise CollectiveError(f"{what}{at(current_line())}. Differentiate the local value and reduce the gradient.")
     dense = [ad.instantiate_zeros(t) for t in tangents[:n]]
-    return (
-        collective_p.bind(*primals, how=how, **params),
-        collective_p.bind(*dense, *primals[n:], how=how, **params),
-    )
+    return collective_p.bind(*primals, **params), collective_p.bind(*dense, *primals[n:], **params)
 
 
-def _collective_transpose(cotangents, *operands, how, **params):
+def _collective_transpose(cotangents, *given, how, **params):
     raise CollectiveError(  # JAX transposes an equation in the place of the driver that it stems from
         f"reverse-mode differentiation through a collective: jax.grad of a function that calls {how.name}"
         f"{at(current_line())}. Each "
@@ -213,14 +233,15 @@ def _collective_transpose(cotangents, *operands, how, **params):
     )
 
 
-def _collective_batch(operands, dims, *, how, **params):
-    if how.weighted and dims[-1] is not None:
-        raise CollectiveError(
-            f"{how.name}: weight= must be one scalar per worker, not mapped by vmap{at(current_line())}."
-        )
-    results = collective_p.bind(*operands, how=how, **params)
-    moved = [d if d is None else how.result_axis(d) for d in dims[: len(dims) - how.weighted]]  # None: not mapped
-    return results, moved
+def _collective_batch(given, dims, **params):
+    how, mapped = params["how"], operands(dims, params)
+    for what, dim in (("weight", mapped.weight), ("when", mapped.when)):
+        if dim is not None:
+            raise CollectiveError(
+                f"{how.name}: {what}= must be one scalar per worker, not mapped by vmap{at(current_line())}."
+            )
+    results = collective_p.bind(*given, **params)
+    return results, [d if d is None else how.result_axis(d) for d in mapped.values]  # None: not mapped
 
 
 ad.primitive_jvps[collective_p] = _collective_jvp

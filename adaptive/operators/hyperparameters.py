@@ -12,7 +12,7 @@ import jax
 import numpy as np
 
 from adaptive.base.errors import DriverError
-from adaptive.base.numbers import reals
+from adaptive.base.numbers import reals, truths
 from adaptive.base.where import at, current_line
 
 from .slots import slot
@@ -32,7 +32,7 @@ def hyperparameter(name: str, value: Any) -> jax.Array:
 
     Args:
       name: what to set it by: a Python name.
-      value: at first. Its shape and type stay: Python's floats are JAX's default float.
+      value: at first: a number, or a truth value. Its shape and type stay: Python's floats are JAX's default float.
 
     Returns:
       Its value in this step; outside a program, `value`.
@@ -45,7 +45,7 @@ def hyperparameter(name: str, value: Any) -> jax.Array:
             f"hyperparameter{at(current_line())}: the name has to be one that control.set(…) can be called with, such "
             f"as 'lr'; got {name!r}."
         )
-    numbers = reals(value)
+    numbers = truths(value) if reals(value) is None else reals(value)
     if numbers is None or not np.isfinite(numbers).all():
         raise DriverError(
             f"hyperparameter {name!r}{at(current_line())}: its first value is a finite number, or an array of them, "

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 
 from adaptive.base.where import at, name_workers
 from adaptive.graph.flow import Scope
-from adaptive.graph.plan import Contribution, Plan, Segment
+from adaptive.graph.plan import Contribution, Message, Plan, Segment
 from adaptive.runtime.message import Layout
 
 
@@ -41,7 +41,7 @@ def explain(
             sizes = "size of a ladder" if plan.splittable and resizable else "batch size"
             lines.append(f"segment  per kernel call        {_work(plan.calls[level])}; compiled for each {sizes}")
         for number in plan.sent_at(level):
-            lines += _message(number, layouts[number])
+            lines += _message(number, plan.messages[number], layouts[number])
     lines.append(f"segment  once, behind the last  {_work(plan.final)}; compiled once")
     lines += _hooks(plan)
     lines += [
@@ -84,8 +84,13 @@ def _work(segment: Segment) -> str:
     return f"{_count(len(segment.eqns), 'equation')} on {', '.join(reads) or 'nothing'}"
 
 
-def _message(level: int, layout: Layout) -> Iterator[str]:
-    yield f"message {level + 1}  {_bytes(layout.nbytes)} from each worker, {_count(len(layout.parts), 'buffer')}"
+def _message(number: int, message: Message, layout: Layout) -> Iterator[str]:
+    whole, buffers = _bytes(layout.nbytes), _count(len(layout.parts), "buffer")
+    if message.travels:
+        sometimes = "" if message.gate is None else ", in steps in which its when= is true"
+        yield f"message {number + 1}  {whole} from each worker, {buffers}{sometimes}"
+    else:
+        yield f"message {number + 1}  not sent: {whole} that each worker adds up for itself, {buffers}"
     for kind, line, group in _groups(layout.contributions):
         numbers = [i for i, c in enumerate(layout.contributions) if c in group]
         size = sum(layout.entries[i].nbytes for i in numbers)

@@ -44,7 +44,7 @@ class Keeping:
         self._last_kept: bool | None = None  # whether the last step has left one; `None` before the first
         self._left_out = self._told = False  # the last that was due; and whether that has ever been told
         self._status = program._status
-        if self._every.unit == "minute" and self.world.processes > 1 and not program._engine.layouts:
+        if self._every.unit == "minute" and self.world.processes > 1 and not program._engine.tells:
             raise CheckpointError(
                 f"every={options.every!r}: rank 0 has to tell the others when, with a step's last message, and a step "
                 'of this program has none. Count steps or epochs:  every="1 epoch"'

@@ -193,7 +193,7 @@ class Program:
         self._digest = DecisionDigest()
         self._membership = Membership(
             self.world,
-            tells=bool(self._plan.messages),
+            tells=any(m.travels and m.gate is None for m in self._plan.messages),
             resizable=bool(resizable),
             needed=self._sizes.needed,
             told=told,
@@ -211,7 +211,7 @@ class Program:
             activity=self._activity,
         )
         # Without a message nobody can tell that all are ready; and when they are depends on how fast machines are.
-        waits = deterministic or not self._engine.layouts
+        waits = deterministic or not self._engine.tells
         readiness = KernelsOf(self._engine.kernels, self.world.workers, self._engine.expect)
         self._sizes.take_effect(readiness, one_by_one=not self._plan.splittable, waits=waits, resizable=bool(resizable))
         self._hyperparameters = Hyperparameters(self._plan.slots, self._engine.set_slot, self._engine.slot)
@@ -666,7 +666,7 @@ class Program:
 
     def _compare_last_decision(self) -> None:
         """It has had no message to be compared in: compare it in one that carries nothing else."""
-        if self.world.processes > 1 and self._engine.layouts and self._plan.hooks:
+        if self.world.processes > 1 and self._engine.tells and self._plan.hooks:
             about = f"the end of run() after step {self._step} of {self._name}"
             self._engine.exchange_status(about, self._decisions.last)
 

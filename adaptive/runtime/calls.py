@@ -47,8 +47,8 @@ class Calls:
 
     def __call__(self, examples: int) -> dict[int, Call]:
         plan = self._plans(examples)
-        workers, status = (self._layouts[-1].workers, self._layouts[-1].status) if self._layouts else (1, 0)
-        layouts = lay_out_all(plan.messages, workers=workers, status=status)
+        workers = self._layouts[0].workers if self._layouts else 1
+        layouts = lay_out_all(plan.messages, workers=workers, status=sum(layout.status for layout in self._layouts))
         values, found = list(plan.graph.consts.values()), {}
         for level, segment in plan.calls.items():
             writes = [layouts[number] for number in plan.sent_at(level)]

@@ -126,7 +126,6 @@ class Engine:
         self.feed = Feed.of(plan)
         self.status = status or NoStatus()
         self.layouts = lay_out_all(plan.messages, workers=world.size, status=self.status.length)
-        self._bytes = np.cumsum([0, *(layout.nbytes for layout in self.layouts)]).tolist()  # of the first messages
         self.looks = [Look(layout, world.devices[0].platform) for layout in self.layouts] if finite else []
         # A noise scale needs two groups of examples at least; a lone worker makes them by splitting its batch.
         self._compares_groups = any(s.name == CALLS.name for s in plan.sources)
@@ -153,7 +152,8 @@ class Engine:
         self.activity = activity or Activity(world)
         self.timeline: Timeline | None = None  # while one is kept, what it is about is waited for
         self._channels = [(name, number) for number in range(len(self.layouts))]
-        self._last = len(self.layouts) - 1  # the message with the status
+        # The message with the status.
+        self._last = next((n for n, layout in enumerate(self.layouts) if layout.status), -1)
         self._places = places_in_level(plan, self.layouts)
         self._inputs = {(s.kind, s.level): Inputs(s) for s in (*plan.onces.values(), *plan.calls.values(), plan.final)}
         self._results = FinalResults(plan)
@@ -293,7 +293,11 @@ class Engine:
             if self._last in sent:
                 self.status.told = activity.of_workers(run.seconds)
             activity.turn(EXCHANGING)
-            under_way = [self._send(number, parts, readings[0].step + 1, more) for number, parts in sent.items()]
+            under_way = [
+                self._send(number, parts, readings[0].step + 1, more)
+                for number, parts in sent.items()
+                if run.travels(number)
+            ]
             arrived = [(message, *message.arriving.wait()) for message in under_way]
             activity.turn(COMPUTING)
             for message, results, heard in arrived:
@@ -304,10 +308,7 @@ class Engine:
                 run.messages[message.number] = results
         hooks, metrics = run.commit()
         activity.turn(OTHER)
-        sent_in_all = len(self.layouts)
-        return Outcome(
-            hooks, metrics, run.messages, run.seconds, run.microbatches, sent_in_all, self._bytes[sent_in_all]
-        )
+        return Outcome(hooks, metrics, run.messages, run.seconds, run.microbatches, *run.sent())
 
     def _send(self, number: int, parts: Sequence[Sequence[jax.Array]], step: int, more: str) -> _UnderWay:
         """Send a message; the step's last one carries the status."""
@@ -360,6 +361,11 @@ class Engine:
     def slot(self, number: int) -> np.ndarray:
         """What such a slot holds; waits for the last step."""
         return np.asarray(self.slots[self.some_present][number][0])
+
+    @property
+    def tells(self) -> bool:
+        """Whether each step has a message on which a status can ride."""
+        return self._last >= 0
 
     @property
     def some_present(self) -> int:
@@ -442,6 +448,7 @@ class _Step:
             r, p = readings[local], self.microbatches[local]
             self.vectors[local] = engine.feed.measure(r if len(p) == 1 else r._replace(calls=len(p)))
         self.messages: dict[int, list[list[jax.Array]]] = {}
+        self._sent: list[int] = []  # their numbers
         self.kept_once: dict[int, dict[int, Any]] = {}  # by level, and worker that is there
         self.kept_calls: dict[int, dict[int, list[Any]]] = {}  # by level, and worker that is there; per call
         self.packed: PerWorker = [[] for _ in readings]  # the parts of the messages in the making, in their order
@@ -561,6 +568,22 @@ class _Step:
             number: [self._of_message(number, local) for local in self.locals] for number in self.plan.sent_at(level)
         }
 
+    def travels(self, number: int) -> bool:
+        """Whether a message is sent in this step. What is not stays as each worker has it: its results, too."""
+        message = self.plan.messages[number]
+        goes = message.travels
+        if goes and message.gate is not None:
+            goes = bool(self.kept_once[0][self.engine.some_present][message.gate])
+        if goes:
+            self._sent.append(number)
+        else:
+            self.messages[number] = [self._of_message(number, local) for local in self.locals]
+        return goes
+
+    def sent(self) -> tuple[int, int]:
+        """How many messages this step has sent so far, and their bytes."""
+        return len(self._sent), sum(self.engine.layouts[number].nbytes for number in self._sent)
+
     def _of_message(self, number: int, local: int) -> list[jax.Array]:
         """The parts of one message that a worker has packed, of those of the level."""
         return self.packed[local][self.engine._places[number]]
@@ -591,7 +614,7 @@ class _Step:
                 own.append(Culprit(worker, tuple(found), origin))
         trouble = find_together(engine.world, message.contributions, look.of_all(reduced), own)
         seconds = self.seconds if message.level == self.plan.levels - 1 else [float("nan")] * len(self.seconds)
-        return Outcome([], [], {}, seconds, self.microbatches, number + 1, engine._bytes[number + 1], trouble)
+        return Outcome([], [], {}, seconds, self.microbatches, *self.sent(), trouble)
 
     def _origin(self, local: int, message: int, numbers: Sequence[int]) -> str:
         """Where the values of a worker were made that are not finite, as far as that can be found."""

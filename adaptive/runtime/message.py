@@ -100,8 +100,8 @@ def must_be_finite(c: Contribution) -> bool:
 
 
 def lay_out_all(messages: Sequence[Message], *, workers: int, status: int) -> list[Layout]:
-    """Lay out the messages of a step. The status is in the last one."""
-    last = len(messages) - 1
+    """Lay out the messages of a step. The status is in the last one that is always sent."""
+    last = max((n for n, m in enumerate(messages) if m.travels and m.gate is None), default=-1)
     return [
         lay_out(m.contributions, workers=workers, status=status if n == last else 0) for n, m in enumerate(messages)
     ]
@@ -240,7 +240,9 @@ def unpack(layout: Layout, parts: Sequence[jax.Array], wanted: Sequence[int], *,
         c, x, weight = layout.contributions[i], _take(layout, parts, layout.entries[i]), layout.weights[i]
         if weight is not None:
             if weight.offset not in inverse:
-                inverse[weight.offset] = _take(layout, parts, weight)
+                total = _take(layout, parts, weight)
+                # Of a worker without examples; where that is all workers, a mean of nothing is an error.
+                inverse[weight.offset] = total if c.how.travels else jnp.where(total == 0, 1, total)
             x = divided(x, inverse[weight.offset])
         return c.how.decode(x, worker, layout.workers).astype(c.result.aval.dtype)
 

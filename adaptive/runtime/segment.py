@@ -125,5 +125,10 @@ def evaluate(eqn: JaxprEqn, operands: list[Any]) -> list[Any]:
         return operands
     if eqn.primitive is collective_p:  # of replicated values: every worker knows the result already
         how, workers = eqn.params["how"], eqn.params["workers"]
-        return [how.of_replicated(jnp.asarray(v), workers) for v in operands]
+        values = operands[:-1] if eqn.params["gated"] else operands
+        results = [how.of_replicated(jnp.asarray(v), workers) for v in values]
+        if eqn.params["gated"]:
+            alone = [how.of_replicated(jnp.asarray(v), 1) for v in values]
+            results = [jnp.where(operands[-1], x, own) for x, own in zip(results, alone, strict=True)]
+        return results
     return bind(eqn, operands)
