@@ -39,6 +39,10 @@ from adaptive.base.numbers import whole as whole
 from adaptive.base.phases import Doing as Doing
 from adaptive.base.phases import doing as doing
 from adaptive.base.phases import phase as phase
+from adaptive.base.reductions import Mixed as Mixed
+from adaptive.base.reductions import Reduction as Reduction
+from adaptive.base.reductions import Sliced as Sliced
+from adaptive.base.reductions import average as average
 from adaptive.base.seats import Resident as Resident
 from adaptive.base.seats import Seats as Seats
 from adaptive.base.seats import number_of_workers as number_of_workers

@@ -5,6 +5,9 @@ from ._all_reduce import all_reduce as all_reduce
 from ._broadcast import broadcast as broadcast
 from ._local_mean import local_mean as local_mean
 from ._merge import merge as merge
+from ._neighbour_mean import neighbour_mean as neighbour_mean
+from ._robust import geometric_median as geometric_median
+from ._robust import trimmed_mean as trimmed_mean
 from .worlds.devices import DeviceWorld as DeviceWorld
 from .worlds.launch import LaunchError as LaunchError
 from .worlds.launch import LaunchWarning as LaunchWarning

@@ -2,22 +2,32 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any, Literal, TypeVar, get_args
 
 import jax
 import jax.numpy as jnp
-from jax.typing import ArrayLike
+from jax.typing import ArrayLike, DTypeLike
 
-from adaptive.extend import EXAMPLES, Collective, read
+from adaptive.extend import EXAMPLES, read
 
 from ._leaves import combine, error, leaves_of
+from ._reduce import Op, Reduce, checked_weight, gate, problem_of
+from ._robust import Robust, robust_of, robustly
+from ._wire import Rounding, narrow, with_feedback
 
 T = TypeVar("T")
-Op = Literal["mean", "sum", "max", "min"]
 
 
-def all_reduce(tree: T, *, op: Op = "mean", weight: ArrayLike | None = None, when: ArrayLike | None = None) -> T:
+def all_reduce(
+    tree: T,
+    *,
+    op: Op | Literal["median"] | Robust = "mean",
+    weight: ArrayLike | None = None,
+    when: ArrayLike | None = None,
+    nonfinite: Literal["drop"] | None = None,
+    wire: DTypeLike | None = None,
+    rounding: Rounding = "nearest",
+) -> T:
     """Combine values over all workers.
 
     A mean is over examples, not over workers: with `w_i` for the number of examples of worker i, it is
@@ -39,9 +49,19 @@ def all_reduce(tree: T, *, op: Op = "mean", weight: ArrayLike | None = None, whe
       tree: a pytree of arrays and numbers, each of the same shape on all workers. Local.
       op: "mean", "sum", "max" or "min". NaNs of any worker reach the result. Means are of floats and complex
         numbers; sums of integers too, which may overflow as they do in JAX; extremes of floats and integers.
-      weight: for a mean, a scalar `w_i` other than the number of examples: a number of tokens, say. Local.
+        Or what a few bad workers cannot spoil, of floats: "median", `comm.trimmed_mean(1)`, `comm.geometric_median()`.
+        Each worker's value is then the mean over its own examples, and has its weight as its vote.
+      weight: for a mean, a scalar `w_i` other than the number of examples: a number of tokens, say. Local. For a
+        median, 1 gives each worker one vote.
       when: a boolean scalar that is known before the step: a hyper-parameter, or made of `ad.step()`. In steps in which
         it is false nothing is sent, and each worker gets what it would if it were alone. Replicated.
+      nonfinite: "drop" leaves out of a mean, with their examples, contributions that are not finite in all leaves: of a
+        worker, or of the one kernel call of a worker that they come from. By default the program's `nonfinite=` says
+        what is done.
+      wire: a format of two bytes in which a mean or sum travels both ways, `jnp.bfloat16` or `jnp.float16`: half the
+        bytes. It is added up in single precision. By default everything travels as it is.
+      rounding: to that format: "nearest"; "stochastic", right on average, for bfloat16; or "error_feedback": each
+        worker adds what was lost to what it sends the next time.
 
     Returns:
       `tree` with each leaf reduced, of its shape and dtype. Replicated; with `when`, local, since it may not have been
@@ -62,108 +82,51 @@ def all_reduce(tree: T, *, op: Op = "mean", weight: ArrayLike | None = None, whe
       >>> print(w, metrics["loss"])
       0.8 1.0
     """
-    if op not in get_args(Op):
-        raise error("all_reduce", f"op={op!r} is none of 'mean', 'sum', 'max', 'min'.")
-    if weight is not None and op != "mean":
+    _check(op, weight, nonfinite, wire)
+    leaves = leaves_of("all_reduce", tree, lambda dtype: problem_of(dtype, op))
+    if not leaves:
+        return tree
+    scale: Any = None
+    if op not in _WEIGHTLESS:
+        scale = read(EXAMPLES) if weight is None else checked_weight(weight)
+    go = gate("all_reduce", when)
+    if isinstance(op, Robust) or op == "median":
+        return robustly(robust_of(op), tree, leaves, scale, go)
+    if nonfinite == "drop":
+        leaves, scale = _only_finite(leaves, scale)
+    how = None if wire is None else narrow(wire, rounding, [leaf.dtype for leaf in leaves.values()], op)
+    if how is not None and rounding == "error_feedback":
+        return with_feedback(how, tree, leaves, scale, go)
+    return combine(Reduce(op, how), tree, leaves, weight=scale, when=go)
+
+
+_WEIGHTLESS = ("sum", "max", "min")
+
+
+def _check(op: Any, weight: Any, nonfinite: Any, wire: Any) -> None:
+    """Raise for what no `all_reduce` can be asked for."""
+    if not isinstance(op, Robust) and op not in (*get_args(Op), "median"):
+        raise error(
+            "all_reduce",
+            f"op={op!r} is none of 'mean', 'sum', 'max', 'min', 'median', comm.trimmed_mean(1), "
+            "comm.geometric_median().",
+        )
+    if weight is not None and op in _WEIGHTLESS:
         raise error(
             "all_reduce",
             f"op={op!r} takes no weight=. Multiply before:\n"
             f"    comm.all_reduce(jax.tree.map(lambda x: weight * x, tree), op={op!r})",
         )
-    scale = None if weight is None else _weight(weight)
-    leaves = leaves_of("all_reduce", tree, lambda dtype: _problem_of(dtype, op))
-    if op == "mean" and scale is None and leaves:
-        scale = read(EXAMPLES)
-    return combine(Reduce(op), tree, leaves, weight=scale, when=gate("all_reduce", when))
+    if nonfinite not in (None, "drop"):
+        raise error("all_reduce", f"nonfinite={nonfinite!r} is neither 'drop' nor None.")
+    if nonfinite and op != "mean":
+        raise error("all_reduce", f"nonfinite='drop' leaves something out of a mean; op={op!r} has no rest to go by.")
+    if wire is not None and (isinstance(op, Robust) or op == "median"):
+        raise error("all_reduce", f"wire= is for means and sums; op={op!r} travels as it is.")
 
 
-def gate(what: str, when: ArrayLike | None) -> jax.Array | None:
-    """Whether a collective sends in this step, as its primitive takes it."""
-    if when is None or (isinstance(when, bool) and when):
-        return None
-    try:
-        value = jnp.asarray(when)
-    except TypeError:
-        raise error(what, f"when={when!r} is neither true nor false.") from None
-    if value.shape != () or value.dtype != jnp.bool_:
-        raise error(
-            what,
-            f"when= must be one boolean, but is {value.dtype}{list(value.shape)}. Write a comparison:\n"
-            "    when=ad.step() % 8 == 0",
-        )
-    return value
-
-
-@dataclass(frozen=True)
-class Reduce(Collective):
-    """One value of those of all workers."""
-
-    operation: Op = "mean"
-
-    name = "all_reduce"
-    reduces = True
-
-    @property
-    def op(self) -> Literal["sum", "max", "min"]:
-        return "sum" if self.operation == "mean" else self.operation
-
-    @property
-    def weighted(self) -> bool:
-        return self.operation == "mean"
-
-    @property
-    def is_linear(self) -> bool:  # type: ignore[override]
-        return self.op == "sum"
-
-    def of_replicated(self, x: jax.Array, workers: int) -> jax.Array:
-        return x * workers if self.operation == "sum" else x
-
-    @property
-    def label(self) -> str:
-        return self.operation
-
-    @property
-    def about(self) -> str:
-        return f"all_reduce(op={self.operation!r})"
-
-
-def problem_of_mean(dtype: Any) -> str | None:
-    """Why values of `dtype` have no mean, and what to write instead."""
-    return _problem_of(dtype, "mean")
-
-
-def _problem_of(dtype: Any, op: Op) -> str | None:
-    """Why values of `dtype` have no such reduction, and what to write instead."""
-    if dtype == jnp.bool_:
-        return (
-            f"boolean, of which there is no {op}. Say what to count:\n"
-            "    comm.all_reduce(x.astype(jnp.int32), op='sum')     on how many workers it is true\n"
-            "    comm.all_reduce(x.astype(jnp.int32), op='max')     whether it is true on any"
-        )
-    if op == "mean" and jnp.issubdtype(dtype, jnp.integer):
-        return (
-            f"{dtype}, of which a mean would be rounded. Write one of\n"
-            "    comm.all_reduce(x, op='sum')\n"
-            "    comm.all_reduce(x.astype(jnp.float32))"
-        )
-    if op in ("max", "min") and jnp.issubdtype(dtype, jnp.complexfloating):
-        return f"{dtype}, of which there is no {op}. Reduce real numbers:\n    comm.all_reduce(jnp.abs(z), op={op!r})"
-    return None
-
-
-def _weight(weight: ArrayLike) -> jax.Array:
-    """A weight as a floating scalar, of single precision at least."""
-    try:
-        w = jnp.asarray(weight)
-    except TypeError:
-        raise error("all_reduce", f"weight={weight!r} is no number.") from None
-    real = jnp.issubdtype(w.dtype, jnp.floating) or jnp.issubdtype(w.dtype, jnp.integer)
-    if w.shape != () or not real:
-        raise error(
-            "all_reduce",
-            f"weight= must be one real number per worker, but is {w.dtype}{list(w.shape)}. Sum it over the batch:\n"
-            "    comm.all_reduce(x, weight=mask.astype(jnp.float32).sum())",
-        )
-    if not isinstance(w, jax.core.Tracer) and not 0 <= float(w) < float("inf"):
-        raise error("all_reduce", f"weight={w} must be finite, and not negative.")
-    return w if jnp.issubdtype(w.dtype, jnp.floating) and w.dtype.itemsize >= 4 else w.astype(jnp.float32)
+def _only_finite(leaves: dict[str, jax.Array], weight: jax.Array) -> tuple[dict[str, jax.Array], jax.Array]:
+    """Contributions and their weight, or zeros if any of them is not finite."""
+    finite = jnp.stack([jnp.isfinite(leaf).all() for leaf in leaves.values()]).all()
+    kept = {name: jnp.where(finite, leaf, jnp.zeros((), leaf.dtype)) for name, leaf in leaves.items()}
+    return kept, jnp.where(finite, weight, jnp.zeros((), weight.dtype))

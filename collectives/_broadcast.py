@@ -8,9 +8,9 @@ from typing import Any, TypeVar
 import jax
 import jax.numpy as jnp
 
-from adaptive.extend import Collective, brief, current_world, tracing, whole
+from adaptive.extend import Collective, brief, whole
 
-from ._leaves import combine, error, leaves_of
+from ._leaves import combine, error, known_workers, leaves_of
 
 T = TypeVar("T")
 
@@ -36,7 +36,7 @@ def broadcast(tree: T, root: int = 0) -> T:
       >>> sorted(order.tolist())
       [0, 1, 2, 3]
     """
-    number, workers = whole(root), _known_workers()
+    number, workers = whole(root), known_workers()
     if number is None:
         raise error("broadcast", f"root={root!r} must be an integer known while tracing: a worker's number.")
     if number < 0 or (workers is not None and number >= workers):
@@ -63,8 +63,3 @@ class Broadcast(Collective):
     @property
     def about(self) -> str:
         return f"broadcast from {self.root}"
-
-
-def _known_workers() -> int | None:
-    trace, world = tracing(), current_world.get()
-    return trace.workers if trace else world.size if world else None

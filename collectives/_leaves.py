@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from adaptive import CollectiveError
-from adaptive.extend import Collective, at, collective, current_line, is_key
+from adaptive.extend import Collective, at, collective, current_line, current_world, is_key, tracing
 
 T = TypeVar("T")
 
@@ -66,3 +66,9 @@ def _problem(value: Any) -> str | None:
 def error(what: str, text: str) -> CollectiveError:
     """An error in a call of `what`, with the driver's line."""
     return CollectiveError(f"{what}{at(current_line())}: {text}")
+
+
+def known_workers() -> int | None:
+    """How many workers there can be: in the program that is being traced, or in the world that was entered."""
+    trace, world = tracing(), current_world.get()
+    return trace.workers if trace else world.size if world else None

@@ -9,8 +9,8 @@ import jax
 
 from adaptive.extend import EXAMPLES, Collective, read
 
-from ._all_reduce import problem_of_mean
 from ._leaves import combine, leaves_of
+from ._reduce import problem_of_mean
 
 T = TypeVar("T")
 
@@ -43,6 +43,25 @@ def local_mean(tree: T) -> T:
     """
     leaves = leaves_of("local_mean", tree, problem_of_mean)
     return combine(LocalMean(), tree, leaves, weight=read(EXAMPLES)) if leaves else tree
+
+
+def local_sum(leaves: dict[str, jax.Array]) -> dict[str, jax.Array]:
+    """Arrays by name, added up over the kernel calls of this worker."""
+    return combine(LocalSum(), leaves, leaves)
+
+
+@dataclass(frozen=True)
+class LocalSum(Collective):
+    """A sum over the calls of one worker."""
+
+    name = "local_sum"
+    label = "sum, stays"
+    reduces = True
+    result_is_replicated = False
+    travels = False
+
+    def of_replicated(self, x: jax.Array, workers: int) -> jax.Array:
+        return x
 
 
 @dataclass(frozen=True)

@@ -18,6 +18,8 @@ from typing import Any, NamedTuple, Protocol, runtime_checkable
 import jax
 import numpy as np
 
+from .reductions import Reduction
+
 Parts = Sequence[jax.Array]
 Arrived = tuple[list[list[jax.Array]], np.ndarray]  # what `World.exchange` returns
 Baggage = tuple[Any, list[np.ndarray]]  # what can be pickled, and is small; and contiguous arrays
@@ -214,12 +216,13 @@ class World(Protocol):
     def start(
         self,
         parts: Sequence[Parts],
-        ops: Sequence[str],
+        ops: Sequence[Reduction],
         status: np.ndarray,
         channel: Hashable = 0,
         about: str = "",
         more: str = "",
         look: LookAtPiece | None = None,
+        step: int = 0,
     ) -> Arriving:
         """Begin an exchange, and return: what can be done of it without waiting for others is under way.
 
@@ -232,12 +235,13 @@ class World(Protocol):
     def exchange(
         self,
         parts: Sequence[Parts],
-        ops: Sequence[str],
+        ops: Sequence[Reduction],
         status: np.ndarray,
         channel: Hashable = 0,
         about: str = "",
         more: str = "",
         look: LookAtPiece | None = None,
+        step: int = 0,
     ) -> Arrived:
         """Reduce a message over all workers; blocks until it has arrived: `start`, and `wait`.
 
@@ -245,19 +249,20 @@ class World(Protocol):
           parts: `parts[i][j]` is part j of this process's i-th worker, on that worker's device; any shape, and of
             equal shape and dtype on all workers. Part 0 is one-dimensional and floating, and its last `len(status)`
             elements are free: whatever the workers put there is replaced by `status`.
-          ops: for each part, "sum", "max" or "min"; `ops[0]` is "sum".
+          ops: for each part, "sum", "max" or "min", or one of the `Reduction`s that are objects; `ops[0]` is "sum".
           status: what this *process* adds to the message itself, of part 0's dtype; summed over processes. Of any
             length, 0 too.
           channel: which of a program's messages this is; results of other channels stay as they are.
           about, more: see `World`.
           look: for worlds that reduce on the host, piece by piece, to call with each piece that has just been reduced,
             as long as it is in the caches. Others need not call it, nor for all pieces.
+          step: the number of the step, from 1 on, for reductions that go by it.
 
         Returns:
           `(results, status)`. `results[i][j]` is part j, reduced, on the device of this process's i-th worker, bitwise
-          equal on all workers. It stays valid until the second-next call of `exchange` on the same channel, provided
-          that whatever reads it has finished by then. `status` is reduced, on the host. What `results[i][0]` holds in
-          its place is unspecified.
+          equal on all workers, but for what is `Mixed`. It stays valid until the second-next call of `exchange` on the
+          same channel, provided that whatever reads it has finished by then. `status` is reduced, on the host. What
+          `results[i][0]` holds in its place is unspecified.
 
         Raises:
           DisagreementError: the processes' calls differ. On every process.

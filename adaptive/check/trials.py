@@ -16,6 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from adaptive.base.arrays import numbers_of
+from adaptive.base.reductions import Reduction
 from adaptive.base.world import LookAtPiece, Parts
 from adaptive.data.stream import Share
 from adaptive.graph.flow import Scope
@@ -175,14 +176,15 @@ class _Wire(LocalWorld):
     def exchange(
         self,
         parts: Sequence[Parts],
-        ops: Sequence[str],
+        ops: Sequence[Reduction],
         status: np.ndarray,
         channel: Hashable = 0,
         about: str = "",
         more: str = "",
         look: LookAtPiece | None = None,
+        step: int = 0,
     ) -> tuple[list[list[jax.Array]], np.ndarray]:
-        results, status = super().exchange(parts, ops, status, channel, about, more)
+        results, status = super().exchange(parts, ops, status, channel, about, more, step=step)
         arrived = [np.asarray(p) for p in results[0]]
         self.brought.append(arrived)
         if self.instead is not None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -19,6 +19,7 @@ from jax.interpreters import ad, batching
 from adaptive.base.current import current_world
 from adaptive.base.errors import CollectiveError
 from adaptive.base.jaxprs import current_source
+from adaptive.base.reductions import Reduction, adds_up
 from adaptive.base.where import at, current_line, line_search_of
 
 from .context import only_in_programs, tracing
@@ -55,13 +56,15 @@ class Collective:
 
     Attributes of the class, or properties:
       name: what users call it.
-      op: how what workers send is reduced: "sum", "max" or "min".
+      op: how what workers send is reduced: "sum", "max" or "min", or a `Sliced` or `Mixed` reduction.
       weighted: whether it is a mean: what is sent is multiplied by a weight, and what has arrived divided by their sum.
       reduces: whether values of parts of the examples (of workers, of kernel calls) combine by `op` to that of all. If
         not, a local batch of which it takes a value runs as one call.
       result_is_replicated: whether all workers get the same.
       travels: whether anything is sent to other workers. What does not is combined over the kernel calls of one worker.
       shows_workers: whether what comes out tells of each worker by itself, so that it goes by the split on purpose.
+      must_be_finite: whether a result that is not finite is a fault, whatever it is made of. Of what reduces values of
+        examples it always is.
       is_linear: whether tangents are combined as values are.
     """
 
@@ -70,11 +73,12 @@ class Collective:
     result_is_replicated = True
     travels = True
     shows_workers = False
+    must_be_finite = False
     is_linear = True
 
     @property
-    def op(self) -> Literal["sum", "max", "min"]:
-        """How what workers send is reduced."""
+    def op(self) -> Reduction:
+        """How what workers send is reduced: "sum", "max" or "min", or a `Sliced` or `Mixed`."""
         return "sum"
 
     @property
@@ -131,9 +135,9 @@ class Collective:
         return self.name
 
 
-def _neutral(op: str, dtype: np.dtype) -> Any:
+def _neutral(op: Reduction, dtype: np.dtype) -> Any:
     """What changes nothing that it is combined with."""
-    if op == "sum":
+    if adds_up(op):
         return 0
     if jnp.issubdtype(dtype, jnp.floating):
         return -np.inf if op == "max" else np.inf

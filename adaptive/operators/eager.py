@@ -15,6 +15,7 @@ import numpy as np
 
 from adaptive.base.current import current_world, why_not_alone
 from adaptive.base.errors import CollectiveError, NonFiniteError
+from adaptive.base.reductions import Reduction, adds_up
 from adaptive.base.where import at, current_line
 from adaptive.base.world import Arrived, World, among_those_left
 
@@ -54,7 +55,7 @@ def exchange_eagerly(how: Collective, values: Sequence, *, weight: Any) -> list[
     what = ", ".join(f"{v.dtype}{list(v.shape)}" for v in values)
     about = f"{how.about} of {what}, outside a program"
     values = [v.astype(wire_dtype(v.dtype)) for v in values]
-    ops = ["sum", *([] if weight is None else ["sum"]), *[how.op] * len(values)]
+    ops: list[Reduction] = ["sum", *([] if weight is None else ["sum"]), *[how.op] * len(values)]
 
     def exchange() -> Arrived:
         _check_there(how, world.members)
@@ -79,7 +80,7 @@ def _parts(how: Collective, values: Sequence[jax.Array], weight: Any, world: Wor
             sent = [how.encode(v if weight is None else scaled(v, weight), worker, world.size) for v in values]
         else:
             sent = [how.encode_nothing(v.shape, v.dtype, worker, world.size) for v in values]
-        if how.op == "sum" and not parts and world.rank == 0:
+        if adds_up(how.op) and not parts and world.rank == 0:
             for seat in world.unattended:
                 rows = (how.encode_nothing(v.shape, v.dtype, seat, world.size) for v in values)
                 sent = [own + row for own, row in zip(sent, rows, strict=True)]

@@ -323,7 +323,8 @@ class Engine:
             shown = pieces_on(self.timeline, glances, self.world)
         ops, channel = self.layouts[number].ops, self._channels[number]
         self.activity.message = number
-        return _UnderWay(number, self.world.start(parts, ops, own, channel, about, more, shown), look, glances)
+        arriving = self.world.start(parts, ops, own, channel, about, more, shown, step)
+        return _UnderWay(number, arriving, look, glances)
 
     def seat(self, present: Sequence[int], joined: Sequence[int]) -> None:
         """From the next step on these workers of this process are there, by their places.

@@ -5,16 +5,15 @@ With one worker it is what `collectives.SoloWorld` is; with several it stands in
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
-from functools import partial, reduce
+from collections.abc import Callable, Hashable, Sequence
+from functools import lru_cache, partial, reduce
 
 import jax
 import numpy as np
 
+from adaptive.base.reductions import Mixed, Reduction, Sliced, combine_calls
 from adaptive.base.seats import Seats
 from adaptive.base.world import Arrived, Blocking, LookAtPiece, Parts
-
-from .message import accumulate
 
 
 class LocalWorld(Blocking, Seats):
@@ -37,15 +36,26 @@ class LocalWorld(Blocking, Seats):
     def exchange(
         self,
         parts: Sequence[Parts],
-        ops: Sequence[str],
+        ops: Sequence[Reduction],
         status: np.ndarray,
         channel: Hashable = 0,
         about: str = "",
         more: str = "",
         look: LookAtPiece | None = None,
+        step: int = 0,
     ) -> Arrived:
-        reduced = reduce(partial(accumulate, ops), parts)
-        return [list(reduced) for _ in parts], status
+        columns = [self._reduce(op, column, step) for op, column in zip(ops, zip(*parts, strict=True), strict=True)]
+        return [list(row) for row in zip(*columns, strict=True)], status
+
+    def _reduce(self, op: Reduction, column: Sequence[jax.Array], step: int) -> Sequence[jax.Array]:
+        """A part of all workers, for each of them."""
+        if isinstance(op, Mixed):
+            return op.in_one_place(column, step, self.members)
+        if isinstance(op, Sliced):
+            one = _compiled(op)(list(column), np.int32(step))
+        else:
+            one = reduce(partial(combine_calls, op), column)
+        return [one] * len(column)
 
     def all_gather_bytes(self, value: bytes, about: str = "", more: str = "") -> list[bytes]:
         return [value]
@@ -55,3 +65,8 @@ class LocalWorld(Blocking, Seats):
 
     def fail(self, why: str) -> None:
         return None
+
+
+@lru_cache(maxsize=64)
+def _compiled(op: Sliced) -> Callable[..., jax.Array]:
+    return jax.jit(op.in_one_place)

@@ -6,7 +6,8 @@ A message is a list of *parts*; each is reduced over the workers by one operatio
                 weights, and at its end, in the last message of a step, what processes say of themselves: the status,
                 whose elements are the runtime's (`adaptive/control/status.py`)
     parts 1…    small leaves of other dtypes or operations, one packed buffer for each pair of the two
-    then        large leaves to be summed, each from its own memory
+    then        large leaves to be summed, each from its own memory; and each leaf that is reduced by another way than a
+                sum or an extreme, if that goes by more than each of its elements
 
 Small leaves are packed by the segment's own XLA program. Large ones are not: packing 100 MB costs more than it saves
 (see benchmarks/exchange_resnet50.py).
@@ -27,6 +28,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.extend.core import Var
 
+from adaptive.base.reductions import Reduction, adds_up, combine_calls
 from adaptive.graph.flow import Scope
 from adaptive.graph.plan import Contribution, Message
 from adaptive.operators.eager import divided, scaled, wire_dtype
@@ -56,7 +58,7 @@ class Entry:
 class Part:
     """One buffer of a message."""
 
-    op: str  # sum | max | min
+    op: Reduction
     dtype: np.dtype
     shape: tuple[int, ...]
 
@@ -88,7 +90,7 @@ class Layout:
         return sum(p.nbytes for p in self.parts)
 
     @property
-    def ops(self) -> tuple[str, ...]:
+    def ops(self) -> tuple[Reduction, ...]:
         return tuple(p.op for p in self.parts)
 
 
@@ -96,7 +98,8 @@ def must_be_finite(c: Contribution) -> bool:
     """Whether infinities and NaNs in a contribution are a fault: not in what is gathered or broadcast, nor in what a
     worker measures once per step, such as seconds that are not known yet.
     """
-    return c.how.reduces and c.scope == Scope.CALL and jnp.issubdtype(c.value.aval.dtype, jnp.inexact)
+    of_examples = c.how.reduces and c.scope == Scope.CALL
+    return (of_examples or c.how.must_be_finite) and jnp.issubdtype(c.value.aval.dtype, jnp.inexact)
 
 
 def lay_out_all(messages: Sequence[Message], *, workers: int, status: int) -> list[Layout]:
@@ -116,17 +119,17 @@ def lay_out(contributions: Sequence[Contribution], *, workers: int, status: int)
     shapes = [tuple(c.how.sent_shape(c.value.aval.shape, workers)) for c in contributions]
     ops = [c.how.op for c in contributions]
     size = [int(np.prod(s, dtype=int)) for s in shapes]
-    large = [op == "sum" and n * d.itemsize >= LARGE_BYTES for op, n, d in zip(ops, size, wire, strict=True)]
+    large = [_by_itself(op, n * d.itemsize) for op, n, d in zip(ops, size, wire, strict=True)]
     # One floating buffer for everything small that is summed: what is single precision travels in double where
     # anything is double, which costs a few bytes and saves a buffer. Weights are in it, so large leaves count too,
     # and those of complex leaves.
-    floating = [np.finfo(d).dtype for d, op in zip(wire, ops, strict=True) if op == "sum" and d.kind in "fc"]
+    floating = [np.finfo(d).dtype for d, op in zip(wire, ops, strict=True) if adds_up(op) and d.kind in "fc"]
     main = max(floating, key=lambda d: d.itemsize, default=np.dtype(np.float32))
 
-    groups: dict[tuple[str, np.dtype], int] = {("sum", main): 0}
+    groups: dict[tuple[Reduction, np.dtype], int] = {("sum", main): 0}
     fill: list[int] = [0]
 
-    def place(op: str, dtype: np.dtype, shape: tuple[int, ...], count: int) -> Entry:
+    def place(op: Reduction, dtype: np.dtype, shape: tuple[int, ...], count: int) -> Entry:
         dtype = main if op == "sum" and dtype.kind == "f" else dtype
         part = groups.setdefault((op, dtype), len(groups))
         if part == len(fill):
@@ -158,8 +161,15 @@ def lay_out(contributions: Sequence[Contribution], *, workers: int, status: int)
     for i, is_large in enumerate(large):
         if is_large:
             entries[i] = Entry(len(parts), 0, shapes[i], wire[i])
-            parts.append(Part("sum", wire[i], shapes[i]))
+            parts.append(Part(ops[i], wire[i], shapes[i]))
     return Layout(tuple(contributions), tuple(e for e in entries if e), tuple(weights), tuple(parts), status, workers)
+
+
+def _by_itself(op: Reduction, nbytes: int) -> bool:
+    """Whether a leaf travels from its own memory."""
+    if isinstance(op, str):
+        return op == "sum" and nbytes >= LARGE_BYTES
+    return nbytes >= LARGE_BYTES or not op.elementwise
 
 
 def pack(layout: Layout, values: Sequence[jax.Array], weights: Sequence[jax.Array | None], *, worker, first) -> list:
@@ -175,7 +185,7 @@ def pack(layout: Layout, values: Sequence[jax.Array], weights: Sequence[jax.Arra
     for i, (c, entry, value) in enumerate(zip(layout.contributions, layout.entries, values, strict=True)):
         x = jnp.asarray(value).astype(entry.dtype)
         x = c.how.encode(x, worker, layout.workers)
-        weight, once = layout.weights[i], c.scope < Scope.CALL and c.how.op == "sum"
+        weight, once = layout.weights[i], c.scope < Scope.CALL and adds_up(c.how.op)
         factor = None if weight is None else weights[i]
         pieces[entry.part].append(_Piece(entry.offset, x, weight.offset if weight else -1, factor, once))
         if weight is not None and weight.offset not in weights_written:
@@ -256,7 +266,6 @@ def _take(layout: Layout, parts: Sequence[jax.Array], entry: Entry) -> jax.Array
     return part[entry.offset : entry.offset + entry.size].reshape(entry.shape)
 
 
-def accumulate(ops: Sequence[str], old: Sequence[jax.Array], new: Sequence[jax.Array]) -> list[jax.Array]:
+def accumulate(ops: Sequence[Reduction], old: Sequence[jax.Array], new: Sequence[jax.Array]) -> list[jax.Array]:
     """Rule 4: a further call's parts, added to those of the calls before."""
-    combine = {"sum": jnp.add, "max": jnp.maximum, "min": jnp.minimum}
-    return [combine[op](a, b) for op, a, b in zip(ops, old, new, strict=True)]
+    return [combine_calls(op, a, b) for op, a, b in zip(ops, old, new, strict=True)]

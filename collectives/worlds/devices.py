@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Sequence
 from functools import partial
 from threading import RLock
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -12,8 +13,20 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from adaptive.extend import Arrived, Arriving, LookAtPiece, Parts, Seats, Starting, WhenWaitedFor
+from adaptive.extend import (
+    Arrived,
+    Arriving,
+    LookAtPiece,
+    Mixed,
+    Parts,
+    Reduction,
+    Seats,
+    Sliced,
+    Starting,
+    WhenWaitedFor,
+)
 
+from .on_devices import by_slices, mixed, table
 from .scope import Scope, describe
 
 # Two programs that join devices, started in two threads, could be started on two devices in two orders, and wait for
@@ -67,12 +80,13 @@ class DeviceWorld(Starting, Seats, Scope):
     def start(
         self,
         parts: Sequence[Parts],
-        ops: Sequence[str],
+        ops: Sequence[Reduction],
         status: np.ndarray,
         channel: Hashable = 0,
         about: str = "",
         more: str = "",
         look: LookAtPiece | None = None,
+        step: int = 0,
     ) -> Arriving:
         """Begin to reduce, in one sharded XLA program: the protocol of `World`. The status is the only process's."""
         self._check_open()
@@ -80,11 +94,23 @@ class DeviceWorld(Starting, Seats, Scope):
         joined = [self._join(column) for column in columns]
         _one_at_a_time.acquire()
         try:
-            reduced = self._reduce(joined, ops=tuple(ops), scalar=tuple(column[0].ndim == 0 for column in columns))
+            reduced = self._reduce(
+                joined,
+                self._by_step(ops, step),
+                ops=tuple(ops),
+                scalar=tuple(column[0].ndim == 0 for column in columns),
+            )
         except BaseException:
             _one_at_a_time.release()
             raise
         return WhenWaitedFor(partial(self._wait_for, reduced, status))
+
+    def _by_step(self, ops: Sequence[Reduction], step: int) -> Any:
+        """What reductions that are objects take, and is another in each step."""
+        if all(isinstance(op, str) for op in ops):
+            return None
+        tables = [table(op, step, self.members, self.size) if isinstance(op, Mixed) else None for op in ops]
+        return np.int32(step), tables
 
     def _wait_for(self, reduced: list[jax.Array], status: np.ndarray) -> Arrived:
         try:
@@ -130,12 +156,25 @@ def check_devices(devices: Sequence[jax.Device]) -> None:
         )
 
 
-def _reduce(mesh: Mesh, joined: list[jax.Array], *, ops: tuple[str, ...], scalar: tuple[bool, ...]) -> list[jax.Array]:
-    def on_each(parts: list[jax.Array]) -> list[jax.Array]:
-        own = [x.reshape(()) if s else x for x, s in zip(parts, scalar, strict=True)]
-        return [_REDUCE[op](x) for op, x in zip(ops, own, strict=True)]
+def _reduce(
+    mesh: Mesh, joined: list[jax.Array], by_step: Any, *, ops: tuple[Reduction, ...], scalar: tuple[bool, ...]
+) -> list[jax.Array]:
+    """Arrays of all workers, reduced: replicated, or, where each has its own result, sharded as they were."""
 
-    return jax.shard_map(on_each, mesh=mesh, in_specs=P("worker"), out_specs=P())(joined)
+    def on_each(parts: list[jax.Array], by_step: Any) -> list[jax.Array]:
+        own = [x.reshape(()) if s else x for x, s in zip(parts, scalar, strict=True)]
+        return [_reduced(op, x, by_step, i) for i, (op, x) in enumerate(zip(ops, own, strict=True))]
+
+    specs = [P("worker") if isinstance(op, Mixed) else P() for op in ops]
+    exotic = not all(isinstance(op, str) for op in ops)  # what all_gather brings, JAX does not know to be replicated
+    over_workers = jax.shard_map(on_each, mesh=mesh, in_specs=(P("worker"), P()), out_specs=specs, check_vma=not exotic)
+    return over_workers(joined, by_step)
+
+
+def _reduced(op: Reduction, x: jax.Array, by_step: Any, part: int) -> jax.Array:
+    if isinstance(op, Mixed):
+        return mixed(x, by_step[1][part], "worker")
+    return by_slices(op, x, by_step[0], "worker") if isinstance(op, Sliced) else _REDUCE[op](x)
 
 
 def _extreme(collective: Callable[..., jax.Array], x: jax.Array) -> jax.Array:

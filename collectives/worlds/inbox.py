@@ -11,10 +11,11 @@ import jax
 import numpy as np
 
 from adaptive import CollectiveError
+from adaptive.extend import Reduction
 
 ALIGNMENT = 64  # bytes; XLA on CPU takes buffers so aligned as they are, and copies others
 
-Layout = tuple[tuple[tuple[int, ...], np.dtype, str], ...]  # shape, dtype and op of each part
+Layout = tuple[tuple[tuple[int, ...], np.dtype, Reduction], ...]  # shape, dtype and op of each part
 
 
 class Inbox:

@@ -25,6 +25,7 @@ from adaptive.extend import (
     LookAtPiece,
     MembersChanged,
     Parts,
+    Reduction,
     Starting,
     WhenWaitedFor,
     allowed_cpus,
@@ -41,6 +42,7 @@ from .frame import Frame
 from .inbox import Inbox, Layout, check_dtypes, from_keys, keys, round_to
 from .launch import check_agreement, no_mpi
 from .meeting import Presence, why_not
+from .on_processes import Apart
 from .operations import BARRIER, CLOSE, FAILURE, Farewell, Gather, Message, Operation
 from .patience import SECONDS, checked, introduce, watch
 from .processes import Together, all_processes
@@ -159,38 +161,45 @@ class MPIWorld(Starting, Staff, Scope):
     def start(
         self,
         parts: Sequence[Parts],
-        ops: Sequence[str],
+        ops: Sequence[Reduction],
         status: np.ndarray,
         channel: Hashable = 0,
         about: str = "",
         more: str = "",
         look: LookAtPiece | None = None,
+        step: int = 0,
     ) -> Arriving:
         """Begin to reduce over this process's workers, and to copy from accelerators: the protocol of `World`.
 
         Nothing is sent before it is waited for: Allreduce blocks, and several in flight took longer (see above).
         """
-        local = None if len(self.devices) == 1 else self._local.start(parts, ops, status)
-        if local is None and self.devices[0].platform != "cpu":
+        local = None
+        if len(self.devices) > 1:
+            named = [j for j, op in enumerate(ops) if isinstance(op, str)]
+            local = self._local.start([[row[j] for j in named] for row in parts], [ops[j] for j in named], status)
+        elif self.devices[0].platform != "cpu":
             for x in parts[0]:
                 x.copy_to_host_async()
-        return WhenWaitedFor(partial(self._wait_for, local, parts[0], ops, status, channel, about, more, look))
+        return WhenWaitedFor(partial(self._wait_for, local, parts, ops, status, channel, about, more, look, step))
 
     def _wait_for(
         self,
         local: Arriving | None,
-        row: Parts,
-        ops: Sequence[str],
+        parts: Sequence[Parts],
+        ops: Sequence[Reduction],
         status: np.ndarray,
         channel: Hashable,
         about: str,
         more: str,
         look: LookAtPiece | None,
+        step: int,
     ) -> Arrived:
         """Over ranks what is reduced over this process's workers, or the parts of its only one."""
         on_cpu = self.devices[0].platform == "cpu"
+        row = parts[0]
         if local is not None:
-            row = local.wait()[0][0]
+            named = iter(local.wait()[0][0])
+            row = [next(named) if isinstance(op, str) else x for x, op in zip(row, ops, strict=True)]
             if not on_cpu:
                 for x in row:
                     x.copy_to_host_async()
@@ -201,26 +210,31 @@ class MPIWorld(Starting, Staff, Scope):
             inbox = self._inbox(layout, len(status), channel)
             inbox.travelling[:] = np.asarray(sent[0])
             inbox.free[:] = status
+            apart = Apart(inbox.buffers, parts, ops, self.workers, step)
             message = Message(
                 *(about, more, inbox.name, inbox.text),
                 buffers=inbox.buffers,
                 status=status,
-                reduce=partial(self._reduce_all, inbox, sent, ops, look),
+                reduce=partial(self._reduce_all, inbox, sent, ops, apart, look),
+                replicated=not apart.differ,
             )
             self._do(message)
-        return inbox.arrays(self.devices), message.arrived
+        return apart.in_place(inbox.arrays(self.devices), self.devices), message.arrived
 
     def _reduce_all(
-        self, inbox: Inbox, sent: Sequence[Any], ops: Sequence[str], look: LookAtPiece | None
+        self, inbox: Inbox, sent: Sequence[Any], ops: Sequence[Reduction], apart: Apart, look: LookAtPiece | None
     ) -> np.ndarray:
         """What a message is, behind its frame. Returns the status."""
         first, travelling = inbox.buffers[0], inbox.travelling
         if travelling is first:
-            self._reduce(None, first, ops[0], 0, look)
+            self._reduce(None, first, "sum", 0, look)
         else:
             round_to(travelling, first)
-        for j in range(1, len(sent)):
-            self._reduce(np.asarray(sent[j]), inbox.buffers[j], ops[j], j, look)
+        for j, op in enumerate(ops[1:], 1):
+            if isinstance(op, str):
+                self._reduce(np.asarray(sent[j]), inbox.buffers[j], op, j, look)
+        if apart.numbers:
+            apart.reduce(self.comm, self.members, [process.seats for process in self._together.everyone])
         return inbox.free.astype(first.dtype)
 
     def all_gather_bytes(self, value: bytes, about: str = "", more: str = "") -> list[bytes]:

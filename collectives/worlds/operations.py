@@ -148,6 +148,7 @@ class Message(Operation):
 
     Args:
       reduce: reduces all that did not travel in the frame, into `buffers`; returns the status.
+      replicated: whether all processes come to the same: then who has completed it can hand it on.
     """
 
     repeats = False
@@ -158,9 +159,10 @@ class Message(Operation):
         buffers: Sequence[np.ndarray],
         status: np.ndarray,
         reduce: Callable[[], np.ndarray],
+        replicated: bool = True,
     ):
         super().__init__(*told)
-        self._buffers, self._reduce = buffers, reduce
+        self._buffers, self._reduce, self.agreed = buffers, reduce, not replicated
         self.arrived = status
 
     def carry_out(self, comm: Any) -> None:

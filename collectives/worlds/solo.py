@@ -7,7 +7,7 @@ from collections.abc import Hashable, Sequence
 import jax
 import numpy as np
 
-from adaptive.extend import Arrived, Blocking, LookAtPiece, Parts
+from adaptive.extend import Arrived, Blocking, LookAtPiece, Parts, Reduction
 
 from .scope import Scope, describe
 
@@ -31,12 +31,13 @@ class SoloWorld(Blocking, Scope):
     def exchange(
         self,
         parts: Sequence[Parts],
-        ops: Sequence[str],
+        ops: Sequence[Reduction],
         status: np.ndarray,
         channel: Hashable = 0,
         about: str = "",
         more: str = "",
         look: LookAtPiece | None = None,
+        step: int = 0,
     ) -> Arrived:
         """The parts and the status, as given: the protocol of `World`."""
         self._check_open()

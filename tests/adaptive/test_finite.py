@@ -15,8 +15,8 @@ from adaptive.runtime.finite import Arrived, Culprit, Look, Trouble, find_togeth
 from adaptive.runtime.local_world import LocalWorld
 from adaptive.runtime.message import accumulate, lay_out, pack, unpack
 from collectives._all_gather import Gather
-from collectives._all_reduce import Reduce
 from collectives._broadcast import Broadcast
+from collectives._reduce import Reduce
 
 LARGEST = float(np.finfo(np.float32).max)
 

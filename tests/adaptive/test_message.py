@@ -18,8 +18,8 @@ from adaptive.operators.collectives import Collective
 from adaptive.runtime import message as _message
 from adaptive.runtime.message import accumulate, lay_out, pack, unpack
 from collectives._all_gather import Gather
-from collectives._all_reduce import Reduce
 from collectives._broadcast import Broadcast
+from collectives._reduce import Reduce
 
 LARGE = 40  # bytes from which on a leaf is large, in these tests
 STATUS = 5

@@ -15,6 +15,10 @@ import adaptive as ad
 import collectives as comm
 from adaptive.base.errors import CollectiveError
 from adaptive.base.world import World
+from adaptive.runtime.local_world import LocalWorld
+from collectives._robust import GeometricMedian, Median
+from collectives._schedules import Exponential, Matchings, RandomMatchings, Ring
+from collectives._wire import Narrow
 
 SHAPES = [(), (1,), (5,), (3, 4), (2, 1, 3, 5), (200_003,), (3, 100, 701)]  # the last two are more than one piece
 NUMPY = {"sum": np.add, "max": np.maximum, "min": np.minimum}
@@ -115,6 +119,59 @@ def test_extremes_keep_nans_and_infinities_of_any_worker(world):
     for found, expected in zip(rows[0], reduced(world, values, ops), strict=True):
         np.testing.assert_array_equal(found, expected)
     assert len(set(on_all_workers(world, rows))) == 1
+
+
+def rows_of(values, world, part):
+    return np.stack([values(worker)[part] for worker in range(world.size)])
+
+
+def test_slices_are_reduced_as_the_whole_would_be(world):
+    def values(worker):
+        rng = np.random.default_rng(worker)
+        weighed = np.concatenate([[1 + worker], rng.normal(size=1000)]).astype(np.float32)
+        return [weighed, weighed, rng.normal(size=(3, 100, 701)).astype(np.float32), np.ones(1, np.float32)]
+
+    ops = [Median(), GeometricMedian(), Narrow("bfloat16"), Narrow("bfloat16", stochastic=True)]
+    rows, _ = exchange(world, values, ops)
+    assert len(set(on_all_workers(world, rows))) == 1
+    first, second, narrow, tiny = (np.asarray(x) for x in rows[0])
+    apart = rows_of(values, world, 0)
+    local = LocalWorld(world.size)
+    parts = [[jnp.zeros(1), *map(jnp.asarray, values(worker))] for worker in range(world.size)]
+    (_, *expected), *_ = local.exchange(parts, ["sum", *ops], NO_STATUS)[0]
+    np.testing.assert_array_equal(first[1:], expected[0][1:])
+    np.testing.assert_allclose(second[1:], expected[1][1:], rtol=1e-5, atol=1e-6)
+    if world.size == 1:
+        np.testing.assert_array_equal(first, apart[0])
+        return
+    assert ((first[1:] >= apart[:, 1:].min(0)) & (first[1:] <= apart[:, 1:].max(0))).all()
+    total = rows_of(values, world, 2).astype(jnp.bfloat16).astype(np.float32).sum(0)
+    np.testing.assert_allclose(narrow, total, rtol=2**-7, atol=2**-9)
+    assert np.array_equal(narrow, narrow.astype(jnp.bfloat16).astype(np.float32))
+    assert tiny == world.size
+
+
+def test_each_worker_averages_with_its_neighbours(world):
+    def values(worker):
+        return [np.full((3, 4), worker + 1.0, np.float32), np.full(70_001, -worker, np.float32)]
+
+    for step in (1, 2):
+        for schedule in (RandomMatchings(3), Ring(), Exponential(), Matchings((((0, world.size - 1),),))):
+            if world.size == 1 and isinstance(schedule, Matchings):
+                continue
+            parts = [
+                [jax.device_put(x, device) for x in (np.zeros(1, np.float32), *values(worker))]
+                for worker, device in zip(world.workers, world.devices, strict=True)
+            ]
+            results, _ = world.exchange(parts, ["sum", schedule, schedule], NO_STATUS, step=step)
+            weights = schedule.weights(step, world.members)
+            for worker, device, row in zip(world.workers, world.devices, results, strict=True):
+                shares = weights.get(worker, {worker: 1.0})
+                assert sum(shares.values()) == pytest.approx(1)
+                for found, part in zip(row[1:], (0, 1), strict=True):
+                    assert found.devices() == {device}
+                    expected = sum(share * values(other)[part] for other, share in shares.items())
+                    np.testing.assert_allclose(found, expected, rtol=1e-6)
 
 
 def test_part_0_carries_the_status_of_every_process(world):

@@ -1,0 +1,127 @@
+"""What `all_reduce` does to each leaf, and what it can be given."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Literal, get_args
+
+import jax
+import jax.numpy as jnp
+from jax.typing import ArrayLike
+
+from adaptive.extend import Collective, Reduction, Sliced
+
+from ._leaves import error
+
+Op = Literal["mean", "sum", "max", "min"]
+
+
+@dataclass(frozen=True)
+class Reduce(Collective):
+    """One value of those of all workers.
+
+    Args:
+      wire: how a sum travels, where that is not as it is.
+      checked: whether the result must be finite, whatever it was made of.
+    """
+
+    operation: Op = "mean"
+    wire: Sliced | None = None
+    checked: bool = False
+
+    name = "all_reduce"
+    reduces = True
+
+    @property
+    def op(self) -> Reduction:
+        named = "sum" if self.operation == "mean" else self.operation
+        return named if self.wire is None else self.wire
+
+    @property
+    def weighted(self) -> bool:
+        return self.operation == "mean"
+
+    @property
+    def must_be_finite(self) -> bool:  # type: ignore[override]
+        return self.checked
+
+    @property
+    def is_linear(self) -> bool:  # type: ignore[override]
+        return self.op == "sum"
+
+    def of_replicated(self, x: jax.Array, workers: int) -> jax.Array:
+        return x * workers if self.operation == "sum" else x
+
+    @property
+    def label(self) -> str:
+        return self.operation if self.wire is None else f"{self.operation}, narrow"
+
+    @property
+    def about(self) -> str:
+        return f"all_reduce(op={self.operation!r}{'' if self.wire is None else f', wire={self.wire}'})"
+
+
+def gate(what: str, when: ArrayLike | None) -> jax.Array | None:
+    """Whether a collective sends in this step, as its primitive takes it."""
+    if when is None or (isinstance(when, bool) and when):
+        return None
+    try:
+        value = jnp.asarray(when)
+    except TypeError:
+        raise error(what, f"when={when!r} is neither true nor false.") from None
+    if value.shape != () or value.dtype != jnp.bool_:
+        raise error(
+            what,
+            f"when= must be one boolean, but is {value.dtype}{list(value.shape)}. Write a comparison:\n"
+            "    when=ad.step() % 8 == 0",
+        )
+    return value
+
+
+def problem_of_mean(dtype: Any) -> str | None:
+    """Why values of `dtype` have no mean, and what to write instead."""
+    return problem_of(dtype, "mean")
+
+
+def problem_of(dtype: Any, op: Any) -> str | None:
+    """Why values of `dtype` have no such reduction, and what to write instead."""
+    if dtype == jnp.bool_:
+        return (
+            f"boolean, of which there is no {op}. Say what to count:\n"
+            "    comm.all_reduce(x.astype(jnp.int32), op='sum')     on how many workers it is true\n"
+            "    comm.all_reduce(x.astype(jnp.int32), op='max')     whether it is true on any"
+        )
+    if op == "mean" and jnp.issubdtype(dtype, jnp.integer):
+        return (
+            f"{dtype}, of which a mean would be rounded. Write one of\n"
+            "    comm.all_reduce(x, op='sum')\n"
+            "    comm.all_reduce(x.astype(jnp.float32))"
+        )
+    if op not in get_args(Op) and not jnp.issubdtype(dtype, jnp.floating):
+        return f"{dtype}, of which there is no {getattr(op, 'name', op)}. Reduce floats."
+    if op in ("max", "min") and jnp.issubdtype(dtype, jnp.complexfloating):
+        return f"{dtype}, of which there is no {op}. Reduce real numbers:\n    comm.all_reduce(jnp.abs(z), op={op!r})"
+    return None
+
+
+def checked_weight(weight: ArrayLike) -> jax.Array:
+    """A weight as a floating scalar, of single precision at least."""
+    try:
+        w = jnp.asarray(weight)
+    except TypeError:
+        raise error("all_reduce", f"weight={weight!r} is no number.") from None
+    real = jnp.issubdtype(w.dtype, jnp.floating) or jnp.issubdtype(w.dtype, jnp.integer)
+    if w.shape != () or not real:
+        raise error(
+            "all_reduce",
+            f"weight= must be one real number per worker, but is {w.dtype}{list(w.shape)}. Sum it over the batch:\n"
+            "    comm.all_reduce(x, weight=mask.astype(jnp.float32).sum())",
+        )
+    if not isinstance(w, jax.core.Tracer) and not 0 <= float(w) < float("inf"):
+        raise error("all_reduce", f"weight={w} must be finite, and not negative.")
+    return w if jnp.issubdtype(w.dtype, jnp.floating) and w.dtype.itemsize >= 4 else w.astype(jnp.float32)
+
+
+def scaled_by(x: jax.Array, weight: jax.Array) -> jax.Array:
+    """`x`, weighed by a real number."""
+    return x * weight.astype(x.real.dtype).astype(x.dtype)

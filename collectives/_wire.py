@@ -1,0 +1,104 @@
+"""Number formats on the wire: sums that travel in fewer bytes than they are computed in."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, get_args
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.typing import DTypeLike
+
+from adaptive.extend import Sliced, slot
+
+from ._leaves import combine, error
+from ._local_mean import local_sum
+from ._reduce import Reduce, scaled_by
+
+Rounding = Literal["nearest", "stochastic", "error_feedback"]
+_FORMATS = ("bfloat16", "float16")
+_LOW_BITS = 16  # of a single-precision number, that bfloat16 has not
+
+
+@dataclass(frozen=True)
+class Narrow(Sliced):
+    """A sum of values that travel in another format, and are added up in single precision."""
+
+    format: str
+    stochastic: bool = False
+
+    adds_up = True
+    elementwise = True
+
+    def sent(self, x: jax.Array, step: Any, worker: Any) -> jax.Array:
+        return self._rounded(x.astype(jnp.float32), step, worker, 0)
+
+    def reduced(self, rows: jax.Array, statistics: Any, step: Any, number: Any) -> jax.Array:
+        return self._rounded(rows.astype(jnp.float32).sum(0), step, number, 1)
+
+    def _rounded(self, x: jax.Array, step: Any, place: Any, way: int) -> jax.Array:
+        if not self.stochastic:
+            return x.astype(self.format)
+        key = jax.random.key(way)
+        for number in (step, place):
+            key = jax.random.fold_in(key, number)
+        bits = jax.lax.bitcast_convert_type(x, jnp.uint32)
+        moved = bits + jax.random.bits(key, x.shape, jnp.uint16).astype(jnp.uint32)
+        rounded = jax.lax.bitcast_convert_type(moved >> _LOW_BITS << _LOW_BITS, jnp.float32)
+        return jnp.where(jnp.isfinite(x), rounded, x).astype(self.format)  # exact, but for what is not finite
+
+
+def narrow(wire: DTypeLike, rounding: Rounding, dtypes: Sequence[Any], op: Any) -> Narrow:
+    """The reduction that `wire=` and `rounding=` of an `all_reduce` ask for.
+
+    Raises:
+      CollectiveError: there is no such format, no such rounding, or nothing that could be rounded.
+    """
+    try:
+        name = jnp.dtype(wire).name
+    except TypeError:
+        name = repr(wire)
+    if name not in _FORMATS:
+        raise error("all_reduce", f"wire={name} is no format in which sums can travel: jnp.bfloat16 or jnp.float16 is.")
+    if rounding not in get_args(Rounding):
+        raise error("all_reduce", f"rounding={rounding!r} is none of 'nearest', 'stochastic', 'error_feedback'.")
+    if rounding != "nearest" and name != "bfloat16":
+        raise error("all_reduce", f"rounding={rounding!r} is there for wire=jnp.bfloat16, not for {name}.")
+    if op not in ("mean", "sum"):
+        raise error("all_reduce", f"wire= is for means and sums; op={op!r} travels as it is.")
+    for dtype in dtypes:
+        if not jnp.issubdtype(dtype, jnp.floating):
+            raise error("all_reduce", f"wire={name} of {dtype}: only real floats are rounded. Reduce the others apart.")
+    return Narrow(name, rounding != "nearest")  # with feedback the way back, of which nobody remembers anything
+
+
+def with_feedback(
+    how: Narrow, tree: Any, leaves: dict[str, jax.Array], weight: jax.Array | None, when: jax.Array | None
+) -> Any:
+    """A sum or a mean for which each worker remembers what rounding has taken away, and adds it the next time.
+
+    What travels is `q = round(s + r)`, with s for the sum over the worker's examples and r for what is left of the last
+    step; and `r = s + r - q` is left for the next one (Karimireddy et al. 2019, "Error Feedback Fixes SignSGD").
+    """
+    weighed = leaves if weight is None else {name: scaled_by(x, weight) for name, x in leaves.items()}
+    sums = local_sum(weighed)
+
+    def update(left: dict[str, jax.Array]) -> tuple[dict[str, jax.Array], dict[str, jax.Array]]:
+        wanted = {name: x.astype(jnp.float32) + left[name] for name, x in sums.items()}
+        sent = {name: x.astype(how.format).astype(jnp.float32) for name, x in wanted.items()}
+        new = {name: x - sent[name] for name, x in wanted.items()}
+        if when is not None:
+            new = {name: jnp.where(when, x, left[name]) for name, x in new.items()}
+        return new, sent
+
+    nothing_left = {name: np.zeros(x.shape, np.float32) for name, x in leaves.items()}
+    sent = slot("left by rounding", nothing_left, update)
+    total = combine(Reduce("sum", how, checked=True), sent, sent, when=when)
+    if weight is not None:
+        own = local_sum({"weights": weight})
+        count = combine(Reduce("sum", checked=True), own, own, when=when)["weights"]
+        total = {name: x / count.astype(x.dtype) for name, x in total.items()}
+    results = [total[name].astype(leaf.dtype) for name, leaf in leaves.items()]
+    return jax.tree.unflatten(jax.tree.structure(tree), results)

@@ -1,0 +1,47 @@
+"""Reductions that are objects, in one program over several devices: traced inside a `shard_map` over the workers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import reduce
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from adaptive.extend import Mixed, Sliced
+
+
+def by_slices(op: Sliced, x: jax.Array, step: Any, axis: str) -> jax.Array:
+    """A part, reduced: each device gets a slice of all workers' values, reduces that, and all get all slices."""
+    workers, number = jax.lax.axis_size(axis), jax.lax.axis_index(axis)
+    sent = op.sent(x.reshape(-1), step, number)
+    sent = jnp.pad(sent, (0, -len(sent) % workers)).reshape(workers, -1)
+    rows = jax.lax.all_to_all(sent, axis, 0, 0)
+    statistics = op.statistics(rows, number == 0)
+    if statistics is not None:
+        statistics = jax.lax.psum(statistics, axis)
+    slices = jax.lax.all_gather(op.reduced(rows, statistics, step, number), axis)
+    return slices.reshape(-1)[: x.size].astype(x.dtype).reshape(x.shape)
+
+
+def mixed(x: jax.Array, weights: jax.Array, axis: str) -> jax.Array:
+    """A worker's weighted mean of all values.
+
+    Args:
+      weights: of all workers' means, a row each; see `table`.
+    """
+    values = jax.lax.all_gather(x, axis)
+    own = weights[jax.lax.axis_index(axis)].astype(x.dtype)
+    terms = [jnp.where(own[i] > 0, own[i] * values[i], jnp.zeros((), x.dtype)) for i in range(len(values))]
+    return reduce(jnp.add, terms)
+
+
+def table(op: Mixed, step: int, members: Sequence[int], workers: int) -> np.ndarray:
+    """The weights of all workers' means in a step, shape=(workers, workers); who is no member keeps its own."""
+    found, table = op.weights(step, members), np.eye(workers)
+    for worker, weights in found.items():
+        table[worker] = 0
+        table[worker, list(weights)] = list(weights.values())
+    return table

@@ -1,0 +1,219 @@
+"""Ways to combine what workers have, over uneven batches, against what numpy makes of the workers' own gradients."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import adaptive as ad
+import collectives as comm
+from adaptive import CollectiveError
+from adaptive.runtime.local_world import LocalWorld
+
+SIZES = (5, 3, 7, 4, 1)
+RATE = 0.05
+
+
+@pytest.fixture(autouse=True)
+def double_precision():
+    jax.config.update("jax_enable_x64", True)
+    yield
+    jax.config.update("jax_enable_x64", False)
+
+
+def data(examples=200):
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(examples, 4))
+    return {"x": x, "y": x @ np.arange(4.0) + rng.normal(size=examples)}
+
+
+def mean_loss(params, batch):
+    return ((batch["x"] @ params["w"] + params["b"] - batch["y"]) ** 2).mean()
+
+
+def first_params():
+    return {"w": jnp.zeros(4), "b": jnp.zeros(())}
+
+
+def driver_of(reduce, spoil=lambda grads: grads):
+    def driver(params, batch):
+        grads = spoil(jax.grad(mean_loss)(params, batch))
+        grads = reduce(grads)
+        return jax.tree.map(lambda p, g: p - RATE * g, params, grads), {}
+
+    return driver
+
+
+def built(driver, **options):
+    given = {"world": LocalWorld(len(SIZES)), "shares": SIZES, "global_batch": sum(SIZES)} | options
+    return ad.Program(driver, first_params(), data(), **given)
+
+
+def with_own_gradients(program, spoil=lambda worker, g: g, steps=6):
+    """Step by step: the parameters before, each worker's own gradient as a vector (b, w…), and the parameters after."""
+    take, seen = program._stream.take, []
+
+    def taken(*args, **options):
+        seen.append(take(*args, **options))
+        return seen[-1]
+
+    program._stream.take = taken
+    for _ in range(steps):
+        before = jax.tree.map(np.asarray, program.state)
+        program.step()
+        own = []
+        for worker, batch in enumerate(seen[-1].batches):
+            g = jax.grad(mean_loss)(before, jax.tree.map(jnp.asarray, batch))
+            own.append(spoil(worker, np.concatenate([[g["b"]], g["w"]])))
+        yield vector(before), np.stack(own), vector(program.state)
+
+
+def vector(params):
+    return np.concatenate([[np.asarray(params["b"])], np.asarray(params["w"])])
+
+
+def weighted_median(values, weights):
+    """Of one element: the definition, by looking at every cut."""
+    order = np.argsort(values)
+    below, half = np.cumsum(np.asarray(weights, float)[order]), sum(weights) / 2
+    lower = values[order][np.flatnonzero(below >= half)[0]]
+    upper = values[order][np.flatnonzero(below > half)[0]]
+    return (lower + upper) / 2
+
+
+def trimmed(values, weights, trim):
+    kept = np.argsort(values)[trim : len(values) - trim]
+    return np.average(values[kept], weights=np.asarray(weights)[kept])
+
+
+def geometric(rows, weights):
+    point = np.average(rows, axis=0, weights=weights)
+    for _ in range(2000):
+        pull = np.asarray(weights) / np.linalg.norm(rows - point, axis=1)
+        point = pull @ rows / pull.sum()
+    return point
+
+
+@pytest.mark.parametrize("microbatch", [None, 2])
+@pytest.mark.parametrize(
+    ("op", "expected"),
+    [
+        ("median", lambda rows, n: np.array([weighted_median(c, n) for c in rows.T])),
+        (comm.trimmed_mean(1), lambda rows, n: np.array([trimmed(c, n, 1) for c in rows.T])),
+        (comm.trimmed_mean(2), lambda rows, n: np.array([trimmed(c, n, 2) for c in rows.T])),
+        (comm.geometric_median(), geometric),
+    ],
+    ids=["median", "trimmed 1", "trimmed 2", "geometric"],
+)
+def test_workers_gradients_are_reduced_by_their_examples(op, expected, microbatch):
+    program = built(driver_of(lambda g: comm.all_reduce(g, op=op)), microbatch=microbatch)
+    for before, own, after in with_own_gradients(program):
+        np.testing.assert_allclose(after, before - RATE * expected(own, SIZES), rtol=1e-10, atol=1e-12)
+
+
+@pytest.mark.parametrize("op", ["median", comm.trimmed_mean(1), comm.geometric_median()], ids=str)
+@pytest.mark.parametrize("wrong", [100.0, np.nan, np.inf])
+def test_one_bad_worker_does_not_decide(op, wrong):
+    def spoil(grads):
+        return jax.tree.map(lambda g: jnp.where(ad.worker() == 2, wrong * g, g), grads)
+
+    votes = {"weight": 1}  # the bad one has most examples
+    program = built(driver_of(lambda g: comm.all_reduce(g, op=op, **votes), spoil))
+    for before, own, after in with_own_gradients(program):
+        good = np.delete(own, 2, axis=0)
+        step = (before - after) / RATE
+        assert (step >= good.min(0) - 1e-9).all()
+        assert (step <= good.max(0) + 1e-9).all()
+
+
+def test_what_most_workers_have_wrong_is_a_fault():
+    def spoil(grads):
+        return jax.tree.map(lambda g: jnp.where(ad.worker() < 3, jnp.nan, g), grads)
+
+    program = built(driver_of(lambda g: comm.all_reduce(g, op="median"), spoil))
+    before = vector(program.state)
+    with pytest.raises(ad.NonFiniteError):
+        program.step()
+    np.testing.assert_array_equal(vector(program.state), before)
+
+
+@pytest.mark.parametrize("microbatch", [None, 2])
+def test_what_is_not_finite_is_left_out_with_its_examples(microbatch):
+    def spoil(grads):
+        return {"w": grads["w"], "b": jnp.where(ad.worker() == 2, jnp.nan, grads["b"])}
+
+    program = built(driver_of(lambda g: comm.all_reduce(g, nonfinite="drop"), spoil), microbatch=microbatch)
+    rest = [n for worker, n in enumerate(SIZES) if worker != 2]
+    for before, own, after in with_own_gradients(program):
+        mean = np.average(np.delete(own, 2, axis=0), axis=0, weights=rest)
+        np.testing.assert_allclose(after, before - RATE * mean, rtol=1e-12)
+
+
+def test_where_nothing_is_finite_nothing_is_left_to_go_by():
+    program = built(driver_of(lambda g: comm.all_reduce(g, nonfinite="drop"), lambda g: jax.tree.map(jnp.log, g)))
+    with pytest.raises(ad.NonFiniteError, match="mean of nothing"):
+        list(program.run(steps=3))
+
+
+@pytest.mark.parametrize("rounding", ["nearest", "stochastic", "error_feedback"])
+def test_half_the_bytes_bring_nearly_the_mean(rounding):
+    narrow = {"wire": jnp.bfloat16, "rounding": rounding}
+    program = built(driver_of(lambda g: comm.all_reduce(g, **narrow)), microbatch=2)
+    for before, own, after in with_own_gradients(program):
+        mean, largest = np.average(own, axis=0, weights=SIZES), np.abs(own).max(0)
+        np.testing.assert_allclose((before - after) / RATE, mean, rtol=0.01, atol=(0.01 * largest).max())
+
+
+def test_what_rounding_takes_away_is_sent_later():
+    """Of a gradient that stays the same, sums over steps: with feedback the error does not grow."""
+    constant = np.array([1 + 2**-10, -3 - 2**-9, 0.1, 7e-4])  # none is a bfloat16
+
+    def driver(total, batch):
+        own = jnp.asarray(constant) * (1 + ad.worker()).astype(float) + 0 * batch["x"].sum()
+        return [
+            t + comm.all_reduce(own, op="sum", wire="bfloat16", rounding=r) for t, r in zip(total, kinds, strict=True)
+        ], {}
+
+    kinds = ["nearest", "stochastic", "error_feedback"]
+    program = ad.Program(driver, [jnp.zeros(4)] * 3, data(), global_batch=12, world=LocalWorld(3), resizable=False)
+    steps = 200
+    for _ in range(steps):
+        program.step()
+    errors = [np.abs(np.asarray(t) / (6 * steps) - constant) / np.abs(constant) for t in program.state]
+    assert errors[0].max() > 1e-3  # always rounded the same way
+    assert errors[1].max() < 1e-3
+    assert errors[2].max() < 1e-3
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        ({"op": "mode"}, "op='mode' is none of"),
+        ({"op": comm.trimmed_mean(3)}, "leaves out 6 workers' values, and there are 5(?s:.*)comm.trimmed_mean\\(2\\)"),
+        ({"nonfinite": "skip"}, "neither 'drop' nor None"),
+        ({"nonfinite": "drop", "op": "max"}, "op='max' has no rest to go by"),
+        ({"wire": jnp.int8}, "wire=int8 is no format in which sums can travel"),
+        ({"wire": "float7"}, "wire='float7' is no format"),
+        ({"wire": jnp.bfloat16, "op": "max"}, "wire= is for means and sums"),
+        ({"wire": jnp.bfloat16, "op": "median"}, "op='median' travels as it is"),
+        ({"wire": jnp.bfloat16, "rounding": "up"}, "rounding='up' is none of"),
+        ({"wire": jnp.float16, "rounding": "stochastic"}, "is there for wire=jnp.bfloat16"),
+        ({"op": "sum", "weight": 2.0}, "op='sum' takes no weight="),
+    ],
+)
+def test_what_cannot_be_meant_is_refused(options, text):
+    with pytest.raises(CollectiveError, match=text):
+        built(driver_of(lambda g: comm.all_reduce(g, **options)))
+
+
+def test_of_integers_and_complex_numbers_there_is_no_such_thing():
+    with pytest.raises(CollectiveError, match="of which there is no median"):
+        comm.all_reduce(np.arange(3), op="median")
+    with pytest.raises(CollectiveError, match="only real floats are rounded"):
+        comm.all_reduce(np.arange(3), op="sum", wire=jnp.bfloat16)
+    with pytest.raises(CollectiveError, match="no number of workers"):
+        comm.trimmed_mean(0)
+    with pytest.raises(CollectiveError, match="is known only inside one"), comm.DeviceWorld(jax.local_devices()[:2]):
+        comm.all_reduce(1.0, op="median")
