@@ -16,14 +16,17 @@ import importlib.util
 import os
 import runpy
 import signal
-from collections.abc import MutableMapping
+from collections.abc import Mapping, MutableMapping, Sequence
 from pathlib import Path
 from types import ModuleType
 
 ENDING = "launchers.ending"
-GPUS = "ADAPTIVE_GPUS_PER_HOST"  # set by the launcher: each rank sees one of so many
+GPUS = "ADAPTIVE_GPUS_PER_HOST"  # set by the launcher: each rank sees one of so many; 0 for all
 _LOCAL_RANKS = ("OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID", "PMI_LOCAL_RANK", "SLURM_LOCALID")
+_LOCAL_SIZES = ("OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS", "PMI_LOCAL_SIZE")
 _VISIBLE = "CUDA_VISIBLE_DEVICES"
+# What users say of a GPU's memory; by default JAX takes three quarters of it when it starts.
+_MEMORY = ("XLA_PYTHON_CLIENT_MEM_FRACTION", "XLA_CLIENT_MEM_FRACTION", "XLA_PYTHON_CLIENT_PREALLOCATE")
 
 
 def load_ending() -> ModuleType:
@@ -40,11 +43,14 @@ def see_one_gpu(environ: MutableMapping[str, str]) -> None:
     """Hide all GPUs but one from this rank, by its number on its host; of those that were visible before.
 
     Raises:
-      SystemExit: there is none for it.
+      SystemExit: there is none for it, and the launcher was told that there would be.
     """
+    local = _first(_LOCAL_RANKS, environ)
     if GPUS not in environ:
+        _see_one_of_those_there(local, environ)
         return
-    local = next((int(environ[name]) for name in _LOCAL_RANKS if environ.get(name, "").isdigit()), None)
+    if environ[GPUS] == "0":
+        return
     gpus = [gpu for gpu in environ.get(_VISIBLE, "").split(",") if gpu] or [str(i) for i in range(int(environ[GPUS]))]
     if local is None:
         raise SystemExit(
@@ -55,6 +61,32 @@ def see_one_gpu(environ: MutableMapping[str, str]) -> None:
             f"adaptive run: there is no GPU for rank {local} of this host: {_VISIBLE} has {', '.join(gpus)}"
         )
     environ[_VISIBLE] = gpus[local]
+
+
+def _see_one_of_those_there(local: int | None, environ: MutableMapping[str, str]) -> None:
+    """Where a host has GPUs, and several ranks that nobody has given any: each begins to see one. Ranks that have to
+    share one share its memory, too.
+    """
+    ranks, visible = _first(_LOCAL_SIZES, environ) or 1, environ.get(_VISIBLE)
+    gpus = visible.split(",") if visible is not None else _gpus()
+    gpus = [gpu for gpu in gpus if gpu not in ("", "-1", "NoDevFiles")]
+    if local is None or ranks == 1 or not gpus:
+        return
+    environ[_VISIBLE] = gpus[local % len(gpus)]
+    sharing = len(range(local % len(gpus), ranks, len(gpus)))
+    if sharing > 1 and not any(name in environ for name in _MEMORY):
+        environ[_MEMORY[0]] = f"{0.9 / sharing:.2f}"
+
+
+def _gpus() -> list[str]:
+    """The numbers of the GPUs that can be seen here. CUDA, or JAX, would take long to ask."""
+    nodes = (node.name.removeprefix("nvidia") for node in Path("/dev").glob("nvidia[0-9]*"))
+    return [str(place) for place, _ in enumerate(node for node in nodes if node.isdigit())]
+
+
+def _first(names: Sequence[str], environ: Mapping[str, str]) -> int | None:
+    """The first of these numbers that a launcher has left."""
+    return next((int(environ[name]) for name in names if environ.get(name, "").isdigit()), None)
 
 
 def run(arguments: list[str]) -> int:

@@ -81,8 +81,9 @@ class _Run(click.Command):
     help="Hosts, and how many ranks there is a place for on each: else one, or one for each GPU.")  # fmt: skip
 @click.option("--hostfile", "-hostfile", "--machinefile", "-machinefile", type=click.Path(path_type=Path), metavar="F",
     help="The same in a file, one a line:  node1 slots=2  or  node1:2")  # fmt: skip
-@click.option("--gpus-per-host", type=click.IntRange(1), metavar="N",
-    help="Each rank sees one of so many GPUs (CUDA_VISIBLE_DEVICES), by its number on its host.")  # fmt: skip
+@click.option("--gpus-per-host", type=click.IntRange(0), metavar="N",
+    help="Each rank sees one of so many GPUs (CUDA_VISIBLE_DEVICES), by its number on its host; 0: all see all. By "
+    "default one of those that are there, where several ranks are on a host.")  # fmt: skip
 @click.option("--oversubscribe", "-oversubscribe", is_flag=True, help="There may be more ranks than places.")
 @click.option("--grace", type=_Seconds(), default=30.0, show_default=True, metavar="S",
     help="Seconds between a signal (TERM, INT, HUP), which is passed to all ranks, and the end of what is still there. "
@@ -129,7 +130,9 @@ def run(
         each = gpus_per_host or 1
         where = hosts.named(",".join(hosts_), each) if hosts_ else []
         where += hosts.listed(hostfile, each) if hostfile else []
-        chosen = places(mpi, ranks, where, cores(), gpus=gpus_per_host, oversubscribe=oversubscribe, options=options)
+        chosen = places(
+            mpi, ranks, where, cores(), gpus=gpus_per_host or None, oversubscribe=oversubscribe, options=options
+        )
         placed = ["-n", str(chosen.ranks), *on_hosts(mpi, where), *chosen.options]
         command = program(words, prepared=gpus_per_host is not None)
         _check_script(script(command), options, where)

@@ -188,6 +188,29 @@ def test_a_containers_share_of_the_cores(tmp_path):
     assert cpu_quota(tmp_path / "old") == 2
 
 
+@pytest.mark.parametrize(
+    ("there", "given", "local", "ranks", "seen", "memory"),
+    [
+        (["0", "1", "2"], {}, 1, 3, "1", None),
+        (["0", "1"], {}, 1, 1, None, None),  # the only rank of its host has all of them
+        ([], {}, 1, 2, None, None),
+        (["0", "1"], {}, 2, 3, "0", "0.45"),  # two share the first
+        (["0", "1"], {}, 1, 3, "1", None),
+        (["0"], {"XLA_PYTHON_CLIENT_PREALLOCATE": "false"}, 1, 2, "0", None),
+        (["0", "1"], {"CUDA_VISIBLE_DEVICES": "GPU-7,GPU-3"}, 1, 2, "GPU-3", None),
+        (["0", "1"], {"CUDA_VISIBLE_DEVICES": ""}, 1, 2, "", None),
+    ],
+)
+def test_where_nobody_says_so_each_of_several_ranks_sees_one_of_those_there(
+    there, given, local, ranks, seen, memory, monkeypatch
+):
+    monkeypatch.setattr("launchers.rank._gpus", lambda: there)
+    environ = {"OMPI_COMM_WORLD_LOCAL_RANK": str(local), "OMPI_COMM_WORLD_LOCAL_SIZE": str(ranks), **given}
+    see_one_gpu(environ)
+    assert environ.get("CUDA_VISIBLE_DEVICES") == seen
+    assert environ.get("XLA_PYTHON_CLIENT_MEM_FRACTION") == memory
+
+
 def test_each_rank_sees_one_gpu():
     environ = {GPUS: "2", "OMPI_COMM_WORLD_LOCAL_RANK": "1"}
     see_one_gpu(environ)
@@ -195,7 +218,7 @@ def test_each_rank_sees_one_gpu():
     environ = {GPUS: "2", "MPI_LOCALRANKID": "1", "CUDA_VISIBLE_DEVICES": "3,GPU-7"}
     see_one_gpu(environ)
     assert environ["CUDA_VISIBLE_DEVICES"] == "GPU-7"
-    see_one_gpu(untouched := {"OMPI_COMM_WORLD_LOCAL_RANK": "1"})
+    see_one_gpu(untouched := {GPUS: "0", "OMPI_COMM_WORLD_LOCAL_RANK": "1", "OMPI_COMM_WORLD_LOCAL_SIZE": "2"})
     assert "CUDA_VISIBLE_DEVICES" not in untouched
     with pytest.raises(SystemExit, match="no GPU for rank 2"):
         see_one_gpu({GPUS: "2", "OMPI_COMM_WORLD_LOCAL_RANK": "2"})
