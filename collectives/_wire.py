@@ -32,6 +32,9 @@ class Narrow(Sliced):
     adds_up = True
     elementwise = True
 
+    def wire_dtype(self, dtype: np.dtype) -> np.dtype:
+        return jnp.dtype(self.format)
+
     def sent(self, x: jax.Array, step: Any, worker: Any) -> jax.Array:
         return self._rounded(x.astype(jnp.float32), step, worker, 0)
 

@@ -32,6 +32,10 @@ class Sliced:
     adds_up = False
     elementwise = False
 
+    def wire_dtype(self, dtype: np.dtype) -> np.dtype:
+        """The format in which values of `dtype` travel."""
+        return dtype
+
     def sent(self, x: jax.Array, step: Any, worker: Any) -> jax.Array:
         """A worker's flat value, in the format in which it travels."""
         return x

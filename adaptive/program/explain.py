@@ -93,7 +93,8 @@ def _message(number: int, message: Message, layout: Layout) -> Iterator[str]:
         yield f"message {number + 1}  not sent: {whole} that each worker adds up for itself, {buffers}"
     for kind, line, group in _groups(layout.contributions):
         numbers = [i for i, c in enumerate(layout.contributions) if c in group]
-        size = sum(layout.entries[i].nbytes for i in numbers)
+        placed = [layout.entries[i] for i in numbers]
+        size = sum(entry.size * layout.parts[entry.part].itemsize for entry in placed)
         names = [c.name for c in group if c.name]
         shown = (names[0] if len(names) == 1 else f"{names[0]} …") if names else "a value"
         yield _row(kind, f"{len(group)} {'leaf' if len(group) == 1 else 'leaves'}", size, shown + at(line))

@@ -20,6 +20,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import groupby
 from typing import Any, NamedTuple
 
@@ -28,7 +29,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.extend.core import Var
 
-from adaptive.base.reductions import Reduction, adds_up, combine_calls
+from adaptive.base.reductions import Reduction, Sliced, adds_up, combine_calls
 from adaptive.graph.flow import Scope
 from adaptive.graph.plan import Contribution, Message
 from adaptive.operators.eager import divided, scaled, wire_dtype
@@ -49,10 +50,6 @@ class Entry:
     def size(self) -> int:
         return int(np.prod(self.shape, dtype=int))
 
-    @property
-    def nbytes(self) -> int:
-        return self.size * self.dtype.itemsize
-
 
 @dataclass(frozen=True)
 class Part:
@@ -63,8 +60,14 @@ class Part:
     shape: tuple[int, ...]
 
     @property
+    def itemsize(self) -> int:
+        """Bytes of an element on the wire."""
+        wire = self.op.wire_dtype(self.dtype) if isinstance(self.op, Sliced) else self.dtype
+        return wire.itemsize
+
+    @property
     def nbytes(self) -> int:
-        return int(np.prod(self.shape, dtype=int)) * self.dtype.itemsize
+        return int(np.prod(self.shape, dtype=int)) * self.itemsize
 
 
 @dataclass(frozen=True)
@@ -84,9 +87,9 @@ class Layout:
     status: int
     workers: int
 
-    @property
+    @cached_property
     def nbytes(self) -> int:
-        """Bytes that one worker puts into the message. Replicated."""
+        """Bytes that one worker puts into the message, as they travel. Replicated."""
         return sum(p.nbytes for p in self.parts)
 
     @property

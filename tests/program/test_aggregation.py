@@ -187,6 +187,19 @@ def test_what_rounding_takes_away_is_sent_later():
     assert errors[2].max() < 1e-3
 
 
+def test_half_the_bytes_are_counted_as_such():
+    def sent(**options):
+        def driver(params, batch):
+            wide = jnp.zeros((300, 300)).at[0, 0].set(batch["x"].sum()).astype(jnp.float32)
+            return params, {"s": comm.all_reduce(wide, op="sum", **options)[0, 0]}
+
+        program = built(driver)
+        assert "360 kB" not in program.explain() if options else "360 kB" in program.explain()
+        return program.step().message_bytes
+
+    assert sent(wire=jnp.bfloat16) == sent() - 300 * 300 * 2
+
+
 @pytest.mark.parametrize(
     ("options", "text"),
     [
