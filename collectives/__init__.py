@@ -5,6 +5,7 @@ from ._all_reduce import all_reduce as all_reduce
 from ._broadcast import broadcast as broadcast
 from ._merge import merge as merge
 from .worlds.devices import DeviceWorld as DeviceWorld
+from .worlds.jax_world import JaxWorld as JaxWorld
 from .worlds.launch import LaunchError as LaunchError
 from .worlds.launch import LaunchWarning as LaunchWarning
 from .worlds.mpi import MPIWorld as MPIWorld
