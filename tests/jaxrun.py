@@ -58,9 +58,7 @@ def run(
       What became of each.
     """
     arguments = [str(part) for part in ([script] if isinstance(script, (str, Path)) else script)]
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        address = f"127.0.0.1:{free.getsockname()[1]}"
+    address = free_address()
     start = time.monotonic()
     with ExitStack() as open_files:
         started = []
@@ -86,6 +84,13 @@ def run(
         said = "\n".join(f"=== process {rank}: {result}" for rank, result in enumerate(results))
         pytest.fail(f"{n} processes of {' '.join(arguments)}: {what}\n{said}", pytrace=False)
     return results
+
+
+def free_address() -> str:
+    """For a coordinator: a port of this host that was free a moment ago."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return f"127.0.0.1:{free.getsockname()[1]}"
 
 
 def _wait(processes: Sequence[subprocess.Popen], deadline: float) -> bool:

@@ -104,10 +104,12 @@ class JaxWorld(Starting, Scope):
         self._check_local()
         self._on_cpu = self.devices[0].platform == "cpu"
         self._lines: Lines = lines()
+        # Of all worlds of this process, which share the lines.
+        self._threads, self._lock = self._lines.threads, self._lines.lock
         self.rank, self.processes = self._lines.rank, self._lines.processes
         if self.processes > 1:
             share_compilations()  # what scripts compile before they build a program, too
-        self._name = f"world {next(self._lines.worlds)} of its process"
+        self._name = ""
         self._frame = Frame()
         self._frame.of(self.processes)
         self._watch: Watch | None = None
@@ -278,11 +280,6 @@ class JaxWorld(Starting, Scope):
         what = operation.about, operation.text, operation.more, current_line(), operation.failure
         return Presence(*what, leaves, names, self._name)
 
-    @property
-    def _threads(self) -> dict[int, str]:
-        """That have used this world, or another one: they share the lines."""
-        return self._lines.threads
-
     def _collective(self) -> _Together:
         """Around all that processes do together: one thread at a time, and errors of those who carry it as ours."""
         return _Together(self)
@@ -323,8 +320,12 @@ class JaxWorld(Starting, Scope):
         cpus = None if chosen_threads() else allowed_cpus()
         host = platform.node(), this_process().space
         told = pickle.dumps(_Process([device.id for device in self.devices], host, cpus))
-        about = f"making a world, {self._name}"
-        everyone: list[_Process] = [pickle.loads(p) for p in self.all_gather_bytes(told, about)]
+        with self._collective():
+            self._name = f"world {self._lines.worlds + 1}"
+            gather = Gather(told, about := f"making {self._name} of jax.distributed's processes", "")
+            self._do(gather)
+            self._lines.worlds += 1
+        everyone: list[_Process] = [pickle.loads(p) for p in gather.result]
         group = [process.host for process in everyone].index(host)
         peer, datagrams = introduce(self.rank, group, patience)
         peers = [pickle.loads(p) for p in self.all_gather_bytes(pickle.dumps(peer), about)]
@@ -346,11 +347,11 @@ class _Together:
         self._world = world
 
     def __enter__(self) -> None:
-        self._world._lines.lock.acquire()
+        self._world._lock.acquire()
         try:
             self._world._begin()
         except BaseException:
-            self._world._lines.lock.release()
+            self._world._lock.release()
             raise
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: Any) -> None:
@@ -360,7 +361,7 @@ class _Together:
                 world._end_by(error)
         finally:
             world._inside = False
-            world._lines.lock.release()
+            world._lock.release()
 
 
 class _HeardError(Exception):

@@ -15,16 +15,17 @@ from __future__ import annotations
 import atexit
 import hmac
 import json
+import os
 import pickle
 import secrets
 import socket
 import struct
+import sys
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from functools import lru_cache
-from itertools import count
 from typing import Any
 
 import jax
@@ -41,6 +42,8 @@ BELOW = 8  # processes at most below one: up to nine in all are a star
 SECONDS_TO_COME = 300.0  # for all processes to make their first world; as long as JAX waits for them at the start
 _SECONDS_TO_CONNECT = 30.0
 _SECONDS_TO_NOTICE = 60.0  # that the host at the other end is gone, where it could not say so
+_SECONDS_TO_END = 5.0  # for exit handlers, where a process was lost
+_EXIT_STATUS = 1
 _ROOM = 4096  # bytes of what a process tells of itself
 _SECRET = 16  # bytes
 _LENGTH = struct.Struct("=Q")
@@ -58,14 +61,14 @@ class Lines:
       rank, processes: as `jax.distributed` numbers them.
       lock: to be held by who uses them.
       inside: whether somebody is in what all have to come to.
-      worlds: numbers for worlds, in the order in which they are made.
+      worlds: how many all have made together.
       threads: names of those that have used any world.
     """
 
     def __init__(self) -> None:
         self.rank, self.processes = jax.process_index(), jax.process_count()
         self.lock = threading.Lock()
-        self.worlds = count(1)
+        self.worlds = 0
         self.threads: dict[int, str] = {}
         self._why_closed = ""
         above, below = _neighbours(self.rank, self.processes)
@@ -82,7 +85,7 @@ class Lines:
             self._below = _admit(door, secret, below)
         self._lines = [*self._below.items(), *([self._above] if self._above else [])]
         self._room = np.empty(0)
-        atexit.register(self.close, "its script is over")
+        atexit.register(self._at_exit)
 
     def sum(self, numbers: np.ndarray) -> None:
         """Sum float64s over all processes, in place; the same bits on all. As many on all of them."""
@@ -110,7 +113,7 @@ class Lines:
             found = {self.rank: pickle.dumps(value)}
             for rank, line in self._below.items():
                 found |= pickle.loads(_receive(rank, line))
-            everything = pickle.dumps(found)
+            everything: bytes | bytearray = pickle.dumps(found)
             if self._above is not None:
                 _send(self._above[0], self._above[1], _LENGTH.pack(len(everything)), everything)
                 everything = _receive(*self._above)
@@ -135,19 +138,44 @@ class Lines:
                 line.shutdown(socket.SHUT_RDWR)
             line.close()
 
+    def _at_exit(self) -> None:
+        """Whoever still waits for this process hears of its end. Where one was lost, JAX would wait for that one, and
+        then abort (`heartbeat_timeout_seconds`, 100 by default): other exit handlers have some seconds, and that is it.
+        """
+        lost = bool(self._why_closed)
+        self.close("its script is over")
+        if lost:
+            threading.Thread(target=_end_soon, name="adaptive-end", daemon=True).start()
+
     def _close_by(self, error: BaseException) -> None:
         """By anything in the middle of it: what comes next on a line would be the rest of this."""
         self.close(str(error) if isinstance(error, LineError) else f"it was left by {type(error).__name__}")
 
 
-@lru_cache(maxsize=1)
+_making = threading.Lock()
+
+
 def lines() -> Lines:
     """This process's, made when they are first asked for. All processes do so at the same point.
 
     Raises:
       LaunchError: not all have come to it, or they do not reach each other.
     """
+    with _making:
+        return _made_once()
+
+
+@lru_cache(maxsize=1)
+def _made_once() -> Lines:
     return Lines()
+
+
+def _end_soon() -> None:
+    time.sleep(_SECONDS_TO_END)
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(Exception):
+            stream.flush()
+    os._exit(_EXIT_STATUS)
 
 
 def _neighbours(rank: int, processes: int) -> tuple[int | None, range]:
@@ -203,13 +231,12 @@ def _in_time(gather: Callable[[], np.ndarray]) -> np.ndarray:
     return results[0]
 
 
-def _connect(rank: int, secret: bytes, addresses: Iterable[tuple[str, int]], own: int) -> socket.socket:
+def _connect(rank: int, secret: bytes, addresses: Sequence[tuple[str, int]], own: int) -> socket.socket:
     """A line to the process above, by whichever of its addresses is reached."""
     until, said = time.monotonic() + _SECONDS_TO_CONNECT, "it has no address but that of its own loop"
-    tried = [tuple(address) for address in addresses]
-    for host, port in tried:
+    for host, port in addresses:
         try:
-            line = socket.create_connection((host, port), timeout=max(1.0, (until - time.monotonic()) / len(tried)))
+            line = socket.create_connection((host, port), timeout=max(1.0, (until - time.monotonic()) / len(addresses)))
             line.sendall(secret[:_SECRET] + _RANK.pack(own))
             if hmac.compare_digest(bytes(_read(line, _SECRET)), secret[_SECRET:]):
                 return _set_up(line)
@@ -232,8 +259,8 @@ def _admit(door: socket.socket, secret: bytes, below: Iterable[int]) -> dict[int
             line, _ = door.accept()
         except TimeoutError:
             raise LaunchError(
-                f"ranks {', '.join(map(str, sorted(missing)))} have not connected by TCP. The processes of a job must be "
-                "able to connect to each other, on any port."
+                f"ranks {', '.join(map(str, sorted(missing)))} have not connected by TCP. The processes of a job must "
+                "be able to connect to each other, on any port."
             ) from None
         with suppress(OSError, EOFError):
             line.settimeout(5.0)
@@ -258,7 +285,7 @@ def _set_up(line: socket.socket) -> socket.socket:
 # --- bytes ------------------------------------------------------------------------------------------------------------
 
 
-def _send(rank: int, line: socket.socket, *pieces: bytes | memoryview) -> None:
+def _send(rank: int, line: socket.socket, *pieces: bytes | bytearray | memoryview) -> None:
     try:
         for piece in pieces:
             line.sendall(piece)

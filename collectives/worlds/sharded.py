@@ -1,7 +1,7 @@
 """Parts of workers, one on each device, as sharded arrays that one XLA program reduces.
 
-The devices may be those of one process (`DeviceWorld`) or of several that `jax.distributed` has joined (`JaxWorld`): the
-program is the same, and XLA sends what has to be sent.
+The devices may be those of one process (`DeviceWorld`) or of several that `jax.distributed` has joined (`JaxWorld`):
+the program is the same, and XLA sends what has to be sent.
 """
 
 from __future__ import annotations
