@@ -101,7 +101,9 @@ def main(options: argparse.Namespace) -> None:
                 rows.append({**about, **row.cells(), "over shard_map": readable(more)})
             ours.close()
             taken = alternate(pieces(model, world, options.block), options.rounds, warmup=3)
-            parts.append({"": model.name, **{name: readable(np.median(s) / options.block) for name, s in taken.items()}})
+            parts.append(
+                {"": model.name, **{name: readable(np.median(s) / options.block) for name, s in taken.items()}}
+            )
     if jax.process_index() == 0:
         report(
             "What a step of two processes without MPI costs over one shard_map",

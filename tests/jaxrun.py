@@ -17,8 +17,7 @@ import pytest
 from tests.mpirun import ROOT, Result, plain_environment
 
 JOB = "TESTS_JAX_JOB"  # COORDINATOR RANK PROCESSES, for `join`
-# JAX's own say, before it ends the process: whoever is left when another has died hears of it after so many seconds.
-HEARTBEAT = 10
+HEARTBEAT = 60  # seconds after which JAX takes a process for dead, and ends the others
 
 
 def join() -> None:
