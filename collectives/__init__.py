@@ -9,6 +9,7 @@ from ._neighbour_mean import neighbour_mean as neighbour_mean
 from ._robust import geometric_median as geometric_median
 from ._robust import trimmed_mean as trimmed_mean
 from .worlds.devices import DeviceWorld as DeviceWorld
+from .worlds.jax_world import JaxWorld as JaxWorld
 from .worlds.launch import LaunchError as LaunchError
 from .worlds.launch import LaunchWarning as LaunchWarning
 from .worlds.mpi import MPIWorld as MPIWorld

@@ -24,9 +24,11 @@ import pytest
 
 from adaptive.runtime.background import BackgroundCompiler
 from adaptive.runtime.kernels import Kernels
+from tests import jaxrun
 from tests.mpirun import mpirun_version
 
 jax.config.update("jax_num_cpu_devices", 4)  # before any backend is used: workers of a DeviceWorld
+jaxrun.join()  # where one of its processes runs this suite
 # A sum of (n,) and (n, 1) is most often a bug, and so is one of an int and a float. What optax and flax compute inside
 # is promoted by the usual rules: see tests/relaxed.py.
 jax.config.update("jax_numpy_rank_promotion", "raise")

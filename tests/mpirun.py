@@ -124,12 +124,16 @@ def _mpirun() -> str:
     return path
 
 
-def _environment(extra: Mapping[str, str], timeout: float) -> dict[str, str]:
+def plain_environment(extra: Mapping[str, str]) -> dict[str, str]:
+    """Of a process that no launcher has started: so that few cores do, and with this package."""
     inherited = {name: value for name, value in os.environ.items() if not name.startswith(_LAUNCHED)}
     paths = [str(ROOT), *filter(None, [inherited.get("PYTHONPATH")])]
+    return {**_DEFAULTS, **inherited, "PYTHONPATH": os.pathsep.join(paths), **extra}
+
+
+def _environment(extra: Mapping[str, str], timeout: float) -> dict[str, str]:
     # mpirun keeps a time limit of its own, a little later than ours: should pytest be killed, the job still ends.
-    limit = {"MPIEXEC_TIMEOUT": str(int(timeout) + 15), "PYTHONPATH": os.pathsep.join(paths)}
-    return {**_DEFAULTS, **inherited, **limit, **extra}
+    return plain_environment({"MPIEXEC_TIMEOUT": str(int(timeout) + 15), **extra})
 
 
 def _run(command: list[str], env: dict[str, str], timeout: float) -> Result:

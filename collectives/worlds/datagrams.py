@@ -37,7 +37,7 @@ class Datagrams:
         self._socket.bind(("", 0))
         self._socket.setblocking(False)
         self._port: int = self._socket.getsockname()[1]
-        self.addresses: list[Address] = [(host, self._port) for host in _own_hosts()]
+        self.addresses: list[Address] = [(host, self._port) for host in own_hosts()]
         self._key = b""
         self._own = -1
 
@@ -78,7 +78,7 @@ class Datagrams:
         self._socket.close()
 
 
-def _own_hosts() -> list[str]:
+def own_hosts() -> list[str]:
     """This host's addresses, that of the host to itself first."""
     found = [a.address for all_of in psutil.net_if_addrs().values() for a in all_of if a.family == socket.AF_INET]
     return [_HERE, *dict.fromkeys(address for address in found if not address.startswith("127."))]

@@ -2,36 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Hashable, Sequence
 from functools import partial
-from threading import RLock
-from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
-from jax.sharding import Mesh, NamedSharding
-from jax.sharding import PartitionSpec as P
 
-from adaptive.extend import (
-    Arrived,
-    Arriving,
-    LookAtPiece,
-    Mixed,
-    Parts,
-    Reduction,
-    Seats,
-    Sliced,
-    Starting,
-    WhenWaitedFor,
-)
+from adaptive.extend import Arrived, Arriving, LookAtPiece, Parts, Reduction, Seats, Starting, WhenWaitedFor
 
-from .on_devices import by_slices, mixed, table
 from .scope import Scope, describe
-
-# Two programs that join devices, started in two threads, could be started on two devices in two orders, and wait for
-# each other.
-_one_at_a_time = RLock()  # from the start to the end of an exchange; one thread may have several under way
+from .sharded import ONE_AT_A_TIME, Sharded
 
 
 class DeviceWorld(Starting, Seats, Scope):
@@ -73,9 +53,7 @@ class DeviceWorld(Starting, Seats, Scope):
         Seats.__init__(self, self.size, workers, min_workers)
         self.respawn = respawn
         self.workers = range(self.size)
-        mesh = Mesh(np.array(self.devices), ("worker",))
-        self._sharding = NamedSharding(mesh, P("worker"))
-        self._reduce = jax.jit(partial(_reduce, mesh), static_argnames=("ops", "scalar"))
+        self._sharded = Sharded(self.devices, self.devices)
 
     def start(
         self,
@@ -90,34 +68,21 @@ class DeviceWorld(Starting, Seats, Scope):
     ) -> Arriving:
         """Begin to reduce, in one sharded XLA program: the protocol of `World`. The status is the only process's."""
         self._check_open()
-        columns = list(zip(*parts, strict=True))
-        joined = [self._join(column) for column in columns]
-        _one_at_a_time.acquire()
+        joined = self._sharded.join(parts, ops, step, self.members)
+        ONE_AT_A_TIME.acquire()
         try:
-            reduced = self._reduce(
-                joined,
-                self._by_step(ops, step),
-                ops=tuple(ops),
-                scalar=tuple(column[0].ndim == 0 for column in columns),
-            )
+            reduced = self._sharded.reduce(joined)
         except BaseException:
-            _one_at_a_time.release()
+            ONE_AT_A_TIME.release()
             raise
         return WhenWaitedFor(partial(self._wait_for, reduced, status))
-
-    def _by_step(self, ops: Sequence[Reduction], step: int) -> Any:
-        """What reductions that are objects take, and is another in each step."""
-        if all(isinstance(op, str) for op in ops):
-            return None
-        tables = [table(op, step, self.members, self.size) if isinstance(op, Mixed) else None for op in ops]
-        return np.int32(step), tables
 
     def _wait_for(self, reduced: list[jax.Array], status: np.ndarray) -> Arrived:
         try:
             jax.block_until_ready(reduced)
         finally:
-            _one_at_a_time.release()
-        return [list(row) for row in zip(*map(self._copies, reduced), strict=True)], status
+            ONE_AT_A_TIME.release()
+        return self._sharded.copies(reduced), status
 
     def all_gather_bytes(self, value: bytes, about: str = "", more: str = "") -> list[bytes]:
         """The only process's value."""
@@ -127,18 +92,6 @@ class DeviceWorld(Starting, Seats, Scope):
     def barrier(self) -> None:
         """There is one process: nobody to wait for."""
         self._check_open()
-
-    def _join(self, column: tuple[jax.Array, ...]) -> jax.Array:
-        """One array of `size * len` rows, whose shards are the workers' arrays themselves."""
-        if column[0].ndim == 0:
-            column = tuple(x.reshape(1) for x in column)
-        shape = (self.size * column[0].shape[0], *column[0].shape[1:])
-        return jax.make_array_from_single_device_arrays(shape, self._sharding, list(column))
-
-    def _copies(self, replicated: jax.Array) -> list[jax.Array]:
-        """Each worker's copy, by its device: in what order JAX lists shards is its own business."""
-        on = {shard.device: shard.data for shard in replicated.addressable_shards}
-        return [on[device] for device in self.devices]
 
     def __repr__(self) -> str:
         there, size = len(self.members), self.size
@@ -154,40 +107,3 @@ def check_devices(devices: Sequence[jax.Device]) -> None:
             f"devices= {what}: {[str(d) for d in devices]}. Each worker needs a device of its own, such as those of "
             "jax.local_devices(); jax.config.update('jax_num_cpu_devices', 4) makes four of one CPU."
         )
-
-
-def _reduce(
-    mesh: Mesh, joined: list[jax.Array], by_step: Any, *, ops: tuple[Reduction, ...], scalar: tuple[bool, ...]
-) -> list[jax.Array]:
-    """Arrays of all workers, reduced: replicated, or, where each has its own result, sharded as they were."""
-
-    def on_each(parts: list[jax.Array], by_step: Any) -> list[jax.Array]:
-        own = [x.reshape(()) if s else x for x, s in zip(parts, scalar, strict=True)]
-        return [_reduced(op, x, by_step, i) for i, (op, x) in enumerate(zip(ops, own, strict=True))]
-
-    specs = [P("worker") if isinstance(op, Mixed) else P() for op in ops]
-    exotic = not all(isinstance(op, str) for op in ops)  # what all_gather brings, JAX does not know to be replicated
-    over_workers = jax.shard_map(on_each, mesh=mesh, in_specs=(P("worker"), P()), out_specs=specs, check_vma=not exotic)
-    return over_workers(joined, by_step)
-
-
-def _reduced(op: Reduction, x: jax.Array, by_step: Any, part: int) -> jax.Array:
-    if isinstance(op, Mixed):
-        return mixed(x, by_step[1][part], "worker")
-    return by_slices(op, x, by_step[0], "worker") if isinstance(op, Sliced) else _REDUCE[op](x)
-
-
-def _extreme(collective: Callable[..., jax.Array], x: jax.Array) -> jax.Array:
-    """XLA's extremes over devices pass over NaNs on CPU; those of arrays, and of the other worlds, keep them."""
-    extreme = collective(x, "worker")
-    if not jnp.issubdtype(x.dtype, jnp.floating):
-        return extreme
-    seen = jax.lax.pmax(jnp.isnan(x).astype(jnp.int32), "worker")
-    return jnp.where(seen > 0, jnp.asarray(jnp.nan, x.dtype), extreme)
-
-
-_REDUCE: dict[str, Callable[[jax.Array], jax.Array]] = {
-    "sum": lambda x: jax.lax.psum(x, "worker"),
-    "max": partial(_extreme, jax.lax.pmax),
-    "min": partial(_extreme, jax.lax.pmin),
-}

@@ -29,7 +29,7 @@ class Inbox:
     """
 
     def __init__(self, layout: Layout, status: int, room: np.ndarray):
-        self.text = f"{', '.join(f'{op} {dtype}{list(shape)}' for shape, dtype, op in layout)}; status {status}"
+        self.text = in_words(layout, status)
         self.name = crc32(self.text.encode())
         sizes = [math.prod(shape) * dtype.itemsize for shape, dtype, _ in layout]
         starts = [0, *itertools.accumulate(-(-size // ALIGNMENT) * ALIGNMENT for size in sizes)]
@@ -65,6 +65,11 @@ class Inbox:
         if alias is None or alias.is_deleted():
             self._aliases[j] = alias = jax.dlpack.from_dlpack(self.buffers[j])
         return alias
+
+
+def in_words(layout: Layout, status: int) -> str:
+    """What a message is made of."""
+    return f"{', '.join(f'{op} {dtype}{list(shape)}' for shape, dtype, op in layout)}; status {status}"
 
 
 def check_dtypes(layout: Layout) -> None:

@@ -21,10 +21,18 @@ class Presence(NamedTuple):
     failure: str  # where it has failed, and how; "" where all is well
     leaves: bool  # the world, for good
     threads: Sequence[str]  # names of those that have used the world in this process
+    world: str = ""  # which of several that meet in the same place
 
 
-def why_not(everyone: Sequence[Presence], own: int) -> WorkerError | DisagreementError:
-    """The error for the process `own`, which has not failed itself."""
+A_WORLD_EACH = "programs that run in threads of their own need a world each,  world=comm.MPIWorld()"
+
+
+def why_not(everyone: Sequence[Presence], own: int, threads: str = A_WORLD_EACH) -> WorkerError | DisagreementError:
+    """The error for the process `own`, which has not failed itself.
+
+    Args:
+      threads: what is to be done where several threads share a world.
+    """
     failed = {rank: p.failure for rank, p in enumerate(everyone) if p.failure}
     mine = everyone[own]
     if failed:
@@ -32,22 +40,25 @@ def why_not(everyone: Sequence[Presence], own: int) -> WorkerError | Disagreemen
         where = f"{mine.about or 'a collective'}{at(mine.line)}"
         return WorkerError(f"{whys}\nIts own output says more. Rank {own} stops with it, in {where}.")
     same = len({p.about for p in everyone}) == 1
-    doing = {rank: _doing(p, with_text=same or not p.about) for rank, p in enumerate(everyone)}
+    one_world = len({p.world for p in everyone}) == 1
+    doing = {
+        rank: _doing(p, with_text=same or not p.about, world="" if one_world else f", in {p.world}")
+        for rank, p in enumerate(everyone)
+    }
     shown = [f"    {_ranks([r for r in doing if doing[r] == what])}: {what}" for what in _unique(doing)]
     rest = [f"    and {len(shown) - _SHOWN} more"] if len(shown) > _SHOWN else []
     advice = (
-        "Threads share this world, and which of them comes first is not the same on all ranks: programs that run in "
-        "threads of their own need a world each,  world=comm.MPIWorld()"
+        f"Threads share this world, and which of them comes first is not the same on all ranks: {threads}"
         if any(len(p.threads) > 1 for p in everyone)
         else "All ranks must do the same things together, in the same order, on values of the same shapes."
     )
     return DisagreementError("\n".join(["ranks meet in different collectives:", *shown[:_SHOWN], *rest, advice]))
 
 
-def _doing(p: Presence, *, with_text: bool) -> str:
+def _doing(p: Presence, *, with_text: bool, world: str) -> str:
     text = _shorten(p.text) if with_text else ""
     what = ": ".join(filter(None, [p.about, text])) or "a collective"
-    return f"{what}{at(p.line)}{f'; before it, {p.more}' if p.more else ''}"
+    return f"{what}{world}{at(p.line)}{f'; before it, {p.more}' if p.more else ''}"
 
 
 def _unique(texts: dict[int, str]) -> list[str]:

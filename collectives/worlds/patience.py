@@ -77,6 +77,8 @@ def watch(
     if len({peer.patience for peer in peers}) > 1:
         said = ", ".join(f"rank {peer.number}: {peer.patience:g}" for peer in peers[:_SHOWN])
         rest = ", …" if len(peers) > _SHOWN else ""
+        if datagrams is not None:
+            datagrams.close()
         raise DisagreementError(f"patience= is not the same on all ranks: {said}{rest}")
     if datagrams is None:
         return None

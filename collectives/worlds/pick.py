@@ -8,9 +8,11 @@ from warnings import warn
 
 import jax
 
+from adaptive import MembersError
 from adaptive.extend import launcher, number_of_workers, tasks_not_started
 
 from .devices import DeviceWorld
+from .jax_world import JaxWorld
 from .launch import LaunchWarning, works_alone
 from .mpi import MPIWorld
 from .patience import SECONDS, checked
@@ -26,15 +28,20 @@ def world(
     respawn: bool = False,
     lost: Literal["continue", "stop"] | None = None,
     patience: float = SECONDS,
-) -> MPIWorld | DeviceWorld | SoloWorld:
+) -> MPIWorld | JaxWorld | DeviceWorld | SoloWorld:
     """All workers there are: the same script runs as one worker, on several devices, and under `mpirun -n N`.
 
+    * After `jax.distributed.initialize()`, of several processes: a `JaxWorld`, one worker per device of each. A script
+      that has joined its processes so, under mpirun or srun too, means that; but not where it has joined only some of
+      those that were started.
     * Started by mpirun, mpiexec or srun: an `MPIWorld`, one worker per rank.
     * Several devices in this process: a `DeviceWorld`, one worker per device.
     * Else a `SoloWorld`.
 
     In a Slurm job of several tasks that nobody has started (`srun` is missing), the last two come with a
     `LaunchWarning`.
+
+    In a `JaxWorld` nobody comes and nobody leaves, so what asks for that is refused there.
 
     Args:
       devices: those of this process to put workers on. By default all of them, but one per rank under MPI.
@@ -59,7 +66,7 @@ def world(
       CollectiveError: `patience` is no number of seconds.
       LaunchError: started by a launcher of MPI programs, but MPI cannot be loaded, or is not the launcher's; or losses
         are to be survived, and cannot be.
-      MembersError: there cannot be so many workers, or so few.
+      MembersError: there cannot be so many workers, or so few; or they are to come and go where they cannot.
 
     Example:
       >>> import jax, collectives as comm
@@ -68,6 +75,15 @@ def world(
       SoloWorld(1 worker on cpu:0)
     """
     checked(patience)
+    if _joined_by_jax():
+        _check_nobody_comes(max_workers=max_workers, respawn=respawn, lost=lost)
+        joined = JaxWorld(devices, patience=patience)
+        try:
+            _check_fixed(joined.size, workers, min_workers)
+        except MembersError:
+            joined.close()  # on all processes: they have the same arguments
+            raise
+        return joined
     if launcher() is not None:
         return MPIWorld(
             devices=devices,
@@ -83,7 +99,32 @@ def world(
     found = jax.local_devices() if devices is None else devices
     if len(found) != 1:
         return DeviceWorld(found, workers=workers, min_workers=min_workers, respawn=respawn)
-    for name, number in (("workers", workers), ("min_workers", min_workers)):
-        if number is not None:
-            number_of_workers(number, 1, name=name)
+    _check_fixed(1, workers, min_workers)
     return SoloWorld(found[0])
+
+
+def _joined_by_jax() -> bool:
+    """Whether `jax.distributed` joins several processes, and all that a launcher has started, if one has."""
+    if not jax.distributed.is_initialized() or jax.process_count() == 1:
+        return False
+    started = launcher()
+    return started is None or started.processes in (None, jax.process_count())
+
+
+def _check_nobody_comes(*, max_workers: int | None, respawn: bool, lost: str | None) -> None:
+    """Raise where processes are to join, or to go on without one that is lost."""
+    asked = {"max_workers": max_workers, "respawn": respawn or None, "lost": None if lost == "stop" else lost}
+    for name, value in asked.items():
+        if value is not None:
+            raise MembersError(
+                f"{name}={value!r}: the processes of jax.distributed are those that it was initialised with. None "
+                "joins, and where one is lost all end. Leave it out; or start the job under MPI (`adaptive run`, "
+                "mpirun), without jax.distributed.initialize()."
+            )
+
+
+def _check_fixed(size: int, workers: int | None, min_workers: int) -> None:
+    """Raise where there are to be other workers than there are."""
+    if workers is not None:
+        number_of_workers(workers, size, least=size)
+    number_of_workers(min_workers, size, name="min_workers")

@@ -1,4 +1,6 @@
-"""Which worlds the suite runs over: two in this process, or the one that the ranks of an mpirun were told to make."""
+"""Which worlds the suite runs over: two in this process, or those that the ranks of an mpirun, or of `jax.distributed`,
+were told to make.
+"""
 
 from __future__ import annotations
 
@@ -15,6 +17,8 @@ WORLDS = {
     "mpi": comm.MPIWorld,
     "mpi-two-devices": lambda: comm.MPIWorld(devices=jax.local_devices()[:2]),
     "mpi-uneven": lambda: comm.MPIWorld(devices=jax.local_devices()[: 1 + _rank()]),
+    "jax": lambda: comm.JaxWorld(jax.local_devices()[:1]),
+    "jax-uneven": lambda: comm.JaxWorld(jax.local_devices()[: 1 + jax.process_index()]),
 }
 KINDS = os.environ.get("TESTS_WORLD", "solo devices").split()
 

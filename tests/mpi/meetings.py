@@ -1,6 +1,7 @@
 """Ranks that are in different places at once: all of them are told, and none waits for ever.
 
-test_programs_on_ranks.py runs this under mpirun. What one rank raises all raise, so the next test finds them together.
+test_programs_on_ranks.py runs this under mpirun, and tests/collectives/test_jax_world.py without MPI. What one rank
+raises all raise, so the next test finds them together.
 """
 
 from __future__ import annotations
@@ -20,11 +21,12 @@ import controllers as ctrl
 from tests.program.problems import build, descend, make_data, same_everywhere
 
 N = 16
-DEVICES = 2 if os.environ.get("TESTS_WORLD") == "mpi-two-devices" else 1
+KIND = os.environ.get("TESTS_WORLD", "mpi")
+DEVICES = 2 if KIND.endswith("-two-devices") else 1
 
 
-def make_world() -> comm.MPIWorld:
-    return comm.MPIWorld(devices=jax.local_devices()[:DEVICES])
+def make_world() -> comm.MPIWorld | comm.JaxWorld:
+    return (comm.JaxWorld if KIND.startswith("jax") else comm.MPIWorld)(devices=jax.local_devices()[:DEVICES])
 
 
 @pytest.fixture(scope="module")
@@ -312,8 +314,9 @@ def test_two_programs_in_two_threads_with_one_world():
 
         for error in in_threads(begin, follow):
             assert isinstance(error, ad.DisagreementError), error
-            assert "programs that run in threads of their own need a world each" in str(error)
-            assert "world=comm.MPIWorld()" in str(error)
+            assert "Threads share this world" in str(error)
+            advice = "Run one program after another" if KIND.startswith("jax") else "world=comm.MPIWorld()"
+            assert advice in str(error)
         assert (float(p.state), float(q.state)) == (0.0, 5.0)
         world.barrier()
 

@@ -5,6 +5,7 @@ Every rank raises, so that the next test finds them all at its start.
 
 from __future__ import annotations
 
+import os
 import pickle
 import time
 from typing import NamedTuple
@@ -26,7 +27,11 @@ N = 16
 
 @pytest.fixture(scope="module", autouse=True)
 def world():
-    with comm.MPIWorld() as world:
+    with (
+        comm.JaxWorld(jax.local_devices()[:1])
+        if os.environ.get("TESTS_WORLD", "").startswith("jax")
+        else comm.MPIWorld() as world
+    ):
         assert world.processes > 1
         yield world
 

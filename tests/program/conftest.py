@@ -1,4 +1,4 @@
-"""Which worlds the suite runs over: those of one process here, and MPI's on the ranks of an mpirun (tests/mpi)."""
+"""Which worlds the suite runs over: those of one process here, and those of several processes (tests/mpi)."""
 
 from __future__ import annotations
 
@@ -16,19 +16,21 @@ WORLDS = {
     "devices": lambda: comm.DeviceWorld(jax.local_devices()[:3]),  # each has kernels of its own to compile
     "mpi": comm.MPIWorld,
     "mpi-two-devices": lambda: comm.MPIWorld(devices=jax.local_devices()[:2]),
+    "jax": lambda: comm.JaxWorld(jax.local_devices()[:1]),
+    "jax-two-devices": lambda: comm.JaxWorld(jax.local_devices()[:2]),
 }
 KINDS = os.environ.get("TESTS_WORLD", "solo devices").split()
 
 
 @pytest.fixture(params=KINDS, scope="module")
-def world(request) -> Iterator[comm.SoloWorld | comm.DeviceWorld | comm.MPIWorld]:
+def world(request) -> Iterator[comm.SoloWorld | comm.DeviceWorld | comm.MPIWorld | comm.JaxWorld]:
     """A world of each kind under test, entered."""
     with WORLDS[request.param]() as world:
         yield world
 
 
 @pytest.fixture(params=[kind for kind in KINDS if kind != "solo"], scope="module")
-def workers(request) -> Iterator[comm.DeviceWorld | comm.MPIWorld]:
+def workers(request) -> Iterator[comm.DeviceWorld | comm.MPIWorld | comm.JaxWorld]:
     """As `world`, of several workers."""
     with WORLDS[request.param]() as world:
         yield world

@@ -1,0 +1,146 @@
+"""What a step of several processes without MPI costs over the same step in one `shard_map` over all their devices.
+
+    python benchmarks/jax_world_against_shard_map.py
+
+Two processes that `jax.distributed` joins, a CPU device and a core for each, one thread of XLA's. By `shard_map`: one
+jitted program over both devices, `psum` of gradients, batches of equal size put there by
+`jax.make_array_from_process_local_data`. Ours: a `JaxWorld`, kernels dispatched by themselves, a frame, one program
+that reduces over all processes, one that updates; batches may be of unequal sizes, and what is not finite is looked at.
+Both take their batches from the same arrays by fancy indexing; blocks of steps are timed in turn. Aimed at: 10 % for
+steps of 10 to 30 ms.
+
+Below, what is in a step of ours, by itself: an exchange of the same arrays, its frame, and the program in it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Callable
+from functools import partial
+
+PROCESSES = 2
+
+
+def start() -> int:
+    """Start all processes, this script again; returns an exit status."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{free.getsockname()[1]}"
+    command = [sys.executable, *sys.argv, "--coordinator", address]
+    environment = {**os.environ, "PJRT_NPROC": "1", "JAX_PLATFORMS": "cpu"}
+    started = [subprocess.Popen([*command, "--process", str(i)], env=environment) for i in range(PROCESSES)]
+    return max(abs(process.wait()) for process in started)
+
+
+def by_shard_map(model: Model, mesh: Mesh) -> Callable[[int], jax.Array]:
+    """What a careful user of JAX writes for equal batches; returns a function that takes so many steps."""
+    everywhere, split = NamedSharding(mesh, P()), NamedSharding(mesh, P("worker"))
+
+    @partial(jax.jit, donate_argnums=(0, 1))
+    @partial(jax.shard_map, mesh=mesh, in_specs=(P(), P(), P("worker")), out_specs=P(), check_vma=False)
+    def step(params, opt_state, batch):
+        loss, grads = jax.value_and_grad(model.loss_fn)(params, batch)
+        loss, grads = jax.lax.pmean((loss, grads), "worker")
+        updates, opt_state = OPTIMIZER.update(grads, opt_state, params)
+        return optax.apply_updates(params, updates), opt_state, loss
+
+    params = jax.device_put(jax.tree.map(np.asarray, model.params), everywhere)
+    opt_state = jax.device_put(jax.tree.map(np.asarray, OPTIMIZER.init(model.params)), everywhere)
+    kept = {"params": params, "opt": opt_state, "at": 0}
+    order, local = np.random.default_rng(0).permutation(N_EXAMPLES), model.local_batch
+
+    def steps(count: int) -> jax.Array:
+        for _ in range(count):
+            begin = (kept["at"] + jax.process_index() * local) % (N_EXAMPLES - local)
+            kept["at"] += PROCESSES * local
+            own = jax.tree.map(lambda a, b=begin: a[order[b : b + local]], model.data)
+            batch = jax.tree.map(partial(jax.make_array_from_process_local_data, split), own)
+            kept["params"], kept["opt"], loss = step(kept["params"], kept["opt"], batch)
+        return loss
+
+    return steps
+
+
+def pieces(model: Model, world: comm.JaxWorld, times: int) -> dict[str, Callable[[], object]]:
+    """What a message of this model's gradients is made of, each carried out so many times."""
+    head = jnp.zeros(40)  # the loss, the weight, and what processes say of themselves
+    row = [head, *(jnp.asarray(np.asarray(leaf)) for leaf in jax.tree.leaves(model.params))]
+    ops, status = ["sum"] * len(row), np.zeros(30, np.float32)
+    joined = world._sharded.join([row[1:]], ops[1:])
+    numbers = np.zeros(128)
+
+    def of(work: Callable[[], object]) -> Callable[[], object]:
+        return lambda: [work() for _ in range(times)][-1]
+
+    return {
+        "exchange": of(lambda: world.exchange([row], ops, status)[0]),
+        "its frame": of(lambda: world._lines.sum(numbers)),
+        "its program": of(lambda: jax.block_until_ready(world._sharded.reduce(joined))),
+    }
+
+
+def main(options: argparse.Namespace) -> None:
+    rows, parts = [], []
+    mesh = Mesh(np.array(jax.devices()), ("worker",))
+    models = [conv_net("conv net", 128), conv_net("conv net", 256), large_matrices("large matrices", 512)]
+    for model in models:
+        with comm.JaxWorld() as world:
+            ours, theirs = program(model, world, monitored=False), by_shard_map(model, mesh)
+            ways = {
+                "shard_map": lambda theirs=theirs: theirs(options.block),
+                "ours": lambda ours=ours: list(ours.run(steps=options.block))[-1].metrics["loss"],
+            }
+            seconds = alternate(ways, options.rounds, warmup=3)
+            for row in summary({name: s / options.block for name, s in seconds.items()}):
+                more = float(np.median(seconds[row.name] - seconds["shard_map"])) / options.block
+                about = {"step": model.name, "local batch": model.local_batch}
+                rows.append({**about, **row.cells(), "over shard_map": readable(more)})
+            ours.close()
+            taken = alternate(pieces(model, world, options.block), options.rounds, warmup=3)
+            parts.append(
+                {"": model.name, **{name: readable(np.median(s) / options.block) for name, s in taken.items()}}
+            )
+    if jax.process_index() == 0:
+        report(
+            "What a step of two processes without MPI costs over one shard_map",
+            rows,
+            "jax_world_against_shard_map.md" if options.write else None,
+            [
+                f"{PROCESSES} processes of jax.distributed on this host, a core each; {options.rounds} rounds of "
+                f"{options.block} steps. Messages go by gloo. What is in an exchange of ours, by itself:",
+                table(parts),
+            ],
+        )
+
+
+if __name__ == "__main__":
+    arguments = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    arguments.add_argument("--rounds", type=int, default=25)
+    arguments.add_argument("--block", type=int, default=10, help="steps that are timed together")
+    arguments.add_argument("--write", action="store_true", help="the table to benchmarks/results")
+    arguments.add_argument("--coordinator", help=argparse.SUPPRESS)
+    arguments.add_argument("--process", type=int, help=argparse.SUPPRESS)
+    given = arguments.parse_args()
+    if given.coordinator is None:
+        sys.exit(start())
+
+    import jax
+
+    jax.distributed.initialize(given.coordinator, PROCESSES, given.process, cluster_detection_method="deactivate")
+
+    import jax.numpy as jnp
+    import numpy as np
+    import optax
+    from _loops import N_EXAMPLES, OPTIMIZER, Model, conv_net, large_matrices, program
+    from _measure import alternate, pin, readable, report, summary, table
+    from jax.sharding import Mesh, NamedSharding
+    from jax.sharding import PartitionSpec as P
+
+    import collectives as comm
+
+    pin(sorted(os.sched_getaffinity(0))[given.process % len(os.sched_getaffinity(0))])
+    main(given)

@@ -1,0 +1,370 @@
+"""Workers on the devices of all processes that `jax.distributed` has joined: no MPI."""
+
+from __future__ import annotations
+
+import pickle
+import platform
+import time
+from collections.abc import Hashable, Sequence
+from contextlib import suppress
+from functools import partial
+from threading import current_thread, get_ident
+from typing import Any, NamedTuple
+from warnings import warn
+from zlib import crc32
+
+import jax
+import numpy as np
+
+from adaptive import DisagreementError, WorkerError
+from adaptive.extend import (
+    FAILURE_THREAD,
+    Arrived,
+    Arriving,
+    LookAtPiece,
+    Parts,
+    Reduction,
+    Starting,
+    WhenWaitedFor,
+    allowed_cpus,
+    chosen_threads,
+    current_line,
+    phase,
+    share_compilations,
+)
+
+from .devices import check_devices
+from .frame import Frame
+from .inbox import in_words, round_to
+from .launch import LaunchError
+from .lines import LineError, Lines, lines
+from .meeting import Presence, why_not
+from .operations import BARRIER, CLOSE, FAILURE, Farewell, Gather, Message, Operation
+from .patience import SECONDS, checked, introduce, watch
+from .scope import Scope, describe
+from .sharded import ONE_AT_A_TIME, Joined, Sharded
+from .stacks import this_process
+from .threads import OversubscriptionWarning, oversubscription
+from .watch import Watch
+
+_ONE_AFTER_ANOTHER = (
+    "XLA has one order of collectives for all of a process. Run one program after another, or start the job under MPI, "
+    "where programs in threads of their own can have a world each."
+)
+
+
+class _Process(NamedTuple):
+    """What a process tells of itself when a world is made."""
+
+    devices: list[int]  # by JAX's numbers
+    host: tuple[str, str]  # processes with the same see each other's pids
+    cpus: frozenset[int] | None  # that it may use, where it did not choose its number of threads
+
+
+class JaxWorld(Starting, Scope):
+    """One worker per device of every process that `jax.distributed` has joined; XLA carries the messages.
+
+    What the workers send is reduced by one XLA program over the devices of all processes: by NCCL on GPUs, by gloo on
+    CPUs. Call `jax.distributed.initialize()` first; processes are numbered as there, and workers in the order of
+    processes. Nobody comes, and nobody leaves: if a process is lost, the others end.
+
+    All that processes do together begins with a frame (`frame.py`), on lines of their own (`lines.py`), so processes
+    which are in different collectives are told. All worlds of a process share these, since XLA's collectives have one
+    order: programs that run in threads of their own need MPI.
+
+    Args:
+      devices: this process's, one worker on each; need not be equally many on all. By default all local ones.
+      patience: seconds for which a rank may keep the others waiting before it is taken for stuck, 0 for ever; the same
+        on all ranks (`patience.py`).
+
+    Attributes:
+      waited: seconds in frames so far, which last until the last process has come. Local.
+
+    Raises:
+      LaunchError: `jax.distributed` is not initialised; or not all processes have come, or do not reach each other.
+      CollectiveError: `patience` is no number of seconds.
+      DisagreementError: it is not the same on all ranks. On every rank.
+
+    Example:
+      >>> import collectives as comm
+      >>> comm.JaxWorld()
+      Traceback (most recent call last):
+      ...
+      collectives.worlds.launch.LaunchError: JaxWorld needs jax.distributed.initialize(), before anything else of JAX's.
+    """
+
+    survives = False
+
+    def __init__(self, devices: Sequence[jax.Device] | None = None, *, patience: float = SECONDS):
+        Scope.__init__(self)
+        patience = checked(patience)
+        if not jax.distributed.is_initialized():
+            raise LaunchError("JaxWorld needs jax.distributed.initialize(), before anything else of JAX's.")
+        self.devices: Sequence[jax.Device] = tuple(jax.local_devices() if devices is None else devices)
+        check_devices(self.devices)
+        self._check_local()
+        self._on_cpu = self.devices[0].platform == "cpu"
+        self._lines: Lines = lines()
+        # Of all worlds of this process, which share the lines.
+        self._threads, self._lock = self._lines.threads, self._lines.lock
+        self.rank, self.processes = self._lines.rank, self._lines.processes
+        if self.processes > 1:
+            share_compilations()  # what scripts compile before they build a program, too
+        self._name = ""
+        self._frame = Frame()
+        self._frame.of(self.processes)
+        self._watch: Watch | None = None
+        self._inside = False  # a collective that other processes are in too
+        self._operation = Operation("", "", 0)  # the one that it is in, or behind: for the watch
+        self.waited = 0.0
+        everyone = self._introduced(patience)
+        by_id = {device.id: device for device in jax.devices(self.devices[0].platform)}
+        counts = [len(process.devices) for process in everyone]
+        self.size = sum(counts)
+        first = sum(counts[: self.rank])
+        self.workers = range(first, first + counts[self.rank])
+        self._sharded = Sharded([by_id[id] for process in everyone for id in process.devices], self.devices)
+        if self._on_cpu and self.rank == 0:
+            self._warn_if_oversubscribed(everyone)
+
+    def start(
+        self,
+        parts: Sequence[Parts],
+        ops: Sequence[Reduction],
+        status: np.ndarray,
+        channel: Hashable = 0,
+        about: str = "",
+        more: str = "",
+        look: LookAtPiece | None = None,
+        step: int = 0,
+    ) -> Arriving:
+        """Begin to join what is to be reduced, and compile what reduces it: the protocol of `World`.
+
+        Nothing is sent before it is waited for, when all are about the same.
+        """
+        self._check_open()
+        first = parts[0][0]
+        by_frame = len(first) <= len(self._frame.room)
+        if by_frame and not self._on_cpu:
+            for row in parts:
+                row[0].copy_to_host_async()
+        rows, rest = ([row[1:] for row in parts], ops[1:]) if by_frame else (parts, ops)
+        joined = self._sharded.join(rows, rest, step, self.members)
+        self._sharded.compile(joined)  # behind the frame the others would wait for it, and for ever if it fails
+        text = in_words(tuple((x.shape, x.dtype, op) for x, op in zip(parts[0], ops, strict=True)), len(status))
+        own = [row[0] for row in parts] if by_frame else []
+        return WhenWaitedFor(partial(self._wait_for, own, joined, status, about, more, text))
+
+    def _wait_for(
+        self, own: list[jax.Array], joined: Joined, status: np.ndarray, about: str, more: str, text: str
+    ) -> Arrived:
+        """Reduce: part 0 in the frame, if there is room for it, the others on the devices.
+
+        Args:
+          own: this process's workers' part 0, if it travels in the frame.
+        """
+        travelling = self._frame.room[: len(own[0]) if own else len(status)]
+        if len(status) > len(self._frame.room):
+            travelling = status.astype(np.float64)
+        arrived: list[list[jax.Array]] = []
+        message = Message(
+            *(about, more, crc32(text.encode()), text),
+            buffers=(),
+            status=status,
+            reduce=lambda: self._reduce(arrived, own, joined, travelling, status),
+        )
+        with self._collective():
+            if own:
+                travelling[:] = sum(np.asarray(x, np.float64) for x in own)
+            travelling[len(travelling) - len(status) :] = status
+            self._do(message)
+        return arrived, message.arrived
+
+    def _reduce(
+        self,
+        arrived: list[list[jax.Array]],
+        own: list[jax.Array],
+        joined: Joined,
+        travelling: np.ndarray,
+        status: np.ndarray,
+    ) -> np.ndarray:
+        """What a message is, behind its frame. Returns the status."""
+        if len(status) > len(self._frame.room):
+            self._lines.sum(travelling)
+        free = travelling[len(travelling) - len(status) :].astype(status.dtype)
+        with ONE_AT_A_TIME:
+            reduced = jax.block_until_ready(self._sharded.reduce(joined)) if joined.arrays else []
+        arrived[:] = self._sharded.copies(reduced) if reduced else [[] for _ in self.devices]
+        if own:
+            first = np.empty(own[0].shape, own[0].dtype)  # not to be used again: it may become the array's memory
+            round_to(travelling, first)
+            for row, x in zip(arrived, jax.device_put([first] * len(self.devices), list(self.devices)), strict=True):
+                row.insert(0, x)
+        return free
+
+    def all_gather_bytes(self, value: bytes, about: str = "", more: str = "") -> list[bytes]:
+        """Every process's `value`, by rank."""
+        gather = Gather(value, about, more)
+        with self._collective():
+            self._do(gather)
+        return gather.result
+
+    def barrier(self) -> None:
+        """Return once every process has called it."""
+        with self._collective():
+            self._do(Operation("a barrier", "", BARRIER))
+
+    def fail(self, why: str) -> None:
+        """Make all other processes raise WorkerError, in whatever they do together now or next."""
+        with suppress(_HeardError), self._collective():
+            self._do(Operation("", "", FAILURE, failure=why))
+
+    def close(self) -> None:
+        """Take leave of the others. All processes do so, at the end of their `with` blocks.
+
+        Raises:
+          DisagreementError: others are not at the end, but in a step, say. On every process.
+        """
+        if self._closed:
+            return
+        try:
+            with self._collective():
+                self._do(Farewell("the end of its world's block", self._parting, CLOSE))
+        finally:
+            super().close()
+            self._end_watch()
+
+    def _abandon(self, why: str) -> None:
+        super()._abandon(why)
+        self._end_watch(why)
+
+    def _end_watch(self, why: str = "") -> None:
+        if self._watch is not None:
+            self._watch.close(why)
+
+    def __repr__(self) -> str:
+        own = f"worker {self.workers[0]}" if len(self.workers) == 1 else f"workers {self.workers[0]}–{self.workers[-1]}"
+        which = f"rank {self.rank} of {self.processes}: {own} on {describe(self.devices)}"
+        return f"JaxWorld({self.size} worker{'s' * (self.size > 1)}; {which})"
+
+    # --- one operation after another ----------------------------------------------------------------------------------
+
+    @phase("in a collective", exchanges=True)
+    def _do(self, operation: Operation) -> None:
+        """The frame, in which all see whether they are about the same; and if so, what it frames.
+
+        Raises:
+          WorkerError: another process has failed. On every process.
+          DisagreementError: not all are about the same. On every process.
+        """
+        self._frame.announce(crc32(f"{self._name}: {operation.about}".encode(), operation.kind))
+        self._operation = operation
+        self._inside = True
+        came = time.perf_counter()
+        try:
+            self._lines.sum(self._frame.numbers)
+        finally:  # also for one that did not come
+            self.waited += time.perf_counter() - came
+        if self._frame.is_of_one_mind():
+            operation.carry_out(self._lines)
+            return
+        everyone: list[Presence] = self._lines.allgather(self._presence(operation))
+        self._inside = False
+        # Nobody would come to what is left.
+        self._closed = any(presence.leaves and presence.world == self._name for presence in everyone)
+        if self._closed:
+            self._end_watch()
+        raise _HeardError if operation.failure else why_not(everyone, self.rank, _ONE_AFTER_ANOTHER)
+
+    def _presence(self, operation: Operation) -> Presence:
+        names = [name for name in self._threads.values() if name != FAILURE_THREAD]
+        leaves = self._leaving or operation.kind == CLOSE
+        what = operation.about, operation.text, operation.more, current_line(), operation.failure
+        return Presence(*what, leaves, names, self._name)
+
+    def _collective(self) -> _Together:
+        """Around all that processes do together: one thread at a time, and errors of those who carry it as ours."""
+        return _Together(self)
+
+    def _begin(self) -> None:
+        self._check_open()
+        try:
+            self._lines.check_open()
+        except LineError as closed:
+            raise WorkerError(f"rank {self.rank} cannot reach the other ranks any more: {closed}.") from None
+        self._threads.setdefault(get_ident(), current_thread().name)
+
+    def _end_by(self, error: BaseException) -> None:
+        """What did not come to its end, and the others may be in, cannot be gone on with."""
+        if self._inside and not isinstance(error, _HeardError | WorkerError | DisagreementError):
+            self._lines.close(f"rank {self.rank} has left a collective before its end, by {type(error).__name__}")
+        if isinstance(error, LineError | jax.errors.JaxRuntimeError):
+            said = str(error).splitlines()[0] if str(error) else type(error).__name__
+            where = f" in {self._operation.about}" if self._operation.about else ""
+            raise WorkerError(
+                f"rank {self.rank} of {self.processes} has lost the others{where}: {said}. Most likely another rank "
+                "has failed: its own output says why."
+            ) from error
+
+    # --- making it ----------------------------------------------------------------------------------------------------
+
+    def _check_local(self) -> None:
+        own = jax.process_index()
+        for device in self.devices:
+            if device.process_index != own:
+                raise ValueError(
+                    f"devices= names {device}, which is process {device.process_index}'s, and this is process {own}. "
+                    "Each process gives its own, such as those of jax.local_devices()."
+                )
+
+    def _introduced(self, patience: float) -> list[_Process]:
+        """Who all processes are, by rank; from here on they watch whether the others come. Communicates."""
+        cpus = None if chosen_threads() else allowed_cpus()
+        host = platform.node(), this_process().space
+        told = pickle.dumps(_Process([device.id for device in self.devices], host, cpus))
+        with self._collective():
+            self._name = f"world {self._lines.worlds + 1}"
+            gather = Gather(told, about := f"making {self._name} of jax.distributed's processes", "")
+            self._do(gather)
+            self._lines.worlds += 1
+        everyone: list[_Process] = [pickle.loads(p) for p in gather.result]
+        group = [process.host for process in everyone].index(host)
+        peer, datagrams = introduce(self.rank, group, patience)
+        peers = [pickle.loads(p) for p in self.all_gather_bytes(pickle.dumps(peer), about)]
+        self._watch = watch(self, peers, self.rank, datagrams, lambda status: None)  # each process ends by itself
+        return everyone
+
+    def _warn_if_oversubscribed(self, everyone: Sequence[_Process]) -> None:
+        for host in dict.fromkeys(process.host for process in everyone):
+            advice = oversubscription([p.cpus for p in everyone if p.host == host and p.cpus is not None])
+            if advice:
+                warn(advice, OversubscriptionWarning, stacklevel=3)
+                return
+
+
+class _Together:
+    """A `with` block of `JaxWorld._collective`."""
+
+    def __init__(self, world: JaxWorld):
+        self._world = world
+
+    def __enter__(self) -> None:
+        self._world._lock.acquire()
+        try:
+            self._world._begin()
+        except BaseException:
+            self._world._lock.release()
+            raise
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: Any) -> None:
+        world = self._world
+        try:
+            if error is not None:
+                world._end_by(error)
+        finally:
+            world._inside = False
+            world._lock.release()
+
+
+class _HeardError(Exception):
+    """The other processes know that this one has failed."""

@@ -1,0 +1,128 @@
+"""Parts of workers, one on each device, as sharded arrays that one XLA program reduces.
+
+The devices may be those of one process (`DeviceWorld`) or of several that `jax.distributed` has joined (`JaxWorld`):
+the program is the same, and XLA sends what has to be sent.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from threading import RLock
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+from adaptive.extend import Mixed, Parts, Reduction, Sliced, phase
+
+from .on_devices import by_slices, mixed, table
+
+# Two programs that join devices, started in two threads, could be started on two devices in two orders, and wait for
+# each other.
+ONE_AT_A_TIME = RLock()  # from the start to the end of an exchange; one thread may have several under way
+
+
+class Joined(NamedTuple):
+    """Parts of all workers, side by side, and how they are reduced."""
+
+    arrays: list[jax.Array]
+    ops: tuple[Reduction, ...]
+    scalar: tuple[bool, ...]  # parts without an axis, which have got one
+    by_step: Any  # what reductions that are objects take, and is another in each step
+
+
+class Sharded:
+    """A mesh of the workers' devices.
+
+    Args:
+      devices: of all workers, in their order.
+      own: those of this process, in the order in which it has them.
+    """
+
+    def __init__(self, devices: Sequence[jax.Device], own: Sequence[jax.Device]):
+        mesh = Mesh(np.array(devices), ("worker",))
+        self._size, self._own = len(devices), own
+        self._sharding = NamedSharding(mesh, P("worker"))
+        self._reduce = jax.jit(partial(_reduce, mesh), static_argnames=("ops", "scalar"))
+        self._compiled: set[Any] = set()
+
+    def join(
+        self, rows: Sequence[Parts], ops: Sequence[Reduction], step: int = 0, members: Sequence[int] = ()
+    ) -> Joined:
+        """Join the parts of this process's workers, without copying, to arrays over all devices."""
+        columns, by_step = list(zip(*rows, strict=True)), None
+        if not all(isinstance(op, str) for op in ops):
+            tables = [table(op, step, members, self._size) if isinstance(op, Mixed) else None for op in ops]
+            by_step = np.int32(step), tables
+        scalar = tuple(column[0].ndim == 0 for column in columns)
+        return Joined([self._join(column) for column in columns], tuple(ops), scalar, by_step)
+
+    @phase("compiling", compiles=True)
+    def compile(self, joined: Joined) -> None:
+        """Have the program that reduces these: where several processes are in it, before any of them has begun."""
+        layout = tuple((x.shape, str(x.dtype)) for x in joined.arrays), joined.ops, joined.scalar
+        if layout not in self._compiled:
+            self._reduce.lower(joined.arrays, joined.by_step, ops=joined.ops, scalar=joined.scalar).compile()
+            self._compiled.add(layout)
+
+    def reduce(self, joined: Joined) -> list[jax.Array]:
+        """Begin to reduce them. Of several processes all have to."""
+        return self._reduce(joined.arrays, joined.by_step, ops=joined.ops, scalar=joined.scalar)
+
+    def copies(self, reduced: Sequence[jax.Array]) -> list[list[jax.Array]]:
+        """Each own worker's copies of what came out."""
+        return [list(row) for row in zip(*map(self._copies, reduced), strict=True)]
+
+    def _join(self, column: tuple[jax.Array, ...]) -> jax.Array:
+        """One array of `size * len` rows, whose shards are the workers' arrays themselves."""
+        if column[0].ndim == 0:
+            column = tuple(x.reshape(1) for x in column)
+        shape = (self._size * column[0].shape[0], *column[0].shape[1:])
+        return jax.make_array_from_single_device_arrays(shape, self._sharding, list(column))
+
+    def _copies(self, replicated: jax.Array) -> list[jax.Array]:
+        """By the devices: in what order JAX lists shards is its own business."""
+        on = {shard.device: shard.data for shard in replicated.addressable_shards}
+        return [on[device] for device in self._own]
+
+
+def _reduce(
+    mesh: Mesh, joined: list[jax.Array], by_step: Any, *, ops: tuple[Reduction, ...], scalar: tuple[bool, ...]
+) -> list[jax.Array]:
+    """Arrays of all workers, reduced: replicated, or, where each has its own result, sharded as they were."""
+
+    def on_each(parts: list[jax.Array], by_step: Any) -> list[jax.Array]:
+        own = [x.reshape(()) if s else x for x, s in zip(parts, scalar, strict=True)]
+        return [_reduced(op, x, by_step, part) for part, (op, x) in enumerate(zip(ops, own, strict=True))]
+
+    specs = [P("worker") if isinstance(op, Mixed) else P() for op in ops]
+    named = all(isinstance(op, str) for op in ops)  # what all_gather brings, JAX does not know to be replicated
+    over_workers = jax.shard_map(on_each, mesh=mesh, in_specs=(P("worker"), P()), out_specs=specs, check_vma=named)
+    return over_workers(joined, by_step)
+
+
+def _reduced(op: Reduction, x: jax.Array, by_step: Any, part: int) -> jax.Array:
+    if isinstance(op, Mixed):
+        return mixed(x, by_step[1][part], "worker")
+    return by_slices(op, x, by_step[0], "worker") if isinstance(op, Sliced) else _REDUCE[op](x)
+
+
+def _extreme(collective: Callable[..., jax.Array], x: jax.Array) -> jax.Array:
+    """XLA's extremes over devices pass over NaNs on CPU; those of arrays, and of the other worlds, keep them."""
+    extreme = collective(x, "worker")
+    if not jnp.issubdtype(x.dtype, jnp.floating):
+        return extreme
+    seen = jax.lax.pmax(jnp.isnan(x).astype(jnp.int32), "worker")
+    return jnp.where(seen > 0, jnp.asarray(jnp.nan, x.dtype), extreme)
+
+
+# What a worker's device does with its part, for each op; a new one is a line here. The same bits on all devices.
+_REDUCE: dict[str, Callable[[jax.Array], jax.Array]] = {
+    "sum": lambda x: jax.lax.psum(x, "worker"),
+    "max": partial(_extreme, jax.lax.pmax),
+    "min": partial(_extreme, jax.lax.pmin),
+}

@@ -1,0 +1,179 @@
+"""Tests of JaxWorld alone; test_jax_world.py runs them on processes that jax.distributed joins."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import adaptive as ad
+import collectives as comm
+from adaptive.base.errors import CollectiveError, DisagreementError, MembersError, WorkerError
+from tests.program.problems import build, descend, make_data
+
+
+@pytest.fixture(scope="module")
+def world():
+    """One device of each process."""
+    with comm.JaxWorld(jax.local_devices()[:1]) as world:
+        assert world.processes > 1
+        yield world
+
+
+def send(world, *values, status=0):
+    head = np.zeros(1 + status, np.float32)
+    parts = [[jax.device_put(x, device) for x in (head, *values)] for device in world.devices]
+    return world.exchange(parts, ["sum"] * (1 + len(values)), np.ones(status, np.float32))
+
+
+def test_it_is_picked_with_all_devices_of_all_processes():
+    with comm.world() as picked:
+        assert isinstance(picked, comm.JaxWorld)
+        assert list(picked.devices) == jax.local_devices()
+        assert picked.size == 4 * jax.process_count()
+        assert repr(picked).startswith(f"JaxWorld({picked.size} workers; rank {jax.process_index()} of ")
+
+
+def test_a_launcher_that_started_others_too_is_believed(monkeypatch):
+    """As of four that mpirun has started two call jax.distributed; where it is all, that is what they want."""
+    monkeypatch.setattr("collectives.worlds.pick.MPIWorld", lambda **options: "MPI's")
+    monkeypatch.setenv("OMPI_COMM_WORLD_SIZE", str(2 * jax.process_count()))
+    assert comm.world() == "MPI's"
+    monkeypatch.setenv("OMPI_COMM_WORLD_SIZE", str(jax.process_count()))
+    with comm.world() as picked:
+        assert isinstance(picked, comm.JaxWorld)
+
+
+@pytest.mark.parametrize(
+    "option",
+    [{"max_workers": 100}, {"respawn": True}, {"lost": "continue"}, {"workers": 1}, {"min_workers": 100}],
+    ids=str,
+)
+def test_what_only_processes_that_come_and_go_could_have_is_refused(option):
+    with pytest.raises(MembersError, match=f"^{next(iter(option))}="):
+        comm.world(**option)
+    with comm.world(workers=4 * jax.process_count(), lost="stop"):
+        pass
+
+
+def test_nobody_comes_and_nobody_leaves(world):
+    assert (world.least, world.most, world.survives, world.respawn) == (world.size, world.size, False, False)
+    for change in (lambda: world.call_in(1), lambda: world.change(1)):
+        with pytest.raises(MembersError, match="nobody comes, and nobody leaves"):
+            change()
+
+
+def test_devices_of_another_process_are_refused():
+    foreign = next(device for device in jax.devices() if device.process_index != jax.process_index())
+    with pytest.raises(ValueError, match=r"names .* which is process .*'s, and this is process"):
+        comm.JaxWorld([foreign])
+
+
+@pytest.mark.parametrize("status", [0, 3, 124, 125, 1000])
+def test_a_status_of_any_length_is_summed_over_processes(world, status):
+    results, arrived = send(world, jnp.full(300, 2.0), status=status)
+    np.testing.assert_array_equal(arrived, np.full(status, world.processes, np.float32))
+    np.testing.assert_array_equal(results[0][1], np.full(300, 2.0 * world.size))
+
+
+@pytest.mark.parametrize("n", [4, 400])  # by the frame, and by XLA
+def test_sums_overflow_and_keep_nans_as_elsewhere(world, n):
+    most = np.finfo(np.float32).max
+    x = np.resize(np.array([most, -most, np.nan, 1.0], np.float32), n)
+    results, _ = world.exchange([[jax.device_put(x, d)] for d in world.devices], ["sum"], np.zeros(0, np.float32))
+    np.testing.assert_array_equal(results[0][0][:4], np.array([np.inf, -np.inf, np.nan, world.size], np.float32))
+
+
+def test_a_layout_is_compiled_once_and_before_the_frame(world, monkeypatch):
+    compiled = []
+    jax.monitoring.register_event_duration_secs_listener(lambda name, *_, **__: compiled.append(name))
+    try:
+        announce = world._frame.announce
+        monkeypatch.setattr(world._frame, "announce", lambda number: (compiled.append("frame"), announce(number)))
+        for _ in range(2):
+            send(world, jnp.ones((7, 11)))
+    finally:
+        jax.monitoring.clear_event_listeners()
+    backend = [name.rpartition("/")[2] for name in compiled if "backend_compile" in name or name == "frame"]
+    assert backend[-3:] == ["backend_compile_duration", "frame", "frame"]
+
+
+def test_processes_that_send_different_messages_are_told(world):
+    n = 500 + world.rank
+    before = world.waited
+    with pytest.raises(DisagreementError) as e:
+        send(world, np.zeros(n, np.float32))
+    assert f"rank {world.rank}: sum float32[1], sum float32[{n}]; status 0 (on_jax_processes.py:" in str(e.value)
+    with pytest.raises(DisagreementError, match="meet in different collectives"):
+        send(world, np.zeros(499, np.float32), status=world.rank)
+    assert float(comm.all_reduce(1.0, op="sum")) == world.size  # and the world is as good as before
+    assert world.waited > before
+
+
+def test_processes_that_meet_in_different_worlds_are_told(world):
+    with comm.JaxWorld(jax.local_devices()[:1]) as other:
+        with pytest.raises(DisagreementError, match=r"a barrier, in world \d+ \("):
+            (other if world.rank else world).barrier()
+        for each in (world, other):
+            each.barrier()
+
+
+def test_a_process_that_makes_a_world_while_others_do_not_is_told(world):
+    with pytest.raises(DisagreementError, match=r"making world \d+ of"):
+        world.barrier() if world.rank == 0 else comm.JaxWorld(jax.local_devices()[:1])
+    with comm.JaxWorld(jax.local_devices()[:1]) as other:  # all count alike
+        other.barrier()
+    world.barrier()
+
+
+def test_patience_must_be_the_same():
+    with pytest.raises(DisagreementError, match="patience= is not the same on all ranks"):
+        comm.JaxWorld(jax.local_devices()[:1], patience=60 + jax.process_index())
+    with pytest.raises(CollectiveError, match="patience="):
+        comm.JaxWorld(patience=-1)
+
+
+def test_a_reduction_that_cannot_be_compiled_fails_before_the_frame(world):
+    """So that the others are told, rather than left in a collective."""
+
+    def send_odd():
+        if world.rank == 0:
+            world.exchange([[jnp.zeros(1), jnp.zeros(3)]], ["sum", "no such op"], np.zeros(0, np.float32))
+        else:
+            world.barrier()
+
+    if world.rank == 0:
+        with pytest.raises(KeyError, match="no such op"):
+            send_odd()
+        world.fail("it has no such op")
+    else:
+        with pytest.raises(WorkerError, match="rank 0 failed it has no such op"):
+            send_odd()
+
+
+def test_training_takes_the_course_of_one_process_with_as_many_devices(world):
+    def course(chosen):
+        with build(descend, 0.0, make_data(), 8 * world.size, world=chosen, seed=3) as program:
+            return [float(report.metrics["loss"]) for report in program.run(steps=20)], float(program.state)
+
+    ours, state = course(world)
+    with comm.DeviceWorld(jax.local_devices()[: world.size]) as alone:
+        theirs, other = course(alone)
+    np.testing.assert_allclose(ours, theirs, rtol=1e-6)
+    np.testing.assert_allclose(state, other, rtol=1e-6)
+    with jax.enable_x64(True):
+        ours, state = course(world)
+        with comm.DeviceWorld(jax.local_devices()[: world.size]) as alone:
+            theirs, other = course(alone)
+    np.testing.assert_allclose([*ours, state], [*theirs, other], rtol=1e-12)
+
+
+def test_a_checkpoint_is_written_and_read(world, tmp_path_factory):
+    folder = world.all_gather_bytes(str(tmp_path_factory.mktemp("kept")).encode())[0].decode()
+    with build(descend, 0.0, make_data(), 8, world=world) as program:
+        list(program.run(steps=4, checkpoint=ad.Checkpoints(folder, every="2 steps")))
+        state = float(program.state)
+    with build(descend, 0.0, make_data(), 8, world=world) as program:
+        program.restore(folder)
+        assert (program.steps, float(program.state)) == (4, state)

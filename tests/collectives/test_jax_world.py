@@ -1,0 +1,157 @@
+"""The suite on processes that jax.distributed joins, and what becomes of them when one is lost."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from tests.jaxrun import HEARTBEAT, free_address, run
+from tests.mpirun import run as mpirun
+
+LIMIT = 300.0  # seconds: many tests in one launch
+pytestmark = [pytest.mark.ranks, pytest.mark.timeout(LIMIT + 30)]
+
+HERE = Path(__file__).parent
+MPI, PROGRAM = HERE.parent / "mpi", HERE.parent / "program"
+SUITE, ALONE, MEETINGS, ON_RANKS = (
+    HERE / "test_worlds.py",
+    HERE / "on_jax_processes.py",
+    MPI / "meetings.py",
+    MPI / "on_ranks.py",
+)
+OF_MPI = "not do_not_share_their_buffers and not with_a_world_each"  # its buffers, and its communicators
+
+
+def run_suite(kind: str, n: int, *files: Path) -> int:
+    """Run test files on `n` processes; all of them pass, and none is left out. Returns how many tests there were."""
+    options = ["-x", "-q", "--color=no", "-p", "no:cacheprovider", "-k", OF_MPI]
+    results = run(["-m", "pytest", *options, *files], n=n, env={"TESTS_WORLD": kind}, timeout=LIMIT)
+    passed = [re.search(r"(\d+) passed", result.stdout) for result in results]
+    assert all("skipped" not in result.stdout for result in results), results[0]
+    assert len({match and match[1] for match in passed}) == 1, results[0]
+    return int(passed[0][1])
+
+
+@pytest.mark.parametrize(
+    ("processes", "kind"),
+    [
+        (2, "jax-uneven"),
+        pytest.param(2, "jax", marks=pytest.mark.long),
+        pytest.param(3, "jax jax-uneven", marks=pytest.mark.long),
+    ],
+)
+def test_the_suite_on_processes(processes, kind):
+    assert run_suite(kind, processes, SUITE, ALONE, MEETINGS) >= 35 * len(kind.split()) + 40
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    ("processes", "kind", "files"),
+    [
+        (2, "jax", [ON_RANKS, PROGRAM / "test_same_mathematics.py"]),
+        (2, "jax", [PROGRAM / f"test_{name}.py" for name in ("bad_input", "not_finite", "trace", "hyperparameters")]),
+        (2, "jax-two-devices", [MEETINGS, *(PROGRAM / f"test_{name}.py" for name in ("federated", "own_collectives"))]),
+        (3, "jax", [PROGRAM / "test_same_mathematics.py"]),
+    ],
+    ids=["errors and mathematics", "programs", "two devices", "three processes"],
+)
+def test_programs(processes, kind, files):
+    assert run_suite(kind, processes, *files) >= 8
+
+
+# --- one is lost ------------------------------------------------------------------------------------------------------
+
+LOST = """
+import os, signal, sys, time
+from tests.jaxrun import join
+join()
+import jax, numpy as np
+import adaptive as ad, collectives as comm
+from collectives.worlds.sharded import Sharded
+
+how, lost = sys.argv[1], int(sys.argv[2])
+with comm.world(patience=3) as world:
+    comm.all_reduce(np.ones(1000, np.float32), op="sum")
+    if world.rank == lost:
+        match how:
+            case "killed": os.kill(os.getpid(), signal.SIGKILL)
+            case "killed in a message": Sharded.reduce = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
+            case "stopped": os.kill(os.getpid(), signal.SIGSTOP)
+            case "over": sys.exit(3)
+            case "raises": raise ZeroDivisionError
+    start = time.monotonic()
+    try:
+        comm.all_reduce(np.ones(1000, np.float32), op="sum")
+    except ad.WorkerError as error:
+        print(f"heard after {time.monotonic() - start:.1f} s: {error}", flush=True)
+        raise
+"""
+
+
+@pytest.fixture
+def script(tmp_path):
+    path = tmp_path / "lost.py"
+    path.write_text(LOST)
+    return path
+
+
+@pytest.mark.parametrize(
+    ("how", "lost", "n", "heard"),
+    [
+        ("killed", 1, 2, "rank 0 of 2 has lost the others in all_reduce.*: rank 1 has closed its line"),
+        pytest.param(
+            *("killed", 2, 3, r"rank \d of 3 has lost the others in all_reduce.*: rank \d has closed its line"),
+            marks=pytest.mark.long,
+        ),
+        pytest.param(
+            "killed in a message", 1, 2, "rank 0 of 2 has lost the others in all_reduce.*Gloo", marks=pytest.mark.long
+        ),
+        pytest.param("over", 1, 2, "rank 1 failed in its JaxWorld's block: SystemExit: 3", marks=pytest.mark.long),
+        pytest.param("raises", 0, 2, "rank 0 failed in its JaxWorld's block: ZeroDivision", marks=pytest.mark.long),
+    ],
+)
+def test_where_one_is_lost_the_others_hear_of_it_and_end(script, how, lost, n, heard):
+    results = run([script, how, str(lost)], n=n, timeout=60, expect_failure=True)
+    for rank, result in enumerate(results):
+        assert rank == lost or re.search(f"heard after .*{heard}", result.stdout), result
+        assert result.returncode != 134, result  # JAX's way to end whom it has waited for
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("lost", [0, 1])
+def test_one_that_is_stopped_is_named_and_ended_after_twice_the_patience(script, lost):
+    results = run([script, "stopped", str(lost)], timeout=60, expect_failure=True)
+    assert results[lost].returncode == -9
+    assert re.search(rf"rank {lost} \(.*is stopped", results[1 - lost].stderr), results[1 - lost]
+
+
+@pytest.mark.long
+def test_without_the_coordinator_jax_ends_all(script):
+    results = run([script, "killed", "0"], timeout=HEARTBEAT + 50, expect_failure=True)
+    assert [result.returncode for result in results] in ([-9, -6], [-9, 1])  # by JAX, or, where it is sooner, by us
+
+
+# --- beside MPI -------------------------------------------------------------------------------------------------------
+
+UNDER_MPIRUN = """
+import sys
+import jax
+if "joined" in sys.argv:
+    import os
+    rank = int(os.environ["OMPI_COMM_WORLD_RANK"])
+    jax.distributed.initialize(sys.argv[2], 2, rank, cluster_detection_method="deactivate")
+import collectives as comm
+with comm.world() as world:
+    print(type(world).__name__, float(comm.all_reduce(1.0, op="sum")), flush=True)
+"""
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(("joined", "world"), [(True, "JaxWorld"), (False, "MPIWorld")])
+def test_under_mpirun_whoever_initialises_jax_distributed_means_it(tmp_path, joined, world):
+    path = tmp_path / "under.py"
+    path.write_text(UNDER_MPIRUN)
+    done = mpirun([path, *(["joined", free_address()] if joined else [])], n=2)
+    assert done.stdout.count(f"{world} 2.0") == 2, done

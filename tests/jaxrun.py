@@ -1,0 +1,106 @@
+"""Start processes that `jax.distributed` joins from ordinary tests, under a hard time limit."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+
+from tests.mpirun import ROOT, Result, plain_environment
+
+JOB = "TESTS_JAX_JOB"  # COORDINATOR RANK PROCESSES, for `join`
+HEARTBEAT = 60  # seconds after which JAX takes a process for dead, and ends the others
+
+
+def join() -> None:
+    """Be one of the processes that `run` has started; in any other process, do nothing."""
+    if JOB in os.environ:
+        import jax
+
+        address, rank, processes = os.environ[JOB].split()
+        jax.distributed.initialize(
+            address,
+            int(processes),
+            int(rank),
+            cluster_detection_method="deactivate",
+            heartbeat_timeout_seconds=HEARTBEAT,
+            shutdown_timeout_seconds=HEARTBEAT,
+        )
+
+
+def run(
+    script: str | Path | Sequence[str | Path],
+    n: int = 2,
+    *,
+    timeout: float = 100.0,
+    env: Mapping[str, str] | None = None,
+    expect_failure: bool = False,
+) -> list[Result]:
+    """Run `python SCRIPT …` in `n` processes and wait for all; nothing of them survives this call.
+
+    Args:
+      script: a script, or it and its arguments; `["-m", "module", …]` runs a module. It calls `join()`.
+      n: how many processes.
+      timeout: seconds, after which all are killed and the test fails.
+      env: variables to add to the environment.
+      expect_failure: all processes must end with an exit status other than 0, rather than with 0.
+
+    Returns:
+      What became of each.
+    """
+    arguments = [str(part) for part in ([script] if isinstance(script, (str, Path)) else script)]
+    address = free_address()
+    start = time.monotonic()
+    with ExitStack() as open_files:
+        started = []
+        for rank in range(n):
+            out, err = (open_files.enter_context(tempfile.TemporaryFile("w+", errors="replace")) for _ in range(2))
+            environment = {**plain_environment(env or {}), JOB: f"{address} {rank} {n}"}
+            process = subprocess.Popen(
+                [sys.executable, *arguments],
+                cwd=ROOT,
+                env=environment,
+                stdin=subprocess.DEVNULL,
+                stdout=out,
+                stderr=err,
+            )
+            started.append((process, out, err))
+        in_time = _wait([process for process, _, _ in started], start + timeout)
+        results = []
+        for process, out, err in started:
+            out.seek(0), err.seek(0)
+            results.append(Result(process.returncode, out.read(), err.read(), time.monotonic() - start))
+    if not in_time or any((result.returncode != 0) != expect_failure for result in results):
+        what = f"no end after {timeout:g} s" if not in_time else f"to {'fail' if expect_failure else 'end with 0'}"
+        said = "\n".join(f"=== process {rank}: {result}" for rank, result in enumerate(results))
+        pytest.fail(f"{n} processes of {' '.join(arguments)}: {what}\n{said}", pytrace=False)
+    return results
+
+
+def free_address() -> str:
+    """For a coordinator: a port of this host that was free a moment ago."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return f"127.0.0.1:{free.getsockname()[1]}"
+
+
+def _wait(processes: Sequence[subprocess.Popen], deadline: float) -> bool:
+    """Until all have ended, or are killed since the time is over: then False."""
+    try:
+        for process in processes:
+            process.wait(max(0.1, deadline - time.monotonic()))
+        return True
+    except subprocess.TimeoutExpired:
+        return False
+    finally:
+        for process in processes:
+            process.kill()
+            process.wait()
