@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import sys
 import time
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import suppress
 from functools import partial
 from threading import Lock, current_thread, get_ident
@@ -50,6 +50,7 @@ from .scope import Scope, describe
 from .staff import Staff
 from .threads import OversubscriptionWarning, oversubscription
 from .watch import Watch
+from .ways import FLAT_PIECE_BYTES, Ways, is_large, several_ways
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -57,10 +58,8 @@ if TYPE_CHECKING:
 # An Allreduce takes this much at a time where all ranks are on one host: pieces stay in the caches between the copy
 # from the other rank, the sum and the copy back. ResNet-50's gradients between two ranks (medians, in ms): 23 in pieces
 # of 64 kB, 18 of 128, 16.5 of 256, 15.4 of 512, 16.5 of 1024, 17.7 of 4096, 20 as whole tensors; with two to four in
-# flight as Iallreduce, 1.2 to 1.3 times as long (benchmarks/exchange_resnet50.py). Across hosts whole parts are taken,
-# since there every piece would pay the network's latency; no more than 32-bit counts hold.
+# flight as Iallreduce, 1.2 to 1.3 times as long (benchmarks/exchange_resnet50.py). Across hosts: see `ways.py`.
 PIECE_BYTES = 512 << 10
-PIECE_BYTES_ACROSS_HOSTS = 1 << 30
 
 KEPT_LAYOUTS = 64  # a program has one or a few; eager calls may have any number
 
@@ -131,6 +130,7 @@ class MPIWorld(Starting, Staff, Scope):
         check_devices(self.devices)
         self._frame = Frame()
         self._watch: Watch | None = None
+        self._ways: Ways | None = None
         everyone = Together(whole, all_processes(whole, host, len(self.devices)))
         self.respawn, self.spawns = respawn, max_workers is not None
         if offered is None:
@@ -201,12 +201,15 @@ class MPIWorld(Starting, Staff, Scope):
             inbox = self._inbox(layout, len(status), channel)
             inbox.travelling[:] = np.asarray(sent[0])
             inbox.free[:] = status
+            reduce: Callable[[], np.ndarray] = partial(self._reduce_all, inbox, sent, ops, look)
+            ways = self._ways if inbox.large else None
+            if ways is not None:
+                reduce = ways.begin(reduce, (channel, inbox.name), about, fixed=self.deterministic)
             message = Message(
-                *(about, more, inbox.name, inbox.text),
-                buffers=inbox.buffers,
-                status=status,
-                reduce=partial(self._reduce_all, inbox, sent, ops, look),
+                *(about, more, inbox.name, inbox.text), buffers=inbox.buffers, status=status, reduce=reduce
             )
+            # Where a host's leader dies in the midst of it, some ranks may have all, and others nothing.
+            message.agreed = ways is not None and ways.by_hosts
             self._do(message)
         return inbox.arrays(self.devices), message.arrived
 
@@ -229,6 +232,10 @@ class MPIWorld(Starting, Staff, Scope):
         with self._collective():
             self._do(gather)
         return gather.result
+
+    def way(self, channel: Hashable) -> str:
+        """How messages of a channel go over several hosts, in words: the protocol of `World`."""
+        return "" if self._ways is None else self._ways.in_words(channel)
 
     def barrier(self) -> None:
         """Return once every process has called it."""
@@ -256,6 +263,8 @@ class MPIWorld(Starting, Staff, Scope):
             with self._collective():
                 self._do(Farewell("the end of its world's block", self._parting, CLOSE))
                 with suppress(self._mpi.Exception):  # somebody was lost behind the end: what matters is done
+                    if self._ways is not None:
+                        self._ways.free()
                     self.comm.Free()
             ending.world_ended()
         finally:
@@ -335,6 +344,8 @@ class MPIWorld(Starting, Staff, Scope):
             error = lost
             with suppress(self._mpi.Exception):
                 self.comm.Revoke()
+            if self._ways is not None:
+                self._ways.revoke()
         completed = error is None
         if completed and (not operation.agreed or not self.survives or operation.presences is not None):
             return None
@@ -407,7 +418,10 @@ class MPIWorld(Starting, Staff, Scope):
         self._watch_over(together)
         self.rank, self.processes = self.comm.rank, self.comm.size
         self._frame.of(self.processes)
-        self._piece_bytes = PIECE_BYTES if together.one_host else PIECE_BYTES_ACROSS_HOSTS
+        self._piece_bytes = PIECE_BYTES if together.one_host else FLAT_PIECE_BYTES
+        if self._ways is not None:
+            self._ways.free()
+        self._ways = several_ways(self._mpi, together, survives=self.survives)
         carried = {seat for process in together.everyone for seat in process.seats}
         self.unattended = tuple(seat for seat in range(self.size) if seat not in carried)
 
@@ -426,6 +440,9 @@ class MPIWorld(Starting, Staff, Scope):
             return
         mpi_op = self._ops[op]
         source = None if sent is None else sent.reshape(-1)
+        if self._ways is not None and is_large(op, flat.nbytes):
+            self._ways.sum(source, flat, None if look is None else partial(look, part))
+            return
         step = self._piece_bytes // flat.itemsize
         for start in range(0, flat.size, step):
             piece = slice(start, start + step)
