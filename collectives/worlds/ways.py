@@ -70,28 +70,27 @@ class Ways:
         Returns:
           What carries it out.
         """
-        choice = None
-        if fixed:
-            self._fixed.add(key[0])
-            self.by_hosts = True
-        else:
-            choice = self._choices.pop(key, None) or Choice(len(NAMES))
-            self._choices[key] = choice
-            if len(self._choices) > KEPT_CHOICES:
-                del self._choices[next(iter(self._choices))]  # the one not used for longest
-            self.by_hosts = choice.way == BY_HOSTS
-        return partial(self._carry_out, reduce, choice, about)
+        choice = None if fixed else self._choices.get(key) or Choice(len(NAMES))
+        self.by_hosts = choice is None or choice.way == BY_HOSTS
+        return partial(self._carry_out, reduce, key, choice, about)
 
-    def _carry_out(self, reduce: Callable[[], T], choice: Choice | None, about: str) -> T:
+    def _carry_out(self, reduce: Callable[[], T], key: Key, choice: Choice | None, about: str) -> T:
+        # Only here all are known to be about the same message, and what all know alike may change.
         if self.by_hosts and self._through is None:
             self._through = ByHosts(self._mpi, self._comm, self._host, survives=self._survives)
         self._seconds = 0.0
         result = reduce()
-        if choice is not None:
-            choice.took(self._seconds)
-            if (times := choice.due) is not None:
-                self._comm.Allreduce(self._mpi.IN_PLACE, times, self._mpi.MAX)
-                choice.compare(times, about)
+        if choice is None:
+            self._fixed.add(key[0])
+            return result
+        self._choices.pop(key, None)
+        self._choices[key] = choice
+        if len(self._choices) > KEPT_CHOICES:
+            del self._choices[next(iter(self._choices))]  # the one not used for longest
+        choice.took(self._seconds)
+        if (times := choice.due) is not None:
+            self._comm.Allreduce(self._mpi.IN_PLACE, times, self._mpi.MAX)
+            choice.compare(times, about)
         return result
 
     def sum(self, source: np.ndarray | None, target: np.ndarray, look: Look | None = None) -> None:

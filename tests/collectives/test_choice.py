@@ -101,5 +101,10 @@ def test_each_message_has_a_way_of_its_own_and_few_are_kept(monkeypatch):
     assert not made  # for whom all goes flat
     assert ways.in_words(0) == ""
     assert "in turn" in ways.in_words(2 * KEPT_CHOICES - 1)
-    assert ways.begin(lambda: 5, (2 * KEPT_CHOICES - 1, 1), "message 2", fixed=False)
-    assert ways.by_hosts
+    last = 2 * KEPT_CHOICES - 1, 1
+    for _ in range(2):  # what is begun and not carried out, since others mean something else, is as if it had not been
+        ways.begin(lambda: 5, (-1, 1), "message 1", fixed=False)
+        assert not ways.by_hosts
+        ways.begin(lambda: 5, last, "message 2", fixed=False)
+        assert ways.by_hosts
+    assert ways.in_words(-1) == ""
