@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import sys
 import time
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from contextlib import suppress
 from functools import partial
 from threading import Lock, current_thread, get_ident
@@ -201,15 +201,14 @@ class MPIWorld(Starting, Staff, Scope):
             inbox = self._inbox(layout, len(status), channel)
             inbox.travelling[:] = np.asarray(sent[0])
             inbox.free[:] = status
-            reduce: Callable[[], np.ndarray] = partial(self._reduce_all, inbox, sent, ops, look)
-            ways = self._ways if inbox.large else None
-            if ways is not None:
-                reduce = ways.begin(reduce, (channel, inbox.name), about, fixed=self.deterministic)
             message = Message(
-                *(about, more, inbox.name, inbox.text), buffers=inbox.buffers, status=status, reduce=reduce
+                *(about, more, inbox.name, inbox.text),
+                buffers=inbox.buffers,
+                status=status,
+                reduce=partial(self._reduce_all, inbox, sent, ops, look),
             )
-            # Where a host's leader dies in the midst of it, some ranks may have all, and others nothing.
-            message.agreed = ways is not None and ways.by_hosts
+            if self._ways is not None and inbox.large:
+                self._ways.begin(message, (channel, inbox.name), fixed=self.deterministic)
             self._do(message)
         return inbox.arrays(self.devices), message.arrived
 

@@ -10,12 +10,13 @@ from collections import Counter
 from collections.abc import Callable, Hashable
 from functools import partial
 from time import perf_counter
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 
 from .by_hosts import ByHosts
 from .choice import Choice
+from .operations import Message
 from .processes import Together
 
 LARGE_BYTES = 64 << 10  # of a part that can go by hosts
@@ -24,7 +25,6 @@ KEPT_CHOICES = 64  # a program has one for each of its large messages; eager cal
 NAMES = "flat", "by hosts"
 BY_HOSTS = 1
 
-T = TypeVar("T")
 Key = tuple[Hashable, int]  # a channel, and a number of what its message is made of
 Look = Callable[[int, np.ndarray], None]  # at a piece, and its first element's number
 
@@ -59,22 +59,18 @@ class Ways:
         self._seconds = 0.0  # that the message has spent in large sums so far
         self.by_hosts = False
 
-    def begin(self, reduce: Callable[[], T], key: Key, about: str, *, fixed: bool) -> Callable[[], T]:
-        """Decide which way a message with large sums goes.
+    def begin(self, message: Message, key: Key, *, fixed: bool) -> None:
+        """Decide which way a message with large sums goes, which come to `sum`.
 
         Args:
-          reduce: reduces all of it, by `sum` what is large.
-          about: what it is, in words.
           fixed: it goes by hosts, whatever is faster.
-
-        Returns:
-          What carries it out.
         """
         choice = None if fixed else self._choices.get(key) or Choice(len(NAMES))
         self.by_hosts = choice is None or choice.way == BY_HOSTS
-        return partial(self._carry_out, reduce, key, choice, about)
+        # Where a host's leader dies in the midst of it, some ranks may have all of it, and others nothing.
+        message.surround(partial(self._carry_out, message.about, key, choice), agreed=self.by_hosts)
 
-    def _carry_out(self, reduce: Callable[[], T], key: Key, choice: Choice | None, about: str) -> T:
+    def _carry_out(self, about: str, key: Key, choice: Choice | None, reduce: Callable[[], np.ndarray]) -> np.ndarray:
         # Only here all are known to be about the same message, and what all know alike may change.
         if self.by_hosts and self._through is None:
             self._through = ByHosts(self._mpi, self._comm, self._host, survives=self._survives)

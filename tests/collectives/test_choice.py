@@ -7,6 +7,7 @@ import pytest
 
 from collectives.worlds.by_hosts import ByHosts
 from collectives.worlds.choice import MESSAGES, TRIALS, Choice
+from collectives.worlds.operations import Message
 from collectives.worlds.processes import Process, Together
 from collectives.worlds.ways import KEPT_CHOICES, Ways, several_ways
 
@@ -91,20 +92,29 @@ def test_there_are_several_ways_where_one_of_several_hosts_has_several_ranks(hos
     assert (several_ways(FakeMPI, together(*hosts), survives=False) is not None) == several
 
 
+def begun(ways: Ways, channel: int) -> Message:
+    message = Message("a message", "", 0, buffers=[], status=np.zeros(0), reduce=lambda: np.full(1, 5.0))
+    ways.begin(message, (channel, 1), fixed=False)
+    assert message.agreed == ways.by_hosts
+    return message
+
+
 def test_each_message_has_a_way_of_its_own_and_few_are_kept(monkeypatch):
     made = []
     monkeypatch.setattr("collectives.worlds.ways.ByHosts", lambda *_, **__: made.append(ByHosts))
     ways = Ways(FakeMPI, together(0, 0, 1, 1), survives=False)
-    for channel in range(2 * KEPT_CHOICES):
-        assert ways.begin(lambda: 5, (channel, 1), "message 1", fixed=False)() == 5
+    last = 2 * KEPT_CHOICES - 1
+    for channel in range(last + 1):
+        message = begun(ways, channel)
         assert not ways.by_hosts
+        message.carry_out(None)
+        assert message.arrived == 5
     assert not made  # for whom all goes flat
     assert ways.in_words(0) == ""
-    assert "in turn" in ways.in_words(2 * KEPT_CHOICES - 1)
-    last = 2 * KEPT_CHOICES - 1, 1
+    assert "in turn" in ways.in_words(last)
     for _ in range(2):  # what is begun and not carried out, since others mean something else, is as if it had not been
-        ways.begin(lambda: 5, (-1, 1), "message 1", fixed=False)
+        begun(ways, -1)
         assert not ways.by_hosts
-        ways.begin(lambda: 5, last, "message 2", fixed=False)
+        begun(ways, last)
         assert ways.by_hosts
     assert ways.in_words(-1) == ""
