@@ -22,11 +22,14 @@ import psutil
 import pytest
 
 _TOOLS = ("unshare", "nsenter", "ip", "bash", "mount")
+_BURST, _QUEUE = "128kb", "50ms"  # of a link whose rate is limited
 _NET = "10.77.0"
 
 # The first process of all: a switch, and a process for each host that keeps its namespaces. `cat` ends with our pipe.
 _SWITCH = f"""
 set -e
+limit() {{ [ -z "$RATE" ] || tc qdisc add dev $1 root tbf rate $RATE burst $BURST latency $QUEUE; }}
+export -f limit
 ip link add br0 type bridge; ip link set br0 up
 for i in $(seq 1 $1); do
     export folder=$2 name=h$i
@@ -35,9 +38,11 @@ for i in $(seq 1 $1); do
     until [ -s $2/ready.$i ]; do sleep 0.01; done
     ip link add v$i type veth peer name e0 netns $!
     ip link set v$i master br0 up
+    limit v$i
     nsenter -t $! -n bash -ec "
         echo 1 > /proc/sys/net/ipv6/conf/all/disable_ipv6
-        ip link set lo up; ip addr add {_NET}.$i/24 dev e0; ip link set e0 up"
+        ip link set lo up; ip addr add {_NET}.$i/24 dev e0; ip link set e0 up
+        limit e0"
     echo $! > $2/pid.$i
 done
 echo ready
@@ -117,17 +122,23 @@ def _command_line(pid: int) -> str:
 
 
 @contextmanager
-def hosts(n: int = 2) -> Iterator[Hosts]:
-    """Make `n` hosts; the test is skipped where that is not possible (it takes Linux and root)."""
+def hosts(n: int = 2, rate: str = "") -> Iterator[Hosts]:
+    """Make `n` hosts; the test is skipped where that is not possible (it takes Linux and root).
+
+    Args:
+      rate: that of each host's link, in either direction, as `tc` reads it: "1gbit". By default as fast as memory.
+    """
     if why := _why_not():
         pytest.skip(why)
+    if rate and shutil.which("tc") is None:
+        pytest.skip("a link's rate is limited by tc")
     with tempfile.TemporaryDirectory(prefix="hosts-") as name:
         folder = Path(name)
         (folder / "hosts").write_text("127.0.0.1 localhost\n" + "".join(f"{_NET}.{i} h{i}\n" for i in range(1, n + 1)))
         agent = folder / "agent"
         agent.write_text(_AGENT.format(folder=folder))
         agent.chmod(0o755)
-        switch = _start(["bash", "-c", _SWITCH, "switch", str(n), name])
+        switch = _start(["bash", "-c", _SWITCH, "switch", str(n), name], rate)
         try:
             assert switch.stdout is not None
             if switch.stdout.readline() != "ready\n":
@@ -137,10 +148,11 @@ def hosts(n: int = 2) -> Iterator[Hosts]:
             _end(switch)
 
 
-def _start(command: Sequence[str]) -> subprocess.Popen:
+def _start(command: Sequence[str], rate: str) -> subprocess.Popen:
     namespaces = ["unshare", "--pid", "--net", "--mount", "--fork", "--kill-child", "--mount-proc"]
     pipe = subprocess.PIPE
-    return subprocess.Popen([*namespaces, *command], stdin=pipe, stdout=pipe, stderr=pipe, text=True)
+    environ = {**os.environ, "RATE": rate, "BURST": _BURST, "QUEUE": _QUEUE}
+    return subprocess.Popen([*namespaces, *command], stdin=pipe, stdout=pipe, stderr=pipe, text=True, env=environ)
 
 
 def _end(switch: subprocess.Popen) -> None:

@@ -6,7 +6,7 @@ matter.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
@@ -26,11 +26,16 @@ class Resident:
     waited = 0.0
     in_reserve = apart = newcomers = spawns = False
     built: Mapping[str, str] = MappingProxyType({})
+    deterministic = False
 
     @property
     def reserve_told(self) -> bool:
         """No process is in reserve."""
         return False
+
+    def way(self, channel: Hashable) -> str:
+        """There is one way for all messages, and nothing to say about it."""
+        return ""
 
     def part(self) -> None:
         """A run begins: no process waits for it in reserve."""

@@ -129,6 +129,15 @@ class World(Protocol):
     built: Mapping[str, str]
     """Digests of the program whose steps are taken, by name, where `spawns`: who joins must have built the same."""
 
+    deterministic: bool
+    """Whether nothing that was measured may change the bits of a sum, as its order; programs that are deterministic
+    set it. Replicated.
+    """
+
+    def way(self, channel: Hashable) -> str:
+        """Which of several ways messages of a channel go, and why, in words; nothing where there is one. Replicated."""
+        ...
+
     @property
     def apart(self) -> bool:
         """Whether a run is under way, in which workers and processes in reserve are not together. Replicated."""

@@ -16,12 +16,14 @@ def explain(
     batch_sizes: Sequence[int],
     shards: Sequence[int] = (),
     resizable: bool = True,
+    ways: Sequence[str] = (),
 ) -> str:
     """Segments, messages with their bytes, hooks and slots, in the order in which a step goes through them.
 
     Args:
       shards: examples in each worker's own data; empty where all share one data set.
       resizable: whether batch sizes change while the program runs.
+      ways: for each message which way it goes, of several; nothing where there is one.
     """
     graph = plan.graph
     lines = [
@@ -42,6 +44,8 @@ def explain(
             lines.append(f"segment  per kernel call        {_work(plan.calls[level])}; compiled for each {sizes}")
         for number in plan.sent_at(level):
             lines += _message(number, plan.messages[number], layouts[number])
+            if number < len(ways) and ways[number]:
+                lines.append(f"    goes {ways[number]}")
     lines.append(f"segment  once, behind the last  {_work(plan.final)}; compiled once")
     lines += _hooks(plan)
     lines += [

@@ -103,10 +103,11 @@ class Program:
         when the state is asked for; it cannot be skipped, since it has overwritten the state.
       max_skipped: how many steps in a row may be skipped; one more raises.
       local: picks the part of the state that may differ between workers on purpose, such as a local optimizer's:
-        `lambda state: state["momentum"]`. The rest must be replicated. A driver with local state runs each local
-        batch as one kernel call.
+        `lambda state: state["momentum"]`. The rest must be replicated. Local state that is
+        computed from a whole local batch has that run as one kernel call; from `comm.local_mean(grads)`, in any calls.
       deterministic: choose kernel calls by size alone and not by measured time, and take up new sizes at once, waiting
-        for their kernels, so that two runs with the same decisions are equal to the last bit.
+        for their kernels, so that two runs with the same decisions are equal to the last bit. Over several hosts large
+        sums of this world go one way from then on, whatever is faster.
       resizable: whether batch sizes may change while the program runs. If `False`, nothing is compiled behind the
         steps: there are kernels for the first sizes and for no others, and whoever asks for others gets an error. Only
         `restore` brings other sizes, and waits for their kernels.
@@ -184,9 +185,12 @@ class Program:
             "nonfinite": nonfinite,
             "max_skipped": max_skipped,
             "resizable": bool(resizable),
+            "deterministic": bool(deterministic),
         }
         self._built = check_alike(self.world, self._name, self._initial, self._data, self._plan, settings)
         built_in(self.world)
+        if deterministic:
+            self.world.deterministic = True
         if self.world.processes > 1:
             share_compilations()
         machines = Machines(self.world, f"machines of {self._name}")
@@ -306,7 +310,9 @@ class Program:
     def explain(self) -> str:
         """The plan in words: segments, messages with their bytes, hooks, slots; with the driver's lines."""
         shards = [shard.length for shard in self._data.shard_ranges] if isinstance(self._data, Shards) else []
-        text = explain(self._plan, self._engine.layouts, self._sizes.current, shards, self._sizes.resizable)
+        layouts = self._engine.layouts
+        ways = [self.world.way((self._name, number)) for number in range(len(layouts))]
+        text = explain(self._plan, layouts, self._sizes.current, shards, self._sizes.resizable, ways)
         return "\n".join([text, *(f"input    {line}" for line in self._stream.in_words())])
 
     # --- running ------------------------------------------------------------------------------------------------------

@@ -52,6 +52,7 @@ from .scope import Scope, describe
 from .staff import Staff
 from .threads import OversubscriptionWarning, oversubscription
 from .watch import Watch
+from .ways import FLAT_PIECE_BYTES, Ways, is_large, several_ways
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -59,10 +60,8 @@ if TYPE_CHECKING:
 # An Allreduce takes this much at a time where all ranks are on one host: pieces stay in the caches between the copy
 # from the other rank, the sum and the copy back. ResNet-50's gradients between two ranks (medians, in ms): 23 in pieces
 # of 64 kB, 18 of 128, 16.5 of 256, 15.4 of 512, 16.5 of 1024, 17.7 of 4096, 20 as whole tensors; with two to four in
-# flight as Iallreduce, 1.2 to 1.3 times as long (benchmarks/exchange_resnet50.py). Across hosts whole parts are taken,
-# since there every piece would pay the network's latency; no more than 32-bit counts hold.
+# flight as Iallreduce, 1.2 to 1.3 times as long (benchmarks/exchange_resnet50.py). Across hosts: see `ways.py`.
 PIECE_BYTES = 512 << 10
-PIECE_BYTES_ACROSS_HOSTS = 1 << 30
 
 KEPT_LAYOUTS = 64  # a program has one or a few; eager calls may have any number
 
@@ -133,6 +132,7 @@ class MPIWorld(Starting, Staff, Scope):
         check_devices(self.devices)
         self._frame = Frame()
         self._watch: Watch | None = None
+        self._ways: Ways | None = None
         everyone = Together(whole, all_processes(whole, host, len(self.devices)))
         self.respawn, self.spawns = respawn, max_workers is not None
         if offered is None:
@@ -218,6 +218,8 @@ class MPIWorld(Starting, Staff, Scope):
                 reduce=partial(self._reduce_all, inbox, sent, ops, apart, look),
                 replicated=not apart.differ,
             )
+            if self._ways is not None and inbox.large:
+                self._ways.begin(message, (channel, inbox.name), fixed=self.deterministic)
             self._do(message)
         return apart.in_place(inbox.arrays(self.devices), self.devices), message.arrived
 
@@ -243,6 +245,10 @@ class MPIWorld(Starting, Staff, Scope):
         with self._collective():
             self._do(gather)
         return gather.result
+
+    def way(self, channel: Hashable) -> str:
+        """How messages of a channel go over several hosts, in words: the protocol of `World`."""
+        return "" if self._ways is None else self._ways.in_words(channel)
 
     def barrier(self) -> None:
         """Return once every process has called it."""
@@ -270,6 +276,8 @@ class MPIWorld(Starting, Staff, Scope):
             with self._collective():
                 self._do(Farewell("the end of its world's block", self._parting, CLOSE))
                 with suppress(self._mpi.Exception):  # somebody was lost behind the end: what matters is done
+                    if self._ways is not None:
+                        self._ways.free()
                     self.comm.Free()
             ending.world_ended()
         finally:
@@ -349,6 +357,8 @@ class MPIWorld(Starting, Staff, Scope):
             error = lost
             with suppress(self._mpi.Exception):
                 self.comm.Revoke()
+            if self._ways is not None:
+                self._ways.revoke()
         completed = error is None
         if completed and (not operation.agreed or not self.survives or operation.presences is not None):
             return None
@@ -421,7 +431,10 @@ class MPIWorld(Starting, Staff, Scope):
         self._watch_over(together)
         self.rank, self.processes = self.comm.rank, self.comm.size
         self._frame.of(self.processes)
-        self._piece_bytes = PIECE_BYTES if together.one_host else PIECE_BYTES_ACROSS_HOSTS
+        self._piece_bytes = PIECE_BYTES if together.one_host else FLAT_PIECE_BYTES
+        if self._ways is not None:
+            self._ways.free()
+        self._ways = several_ways(self._mpi, together, survives=self.survives)
         carried = {seat for process in together.everyone for seat in process.seats}
         self.unattended = tuple(seat for seat in range(self.size) if seat not in carried)
 
@@ -440,6 +453,9 @@ class MPIWorld(Starting, Staff, Scope):
             return
         mpi_op = self._ops[op]
         source = None if sent is None else sent.reshape(-1)
+        if self._ways is not None and is_large(op, flat.nbytes):
+            self._ways.sum(source, flat, None if look is None else partial(look, part))
+            return
         step = self._piece_bytes // flat.itemsize
         for start in range(0, flat.size, step):
             piece = slice(start, start + step)

@@ -12,6 +12,7 @@ there. These are `agreed`: all learn whether it was completed on all, or else it
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 from zlib import crc32
 
@@ -164,6 +165,10 @@ class Message(Operation):
         super().__init__(*told)
         self._buffers, self._reduce, self.agreed = buffers, reduce, not replicated
         self.arrived = status
+
+    def surround(self, around: Callable[[Callable[[], np.ndarray]], np.ndarray], *, agreed: bool) -> None:
+        """Have it reduced by what is given its `reduce`; and on all processes, or for none."""
+        self._reduce, self.agreed = partial(around, self._reduce), self.agreed or agreed
 
     def carry_out(self, comm: Any) -> None:
         self.arrived = self._reduce()

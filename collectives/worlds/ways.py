@@ -1,0 +1,146 @@
+"""The ways by which large sums go between several hosts, and which message takes which.
+
+What is small goes flat, and so do extremes: between hosts they cost a message's latency, which grows with the steps
+that a way has.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Hashable
+from functools import partial
+from time import perf_counter
+from typing import Any
+
+import numpy as np
+
+from .by_hosts import ByHosts
+from .choice import Choice
+from .operations import Message
+from .processes import Together
+
+LARGE_BYTES = 64 << 10  # of a part that can go by hosts
+FLAT_PIECE_BYTES = 1 << 30  # every piece would pay the network's latency; no more than 32-bit counts hold
+KEPT_CHOICES = 64  # a program has one for each of its large messages; eager calls may have any number
+NAMES = "flat", "by hosts"
+BY_HOSTS = 1
+
+Key = tuple[Hashable, int]  # a channel, and a number of what its message is made of
+Look = Callable[[int, np.ndarray], None]  # at a piece, and its first element's number
+
+
+class Flat:
+    """MPI's own Allreduce over all ranks."""
+
+    piece_bytes = FLAT_PIECE_BYTES
+
+    def __init__(self, mpi: Any, comm: Any):
+        self._mpi, self._comm = mpi, comm
+
+    def sum(self, source: np.ndarray | None, target: np.ndarray) -> None:
+        """Sum `source` over all ranks into `target`, or `target` in place where there is no source."""
+        self._comm.Allreduce(self._mpi.IN_PLACE if source is None else source, target)
+
+
+class Ways:
+    """Of processes that are together. One message at a time.
+
+    Attributes:
+      by_hosts: whether the message that was begun last goes by hosts. Replicated.
+    """
+
+    def __init__(self, mpi: Any, together: Together, *, survives: bool):
+        self._mpi, self._comm, self._survives = mpi, together.comm, survives
+        self._host = together.everyone[together.comm.rank].host
+        self._flat = Flat(mpi, together.comm)
+        self._through: ByHosts | None = None  # made for the first message that goes by hosts
+        self._choices: dict[Key, Choice] = {}
+        self._fixed: set[Hashable] = set()  # channels whose messages go by hosts, whatever is faster
+        self._seconds = 0.0  # that the message has spent in large sums so far
+        self.by_hosts = False
+
+    def begin(self, message: Message, key: Key, *, fixed: bool) -> None:
+        """Decide which way a message with large sums goes, which come to `sum`.
+
+        Args:
+          fixed: it goes by hosts, whatever is faster.
+        """
+        choice = None if fixed else self._choices.get(key) or Choice(len(NAMES))
+        self.by_hosts = choice is None or choice.way == BY_HOSTS
+        # Where a host's leader dies in the midst of it, some ranks may have all of it, and others nothing.
+        message.surround(partial(self._carry_out, message.about, key, choice), agreed=self.by_hosts)
+
+    def _carry_out(self, about: str, key: Key, choice: Choice | None, reduce: Callable[[], np.ndarray]) -> np.ndarray:
+        # Only here all are known to be about the same message, and what all know alike may change.
+        if self.by_hosts and self._through is None:
+            self._through = ByHosts(self._mpi, self._comm, self._host, survives=self._survives)
+        self._seconds = 0.0
+        result = reduce()
+        if choice is None:
+            self._fixed.add(key[0])
+            return result
+        self._choices.pop(key, None)
+        self._choices[key] = choice
+        if len(self._choices) > KEPT_CHOICES:
+            del self._choices[next(iter(self._choices))]  # the one not used for longest
+        choice.took(self._seconds)
+        if (times := choice.due) is not None:
+            self._comm.Allreduce(self._mpi.IN_PLACE, times, self._mpi.MAX)
+            choice.compare(times, about)
+        return result
+
+    def sum(self, source: np.ndarray | None, target: np.ndarray, look: Look | None = None) -> None:
+        """Sum `source` over all ranks into `target`, or `target` in place where there is no source; and have each piece
+        looked at. Arrays are flat.
+        """
+        way = self._through if self.by_hosts and self._through is not None else self._flat
+        began, step = perf_counter(), way.piece_bytes // target.itemsize
+        for start in range(0, target.size, step):
+            piece = slice(start, start + step)
+            way.sum(None if source is None else source[piece], target[piece])
+            if look is not None:
+                look(start, target[piece])
+        self._seconds += perf_counter() - began
+
+    def in_words(self, channel: Hashable) -> str:
+        """Which way a channel's messages go, and why; nothing where none that is large was sent. Replicated."""
+        if channel in self._fixed:
+            return f"{NAMES[BY_HOSTS]}, whatever is faster: in a deterministic program"
+        for its, choice in reversed(self._choices.items()):
+            if its[0] == channel:
+                return _in_words(choice)
+        return ""
+
+    def revoke(self) -> None:
+        """Nobody waits any more for somebody who does not come."""
+        if self._through is not None:
+            self._through.revoke()
+
+    def free(self) -> None:
+        """Not used any more; by all."""
+        if self._through is not None:
+            self._through.free()
+        self._through = None
+
+
+def several_ways(mpi: Any, together: Together, *, survives: bool) -> Ways | None:
+    """The ways there are, or `None`: on one host, and on several of which each has one rank, there is only one."""
+    ranks = Counter(process.host for process in together.everyone)
+    return Ways(mpi, together, survives=survives) if 1 < len(ranks) < len(together.everyone) else None
+
+
+def is_large(op: Any, nbytes: int) -> bool:
+    """Whether there are several ways for such a part."""
+    return bool(nbytes >= LARGE_BYTES and op == "sum")
+
+
+def _in_words(choice: Choice) -> str:
+    if choice.seconds is None:
+        return f"{' and '.join(NAMES)} in turn, to measure which is faster"
+    taken, *others = sorted(zip(choice.seconds, NAMES, strict=True))
+    times = ", ".join(f"{name} {_milliseconds(seconds)}" for seconds, name in others)
+    return f"{taken[1]}: {_milliseconds(taken[0])}, {times}; as measured up to {choice.about}"
+
+
+def _milliseconds(seconds: float) -> str:
+    return f"{1e3 * seconds:.3g} ms" if seconds < 0.9995 else f"{1e3 * seconds:.0f} ms"

@@ -1,0 +1,120 @@
+"""Which way is taken: by times alone that all ranks have, so all ranks say the same."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from collectives.worlds.by_hosts import ByHosts
+from collectives.worlds.choice import MESSAGES, TRIALS, Choice
+from collectives.worlds.operations import Message
+from collectives.worlds.processes import Process, Together
+from collectives.worlds.ways import KEPT_CHOICES, Ways, several_ways
+
+
+def send(choices: list[Choice], seconds: list[list[float]], n: int, about: str = "a message") -> list[int]:
+    """So many messages, which take each rank so long, by its number and the way's. Returns the ways they went."""
+    went = []
+    for _ in range(n):
+        (way,) = {choice.way for choice in choices}
+        went.append(way)
+        for rank, choice in enumerate(choices):
+            choice.took(seconds[rank][way])
+        due = [choice.due for choice in choices]
+        assert len({times is None for times in due}) == 1
+        if due[0] is not None:
+            slowest = np.max(due, axis=0)
+            for choice in choices:
+                choice.compare(slowest.copy(), about)
+    return went
+
+
+def test_it_goes_by_the_slowest_rank():
+    """Each rank by itself would go another way."""
+    choices = [Choice(2), Choice(2)]
+    seconds = [[1.0, 2.0], [4.0, 3.0]]
+    assert send(choices, seconds, TRIALS * 2 + 5, "message 6") == [0, 1] * TRIALS + [1] * 5
+    assert {choice.seconds for choice in choices} == {(4.0, 3.0)}
+    assert choices[0].about == "message 6"
+
+
+def test_what_happens_once_does_not_count():
+    choice = Choice(2)
+    for seconds in (9.0, 1.0, 2.0, 9.0, 3.0, 9.0):  # by turns of the two ways
+        choice.took(seconds)
+    assert choice.due is not None
+    choice.compare(choice.due, "")
+    assert choice.seconds == (2.0, 1.0)
+
+
+@pytest.mark.parametrize(("factor", "anew"), [(1.4, False), (1.6, True), (0.8, False), (0.6, True)])
+def test_it_is_measured_anew_when_times_are_others(factor, anew):
+    choices = [Choice(2), Choice(2)]
+    send(choices, [[1.0, 2.0]] * 2, 2 * TRIALS)
+    assert send(choices, [[factor, 2.0]] * 2, MESSAGES) == [0] * MESSAGES
+    went = send(choices, [[factor, 0.5 * factor]] * 2, 2 * TRIALS + 1)
+    assert went == ([0, 1] * TRIALS + [1] if anew else [0] * (2 * TRIALS + 1))
+
+
+def test_one_slow_message_changes_nothing():
+    choices = [Choice(2)]
+    send(choices, [[1.0, 2.0]], 2 * TRIALS)
+    send(choices, [[50.0, 2.0]], MESSAGES - 1)
+    send(choices, [[1.0, 2.0]], 1)
+    assert choices[0].way == 0
+    assert choices[0].seconds is not None
+
+
+# --- of a communicator ------------------------------------------------------------------------------------------------
+
+
+class FakeComm:
+    """One of several ranks, alone."""
+
+    rank = 0
+
+    def Allreduce(self, sent, received, *op):
+        """The others are as fast."""
+
+
+class FakeMPI:
+    IN_PLACE = MAX = None
+
+
+def together(*hosts: int) -> Together:
+    return Together(FakeComm(), tuple(Process(range(i, i + 1), "node", host, i) for i, host in enumerate(hosts)))
+
+
+@pytest.mark.parametrize(
+    ("hosts", "several"), [([0], False), ([0, 0], False), ([0, 1], False), ([0, 1, 1], True), ([2, 4, 2, 4], True)]
+)
+def test_there_are_several_ways_where_one_of_several_hosts_has_several_ranks(hosts, several):
+    assert (several_ways(FakeMPI, together(*hosts), survives=False) is not None) == several
+
+
+def begun(ways: Ways, channel: int) -> Message:
+    message = Message("a message", "", 0, buffers=[], status=np.zeros(0), reduce=lambda: np.full(1, 5.0))
+    ways.begin(message, (channel, 1), fixed=False)
+    assert message.agreed == ways.by_hosts
+    return message
+
+
+def test_each_message_has_a_way_of_its_own_and_few_are_kept(monkeypatch):
+    made = []
+    monkeypatch.setattr("collectives.worlds.ways.ByHosts", lambda *_, **__: made.append(ByHosts))
+    ways = Ways(FakeMPI, together(0, 0, 1, 1), survives=False)
+    last = 2 * KEPT_CHOICES - 1
+    for channel in range(last + 1):
+        message = begun(ways, channel)
+        assert not ways.by_hosts
+        message.carry_out(None)
+        assert message.arrived == 5
+    assert not made  # for whom all goes flat
+    assert ways.in_words(0) == ""
+    assert "in turn" in ways.in_words(last)
+    for _ in range(2):  # what is begun and not carried out, since others mean something else, is as if it had not been
+        begun(ways, -1)
+        assert not ways.by_hosts
+        begun(ways, last)
+        assert ways.by_hosts
+    assert ways.in_words(-1) == ""

@@ -1,0 +1,120 @@
+"""Ranks of several hosts sum by hosts: `adaptive run -n 4 on_hosts.py 0,1,0,1 [WHERE:RANK …]`; see test_on_hosts.py.
+
+The numbers are the ranks' hosts, which are made up, or "found". A rank that is named kills itself there: "within" or
+"between" hosts, or "behind" the sum; in a piece in the middle of a message.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+
+import numpy as np
+
+import collectives as comm
+from adaptive.extend import MembersChanged
+from collectives.worlds import mpi as _mpi
+from collectives.worlds import ways
+from collectives.worlds.by_hosts import ByHosts
+from collectives.worlds.choice import TRIALS
+
+HOSTS, DEATHS = sys.argv[1], [death.split(":") for death in sys.argv[2:]]
+MESSAGES, SIZE = 8, 700_001
+own = -1
+
+
+def made_up(comm, host, n_devices):
+    found = all_processes(comm, host, n_devices)
+    return tuple(p._replace(host=int(number)) for p, number in zip(found, HOSTS.split(","), strict=True))
+
+
+class Dying:
+    """A communicator, in which this rank dies when it has called one of its methods, or is about to."""
+
+    def __init__(self, comm, method, *, before):
+        self._comm, self._method, self._before = comm, method, before
+
+    def __getattr__(self, name):
+        if name == self._method and self._before:
+            os.kill(os.getpid(), signal.SIGKILL)
+        method = getattr(self._comm, name)
+        if name != self._method:
+            return method
+
+        def last(*arguments):
+            method(*arguments)
+            os.kill(os.getpid(), signal.SIGKILL)
+
+        return last
+
+
+pieces = 0
+
+
+def sum_or_die(self, source, target):
+    global pieces
+    pieces += 1
+    where = next((where for where, rank in DEATHS if int(rank) == own), "")
+    if where and pieces == 5:
+        if where == "within":
+            self._within = Dying(self._within, "Reduce", before=True)
+        elif where == "between":
+            self._between = Dying(self._between, "Allreduce", before=True)
+        elif where == "behind":
+            self._within = Dying(self._within, "Bcast", before=False)
+    sum_by_hosts(self, source, target)
+
+
+all_processes = _mpi.all_processes
+if HOSTS != "found":
+    _mpi.all_processes = made_up
+sum_by_hosts = ByHosts.sum
+ByHosts.sum = sum_or_die
+
+
+def values(seat: int, message: int) -> list[np.ndarray]:
+    """A part with the status, a large one, an extreme and another large one: differ by worker and message."""
+    rng = np.random.default_rng([seat, message])
+    x = rng.normal(size=SIZE).astype(np.float32)
+    return [x[:50_000].copy(), x, x[:1000], rng.integers(0, 1000, (600, 500)).astype(np.int32)]
+
+
+with comm.world() as world:
+    own = world.rank
+    world.deterministic = "fixed" in os.environ.get("TESTS_WAY", "")
+    lost = 0
+    for message in range(MESSAGES):
+        while True:
+            try:
+                looked = []
+                ops, status = ["sum", "sum", "max", "sum"], np.ones(1, np.float32)
+                row = values(world.workers[0], message)
+                row[0][-1] = 0
+                (got,), said = world.exchange(
+                    [[_mpi.jax.device_put(x) for x in row]],
+                    *(ops, status, "a channel", f"message {message}"),
+                    look=lambda part, start, piece, looked=looked: looked.append((part, piece.size)),
+                )
+                break
+            except MembersChanged:
+                lost += 1
+        assert said == world.processes, said
+        parts = [np.asarray(x) for x in got]
+        everyone = [values(seat, message) for seat in world.members]
+        for j in (0, 1):
+            error = np.abs(parts[j] - np.sum([row[j] for row in everyone], axis=0, dtype=np.float64))
+            assert error[: 50_000 - 1].max() < 1e-5, (j, error.max())
+        np.testing.assert_array_equal(parts[2], np.max([row[2] for row in everyone], axis=0))
+        np.testing.assert_array_equal(parts[3], np.sum([row[3] for row in everyone], axis=0))
+        assert sum(size for part, size in looked if part == 1) == SIZE
+        bits = b"".join([parts[0][:-1].tobytes(), *(x.tobytes() for x in parts[1:])])
+        assert len(set(world.all_gather_bytes(bits))) == 1  # the same on all ranks, to the last bit
+        if message < TRIALS and not DEATHS and not world.deterministic:
+            assert world.way("a channel") in ("", "flat and by hosts in turn, to measure which is faster")
+    said = world.all_gather_bytes(world.way("a channel").encode())
+    assert len(set(said)) == 1, said
+    assert bool(lost) == bool(DEATHS), lost
+    assert world.way("another") == ""
+    assert ways.LARGE_BYTES < 4 * 50_000
+    print(f"{world.processes} ended well, {said[0].decode() or 'one way'}", flush=True)
