@@ -53,6 +53,7 @@ from adaptive.runtime.kernels import KernelOptions
 
 from . import checkpoint as _checkpoint
 from .arguments import Driver, InitialState, built_in, checked_nonfinite, count, next_name, world_of
+from .boards import BoardsOfWorld
 from .checkpoints import Checkpoints
 from .choice import chosen
 from .company import AllLeave, Company, Course, RunEnds, RunOver, Until
@@ -187,6 +188,7 @@ class Program:
         }
         self._built = check_alike(self.world, self._name, self._initial, self._data, self._plan, settings)
         built_in(self.world)
+        self._boards = BoardsOfWorld(self.world, self._plan, planner.boards, self._name)
         if self.world.processes > 1:
             share_compilations()
         machines = Machines(self.world, f"machines of {self._name}")
@@ -532,6 +534,8 @@ class Program:
         """
         while True:
             self._take_course(self._company.gather(self._course))
+            if self._boards.make():
+                continue  # members may have been lost in the course of it
             try:
                 with self._activity.doing(INPUT):
                     share = self._stream.take(self._sizes.current)
@@ -796,6 +800,7 @@ class Program:
         self._digest.restart(parsed.step, digests)
         self._clock.restart()
         self._advice.begin()
+        self._boards.forget()
         if found is not None:
             self._directories.add(found.directory)
             self._notes += found.notes

@@ -11,13 +11,14 @@ from functools import partial, reduce
 import jax
 import numpy as np
 
+from adaptive.base.board import LocalBoards
 from adaptive.base.seats import Seats
 from adaptive.base.world import Arrived, Blocking, LookAtPiece, Parts
 
 from .message import accumulate
 
 
-class LocalWorld(Blocking, Seats):
+class LocalWorld(Blocking, LocalBoards, Seats):
     """Some workers, one after another on one device. They may `leave` and `join` between two steps.
 
     Args:

@@ -12,7 +12,7 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from adaptive.extend import Arrived, Arriving, LookAtPiece, Parts, Seats, Starting, WhenWaitedFor
+from adaptive.extend import Arrived, Arriving, LocalBoards, LookAtPiece, Parts, Seats, Starting, WhenWaitedFor
 
 from .scope import Scope, describe
 
@@ -21,7 +21,7 @@ from .scope import Scope, describe
 _one_at_a_time = RLock()  # from the start to the end of an exchange; one thread may have several under way
 
 
-class DeviceWorld(Starting, Seats, Scope):
+class DeviceWorld(Starting, LocalBoards, Seats, Scope):
     """One process, one worker per device; batches may differ in size from device to device.
 
     Each worker's kernels are dispatched to its own device, so they run side by side. An exchange joins the workers'
