@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
+from itertools import pairwise
 from types import SimpleNamespace
 
 import jax
@@ -78,7 +79,7 @@ def test_it_is_the_published_update(peer):
                 if round == 4 and peer == "random":
                     program.rescale(shares=(5, 1, 3))
                 whole, cuts = program._stream.peek(program.batch_sizes), np.cumsum([0, *program.batch_sizes])
-                of_workers = [{k: np.asarray(v[a:b]) for k, v in whole.items()} for a, b in zip(cuts, cuts[1:])]  # noqa: B905
+                of_workers = [{k: np.asarray(v[a:b]) for k, v in whole.items()} for a, b in pairwise(cuts)]
                 program.step()
                 w = plain(w, of_workers, peer, 5, round)
                 np.testing.assert_allclose(program.state, w, rtol=0, atol=1e-10)

@@ -71,7 +71,8 @@ def overtaken(world) -> None:
             return copy
 
         read.slot = slow
-        for times, expected in ((0, 1.0), (1, 101.0), (99, None)):
+        for overtaken_times, expected in ((0, 1.0), (1, 101.0), (99, None)):
+            times = overtaken_times
             board.publish(0, 0, [np.ones(1)])
             found = board.look(0, 0, 0)
             assert (found if found is None else found[0].view(np.float64)[0]) == expected
