@@ -5,7 +5,8 @@ another package can. It is less steady than what drivers are written with: it ma
 word in the changelog.
 
 * A **monitor** reads `Source`s, keeps state in `slot`s, and says by a `claim` what it must be given.
-* A **collective** is a `Collective`, and a call of `collective`; a **world** is what has the methods of `World`.
+* A **collective** is a `Collective`, and a call of `collective`; a **world** is what has the methods of `World`, and
+  perhaps those of `OffersBoards`.
 * A **policy** is a pair of functions from an `Observation` to a `Decision`; a `Handler` stands behind a `hook`.
 * A **listener** is called with a `StepEvent` after each step: `program.subscribe(listener)`.
 * A **record** of a run, which `program.run(record=…)` wrote, is read by `read_run`.
@@ -16,6 +17,10 @@ word in the changelog.
 from adaptive.base.activity import Breakdown as Breakdown
 from adaptive.base.activity import WorkerSeconds as WorkerSeconds
 from adaptive.base.arrays import is_key as is_key
+from adaptive.base.board import Board as Board
+from adaptive.base.board import LocalBoards as LocalBoards
+from adaptive.base.board import OffersBoards as OffersBoards
+from adaptive.base.board import Vectors as Vectors
 from adaptive.base.cores import allowed_cpus as allowed_cpus
 from adaptive.base.cores import chosen_threads as chosen_threads
 from adaptive.base.current import current_world as current_world
@@ -86,6 +91,8 @@ from adaptive.operators.collectives import collective as collective
 from adaptive.operators.context import tracing as tracing
 from adaptive.operators.hooks import Hook as Hook
 from adaptive.operators.hooks import hook as hook
+from adaptive.operators.published import SCHEDULES as SCHEDULES
+from adaptive.operators.published import of_another as of_another
 from adaptive.operators.slots import slot as slot
 from adaptive.operators.sources import CALLS as CALLS
 from adaptive.operators.sources import EXAMPLES as EXAMPLES

@@ -2,6 +2,7 @@
 
 from ._all_gather import all_gather as all_gather
 from ._all_reduce import all_reduce as all_reduce
+from ._asynchronous_mean import asynchronous_mean as asynchronous_mean
 from ._broadcast import broadcast as broadcast
 from ._local_mean import local_mean as local_mean
 from ._merge import merge as merge

@@ -9,7 +9,7 @@ from __future__ import annotations
 import io
 import itertools
 import pickle
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -19,6 +19,7 @@ from jax.experimental import serialize_executable
 from jax.extend import source_info_util
 from jax.extend.backend import get_compile_options
 from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, jaxprs_in_params
+from jax.interpreters import mlir
 
 NEWEST_TESTED = (0, 10)  # JAX's series with which all of this was last seen to hold
 
@@ -83,7 +84,7 @@ _HOLDERS = {
 }
 
 # What these bring is not computed from their operands: it comes from the host, or from a generator with a state.
-_FROM_OUTSIDE = {"pure_callback", "io_callback", "rng_uniform", "infeed"}
+_FROM_OUTSIDE = {"pure_callback", "io_callback", "rng_uniform", "infeed", "of_another"}
 
 
 def called(eqn: JaxprEqn, *, derivatives: bool = False, checkpoints: bool = False) -> ClosedJaxpr | None:
@@ -130,6 +131,23 @@ def has_ordered_effects(eqn: JaxprEqn) -> bool:
 def has_references(eqn: JaxprEqn) -> bool:
     """Whether an equation reads or writes a mutable array."""
     return any(hasattr(v.aval, "inner_aval") for v in (*eqn.invars, *eqn.outvars))
+
+
+def lower_to_callback(context: Any, function: Callable[..., Sequence[Any]], operands: Sequence[Any]) -> Any:
+    """A primitive's lowering by which `function` is called with its operands, as views of numpy's that are not to be
+    written and not to be kept; what it returns is copied. (What `jax.pure_callback` does, without its copies.)
+    """
+    results, _, _ = mlir.emit_python_callback(
+        context,
+        function,
+        None,
+        list(operands),
+        context.avals_in,
+        context.avals_out,
+        has_side_effect=True,
+        returns_token=False,
+    )
+    return results
 
 
 # --- where things come from -------------------------------------------------------------------------------------------

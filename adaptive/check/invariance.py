@@ -136,7 +136,11 @@ def check_invariance(
     """
     examples, n, plan = len(jax.tree.leaves(batch)[0]), engine.world.size, engine.plan
     if examples % plan.multiple:
-        raise BatchSizeError(f"check: {examples} examples are no multiple of the driver's {plan.multiple} minibatches.")
+        raise BatchSizeError(
+            f"check: {examples} examples are no multiple of {plan.multiple}, as the driver's minibatches need."
+        )
+    for pairing in plan.graph.pairings:
+        return Invariance({}, {}, (), note=f"what {pairing.line} brings goes by who has published what, and when.")
     if not plan.splittable and n == 1:
         return Invariance({}, {}, (), note=f"nothing to compare on one worker: {plan.unsplittable[0]}.")
     few = Invariance({}, {}, (), note=f"nothing to compare: a batch of {examples} cannot be split in another way.")

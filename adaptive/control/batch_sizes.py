@@ -320,8 +320,8 @@ class BatchSizes:
         if number % unit:
             below = number // unit * unit
             raise BatchSizeError(
-                f"global_batch={number} is no multiple of {unit}, the minibatches that the driver cuts every "
-                f"local batch into. The nearest are {below} and {below + unit}."
+                f"global_batch={number} is no multiple of {unit}, as the driver's minibatches need of every "
+                f"local batch. The nearest are {below} and {below + unit}."
             )
         if number > limits.most:
             raise BatchSizeError(

@@ -285,8 +285,9 @@ class _Cutter:
 
     def _reasons(self, segments: dict[tuple[str, int], Segment]) -> Iterable[str]:
         """Why a local batch cannot run as several calls."""
-        for steps, where in self.flow.graph.minibatches:
-            yield f"minibatches{where} takes {steps} steps on the whole local batch, and each call would take as many"
+        yield from (how.why_whole for how in self.flow.graph.minibatches)
+        for pairing in self.flow.graph.pairings:
+            yield f"{pairing.line} is for one replica of a worker's, and each call would have one of its own"
         for message in self.messages:
             for c in message:
                 if not c.how.reduces and c.scope == Scope.CALL:

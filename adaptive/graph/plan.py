@@ -189,5 +189,6 @@ class Plan:
             ),
             tuple((h.hook.name, h.hook.every, tuple(a.aval.shape for a in h.values)) for h in self.hooks),
             tuple((a.aval.shape, str(a.aval.dtype)) for a in self.graph.metrics),
+            tuple((p.schedule, p.nbytes) for p in self.graph.pairings),
             self.unsplittable,
         )

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterable
+from functools import partial
 from typing import Any
 
 import jax
@@ -19,6 +20,7 @@ from adaptive.base.errors import AdaptiveError, CollectiveError, DriverError
 from adaptive.base.phases import phase
 from adaptive.base.surroundings import Surroundings
 from adaptive.base.where import at
+from adaptive.operators.published import Boards
 
 from .cut import plan
 from .expressions import End, Expressions, another_program, check_same_operators, first_difference, sized
@@ -36,6 +38,9 @@ class Planner:
       workers: how many workers there are.
       local_state: state leaves (by index) that may differ between workers on purpose.
       surroundings: in which to trace; those of here if not given.
+
+    Attributes:
+      boards: on which what is planned here publishes; there are none until somebody makes them.
     """
 
     reference: Plan
@@ -53,6 +58,7 @@ class Planner:
         self._driver, self._state, self._batch_of = driver, state, batch_of
         self._workers, self._local_state = workers, frozenset(local_state)
         self._surroundings = surroundings or Surroundings()
+        self.boards = Boards()
         self._lock = threading.RLock()  # the compiler's thread asks for plans, and so does `check`
         self._whole: tuple[str, ...] = ()
 
@@ -112,7 +118,8 @@ class Planner:
 
     def _trace(self, examples: int) -> Expressions:
         batch = self._batch_of(examples)
-        graph = self._surroundings.run(trace, self._driver, self._state, batch, workers=self._workers)
+        trace_it = partial(trace, workers=self._workers, boards=self.boards)
+        graph = self._surroundings.run(trace_it, self._driver, self._state, batch)
         return Expressions(graph)
 
     def _plan(self, traced: Expressions, numbers: frozenset[Var]) -> Plan:

@@ -13,6 +13,7 @@ from math import lcm
 from typing import Any, TypeAlias
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax.extend.core import ClosedJaxpr, DropVar, JaxprEqn, Literal, Var
 
@@ -24,10 +25,11 @@ from adaptive.operators.axis import AXES, Sum, as_collective, is_over_workers, w
 from adaptive.operators.batch_key import check_rows
 from adaptive.operators.claims import claim_p
 from adaptive.operators.collectives import collective_p, operands
-from adaptive.operators.context import trace_as
+from adaptive.operators.context import Minibatches, Tracing, trace_as
 from adaptive.operators.hooks import hook_p
+from adaptive.operators.published import Boards, Pairing, numbered, of_another_p
 from adaptive.operators.slots import slot_read_p, slot_write_p
-from adaptive.operators.sources import Source, source_p
+from adaptive.operators.sources import SEED, STEP, WORKER, Source, read, source_p
 
 Atom: TypeAlias = Var | Literal
 OPERATORS = {
@@ -49,7 +51,8 @@ class Graph:
       invars: state leaves, then batch leaves.
       outvars: new state leaves, then metric leaves.
       consts: values of arrays that the driver closes over, by variable.
-      minibatches: into how many of them the driver cuts its batch, and where (" (driver.py:15)").
+      minibatches: the ways in which the driver cuts its batch into them.
+      pairings: the places at which the driver publishes, and looks at what others have published.
     """
 
     name: str
@@ -63,12 +66,13 @@ class Graph:
     batch_names: tuple[str, ...]
     metric_names: tuple[str, ...]
     metrics_tree: jax.tree_util.PyTreeDef
-    minibatches: tuple[tuple[int, str], ...] = ()
+    minibatches: tuple[Minibatches, ...] = ()
+    pairings: tuple[Pairing, ...] = ()
 
     @property
     def multiple(self) -> int:
         """What sizes of local batches have to be multiples of."""
-        return lcm(*(steps for steps, _ in self.minibatches))
+        return lcm(*(how.multiple for how in self.minibatches))
 
     @property
     def state_vars(self) -> tuple[Var, ...]:
@@ -87,13 +91,14 @@ class Graph:
         return self.outvars[len(self.state_names) :]
 
 
-def trace(driver: Callable, state: Any, batch: Any, *, workers: int) -> Graph:
+def trace(driver: Callable, state: Any, batch: Any, *, workers: int, boards: Boards | None = None) -> Graph:
     """Trace `driver(state, batch) -> (state, metrics)`.
 
     Args:
       state: pytree of arrays or shapes.
       batch: pytree of arrays or shapes, all with one leading axis: the examples of a kernel call.
       workers: how many workers there are; shapes of gathered values depend on it.
+      boards: those of the program, on which the driver may publish.
 
     Raises:
       DriverError: the driver does not return `(state, metrics)`, or changes the state's structure, shapes or dtypes.
@@ -101,8 +106,7 @@ def trace(driver: Callable, state: Any, batch: Any, *, workers: int) -> Graph:
     """
     examples = jax.tree.leaves(batch)[0].shape[0]
     name = getattr(driver, "__name__", type(driver).__name__)
-    with trace_as(workers, examples) as tracing:
-        closed, shapes = jax.make_jaxpr(driver, axis_env=AXES, return_shape=True)(state, batch)
+    tracing, closed, shapes = _traced(driver, state, batch, workers, boards or Boards())
     if not (isinstance(shapes, tuple) and len(shapes) == 2):
         raise DriverError(f"driver {name!r} must return (state, metrics), a pair; it returned {_kind(shapes)}.")
     new_state, metrics = shapes
@@ -126,7 +130,36 @@ def trace(driver: Callable, state: Any, batch: Any, *, workers: int) -> Graph:
         metric_names=leaf_names(metrics, ""),
         metrics_tree=jax.tree.structure(metrics),
         minibatches=tuple(dict.fromkeys(tracing.minibatches)),
+        pairings=numbered(_pairings(eqns)),
     )
+
+
+def _traced(
+    driver: Callable, state: Any, batch: Any, workers: int, boards: Boards
+) -> tuple[Tracing, ClosedJaxpr, tuple[Any, ...]]:
+    """The driver's jaxpr, and what the trace has taken down; traced twice where it calls what has to close over numbers
+    of the worker (see `published.py`).
+    """
+    examples = jax.tree.leaves(batch)[0].shape[0]
+    with trace_as(workers, examples, boards) as tracing:
+        closed, shapes = jax.make_jaxpr(driver, axis_env=AXES, return_shape=True)(state, batch)
+    if not tracing.wants_numbers:
+        return tracing, closed, shapes
+    with trace_as(workers, examples, boards) as tracing:
+
+        def with_numbers(state: Any, batch: Any) -> Any:
+            tracing.numbers.append(jnp.stack([read(WORKER), read(STEP), read(SEED)]))
+            return driver(state, batch)
+
+        closed, shapes = jax.make_jaxpr(with_numbers, axis_env=AXES, return_shape=True)(state, batch)
+    return tracing, closed, shapes
+
+
+def _pairings(eqns: Sequence[JaxprEqn]) -> Iterator[Pairing]:
+    for eqn in eqns:
+        for inner in (eqn, *nested_equations(eqn)):
+            if inner.primitive is of_another_p:
+                yield inner.params["pairing"]
 
 
 def _kind(shapes: Any) -> str:

@@ -24,14 +24,26 @@ class Tracing(NamedTuple):
     """What is fixed while a driver is traced: numbers that shapes may be made of.
 
     `must_stay` lists the operators without a result that the driver has called: what marks each one's equation, and
-    what to call it in an error if there is none in the graph. `minibatches` lists what the driver cuts its batch into,
-    and where.
+    what to call it in an error if there is none in the graph. `minibatches` lists the ways in which the driver cuts its
+    batch. `numbers` holds a value of the driver's outermost function, for operators that may stand in a loop and want
+    to know the worker, the step and the seed (`published.py`): it is empty until one of them has said so, by
+    `wants_numbers`; then the driver is traced again.
     """
 
     workers: int
     examples: int
     must_stay: list[tuple[Any, str]]
-    minibatches: list[tuple[int, str]]
+    minibatches: list[Minibatches]
+    boards: Any
+    numbers: list[Any]
+    wants_numbers: list[str]
+
+
+class Minibatches(NamedTuple):
+    """A way in which a driver cuts its batch."""
+
+    multiple: int  # what batches are multiples of, so that it can be done
+    why_whole: str  # with the driver's line
 
 
 class Mark:
@@ -55,9 +67,13 @@ def tracing() -> Tracing | None:
 
 
 @contextmanager
-def trace_as(workers: int, examples: int) -> Iterator[Tracing]:
-    """Trace a driver for that many workers, and examples in a call."""
-    trace = Tracing(workers, examples, [], [])
+def trace_as(workers: int, examples: int, boards: Any = None) -> Iterator[Tracing]:
+    """Trace a driver for that many workers, and examples in a call.
+
+    Args:
+      boards: of the program, on which the driver may publish.
+    """
+    trace = Tracing(workers, examples, [], [], boards, [], [])
     token = _tracing.set(trace)
     try:
         with traced_anew():

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -11,51 +11,58 @@ from adaptive.base.errors import BatchSizeError, DriverError
 from adaptive.base.numbers import whole
 from adaptive.base.where import at, current_line
 
-from .context import tracing
+from .context import Minibatches, tracing
 
 T = TypeVar("T")
 
 
 class NotEqualPartsError(BatchSizeError):
-    """A batch cannot be cut into that many minibatches of equal size."""
+    """A batch cannot be cut so: it would have to be a multiple of `multiple` examples."""
 
-    def __init__(self, steps: int, message: str):
+    def __init__(self, multiple: int, message: str):
         super().__init__(message)
-        self.steps = steps
+        self.multiple = multiple
 
 
-def minibatches(batch: T, steps: int) -> T:
+def minibatches(batch: T, steps: int | None = None, *, size: int | None = None) -> T:
     """Cut the local batch into minibatches of equal size, in order, to take a local step on each.
 
         def driver(state, batch):                      # a round of federated averaging
             params, losses = jax.lax.scan(local_step, state["params"], ad.minibatches(batch, 8))
             return {"params": comm.all_reduce(params)}, {"loss": comm.all_reduce(losses.mean())}
 
+    With `steps=` all workers take as many local steps, on minibatches as large as their local batches make them. With
+    `size=` all minibatches are of that size, and a worker takes as many steps as its local batch has of them: where
+    batches follow speeds (`ctrl.federated()`), a fast worker takes more steps in a round, and none waits for a slow
+    one.
+
     A driver that calls this is run on whole local batches. Rule 4, by which a batch may run as several kernel calls as
-    if each were a worker, would be wrong here: two calls would be two clients, that take as many steps each on half of
-    the examples. So every new batch size is compiled (behind the steps, the old size going on meanwhile), and batch
-    sizes, and so the global batch, are multiples of `steps`.
+    if each were a worker, would be wrong here: two calls would be two clients, that take their steps on half of the
+    examples, each from the same model. So every new batch size is compiled (behind the steps, the old size going on
+    meanwhile), and batch sizes, and so the global batch, are multiples of `steps`, or of `size`.
 
     Args:
       batch: the driver's batch, or parts of it: a pytree of arrays with the examples on the leading axis.
-      steps: how many minibatches; a Python number.
+      steps: how many minibatches; a Python number. Either this or `size`.
+      size: examples in each; a Python number.
 
     Returns:
-      `batch` with leaves of shape `(steps, examples / steps, ...)`. Local.
+      `batch` with leaves of shape `(steps, examples / steps, ...)`, or `(examples / size, size, ...)`. Local.
 
     Raises:
-      DriverError: `steps` is no positive integer, or a leaf has other examples than the batch.
+      DriverError: `steps` or `size` is no positive integer, both or neither are given, or a leaf has other examples
+        than the batch.
       BatchSizeError: outside a program, examples that cannot be cut so. In a program sizes are such that they can.
 
     References:
       McMahan et al. 2017, "Communication-Efficient Learning of Deep Networks from Decentralized Data", algorithm 1.
     """
     where = at(current_line())
-    steps = _check_steps(steps, where)
+    how = _how(steps, size, where)
     trace = tracing()
     if trace is not None:
-        trace.minibatches.append((steps, where))
-        _check_whole(trace.examples, steps, where)
+        trace.minibatches.append(how.mark)
+        _check_whole(trace.examples, how, where)
     for path, leaf in jax.tree_util.tree_leaves_with_path(batch):
         shape = jnp.shape(leaf)
         if not shape or (trace is not None and shape[0] != trace.examples):
@@ -64,19 +71,42 @@ def minibatches(batch: T, steps: int) -> T:
                 f"minibatches{where}: batch{jax.tree_util.keystr(path)} has shape {shape}; it must have {wanted} for "
                 "each example of the local batch."
             )
-        _check_whole(shape[0], steps, where)
-    return jax.tree.map(lambda a: jnp.reshape(a, (steps, len(a) // steps, *jnp.shape(a)[1:])), batch)
+        _check_whole(shape[0], how, where)
+    return jax.tree.map(lambda a: jnp.reshape(a, (*how.shape(len(a)), *jnp.shape(a)[1:])), batch)
 
 
-def _check_steps(steps: int, where: str) -> int:
-    number = whole(steps)
+class _How(NamedTuple):
+    """How a batch is cut."""
+
+    mark: Minibatches
+    parts: str  # "4 minibatches of equal size"
+    by_size: bool
+
+    def shape(self, examples: int) -> tuple[int, int]:
+        """How many minibatches, and of how many examples."""
+        number = self.mark.multiple
+        return (examples // number, number) if self.by_size else (number, examples // number)
+
+
+def _how(steps: int | None, size: int | None, where: str) -> _How:
+    if steps is not None and size is not None:
+        raise DriverError(
+            f"minibatches{where}: steps={steps!r} and size={size!r} are two ways to cut a batch. Give one of them: how "
+            "many minibatches there are, or how large they are."
+        )
+    name, given = ("steps", steps) if size is None else ("size", size)
+    number = whole(given)
     if number is None or number < 1:
-        raise DriverError(f"minibatches{where}: steps= is a number known while tracing, 1 or more; got {steps!r}.")
-    return number
+        raise DriverError(f"minibatches{where}: {name}= is a number known while tracing, 1 or more; got {given!r}.")
+    if size is None:
+        why = f"minibatches{where} takes {number} steps on the whole local batch, and each call would take as many"
+        return _How(Minibatches(number, why), f"{number} minibatches of equal size", False)
+    why = f"minibatches{where} takes a step on every {number} examples, one after another, and calls would not be"
+    return _How(Minibatches(number, why), f"minibatches of {number}", True)
 
 
-def _check_whole(examples: int, steps: int, where: str) -> None:
-    if examples % steps:
+def _check_whole(examples: int, how: _How, where: str) -> None:
+    if examples % how.mark.multiple:
         raise NotEqualPartsError(
-            steps, f"minibatches{where}: {examples} examples cannot be cut into {steps} minibatches of equal size."
+            how.mark.multiple, f"minibatches{where}: {examples} examples cannot be cut into {how.parts}."
         )

@@ -61,7 +61,7 @@ def first_plan(
         except NotEqualPartsError as error:
             if microbatch is not None:
                 raise _no_microbatches(microbatch, str(error)) from None
-            found = error.steps
+            found = error.multiple
         multiple = lcm(multiple, found)
 
 
@@ -74,7 +74,7 @@ def _limits(data: Rows | Iterated, workers: int, max_local_batch: int | Sequence
         if most < multiple:
             raise BatchSizeError(
                 f"worker {worker} can take {most} examples at most, by max_local_batch or for want of data: fewer "
-                f"than the {multiple} minibatches that the driver cuts every local batch into."
+                f"than the {multiple} of which the driver's minibatches need a multiple."
             )
     upper = tuple(most // multiple * multiple for most in there)
     return Limits((multiple,) * workers, upper, multiple=multiple, examples=examples)
@@ -84,7 +84,7 @@ def _checked_quantum(quantum: int | None, multiple: int, examples: int) -> int |
     if quantum is None:
         return None
     if quantum % multiple:
-        raise BatchSizeError(f"quantum={quantum} is no multiple of {multiple}, the driver's minibatches.")
+        raise BatchSizeError(f"quantum={quantum} is no multiple of {multiple}, as the driver's minibatches need.")
     return min(quantum, -(-examples // multiple) * multiple)  # a larger one is as good
 
 

@@ -53,6 +53,7 @@ from adaptive.runtime.kernels import KernelOptions
 
 from . import checkpoint as _checkpoint
 from .arguments import Driver, InitialState, built_in, checked_nonfinite, count, next_name, world_of
+from .boards import BoardsOfWorld
 from .checkpoints import Checkpoints
 from .choice import chosen
 from .company import AllLeave, Company, Course, RunEnds, RunOver, Until
@@ -191,6 +192,7 @@ class Program:
         built_in(self.world)
         if deterministic:
             self.world.deterministic = True
+        self._boards = BoardsOfWorld(self.world, self._plan, planner.boards, self._name)
         if self.world.processes > 1:
             share_compilations()
         machines = Machines(self.world, f"machines of {self._name}")
@@ -538,6 +540,8 @@ class Program:
         """
         while True:
             self._take_course(self._company.gather(self._course))
+            if self._boards.make():
+                continue  # members may have been lost in the course of it
             try:
                 with self._activity.doing(INPUT):
                     share = self._stream.take(self._sizes.current)
@@ -802,6 +806,7 @@ class Program:
         self._digest.restart(parsed.step, digests)
         self._clock.restart()
         self._advice.begin()
+        self._boards.forget()
         if found is not None:
             self._directories.add(found.directory)
             self._notes += found.notes

@@ -20,6 +20,7 @@ from adaptive.base.jaxprs import has_effects
 from adaptive.base.where import at, line_of
 from adaptive.graph.plan import Plan
 from adaptive.graph.trace import Atom, describe, operands_of
+from adaptive.operators.published import publishes
 
 from .segment import evaluate
 
@@ -68,7 +69,7 @@ class _Walk:
                 wanted.add(id(self._producer[var]))
                 stack += [a for a in operands_of(self._producer[var]) if isinstance(a, Var)]
         eqns = [eqn for eqn in self._plan.graph.eqns if id(eqn) in wanted]
-        effect = next((eqn for eqn in eqns if has_effects(eqn)), None)
+        effect = next((eqn for eqn in eqns if has_effects(eqn) or publishes(eqn)), None)
         if effect is not None:
             raise NotImplementedError(f"{_operation(effect)} has an effect, and is not carried out again")
         last = {a: n for n, eqn in enumerate(eqns) for a in operands_of(eqn) if isinstance(a, Var)}

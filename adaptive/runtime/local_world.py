@@ -11,12 +11,13 @@ from functools import lru_cache, partial, reduce
 import jax
 import numpy as np
 
+from adaptive.base.board import LocalBoards
 from adaptive.base.reductions import Mixed, Reduction, Sliced, combine_calls
 from adaptive.base.seats import Seats
 from adaptive.base.world import Arrived, Blocking, LookAtPiece, Parts
 
 
-class LocalWorld(Blocking, Seats):
+class LocalWorld(Blocking, LocalBoards, Seats):
     """Some workers, one after another on one device. They may `leave` and `join` between two steps.
 
     Args:

@@ -8,13 +8,23 @@ from functools import partial
 import jax
 import numpy as np
 
-from adaptive.extend import Arrived, Arriving, LookAtPiece, Parts, Reduction, Seats, Starting, WhenWaitedFor
+from adaptive.extend import (
+    Arrived,
+    Arriving,
+    LocalBoards,
+    LookAtPiece,
+    Parts,
+    Reduction,
+    Seats,
+    Starting,
+    WhenWaitedFor,
+)
 
 from .scope import Scope, describe
 from .sharded import ONE_AT_A_TIME, Sharded
 
 
-class DeviceWorld(Starting, Seats, Scope):
+class DeviceWorld(Starting, LocalBoards, Seats, Scope):
     """One process, one worker per device; batches may differ in size from device to device.
 
     Each worker's kernels are dispatched to its own device, so they run side by side. An exchange joins the workers'

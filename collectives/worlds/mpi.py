@@ -37,6 +37,7 @@ from adaptive.extend import (
 )
 from launchers import ending
 
+from . import board as boards
 from .devices import DeviceWorld, check_devices
 from .frame import Frame
 from .inbox import Inbox, Layout, check_dtypes, from_keys, keys, round_to
@@ -147,6 +148,7 @@ class MPIWorld(Starting, Staff, Scope):
         self._ops = {"sum": mpi.SUM, "max": mpi.MAX, "min": mpi.MIN}
         self._inboxes: dict[tuple[Layout, int, Hashable], Iterator[Inbox]] = {}
         self._latest: tuple[Any, Iterator[Inbox]] = None, iter(())  # of the inboxes, used last
+        self._boards: list[boards.WindowBoard] = []  # in the order in which they were made
         self._lock = Lock()
         self._threads: dict[int, str] = {}  # that have used this world
         self._inside = False  # a collective that other processes are in too
@@ -255,6 +257,18 @@ class MPIWorld(Starting, Staff, Scope):
         with self._collective():
             self._do(Operation("a barrier", "", BARRIER))
 
+    def why_no_board(self) -> str:
+        """Why there can be none: the protocol of `OffersBoards`."""
+        return boards.why_none(self._mpi, self._job.everyone, survives=self.survives, spawns=self.spawns)
+
+    def board(self, nbytes: Sequence[int], about: str, instead_of: Any = None) -> boards.WindowBoard:
+        """Make one, in windows of MPI's: the protocol of `OffersBoards`."""
+        making = boards.MakeBoard(self._mpi, about, nbytes, self.workers, lambda: self._together, instead_of)
+        with self._collective():
+            self._do(making)
+        self._boards.append(making.result)
+        return making.result
+
     def fail(self, why: str) -> None:
         """Make all other processes raise WorkerError, in whatever they do together now or next."""
         if self.in_reserve:
@@ -278,6 +292,8 @@ class MPIWorld(Starting, Staff, Scope):
                 with suppress(self._mpi.Exception):  # somebody was lost behind the end: what matters is done
                     if self._ways is not None:
                         self._ways.free()
+                    for board in self._boards:
+                        board.free_among(self._together)
                     self.comm.Free()
             ending.world_ended()
         finally:
@@ -288,6 +304,8 @@ class MPIWorld(Starting, Staff, Scope):
 
     def _abandon(self, why: str) -> None:
         super()._abandon(why)
+        for board in self._boards:
+            board.stop()
         self._end_watch(why)
 
     def _start_watch(self, those: Together, patience: float) -> None:
@@ -555,6 +573,7 @@ class _HeardError(Exception):
 def _load() -> ModuleType | Any:
     if "mpi4py.MPI" not in sys.modules:
         prepare()
+        boards.prepare()
     try:
         from mpi4py import MPI
     except (ImportError, RuntimeError) as error:

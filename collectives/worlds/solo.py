@@ -7,12 +7,12 @@ from collections.abc import Hashable, Sequence
 import jax
 import numpy as np
 
-from adaptive.extend import Arrived, Blocking, LookAtPiece, Parts, Reduction
+from adaptive.extend import Arrived, Blocking, LocalBoards, LookAtPiece, Parts, Reduction
 
 from .scope import Scope, describe
 
 
-class SoloWorld(Blocking, Scope):
+class SoloWorld(Blocking, LocalBoards, Scope):
     """One process, one worker: what an exchange would reduce is reduced already.
 
     Args:

@@ -83,6 +83,40 @@ def test_a_batch_that_is_cut_stays_whole():
     assert "takes 4 steps on the whole local batch, and each call would take as many" in why
 
 
+def by_size(w, batch):
+    w, losses = jax.lax.scan(local_step, w, ad.minibatches(batch, size=8))
+    return comm.all_reduce(w), {"loss": comm.all_reduce(losses.mean()), "steps": comm.all_gather(len(losses))}
+
+
+def test_of_a_fixed_size_there_are_as_many_as_the_batch_has():
+    batch = {"x": jnp.arange(24.0).reshape(12, 2), "y": jnp.arange(12)}
+    cut = ad.minibatches(batch, size=4)
+    assert cut["x"].shape == (3, 4, 2)
+    assert cut["y"].tolist() == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9, 10, 11]]
+    with pytest.raises(ad.BatchSizeError, match="10 examples cannot be cut into minibatches of 4"):
+        ad.minibatches(jnp.zeros((10, 2)), size=4)
+    with pytest.raises(ad.DriverError, match="steps=2 and size=4 are two ways to cut a batch"):
+        ad.minibatches(batch, 2, size=4)
+    with pytest.raises(ad.DriverError, match="size= is a number known while tracing, 1 or more; got 0"):
+        ad.minibatches(batch, size=0)
+
+
+def test_of_a_fixed_size_workers_take_as_many_steps_as_their_batches_allow():
+    with program_of(by_size, 72, shares=(1, 3, 5)) as program:
+        assert (program.plan.splittable, program.plan.multiple) == (False, 8)
+        assert "takes a step on every 8 examples" in program.explain()
+        whole, cuts, models = program._stream.peek(program.batch_sizes), (0, 8, 32, 72), []
+        assert program.step().metrics["steps"].tolist() == [1, 3, 5]
+        for start, end in pairwise(cuts):
+            w = jnp.zeros(3)
+            for k in range(start, end, 8):
+                w = local_step(w, jax.tree.map(lambda a, k=k: a[k : k + 8], whole))[0]
+            models.append((end - start) / 72 * w)
+        np.testing.assert_allclose(program.state, sum(models), rtol=2e-6)
+        with pytest.raises(ad.BatchSizeError, match=r"global_batch=50 is no multiple of 8, .* nearest are 48 and 56"):
+            program.rescale(global_batch=50)
+
+
 def test_wherever_it_is_cut():
     """In a nested jit, whose trace JAX keeps, and in a loop that is traced as one."""
 
@@ -199,9 +233,7 @@ def test_every_worker_must_be_able_to_take_as_many_as_there_are_minibatches():
         ad.BatchSizeError, match="global_batch=8 is too small for 3 workers: each takes at least 4 exam"
     ):
         program_of(global_batch=8)
-    with pytest.raises(
-        ad.BatchSizeError, match=r"worker 1 can take 3 examples at most, .* fewer than the 4 minibatches"
-    ):
+    with pytest.raises(ad.BatchSizeError, match=r"worker 1 can take 3 examples at most, .* fewer than the 4 of which"):
         program_of(max_local_batch=(8, 3, 20))
     with program_of(max_local_batch=(9, 11, 20)) as program:
         assert program._sizes.limits.upper == (8, 8, 20)
@@ -308,7 +340,7 @@ def test_check_splits_into_multiples_and_finds_that_clients_differ():
             for part in microbatches
         )
         assert "several steps on a local batch" in str(result)
-        with pytest.raises(ad.BatchSizeError, match="10 examples are no multiple of the driver's 4 minibatches"):
+        with pytest.raises(ad.BatchSizeError, match="10 examples are no multiple of 4, as the driver's"):
             program.check(make_data(10))
         assert "nothing to compare" in str(program.check(make_data(8)))
     with program_of(workers=1) as program:

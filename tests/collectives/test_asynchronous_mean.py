@@ -1,0 +1,325 @@
+"""The asynchronous mean of pairs: what is computed, in which worlds, and what is refused. Processes: test_pairs.py."""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from itertools import pairwise
+from types import SimpleNamespace
+
+import jax
+import jax.numpy as jnp
+import ml_dtypes
+import numpy as np
+import pytest
+
+import adaptive as ad
+import collectives as comm
+from adaptive.base.board import LocalBoard
+from adaptive.operators.published import peers
+from adaptive.runtime.local_world import LocalWorld
+from collectives.worlds import board
+from tests.adaptive.drivers import make_data, mean_loss
+
+SIZE, ROUNDS, RATE = 4, 8, 0.05
+
+
+def gradient(w, minibatch):
+    return 2 * minibatch["x"].T @ (minibatch["x"] @ w - minibatch["y"]) / len(minibatch["y"])
+
+
+def pairs(peer="random"):
+    def local_step(w, minibatch):
+        return comm.asynchronous_mean(w, peer=peer) - RATE * gradient(w, minibatch), None
+
+    def driver(w, batch):
+        w, _ = jax.lax.scan(local_step, w, ad.minibatches(batch, size=SIZE))
+        return comm.all_reduce(w), {}
+
+    return driver
+
+
+def double(examples: int) -> dict[str, np.ndarray]:
+    return {name: rows.astype(np.float64) for name, rows in make_data(examples).items()}
+
+
+def program_of(driver, world=None, global_batch=36, shares=(1, 3, 5), **options) -> ad.Program:
+    world = world or LocalWorld(3)
+    data = options.pop("data", make_data(180))
+    state = options.pop("state", jnp.zeros(3))
+    return ad.Program(driver, state, data, global_batch=global_batch, shares=shares, world=world, **options)
+
+
+# --- what is computed -------------------------------------------------------------------------------------------------
+
+
+def plain(w, of_workers, peer, seed, round):
+    """A round in numpy; workers one after another, as in a LocalWorld."""
+    published: dict[int, np.ndarray] = {}
+    replicas = []
+    for worker, batch in enumerate(of_workers):
+        x = w
+        for update in range(len(batch["y"]) // SIZE):
+            minibatch = {name: rows[update * SIZE : (update + 1) * SIZE] for name, rows in batch.items()}
+            published[worker] = x
+            whom = [p for p in peers(peer, seed, round, update, worker, (0, 1, 2)) if p in published]
+            other = published[whom[0]] if whom else x
+            x = (x + other) / 2 - RATE * gradient(x, minibatch)
+        replicas.append(x)
+    return np.average(replicas, axis=0, weights=[len(batch["y"]) for batch in of_workers])
+
+
+@pytest.mark.parametrize("peer", ["random", "ring"])
+def test_it_is_the_published_update(peer):
+    """72 updates of three workers, whose batches are uneven and change."""
+    with jax.enable_x64(True):
+        w = np.zeros(3)
+        with program_of(pairs(peer), data=double(180), seed=5, deterministic=True) as program:
+            for round in range(ROUNDS):
+                if round == 4 and peer == "random":
+                    program.rescale(shares=(5, 1, 3))
+                whole, cuts = program._stream.peek(program.batch_sizes), np.cumsum([0, *program.batch_sizes])
+                of_workers = [{k: np.asarray(v[a:b]) for k, v in whole.items()} for a, b in pairwise(cuts)]
+                program.step()
+                w = plain(w, of_workers, peer, 5, round)
+                np.testing.assert_allclose(program.state, w, rtol=0, atol=1e-10)
+            assert program.batch_sizes == ((20, 4, 12) if peer == "random" else (4, 12, 20))
+
+
+def test_a_tree_of_several_types_comes_back_as_it_was():
+    def driver(state, batch):
+        mean = comm.asynchronous_mean({"a": state["a"] + ad.worker().astype(jnp.float32), **state["rest"]})
+        return state, {name: comm.all_gather(leaf) for name, leaf in mean.items()}
+
+    rest = {"b": jnp.ones((2, 2), jnp.bfloat16), "c": jnp.full(3, 1 + 2j), "none": jnp.zeros((0, 2)), "d": jnp.ones(())}
+    with program_of(driver, shares=None, state={"a": jnp.zeros((2, 3)), "rest": rest}) as program:
+        metrics = program.step().metrics
+    for name, leaf in rest.items():
+        assert metrics[name].dtype == leaf.dtype
+        np.testing.assert_array_equal(metrics[name], np.broadcast_to(leaf, (3, *leaf.shape)))
+    means = np.asarray(metrics["a"])[:, 0, 0]
+    assert means[0] == 0  # nobody had published
+    assert means[1] == 0.5
+    assert means[2] in (1.0, 1.5)
+
+
+def test_one_worker_is_its_own_mean():
+    w = np.zeros(3)
+    with program_of(pairs(), comm.SoloWorld(), shares=None) as program:
+        whole = program._stream.peek(program.batch_sizes)
+        program.step()
+        for start in range(0, 36, SIZE):
+            w = w - RATE * gradient(w, {k: np.asarray(v[start : start + SIZE]) for k, v in whole.items()})
+        np.testing.assert_allclose(program.state, w, rtol=1e-5)
+
+
+def test_devices_side_by_side_stay_among_the_replicas():
+    """A mean of replicas is never outside of what they are, however their threads take turns."""
+
+    def driver(w, batch):
+        def local_step(w, _):
+            return comm.asynchronous_mean(w), w
+
+        start = jnp.full(1000, ad.worker().astype(jnp.float32))
+        last, seen = jax.lax.scan(local_step, start, ad.minibatches(batch, size=1))
+        of_one = (seen == seen[:, :1]).all() & (last == last[:1]).all()
+        return w + 0 * comm.all_reduce(last).mean(), {"last": comm.all_gather(last[0]), "one": comm.all_gather(of_one)}
+
+    with program_of(driver, comm.DeviceWorld(jax.devices()[:3]), 180, (1, 1, 1)) as program:
+        for _ in range(5):
+            metrics = program.step().metrics
+            assert np.asarray(metrics["one"]).all()
+            assert (np.asarray(metrics["last"]) >= 0).all()
+            assert (np.asarray(metrics["last"]) <= 2).all()
+
+
+def test_what_another_has_published_is_a_constant_to_derivatives():
+    def driver(w, batch):
+        slope = jax.grad(lambda w: (comm.asynchronous_mean(w) ** 2).sum())(w)
+        return w, {"slope": comm.all_gather(slope)}
+
+    with program_of(driver, shares=None, state=jnp.full(1, 3.0)) as program:
+        np.testing.assert_allclose(program.step().metrics["slope"], np.full((3, 1), 3.0))
+
+
+def test_rounds_begin_anew():
+    """What was published in another round, or before a checkpoint was restored, is not there."""
+    board = LocalBoard()
+    board.publish(0, 7, [np.ones(2)])
+    assert board.look(0, 1, 7) is not None
+    assert board.look(0, 1, 8) is None
+    assert board.look(2, 1, 7) is None
+    with program_of(pairs(), deterministic=True) as program:
+        program.step()
+        kept, ends = program.checkpoint(), []
+        for _ in range(2):
+            program.restore(kept)
+            for _ in range(3):
+                program.step()
+            ends.append(program.state)
+    np.testing.assert_array_equal(*ends)
+
+
+def test_workers_that_leave_are_not_looked_at():
+    world = LocalWorld(3)
+    with program_of(pairs(), world) as program:
+        program.step()
+        world.leave(2)
+        program.step()
+        assert program._boards._boards.members == (0, 1)
+        world.join(2)
+        program.step()
+        assert program._boards._boards.members == (0, 1, 2)
+
+
+# --- who is looked at -------------------------------------------------------------------------------------------------
+
+
+def test_peers_are_others_and_each_of_them_as_often():
+    members = (0, 2, 3, 7)
+    counts = Counter(peers("random", 1, round, update, 2, members)[0] for round in range(60) for update in range(10))
+    assert set(counts) == {0, 3, 7}
+    assert min(counts.values()) > 150  # of 600, 200 are expected, and 12 is a standard deviation
+    assert peers("random", 1, 5, 3, 2, members) == peers("random", 1, 5, 3, 2, members)
+    assert len({tuple(peers("random", seed, 5, 3, 2, members)) for seed in range(20)}) == 3
+    assert sorted(peers("random", 1, 5, 3, 2, members)) == [0, 3, 7]
+
+
+def test_neighbours_take_turns():
+    assert [peers("ring", 0, 0, update, 7, (0, 2, 3, 7)) for update in range(3)] == [[0, 3], [3, 0], [0, 3]]
+    assert peers("ring", 0, 0, 0, 1, (0, 1)) == [0]
+    assert peers("ring", 0, 0, 4, 1, (1,)) == peers("random", 0, 0, 4, 1, (1,)) == []
+
+
+# --- what the plan says -----------------------------------------------------------------------------------------------
+
+
+def test_a_driver_that_publishes_has_whole_batches():
+    def driver(w, batch):
+        return comm.all_reduce(comm.asynchronous_mean(w) - RATE * gradient(w, batch)), {}
+
+    with program_of(driver) as program:
+        assert not program.plan.splittable
+        assert "asynchronous_mean (test_asynchronous_mean.py:" in program.explain()
+        assert "is for one replica of a worker's" in program.explain()
+    with program_of(driver) as program:
+        assert "goes by who has published what, and when" in str(program.check())
+
+
+# --- what is refused --------------------------------------------------------------------------------------------------
+
+
+def refused(driver, *texts, world=None, **options):
+    with pytest.raises(ad.DriverError) as caught:
+        program_of(driver, world, **options)
+    for text in ("asynchronous_mean (test_asynchronous_mean.py:", *texts):
+        assert text in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("leaf", "text"),
+    [
+        (jnp.ones(2, jnp.int32), "['n'] is int32, of which there is no mean of two"),
+        (jnp.ones(2, bool), "['n'] is bool, of which"),
+        (jax.random.key(0), "['n'] is a PRNG key"),
+        ("text", "['n'] is 'text': neither an array nor a number"),
+    ],
+)
+def test_what_has_no_mean(leaf, text):
+    def driver(w, batch):
+        comm.asynchronous_mean({"w": w, "n": leaf})
+        return comm.all_reduce(w), {}
+
+    refused(driver, text)
+
+
+def test_where_it_cannot_stand():
+    with pytest.raises(ad.CollectiveError, match=r"outside a program .* there are no rounds"):
+        comm.asynchronous_mean(jnp.ones(2))
+
+    def mapped(w, batch):
+        return comm.all_reduce(jax.vmap(comm.asynchronous_mean)(w)), {}
+
+    refused(mapped, "mapped by jax.vmap")
+    average = jax.jit(lambda w: comm.asynchronous_mean(w))
+
+    def twice(w, batch):
+        return comm.all_reduce(average(w) + average(2 * w)), {}
+
+    refused(twice, "in a jax.jit that the driver calls more than once")
+
+    def no_round(w, batch):
+        return comm.asynchronous_mean(w), {}
+
+    refused(no_round, "nothing in this driver ends a round", local=lambda w: w)
+
+    def no_such(w, batch):
+        return comm.all_reduce(comm.asynchronous_mean(w, peer="any")), {}
+
+    with pytest.raises(ad.CollectiveError, match="peer='any' is none of 'random', 'ring'"):
+        program_of(no_such)
+
+
+def test_a_replica_is_no_replicated_state():
+    def driver(w, batch):
+        return comm.asynchronous_mean(w), {"loss": comm.all_reduce(mean_loss(w, batch))}
+
+    with pytest.raises(ad.ReplicationError):
+        program_of(driver)
+
+
+class WithoutBoard(LocalWorld):
+    board = None  # type: ignore[assignment]
+
+
+def test_worlds_without_a_board():
+    world = LocalWorld(3)
+    world.why_no_board = lambda: "it has none today"  # type: ignore[method-assign]
+    refused(pairs(), "has no board on which workers could publish: it has none today.", world=world)
+    refused(pairs(), "knows nothing but exchanges", world=WithoutBoard(3))
+
+
+def test_processes_without_a_board():
+    mpi = SimpleNamespace(Query_thread=lambda: 2, THREAD_MULTIPLE=3)
+    on = [SimpleNamespace(host=host) for host in (0, 0, 1)]
+    assert "threads of XLA's" in board.why_none(mpi, on, survives=False, spawns=False)
+    mpi.Query_thread = lambda: 3
+    assert "--with-ft ulfm" in board.why_none(mpi, on, survives=True, spawns=False)
+    assert "max_workers=" in board.why_none(mpi, on[:2], survives=True, spawns=True)
+    assert board.why_none(mpi, on[:2], survives=True, spawns=False) == ""
+    assert board.why_none(mpi, on, survives=False, spawns=False) == ""
+
+
+def test_on_one_host_nothing_is_asked_of_networks():
+    for size, local, found in ((4, 4, "^ucx"), (4, 2, None)):
+        environ = {"OMPI_COMM_WORLD_SIZE": str(size), "OMPI_COMM_WORLD_LOCAL_SIZE": str(local)}
+        board.prepare(environ)
+        assert environ.get("OMPI_MCA_osc") == found
+    environ["OMPI_MCA_osc"] = "rdma"
+    board.prepare(environ)
+    assert environ["OMPI_MCA_osc"] == "rdma"
+
+
+# --- boards of one process --------------------------------------------------------------------------------------------
+
+
+def test_a_copy_is_whole_whoever_writes_meanwhile():
+    board, over, failed = LocalBoard(), threading.Event(), []
+
+    def write():
+        number = 0
+        while not over.is_set():
+            number += 1
+            board.publish(0, 0, [np.full(20_000, number), np.full(3, number, ml_dtypes.bfloat16)])
+
+    writer = threading.Thread(target=write)
+    writer.start()
+    try:
+        for _ in range(300):
+            found = board.look(0, 1, 0)
+            if found is not None and not (found[0] == found[0][0]).all():
+                failed.append(found)
+    finally:
+        over.set()
+        writer.join()
+    assert not failed

@@ -1,0 +1,181 @@
+"""Workers that publish and look, on ranks; see test_pairs.py.
+
+`mpirun -n 3 python pairs.py CASE …`
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.experimental import io_callback
+
+import adaptive as ad
+import collectives as comm
+
+FOLDER, CASES = Path(sys.argv[1]), sys.argv[2:]
+NUMBERS = 50_000
+LAST = 2  # the rank that is not like the others
+
+
+def until(is_so) -> None:
+    while not is_so():
+        time.sleep(0.001)
+
+
+def told(what: str) -> Path:
+    return FOLDER / what.replace(" ", "-")
+
+
+def whole_copies(world) -> None:
+    """Ranks publish a constant and look at the others', each as fast as it can."""
+    board = world.board([8 * NUMBERS, 4], "a board of constants")
+    own, seen = world.rank, dict.fromkeys(range(3), 0)
+    for number in range(1, 1001):
+        of_all = number * 10 + own
+        board.publish(own, 7, [np.full(NUMBERS, of_all, np.float64), np.full(1, of_all, np.float32)])
+        other = (own + 1 + number % 2) % 3
+        found = board.look(other, own, 7)
+        if found is not None:
+            many, one = found[0].view(np.float64), found[1].view(np.float32)
+            assert (many == many[0]).all(), "torn"
+            assert many[0] == one[0], "torn"
+            assert many[0] % 10 == other
+            assert many[0] >= seen[other], "older than what was there"
+            seen[other] = many[0]
+    world.barrier()
+    until(lambda: board.look((own + 1) % 3, own, 7) is not None)
+    assert many[0] <= 10_000 + other
+    assert board.look((own + 1) % 3, own, 8) is None, "of another round"
+    print(f"all copies were whole, {board.torn} begun anew", flush=True)
+
+
+def overtaken(world) -> None:
+    """A reader that is overtaken by the writer again and again goes without."""
+    board = world.board([8], "a board to be overtaken on")
+    if world.rank == 0:
+        read, times = board._readers[0], 0
+        original = read.slot
+
+        def slow(rank, start):
+            nonlocal times
+            copy, times = original(rank, start), times - 1
+            for number in range(100, 102 if times >= 0 else 100):
+                board.publish(0, 0, [np.full(1, float(number))])
+            return copy
+
+        read.slot = slow
+        for overtaken_times, expected in ((0, 1.0), (1, 101.0), (99, None)):
+            times = overtaken_times
+            board.publish(0, 0, [np.ones(1)])
+            found = board.look(0, 0, 0)
+            assert (found if found is None else found[0].view(np.float64)[0]) == expected
+        assert board.torn == 1 + 3
+    world.barrier()
+
+
+def a_stopped_rank(world) -> None:
+    """Is in nobody's way. Whoever waited for it would wait for ever: it is woken up behind the looks."""
+    board = world.board([8 * NUMBERS], "a board with a stopped rank")
+    pids = [int(pid) for pid in world.all_gather_bytes(str(os.getpid()).encode())]
+    board.publish(world.rank, 0, [np.full(NUMBERS, float(world.rank))])
+    world.barrier()
+    if world.rank == LAST:
+        os.kill(os.getpid(), signal.SIGSTOP)
+    else:
+        until(lambda: " T " in Path(f"/proc/{pids[LAST]}/stat").read_text() if ONE_HOST else True)
+        for _ in range(20 if ONE_HOST else 2):
+            found = board.look(LAST, world.rank, 0)
+            assert found is None or (found[0].view(np.float64) == LAST).all()
+        assert found is not None or not ONE_HOST
+        told(f"rank {world.rank} has looked").touch()
+    if world.workers[0] == WAKES:
+        until(lambda: all(told(f"rank {rank} has looked").exists() for rank in range(LAST)))
+        os.kill(pids[LAST], signal.SIGCONT)
+    world.barrier()
+    until(lambda: board.look(LAST, world.rank, 0) is not None)
+    print("a stopped rank was in nobody's way", flush=True)
+
+
+def local_step(w, minibatch):
+    return comm.asynchronous_mean(w) - 0.1 * (w - minibatch.mean(0)), None
+
+
+def driver(w, batch):
+    w, _ = jax.lax.scan(local_step, w, ad.minibatches(batch, size=4))
+    return comm.all_reduce(w), {"apart": comm.all_reduce(jnp.max(jnp.abs(w - comm.all_reduce(w))), op="max")}
+
+
+def held_up(w, batch):
+    """The last rank takes its local steps when the others have taken theirs."""
+    step = ad.step()
+
+    def first(worker, step, w):
+        if worker == LAST:
+            until(lambda: all(told(f"{rank} in {step}").exists() for rank in range(LAST)))
+        return w
+
+    def behind(worker, step, w):
+        told(f"{worker} in {step}").touch()
+        return w
+
+    w = io_callback(first, jax.ShapeDtypeStruct(w.shape, w.dtype), ad.worker(), step, w)
+    w, _ = jax.lax.scan(local_step, w, ad.minibatches(batch, size=4))
+    w = io_callback(behind, jax.ShapeDtypeStruct(w.shape, w.dtype), ad.worker(), step, w)
+    return comm.all_reduce(w), {}
+
+
+def programs(world) -> None:
+    """Replicas come together, and nobody waits for who is slow."""
+    data = np.random.default_rng(0).normal(2.0, 0.1, size=(360, 5)).astype(np.float32)
+    with ad.Program(driver, jnp.zeros(5), data, global_batch=72, shares=(9, 7, 2)) as program:
+        apart = [float(report.metrics["apart"]) for report in program.run(steps=20)]
+        assert program.batch_sizes == (36, 28, 8)
+        np.testing.assert_allclose(program.state, data.mean(0), atol=0.05)
+        assert apart[-1] < 0.1
+    with ad.Program(held_up, jnp.zeros(5), data, global_batch=72, shares=(9, 7, 2)) as program:
+        for _ in program.run(steps=4):
+            pass
+        np.testing.assert_allclose(program.state, data.mean(0), atol=1.0)
+    print("nobody has waited", flush=True)
+
+
+def a_lost_rank(world) -> None:
+    """Its board is made anew among those who are left, in the same round."""
+    data = np.random.default_rng(0).normal(2.0, 0.1, size=(360, 5)).astype(np.float32)
+    own = world.rank
+    with ad.Program(driver, jnp.zeros(5), data, global_batch=72) as program:
+        for report in program.run(steps=12):
+            if report.step == 4 and own == LAST:
+                os.kill(os.getpid(), signal.SIGKILL)
+        assert report.members == (0, 1)
+        assert report.step == 12
+        np.testing.assert_allclose(program.state, data.mean(0), atol=0.2)
+    print("went on without it", flush=True)
+
+
+def one_leaves(world) -> None:
+    """It goes to the reserve, and the others have a board of theirs."""
+    data = np.random.default_rng(0).normal(2.0, 0.1, size=(360, 5)).astype(np.float32)
+    with ad.Program(driver, jnp.zeros(5), data, global_batch=72) as program:
+        for report in program.run(steps=10):
+            if report.step == 3:
+                program.rescale(workers=2)
+        assert program.members == (0, 1)
+        np.testing.assert_allclose(program.state, data.mean(0), atol=0.2)
+    print("one has left", flush=True)
+
+
+with comm.world() as world:
+    ONE_HOST = world._together.one_host
+    # A stopped process is woken up by one of its host.
+    WAKES = min(p.seats[0] for p in world._together.everyone if p.host == world._together.everyone[LAST].host)
+    for case in CASES:
+        globals()[case](world)
+print("ended well", flush=True)
