@@ -11,7 +11,7 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple, Protocol
@@ -145,9 +145,11 @@ class Engine:
         self._first_local = {i: copied(state[i], world.devices[0]) for i in plan.local_state}
         self.nothing = Nothing(plan, self.layouts, world)
         self.new_nans = NewNaNs(plan, self.states) if finite else None
-        self._waiters = ThreadPoolExecutor(len(world.devices)) if len(world.devices) > 1 else None
+        # Where one thread cannot say when each was done: calls on several devices, or stages while messages travel.
+        waits = len(world.devices) * max(map(len, plan.stages.values()), default=1)
+        self._waiters = ThreadPoolExecutor(waits) if waits > 1 else None
         self._committed: list[jax.Array] = []  # one result of the last step's final segment, per worker of this process
-        self._compiled: dict[tuple[str, int, int], Callable] = {}
+        self._compiled: dict[tuple[str, int, int], Callable] = {}  # by what, level, and worker of this process
         self.name = name
         self.activity = activity or Activity(world)
         self.timeline: Timeline | None = None  # while one is kept, what it is about is waited for
@@ -200,8 +202,8 @@ class Engine:
 
     def missing(self, sizes: Sequence[int]) -> int:
         """How many programs `compile` would have to make."""
-        plan, sent = self.plan, self.plan.sent_at
-        adds = sum(any(self.layouts[number].parts for number in sent(level)) for level in plan.calls)
+        plan, by_stage = self.plan, self.plan.sent_by_stage
+        adds = sum(any(self.layouts[n].parts for n in sent) for level in plan.calls for sent in by_stage(level))
         once = 0 if self._compiled else len(plan.onces) + 1 + adds
         return once * len(self.world.devices) + self.kernels.missing(sizes)
 
@@ -214,10 +216,12 @@ class Engine:
             found["once", level] = _Program(function, (segment_shapes(segment, self.feed, self.layouts),))
         found["final", 0] = self._final_program()
         for level in plan.calls:
-            sent = [part for number in plan.sent_at(level) for part in self.layouts[number].parts]
-            if sent:
-                parts = [jax.ShapeDtypeStruct(p.shape, p.dtype) for p in sent]
-                found["add", level] = _Program(partial(accumulate, [p.op for p in sent]), (parts, parts), donate=True)
+            for stage, numbers in enumerate(plan.sent_by_stage(level)):
+                sent = [part for number in numbers for part in self.layouts[number].parts]
+                if sent:
+                    parts = [jax.ShapeDtypeStruct(p.shape, p.dtype) for p in sent]
+                    add = partial(accumulate, [p.op for p in sent])
+                    found[_add(stage), level] = _Program(add, (parts, parts), donate=True)
         return found
 
     def _final_program(self) -> _Program:
@@ -286,26 +290,28 @@ class Engine:
                 meanwhile()
             if level == self.plan.levels:
                 break
-            sent = run.wait(level)
-            # What the step before has read must be done with before it is written again.
-            for result in self._committed:
-                result.block_until_ready()
-            if self._last in sent:
-                self.status.told = activity.of_workers(run.seconds)
-            activity.turn(EXCHANGING)
-            under_way = [
-                self._send(number, parts, readings[0].step + 1, more)
-                for number, parts in sent.items()
-                if run.travels(number)
-            ]
-            arrived = [(message, *message.arriving.wait()) for message in under_way]
-            activity.turn(COMPUTING)
-            for message, results, heard in arrived:
-                if message.number == self._last:
-                    self.status.decode(heard)
-                if message.look is not None and not message.look.passes(results[0], message.glances):
-                    return run.given_up(message.number, results[0], search)
-                run.messages[message.number] = results
+            for stage in range(len(self.plan.sent_by_stage(level))):
+                sent = run.wait(level, stage)
+                # What the step before has read must be done with before it is written again.
+                for result in self._committed:
+                    result.block_until_ready()
+                if self._last in sent:
+                    self.status.told = activity.of_workers(run.seconds)
+                activity.turn(EXCHANGING)
+                under_way = [
+                    self._send(number, parts, readings[0].step + 1, more)
+                    for number, parts in sent.items()
+                    if run.travels(number)
+                ]
+                arrived = [(message, *message.arriving.wait()) for message in under_way]
+                activity.turn(COMPUTING)
+                for message, results, heard in arrived:
+                    if message.number == self._last:
+                        self.status.decode(heard)
+                    if message.look is not None and not message.look.passes(results[0], message.glances):
+                        run.finish(level)
+                        return run.given_up(message.number, results[0], search)
+                    run.messages[message.number] = results
         hooks, metrics = run.commit()
         activity.turn(OTHER)
         return Outcome(hooks, metrics, run.messages, run.seconds, run.microbatches, *run.sent())
@@ -401,6 +407,11 @@ def copied(value: Any, device: jax.Device) -> jax.Array:
     return jax.device_put(np.array(value) if isinstance(value, np.ndarray) else value, device, may_alias=False)
 
 
+def _add(stage: int) -> str:
+    """What the program is called that adds up the parts that a stage writes."""
+    return f"add_{stage + 1}" if stage else "add"
+
+
 class _Program(NamedTuple):
     """What is to be compiled for each device."""
 
@@ -432,6 +443,13 @@ class _UnderWay(NamedTuple):
     glances: Any
 
 
+class _End(NamedTuple):
+    """When a stage was done."""
+
+    at: float
+    undisturbed: float  # seconds since the level began, as if nobody else ran there
+
+
 class _Step:
     """What is known in the course of one step."""
 
@@ -453,6 +471,7 @@ class _Step:
         self.kept_calls: dict[int, dict[int, list[Any]]] = {}  # by level, and worker that is there; per call
         self.packed: PerWorker = [[] for _ in readings]  # the parts of the messages in the making, in their order
         self.seconds = [0.0 if p else float("nan") for p in self.microbatches]
+        self._ends: list[list[Future[_End]]] = []  # of a level's stages, by stage and worker
         self._started, self._watch = 0.0, Stopwatch(engine.world.devices[0])
         self._undisturbed = 0.0  # seconds of all of them together, as if nobody else ran there
         self._one_by_one: list[dict[int, list[float]]] = [{} for _ in readings]
@@ -512,11 +531,12 @@ class _Step:
         }
 
     def _calls_of(self, local: int, level: int, segment: Segment) -> list[list[jax.Array]]:
-        engine, microbatches, start, kept, parts = self.engine, self.microbatches[local], 0, [], None
+        engine, microbatches, start, kept = self.engine, self.microbatches[local], 0, []
         alone, timed = len(microbatches) == 1, self.timed[local]
         leaves = jax.tree.leaves(self.share.batches[local])
         wanted = [leaves[i] for i in engine._inputs["call", level].batch]
         fixed = None if self.kept_calls else self._given(local, segment)
+        parts: dict[int, list[jax.Array]] = {}  # by stage
         for number, size in enumerate(microbatches):
             watch = Stopwatch(engine.world.devices[local]) if timed else None
             given = self._given(local, segment, number) if fixed is None else fixed  # what follows is set in each call
@@ -526,19 +546,20 @@ class _Step:
             )
             kernel = engine.kernels.kernel(local, size, level)
             given["const"] = list(kernel.consts)
-            began = time.perf_counter()
-            out = kernel.run(given)
-            if engine._waiters is None:  # else calls are under way on several devices
-                self._trace(local, f"{size} examples", began, out, level=level)
-            kept.append(out["outputs"])
-            if "parts" in out:
-                new = out["parts"]
-                parts = new if parts is None else engine._compiled["add", level, local](parts, new)
+            began, brought = time.perf_counter(), []
+            for stage, out in enumerate(kernel.stages(given)):
+                brought.append(out)
+                if "parts" in out:  # added before the next stage is dispatched: devices carry out one after another
+                    old, new = parts.get(stage), out["parts"]
+                    parts[stage] = new if old is None else engine._compiled[_add(stage), level, local](old, new)
+            if engine._waiters is None:  # else calls are under way on several devices, or stages of one
+                self._trace(local, f"{size} examples", began, brought, level=level)
+            kept.append(kernel.outputs(brought))
             if watch is not None:
-                jax.block_until_ready((parts, out["outputs"]))
+                jax.block_until_ready((parts, kept[-1]))
                 self._one_by_one[local].setdefault(size, []).append(watch.seconds)
             start += size
-        self.packed[local] = parts
+        self.packed[local] = [part for stage in sorted(parts) for part in parts[stage]]
         return kept
 
     def _for_call(self, local: int, number: int, start: int, size: int) -> tuple[np.ndarray, np.ndarray]:
@@ -547,26 +568,57 @@ class _Step:
         reading = reading._replace(examples=size, calls=1, offset=reading.offset + start)
         return self.engine.feed.for_call(self.vectors[local], reading, first=number == 0)
 
-    def wait(self, level: int) -> dict[int, list[list[jax.Array]]]:
-        """Until every worker's parts are computed: those of each message of this level, by its number."""
-        for local, microbatches in enumerate(self.microbatches):
-            if not microbatches:
-                self.packed[local] = self.engine.nothing.parts(level, local)
-        if self.engine._waiters is None:
-            done = [self._wait_for(0)]
-        else:
-            done = list(self.engine._waiters.map(self._wait_for, self.locals))
+    def wait(self, level: int, stage: int = 0) -> dict[int, list[list[jax.Array]]]:
+        """Until every worker's parts are computed that a stage of this level writes: those of each message, by its
+        number.
+        """
+        sent = self.plan.sent_by_stage(level)
+        if stage == 0:
+            for local, microbatches in enumerate(self.microbatches):
+                if not microbatches:
+                    self.packed[local] = self.engine.nothing.parts(level, local)
+            self._ends = self._wait_beside(sent)
+        for done in self._ends[stage]:
+            done.result()
+        if stage == len(sent) - 1:
+            self.finish(level)
+        return {number: [self._of_message(number, local) for local in self.locals] for number in sent[stage]}
+
+    def _wait_beside(self, sent: Sequence[Sequence[int]]) -> list[list[Future[_End]]]:
+        """Have it noted when each stage is done on each worker: in other threads, as this one may be in an exchange."""
+        firsts = [self.engine._places[numbers[0]].start for numbers in sent]
+        if self.engine._waiters is not None:
+            return [[self.engine._waiters.submit(self._wait_for, i, first) for i in self.locals] for first in firsts]
+        done: Future[_End] = Future()
+        done.set_result(self._wait_for(0, firsts[0]))
+        return [[done]]
+
+    def _wait_for(self, local: int, part: int) -> _End:
+        self.packed[local][part].block_until_ready()
+        return _End(time.perf_counter(), self._watch.seconds)
+
+    def finish(self, level: int) -> None:
+        """Wait for all stages of a level, and take down, once, how long they took."""
+        ends, self._ends = [[end.result() for end in of_workers] for of_workers in self._ends], []
+        if not ends:
+            return
         for local in self.locals:
-            self.seconds[local] += done[local] - self._started
-            if self.engine.timeline is not None and self.engine._waiters is not None and self.microbatches[local]:
-                name = f"{' + '.join(map(str, self.microbatches[local]))} examples"
-                self.engine.timeline.add(local, name, self._started, done[local], level=level)
-        self._undisturbed += self._watch.seconds
+            self.seconds[local] += ends[-1][local].at - self._started
+            if self.engine._waiters is not None and self.microbatches[local]:
+                self._trace_stages(local, level, [of_workers[local].at for of_workers in ends])
+        self._undisturbed += max(end.undisturbed for end in ends[-1])
         if level == self.engine._last_call:
             self._record()
-        return {
-            number: [self._of_message(number, local) for local in self.locals] for number in self.plan.sent_at(level)
-        }
+
+    def _trace_stages(self, local: int, level: int, ends: Sequence[float]) -> None:
+        timeline, began = self.engine.timeline, self._started
+        if timeline is None:
+            return
+        name = f"{' + '.join(map(str, self.microbatches[local]))} examples"
+        for number, end in enumerate(ends, 1):
+            which = f", stage {number} of {len(ends)}" if len(ends) > 1 else ""
+            timeline.add(local, name + which, began, max(began, end), level=level)
+            began = max(began, end)
 
     def travels(self, number: int) -> bool:
         """Whether a message is sent in this step. What is not stays as each worker has it: its results, too."""
@@ -587,10 +639,6 @@ class _Step:
     def _of_message(self, number: int, local: int) -> list[jax.Array]:
         """The parts of one message that a worker has packed, of those of the level."""
         return self.packed[local][self.engine._places[number]]
-
-    def _wait_for(self, local: int) -> float:
-        self.packed[local][0].block_until_ready()
-        return time.perf_counter()
 
     def _record(self) -> None:
         for local, microbatches in enumerate(self.microbatches):
