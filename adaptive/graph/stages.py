@@ -19,6 +19,7 @@ import numpy as np
 from jax.extend.core import DropVar, JaxprEqn, Var
 
 from adaptive.base.jaxprs import has_effects, has_ordered_effects, nested
+from adaptive.operators.claims import claim_p
 
 from .flow import Origin, Scope
 from .plan import Contribution, Message, Plan, Segment, Stage
@@ -66,12 +67,13 @@ class _Order:
 
     def __init__(self, segment: Segment, contributions: Sequence[Contribution]):
         self._contributions = contributions
-        works = [work(eqn) for eqn in segment.eqns]
+        eqns = _one_by_one(segment.eqns)
+        works = [work(eqn) for eqn in eqns]
         heavy = [n for n, w in enumerate(works) if w > 1e-4 * sum(works)]
         self._works = np.array([works[n] for n in heavy], float)
         bit = {n: 1 << i for i, n in enumerate(heavy)}
         self._needed: dict[Var, int] = {}  # of each value: which of the heavy equations, as bits
-        for n, eqn in enumerate(segment.eqns):
+        for n, eqn in enumerate(eqns):
             of_operands = (self._needed.get(a, 0) for a in operands_of(eqn) if isinstance(a, Var))
             bits = reduce(or_, of_operands, bit.get(n, 0))
             self._needed.update((v, bits) for v in eqn.outvars if not isinstance(v, DropVar))
@@ -148,9 +150,10 @@ def cut_in_stages(segment: Segment, messages: Mapping[int, Message]) -> tuple[St
 class _Stages:
     def __init__(self, segment: Segment, sent: Sequence[Sequence[Contribution]]):
         self.segment, self.sent = segment, sent
+        self.eqns = _one_by_one(segment.eqns)
         self.last = len(sent) - 1
-        self.producer = {v: n for n, eqn in enumerate(segment.eqns) for v in eqn.outvars if not isinstance(v, DropVar)}
-        self.stage = [self.last] * len(segment.eqns)  # of each equation
+        self.producer = {v: n for n, eqn in enumerate(self.eqns) for v in eqn.outvars if not isinstance(v, DropVar)}
+        self.stage = [self.last] * len(self.eqns)  # of each equation
         self._assign()
         self._draw_forward()
 
@@ -164,14 +167,14 @@ class _Stages:
                 if n is not None and n not in seen:
                     seen.add(n)
                     self.stage[n] = number
-                    stack += operands_of(self.segment.eqns[n])
+                    stack += operands_of(self.eqns[n])
 
     def _draw_forward(self) -> None:
         """What is computed from values that are sent, their squares, say, is computed where they are: so that the sum
         crosses, and not all of them.
         """
         drawn = {c.value for contributions in self.sent for c in contributions}
-        for n, eqn in enumerate(self.segment.eqns):
+        for n, eqn in enumerate(self.eqns):
             operands = operands_of(eqn)
             if has_effects(eqn) or _is_heavy(eqn) or drawn.isdisjoint(_variables(operands)):
                 continue
@@ -222,7 +225,7 @@ class _Stages:
     def _one(self, number: int, contributions: Sequence[Contribution]) -> tuple[list[int], list[Var]]:
         """A stage's equations, and what it takes from earlier stages."""
         found = {n for n, stage in enumerate(self.stage) if stage == number}
-        stack = [*_atoms(contributions), *(a for n in found for a in operands_of(self.segment.eqns[n]))]
+        stack = [*_atoms(contributions), *(a for n in found for a in operands_of(self.eqns[n]))]
         crossing: dict[Var, None] = {}
         seen = set()
         while stack:
@@ -231,9 +234,9 @@ class _Stages:
             if n is None or n in found or atom in seen:
                 continue
             seen.add(atom)
-            if self.segment.eqns[n].primitive.name in _REPEATED:
+            if self.eqns[n].primitive.name in _REPEATED:
                 found.add(n)
-                stack += operands_of(self.segment.eqns[n])
+                stack += operands_of(self.eqns[n])
             else:
                 crossing[atom] = None
         return sorted(found), sorted(crossing, key=self.producer.__getitem__)
@@ -241,8 +244,20 @@ class _Stages:
     def _part(self, members: Iterable[int], crossing: Sequence[Var], kept: Sequence[Atom]) -> Segment:
         """All stages are given what the whole segment is given, and what crosses: so it is put together once."""
         inputs = *self.segment.inputs, *((var, Origin("crossing", i)) for i, var in enumerate(crossing))
-        eqns = tuple(self.segment.eqns[n] for n in members)
+        eqns = tuple(self.eqns[n] for n in members)
         return Segment(self.segment.kind, self.segment.level, eqns, inputs, tuple(kept))
+
+
+def _one_by_one(eqns: Iterable[JaxprEqn]) -> list[JaxprEqn]:
+    """Claims of many values as claims of one: else each would wait for all."""
+    found = []
+    for eqn in eqns:
+        if eqn.primitive is claim_p:
+            pairs = zip(eqn.invars, eqn.outvars, strict=True)
+            found += [eqn.replace(invars=[operand], outvars=[var]) for operand, var in pairs]
+        else:
+            found.append(eqn)
+    return found
 
 
 def _is_heavy(eqn: JaxprEqn) -> bool:
