@@ -23,7 +23,7 @@ import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -62,7 +62,7 @@ def driver(params: Params, batch: Mapping[str, jax.Array]) -> tuple[Params, dict
     return [p - 0.01 * g for p, g in zip(params, grads, strict=True)], {"loss": comm.all_reduce(value)}
 
 
-def built(world: Any, examples: int, overlap: bool | int | str) -> ad.Program:
+def built(world: Any, examples: int, overlap: bool | int | Literal["auto"]) -> ad.Program:
     rng = np.random.default_rng(0)
     params = [jnp.asarray(rng.normal(size=s, scale=0.02).astype(np.float32)) for s in shapes()]
     data = {"x": rng.normal(size=(4 * examples * world.size, 64)).astype(np.float32)}
@@ -102,7 +102,7 @@ def fitted(world: Any) -> int:
     return examples
 
 
-def on_rank(rounds: int, stages: int | str) -> None:
+def on_rank(rounds: int, stages: int) -> None:
     with comm.MPIWorld() as world:
         pin(sorted(os.sched_getaffinity(0))[world.rank % 2])
         examples = fitted(world)
