@@ -217,7 +217,7 @@ def test_seconds_of_workers_have_no_exchange_in_them():
     """By far: a step computes for about a millisecond, and each of its messages takes 200."""
     with built(world=SlowWorld(2), overlap=3) as program:
         program.step()
-        events = []
+        events: list[ad.StepEvent] = []
         program.subscribe(events.append)
         reports = [program.step() for _ in range(3)]
     assert all(r.breakdown.exchanging > 2.9 * SlowWorld.SECONDS for r in reports)
