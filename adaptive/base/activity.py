@@ -20,7 +20,7 @@ class Breakdown(NamedTuple):
     Attributes:
       input: for examples that were not there yet.
       computing: carrying out segments and kernel calls, and waiting for devices.
-      exchanging: in messages, but for `waiting`.
+      exchanging: in messages, but for `waiting`; whatever is computed meanwhile (`overlap=`).
       waiting: for other processes: until the last of them had come to what all do together.
       hooks: in control hooks.
       compiling: for a compiler.
@@ -141,7 +141,10 @@ class Activity:
         own = [0.0 if math.isnan(seconds) else seconds for seconds in computing]
         busy, self._told = self._by_itself - self._told, self._by_itself
         input_ = self._seconds[INPUT] - self._before[INPUT]
-        return input_, own, [busy - (max(own) - seconds) for seconds in own]
+        # What is computed while messages travel takes none of this thread's time: then a part stands for the whole.
+        longest = max(own)
+        least = [busy * seconds / longest if longest else 0.0 for seconds in own]
+        return input_, own, [max(busy - (longest - s), part) for s, part in zip(own, least, strict=True)]
 
     @property
     def _by_itself(self) -> float:

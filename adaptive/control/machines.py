@@ -28,19 +28,27 @@ class Machines:
 
     Attributes:
       heterogeneous: whether processes compute on hardware of different kinds, or with different software. Replicated.
+      hosts: on how many of them the processes are. Replicated.
       compile_order: which of how many processes this is, of those on its host that share its compilation cache. Local.
     """
 
     def __init__(self, world: World, about: str = ""):
-        own = json.dumps([kind_of_machine(world.devices), cache_of_host()]).encode()
+        own = json.dumps([kind_of_machine(world.devices), cache_of_host(), this_host()]).encode()
         told = world.all_gather_bytes(own, about) if world.processes > 1 else [own]
         everyone = [json.loads(theirs) for theirs in told]
-        self.heterogeneous = len({kind for kind, _ in everyone}) > 1
-        caches = [cache for _, cache in everyone]
+        self.heterogeneous = len({kind for kind, _, _ in everyone}) > 1
+        caches = [cache for _, cache, _ in everyone]
+        self.hosts = len({host for _, _, host in everyone})
         own_cache = caches[world.rank] if world.processes > 1 else None
         self.compile_order = (0, 1)
         if own_cache is not None:
             self.compile_order = (caches[: world.rank].count(own_cache), caches.count(own_cache))
+
+
+def this_host() -> str:
+    """What tells this host from others. Local."""
+    boot = Path("/proc/sys/kernel/random/boot_id")
+    return f"{platform.node()} {boot.read_text().strip() if boot.exists() else ''}"
 
 
 def cache_of_host() -> str | None:

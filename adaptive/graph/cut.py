@@ -27,13 +27,19 @@ from adaptive.operators.hooks import hook_p
 from adaptive.operators.sources import BATCH_SIZE, source_p
 
 from .flow import Flow, Origin, Scope
-from .plan import Contribution, HookPlan, Message, Plan, Segment, Slot
+from .plan import Contribution, HookPlan, Message, Plan, Segment, Slot, Stage
 from .replication import check_replication
+from .stages import Groups, cut_in_stages
 from .trace import Atom, Graph
 
 
 def plan(
-    graph: Graph, *, local_state: Iterable[int] = (), sized: frozenset[Var] = frozenset(), whole: Iterable[str] = ()
+    graph: Graph,
+    *,
+    local_state: Iterable[int] = (),
+    sized: frozenset[Var] = frozenset(),
+    whole: Iterable[str] = (),
+    stages: Groups | None = None,
 ) -> Plan:
     """Cut a graph into segments and messages, and check that all that must be replicated is.
 
@@ -41,6 +47,7 @@ def plan(
       local_state: state leaves (by index) that may differ between workers on purpose.
       sized: variables that belong to the number of examples in a call (see `expressions`).
       whole: reasons, known from elsewhere, why a local batch cannot run as several calls.
+      stages: of the call segments that are to be cut.
 
     Raises:
       ReplicationError: a hook, a metric, or the new state can differ between workers.
@@ -48,7 +55,7 @@ def plan(
     """
     flow = Flow(graph, frozenset(local_state), sized)
     check_replication(flow)
-    return _Cutter(flow, tuple(whole)).cut()
+    return _Cutter(flow, tuple(whole), stages or {}).cut()
 
 
 def grouped(ready: Sequence[Contribution]) -> Iterable[Sequence[Contribution]]:
@@ -84,8 +91,8 @@ class _Draft:
 class _Cutter:
     """Slices backwards from what each segment must deliver. See above for the rules."""
 
-    def __init__(self, flow: Flow, whole: tuple[str, ...]):
-        self.flow, self.whole = flow, whole
+    def __init__(self, flow: Flow, whole: tuple[str, ...], stages: Groups):
+        self.flow, self.whole, self.stages = flow, whole, stages
         self.drafts: dict[tuple[str, int], _Draft] = {}
         self.homes: dict[int, _Draft] = {}  # of equations that are carried out once, in one place
         self.results: dict[Var, Origin] = {}  # of the messages
@@ -141,8 +148,17 @@ class _Cutter:
                 levels.setdefault(flow.level_of(eqn.invars), []).append(
                     Contribution(name, eqn.params["how"], value, weight, result, scope, line, when)
                 )
-        together = ((level, group) for level in sorted(levels) for group in grouped(levels[level]))
-        return [Message(level, tuple(group), self._gate(group[0])) for level, group in together]
+        return [message for level in sorted(levels) for message in self._messages_of(level, levels[level])]
+
+    def _messages_of(self, level: int, ready: Sequence[Contribution]) -> Iterable[Message]:
+        """The messages of a level, stage by stage; all but what is always sent wait for the last."""
+        *others, usual = grouped(ready)
+        *early, late = self.stages.get(level, (range(len(usual)),))
+        for stage, places in enumerate(early):
+            yield Message(level, tuple(usual[i] for i in places), stage=stage)
+        for group in others:
+            yield Message(level, tuple(group), self._gate(group[0]), len(early))
+        yield Message(level, tuple(usual[i] for i in late), self._gate(usual[late[0]]), len(early))
 
     def _gate(self, c: Contribution) -> int | None:
         """Have the decision whether a message is sent made before the step's first kernel call."""
@@ -268,7 +284,12 @@ class _Cutter:
             local_state=self.flow.local_state,
             unsplittable=(*self.whole, *self._reasons(segments)),
             fixed=tuple(self._fixed(segments)),
+            stages={level: self._cut(segments["call", level]) for level in self.stages},
         )
+
+    def _cut(self, segment: Segment) -> tuple[Stage, ...]:
+        """The stages of a call segment."""
+        return cut_in_stages(segment, {n: m for n, m in enumerate(self.messages) if m.level == segment.level})
 
     def _fixed(self, segments: dict[tuple[str, int], Segment]) -> Iterable[Atom]:
         """What is computed once per step or worker, and so must be the same for every size of a call."""

@@ -41,7 +41,8 @@ class Origin(NamedTuple):
     """Where a segment's input comes from: `kind` and its indices.
 
     ("state", i), ("batch", i), ("source", name), ("slot", k, leaf), ("const", i), ("message", level, contribution),
-    ("once", level, i) and ("call", level, i): the i-th kept value of that segment.
+    ("once", level, i) and ("call", level, i): the i-th kept value of that segment. ("crossing", i): the i-th value that
+    one stage of a segment takes from earlier ones.
     """
 
     kind: str

@@ -46,11 +46,13 @@ class Message:
         together, and waited for one after another.
       gate: of a message that is sent in some steps only, where the decision is: its place among the values that the
         first segment `once` keeps. In the others it stays, as if each worker were alone.
+      stage: of its level's call segment, behind which it can be sent; 0 where that is not cut.
     """
 
     level: int
     contributions: tuple[Contribution, ...]
     gate: int | None = None
+    stage: int = 0
 
     @property
     def travels(self) -> bool:
@@ -81,7 +83,7 @@ class Segment:
     def wiring(self) -> dict[str, list[tuple[Any, int]]]:
         """Where the inputs of each kind come from, in order."""
         kinds: dict[str, list[tuple[Any, int]]] = {
-            kind: [] for kind in ("state", "slot", "const", "batch", "once", "call", "source", "message")
+            kind: [] for kind in ("state", "slot", "const", "batch", "once", "call", "source", "message", "crossing")
         }
         for _, origin in self.inputs:
             kinds[origin.kind].append((origin.index, origin.item))
@@ -95,6 +97,23 @@ class Segment:
     def read_messages(self) -> list[int]:
         """The numbers of the messages that are read, in order."""
         return sorted(set(self.reads("message")))
+
+
+@dataclass(frozen=True)
+class Stage:
+    """A part of a call segment that becomes a program of its own, behind which messages can be sent.
+
+    Attributes:
+      segment: what it computes. Its inputs are those of the whole segment, and what crosses.
+      messages: the numbers of those that it writes, in order.
+      takes: what crosses: of which earlier stage, and which of its outputs.
+      kept: where the outputs of the whole segment are: the same for all of its stages.
+    """
+
+    segment: Segment
+    messages: tuple[int, ...]
+    takes: tuple[tuple[int, int], ...]
+    kept: tuple[tuple[int, int], ...]
 
 
 @dataclass(frozen=True)
@@ -133,6 +152,7 @@ class Plan:
     local_state: frozenset[int]
     unsplittable: tuple[str, ...] = field(default=())  # why a local batch cannot run as several calls; empty if it can
     fixed: tuple[Atom, ...] = field(default=())  # what is computed once, and must be the same for every size
+    stages: dict[int, tuple[Stage, ...]] = field(default_factory=dict)  # of the call segments that are cut, by level
 
     @property
     def splittable(self) -> bool:
@@ -159,6 +179,11 @@ class Plan:
             tuple(number for number, m in enumerate(self.messages) if m.level == level) for level in range(self.levels)
         ]
 
+    def sent_by_stage(self, level: int) -> tuple[tuple[int, ...], ...]:
+        """The same, for each stage of a level's call segment; one where it is not cut."""
+        stages = self.stages.get(level)
+        return (self.sent_at(level),) if stages is None else tuple(stage.messages for stage in stages)
+
     @cached_property
     def changed_state(self) -> tuple[int, ...]:
         """The state leaves that a step changes; the others are passed through untouched."""
@@ -178,7 +203,7 @@ class Plan:
         """All that must be equal between the plans of two sizes of one driver, and between workers."""
         segments = [*self.calls.values(), *self.onces.values(), self.final]
         return (
-            tuple((m.level, m.gate, tuple(c.signature for c in m)) for m in self.messages),
+            tuple((m.level, m.gate, m.stage, tuple(c.signature for c in m)) for m in self.messages),
             tuple(
                 (s.kind, s.level, tuple(o for _, o in s.inputs if o.kind != "const"), len(s.outputs)) for s in segments
             ),

@@ -25,6 +25,7 @@ from adaptive.operators.published import Boards
 from .cut import plan
 from .expressions import End, Expressions, another_program, check_same_operators, first_difference, sized
 from .plan import Plan
+from .stages import Groups
 from .trace import Graph, trace
 
 
@@ -61,6 +62,7 @@ class Planner:
         self.boards = Boards()
         self._lock = threading.RLock()  # the compiler's thread asks for plans, and so does `check`
         self._whole: tuple[str, ...] = ()
+        self._stages: Groups = {}
 
     @phase("tracing the driver")
     def begin(self, examples: int) -> Plan:
@@ -97,6 +99,13 @@ class Planner:
                 raise
             return self.reference
 
+    def cut_in_stages(self, stages: Groups) -> Plan:
+        """Have the call segments cut, of all plans that are made from now on; and the first one again."""
+        with self._lock:
+            self._stages = stages
+            self.reference = self._plan(self._first, self._sized(self._first, self._second))
+            return self.reference
+
     @phase("tracing the driver")
     def __call__(self, examples: int) -> Plan:
         """The plan for a kernel call of that many examples.
@@ -123,7 +132,7 @@ class Planner:
         return Expressions(graph)
 
     def _plan(self, traced: Expressions, numbers: frozenset[Var]) -> Plan:
-        return plan(traced.graph, local_state=self._local_state, sized=numbers, whole=self._whole)
+        return plan(traced.graph, local_state=self._local_state, sized=numbers, whole=self._whole, stages=self._stages)
 
     def _sized(self, ours: Expressions, theirs: Expressions | None) -> frozenset[Var]:
         """What belongs to the size; nothing does where all batches are of one."""

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from adaptive.base.where import at, name_workers
 from adaptive.graph.flow import Scope
 from adaptive.graph.plan import Contribution, Message, Plan, Segment
+from adaptive.graph.stages import work
 from adaptive.runtime.message import Layout
 
 
@@ -17,6 +18,7 @@ def explain(
     shards: Sequence[int] = (),
     resizable: bool = True,
     ways: Sequence[str] = (),
+    overlap: str = "",
 ) -> str:
     """Segments, messages with their bytes, hooks and slots, in the order in which a step goes through them.
 
@@ -24,6 +26,7 @@ def explain(
       shards: examples in each worker's own data; empty where all share one data set.
       resizable: whether batch sizes change while the program runs.
       ways: for each message which way it goes, of several; nothing where there is one.
+      overlap: whether messages travel while later stages are computed, and why; "" where that is not to be told.
     """
     graph = plan.graph
     lines = [
@@ -42,6 +45,7 @@ def explain(
         if level in plan.calls:
             sizes = "size of a ladder" if plan.splittable and resizable else "batch size"
             lines.append(f"segment  per kernel call        {_work(plan.calls[level])}; compiled for each {sizes}")
+            lines += _stages(plan, level)
         for number in plan.sent_at(level):
             lines += _message(number, plan.messages[number], layouts[number])
             if number < len(ways) and ways[number]:
@@ -56,6 +60,8 @@ def explain(
     measured = [s.name for s in plan.sources if s.scope != "call"]
     if measured:
         lines.append(f"sources  {', '.join(measured)}")
+    if overlap:
+        lines.append(f"overlap  {overlap}")
     if not resizable:
         lines.append("batch sizes stay as they are (resizable=False): nothing is compiled for others")
     elif plan.splittable:
@@ -86,6 +92,15 @@ def _work(segment: Segment) -> str:
         if found:
             reads.append(label if kind != "message" else ", ".join(f"message {i + 1}" for i in sorted(found)))
     return f"{_count(len(segment.eqns), 'equation')} on {', '.join(reads) or 'nothing'}"
+
+
+def _stages(plan: Plan, level: int) -> Iterator[str]:
+    stages = plan.stages.get(level, ())
+    works = [sum(map(work, stage.segment.eqns)) for stage in stages]
+    for number, stage in enumerate(stages):
+        then = ", ".join(f"message {n + 1}" for n in stage.messages)
+        what = f"{_count(len(stage.segment.eqns), 'equation')}, {100 * works[number] / sum(works):.0f} % of the work"
+        yield f"    stage {number + 1} of {len(stages)}, then {then}: {what}"
 
 
 def _message(number: int, message: Message, layout: Layout) -> Iterator[str]:

@@ -62,6 +62,8 @@ from .explain import explain
 from .first_plan import check_alike, first_plan
 from .hand_over import Known
 from .keeping import Keeping
+from .overlap import checked as checked_overlap
+from .overlap import overlapped
 from .seating import Seating
 from .tracing import Traced, Tracing
 from .watch import Skips, StepClock, UpdateCheck
@@ -109,6 +111,10 @@ class Program:
       deterministic: choose kernel calls by size alone and not by measured time, and take up new sizes at once, waiting
         for their kernels, so that two runs with the same decisions are equal to the last bit. Over several hosts large
         sums of this world go one way from then on, whatever is faster.
+      overlap: whether gradients are sent while others are still computed: "auto", where that pays; `True`, `False`, or
+        into how many stages the backward pass is cut for it. "auto" cuts where processes are on several hosts and the
+        message takes 10 ms or more between them, which is measured when the program is built. Results are equal but for
+        rounding. `explain()` says what was decided, and why.
       resizable: whether batch sizes may change while the program runs. If `False`, nothing is compiled behind the
         steps: there are kernels for the first sizes and for no others, and whoever asks for others gets an error. Only
         `restore` brings other sizes, and waits for their kernels.
@@ -148,6 +154,7 @@ class Program:
         local: Callable[[Any], Any] | None = None,
         deterministic: bool = False,
         resizable: bool = True,
+        overlap: bool | int | Literal["auto"] = "auto",
     ):
         self._surroundings = Surroundings()
         self.world = world_of(world)
@@ -156,6 +163,7 @@ class Program:
         max_skipped = count("max_skipped", max_skipped, least=1)
         microbatch = None if microbatch is None else positive("microbatch", microbatch)
         quantum = None if quantum is None else positive("quantum", quantum)
+        overlap = checked_overlap(overlap)
         self._data = stream_of(data, self.world.size, self.world.workers)
         self._initial = InitialState.of(state, local)
         self._stream = Stream(self._data, seed=self._seed, workers=self.world.workers)
@@ -187,6 +195,7 @@ class Program:
             "max_skipped": max_skipped,
             "resizable": bool(resizable),
             "deterministic": bool(deterministic),
+            "overlap": overlap,
         }
         self._built = check_alike(self.world, self._name, self._initial, self._data, self._plan, settings)
         built_in(self.world)
@@ -196,6 +205,13 @@ class Program:
         if self.world.processes > 1:
             share_compilations()
         machines = Machines(self.world, f"machines of {self._name}")
+        self._overlap = overlapped(
+            *(planner, self.world, overlap),
+            hosts=machines.hosts,
+            deterministic=deterministic,
+            about=f"a message of {self._name}",
+        )
+        self._plan = planner.reference
         self._digest = DecisionDigest()
         self._membership = Membership(
             self.world,
@@ -313,8 +329,11 @@ class Program:
         """The plan in words: segments, messages with their bytes, hooks, slots; with the driver's lines."""
         shards = [shard.length for shard in self._data.shard_ranges] if isinstance(self._data, Shards) else []
         layouts = self._engine.layouts
-        ways = [self.world.way((self._name, number)) for number in range(len(layouts))]
-        text = explain(self._plan, layouts, self._sizes.current, shards, self._sizes.resizable, ways)
+        text = explain(
+            *(self._plan, layouts, self._sizes.current, shards, self._sizes.resizable),
+            ways=[self.world.way((self._name, number)) for number in range(len(layouts))],
+            overlap=self._overlap.in_words,
+        )
         return "\n".join([text, *(f"input    {line}" for line in self._stream.in_words())])
 
     # --- running ------------------------------------------------------------------------------------------------------

@@ -28,11 +28,21 @@ class Plans(Protocol):
 
 
 class Call(NamedTuple):
-    """A segment of a kernel call, ready to be compiled."""
+    """A segment of a kernel call, ready to be compiled: its first stage, and what follows."""
 
     function: Callable[[dict[str, Any]], dict[str, Any]]
     shapes: dict[str, Any]  # of what it is given
     consts: tuple[Any, ...]  # what the driver closed over, as far as the segment reads it
+    later: tuple[LaterStage, ...] = ()
+    kept: tuple[tuple[int, int], ...] = ()  # of one that is cut: which outputs of which stage it keeps
+
+
+class LaterStage(NamedTuple):
+    """One more stage of a segment; it is given what the first is given, and what crosses."""
+
+    function: Callable[[dict[str, Any]], dict[str, Any]]
+    shapes: dict[str, Any]
+    takes: tuple[tuple[int, int], ...]  # what crosses: which outputs of which stages
 
 
 class Calls:
@@ -50,11 +60,20 @@ class Calls:
         workers = self._layouts[0].workers if self._layouts else 1
         layouts = lay_out_all(plan.messages, workers=workers, status=sum(layout.status for layout in self._layouts))
         values, found = list(plan.graph.consts.values()), {}
-        for level, segment in plan.calls.items():
-            writes = [layouts[number] for number in plan.sent_at(level)]
+
+        def program(segment: Segment, sent: Sequence[int]) -> tuple[Callable, dict[str, Any]]:
+            writes = [layouts[number] for number in sent]
             function = segment_function(plan, segment, segment.outputs, self._feed, layouts, writes)
-            shapes = segment_shapes(segment, self._feed, self._layouts)
-            found[level] = Call(function, shapes, tuple(values[i] for i in segment.reads("const")))
+            return function, segment_shapes(segment, self._feed, self._layouts)
+
+        for level, segment in plan.calls.items():
+            consts = tuple(values[i] for i in segment.reads("const"))
+            stages = plan.stages.get(level)
+            if stages is None:
+                found[level] = Call(*program(segment, plan.sent_at(level)), consts)
+            else:
+                first, *later = (LaterStage(*program(s.segment, s.messages), s.takes) for s in stages)
+                found[level] = Call(first.function, first.shapes, consts, tuple(later), stages[0].kept)
         return found
 
 
@@ -64,6 +83,8 @@ def segment_shapes(segment: Segment, feed: Feed, layouts: Sequence[Layout]) -> d
     for var, origin in segment.inputs:
         if origin.kind in shapes:
             shapes[origin.kind].append(jax.ShapeDtypeStruct(var.aval.shape, var.aval.dtype))
+        elif origin.kind == "crossing":
+            shapes.setdefault("crossing", []).append(jax.ShapeDtypeStruct(var.aval.shape, var.aval.dtype))
     shapes["floats"] = jax.ShapeDtypeStruct((1 + len(feed.floats),), np.float32)
     shapes["ints"] = jax.ShapeDtypeStruct((len(feed.ints),), np.int32)
     shapes["message"] = [

@@ -12,14 +12,11 @@ import re
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple, Protocol
 
 import jax
-import jax.numpy as jnp
 import numpy as np
-from jax.extend.core import Var
 
 from adaptive.base.activity import COMPUTING, EXCHANGING, OTHER, Activity
 from adaptive.base.cores import n_cores
@@ -27,44 +24,21 @@ from adaptive.base.timeline import STEPS, Timeline
 from adaptive.base.world import Arriving, LookAtPiece, World, among_those_left
 from adaptive.data.stream import Share
 from adaptive.graph.flow import Scope
-from adaptive.graph.plan import Plan, Segment
-from adaptive.operators.sources import CALLS, Reading, source_p
+from adaptive.operators.sources import CALLS, Reading
 
-from .birthplace import birthplace
 from .calls import Calls, Plans, segment_shapes
 from .compile import compile_segment, side_by_side
-from .finite import Culprit, Look, Trouble, find_together
+from .finite import Look
 from .kernels import KernelOptions, Kernels
-from .message import accumulate, lay_out_all, unpack
+from .message import accumulate, lay_out_all
 from .microbatches import Microbatches
 from .nothing import Nothing
 from .segment import Feed, segment_function
-from .stopwatch import Stopwatch
+from .step import Outcome, PerWorker, Step, add
 from .updates import NONE_FOUND, Found, NewNaNs
 from .wiring import FinalResults, Inputs, places_in_level
 
 _NO_STATUS = np.zeros(0)
-PerWorker = list  # one entry per worker of this process
-
-
-@dataclass
-class Outcome:
-    """What a step brought. Hook values and metrics are replicated, on the first worker's device."""
-
-    hooks: list[list[jax.Array]]
-    metrics: list[jax.Array]
-    reduced: dict[
-        int, list[list[jax.Array]]
-    ]  # by message and worker of this process: the parts; valid until the next step
-    compute_seconds: list[float]  # per worker of this process; NaN where the step ended before its last message
-    microbatches: list[Microbatches]  # per worker of this process
-    messages: int
-    message_bytes: int
-    trouble: Trouble | None = None  # why the step was not committed
-
-    @property
-    def committed(self) -> bool:
-        return self.trouble is None
 
 
 class StatusLike(Protocol):
@@ -145,9 +119,11 @@ class Engine:
         self._first_local = {i: copied(state[i], world.devices[0]) for i in plan.local_state}
         self.nothing = Nothing(plan, self.layouts, world)
         self.new_nans = NewNaNs(plan, self.states) if finite else None
-        self._waiters = ThreadPoolExecutor(len(world.devices)) if len(world.devices) > 1 else None
+        # Where one thread cannot say when each was done: calls on several devices, or stages while messages travel.
+        waits = len(world.devices) * max(map(len, plan.stages.values()), default=1)
+        self._waiters = ThreadPoolExecutor(waits) if waits > 1 else None
         self._committed: list[jax.Array] = []  # one result of the last step's final segment, per worker of this process
-        self._compiled: dict[tuple[str, int, int], Callable] = {}
+        self._compiled: dict[tuple[str, int, int], Callable] = {}  # by what, level, and worker of this process
         self.name = name
         self.activity = activity or Activity(world)
         self.timeline: Timeline | None = None  # while one is kept, what it is about is waited for
@@ -200,8 +176,8 @@ class Engine:
 
     def missing(self, sizes: Sequence[int]) -> int:
         """How many programs `compile` would have to make."""
-        plan, sent = self.plan, self.plan.sent_at
-        adds = sum(any(self.layouts[number].parts for number in sent(level)) for level in plan.calls)
+        plan, by_stage = self.plan, self.plan.sent_by_stage
+        adds = sum(any(self.layouts[n].parts for n in sent) for level in plan.calls for sent in by_stage(level))
         once = 0 if self._compiled else len(plan.onces) + 1 + adds
         return once * len(self.world.devices) + self.kernels.missing(sizes)
 
@@ -214,10 +190,12 @@ class Engine:
             found["once", level] = _Program(function, (segment_shapes(segment, self.feed, self.layouts),))
         found["final", 0] = self._final_program()
         for level in plan.calls:
-            sent = [part for number in plan.sent_at(level) for part in self.layouts[number].parts]
-            if sent:
-                parts = [jax.ShapeDtypeStruct(p.shape, p.dtype) for p in sent]
-                found["add", level] = _Program(partial(accumulate, [p.op for p in sent]), (parts, parts), donate=True)
+            for stage, numbers in enumerate(plan.sent_by_stage(level)):
+                sent = [part for number in numbers for part in self.layouts[number].parts]
+                if sent:
+                    parts = [jax.ShapeDtypeStruct(p.shape, p.dtype) for p in sent]
+                    added = partial(accumulate, [p.op for p in sent])
+                    found[add(stage), level] = _Program(added, (parts, parts), donate=True)
         return found
 
     def _final_program(self) -> _Program:
@@ -278,7 +256,7 @@ class Engine:
             ]
         activity = self.activity
         activity.turn(COMPUTING)
-        run = _Step(self, share, readings, microbatches)
+        run = Step(self, share, readings, microbatches)
         for level in range(self.plan.levels + 1):
             run.once(level)
             run.calls(level)
@@ -286,26 +264,28 @@ class Engine:
                 meanwhile()
             if level == self.plan.levels:
                 break
-            sent = run.wait(level)
-            # What the step before has read must be done with before it is written again.
-            for result in self._committed:
-                result.block_until_ready()
-            if self._last in sent:
-                self.status.told = activity.of_workers(run.seconds)
-            activity.turn(EXCHANGING)
-            under_way = [
-                self._send(number, parts, readings[0].step + 1, more)
-                for number, parts in sent.items()
-                if run.travels(number)
-            ]
-            arrived = [(message, *message.arriving.wait()) for message in under_way]
-            activity.turn(COMPUTING)
-            for message, results, heard in arrived:
-                if message.number == self._last:
-                    self.status.decode(heard)
-                if message.look is not None and not message.look.passes(results[0], message.glances):
-                    return run.given_up(message.number, results[0], search)
-                run.messages[message.number] = results
+            for stage in range(len(self.plan.sent_by_stage(level))):
+                sent = run.wait(level, stage)
+                # What the step before has read must be done with before it is written again.
+                for result in self._committed:
+                    result.block_until_ready()
+                if self._last in sent:
+                    self.status.told = activity.of_workers(run.seconds)
+                activity.turn(EXCHANGING)
+                under_way = [
+                    self._send(number, parts, readings[0].step + 1, more)
+                    for number, parts in sent.items()
+                    if run.travels(number)
+                ]
+                arrived = [(message, *message.arriving.wait()) for message in under_way]
+                activity.turn(COMPUTING)
+                for message, results, heard in arrived:
+                    if message.number == self._last:
+                        self.status.decode(heard)
+                    if message.look is not None and not message.look.passes(results[0], message.glances):
+                        run.finish(level)
+                        return run.given_up(message.number, results[0], search)
+                    run.messages[message.number] = results
         hooks, metrics = run.commit()
         activity.turn(OTHER)
         return Outcome(hooks, metrics, run.messages, run.seconds, run.microbatches, *run.sent())
@@ -431,267 +411,3 @@ class _UnderWay(NamedTuple):
     arriving: Arriving
     look: Look | None
     glances: Any
-
-
-class _Step:
-    """What is known in the course of one step."""
-
-    def __init__(self, engine: Engine, share: Share, readings: Sequence[Reading], microbatches: Sequence[Microbatches]):
-        self.engine, self.plan, self.share, self.readings = engine, engine.plan, share, readings
-        self.locals = range(len(readings))
-        self.microbatches = list(microbatches)  # none for a worker without examples
-        self.timed = [
-            len(p) > 1 and engine.kernels.wants_each_timed(i, p)
-            for i, p in zip(self.locals, self.microbatches, strict=True)
-        ]
-        self.vectors: dict[int, tuple[np.ndarray, np.ndarray]] = {}
-        for local in engine.present:
-            r, p = readings[local], self.microbatches[local]
-            self.vectors[local] = engine.feed.measure(r if len(p) == 1 else r._replace(calls=len(p)))
-        self.messages: dict[int, list[list[jax.Array]]] = {}
-        self._sent: list[int] = []  # their numbers
-        self.kept_once: dict[int, dict[int, Any]] = {}  # by level, and worker that is there
-        self.kept_calls: dict[int, dict[int, list[Any]]] = {}  # by level, and worker that is there; per call
-        self.packed: PerWorker = [[] for _ in readings]  # the parts of the messages in the making, in their order
-        self.seconds = [0.0 if p else float("nan") for p in self.microbatches]
-        self._started, self._watch = 0.0, Stopwatch(engine.world.devices[0])
-        self._undisturbed = 0.0  # seconds of all of them together, as if nobody else ran there
-        self._one_by_one: list[dict[int, list[float]]] = [{} for _ in readings]
-
-    def _given(self, local: int, segment: Segment, call: int = 0) -> dict[str, Any]:
-        """A segment's inputs, but for the two vectors, the constants and the batch."""
-        engine, inputs = self.engine, self.engine._inputs[segment.kind, segment.level]
-        given = inputs.of_state(engine.states[local], engine.slots[local])
-        if inputs.in_step:
-            given["once"] = [self.kept_once[level][local][i] for level, i in inputs.once]
-            given["call"] = [self.kept_calls[level][local][call][i] for level, i in inputs.call]
-            given["message"] = [self.messages[number][local] for number in inputs.messages]
-        return given
-
-    def _whole(self, local: int, segment: Segment) -> dict[str, Any]:
-        """All inputs of a segment that does not touch the batch."""
-        given = self._given(local, segment)
-        given["floats"], given["ints"] = self.vectors[local]
-        given["const"] = self.engine.consts[segment.kind, segment.level, local]
-        given["batch"] = []
-        return given
-
-    def once(self, level: int) -> None:
-        segment = self.plan.onces.get(level)
-        if segment is None:
-            return
-        self._start()
-        self.kept_once[level] = {}
-        for local in self.engine.present:
-            given, began = self._whole(local, segment), time.perf_counter()
-            out = self.engine._compiled["once", level, local](given)
-            self._trace(local, f"once, before message {level + 1}", began, out)
-            self.kept_once[level][local] = out["outputs"]
-            if "parts" in out:
-                self.packed[local] = out["parts"]
-
-    def _trace(self, local: int, name: str, began: float, results: Any, **details: Any) -> None:
-        """Where a timeline is kept, wait for what was begun, and note how long it took."""
-        if self.engine.timeline is not None:
-            jax.block_until_ready(results)
-            self.engine.timeline.add(local, name, began, **details)
-
-    def _start(self) -> None:
-        self._started, self._watch = time.perf_counter(), Stopwatch(self.engine.world.devices[0])
-
-    def calls(self, level: int) -> None:
-        segment = self.plan.calls.get(level)
-        if segment is None:
-            return
-        if level not in self.plan.onces:
-            self._start()
-        self.kept_calls[level] = {
-            local: self._calls_of(local, level, segment)
-            if self.microbatches[local]
-            else [self.engine.nothing.kept(level, local)]
-            for local in self.engine.present
-        }
-
-    def _calls_of(self, local: int, level: int, segment: Segment) -> list[list[jax.Array]]:
-        engine, microbatches, start, kept, parts = self.engine, self.microbatches[local], 0, [], None
-        alone, timed = len(microbatches) == 1, self.timed[local]
-        leaves = jax.tree.leaves(self.share.batches[local])
-        wanted = [leaves[i] for i in engine._inputs["call", level].batch]
-        fixed = None if self.kept_calls else self._given(local, segment)
-        for number, size in enumerate(microbatches):
-            watch = Stopwatch(engine.world.devices[local]) if timed else None
-            given = self._given(local, segment, number) if fixed is None else fixed  # what follows is set in each call
-            given["batch"] = wanted if alone else [leaf[start : start + size] for leaf in wanted]
-            given["floats"], given["ints"] = (
-                self.vectors[local] if alone else self._for_call(local, number, start, size)
-            )
-            kernel = engine.kernels.kernel(local, size, level)
-            given["const"] = list(kernel.consts)
-            began = time.perf_counter()
-            out = kernel.run(given)
-            if engine._waiters is None:  # else calls are under way on several devices
-                self._trace(local, f"{size} examples", began, out, level=level)
-            kept.append(out["outputs"])
-            if "parts" in out:
-                new = out["parts"]
-                parts = new if parts is None else engine._compiled["add", level, local](parts, new)
-            if watch is not None:
-                jax.block_until_ready((parts, out["outputs"]))
-                self._one_by_one[local].setdefault(size, []).append(watch.seconds)
-            start += size
-        self.packed[local] = parts
-        return kept
-
-    def _for_call(self, local: int, number: int, start: int, size: int) -> tuple[np.ndarray, np.ndarray]:
-        """The two vectors, as one of several calls sees them."""
-        reading = self.readings[local]
-        reading = reading._replace(examples=size, calls=1, offset=reading.offset + start)
-        return self.engine.feed.for_call(self.vectors[local], reading, first=number == 0)
-
-    def wait(self, level: int) -> dict[int, list[list[jax.Array]]]:
-        """Until every worker's parts are computed: those of each message of this level, by its number."""
-        for local, microbatches in enumerate(self.microbatches):
-            if not microbatches:
-                self.packed[local] = self.engine.nothing.parts(level, local)
-        if self.engine._waiters is None:
-            done = [self._wait_for(0)]
-        else:
-            done = list(self.engine._waiters.map(self._wait_for, self.locals))
-        for local in self.locals:
-            self.seconds[local] += done[local] - self._started
-            if self.engine.timeline is not None and self.engine._waiters is not None and self.microbatches[local]:
-                name = f"{' + '.join(map(str, self.microbatches[local]))} examples"
-                self.engine.timeline.add(local, name, self._started, done[local], level=level)
-        self._undisturbed += self._watch.seconds
-        if level == self.engine._last_call:
-            self._record()
-        return {
-            number: [self._of_message(number, local) for local in self.locals] for number in self.plan.sent_at(level)
-        }
-
-    def travels(self, number: int) -> bool:
-        """Whether a message is sent in this step. What is not stays as each worker has it: its results, too."""
-        message = self.plan.messages[number]
-        goes = message.travels
-        if goes and message.gate is not None:
-            goes = bool(self.kept_once[0][self.engine.some_present][message.gate])
-        if goes:
-            self._sent.append(number)
-        else:
-            self.messages[number] = [self._of_message(number, local) for local in self.locals]
-        return goes
-
-    def sent(self) -> tuple[int, int]:
-        """How many messages this step has sent so far, and their bytes."""
-        return len(self._sent), sum(self.engine.layouts[number].nbytes for number in self._sent)
-
-    def _of_message(self, number: int, local: int) -> list[jax.Array]:
-        """The parts of one message that a worker has packed, of those of the level."""
-        return self.packed[local][self.engine._places[number]]
-
-    def _wait_for(self, local: int) -> float:
-        self.packed[local][0].block_until_ready()
-        return time.perf_counter()
-
-    def _record(self) -> None:
-        for local, microbatches in enumerate(self.microbatches):
-            if len(set(microbatches)) == 1:
-                self.engine.kernels.record(
-                    local, microbatches[0], min(self.seconds[local], self._undisturbed) / len(microbatches)
-                )
-            elif len(self.plan.calls) == 1:
-                for size, times in self._one_by_one[local].items():
-                    self.engine.kernels.record(local, size, min(times))
-
-    def given_up(self, number: int, reduced: Sequence[jax.Array], search: bool) -> Outcome:
-        """The end of a step whose message `number` is not finite. All processes come here: they saw the same."""
-        engine, message = self.engine, self.engine.plan.messages[number]
-        look = engine.looks[number]
-        own: list[Culprit] = []
-        for local, worker in enumerate(engine.world.workers):
-            found = look.of_worker(self._of_message(number, local)) if self.microbatches[local] else []
-            if found:
-                origin = self._origin(local, number, found) if search and not own else ""
-                own.append(Culprit(worker, tuple(found), origin))
-        trouble = find_together(engine.world, message.contributions, look.of_all(reduced), own)
-        seconds = self.seconds if message.level == self.plan.levels - 1 else [float("nan")] * len(self.seconds)
-        return Outcome([], [], {}, seconds, self.microbatches, *self.sent(), trouble)
-
-    def _origin(self, local: int, message: int, numbers: Sequence[int]) -> str:
-        """Where the values of a worker were made that are not finite, as far as that can be found."""
-        start = 0
-        try:
-            for call, size in enumerate(self.microbatches[local]):
-                plan = self.engine.plans(size)
-                sent = [plan.messages[message][i] for i in numbers]
-                ends = [a for c in sent for a in (c.value, c.weight)]
-                known = self._known(plan, local, plan.messages[message].level, call, start)
-                found = birthplace(plan, known, [a for a in ends if a is not None])
-                if found:
-                    return found
-                start += size
-        except Exception as error:  # the others wait to hear whose values they are
-            return f"it could not be found out where they come from: {type(error).__name__}: {error}".rstrip(".")
-        return "each is finite, but its product with the weight, or the sum over kernel calls, is not"
-
-    def _known(self, plan: Plan, local: int, level: int, call: int, start: int) -> dict[Var, Any]:
-        """What a kernel call was given, by the variables of its graph."""
-        engine, graph, size = self.engine, plan.graph, self.microbatches[local][call]
-        alone = len(self.microbatches[local]) == 1
-        vectors = self.vectors[local] if alone else self._for_call(local, call, start, size)
-        scalars = engine.feed.values(*map(jnp.asarray, vectors))
-        known = dict(zip(graph.state_vars, engine.states[local], strict=True)) | graph.consts
-        leaves = [leaf[start : start + size] for leaf in jax.tree.leaves(self.share.batches[local])]
-        known.update(zip(graph.batch_vars, leaves, strict=True))
-        for slot, values in zip(plan.slots, engine.slots[local], strict=True):
-            known.update(zip(slot.values, values, strict=True))
-        for eqn in graph.eqns:
-            if eqn.primitive is source_p and eqn.params["source"].name in scalars:
-                known[eqn.outvars[0]] = scalars[eqn.params["source"].name].astype(eqn.outvars[0].aval.dtype)
-        for earlier in (number for number, m in enumerate(plan.messages) if m.level < level):
-            results = [c.result for c in plan.messages[earlier]]
-            parts = self.messages[earlier][local]
-            arrived = unpack(engine.layouts[earlier], parts, range(len(results)), worker=vectors[1][0])
-            known.update(zip(results, arrived, strict=True))
-        return known
-
-    def _own(self, local: int) -> tuple[dict[int, jax.Array], dict[int, list[jax.Array]]]:
-        """Copies of what is this worker's own, in state and slots: it stays where the worker computes nothing."""
-        engine, plan = self.engine, self.plan
-        return (
-            {i: jnp.copy(engine.states[local][i]) for i in plan.changed_state if i in plan.local_state},
-            {
-                k: [jnp.copy(a) for a in engine.slots[local][k]]
-                for k, slot in enumerate(plan.slots)
-                if slot.scope != Scope.ALL
-            },
-        )
-
-    def commit(self) -> tuple[list[list[jax.Array]], list[jax.Array]]:
-        """Run the final segment and take its results as the workers' state."""
-        engine, final, found = self.engine, self.plan.final, self.engine._results
-        own = {local: self._own(local) for local in engine.present if not self.microbatches[local]}
-        results = []
-        for local in engine.present:
-            given, state = self._whole(local, final), engine.states[local]
-            given_up = [state[i] for i in found.overwritten], given["slot"]
-            given["state"], given["slot"] = [state[i] for i in found.read_only], []
-            began = time.perf_counter()
-            results.append(engine._compiled["final", 0, local](given_up, given))
-            self._trace(local, "final", began, results[-1])
-        engine._committed = [outputs[0] for outputs in results if outputs]
-        for local, outputs in zip(engine.present, results, strict=True):
-            state, slots = engine.states[local], [outputs[place] for place in found.slots]
-            for i, new in zip(self.plan.changed_state, outputs, strict=False):  # first come the state's
-                state[i] = new
-            engine.slots[local] = slots
-            if local in own:
-                own_leaves, own_slots = own[local]
-                for i, leaf in own_leaves.items():
-                    state[i] = leaf
-                for k, values in own_slots.items():
-                    slots[k] = values
-        if engine.new_nans is not None:
-            engine.new_nans.committed([outputs[-1] for outputs in results])
-        first = results[0]
-        return [first[place] for place in found.hooks], first[found.metrics]

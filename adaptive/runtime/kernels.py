@@ -12,7 +12,7 @@ import itertools
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import inf
 from statistics import median
@@ -40,10 +40,33 @@ _KEPT = 16  # sizes besides the ladder whose kernels a worker keeps at least
 
 @dataclass(frozen=True)
 class Kernel:
-    """A compiled segment on one device, and the arrays that the driver closed over."""
+    """A compiled segment on one device, and the arrays that the driver closed over.
+
+    Attributes:
+      run: all of it, or its first stage.
+      later: the other stages: programs, and what they take of which earlier one.
+      kept: of one that is cut: which outputs of which stage it keeps.
+    """
 
     run: Callable[[dict[str, Any]], dict[str, Any]]
     consts: tuple[Any, ...]
+    later: tuple[tuple[Callable[[dict[str, Any]], dict[str, Any]], tuple[tuple[int, int], ...]], ...] = ()
+    kept: tuple[tuple[int, int], ...] = ()
+
+    def stages(self, given: dict[str, Any]) -> Iterator[dict[str, Any]]:
+        """What each stage brings; the next one is dispatched when it is asked for."""
+        brought = [self.run(given)]
+        yield brought[0]
+        for program, takes in self.later:
+            crossing = {"crossing": [brought[stage]["outputs"][i] for stage, i in takes]} if takes else {}
+            brought.append(program({**given, **crossing}))
+            yield brought[-1]
+
+    def outputs(self, brought: Sequence[dict[str, Any]]) -> list[Any]:
+        """Of what the stages brought, what is kept."""
+        if not self.later:
+            return brought[0]["outputs"]
+        return [brought[stage]["outputs"][i] for stage, i in self.kept]
 
 
 @dataclass
@@ -416,9 +439,15 @@ class Kernels:
                     del self._traced[next(iter(self._traced))]
             traced = self._traced[size]
         kernels = {}
-        for level, (function, shapes, consts) in traced.items():
-            run = compile_segment(function, (shapes,), device, name=f"{self._name}call_{level}_{size}")
-            kernels[level] = Kernel(run, tuple(self.constants.on(device, c) for c in consts))
+        for level, call in traced.items():
+            name = f"{self._name}call_{level}_{size}"
+            run = compile_segment(call.function, (call.shapes,), device, name=name)
+            later = tuple(
+                (compile_segment(s.function, (s.shapes,), device, name=f"{name}_stage_{number}"), s.takes)
+                for number, s in enumerate(call.later, 2)
+            )
+            consts = tuple(self.constants.on(device, c) for c in call.consts)
+            kernels[level] = Kernel(run, consts, later, call.kept)
         self.compiled[size, start] = end = time.perf_counter()
         self.counters.kernels += len(kernels)
         self.counters.compile_seconds += end - start

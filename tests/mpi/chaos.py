@@ -241,8 +241,8 @@ def main(seed: int, folder: str) -> None:
     import collectives as comm
     import controllers as ctrl
     import monitors as mon
-    from adaptive.runtime.engine import _Step
     from adaptive.runtime.kernels import Kernels
+    from adaptive.runtime.step import Step
     from collectives.worlds import meeting_of_all, mpi, operations, repair, staff
     from tests.mpi.chaos_reference import begun, data, gradient, made_step
 
@@ -250,7 +250,7 @@ def main(seed: int, folder: str) -> None:
     for name, kind, method in (
         ("a frame", mpi.MPIWorld, "_framed"),
         ("an exchange", mpi.MPIWorld, "_reduce_all"),
-        ("a commit", _Step, "commit"),
+        ("a commit", Step, "commit"),
         ("a change", staff.Staff, "change"),
         ("a meeting", meeting_of_all, "_meet"),
         ("a regroup", operations.Regroup, "carry_out"),

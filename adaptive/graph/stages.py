@@ -1,0 +1,272 @@
+"""Cutting the call segment of a level into stages, each of which ends where a message can be sent.
+
+JAX's backward pass has the gradients of the last layers first. Where they travel in a message of their own, it can be
+on its way while those of the first layers are still computed: the segment becomes as many programs as there are such
+messages. Stage `s` has the equations that its messages need and no earlier stage has; what it takes from earlier ones
+*crosses*.
+
+What is cut is chosen once, for the first size (`choose`), and holds for all: it is part of what is sent.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from functools import reduce
+from math import prod
+from operator import or_
+
+import numpy as np
+from jax.extend.core import DropVar, JaxprEqn, Var
+
+from adaptive.base.jaxprs import has_effects, has_ordered_effects, nested
+from adaptive.operators.claims import claim_p
+
+from .flow import Origin, Scope
+from .plan import Contribution, Message, Plan, Segment, Stage
+from .trace import Atom, operands_of
+
+Groups = Mapping[int, tuple[tuple[int, ...], ...]]
+"""By level: what is always sent there, by its place among all that is, as one group for each stage."""
+
+LEAST_WORK = 0.02  # of a level's: less is no stage, since it would hide nothing
+# Cheap where they are fused into what takes their result, and dear to carry through memory.
+_REPEATED = {"broadcast_in_dim", "iota", "transpose", "reshape", "squeeze", "expand_dims"}
+
+_HEAVY = {"dot_general", "conv_general_dilated"}
+
+
+# --- where to cut -----------------------------------------------------------------------------------------------------
+
+
+def choose(plan: Plan, most: int) -> Groups:
+    """Groups of about equal bytes, in the order in which they can be known: for each level that can be cut.
+
+    Args:
+      plan: not cut yet.
+      most: how many stages; there are fewer where the driver has no place for so many cuts.
+    """
+    found = {}
+    for level, segment in plan.calls.items():
+        message = always_sent(plan, level)
+        if message is not None and not any(map(has_ordered_effects, segment.eqns)):
+            groups = _Order(segment, message.contributions).groups(most)
+            if len(groups) > 1:
+                found[level] = groups
+    return found
+
+
+def always_sent(plan: Plan, level: int) -> Message | None:
+    """The message of a level that is sent in every step and goes by the batch; `None` where there is none."""
+    sent = [plan.messages[number] for number in plan.sent_at(level)]
+    usual = [m for m in sent if m.travels and m.gate is None and any(c.scope == Scope.CALL for c in m)]
+    return usual[-1] if usual else None
+
+
+class _Order:
+    """In which order contributions can be known, by the work that it takes to know them."""
+
+    def __init__(self, segment: Segment, contributions: Sequence[Contribution]):
+        self._contributions = contributions
+        eqns = _one_by_one(segment.eqns)
+        works = [work(eqn) for eqn in eqns]
+        heavy = [n for n, w in enumerate(works) if w > 1e-4 * sum(works)]
+        self._works = np.array([works[n] for n in heavy], float)
+        bit = {n: 1 << i for i, n in enumerate(heavy)}
+        self._needed: dict[Var, int] = {}  # of each value: which of the heavy equations, as bits
+        for n, eqn in enumerate(eqns):
+            of_operands = (self._needed.get(a, 0) for a in operands_of(eqn) if isinstance(a, Var))
+            bits = reduce(or_, of_operands, bit.get(n, 0))
+            self._needed.update((v, bits) for v in eqn.outvars if not isinstance(v, DropVar))
+
+    def _needs(self, c: Contribution) -> int:
+        return reduce(or_, (self._needed.get(a, 0) for a in (c.value, c.weight) if isinstance(a, Var)), 0)
+
+    def _work_of(self, bits: int) -> float:
+        size = len(self._works)
+        flags = np.frombuffer(bits.to_bytes(size // 8 + 1, "little"), np.uint8)
+        return float(self._works @ np.unpackbits(flags, bitorder="little")[:size])
+
+    def groups(self, most: int) -> tuple[tuple[int, ...], ...]:
+        """Places of contributions, as a group for each stage. What does not go by the batch is in the last."""
+        of_calls = [i for i, c in enumerate(self._contributions) if c.scope == Scope.CALL]
+        needs = {i: self._needs(self._contributions[i]) for i in of_calls}
+        order = sorted(of_calls, key=lambda i: self._work_of(needs[i]))
+        total = self._work_of(reduce(or_, needs.values(), 0))
+        ends, bytes_until, bits = [0.0], [0], 0  # the share of the work, and the bytes, of the first so many
+        for i in order:
+            bits |= needs[i]
+            ends.append(self._work_of(bits) / total if total else 1.0)
+            bytes_until.append(bytes_until[-1] + _nbytes(self._contributions[i]))
+        cuts = [0]
+        for nth in range(1, most):
+            places = [
+                n
+                for n in range(cuts[-1] + 1, len(order))
+                if ends[n] - ends[cuts[-1]] > LEAST_WORK and 1 - ends[n] > LEAST_WORK and ends[n + 1] > ends[n]
+            ]
+            if places:
+                wanted = bytes_until[-1] * nth / most
+                cuts.append(min(places, key=lambda n: abs(bytes_until[n] - wanted)))
+        groups = [order[start:end] for start, end in zip(cuts, [*cuts[1:], len(order)], strict=True)]
+        groups[-1] += [i for i in range(len(self._contributions)) if i not in needs]
+        return tuple(tuple(sorted(group)) for group in groups)
+
+
+def _nbytes(c: Contribution) -> int:
+    return int(prod(c.value.aval.shape)) * c.value.aval.dtype.itemsize
+
+
+def work(eqn: JaxprEqn) -> float:
+    """Operations that an equation takes, roughly."""
+    inner = sum(work(e) for jaxpr in nested(eqn) for e in jaxpr.eqns)
+    if inner:
+        return inner * eqn.params.get("length", 1)
+    out = sum(prod(v.aval.shape) for v in eqn.outvars if hasattr(v.aval, "shape"))
+    if eqn.primitive.name == "dot_general":
+        contracted = eqn.params["dimension_numbers"][0][0]
+        return 2.0 * out * prod(eqn.invars[0].aval.shape[d] for d in contracted)
+    if eqn.primitive.name == "conv_general_dilated":
+        kernel = eqn.invars[1].aval.shape
+        return 2.0 * out * prod(kernel) / kernel[eqn.params["dimension_numbers"].rhs_spec[0]]
+    return float(max(out, *(prod(getattr(a.aval, "shape", ())) for a in eqn.invars), 0))
+
+
+# --- cutting ----------------------------------------------------------------------------------------------------------
+
+
+def cut_in_stages(segment: Segment, messages: Mapping[int, Message]) -> tuple[Stage, ...]:
+    """The stages of a segment.
+
+    Args:
+      messages: that it computes, by number; each says for which stage it waits.
+    """
+    numbers: list[list[int]] = [[] for _ in range(1 + max(m.stage for m in messages.values()))]
+    for number, message in messages.items():
+        numbers[message.stage].append(number)
+    sent = [[c for number in of_stage for c in messages[number]] for of_stage in numbers]
+    return _Stages(segment, sent).cut(numbers)
+
+
+class _Stages:
+    def __init__(self, segment: Segment, sent: Sequence[Sequence[Contribution]]):
+        self.segment, self.sent = segment, sent
+        self.eqns = _one_by_one(segment.eqns)
+        self.last = len(sent) - 1
+        self.producer = {v: n for n, eqn in enumerate(self.eqns) for v in eqn.outvars if not isinstance(v, DropVar)}
+        self.stage = [self.last] * len(self.eqns)  # of each equation
+        self._assign()
+        self._draw_forward()
+
+    def _assign(self) -> None:
+        """To each stage what it needs for its messages, and the rest to the last."""
+        seen: set[int] = set()
+        for number, contributions in enumerate(self.sent):
+            stack = list(_atoms(contributions))
+            while stack:
+                n = self._made_by(stack.pop())
+                if n is not None and n not in seen:
+                    seen.add(n)
+                    self.stage[n] = number
+                    stack += operands_of(self.eqns[n])
+
+    def _draw_forward(self) -> None:
+        """What is computed from values that are sent, their squares, say, is computed where they are: so that the sum
+        crosses, and not all of them.
+        """
+        drawn = {c.value for contributions in self.sent for c in contributions}
+        for n, eqn in enumerate(self.eqns):
+            operands = operands_of(eqn)
+            if has_effects(eqn) or _is_heavy(eqn) or drawn.isdisjoint(_variables(operands)):
+                continue
+            self.stage[n] = min(self.stage[n], max(map(self._known_in, operands), default=self.last))
+            drawn.update(eqn.outvars)
+
+    def _made_by(self, atom: Atom) -> int | None:
+        return self.producer.get(atom) if isinstance(atom, Var) else None
+
+    def _known_in(self, atom: Atom) -> int:
+        """The stage in which a value is known."""
+        n = self._made_by(atom)
+        return 0 if n is None else self.stage[n]
+
+    def cut(self, numbers: Sequence[Sequence[int]]) -> tuple[Stage, ...]:
+        members: list[list[int]] = []
+        takes: list[list[Var]] = []
+        for number, contributions in enumerate(self.sent):
+            found, crossing = self._one(number, contributions)
+            members.append(found)
+            takes.append(crossing)
+        kept: list[list[Atom]] = [[] for _ in self.sent]
+        where: dict[Atom, tuple[int, int]] = {}
+
+        def keep(atom: Atom, number: int) -> tuple[int, int]:
+            kept[number].append(atom)
+            return number, len(kept[number]) - 1
+
+        outputs = []
+        for atom in self.segment.outputs:
+            n = self._made_by(atom)
+            outputs.append(keep(atom, self.last if n is None else self.stage[n]))
+            if n is not None:
+                where[atom] = outputs[-1]
+        for var in dict.fromkeys(v for crossing in takes for v in crossing):
+            if var not in where:
+                where[var] = keep(var, self._known_in(var))
+        return tuple(
+            Stage(
+                self._part(members[number], takes[number], kept[number]),
+                tuple(numbers[number]),
+                tuple(where[var] for var in takes[number]),
+                tuple(outputs),
+            )
+            for number in range(len(self.sent))
+        )
+
+    def _one(self, number: int, contributions: Sequence[Contribution]) -> tuple[list[int], list[Var]]:
+        """A stage's equations, and what it takes from earlier stages."""
+        found = {n for n, stage in enumerate(self.stage) if stage == number}
+        stack = [*_atoms(contributions), *(a for n in found for a in operands_of(self.eqns[n]))]
+        crossing: dict[Var, None] = {}
+        seen = set()
+        while stack:
+            atom = stack.pop()
+            n = self._made_by(atom)
+            if n is None or n in found or atom in seen:
+                continue
+            seen.add(atom)
+            if self.eqns[n].primitive.name in _REPEATED:
+                found.add(n)
+                stack += operands_of(self.eqns[n])
+            else:
+                crossing[atom] = None
+        return sorted(found), sorted(crossing, key=self.producer.__getitem__)
+
+    def _part(self, members: Iterable[int], crossing: Sequence[Var], kept: Sequence[Atom]) -> Segment:
+        """All stages are given what the whole segment is given, and what crosses: so it is put together once."""
+        inputs = *self.segment.inputs, *((var, Origin("crossing", i)) for i, var in enumerate(crossing))
+        eqns = tuple(self.eqns[n] for n in members)
+        return Segment(self.segment.kind, self.segment.level, eqns, inputs, tuple(kept))
+
+
+def _one_by_one(eqns: Iterable[JaxprEqn]) -> list[JaxprEqn]:
+    """Claims of many values as claims of one: else each would wait for all."""
+    found = []
+    for eqn in eqns:
+        if eqn.primitive is claim_p:
+            pairs = zip(eqn.invars, eqn.outvars, strict=True)
+            found += [eqn.replace(invars=[operand], outvars=[var]) for operand, var in pairs]
+        else:
+            found.append(eqn)
+    return found
+
+
+def _is_heavy(eqn: JaxprEqn) -> bool:
+    return eqn.primitive.name in _HEAVY or next(nested(eqn), None) is not None
+
+
+def _atoms(contributions: Iterable[Contribution]) -> Iterable[Atom]:
+    return (a for c in contributions for a in (c.value, c.weight) if isinstance(a, Var))
+
+
+def _variables(atoms: Iterable[Atom]) -> Iterable[Var]:
+    return (a for a in atoms if isinstance(a, Var))

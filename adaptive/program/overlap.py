@@ -1,0 +1,133 @@
+"""Whether the backward pass is cut into stages, so that gradients travel while others are still computed; and why.
+
+Cutting costs something: a message more for each stage, and values that the whole program would have kept to itself. It
+pays where messages are slow, between hosts. So that is measured, once, when a program is built, by a message of the
+size; on one host, where a message is a copy in memory, nothing is measured.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from typing import Any, Literal, NamedTuple
+
+import jax
+import numpy as np
+
+from adaptive.base.errors import DriverError
+from adaptive.base.world import World, among_those_left
+from adaptive.graph.plan import Plan
+from adaptive.graph.planner import Planner
+from adaptive.graph.stages import Groups, always_sent, choose
+from adaptive.runtime.message import lay_out
+
+Wanted = bool | int | Literal["auto"]
+
+LEAST_SECONDS = 0.01  # of an exchange, for a cut to pay: a stage costs some tenths of a millisecond
+MOST_STAGES = 4
+_LEAST_BYTES = 512 << 10  # smaller messages are not measured
+_SAMPLE_BYTES = 4 << 20
+_ROUNDS = 4
+
+
+class Overlap(NamedTuple):
+    """What was decided, and why. Replicated."""
+
+    stages: Groups
+    why: str
+
+    @property
+    def in_words(self) -> str:
+        """For `explain`; "" where there is nothing to tell."""
+        return self.why and f"{'on' if self.stages else 'off'}: {self.why}"
+
+
+def checked(overlap: Any) -> Wanted:
+    """The argument as it is meant, or an error."""
+    if overlap == "auto" or isinstance(overlap, bool):
+        return overlap
+    if isinstance(overlap, int | np.integer) and overlap >= 2:
+        return int(overlap)
+    raise DriverError(
+        f'overlap={overlap!r} must be "auto", True, False, or a number of stages, 2 or more: into how many programs '
+        "the backward pass is cut, so that gradients are sent while others are computed."
+    )
+
+
+def overlapped(
+    planner: Planner, world: World, wanted: Wanted, *, hosts: int, deterministic: bool, about: str
+) -> Overlap:
+    """Decide, the same on all processes, and have the planner cut. Communicates where it measures.
+
+    Args:
+      hosts: on how many of them the world's processes are.
+      deterministic: whether results must not depend on how fast anything was.
+      about: what is measured, in words.
+    """
+    plan = planner.reference
+    if wanted is False:
+        return Overlap({}, "overlap=False")
+    if wanted == "auto":
+        found = _where_it_pays(plan, world, hosts, deterministic, about)
+    else:
+        most = MOST_STAGES if wanted is True else int(wanted)
+        found = _cut(plan, most, f"overlap={wanted}")
+    if found.stages:
+        planner.cut_in_stages(found.stages)
+    return found
+
+
+def _cut(plan: Plan, most: int, why: str) -> Overlap:
+    groups = choose(plan, most)
+    if not groups:
+        why += ", but no place to cut: nothing is sent that is known long before the rest"
+    return Overlap(groups, why)
+
+
+def _where_it_pays(plan: Plan, world: World, hosts: int, deterministic: bool, about: str) -> Overlap:
+    nbytes = max((_nbytes(plan, level, world.size) for level in plan.calls), default=0)
+    for off, why in (
+        (world.processes == 1, ""),
+        (hosts == 1, "all processes are on one host"),
+        (world.spawns, "processes may be spawned that could not measure how long a message takes"),
+        (deterministic, "deterministic=True, and it would go by measured time"),
+        (nbytes < _LEAST_BYTES, "messages are small"),
+    ):
+        if off:
+            return Overlap({}, why)
+    if not choose(plan, 2):
+        return _cut(plan, 2, f"{hosts} hosts")
+    seconds = measured(world, nbytes, about)
+    why = f"{nbytes / 1e6:,.1f} MB take about {1e3 * seconds:,.0f} ms between {hosts} hosts"
+    if seconds < LEAST_SECONDS:
+        return Overlap({}, why)
+    return _cut(plan, stages_for(seconds), why)
+
+
+def stages_for(seconds: float) -> int:
+    """How many stages for an exchange that takes so long: none of less than `LEAST_SECONDS`, where there are more than
+    two.
+    """
+    return min(MOST_STAGES, max(2, int(seconds / LEAST_SECONDS)))
+
+
+def _nbytes(plan: Plan, level: int, workers: int) -> int:
+    message = always_sent(plan, level)
+    return 0 if message is None else lay_out(message.contributions, workers=workers, status=0).nbytes
+
+
+def measured(world: World, nbytes: int, about: str) -> float:
+    """Seconds that a message of so many bytes takes, on the process for which it takes longest. Communicates."""
+    count = min(nbytes, _SAMPLE_BYTES) // 4
+    parts = [[jax.device_put(np.zeros(n, np.float32), d) for n in (1, count)] for d in world.devices]
+    jax.block_until_ready(parts)
+    least = float("inf")
+    for _ in range(_ROUNDS):  # the first ones make buffers and connections
+        world.barrier()
+        began = time.perf_counter()
+        among_those_left(
+            lambda: world.exchange(parts, ["sum", "sum"], np.zeros(0, np.float32), "overlap", f"measuring {about}")
+        )
+        least = min(least, time.perf_counter() - began)
+    told = world.all_gather_bytes(json.dumps(least).encode(), f"what {about} takes")
+    return max(map(json.loads, told)) * nbytes / (4 * count)
