@@ -6,7 +6,8 @@ the program is the same, and XLA sends what has to be sent.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import itertools
+from collections.abc import Callable, Hashable, Sequence
 from functools import partial
 from threading import RLock
 from typing import Any, NamedTuple
@@ -22,6 +23,12 @@ from adaptive.extend import Parts, phase
 # Two programs that join devices, started in two threads, could be started on two devices in two orders, and wait for
 # each other.
 ONE_AT_A_TIME = RLock()  # from the start to the end of an exchange; one thread may have several under way
+
+
+# Over gloo every collective has its price: 0.3 ms, and 4 where a process has one core, since its threads then wait for
+# the scheduler to let gloo's have it (benchmarks/jax_world_against_shard_map.py). So parts up to this size travel as
+# one; those beyond are not copied. On GPUs XLA does so by itself.
+PACKED_BYTES = 8 << 20
 
 
 class Joined(NamedTuple):
@@ -44,7 +51,9 @@ class Sharded:
         mesh = Mesh(np.array(devices), ("worker",))
         self._size, self._own = len(devices), own
         self._sharding = NamedSharding(mesh, P("worker"))
-        self._reduce = jax.jit(partial(_reduce, mesh), static_argnames=("ops", "scalar"))
+        packed = devices[0].platform == "cpu" and len({device.process_index for device in devices}) > 1
+        reduce = partial(_reduce, mesh, PACKED_BYTES if packed else 0)
+        self._reduce = jax.jit(reduce, static_argnames=("ops", "scalar"))
         self._compiled: set[Any] = set()
 
     def join(self, rows: Sequence[Parts], ops: Sequence[str]) -> Joined:
@@ -81,12 +90,33 @@ class Sharded:
         return [on[device] for device in self._own]
 
 
-def _reduce(mesh: Mesh, joined: list[jax.Array], *, ops: tuple[str, ...], scalar: tuple[bool, ...]) -> list[jax.Array]:
+def _reduce(
+    mesh: Mesh, packed_bytes: int, joined: list[jax.Array], *, ops: tuple[str, ...], scalar: tuple[bool, ...]
+) -> list[jax.Array]:
+    """Parts that are reduced alike, and are not larger than `packed_bytes`, are so as one array."""
+
     def on_each(parts: list[jax.Array]) -> list[jax.Array]:
         own = [x.reshape(()) if s else x for x, s in zip(parts, scalar, strict=True)]
-        return [_REDUCE[op](x) for op, x in zip(ops, own, strict=True)]
+        groups: dict[Hashable, list[int]] = {}
+        for i, (op, x) in enumerate(zip(ops, own, strict=True)):
+            alike = op in _BY_ELEMENT and x.nbytes <= packed_bytes
+            groups.setdefault((op, x.dtype) if alike else i, []).append(i)
+        results: dict[int, jax.Array] = {}
+        for group in groups.values():
+            reduced = _together(_REDUCE[ops[group[0]]], [own[i] for i in group])
+            results.update(zip(group, reduced, strict=True))
+        return [results[i] for i in range(len(own))]
 
     return jax.shard_map(on_each, mesh=mesh, in_specs=P("worker"), out_specs=P())(joined)
+
+
+def _together(reduce: Callable[[jax.Array], jax.Array], parts: list[jax.Array]) -> list[jax.Array]:
+    """What `reduce` makes of the parts, as of one array."""
+    if len(parts) == 1:
+        return [reduce(parts[0])]
+    ends = list(itertools.accumulate(x.size for x in parts))
+    pieces = jnp.split(reduce(jnp.concatenate([x.ravel() for x in parts])), ends[:-1])
+    return [piece.reshape(x.shape) for piece, x in zip(pieces, parts, strict=True)]
 
 
 def _extreme(collective: Callable[..., jax.Array], x: jax.Array) -> jax.Array:
@@ -98,9 +128,10 @@ def _extreme(collective: Callable[..., jax.Array], x: jax.Array) -> jax.Array:
     return jnp.where(seen > 0, jnp.asarray(jnp.nan, x.dtype), extreme)
 
 
-# What a worker's device does with its part, for each op; a new one is a line here. The same bits on all devices.
+# What a worker's device does with its part, for each op; a new one is a function here. The same bits on all devices.
 _REDUCE: dict[str, Callable[[jax.Array], jax.Array]] = {
     "sum": lambda x: jax.lax.psum(x, "worker"),
     "max": partial(_extreme, jax.lax.pmax),
     "min": partial(_extreme, jax.lax.pmin),
 }
+_BY_ELEMENT = frozenset(_REDUCE)  # those for which parts may be put side by side
