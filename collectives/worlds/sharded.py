@@ -25,9 +25,9 @@ from adaptive.extend import Parts, phase
 ONE_AT_A_TIME = RLock()  # from the start to the end of an exchange; one thread may have several under way
 
 
-# Over gloo every collective has its price: 0.3 ms, and 4 where a process has one core, since its threads then wait for
-# the scheduler to let gloo's have it (benchmarks/jax_world_against_shard_map.py). So parts up to this size travel as
-# one; those beyond are not copied. On GPUs XLA does so by itself.
+# Over gloo every collective has its price: 0.4 ms, and 4 for one of 300 kB as for one of 3 MB where a process has one
+# core (benchmarks/jax_world_against_shard_map.py). So parts up to this size travel as one; those beyond are not copied.
+# On GPUs XLA does so by itself.
 PACKED_BYTES = 8 << 20
 
 
