@@ -190,6 +190,25 @@ while os.getppid() == parent:  # an orphan stops by itself, however its parent e
 
 
 @contextmanager
+def limited(cores: float, period: float = 0.02) -> Iterator[None]:
+    """This process gets no more than so many cores, as in a container of that size. Needs root, and control groups."""
+    group = Path("/sys/fs/cgroup/cpu") / f"adaptive-{os.getpid()}"  # version 1
+    limits = {"cpu.cfs_period_us": f"{1e6 * period:.0f}", "cpu.cfs_quota_us": f"{1e6 * period * cores:.0f}"}
+    if not group.parent.exists():
+        group = Path("/sys/fs/cgroup") / group.name
+        limits = {"cpu.max": f"{1e6 * period * cores:.0f} {1e6 * period:.0f}"}
+    group.mkdir()
+    try:
+        for name, limit in limits.items():
+            (group / name).write_text(limit)
+        (group / "cgroup.procs").write_text(str(os.getpid()))
+        yield
+    finally:
+        (group.parent / "cgroup.procs").write_text(str(os.getpid()))
+        group.rmdir()
+
+
+@contextmanager
 def contention(core: int, processes: int = 1) -> Iterator[list[int]]:
     """A busy neighbour: while the context lasts, `processes` processes spin on `core`.
 

@@ -3,13 +3,14 @@
     python benchmarks/jax_world_against_shard_map.py
 
 Two processes that `jax.distributed` joins, a CPU device and a core for each, one thread of XLA's. By `shard_map`: one
-jitted program over both devices, `psum` of gradients, batches of equal size put there by
-`jax.make_array_from_process_local_data`. Ours: a `JaxWorld`, kernels dispatched by themselves, a frame, one program
-that reduces over all processes, one that updates; batches may be of unequal sizes, and what is not finite is looked at.
-Both take their batches from the same arrays by fancy indexing; blocks of steps are timed in turn. Aimed at: 10 % for
-steps of 10 to 30 ms.
+jitted program over both devices, `pmean` of the gradients' pytree, batches of equal size put there by
+`jax.make_array_from_process_local_data`; and the same with all gradients in one flat array, for one `pmean`. Ours: a
+`JaxWorld`, kernels dispatched by themselves, a frame, one program that reduces over all processes, one that updates;
+batches may be of unequal sizes, and what is not finite is looked at. All take their batches from the same arrays by
+fancy indexing; blocks of steps are timed in turn. Aimed at: 10 % for steps of 10 to 30 ms.
 
-Below, what is in a step of ours, by itself: an exchange of the same arrays, its frame, and the program in it.
+Below, what is in a step of ours, by itself: the exchange of the same arrays, its frame, and the program in it; and a
+program that sums one number, which is the least that a frame by XLA would take.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ def start() -> int:
     return max(abs(process.wait()) for process in started)
 
 
-def by_shard_map(model: Model, mesh: Mesh) -> Callable[[int], jax.Array]:
+def by_shard_map(model: Model, mesh: Mesh, *, flat: bool) -> Callable[[int], jax.Array]:
     """What a careful user of JAX writes for equal batches; returns a function that takes so many steps."""
     everywhere, split = NamedSharding(mesh, P()), NamedSharding(mesh, P("worker"))
 
@@ -44,7 +45,11 @@ def by_shard_map(model: Model, mesh: Mesh) -> Callable[[int], jax.Array]:
     @partial(jax.shard_map, mesh=mesh, in_specs=(P(), P(), P("worker")), out_specs=P(), check_vma=False)
     def step(params, opt_state, batch):
         loss, grads = jax.value_and_grad(model.loss_fn)(params, batch)
-        loss, grads = jax.lax.pmean((loss, grads), "worker")
+        if flat:
+            sent, unravel = ravel_pytree((loss, grads))
+            loss, grads = unravel(jax.lax.pmean(sent, "worker"))
+        else:
+            loss, grads = jax.lax.pmean((loss, grads), "worker")
         updates, opt_state = OPTIMIZER.update(grads, opt_state, params)
         return optax.apply_updates(params, updates), opt_state, loss
 
@@ -65,53 +70,67 @@ def by_shard_map(model: Model, mesh: Mesh) -> Callable[[int], jax.Array]:
     return steps
 
 
-def pieces(model: Model, world: comm.JaxWorld, times: int) -> dict[str, Callable[[], object]]:
-    """What a message of this model's gradients is made of, each carried out so many times."""
-    head = jnp.zeros(40)  # the loss, the weight, and what processes say of themselves
-    row = [head, *(jnp.asarray(np.asarray(leaf)) for leaf in jax.tree.leaves(model.params))]
-    ops, status = ["sum"] * len(row), np.zeros(30, np.float32)
-    joined = world._sharded.join([row[1:]], ops[1:])
+def pieces(ours: ad.Program, world: comm.JaxWorld, times: int) -> tuple[str, dict[str, Callable[[], object]]]:
+    """What a program's message is, in words, and what it is made of: each piece carried out so many times."""
+    seen = []
+    start = world.start
+
+    def taken_down(parts, ops, status, *more, **options):
+        seen.append(([[jnp.copy(x) for x in row] for row in parts], ops, status))
+        return start(parts, ops, status, *more, **options)
+
+    world.start = taken_down
+    ours.step()
+    del world.start
+    (row, *_), ops, status = seen[-1]
+    by_frame = len(row[0]) <= len(world._frame.room)
+    joined = world._sharded.join([row[by_frame:]], ops[by_frame:])
     numbers = np.zeros(128)
+    least = world._sharded.join([[jnp.zeros(1)]], ["sum"])
+    words = ", ".join(f"{x.size}" for x in row)
 
     def of(work: Callable[[], object]) -> Callable[[], object]:
         return lambda: [work() for _ in range(times)][-1]
 
-    return {
+    return words, {
         "exchange": of(lambda: world.exchange([row], ops, status)[0]),
         "its frame": of(lambda: world._lines.sum(numbers)),
         "its program": of(lambda: jax.block_until_ready(world._sharded.reduce(joined))),
+        "a sum of one number": of(lambda: jax.block_until_ready(world._sharded.reduce(least))),
     }
 
 
 def main(options: argparse.Namespace) -> None:
     rows, parts = [], []
     mesh = Mesh(np.array(jax.devices()), ("worker",))
-    models = [conv_net("conv net", 128), conv_net("conv net", 256), large_matrices("large matrices", 512)]
+    models = [conv_net("conv net", 64), conv_net("conv net", 128), large_matrices("large matrices", 128)]
     for model in models:
         with comm.JaxWorld() as world:
-            ours, theirs = program(model, world, monitored=False), by_shard_map(model, mesh)
+            ours = program(model, world, monitored=False)
+            leaves, flat = (by_shard_map(model, mesh, flat=flat) for flat in (False, True))
             ways = {
-                "shard_map": lambda theirs=theirs: theirs(options.block),
+                "shard_map": lambda leaves=leaves: leaves(options.block),
+                "shard_map, flat": lambda flat=flat: flat(options.block),
                 "ours": lambda ours=ours: list(ours.run(steps=options.block))[-1].metrics["loss"],
             }
             seconds = alternate(ways, options.rounds, warmup=3)
-            for row in summary({name: s / options.block for name, s in seconds.items()}):
-                more = float(np.median(seconds[row.name] - seconds["shard_map"])) / options.block
-                about = {"step": model.name, "local batch": model.local_batch}
-                rows.append({**about, **row.cells(), "over shard_map": readable(more)})
+            compared = summary({name: s / options.block for name, s in seconds.items()}, "shard_map, flat")
+            about = {"step": model.name, "local batch": model.local_batch}
+            rows += [{**about, **row.cells()} for row in compared]
+            words, made_of = pieces(ours, world, options.block)
             ours.close()
-            taken = alternate(pieces(model, world, options.block), options.rounds, warmup=3)
-            parts.append(
-                {"": model.name, **{name: readable(np.median(s) / options.block) for name, s in taken.items()}}
-            )
+            taken = {n: np.median(s) / options.block for n, s in alternate(made_of, options.rounds, warmup=3).items()}
+            about = {"step": f"{model.name}, {model.local_batch}", "numbers in the parts": words}
+            parts.append({**about, **{name: readable(seconds) for name, seconds in taken.items()}})
     if jax.process_index() == 0:
         report(
-            "What a step of two processes without MPI costs over one shard_map",
+            "What a step of two processes without MPI costs over the same step in one shard_map",
             rows,
             "jax_world_against_shard_map.md" if options.write else None,
             [
                 f"{PROCESSES} processes of jax.distributed on this host, a core each; {options.rounds} rounds of "
-                f"{options.block} steps. Messages go by gloo. What is in an exchange of ours, by itself:",
+                f"{options.block} steps. Messages go by gloo. Ratios are to the flat one.",
+                "What is in the exchange of a step of ours, by itself, and the smallest program that could be a frame:",
                 table(parts),
             ],
         )
@@ -137,9 +156,11 @@ if __name__ == "__main__":
     import optax
     from _loops import N_EXAMPLES, OPTIMIZER, Model, conv_net, large_matrices, program
     from _measure import alternate, pin, readable, report, summary, table
+    from jax.flatten_util import ravel_pytree
     from jax.sharding import Mesh, NamedSharding
     from jax.sharding import PartitionSpec as P
 
+    import adaptive as ad
     import collectives as comm
 
     pin(sorted(os.sched_getaffinity(0))[given.process % len(os.sched_getaffinity(0))])

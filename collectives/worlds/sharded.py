@@ -6,7 +6,8 @@ the program is the same, and XLA sends what has to be sent.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import itertools
+from collections.abc import Callable, Hashable, Sequence
 from functools import partial
 from threading import RLock
 from typing import Any, NamedTuple
@@ -24,6 +25,12 @@ from .on_devices import by_slices, mixed, table
 # Two programs that join devices, started in two threads, could be started on two devices in two orders, and wait for
 # each other.
 ONE_AT_A_TIME = RLock()  # from the start to the end of an exchange; one thread may have several under way
+
+
+# Over gloo every collective has its price: 0.4 ms, and 4 for one of 300 kB as for one of 3 MB where a process has one
+# core (benchmarks/jax_world_against_shard_map.py). So parts up to this size travel as one; those beyond are not copied.
+# On GPUs XLA does so by itself.
+PACKED_BYTES = 8 << 20
 
 
 class Joined(NamedTuple):
@@ -47,7 +54,9 @@ class Sharded:
         mesh = Mesh(np.array(devices), ("worker",))
         self._size, self._own = len(devices), own
         self._sharding = NamedSharding(mesh, P("worker"))
-        self._reduce = jax.jit(partial(_reduce, mesh), static_argnames=("ops", "scalar"))
+        packed = devices[0].platform == "cpu" and len({device.process_index for device in devices}) > 1
+        reduce = partial(_reduce, mesh, PACKED_BYTES if packed else 0)
+        self._reduce = jax.jit(reduce, static_argnames=("ops", "scalar"))
         self._compiled: set[Any] = set()
 
     def join(
@@ -91,13 +100,29 @@ class Sharded:
 
 
 def _reduce(
-    mesh: Mesh, joined: list[jax.Array], by_step: Any, *, ops: tuple[Reduction, ...], scalar: tuple[bool, ...]
+    mesh: Mesh,
+    packed_bytes: int,
+    joined: list[jax.Array],
+    by_step: Any,
+    *,
+    ops: tuple[Reduction, ...],
+    scalar: tuple[bool, ...],
 ) -> list[jax.Array]:
-    """Arrays of all workers, reduced: replicated, or, where each has its own result, sharded as they were."""
+    """Arrays of all workers, reduced: replicated, or, where each has its own result, sharded as they were. Parts that
+    are reduced alike, and are not larger than `packed_bytes`, are so as one array.
+    """
 
     def on_each(parts: list[jax.Array], by_step: Any) -> list[jax.Array]:
         own = [x.reshape(()) if s else x for x, s in zip(parts, scalar, strict=True)]
-        return [_reduced(op, x, by_step, part) for part, (op, x) in enumerate(zip(ops, own, strict=True))]
+        groups: dict[Hashable, list[int]] = {}
+        for i, (op, x) in enumerate(zip(ops, own, strict=True)):
+            alike = op in _BY_ELEMENT and x.nbytes <= packed_bytes
+            groups.setdefault((op, x.dtype) if alike else i, []).append(i)
+        results: dict[int, jax.Array] = {}
+        for group in groups.values():
+            reduce = partial(_reduced, ops[group[0]], by_step, group[0])
+            results.update(zip(group, _together(reduce, [own[i] for i in group]), strict=True))
+        return [results[i] for i in range(len(own))]
 
     specs = [P("worker") if isinstance(op, Mixed) else P() for op in ops]
     named = all(isinstance(op, str) for op in ops)  # what all_gather brings, JAX does not know to be replicated
@@ -105,10 +130,19 @@ def _reduce(
     return over_workers(joined, by_step)
 
 
-def _reduced(op: Reduction, x: jax.Array, by_step: Any, part: int) -> jax.Array:
+def _reduced(op: Reduction, by_step: Any, part: int, x: jax.Array) -> jax.Array:
     if isinstance(op, Mixed):
         return mixed(x, by_step[1][part], "worker")
     return by_slices(op, x, by_step[0], "worker") if isinstance(op, Sliced) else _REDUCE[op](x)
+
+
+def _together(reduce: Callable[[jax.Array], jax.Array], parts: list[jax.Array]) -> list[jax.Array]:
+    """What `reduce` makes of the parts, as of one array."""
+    if len(parts) == 1:
+        return [reduce(parts[0])]
+    ends = list(itertools.accumulate(x.size for x in parts))
+    pieces = jnp.split(reduce(jnp.concatenate([x.ravel() for x in parts])), ends[:-1])
+    return [piece.reshape(x.shape) for piece, x in zip(pieces, parts, strict=True)]
 
 
 def _extreme(collective: Callable[..., jax.Array], x: jax.Array) -> jax.Array:
@@ -120,9 +154,10 @@ def _extreme(collective: Callable[..., jax.Array], x: jax.Array) -> jax.Array:
     return jnp.where(seen > 0, jnp.asarray(jnp.nan, x.dtype), extreme)
 
 
-# What a worker's device does with its part, for each op; a new one is a line here. The same bits on all devices.
+# What a worker's device does with its part, for each op; a new one is a function here. The same bits on all devices.
 _REDUCE: dict[str, Callable[[jax.Array], jax.Array]] = {
     "sum": lambda x: jax.lax.psum(x, "worker"),
     "max": partial(_extreme, jax.lax.pmax),
     "min": partial(_extreme, jax.lax.pmin),
 }
+_BY_ELEMENT = frozenset(_REDUCE)  # those for which parts may be put side by side

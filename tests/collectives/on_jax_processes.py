@@ -5,12 +5,15 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 
 import adaptive as ad
 import collectives as comm
+import controllers as ctrl
+import monitors as mon
 from adaptive.base.errors import CollectiveError, DisagreementError, MembersError, WorkerError
-from tests.program.problems import build, descend, make_data
+from tests.program.problems import ADAM, adam_state, build, descend, make_data, mean_loss
 
 
 @pytest.fixture(scope="module")
@@ -152,21 +155,53 @@ def test_a_reduction_that_cannot_be_compiled_fails_before_the_frame(world):
             send_odd()
 
 
-def test_training_takes_the_course_of_one_process_with_as_many_devices(world):
-    def course(chosen):
-        with build(descend, 0.0, make_data(), 8 * world.size, world=chosen, seed=3) as program:
-            return [float(report.metrics["loss"]) for report in program.run(steps=20)], float(program.state)
+def listing_1(state, batch):
+    """Listing 1's step: the gradient, its noise scale, by which the batch grows."""
+    loss, grads = jax.value_and_grad(mean_loss)(state["params"], batch)
+    average = comm.all_reduce(grads)
+    noise = mon.noise_scale(grads, average)
+    ctrl.hook(lambda control, scale: control.rescale(global_batch=min(scale, 32)), noise.scale, every=5)
+    updates, opt = ADAM.update(average, state["opt"], state["params"])
+    params = optax.apply_updates(state["params"], updates)
+    return {"params": params, "opt": opt}, {"loss": comm.all_reduce(loss), "noise": noise.scale}
 
-    ours, state = course(world)
-    with comm.DeviceWorld(jax.local_devices()[: world.size]) as alone:
-        theirs, other = course(alone)
-    np.testing.assert_allclose(ours, theirs, rtol=1e-6)
-    np.testing.assert_allclose(state, other, rtol=1e-6)
+
+@pytest.mark.long
+def test_listing_1_takes_the_course_of_one_process_with_as_many_devices(world):
+    def course(chosen):
+        sizes = {"max_local_batch": 12, "deterministic": True}
+        with ad.Program(
+            listing_1, adam_state(), make_data(), global_batch=8 * chosen.size, world=chosen, **sizes
+        ) as program:
+            program.warm_up()
+            reports = list(program.run(steps=12))
+            return [report.global_batch for report in reports], [report.metrics for report in reports], program.state
+
     with jax.enable_x64(True):
-        ours, state = course(world)
+        batches, metrics, state = course(world)
         with comm.DeviceWorld(jax.local_devices()[: world.size]) as alone:
-            theirs, other = course(alone)
-    np.testing.assert_allclose([*ours, state], [*theirs, other], rtol=1e-12)
+            theirs = course(alone)
+    assert len(set(batches)) > 1
+    assert batches == theirs[0]
+    ours, others = (jax.tree.leaves(jax.tree.map(np.asarray, tree)) for tree in ((metrics, state), theirs[1:]))
+    for mine, other in zip(ours, others, strict=True):
+        if world.size == 2:  # a sum of two has one rounding, in whatever order
+            np.testing.assert_array_equal(mine, other)
+        np.testing.assert_allclose(mine, other, rtol=1e-12, atol=1e-15)
+
+
+def test_small_parts_that_are_reduced_alike_travel_as_one(world):
+    row = [
+        jax.device_put(x) for x in (np.ones(3, np.float32), np.float32(2), np.ones((2, 2), np.float32), np.arange(4))
+    ]
+    ops = ["sum", "sum", "max", "sum"]  # two of one kind, and two of others
+    joined = world._sharded.join([row], ops)
+    lowered = world._sharded._reduce.lower(joined.arrays, ops=joined.ops, scalar=joined.scalar).as_text()
+    assert lowered.count("stablehlo.all_reduce") == 4  # and one that looks for NaNs
+    results, _ = world.exchange([[jnp.zeros(0), *row]], ["sum", *ops], np.zeros(0, np.float32))
+    expected = [np.full(3, world.size), 2 * world.size, np.ones((2, 2)), world.size * np.arange(4)]
+    for found, wanted in zip(results[0][1:], expected, strict=True):
+        np.testing.assert_array_equal(found, wanted)
 
 
 def test_a_checkpoint_is_written_and_read(world, tmp_path_factory):

@@ -24,9 +24,11 @@ SUITE, ALONE, MEETINGS, ON_RANKS = (
 OF_MPI = "not do_not_share_their_buffers and not with_a_world_each"  # its buffers, and its communicators
 
 
-def run_suite(kind: str, n: int, *files: Path) -> int:
-    """Run test files on `n` processes; all of them pass, and none is left out. Returns how many tests there were."""
-    options = ["-x", "-q", "--color=no", "-p", "no:cacheprovider", "-k", OF_MPI]
+def run_suite(kind: str, n: int, *files: Path, short: bool = False) -> int:
+    """Run test files on `n` processes; all of them pass, and none is left out, but for long ones where it is to be
+    short. Returns how many tests there were.
+    """
+    options = [*(["-m", "not long"] if short else []), "-x", "-q", "--color=no", "-p", "no:cacheprovider", "-k", OF_MPI]
     results = run(["-m", "pytest", *options, *files], n=n, env={"TESTS_WORLD": kind}, timeout=LIMIT)
     passed = [re.search(r"(\d+) passed", result.stdout) for result in results]
     assert all("skipped" not in result.stdout for result in results), results[0]
@@ -43,7 +45,7 @@ def run_suite(kind: str, n: int, *files: Path) -> int:
     ],
 )
 def test_the_suite_on_processes(processes, kind):
-    assert run_suite(kind, processes, SUITE, ALONE, MEETINGS) >= 35 * len(kind.split()) + 40
+    assert run_suite(kind, processes, SUITE, ALONE, MEETINGS, short=kind == "jax-uneven") >= 35 * len(kind.split()) + 40
 
 
 @pytest.mark.long
