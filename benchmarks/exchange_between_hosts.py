@@ -35,7 +35,7 @@ from _measure import Spread, alternate, readable, report, summary
 
 ROOT = Path(__file__).resolve().parents[1]
 RANKS = "h1:2,h2:2"
-PLACEMENTS = {"slot": "ranks 0, 1 | 2, 3", "node": "ranks 0, 2 | 1, 3"}
+PLACEMENTS = {"node": "ranks 0, 2 | 1, 3", "slot": "ranks 0, 1 | 2, 3"}
 TCP = "OMPI_MCA_btl_tcp_flags"
 ASKED = "send,put,inplace,need-ack,need-csum,hetero-rdma"  # as `ompi_info` says that Open MPI 5.0 has it
 OURS = "as our launcher starts it"
@@ -161,7 +161,8 @@ def main() -> None:
                     sent[*case, way] = nbytes
                 load.append(os.getloadavg()[0])
                 medians = {way: readable(float(np.median(times))) for way, times in found[case].items()}
-                print(*case, medians, f"load {load[-1]:.0f}", file=sys.stderr, flush=True)
+                megabytes = {way: round(sent[*case, way] / 1e6) for way in medians}
+                print(*case, medians, megabytes, "MB;", f"load {load[-1]:.0f}", file=sys.stderr, flush=True)
     rows = []
     for (placement, setting), ways in found.items():
         plain = found[placement, "as Open MPI comes"][PLAIN]
