@@ -163,8 +163,8 @@ def main() -> None:
                     sent[*case, way] = nbytes
                 load.append(os.getloadavg()[0])
                 medians = {way: readable(float(np.median(times))) for way, times in found[case].items()}
-                megabytes = {way: round(sent[*case, way] / 1e6) for way in medians}
-                print(*case, medians, megabytes, "MB;", f"load {load[-1]:.0f}", file=sys.stderr, flush=True)
+                carried = {way: round(sent[*case, way] / 1e6) for way in medians}
+                print(*case, medians, carried, "MB;", f"load {load[-1]:.0f}", file=sys.stderr, flush=True)
     rows = []
     for (placement, setting), ways in found.items():
         plain = found[placement, "as Open MPI comes"][PLAIN]
