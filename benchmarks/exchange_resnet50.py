@@ -114,8 +114,8 @@ def raw_ways(grads: Sequence[jax.Array]) -> dict[str, Callable[[], list[np.ndarr
 
 
 @contextmanager
-def setting(module: ModuleType | object, name: str, value: int) -> Iterator[None]:
-    """Another value for one of the library's constants."""
+def setting(module: ModuleType | object, name: str, value: object) -> Iterator[None]:
+    """Another value for what a module or an object of the library holds."""
     own = getattr(module, name)
     setattr(module, name, value)
     try:

@@ -4,9 +4,9 @@
     between   leaders sum over hosts
     within    each leader tells its host
 
-So of p ranks on h hosts, n bytes each, a host sends and receives 2 (h - 1) / h · n bytes, however many ranks it has and
-in whatever order they are numbered. A ring of all ranks sends nearly 2 n through the link of a host whose ranks follow
-one another, and as much again for each that does not. Hosts may have different numbers of ranks.
+So of h hosts, n bytes of each rank, a host sends and receives 2 (h - 1) / h · n bytes, however many ranks it has and in
+whatever order they are numbered. In a flat Allreduce of four ranks on two hosts Open MPI sends as much where the ranks
+of a host follow one another, and twice as much where they alternate. Hosts may have different numbers of ranks.
 
 Each element is summed at one place of each host, so all of its ranks have the same bits; leaders have, as ranks have
 behind any Allreduce.
