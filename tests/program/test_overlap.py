@@ -15,6 +15,7 @@ import collectives as comm
 import controllers as ctrl
 import monitors as mon
 from adaptive import DriverError
+from adaptive.extend import StepEvent
 from adaptive.graph.planner import Planner
 from adaptive.program import overlap as _overlap
 from adaptive.program.overlap import overlapped, stages_for
@@ -217,7 +218,7 @@ def test_seconds_of_workers_have_no_exchange_in_them():
     """By far: a step computes for about a millisecond, and each of its messages takes 200."""
     with built(world=SlowWorld(2), overlap=3) as program:
         program.step()
-        events: list[ad.StepEvent] = []
+        events: list[StepEvent] = []
         program.subscribe(events.append)
         reports = [program.step() for _ in range(3)]
     assert all(r.breakdown.exchanging > 2.9 * SlowWorld.SECONDS for r in reports)
