@@ -35,12 +35,13 @@ import collectives as comm
 
 Params = list[jax.Array]
 RATE = "1gbit"
+_tensors = 0  # the last so many; 0 for all
 
 
 def shapes() -> list[tuple[int, ...]]:
     from exchange_resnet50 import resnet50  # imports MPI
 
-    return resnet50()
+    return resnet50()[-_tensors:]
 
 
 def loss(params: Params, batch: Mapping[str, jax.Array]) -> jax.Array:
@@ -87,7 +88,7 @@ def ends_of_stages(examples: int, stages: int) -> list[float]:
 
 def fitted(world: Any) -> int:
     """A batch for which the backward pass, two thirds of what is computed, takes about as long as the exchange."""
-    examples = 128
+    examples = 128  # where it has not to be fitted twice
     for _ in range(2):
         with built(world, examples, False) as program:
             program.step()
@@ -140,6 +141,7 @@ def start(rounds: int, stages: str, several: bool) -> list:
     path = os.pathsep.join([str(root), os.environ.get("PYTHONPATH", "")])
     environ = {**os.environ, **mpirun._DEFAULTS, "PYTHONPATH": path}
     own = [sys.executable, "-m", "mpi4py", __file__, "--rank", "--rounds", str(rounds), "--stages", stages]
+    own += ["--tensors", str(_tensors)]
     if not several:
         return _result([str(mpirun._find()), "-n", "2", *own], environ)
     with hosts(2) as made:
@@ -190,8 +192,11 @@ def main() -> None:
     arguments = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     arguments.add_argument("--rounds", type=int, default=12)
     arguments.add_argument("--stages", default="auto", help="on two hosts; on one it is 4")
+    arguments.add_argument("--tensors", type=int, default=0, help="the last so many of the model's; 0: all")
     arguments.add_argument("--rank", action="store_true", help="what each rank is started with")
     given = arguments.parse_args()
+    global _tensors
+    _tensors = given.tensors
     if given.rank:
         on_rank(given.rounds, "auto" if given.stages == "auto" else int(given.stages))
         return
@@ -210,7 +215,7 @@ def main() -> None:
         f"Over a link of 1 Gbit/s, {hidden} of what can be hidden of an exchange is hidden behind the backward pass",
         rows,
         RESULTS / "overlap_between_hosts.md",
-        [f"{given.rounds} rounds; of each step the slower rank.", *notes],
+        [f"{len(shapes())} tensors; {given.rounds} rounds; of each step the slower rank.", *notes],
     )
 
 
