@@ -38,8 +38,7 @@ RATE = "1gbit"
 SHARED = (
     "Each rank has one core, on which XLA's thread and MPI's waiting, which spins, take turns: beside an exchange both "
     "take longer (computing, whole and in stages), which is what keeps the rest from being hidden. On one host an "
-    "exchange is copying by the same cores, and there is nothing to hide it behind. The machine was shared with other "
-    "work."
+    "exchange is copying by the same cores. The machine was shared with other work."
 )
 _tensors = 0  # the last so many; 0 for all
 
