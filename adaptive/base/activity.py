@@ -142,7 +142,7 @@ class Activity:
         busy, self._told = self._by_itself - self._told, self._by_itself
         input_ = self._seconds[INPUT] - self._before[INPUT]
         # What is computed while messages travel takes none of this thread's time: then a part stands for the whole.
-        longest = max(own)
+        longest = max(own, default=0.0)
         least = [busy * seconds / longest if longest else 0.0 for seconds in own]
         return input_, own, [max(busy - (longest - s), part) for s, part in zip(own, least, strict=True)]
 

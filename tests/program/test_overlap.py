@@ -15,6 +15,7 @@ import collectives as comm
 import controllers as ctrl
 import monitors as mon
 from adaptive import DriverError
+from adaptive.extend import StepEvent
 from adaptive.graph.planner import Planner
 from adaptive.program import overlap as _overlap
 from adaptive.program.overlap import overlapped, stages_for
@@ -217,7 +218,7 @@ def test_seconds_of_workers_have_no_exchange_in_them():
     """By far: a step computes for about a millisecond, and each of its messages takes 200."""
     with built(world=SlowWorld(2), overlap=3) as program:
         program.step()
-        events: list[ad.StepEvent] = []
+        events: list[StepEvent] = []
         program.subscribe(events.append)
         reports = [program.step() for _ in range(3)]
     assert all(r.breakdown.exchanging > 2.9 * SlowWorld.SECONDS for r in reports)
@@ -330,3 +331,22 @@ def test_how_many_stages():
 def test_a_bad_value(value):
     with pytest.raises(DriverError, match='must be "auto", True, False, or a number of stages'):
         built(overlap=value)
+
+
+def test_what_stays_and_what_is_sent_sometimes_goes_with_the_last():
+    def driver(state, batch):
+        loss, grads = jax.value_and_grad(mlp_loss)(state["params"], batch)
+        own = state["own"] + comm.local_mean(loss)
+        params = jax.tree.map(lambda p, g: p - 0.05 * g, state["params"], comm.all_reduce(grads))
+        own = comm.all_reduce(own, when=ad.step() % 2 == 1)
+        return {"params": params, "own": own}, {"loss": comm.all_reduce(loss)}
+
+    states = []
+    for stages in (False, 2):
+        state = {"params": mlp(), "own": jnp.zeros(())}
+        options = {"world": LocalWorld(2), "local": lambda s: s["own"], "overlap": stages, "resizable": False}
+        with ad.Program(driver, state, data(), global_batch=12, **options) as program:
+            sent = [program.step().messages for _ in range(4)]
+            assert sent == [1 + bool(stages), 2 + bool(stages)] * 2
+            states.append(program.state)
+    close(states[1], states[0])
