@@ -199,9 +199,9 @@ def tell(runs):
         [
             f"Digits, {args.seeds} seeds (an accuracy each), SGD at {args.learning_rate}, {args.size} examples in an "
             f"update. Three ranks have {CORES} cores each, the fourth a fifth of that (control groups). How much "
-            "slower it is was measured in the runs, by its seconds of computing for an example over those of the others "
-            f"(median; with pairs, 10th to 90th percentile of rounds: {slices.p10:.1f} – {slices.p90:.1f}). Seconds "
-            "are those of steps, compilation and evaluation apart; the programs took turns in blocks of "
+            "slower it is was measured in the runs, by its seconds of computing for an example over those of the "
+            f"others (median; with pairs, 10th to 90th percentile of rounds: {slices.p10:.1f} – {slices.p90:.1f}). "
+            "Seconds are those of steps, compilation and evaluation apart; the programs took turns in blocks of "
             f"{BLOCK:.0f} s. Ratios: mean over seeds, and the least and most.",
         ],
     )

@@ -196,7 +196,8 @@ def test_small_parts_that_are_reduced_alike_travel_as_one(world):
     ]
     ops = ["sum", "sum", "max", "sum"]  # two of one kind, and two of others
     joined = world._sharded.join([row], ops)
-    lowered = world._sharded._reduce.lower(joined.arrays, ops=joined.ops, scalar=joined.scalar).as_text()
+    options = {"ops": joined.ops, "scalar": joined.scalar}
+    lowered = world._sharded._reduce.lower(joined.arrays, joined.by_step, **options).as_text()
     assert lowered.count("stablehlo.all_reduce") == 4  # and one that looks for NaNs
     results, _ = world.exchange([[jnp.zeros(0), *row]], ["sum", *ops], np.zeros(0, np.float32))
     expected = [np.full(3, world.size), 2 * world.size, np.ones((2, 2)), world.size * np.arange(4)]

@@ -99,19 +99,15 @@ def script(tmp_path):
     return path
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("how", "lost", "n", "heard"),
     [
         ("killed", 1, 2, "rank 0 of 2 has lost the others in all_reduce.*: rank 1 has closed its line"),
-        pytest.param(
-            *("killed", 2, 3, r"rank \d of 3 has lost the others in all_reduce.*: rank \d has closed its line"),
-            marks=pytest.mark.long,
-        ),
-        pytest.param(
-            "killed in a message", 1, 2, "rank 0 of 2 has lost the others in all_reduce.*Gloo", marks=pytest.mark.long
-        ),
-        pytest.param("over", 1, 2, "rank 1 failed in its JaxWorld's block: SystemExit: 3", marks=pytest.mark.long),
-        pytest.param("raises", 0, 2, "rank 0 failed in its JaxWorld's block: ZeroDivision", marks=pytest.mark.long),
+        ("killed", 2, 3, r"rank \d of 3 has lost the others in all_reduce.*: rank \d has closed its line"),
+        ("killed in a message", 1, 2, "rank 0 of 2 has lost the others in all_reduce.*Gloo"),
+        ("over", 1, 2, "rank 1 failed in its JaxWorld's block: SystemExit: 3"),
+        ("raises", 0, 2, "rank 0 failed in its JaxWorld's block: ZeroDivision"),
     ],
 )
 def test_where_one_is_lost_the_others_hear_of_it_and_end(script, how, lost, n, heard):

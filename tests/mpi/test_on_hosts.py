@@ -44,17 +44,18 @@ def test_where_there_is_one_way_nothing_is_measured(where):
     ended(run([SCRIPT, where], n=3), 3, "one way")
 
 
+@pytest.mark.long
 @survives_losses
 @pytest.mark.parametrize(
     "death",
     [
         "within:1",  # its leader waits for it, and the other host's for the leader
-        pytest.param("between:2", marks=pytest.mark.long),
-        pytest.param("behind:0", marks=pytest.mark.long),  # others may have all of the sum
-        pytest.param("behind:3", marks=pytest.mark.long),
+        "between:2",
+        "behind:0",  # others may have all of the sum
+        "behind:3",
     ],
 )
-@pytest.mark.parametrize("where", ["0,0,1,1", pytest.param("0,1,0,1", marks=pytest.mark.long)])
+@pytest.mark.parametrize("where", ["0,0,1,1", "0,1,0,1"])
 def test_a_rank_that_dies_leaves_nobody_waiting(where, death):
     if where == "0,1,0,1" and death.startswith("between"):
         death = "between:1"

@@ -24,6 +24,7 @@ def test_copies_are_whole_and_nobody_waits(tmp_path):
     assert "OSC UCX" not in result.stderr, result
 
 
+@pytest.mark.long
 @survives_losses
 def test_a_board_is_made_anew_without_who_is_lost(tmp_path):
     result = run([SCRIPT, tmp_path, "a_lost_rank"], n=3, ours=True)
