@@ -17,10 +17,6 @@ ValueAndGrad = Callable[[Any, Any], tuple[Any, Any]]
 Stepped = tuple[Any, Any, Any, Any]  # state, loss, this worker's gradients, those averaged over all
 
 
-def _always(state: Any) -> bool:
-    return True
-
-
 @dataclass(frozen=True)
 class Strategy:
     """How workers that train one model come to agree. Made by the functions of `collectives.strategies`, or by you.
@@ -44,7 +40,7 @@ class Strategy:
         round.
       update: `update(state, grads, when) -> (state, avg_grads)`, for `hybrid`: a step by gradients, whose collectives
         are sent when `when` is true; `None` is always.
-      counts: of the state, whether this replica counts in `average`.
+      counts: of the state, whether this replica counts in `average`; `None` is always.
 
     Example:
       >>> import jax, jax.numpy as jnp, optax, collectives.strategies as sync
@@ -62,7 +58,7 @@ class Strategy:
     model: Callable[[Any], Any]
     replica: Callable[[Any], Any] | None = None
     update: Callable[[Any, Any, jax.Array | None], tuple[Any, Any]] | None = None
-    counts: Callable[[Any], Any] = _always
+    counts: Callable[[Any], Any] | None = None
 
     def step(self, state: Any, value_and_grad: ValueAndGrad, batch: Any) -> tuple[Any, Any]:
         """A step of the driver.
@@ -114,7 +110,7 @@ def one_step(
     update: Callable[[Any, Any, jax.Array | None], tuple[Any, Any]],
     local: Callable[[Any], Any],
     model: Callable[[Any], Any],
-    counts: Callable[[Any], Any] = _always,
+    counts: Callable[[Any], Any] | None = None,
 ) -> Strategy:
     """A strategy whose step computes one gradient, by the replica that there is."""
 
@@ -146,7 +142,7 @@ def average(program: Program, strategy: Strategy) -> Any:
     """
 
     def counted(state: Any, _: Any) -> Any:
-        here = jnp.asarray(strategy.counts(state), jnp.float32)
+        here = jnp.asarray(strategy.counts is None or strategy.counts(state), jnp.float32)
         return here, jax.tree.map(lambda p: p * here.astype(p.dtype), strategy.model(state))
 
     # One example for each worker, so each is asked for its own replica once.

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -12,6 +14,7 @@ import adaptive as ad
 import collectives as comm
 import collectives.strategies as sync
 import controllers as ctrl
+import monitors as mon
 from adaptive import CollectiveError
 from adaptive.runtime.local_world import LocalWorld
 from tests.relaxed import relaxed_tx
@@ -104,7 +107,7 @@ def close(found, expected):
 # --- the published updates --------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("microbatch", [None, 2])
+@pytest.mark.parametrize("microbatch", [pytest.param(None, marks=pytest.mark.long), 2])
 def test_synchronous_is_one_worker_with_all_the_examples(microbatch):
     strategy = sync.synchronous(ADAM)
     program = built(strategy, microbatch=microbatch)
@@ -118,7 +121,7 @@ def test_synchronous_is_one_worker_with_all_the_examples(microbatch):
 @pytest.mark.parametrize(
     ("options", "microbatch"), [({}, 2), ({"alpha": 0.2, "momentum": 0.5}, None), ({"momentum": 0.9}, None)]
 )
-@pytest.mark.parametrize("sizes", [SIZES, (4, 4, 4)])
+@pytest.mark.parametrize("sizes", [SIZES, pytest.param((4, 4, 4), marks=pytest.mark.long)])
 def test_model_averaging_is_crossbows_algorithm(options, microbatch, sizes):
     strategy = sync.model_averaging(optax.sgd(RATE), **options)
     program = built(strategy, microbatch=microbatch, shares=sizes)
@@ -207,12 +210,17 @@ def name(strategy):
     return strategy.name
 
 
+def briefly(*those):
+    """All strategies, some of which are left to the long tests."""
+    return [pytest.param(s, marks=[] if i in those else pytest.mark.long, id=s.name) for i, s in enumerate(BY_ONE)]
+
+
 def loss_of(v):
     whole = data()
     return np.mean((whole["x"] @ v[1:] + v[0] - whole["y"]) ** 2)
 
 
-@pytest.mark.parametrize("strategy", BY_ONE, ids=name)
+@pytest.mark.parametrize("strategy", briefly(1, 2, 5))
 def test_a_newcomer_spoils_nothing(strategy):
     world = LocalWorld(3)
     world.leave(2)
@@ -317,6 +325,130 @@ def test_a_hook_switches_the_strategy_and_each_sends_its_own(back):
     assert [r.hyperparameters["synchronous"] for r in reports[3:6]] == [False, True, True]
     text = program.explain()
     assert text.count("in steps in which its when= is true") == 2
+
+
+# --- with what else there is ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("strategy", briefly(1, 3))
+def test_hooks_monitors_and_members_as_in_any_program(strategy):
+    """Balancing, another global batch, a worker that leaves and comes back, seconds, the noise scale where there is one."""
+
+    def grow(control, loss, seconds):
+        if control.step == 3:
+            control.rescale(global_batch=36)
+
+    def driver(state, batch):
+        if strategy is BY_ONE[0]:
+            state, loss, grads, avg_grads = strategy.step_with_gradients(state, value_and_grad, batch)
+            metrics = {"noise": mon.noise_scale(grads, avg_grads).scale}
+        else:
+            state, loss = strategy.step(state, value_and_grad, batch)
+            metrics = {}
+        loss = comm.all_reduce(loss)
+        ctrl.hook(ctrl.balance(), comm.all_gather(mon.compute_seconds()), every=4)
+        ctrl.hook(grow, loss, comm.all_reduce(mon.iteration_seconds(), op="max"))
+        return state, {"loss": loss, **metrics}
+
+    world = LocalWorld(3)
+    program = ad.Program(
+        driver,
+        strategy.init(PARAMS),
+        data(),
+        global_batch=24,
+        world=world,
+        local=strategy.local,
+        max_local_batch=24,
+        deterministic=True,
+    )
+    reports = []
+    for step in range(16):
+        if step == 6:
+            world.leave(1)
+        if step == 9:
+            world.join(1)
+        reports.append(program.step())
+    assert [sum(r.batch_sizes) for r in reports[:3]] == [24] * 3
+    assert sum(reports[-1].batch_sizes) == 36
+    assert reports[7].batch_sizes[1] == 0
+    assert reports[-1].batch_sizes[1] > 0
+    assert reports[-1].metrics["loss"] < reports[0].metrics["loss"]
+    assert (strategy is BY_ONE[0]) == ("noise" in reports[-1].metrics)
+
+
+@pytest.mark.parametrize("strategy", BY_ONE, ids=name)
+def test_check_says_that_replicas_differ_on_purpose(strategy):
+    found = built(strategy).check()
+    if strategy is BY_ONE[0]:
+        assert found
+        return
+    assert found.verdict == "no"
+    if strategy.name in ("local_steps", "diloco"):  # replicated between rounds, and so compared
+        assert found.differences
+        assert "several steps on a local batch" in str(found)
+    else:
+        assert "not split-invariant, on purpose" in str(found)
+        assert "_pair_averaging.py" not in str(found)
+
+
+@pytest.mark.parametrize(
+    ("reduce", "text"),
+    [
+        (lambda g: comm.all_reduce(g, op="median"), "each worker's examples are averaged by themselves"),
+        (lambda g: comm.neighbour_mean(g, "ring"), r"neighbour_mean.* averages with some other workers only"),
+        (lambda g: comm.all_reduce(g, when=ad.step() % 2 == 0), r"all_reduce.* is sent in some steps only"),
+    ],
+)
+def test_check_says_what_it_is(reduce, text):
+    def driver(state, batch):
+        _, grads = value_and_grad(state, batch)
+        return jax.tree.map(lambda p, g: p - RATE * g, state, reduce(grads)), {}
+
+    found = ad.Program(
+        driver, PARAMS, data(), global_batch=12, local=lambda s: s, world=LocalWorld(3), resizable=False
+    ).check()
+    assert found.verdict == "no"
+    assert re.search(text, str(found))
+    assert "(test_strategies.py:" in str(found)
+
+
+@pytest.mark.parametrize("strategy", BY_ONE[1:3], ids=name)
+def test_checkpoints_hold_every_replica(strategy):
+    program = built(strategy)
+    for _ in range(4):
+        program.step()
+    other = built(strategy)
+    other.restore(program.checkpoint())
+    program.step(), other.step()
+    for a, b in zip(jax.tree.leaves(states(program)), jax.tree.leaves(states(other)), strict=True):
+        np.testing.assert_array_equal(a, b)
+
+
+def test_what_is_evaluated():
+    """Of model averaging the central model; of pair averaging each worker's replica on its part of the data."""
+    whole = data()
+    for strategy in BY_ONE[1:3]:
+        program = built(strategy)
+        for _ in range(4):
+            program.step()
+        found = program.evaluate(lambda state, batch, s=strategy: mean_loss(s.model(state), batch), whole, batch=80)
+        replicas = [vector(strategy.model(s)) for s in states(program)]
+        parts = [{k: v[80 * i : 80 * (i + 1)] for k, v in whole.items()} for i in range(3)]
+        expected = [np.mean((b["x"] @ v[1:] + v[0] - b["y"]) ** 2) for v, b in zip(replicas, parts, strict=True)]
+        close(found, np.mean(expected))
+        close(vector(sync.average(program, strategy)), np.mean(replicas, axis=0))
+
+
+@pytest.mark.parametrize("strategy", briefly(2))
+def test_over_devices_as_in_one_place(strategy):
+    programs = [
+        built(strategy, shares=(4, 8), world=w) for w in (LocalWorld(2), comm.DeviceWorld(jax.local_devices()[:2]))
+    ]
+    for _ in range(5):
+        reports = [program.step() for program in programs]
+    close(reports[1].metrics["loss"], reports[0].metrics["loss"])
+    here, there = (sync.average(program, strategy) for program in programs)
+    close(vector(there), vector(here))
 
 
 # --- what cannot be ---------------------------------------------------------------------------------------------------
