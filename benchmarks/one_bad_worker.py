@@ -12,6 +12,7 @@ The target: with a bad worker the mean fails; each of the others is within 1 % o
 from __future__ import annotations
 
 import sys
+from itertools import pairwise
 from pathlib import Path
 
 import jax
@@ -47,7 +48,7 @@ def first_params(seed):
     sizes = [64, 64, CLASSES]
     return [
         {"w": rng.normal(size=(a, b), scale=(2 / a) ** 0.5).astype(np.float32), "b": np.zeros(b, np.float32)}
-        for a, b in zip(sizes, sizes[1:], strict=False)
+        for a, b in pairwise(sizes)
     ]
 
 
@@ -118,8 +119,8 @@ def main() -> None:
         for name in OPS
     ]
     notes = [
-        f"{WORKERS} workers of {LOCAL_BATCH} examples each, {EPOCHS} epochs of {len(TRAIN['label'])} digits, an MLP of 64 "
-        f"hidden units, SGD with momentum; worker {BAD} sends -100 times its gradient. Seeds {SEEDS}."
+        f"{WORKERS} workers of {LOCAL_BATCH} examples each, {EPOCHS} epochs of {len(TRAIN['label'])} digits, an MLP of "
+        f"64 hidden units, SGD with momentum; worker {BAD} sends -100 times its gradient. Seeds {SEEDS}."
     ]
     report("One bad worker among five", rows, RESULTS / "one_bad_worker.md", notes)
 

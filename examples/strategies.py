@@ -95,7 +95,6 @@ with comm.world() as world:
             world=world,
             resizable=False,
         )
-        for report in program.run(epochs=args.epochs):
-            pass
+        *_, report = program.run(epochs=args.epochs)
         accuracy = program.evaluate(accuracy_of(strategy), test)
         show(f"{name:<18} {accuracy:>9.1%} {program.steps:>7} {report.messages:>9}")

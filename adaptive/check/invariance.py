@@ -97,9 +97,9 @@ class Invariance:
             return f"not known whether the step is split-invariant: {self.note}"
         if self.on_purpose:
             return (
-                f"not split-invariant, on purpose: {self.on_purpose}.\nWorkers' own values differ, and the step goes by "
-                "them, so it depends on how its batch is split. Nothing was compared. Whether the model is the same on "
-                "any split is seen with synchronous SGD in the place of this:\n"
+                f"not split-invariant, on purpose: {self.on_purpose}.\n"
+                "Workers' own values differ, and the step goes by them, so it depends on how its batch is split. Nothing\n"
+                "was compared. Whether the model is the same on any split is seen with synchronous SGD in its place:\n"
                 "    strategy = sync.synchronous(optimizer)"
             )
         tried = f"{len(self.splits)} random splits of {sum(map(sum, self.splits[0]))} examples"

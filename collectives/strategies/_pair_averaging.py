@@ -31,9 +31,8 @@ def pair_averaging(optimizer: optax.GradientTransformation, schedule: Schedule =
 
         x_i <- mean_j W_ij x_j + u_i            u_i: the optimizer's update by the gradient at the old x_i
 
-    AD-PSGD in its synchronous form. Costs the parameters once (twice in a ring), to one other worker, however many
-    there are; it is sent while gradients are computed, as far as the world can. All wait for their own neighbours, and
-    where a driver reduces anything else, such as its loss, for all.
+    AD-PSGD in lockstep: costs the parameters once (twice in a ring), to one other worker, however many there are; but a
+    step's end is common to all, so all wait for the slowest, as in any step of a program.
 
     Replicas count alike, however many examples they have. Who joins has the parameters with which the program began, so
     it says that it knows nothing: in means it does not count, and it takes its neighbours' mean for its own, without an

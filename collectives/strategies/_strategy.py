@@ -36,7 +36,7 @@ class Strategy:
         `avg_grads` is `None` where no gradient is averaged.
       local: of the state, what is each worker's own: `ad.Program(..., local=strategy.local)`.
       model: of the state, the parameters to evaluate and to save. With `pair_averaging` a replica, see `average`.
-      replica: of the state, the parameters by which gradients are computed, for `hybrid`; `None` where a step is a
+      replica: of the state, the parameters by which this worker's gradients are computed; `None` where a step is a
         round.
       update: `update(state, grads, when) -> (state, avg_grads)`, for `hybrid`: a step by gradients, whose collectives
         are sent when `when` is true; `None` is always.

@@ -332,7 +332,7 @@ def test_a_hook_switches_the_strategy_and_each_sends_its_own(back):
 
 @pytest.mark.parametrize("strategy", briefly(1, 3))
 def test_hooks_monitors_and_members_as_in_any_program(strategy):
-    """Balancing, another global batch, a worker that leaves and comes back, seconds, the noise scale where there is one."""
+    """Balancing, another global batch, a worker that leaves and comes back, and the noise scale where there is one."""
 
     def grow(control, loss, seconds):
         if control.step == 3:
