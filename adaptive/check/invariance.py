@@ -98,8 +98,8 @@ class Invariance:
         if self.on_purpose:
             return (
                 f"not split-invariant, on purpose: {self.on_purpose}.\n"
-                "Workers' own values differ, and the step goes by them, so it depends on how its batch is split. Nothing\n"
-                "was compared. Whether the model is the same on any split is seen with synchronous SGD in its place:\n"
+                "Workers' own values differ, and the step goes by them, so it depends on how its batch is split.\n"
+                "Nothing was compared. Whether the model keeps to its examples is seen with synchronous SGD instead:\n"
                 "    strategy = sync.synchronous(optimizer)"
             )
         tried = f"{len(self.splits)} random splits of {sum(map(sum, self.splits[0]))} examples"

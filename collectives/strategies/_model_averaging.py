@@ -46,8 +46,8 @@ def model_averaging(
     With equal batches that is Crossbow's algorithm 1, in which all c_i count alike. With uneven ones the central model
     goes by examples, as all means here do, so that a replica that was trained on few counts for little; and all
     replicas are drawn to it alike, or those with few examples would stray farther. Sends as much as synchronous SGD.
-    Replicas explore, so small batches on each worker are no loss, where in synchronous SGD they add up to a large one. A
-    worker without examples stays as far from z as it was.
+    Replicas explore, so small batches on each worker are no loss, where in synchronous SGD they add up to a large one.
+    A worker without examples stays as far from z as it was.
 
     Args:
       optimizer: of optax; each worker's own.
