@@ -27,7 +27,8 @@ def hybrid(first: Strategy, then: Strategy, *, name: str = "synchronous") -> Str
     Nothing is compiled for it and nobody waits: both are in the driver, and each step sends what its own strategy
     sends, and nothing of the other's; what is reduced besides, such as the loss, is a message of its own. At the switch
     all replicas take the central model, and the optimizer begins anew. `control.set(synchronous=False)` switches back.
-    KungFu's AdaSGD is this with model averaging first and synchronous SGD later.
+    KungFu's AdaSGD is this with model averaging first and synchronous SGD later, from a step on that is set by hand,
+    and goes on with one worker's replica.
 
         strategy = sync.hybrid(sync.model_averaging(optax.sgd(0.1)), sync.synchronous(optax.sgd(0.1)))
 
@@ -48,7 +49,8 @@ def hybrid(first: Strategy, then: Strategy, *, name: str = "synchronous") -> Str
       CollectiveError: a strategy whose step is a round, or which has no model that all workers share.
 
     References:
-      Mai et al. 2020, "KungFu: Making training in distributed machine learning adaptive", section 6.3 (AdaSGD).
+      Mai et al. 2020, "KungFu: Making training in distributed machine learning adaptive", OSDI; its
+      AdaptiveSGDOptimizer.
     """
     for strategy in (first, then):
         _check(strategy)

@@ -68,7 +68,7 @@ def model_averaging(
 
     References:
       Koliousis et al. 2019, "Crossbow: Scaling deep learning with small batch sizes on multi-GPU servers", VLDB,
-      algorithm 1; KungFu's SynchronousAveragingOptimizer.
+      algorithm 1. KungFu's optimizer of this kind draws replicas to their mean, and keeps no central model.
       Zhang, Choromanska and LeCun 2015, "Deep learning with elastic averaging SGD".
     """
     check_optimizer("model_averaging", optimizer)

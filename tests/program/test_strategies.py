@@ -327,6 +327,28 @@ def test_a_hook_switches_the_strategy_and_each_sends_its_own(back):
     assert text.count("in steps in which its when= is true") == 2
 
 
+def test_who_joins_behind_the_switch_begins_with_the_model_of_all():
+    strategy = BY_ONE[5]
+    world = LocalWorld(3)
+    world.leave(2)
+    program = built(strategy, world=world, shares=None, max_local_batch=12, resizable=True)
+    for step in range(8):
+        if step == 3:
+            program.set(synchronous=True)
+        if step == 5:
+            world.join(2)
+        program.step()
+    models = [vector(strategy.model(s)) for s in states(program)]
+    for model in models[1:]:
+        np.testing.assert_array_equal(model, models[0])
+    assert program.batch_sizes[2] > 0
+    program.set(synchronous=False)  # and back: all begin at the central model
+    program.step()
+    first, *others = [vector(s.first.center) for s in states(program)]
+    for other in others:
+        np.testing.assert_array_equal(other, first)
+
+
 # --- with what else there is ------------------------------------------------------------------------------------------
 
 
