@@ -120,9 +120,8 @@ class Invariance:
             ]
         lines += [
             'Usual causes: batch normalisation without axis_name="workers", a loss that is summed and not averaged',
-            "over examples, losses that couple examples of a batch, a mean of means, several steps on a local batch, what",
-            "wire= rounds away.",
-            "See docs/sharp_bits.md.",
+            "over examples, losses that couple examples of a batch, a mean of means, several steps on a local batch,",
+            "what wire= rounds away. See docs/sharp_bits.md.",
         ]
         return "\n".join(lines)
 
