@@ -23,7 +23,8 @@ def neighbour_mean(tree: T, schedule: Schedule = "random", *, when: ArrayLike | 
 
     By this replicas of a model come to agree, and each speaks to one or two others in a step, and not to all (Lian et
     al. 2018, "Asynchronous Decentralized Parallel SGD"; KungFu's pair averaging). All schedules are doubly
-    stochastic: the mean over all workers stays what it is. Workers count alike, however many examples they have.
+    stochastic: the mean over all workers stays what it is. Workers count alike, however many examples they have; one
+    that has none is in no mean.
 
     Costs the leaves' bytes once or twice, where an `all_reduce` costs them twice; under MPI they go to whom they are
     for and to nobody else. A value that is replicated costs nothing.
@@ -54,7 +55,7 @@ def neighbour_mean(tree: T, schedule: Schedule = "random", *, when: ArrayLike | 
     how = NeighbourMean(schedule_of("neighbour_mean", schedule, known_workers()))
     leaves = leaves_of("neighbour_mean", tree, problem_of_mean)
     shapes = {name: leaf.shape for name, leaf in leaves.items()}
-    rows = {name: leaf.reshape(1) if leaf.ndim == 0 else leaf for name, leaf in leaves.items()}
+    rows = {name: leaf.reshape(-1) for name, leaf in leaves.items()}
     results = combine(how, rows, rows, when=gate("neighbour_mean", when))
     return jax.tree.unflatten(jax.tree.structure(tree), [jnp.reshape(results[name], shapes[name]) for name in leaves])
 
@@ -74,8 +75,19 @@ class NeighbourMean(Collective):
     def op(self) -> Mixed:
         return self.schedule
 
+    # Behind its value a worker sends a 1, and nothing but zeros if it has no examples, so that it is in no mean.
+
+    def sent_shape(self, shape: tuple[int, ...], workers: int) -> tuple[int, ...]:
+        return (shape[0] + 1,)
+
+    def encode(self, x: jax.Array, worker: Any, workers: int) -> jax.Array:
+        return jnp.concatenate([x, jnp.ones(1, x.dtype)])
+
     def encode_nothing(self, shape: tuple[int, ...], dtype: Any, worker: int, workers: int) -> jax.Array:
-        return jnp.zeros(shape, dtype)
+        return jnp.zeros(self.sent_shape(shape, workers), dtype)
+
+    def decode(self, x: jax.Array, worker: Any, workers: int) -> jax.Array:
+        return x[:-1] / x[-1]
 
     def of_replicated(self, x: jax.Array, workers: int) -> jax.Array:
         return x

@@ -1,6 +1,7 @@
 """Monitors: what there is to know about training while it runs, as operators of the driver's graph."""
 
 from ._anova import noise_estimate as noise_estimate
+from ._divergence import divergence as divergence
 from ._ema import ema as ema
 from ._gradients import gradient_norm as gradient_norm
 from ._gradients import gradient_variance as gradient_variance
@@ -8,5 +9,6 @@ from ._machine import cpu_available as cpu_available
 from ._machine import memory_available as memory_available
 from ._noise import NoiseScale as NoiseScale
 from ._noise import noise_scale as noise_scale
+from ._nonfinite import nonfinite as nonfinite
 from ._timing import compute_seconds as compute_seconds
 from ._timing import iteration_seconds as iteration_seconds

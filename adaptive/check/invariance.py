@@ -15,6 +15,9 @@ differs on the way to them is
     made of no examples            all_gather(compute_seconds()), ad.batch_size()
     gathered, and shown as it is   all_gather(loss), a row for each worker
     a statistic over calls         the noise scale, which counts them: it reads how many calls and examples there are
+
+Where what is sent, or stays, is each worker's own on purpose, a step goes by its split by what it is, and nothing is
+compared: what workers average for themselves, or with some others, or reduce in some steps only.
 """
 
 from __future__ import annotations
@@ -28,8 +31,9 @@ import jax
 import numpy as np
 
 from adaptive.base.errors import BatchSizeError
+from adaptive.base.reductions import Mixed
 from adaptive.base.where import at
-from adaptive.graph.plan import Contribution
+from adaptive.graph.plan import Contribution, Plan
 from adaptive.operators.batch_key import drawn_for_a_call
 from adaptive.operators.sources import CALLS, STEP
 from adaptive.runtime.engine import Engine
@@ -65,6 +69,7 @@ class Invariance:
       steps: the numbers of the steps that were tried.
       note: why it is not known, if it is not.
       drawn: lines of the driver where one key draws random numbers for all examples of a kernel call.
+      on_purpose: what in the driver is each worker's own by what it is, so that nothing had to be compared.
     """
 
     differences: dict[str, float]
@@ -75,11 +80,12 @@ class Invariance:
     steps: tuple[int, ...] = ()
     note: str = ""
     drawn: tuple[str, ...] = ()
+    on_purpose: str = ""
 
     @property
     def verdict(self) -> str:
         """ "yes", "no", or "not known": nothing could be compared, or not all of it. `note` says why."""
-        if self.differences or self.reports or self.hidden:
+        if self.differences or self.reports or self.hidden or self.on_purpose:
             return "no"
         return "not known" if self.note else "yes"
 
@@ -89,6 +95,13 @@ class Invariance:
     def __str__(self) -> str:
         if self.verdict == "not known":
             return f"not known whether the step is split-invariant: {self.note}"
+        if self.on_purpose:
+            return (
+                f"not split-invariant, on purpose: {self.on_purpose}.\n"
+                "Workers' own values differ, and the step goes by them, so it depends on how its batch is split.\n"
+                "Nothing was compared. Whether the model keeps to its examples is seen with synchronous SGD instead:\n"
+                "    strategy = sync.synchronous(optimizer)"
+            )
         tried = f"{len(self.splits)} random splits of {sum(map(sum, self.splits[0]))} examples"
         steps = f"{len(self.steps)} steps" if len(self.steps) > 1 else "one step"
         if self:
@@ -107,8 +120,8 @@ class Invariance:
             ]
         lines += [
             'Usual causes: batch normalisation without axis_name="workers", a loss that is summed and not averaged',
-            "over examples, losses that couple examples of a batch, a mean of means, several steps on a local batch.",
-            "See docs/sharp_bits.md.",
+            "over examples, losses that couple examples of a batch, a mean of means, several steps on a local batch,",
+            "what wire= rounds away. See docs/sharp_bits.md.",
         ]
         return "\n".join(lines)
 
@@ -135,6 +148,9 @@ def check_invariance(
       program_seed: what `step_key` is made of.
     """
     examples, n, plan = len(jax.tree.leaves(batch)[0]), engine.world.size, engine.plan
+    on_purpose = _each_workers_own(plan)
+    if on_purpose:
+        return Invariance({}, {}, (), on_purpose=on_purpose)
     if examples % plan.multiple:
         raise BatchSizeError(
             f"check: {examples} examples are no multiple of {plan.multiple}, as the driver's minibatches need."
@@ -157,6 +173,19 @@ def check_invariance(
         return _Comparison(bench, even, splits, rng, tolerance).of_steps(step)
     finally:
         bench.close()
+
+
+def _each_workers_own(plan: Plan) -> str:
+    """What is sent, or stays, by which replicas differ on purpose; "" if there is nothing of the kind."""
+    for c in (c for message in plan.messages for c in message):
+        what = f"{c.how.about}{at(c.line)}"
+        if c.when is not None:
+            return f"{what} is sent in some steps only, and leaves each worker's own in the others"
+        if isinstance(c.how.op, Mixed):
+            return f"{what} averages with some other workers only"
+        if not c.how.travels:
+            return f"each worker's examples are averaged by themselves{at(c.line)}"
+    return ""
 
 
 @dataclass

@@ -54,12 +54,22 @@ def _check_claim(flow: Flow, eqn: JaxprEqn) -> None:
     where, scope = at(line_of(eqn.source_info)), flow.scope_of(eqn.invars)
     if eqn.params["claim"] == "local" and scope == Scope.ALL:
         raise CollectiveError(
-            f"{eqn.params['what']}{where} is given a gradient that is replicated already, in the place of this "
-            "worker's own: there is nothing to tell noise by. Keep both:\n"
-            "    avg_grads = comm.all_reduce(grads)\n"
-            f"    mon.{eqn.params['what']}(grads, avg_grads)"
+            f"{eqn.params['what']}{where} "
+            + _NOT_LOCAL.get(
+                eqn.params["what"],
+                "is given a gradient that is replicated already, in the place of this worker's own: there is nothing "
+                "to tell noise by. Keep both:\n"
+                "    avg_grads = comm.all_reduce(grads)\n"
+                f"    mon.{eqn.params['what']}(grads, avg_grads)",
+            )
         )
     if eqn.params["claim"] == "reduced" and scope != Scope.ALL:
+        if eqn.params["what"] == "divergence":
+            raise CollectiveError(
+                f"divergence{where} is given an average= that can differ between workers: it comes from "
+                f"{Trail(flow, _narrowest(flow, eqn.invars)).cause}. Leave it out, and it is estimated:\n"
+                "    mon.divergence(params)"
+            )
         raise CollectiveError(
             f"{eqn.params['what']}{where} is given a gradient of this worker's own in the place of the one that is "
             f"averaged over all: it comes from {Trail(flow, _narrowest(flow, eqn.invars)).cause}. Reduce it first:\n"
@@ -72,6 +82,15 @@ def _check_claim(flow: Flow, eqn: JaxprEqn) -> None:
             f"{eqn.params['what']}{where} is said of a value that comes from {cause}. That is another one in every "
             "kernel call. Reduce it:  comm.all_reduce(x)"
         )
+
+
+# What is wrong with values that are replicated, by the monitor that takes a worker's own.
+_NOT_LOCAL = {
+    "divergence": "is given parameters that are replicated: they are the same on all workers, and cannot be apart. "
+    "Give each worker's own:\n    mon.divergence(strategy.replica(state))",
+    "nonfinite": "is given a gradient that is averaged already, of which all workers have the same. Give this worker's "
+    "own:\n    share = mon.nonfinite(grads)\n    grads = comm.all_reduce(grads, nonfinite='drop')",
+}
 
 
 def _check_gate(flow: Flow, eqn: JaxprEqn) -> None:

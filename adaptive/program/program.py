@@ -871,7 +871,8 @@ class Program:
         number of workers and on their speeds. Runs some steps on one batch, in equal shares and in random uneven ones
         of several calls, on this process alone, and changes nothing. The state is compared, and metrics and hook
         values, but for what looks at the split on purpose: gathered rows, the noise scale. Half precisions are computed
-        in single. State that is marked as local is not compared.
+        in single. State that is marked as local is not compared. A driver in which workers average for themselves, or
+        with some others, or in some steps only, depends on its split by what it is, and is told so.
 
         Args:
           batch: a pytree like the data; by default the next `global_batch` examples.

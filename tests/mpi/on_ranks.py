@@ -13,13 +13,16 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 
 import adaptive as ad
 import collectives as comm
+import collectives.strategies as sync
 import controllers as ctrl
 import monitors as mon
 from adaptive.control.machines import Machines
+from adaptive.runtime.local_world import LocalWorld
 from tests.program.problems import adam_driver, adam_state, build, descend, make_data, make_params
 
 N = 16
@@ -640,3 +643,46 @@ def test_nans_in_the_local_state_of_one_rank_end_the_run_of_all(world):
         [program.step() for _ in range(3)]
         with pytest.raises(ad.NonFiniteError, match=f"made NaNs on worker {world.size - 1}"):
             program.checkpoint()
+
+
+# --- ways to synchronise ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "strategy",
+    [
+        sync.model_averaging(optax.sgd(0.05), momentum=0.5),
+        sync.pair_averaging(optax.sgd(0.05), "ring"),
+        sync.hybrid(sync.model_averaging(optax.sgd(0.05)), sync.synchronous(optax.sgd(0.05))),
+    ],
+    ids=lambda strategy: strategy.name,
+)
+def test_strategies_are_what_they_are_in_one_place(world, strategy):
+    """Replicas, their mean and their distance, of ranks and of as many workers of one process."""
+
+    def switch(control, loss):
+        if control.step == 3:
+            control.set(synchronous=True)
+
+    def driver(state, batch):
+        value_and_grad = jax.value_and_grad(lambda w, x: jnp.square(x @ w - 1).mean())
+        new, loss = strategy.step(state, value_and_grad, batch["x"])
+        loss = comm.all_reduce(loss)
+        if strategy.name == "hybrid":
+            ctrl.hook(switch, loss)
+        return new, {"loss": loss, "apart": mon.divergence(strategy.replica(state))}
+
+    data = make_data()
+    start = strategy.init(np.full(data["x"].shape[1], 0.5, np.float32))
+    found = []
+    for where in (world, LocalWorld(world.size)):
+        with build(driver, start, data, 5 * world.size, world=where, local=strategy.local) as program:
+            reports = [program.step() for _ in range(6)]
+            found.append(([r.metrics for r in reports], sync.average(program, strategy)))
+    (metrics, mean), (expected, expected_mean) = found
+    np.testing.assert_allclose(mean, expected_mean, rtol=1e-5)
+    for here, there in zip(metrics, expected, strict=True):
+        np.testing.assert_allclose(here["loss"], there["loss"], rtol=1e-5)
+        np.testing.assert_allclose(here["apart"], there["apart"], rtol=1e-3, atol=1e-6)
+    assert float(metrics[1]["apart"]) > 0
+    assert (float(metrics[-1]["apart"]) == 0) == (strategy.name == "hybrid")

@@ -1,0 +1,100 @@
+"""`diloco`: rounds of local steps, whose outcome is a gradient to another optimizer."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+from jax.typing import DTypeLike
+
+import adaptive as ad
+from adaptive.extend import whole
+from collectives._all_reduce import all_reduce
+from collectives._leaves import error
+
+from ._strategy import Stepped, Strategy, ValueAndGrad
+from ._trees import arrays, check_optimizer, check_wire, minus
+
+
+class Rounds(NamedTuple):
+    """A model that is the same on all workers between rounds."""
+
+    params: Any  # Replicated
+    outer: Any  # the outer optimizer's state. Replicated
+    inner: Any  # the inner optimizer's state. Local
+
+
+def diloco(
+    inner: optax.GradientTransformation,
+    outer: optax.GradientTransformation,
+    steps: int,
+    *,
+    wire: DTypeLike | None = None,
+) -> Strategy:
+    """DiLoCo: rounds of local steps by one optimizer; what they come to is the gradient of another.
+
+        x_i = z, and then `steps` steps of `inner` on minibatches of the worker's own
+        z <- z + outer's update by the gradient  z - sum_i b_i x_i / sum_i b_i
+
+    A round is a step of the program (see docs/federated.md): it sends the parameters' bytes once in `steps` steps, and
+    the model is replicated between rounds. Local batches are multiples of `steps`. Workers count by their examples.
+
+    Args:
+      inner: an optimizer of optax; its state is each worker's own, and is kept from round to round. AdamW in the paper.
+      outer: an optimizer of optax; replicated. In the paper `optax.sgd(0.7, momentum=0.9, nesterov=True)`.
+      steps: local steps in a round.
+      wire: a format of two bytes for the outer gradient, `jnp.bfloat16`. See `collectives.all_reduce`.
+
+    Returns:
+      A `Strategy`; its loss is the mean over the round's steps.
+
+    Raises:
+      CollectiveError: those are no optimizers, or steps is no whole number, 1 or more.
+
+    Example:
+      >>> outer = optax.sgd(0.7, momentum=0.9, nesterov=True)            # doctest: +SKIP
+      >>> strategy = sync.diloco(optax.adamw(4e-4), outer, steps=50)     # doctest: +SKIP
+
+    References:
+      Douillard et al. 2023, "DiLoCo: Distributed low-communication training of language models", algorithm 1.
+    """
+    check_optimizer("diloco", inner, "inner")
+    check_optimizer("diloco", outer, "outer")
+    return rounds("diloco", inner, outer, steps, wire)
+
+
+def rounds(
+    name: str, inner: optax.GradientTransformation, outer: optax.GradientTransformation, steps: int, wire: Any
+) -> Strategy:
+    """Local steps by `inner`, and a step of all by `outer`."""
+    if whole(steps) is None or steps < 1:
+        raise error(name, f"steps={steps!r} is no number of local steps, 1 or more.")
+    check_wire(name, wire)
+
+    def init(params: Any) -> Rounds:
+        params = arrays(params)
+        return Rounds(params, outer.init(params), inner.init(params))
+
+    def take(state: Rounds, value_and_grad: ValueAndGrad, batch: Any) -> Stepped:
+        def local_step(carry: tuple[Any, Any], minibatch: Any) -> tuple[tuple[Any, Any], Any]:
+            params, opt_state = carry
+            loss, grads = value_and_grad(params, minibatch)
+            updates, opt_state = inner.update(grads, opt_state, params)
+            return _as_before((optax.apply_updates(params, updates), opt_state), carry), loss
+
+        (params, opt_state), losses = jax.lax.scan(
+            local_step, arrays((state.params, state.inner)), ad.minibatches(batch, steps)
+        )
+        gradient = all_reduce(minus(state.params, params), wire=wire)
+        updates, outer_state = outer.update(gradient, state.outer, state.params)
+        new = Rounds(optax.apply_updates(state.params, updates), outer_state, opt_state)
+        return new, jax.tree.map(lambda x: x.mean(0), losses), None, None
+
+    return Strategy(name, init, take, lambda state: state.inner, lambda state: state.params)
+
+
+def _as_before(new: Any, old: Any) -> Any:
+    """A scan's state in the dtypes in which it began."""
+    return jax.tree.map(lambda x, before: jnp.asarray(x).astype(before.dtype), new, old)

@@ -1,0 +1,110 @@
+"""`hybrid`: one strategy, and from a step on that a hook decides another."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+import adaptive as ad
+from collectives._leaves import error
+
+from ._strategy import Stepped, Strategy, ValueAndGrad
+from ._trees import select
+
+
+class Hybrid(NamedTuple):
+    """Both strategies' states. That of the one at rest is as if it began with the other's model."""
+
+    first: Any
+    then: Any
+
+
+def hybrid(first: Strategy, then: Strategy, *, name: str = "synchronous") -> Strategy:
+    """One strategy, until a hook says `control.set(synchronous=True)`, and another from the next step on.
+
+    Nothing is compiled for it and nobody waits: both are in the driver, and each step sends what its own strategy
+    sends, and nothing of the other's; what is reduced besides, such as the loss, is a message of its own. At the switch
+    all replicas take the central model, and the optimizer begins anew. `control.set(synchronous=False)` switches back.
+    KungFu's AdaSGD is this with model averaging first and synchronous SGD later, from a step on that is set by hand,
+    and goes on with one worker's replica.
+
+        strategy = sync.hybrid(sync.model_averaging(optax.sgd(0.1)), sync.synchronous(optax.sgd(0.1)))
+
+        def until_it_settles(control, loss):
+            if loss < 0.3 and not control.hyperparameters["synchronous"]:
+                control.set(synchronous=True)
+
+    Args:
+      first: a strategy whose step computes one gradient, and whose model is replicated: `model_averaging` or
+        `synchronous`.
+      then: another.
+      name: of the hyper-parameter, for drivers with more than one.
+
+    Returns:
+      A `Strategy`. Its state holds both states.
+
+    Raises:
+      CollectiveError: a strategy whose step is a round, or which has no model that all workers share.
+
+    References:
+      Mai et al. 2020, "KungFu: Making training in distributed machine learning adaptive", OSDI; its
+      AdaptiveSGDOptimizer.
+    """
+    for strategy in (first, then):
+        _check(strategy)
+    if not (isinstance(name, str) and name.isidentifier()):
+        raise error("hybrid", f"name={name!r} is no name that control.set(…) can be called with.")
+
+    def init(params: Any) -> Hybrid:
+        return Hybrid(first.init(params), then.init(params))
+
+    def later() -> jax.Array:
+        return ad.hyperparameter(name, False)
+
+    def update(state: Hybrid, grads: Any, when: jax.Array | None) -> tuple[Hybrid, Any]:
+        on = later()
+        before, after = (~on, on) if when is None else (when & ~on, when & on)
+        a, _ = first.update(state.first, grads, before)  # type: ignore[misc]
+        b, _ = then.update(state.then, grads, after)  # type: ignore[misc]
+        a, b = select(on, first.init(then.model(b)), a), select(on, b, then.init(first.model(a)))
+        return Hybrid(a, b), None
+
+    def replica(state: Hybrid) -> Any:
+        return select(later(), then.replica(state.then), first.replica(state.first))  # type: ignore[misc]
+
+    def take(state: Hybrid, value_and_grad: ValueAndGrad, batch: Any) -> Stepped:
+        loss, grads = value_and_grad(replica(state), batch)
+        state, _ = update(state, grads, None)
+        return state, loss, grads, None
+
+    return Strategy(
+        "hybrid",
+        init,
+        take,
+        local=lambda state: (first.local(state.first), then.local(state.then)),
+        model=lambda state: then.model(state.then),  # at rest it is as if it began with the other's model
+        replica=replica,
+    )
+
+
+def _check(strategy: Any) -> None:
+    if not isinstance(strategy, Strategy):
+        raise error(
+            "hybrid", f"{strategy!r} is no strategy:  sync.hybrid(sync.model_averaging(…), sync.synchronous(…))"
+        )
+    if strategy.update is None:
+        raise error(
+            "hybrid",
+            f"a step of {strategy.name} is a round, or switched already; both have to take one step by one gradient.",
+        )
+    marked = jax.eval_shape(strategy.init, jax.ShapeDtypeStruct((), jnp.float32))
+    numbers = jax.tree.unflatten(jax.tree.structure(marked), range(len(jax.tree.leaves(marked))))
+    own = set(jax.tree.leaves(strategy.local(numbers)))
+    if own & set(jax.tree.leaves(strategy.model(numbers))):
+        raise error(
+            "hybrid",
+            f"{strategy.name} has no model that all workers share, which they could take at the switch. Use\n"
+            "    sync.hybrid(sync.model_averaging(optimizer), sync.synchronous(optimizer))",
+        )

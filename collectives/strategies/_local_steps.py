@@ -1,0 +1,39 @@
+"""`local_steps`: rounds of local steps, and a mean of what came out."""
+
+from __future__ import annotations
+
+import optax
+from jax.typing import DTypeLike
+
+from ._diloco import rounds
+from ._strategy import Strategy
+from ._trees import check_optimizer
+
+
+def local_steps(optimizer: optax.GradientTransformation, steps: int, *, wire: DTypeLike | None = None) -> Strategy:
+    """Local SGD: each worker takes some steps of its own, then all take the mean of what came out, by examples.
+
+    A round is a step of the program (see docs/federated.md): it sends the parameters' bytes once in `steps` steps, and
+    the model is replicated between rounds. Local batches are multiples of `steps`. With steps=1 and SGD it is
+    synchronous SGD.
+
+    Args:
+      optimizer: of optax; its state is each worker's own, and is kept from round to round.
+      steps: local steps in a round.
+      wire: a format of two bytes for what a round has changed, `jnp.bfloat16`. See `collectives.all_reduce`.
+
+    Returns:
+      A `Strategy`; its loss is the mean over the round's steps.
+
+    Raises:
+      CollectiveError: that is no optimizer, or steps is no whole number, 1 or more.
+
+    Example:
+      >>> strategy = sync.local_steps(optax.sgd(0.1), steps=8)            # doctest: +SKIP
+
+    References:
+      Stich 2019, "Local SGD converges fast and communicates little", ICLR, algorithm 1.
+      McMahan et al. 2017, "Communication-efficient learning of deep networks from decentralized data", algorithm 1.
+    """
+    check_optimizer("local_steps", optimizer)
+    return rounds("local_steps", optimizer, optax.sgd(1.0), steps, wire)

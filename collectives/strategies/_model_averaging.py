@@ -1,0 +1,116 @@
+"""`model_averaging`: a replica for each worker, all drawn to a central model that follows them."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import jax
+import optax
+from jax.typing import DTypeLike
+
+import adaptive as ad
+from adaptive.extend import real
+from collectives._leaves import error
+from collectives._local_mean import local_mean
+
+from ._strategy import Strategy, one_step
+from ._trees import active_workers, all_reduced, arrays, check_optimizer, check_wire, minus, plus, zeros
+
+
+class ModelAveraging(NamedTuple):
+    """A central model, and how far each worker's replica is from it.
+
+    A worker that joins begins with its local state as the program began: here with no difference, so at the central
+    model of that moment, which it is told.
+    """
+
+    center: Any  # z. Replicated
+    velocity: Any  # z less what it was a step ago, where there is momentum; else (). Replicated
+    apart: Any  # w_i - z. Local
+    opt_state: Any  # Local
+
+
+def model_averaging(
+    optimizer: optax.GradientTransformation,
+    *,
+    alpha: float | None = None,
+    momentum: float = 0.0,
+    wire: DTypeLike | None = None,
+) -> Strategy:
+    """Synchronous model averaging: each worker trains a replica w_i, which a central model z draws to itself.
+
+        c_i = alpha (w_i - z)                                       the correction
+        w_i <- w_i + u_i - c_i                                      u_i: the optimizer's update, -gamma g_i(w_i) of SGD
+        z'  = z + n sum_i (b_i / B) c_i + momentum (z - z_prev)     with b_i examples of B, on n workers
+
+    With equal batches that is Crossbow's algorithm 1, in which all c_i count alike. With uneven ones the central model
+    goes by examples, as all means here do, so that a replica that was trained on few counts for little; and all
+    replicas are drawn to it alike, or those with few examples would stray farther. Sends as much as synchronous SGD.
+    Replicas explore, so small batches on each worker are no loss, where in synchronous SGD they add up to a large one.
+    A worker without examples stays as far from z as it was.
+
+    Args:
+      optimizer: of optax; each worker's own.
+      alpha: how much of its difference a replica gives up in a step. By default 1 / n, with n for the workers that
+        take examples: without momentum z' is then the replicas' mean.
+      momentum: of the central model, 0 or more, below 1.
+      wire: a format of two bytes for the differences, `jnp.bfloat16`. See `collectives.all_reduce`.
+
+    Returns:
+      A `Strategy`. Its model is z, which is replicated; how far replicas are apart from it:
+      `mon.divergence(strategy.replica(state), average=strategy.model(state))`.
+
+    Raises:
+      CollectiveError: that is no optimizer, or options are out of range.
+
+    Example:
+      >>> strategy = sync.model_averaging(optax.sgd(0.1), momentum=0.9)            # doctest: +SKIP
+
+    References:
+      Koliousis et al. 2019, "Crossbow: Scaling deep learning with small batch sizes on multi-GPU servers", VLDB,
+      algorithm 1. KungFu's optimizer of this kind draws replicas to their mean, and keeps no central model.
+      Zhang, Choromanska and LeCun 2015, "Deep learning with elastic averaging SGD".
+    """
+    check_optimizer("model_averaging", optimizer)
+    check_wire("model_averaging", wire)
+    _check_options(alpha, momentum)
+
+    def init(params: Any) -> ModelAveraging:
+        params = arrays(params)
+        return ModelAveraging(params, zeros(params) if momentum else (), zeros(params), optimizer.init(params))
+
+    def update(state: ModelAveraging, grads: Any, when: jax.Array | None) -> tuple[ModelAveraging, None]:
+        # The local batch's size stands for its weight, and not that of a call: the difference is one for all calls.
+        mean = all_reduced(state.apart, when, weight=ad.batch_size(), wire=wire)
+        n = active_workers(when)
+        if alpha is None:
+            pulled, moved = jax.tree.map(lambda x: x / n.astype(x.dtype), state.apart), mean
+        else:
+            pulled = jax.tree.map(lambda x: x * alpha, state.apart)
+            moved = jax.tree.map(lambda x: x * alpha * n.astype(x.dtype), mean)
+        if momentum:
+            moved = jax.tree.map(lambda x, v: x + momentum * v, moved, state.velocity)
+        updates, opt_state = optimizer.update(local_mean(grads), state.opt_state, replica(state))
+        apart = minus(plus(minus(state.apart, pulled), updates), moved)
+        return ModelAveraging(plus(state.center, moved), moved if momentum else (), apart, opt_state), None
+
+    def replica(state: ModelAveraging) -> Any:
+        return plus(state.center, state.apart)
+
+    return one_step(
+        "model_averaging",
+        init=init,
+        replica=replica,
+        update=update,
+        local=lambda state: (state.apart, state.opt_state),
+        model=lambda state: state.center,
+    )
+
+
+def _check_options(alpha: Any, momentum: Any) -> None:
+    number = real(alpha) if alpha is not None else None
+    if alpha is not None and (number is None or not 0 < number <= 1):
+        raise error("model_averaging", f"alpha={alpha!r} is above 0, and at most 1; by default one by the workers.")
+    number = real(momentum)
+    if number is None or not 0 <= number < 1:
+        raise error("model_averaging", f"momentum={momentum!r} is at least 0, and below 1.")

@@ -1,0 +1,151 @@
+"""What every strategy is: five functions, of a state that a program keeps."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from adaptive import Program
+from collectives._leaves import error
+
+ValueAndGrad = Callable[[Any, Any], tuple[Any, Any]]
+Stepped = tuple[Any, Any, Any, Any]  # state, loss, this worker's gradients, those averaged over all
+
+
+@dataclass(frozen=True)
+class Strategy:
+    """How workers that train one model come to agree. Made by the functions of `collectives.strategies`, or by you.
+
+        strategy = sync.model_averaging(optax.sgd(0.1))
+
+        def driver(state, batch):
+            state, loss = strategy.step(state, jax.value_and_grad(loss_fn), batch)
+            return state, {"loss": comm.all_reduce(loss)}
+
+        program = ad.Program(driver, strategy.init(params), data, global_batch=128, local=strategy.local)
+
+    Attributes:
+      name: for errors.
+      init: `init(params) -> state`: what a program begins with. A named tuple, as optimizers' states are.
+      take: `take(state, value_and_grad, batch) -> (state, loss, grads, avg_grads)`: a step, or a whole round of them;
+        `avg_grads` is `None` where no gradient is averaged.
+      local: of the state, what is each worker's own: `ad.Program(..., local=strategy.local)`.
+      model: of the state, the parameters to evaluate and to save. With `pair_averaging` a replica, see `average`.
+      replica: of the state, the parameters by which this worker's gradients are computed; `None` where a step is a
+        round.
+      update: `update(state, grads, when) -> (state, avg_grads)`, for `hybrid`: a step by gradients, whose collectives
+        are sent when `when` is true; `None` is always.
+      counts: of the state, whether this replica counts in `average`; `None` is always.
+
+    Example:
+      >>> import jax, jax.numpy as jnp, optax, collectives.strategies as sync
+      >>> strategy = sync.synchronous(optax.sgd(0.1))
+      >>> loss_fn = lambda params, batch: ((params - batch) ** 2).mean()
+      >>> state, loss = strategy.step(strategy.init(jnp.ones(())), jax.value_and_grad(loss_fn), jnp.zeros(4))
+      >>> print(loss, strategy.model(state))  # outside a program: one worker
+      1.0 0.8
+    """
+
+    name: str
+    init: Callable[[Any], Any]
+    take: Callable[[Any, ValueAndGrad, Any], Stepped]
+    local: Callable[[Any], Any]
+    model: Callable[[Any], Any]
+    replica: Callable[[Any], Any] | None = None
+    update: Callable[[Any, Any, jax.Array | None], tuple[Any, Any]] | None = None
+    counts: Callable[[Any], Any] | None = None
+
+    def step(self, state: Any, value_and_grad: ValueAndGrad, batch: Any) -> tuple[Any, Any]:
+        """A step of the driver.
+
+        Args:
+          state: the program's.
+          value_and_grad: `value_and_grad(params, batch) -> (loss, grads)`, of means over the batch: what
+            `jax.value_and_grad(loss_fn)` makes. With `has_aux=True` the loss is a pair, here too.
+          batch: the driver's.
+
+        Returns:
+          `(state, loss)`: the loss as `value_and_grad` gave it, of this worker's replica, before the step. Local:
+          reduce it for metrics and hooks. Of a round, the mean over its steps.
+        """
+        state, loss, _, _ = self.take(state, value_and_grad, batch)
+        return state, loss
+
+    def step_with_gradients(self, state: Any, value_and_grad: ValueAndGrad, batch: Any) -> Stepped:
+        """A step, and its gradients, for monitors: `mon.noise_scale(grads, avg_grads)`. They cost nothing more.
+
+        Args:
+          state: see `step`.
+          value_and_grad: see `step`.
+          batch: see `step`.
+
+        Returns:
+          `(state, loss, grads, avg_grads)`, the last of which is replicated.
+
+        Raises:
+          CollectiveError: the strategy averages no gradients, as all do but `synchronous`.
+        """
+        taken = self.take(state, value_and_grad, batch)
+        if taken[3] is None:
+            raise error(
+                f"{self.name}.step_with_gradients",
+                f"{self.name} averages no gradients, by which mon.noise_scale and mon.gradient_variance go: to send "
+                "them as well would cost what it saves, and they are taken at parameters that differ. Use\n"
+                "    strategy = sync.synchronous(optimizer)\n"
+                "or tell how far replicas are apart:  mon.divergence(…)",
+            )
+        return taken
+
+
+def one_step(
+    name: str,
+    *,
+    init: Callable[[Any], Any],
+    replica: Callable[[Any], Any],
+    update: Callable[[Any, Any, jax.Array | None], tuple[Any, Any]],
+    local: Callable[[Any], Any],
+    model: Callable[[Any], Any],
+    counts: Callable[[Any], Any] | None = None,
+) -> Strategy:
+    """A strategy whose step computes one gradient, by the replica that there is."""
+
+    def take(state: Any, value_and_grad: ValueAndGrad, batch: Any) -> Stepped:
+        loss, grads = value_and_grad(replica(state), batch)
+        state, avg_grads = update(state, grads, None)
+        return state, loss, grads, avg_grads
+
+    return Strategy(name, init, take, local, model, replica, update, counts)
+
+
+def average(program: Program, strategy: Strategy) -> Any:
+    """The mean over all replicas, each counting alike: of `pair_averaging` the model to save. Communicates once.
+
+    Of strategies whose model is replicated it is that model. Every process calls this, between two steps.
+
+    Args:
+      program: that has run the strategy.
+      strategy: whose state the program's state is.
+
+    Returns:
+      The parameters, as numpy arrays of their dtypes; summed in double precision. Replicated.
+
+    Example:
+      >>> params = sync.average(program, strategy)            # doctest: +SKIP
+
+    Raises:
+      NonFiniteError: the last update made NaNs.
+    """
+
+    def counted(state: Any, _: Any) -> Any:
+        here = jnp.asarray(strategy.counts is None or strategy.counts(state), jnp.float32)
+        return here, jax.tree.map(lambda p: p * here.astype(p.dtype), strategy.model(state))
+
+    # One example for each worker, so each is asked for its own replica once.
+    share, total = program.evaluate(counted, np.zeros(len(program.members), np.float32), batch=1)
+    shapes = jax.eval_shape(strategy.model, program.state)
+    return jax.tree.map(lambda x, like: (x / share).astype(like.dtype), total, shapes)

@@ -1,0 +1,73 @@
+"""`synchronous`: one model, and the gradient of all examples."""
+
+from __future__ import annotations
+
+from typing import Any, Literal, NamedTuple
+
+import jax
+import optax
+from jax.typing import DTypeLike
+
+from collectives._robust import Robust
+from collectives._wire import Rounding
+
+from ._strategy import Strategy, one_step
+from ._trees import all_reduced, arrays, check_optimizer
+
+
+class Synchronous(NamedTuple):
+    """A model that is the same on all workers. Replicated."""
+
+    params: Any
+    opt_state: Any
+
+
+def synchronous(
+    optimizer: optax.GradientTransformation,
+    *,
+    op: Literal["mean", "median"] | Robust = "mean",
+    nonfinite: Literal["drop"] | None = None,
+    wire: DTypeLike | None = None,
+    rounding: Rounding = "nearest",
+) -> Strategy:
+    """Synchronous SGD: all workers' gradients are averaged by examples, and one model takes the step.
+
+    Exact on any split: the step is that of one worker with all the examples. Sends the gradients in every step, and the
+    slowest worker is waited for. All monitors and policies know what to make of it.
+
+    Args:
+      optimizer: of optax.
+      op: see `collectives.all_reduce`: "median", `comm.trimmed_mean(1)` or `comm.geometric_median()` against workers
+        that send nonsense.
+      nonfinite: see `collectives.all_reduce`.
+      wire: see `collectives.all_reduce`.
+      rounding: see `collectives.all_reduce`.
+
+    Returns:
+      A `Strategy`. All of its state is replicated.
+
+    Raises:
+      CollectiveError: that is no optimizer; of reductions that cannot be, when the driver is traced.
+
+    Example:
+      >>> strategy = sync.synchronous(optax.adam(1e-3), wire=jnp.bfloat16)            # doctest: +SKIP
+    """
+    check_optimizer("synchronous", optimizer)
+    options: dict[str, Any] = {"op": op, "nonfinite": nonfinite, "wire": wire, "rounding": rounding}
+
+    def init(params: Any) -> Synchronous:
+        return Synchronous(arrays(params), optimizer.init(params))
+
+    def update(state: Synchronous, grads: Any, when: jax.Array | None) -> tuple[Synchronous, Any]:
+        avg_grads = all_reduced(grads, when, **options)
+        updates, opt_state = optimizer.update(avg_grads, state.opt_state, state.params)
+        return Synchronous(optax.apply_updates(state.params, updates), opt_state), avg_grads
+
+    return one_step(
+        "synchronous",
+        init=init,
+        replica=lambda state: state.params,
+        update=update,
+        local=lambda state: (),
+        model=lambda state: state.params,
+    )

@@ -1,0 +1,142 @@
+"""How far replicas are apart, exactly and by sketches; and the share of examples that are not finite."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import adaptive as ad
+import collectives as comm
+import collectives.strategies as sync
+import monitors as mon
+from adaptive import CollectiveError
+from adaptive.runtime.local_world import LocalWorld
+from monitors._divergence import sketch
+
+SIZES = (6, 4, 2)
+DATA = np.random.default_rng(0).normal(size=(96, 3)).astype(np.float32)
+
+
+def program_of(watch, first=0.0, **options):
+    """Each worker's parameters are its own; `watch` makes the metrics of them and of a replicated average."""
+
+    def driver(state, batch):
+        own = jax.tree.map(lambda w: w + (1 + ad.worker()).astype(jnp.float32) / 100, state["own"])
+        metrics = watch(state["own"], state["average"])
+        return {**state, "own": own}, {**metrics, "mean": comm.all_reduce(batch.mean())}
+
+    rng = np.random.default_rng(1)
+    params = {
+        "a": rng.normal(size=(40, 50)).astype(np.float32) * (first != 0) + first,
+        "b": np.full(7, first, np.float32),
+    }
+    state = {"own": params, "average": jax.tree.map(lambda x: x + np.float32(0.25), params)}
+    options = {"shares": SIZES, "world": LocalWorld(3)} | options
+    return ad.Program(driver, state, DATA, global_batch=12, local=lambda s: s["own"], resizable=False, **options)
+
+
+def vectors(program):
+    found = [program._as_given(leaves) for leaves in program._engine.states]
+    flat = [np.concatenate([np.asarray(x).reshape(-1) for x in jax.tree.leaves(s["own"])]) for s in found]
+    average = np.concatenate([np.asarray(x).reshape(-1) for x in jax.tree.leaves(found[0]["average"])])
+    return np.stack(flat).astype(np.float64), average.astype(np.float64)
+
+
+def apart(xs, center, sizes=SIZES):
+    return np.sqrt(np.average(((xs - center) ** 2).sum(1), weights=sizes)) / np.linalg.norm(center)
+
+
+@pytest.mark.parametrize("microbatch", [None, 2])
+def test_against_an_average_it_is_exact_for_one_number(microbatch):
+    program = program_of(lambda own, average: {"d": mon.divergence(own, average)}, 1.0, microbatch=microbatch)
+    for _ in range(3):
+        xs, average = vectors(program)
+        np.testing.assert_allclose(program.step().metrics["d"], apart(xs, average), rtol=1e-5)
+
+
+@pytest.mark.parametrize("shares", [SIZES, (7, 5, 0)])
+def test_without_one_it_is_nearly_the_distance_from_the_mean(shares):
+    program = program_of(lambda own, _: {"d": mon.divergence(own)}, 1.0, shares=shares)
+    assert program.step().metrics["d"] == 0
+    errors = []
+    for _ in range(40):
+        xs, _ = vectors(program)
+        expected = apart(xs, np.average(xs, axis=0, weights=shares), shares)
+        errors.append(float(program.step().metrics["d"]) / expected - 1)
+    assert np.abs(errors).max() < 0.2
+    assert np.abs(np.mean(errors)) < 0.03
+    assert np.std(errors) > 0.001  # another sketch in each step
+
+
+def test_sketches_are_linear_and_right_on_average():
+    x, y = np.random.default_rng(2).normal(size=(2, 3000)).astype(np.float32)
+    both = jax.jit(lambda seed: jnp.stack([sketch({"x": x}, seed), sketch({"x": y}, seed), sketch({"x": x - y}, seed)]))
+    ratios = []
+    for seed in range(60):
+        a, b, c = np.asarray(both(jnp.int32(seed)))
+        np.testing.assert_allclose(a - b, c, atol=1e-4)
+        ratios.append(c @ c / ((x - y) @ (x - y)))
+    assert abs(np.mean(ratios) - 1) < 0.03
+    assert 0.03 < np.std(ratios) < 0.06  # 0.044
+
+
+def test_replicas_that_are_all_zero_are_alike():
+    program = program_of(lambda own, _: {"d": mon.divergence(own)})
+    assert program.step().metrics["d"] == 0
+    assert program.step().metrics["d"] > 0
+
+
+def test_of_strategies():
+    def driver_of(strategy, watch):
+        def driver(state, batch):
+            new, loss = strategy.step(state, jax.value_and_grad(lambda p, b: ((p[None] - b) ** 2).mean()), batch)
+            return new, {"d": watch(state), "loss": comm.all_reduce(loss)}
+
+        return driver
+
+    averaging, pairs = sync.model_averaging(optax.sgd(0.1)), sync.pair_averaging(optax.sgd(0.1))
+    watched = {
+        averaging: lambda state: mon.divergence(averaging.replica(state), averaging.model(state)),
+        pairs: lambda state: mon.divergence(pairs.model(state)),
+    }
+    for strategy, watch in watched.items():
+        driver = driver_of(strategy, watch)
+        program = ad.Program(
+            driver, strategy.init(jnp.ones(3)), DATA, global_batch=12, local=strategy.local, world=LocalWorld(3)
+        )
+        found = [float(program.step().metrics["d"]) for _ in range(4)]
+        assert found[0] == 0
+        assert min(found[1:]) > 0
+
+
+def test_what_cannot_be_apart_is_refused():
+    with pytest.raises(CollectiveError, match=r"divergence.*is given parameters that are replicated(?s:.*)replica"):
+        program_of(lambda own, average: {"d": mon.divergence(average)})
+    with pytest.raises(CollectiveError, match=r"divergence.*average= that can differ.*(?s:.*)mon.divergence\(params\)"):
+        program_of(lambda own, average: {"d": mon.divergence(own, jax.tree.map(lambda x: x * 2, own))})
+    with pytest.raises(CollectiveError, match=r"params\['n'\] is int32, and no float"):
+        mon.divergence({"n": jnp.arange(3)})
+
+
+@pytest.mark.parametrize("microbatch", [None, 2])
+def test_the_share_of_what_is_not_finite(microbatch):
+    def driver(w, batch):
+        grads = {"w": jnp.where(ad.worker() == 1, jnp.nan, batch.mean()), "n": jnp.zeros(2)}
+        share = mon.nonfinite(grads)
+        return w + comm.all_reduce(grads, nonfinite="drop")["w"], {"share": share}
+
+    program = ad.Program(
+        driver, jnp.zeros(()), DATA, global_batch=12, shares=SIZES, world=LocalWorld(3), microbatch=microbatch
+    )
+    np.testing.assert_allclose(program.step().metrics["share"], 4 / 12, rtol=1e-6)
+
+
+def test_of_a_gradient_that_is_averaged_there_is_no_share():
+    def driver(w, batch):
+        return w, {"share": mon.nonfinite(comm.all_reduce(batch.mean()))}
+
+    with pytest.raises(CollectiveError, match=r"nonfinite.*averaged already"):
+        ad.Program(driver, jnp.zeros(()), DATA, global_batch=12, world=LocalWorld(3))

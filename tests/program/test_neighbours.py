@@ -1,0 +1,86 @@
+"""`neighbour_mean` by each schedule, against its weights in numpy."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import adaptive as ad
+import collectives as comm
+from adaptive.runtime.local_world import LocalWorld
+from collectives._schedules import schedule_of
+
+PAIRS = [[(0, 1), (2, 3)], [(1, 2)]]
+
+
+def program_of(schedule, workers=4, **options):
+    """Each worker's values are its own number, to begin with."""
+
+    def driver(state, batch):
+        own = jax.tree.map(
+            lambda x: jnp.where(ad.step() == 0, x + ad.worker().astype(jnp.float32).astype(x.dtype), x), state
+        )
+        return comm.neighbour_mean(own, schedule), {"loss": comm.all_reduce(batch.mean())}
+
+    state = {"m": np.zeros((2, 3), np.float32), "s": np.float32(0), "z": np.zeros(2, np.complex64)}
+    return ad.Program(
+        driver,
+        state,
+        np.ones(96, np.float32),
+        global_batch=12,
+        world=LocalWorld(workers),
+        local=lambda s: s,
+        resizable=False,
+        **options,
+    )
+
+
+def values(program):
+    """Of each worker, one number that all its elements have."""
+    found = [program._as_given(leaves) for leaves in program._engine.states]
+    for state in found:
+        assert len({complex(x) for leaf in jax.tree.leaves(state) for x in np.asarray(leaf).reshape(-1)}) == 1
+    return np.array([float(state["s"]) for state in found])
+
+
+@pytest.mark.parametrize("schedule", ["random", "ring", "exponential", PAIRS])
+def test_each_has_the_mean_that_its_schedule_says(schedule):
+    program, expected = program_of(schedule), np.arange(4.0)
+    weights_of = schedule_of("neighbour_mean", schedule, 4)
+    for step in range(1, 6):
+        program.step()
+        weights = weights_of.weights(step, range(4))
+        expected = np.array(
+            [sum(w * expected[j] for j, w in weights[i].items()) if i in weights else expected[i] for i in range(4)]
+        )
+        np.testing.assert_allclose(values(program), expected, rtol=1e-5)
+    assert abs(expected.mean() - 1.5) < 1e-9  # doubly stochastic
+
+
+def test_who_has_no_examples_is_in_no_mean():
+    program = program_of([[(0, 1), (2, 3)]], shares=(1, 1, 1, 0))
+    program.step()
+    np.testing.assert_allclose(values(program), [0.5, 0.5, 2.0, 0.0])
+
+
+def test_in_steps_in_which_it_is_not_sent_each_keeps_its_own():
+    def driver(state, batch):
+        own = jnp.where(ad.step() == 0, ad.worker().astype(jnp.float32), state)
+        return comm.neighbour_mean(own, "ring", when=ad.step() == 1), {"loss": comm.all_reduce(batch.mean())}
+
+    program = ad.Program(
+        driver,
+        np.float32(0),
+        np.ones(96, np.float32),
+        global_batch=12,
+        world=LocalWorld(3),
+        local=lambda s: s,
+        resizable=False,
+    )
+    found = []
+    for _ in range(3):
+        program.step()
+        found.append([float(leaves[0]) for leaves in program._engine.states])
+    np.testing.assert_allclose(found, [[0, 1, 2], [1, 1, 1], [1, 1, 1]], rtol=1e-6)

@@ -1,0 +1,524 @@
+"""Ways to synchronise, against plain loops of the updates that were published."""
+
+from __future__ import annotations
+
+import re
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import adaptive as ad
+import collectives as comm
+import collectives.strategies as sync
+import controllers as ctrl
+import monitors as mon
+from adaptive import CollectiveError
+from adaptive.runtime.local_world import LocalWorld
+from tests.relaxed import relaxed_tx
+
+SIZES = (4, 6, 2)
+STEPS = 50
+RATE = 0.02
+
+
+@pytest.fixture(autouse=True)
+def double_precision():
+    jax.config.update("jax_enable_x64", True)
+    yield
+    jax.config.update("jax_enable_x64", False)
+
+
+def data(examples=240):
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(examples, 4))
+    return {"x": x, "y": x @ np.arange(4.0) + rng.normal(size=examples)}
+
+
+def mean_loss(params, batch):
+    return ((batch["x"] @ params["w"] + params["b"] - batch["y"]) ** 2).mean()
+
+
+PARAMS = {"w": np.full(4, 0.1), "b": np.zeros(())}
+ADAM = relaxed_tx(optax.adam(RATE))
+value_and_grad = jax.value_and_grad(mean_loss)
+
+
+def gradient(v, batch):
+    """Of a vector (b, w…), by numpy."""
+    x, rest = batch["x"], batch["x"] @ v[1:] + v[0] - batch["y"]
+    return np.concatenate([[2 * rest.mean()], 2 * rest @ x / len(x)])
+
+
+def vector(params):
+    return np.concatenate([[np.asarray(params["b"])], np.asarray(params["w"])])
+
+
+FIRST = vector(PARAMS)
+
+
+@jax.jit
+def adam_step(params, opt_state, batch):
+    updates, opt_state = ADAM.update(jax.grad(mean_loss)(params, batch), opt_state)
+    return optax.apply_updates(params, updates), opt_state
+
+
+def built(strategy, *, world=None, **options):
+    def driver(state, batch):
+        state, loss = strategy.step(state, value_and_grad, batch)
+        return state, {"loss": comm.all_reduce(loss)}
+
+    given = {"shares": SIZES, "global_batch": 12, "world": world or LocalWorld(3), "resizable": False} | options
+    return ad.Program(driver, strategy.init(PARAMS), data(), **({"local": strategy.local} | given))
+
+
+def batches_of(program):
+    """What each step's workers are given, as arrays."""
+    seen, take = [], program._stream.take
+
+    def taken(*args, **options):
+        share = take(*args, **options)
+        seen.append([jax.tree.map(np.asarray, b) for b in share.batches])
+        return share
+
+    program._stream.take = taken
+    return seen
+
+
+def run(program, steps=STEPS):
+    """Step by step, the workers' batches."""
+    seen = batches_of(program)
+    for _ in range(steps):
+        program.step()
+        yield seen[-1]
+
+
+def states(program):
+    """Every worker's state."""
+    return [program._as_given(leaves) for leaves in program._engine.states]
+
+
+def close(found, expected):
+    np.testing.assert_allclose(found, expected, rtol=1e-10, atol=1e-12)
+
+
+# --- the published updates --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("microbatch", [pytest.param(None, marks=pytest.mark.long), 2])
+def test_synchronous_is_one_worker_with_all_the_examples(microbatch):
+    strategy = sync.synchronous(ADAM)
+    program = built(strategy, microbatch=microbatch)
+    params, opt_state = PARAMS, ADAM.init(PARAMS)
+    for batches in run(program):
+        union = jax.tree.map(lambda *rows: np.concatenate(rows), *batches)
+        params, opt_state = adam_step(params, opt_state, union)
+        close(vector(strategy.model(program.state)), vector(params))
+
+
+@pytest.mark.parametrize(
+    ("options", "microbatch"), [({}, 2), ({"alpha": 0.2, "momentum": 0.5}, None), ({"momentum": 0.9}, None)]
+)
+@pytest.mark.parametrize("sizes", [SIZES, pytest.param((4, 4, 4), marks=pytest.mark.long)])
+def test_model_averaging_is_crossbows_algorithm(options, microbatch, sizes):
+    strategy = sync.model_averaging(optax.sgd(RATE), **options)
+    program = built(strategy, microbatch=microbatch, shares=sizes)
+    alpha, mu, n = options.get("alpha", 1 / 3), options.get("momentum", 0.0), len(sizes)
+    z = before = FIRST
+    ws = [FIRST] * n
+    for batches in run(program):
+        c = [alpha * (w - z) for w in ws]
+        ws = [w - RATE * gradient(w, b) - ci for w, b, ci in zip(ws, batches, c, strict=True)]
+        total = n * sum(len(b["y"]) / 12 * ci for b, ci in zip(batches, c, strict=True))
+        z, before = z + total + mu * (z - before), z
+        for w, state in zip(ws, states(program), strict=True):
+            close(vector(strategy.model(state)), z)
+            close(vector(strategy.replica(state)), w)
+
+
+@pytest.mark.parametrize("schedule", ["ring", [[(0, 1)], [(1, 2)]]])
+def test_pair_averaging_is_the_mean_of_old_neighbours_less_the_update_at_the_old_place(schedule):
+    strategy = sync.pair_averaging(optax.sgd(RATE), schedule)
+    program = built(strategy, microbatch=2)
+    xs = [FIRST] * 3
+    for step, batches in enumerate(run(program)):
+        pairs = {} if schedule == "ring" else dict([p := schedule[step % 2][0], p[::-1]])
+        means = [sum(xs) / 3 if schedule == "ring" else (xs[i] + xs[pairs.get(i, i)]) / 2 for i in range(3)]
+        xs = [m - RATE * gradient(x, b) for m, x, b in zip(means, xs, batches, strict=True)]
+        for x, state in zip(xs, states(program), strict=True):
+            close(vector(strategy.model(state)), x)
+    close(vector(sync.average(program, strategy)), sum(xs) / 3)
+
+
+def local_round(x, batch, steps):
+    for part in range(steps):
+        n = len(batch["y"]) // steps
+        x = x - RATE * gradient(x, jax.tree.map(lambda a, p=part, n=n: a[p * n : (p + 1) * n], batch))
+    return x
+
+
+def test_local_steps_average_what_came_out_by_examples():
+    strategy = sync.local_steps(optax.sgd(RATE), 2)
+    program = built(strategy)
+    z = FIRST
+    for batches in run(program):
+        z = sum(len(b["y"]) / 12 * local_round(z, b, 2) for b in batches)
+        close(vector(strategy.model(program.state)), z)
+
+
+def test_diloco_takes_outer_steps_by_what_a_round_has_changed():
+    strategy = sync.diloco(optax.sgd(RATE), optax.sgd(0.7, momentum=0.9, nesterov=True), 2)
+    program = built(strategy)
+    z, trace = FIRST, np.zeros(5)
+    for batches in run(program):
+        outer = z - sum(len(b["y"]) / 12 * local_round(z, b, 2) for b in batches)
+        trace = outer + 0.9 * trace
+        z = z - 0.7 * (outer + 0.9 * trace)
+        close(vector(strategy.model(program.state)), z)
+
+
+def test_inner_state_is_kept_from_round_to_round_and_is_each_workers_own():
+    strategy = sync.local_steps(ADAM, 2)
+    program = built(strategy)
+    z, own = PARAMS, [ADAM.init(PARAMS)] * 3
+    for batches in run(program, 6):
+        xs = []
+        for i, batch in enumerate(batches):
+            x, n = z, len(batch["y"]) // 2
+            for part in range(2):
+                x, own[i] = adam_step(x, own[i], jax.tree.map(lambda a, p=part, n=n: a[p * n : (p + 1) * n], batch))
+            xs.append(jax.tree.map(lambda leaf, n=n: 2 * n / 12 * leaf, x))
+        z = jax.tree.map(lambda *leaves: sum(leaves), *xs)
+        close(vector(strategy.model(program.state)), vector(z))
+
+
+# --- who comes, who goes, who rests -----------------------------------------------------------------------------------
+
+BY_ONE = [
+    sync.synchronous(optax.sgd(RATE)),
+    sync.model_averaging(optax.sgd(RATE), momentum=0.5),
+    sync.pair_averaging(optax.sgd(RATE), "ring"),
+    sync.local_steps(optax.sgd(RATE), 2),
+    sync.diloco(optax.sgd(RATE), optax.sgd(0.7, momentum=0.9, nesterov=True), 2),
+    sync.hybrid(sync.model_averaging(optax.sgd(RATE)), sync.synchronous(optax.sgd(RATE))),
+]
+
+
+def name(strategy):
+    return strategy.name
+
+
+def briefly(*those):
+    """All strategies, some of which are left to the long tests."""
+    return [pytest.param(s, marks=[] if i in those else pytest.mark.long, id=s.name) for i, s in enumerate(BY_ONE)]
+
+
+def loss_of(v):
+    whole = data()
+    return np.mean((whole["x"] @ v[1:] + v[0] - whole["y"]) ** 2)
+
+
+@pytest.mark.parametrize("strategy", briefly(1, 2, 5))
+def test_a_newcomer_spoils_nothing(strategy):
+    world = LocalWorld(3)
+    world.leave(2)
+    program = built(strategy, world=world, shares=None, max_local_batch=12, resizable=True)
+    for _ in range(60):
+        program.step()
+    learned = loss_of(vector(sync.average(program, strategy)))
+    assert learned < 0.2 * loss_of(FIRST)
+    world.join(2)
+    for _ in range(6):
+        program.step()
+        replicas = [vector(strategy.model(s)) for s in states(program)]
+        assert max(map(loss_of, replicas)) < 1.2 * learned + 0.1
+    assert program.batch_sizes[2] > 0
+
+
+def test_until_it_has_met_somebody_a_newcomer_does_not_count():
+    strategy = sync.pair_averaging(optax.sgd(RATE), [[(0, 1)], [(0, 1)], [(1, 2)]])
+    world = LocalWorld(3)
+    world.leave(2)
+    program = built(strategy, world=world, shares=None, max_local_batch=12, resizable=True)
+    while program.steps < 30:
+        program.step()
+    world.join(2)
+    for _ in range(2):  # of the pair that is as it was
+        program.step()
+        own = states(program)[2]
+        np.testing.assert_array_equal(vector(strategy.model(own)), FIRST)
+        assert not own.knows
+    known = [vector(strategy.model(s)) for s in states(program)]
+    close(vector(sync.average(program, strategy)), (known[0] + known[1]) / 2)
+    program.step()
+    taken = states(program)[2]
+    assert taken.knows
+    close(vector(strategy.model(taken)), known[1])
+
+
+def test_a_worker_without_examples_is_in_no_mean():
+    strategy = sync.pair_averaging(optax.sgd(RATE), [[(1, 2)]])
+    program = built(strategy, shares=(6, 6, 0))
+    x = FIRST
+    for batches in run(program, 5):
+        x = x - RATE * gradient(x, batches[1])
+        close(vector(strategy.model(states(program)[1])), x)
+
+
+def test_a_replica_that_rests_stays_as_far_from_the_center_as_it_was():
+    strategy = sync.model_averaging(optax.sgd(RATE))
+    program = built(strategy, shares=(6, 6, 0))
+    z, ws = FIRST, [FIRST] * 2
+    for batches in run(program, 5):
+        c = [(w - z) / 2 for w in ws]  # of the two that take examples
+        ws = [w - RATE * gradient(w, b) - ci for w, b, ci in zip(ws, batches, c, strict=False)]
+        z = z + sum(c)
+        close(vector(strategy.model(program.state)), z)
+        close(vector(strategy.replica(states(program)[2])), z)
+
+
+# --- one strategy after another ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("back", [False, True])
+def test_a_hook_switches_the_strategy_and_each_sends_its_own(back):
+    strategy = sync.hybrid(sync.model_averaging(optax.sgd(RATE)), sync.synchronous(optax.sgd(RATE)))
+
+    def switch(control, loss):
+        if control.step in (4, 8 if back else 4):
+            control.set(synchronous=not control.hyperparameters["synchronous"])
+
+    def driver(state, batch):
+        state, loss = strategy.step(state, value_and_grad, batch)
+        loss = comm.all_reduce(loss)
+        ctrl.hook(switch, loss)
+        return state, {"loss": loss}
+
+    program = ad.Program(
+        driver,
+        strategy.init(PARAMS),
+        data(),
+        local=strategy.local,
+        shares=SIZES,
+        global_batch=12,
+        world=LocalWorld(3),
+        resizable=False,
+    )
+    seen, reports = batches_of(program), []
+    z, ws = FIRST, [FIRST] * 3
+    for step in range(12):
+        reports.append(program.step())
+        batches, shares = seen[-1], [len(b["y"]) / 12 for b in seen[-1]]
+        if step >= 4 and not (back and step >= 8):
+            z = z - RATE * sum(s * gradient(z, b) for s, b in zip(shares, batches, strict=True))
+            ws = [z] * 3
+        else:
+            apart = [w - z for w in ws]
+            ws = [w - RATE * gradient(w, b) - d / 3 for w, b, d in zip(ws, batches, apart, strict=True)]
+            z = z + sum(s * d for s, d in zip(shares, apart, strict=True))
+        for state in states(program):
+            close(vector(strategy.model(state)), z)
+    assert len({r.kernels for r in reports}) == 1
+    assert {r.messages for r in reports} == {2}
+    assert [r.hyperparameters["synchronous"] for r in reports[3:6]] == [False, True, True]
+    text = program.explain()
+    assert text.count("in steps in which its when= is true") == 2
+
+
+def test_who_joins_behind_the_switch_begins_with_the_model_of_all():
+    strategy = BY_ONE[5]
+    world = LocalWorld(3)
+    world.leave(2)
+    program = built(strategy, world=world, shares=None, max_local_batch=12, resizable=True)
+    for step in range(8):
+        if step == 3:
+            program.set(synchronous=True)
+        if step == 5:
+            world.join(2)
+        program.step()
+    models = [vector(strategy.model(s)) for s in states(program)]
+    for model in models[1:]:
+        np.testing.assert_array_equal(model, models[0])
+    assert program.batch_sizes[2] > 0
+    program.set(synchronous=False)  # and back: all begin at the central model
+    program.step()
+    first, *others = [vector(s.first.center) for s in states(program)]
+    for other in others:
+        np.testing.assert_array_equal(other, first)
+
+
+# --- with what else there is ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("strategy", briefly(1, 3))
+def test_hooks_monitors_and_members_as_in_any_program(strategy):
+    """Balancing, another global batch, a worker that leaves and comes back, and the noise scale where there is one."""
+
+    def grow(control, loss, seconds):
+        if control.step == 3:
+            control.rescale(global_batch=36)
+
+    def driver(state, batch):
+        if strategy is BY_ONE[0]:
+            state, loss, grads, avg_grads = strategy.step_with_gradients(state, value_and_grad, batch)
+            metrics = {"noise": mon.noise_scale(grads, avg_grads).scale}
+        else:
+            state, loss = strategy.step(state, value_and_grad, batch)
+            metrics = {}
+        loss = comm.all_reduce(loss)
+        ctrl.hook(ctrl.balance(), comm.all_gather(mon.compute_seconds()), every=4)
+        ctrl.hook(grow, loss, comm.all_reduce(mon.iteration_seconds(), op="max"))
+        return state, {"loss": loss, **metrics}
+
+    world = LocalWorld(3)
+    program = ad.Program(
+        driver,
+        strategy.init(PARAMS),
+        data(),
+        global_batch=24,
+        world=world,
+        local=strategy.local,
+        max_local_batch=24,
+        deterministic=True,
+    )
+    reports = []
+    for step in range(16):
+        if step == 6:
+            world.leave(1)
+        if step == 9:
+            world.join(1)
+        reports.append(program.step())
+    assert [sum(r.batch_sizes) for r in reports[:3]] == [24] * 3
+    assert sum(reports[-1].batch_sizes) == 36
+    assert reports[7].batch_sizes[1] == 0
+    assert reports[-1].batch_sizes[1] > 0
+    assert reports[-1].metrics["loss"] < reports[0].metrics["loss"]
+    assert (strategy is BY_ONE[0]) == ("noise" in reports[-1].metrics)
+
+
+@pytest.mark.parametrize("strategy", BY_ONE, ids=name)
+def test_check_says_that_replicas_differ_on_purpose(strategy):
+    found = built(strategy).check()
+    if strategy is BY_ONE[0]:
+        assert found
+        return
+    assert found.verdict == "no"
+    if strategy.name in ("local_steps", "diloco"):  # replicated between rounds, and so compared
+        assert found.differences
+        assert "several steps on a local batch" in str(found)
+    else:
+        assert "not split-invariant, on purpose" in str(found)
+        assert "_pair_averaging.py" not in str(found)
+
+
+@pytest.mark.parametrize(
+    ("reduce", "text"),
+    [
+        (lambda g: comm.all_reduce(g, op="median"), "each worker's examples are averaged by themselves"),
+        (lambda g: comm.neighbour_mean(g, "ring"), r"neighbour_mean.* averages with some other workers only"),
+        (lambda g: comm.all_reduce(g, when=ad.step() % 2 == 0), r"all_reduce.* is sent in some steps only"),
+    ],
+)
+def test_check_says_what_it_is(reduce, text):
+    def driver(state, batch):
+        _, grads = value_and_grad(state, batch)
+        return jax.tree.map(lambda p, g: p - RATE * g, state, reduce(grads)), {}
+
+    found = ad.Program(
+        driver, PARAMS, data(), global_batch=12, local=lambda s: s, world=LocalWorld(3), resizable=False
+    ).check()
+    assert found.verdict == "no"
+    assert re.search(text, str(found))
+    assert "(test_strategies.py:" in str(found)
+
+
+@pytest.mark.parametrize("strategy", BY_ONE[1:3], ids=name)
+def test_checkpoints_hold_every_replica(strategy):
+    program = built(strategy)
+    for _ in range(4):
+        program.step()
+    other = built(strategy)
+    other.restore(program.checkpoint())
+    program.step(), other.step()
+    for a, b in zip(jax.tree.leaves(states(program)), jax.tree.leaves(states(other)), strict=True):
+        np.testing.assert_array_equal(a, b)
+
+
+def test_what_is_evaluated():
+    """Of model averaging the central model; of pair averaging each worker's replica on its part of the data."""
+    whole = data()
+    for strategy in BY_ONE[1:3]:
+        program = built(strategy)
+        for _ in range(4):
+            program.step()
+        found = program.evaluate(lambda state, batch, s=strategy: mean_loss(s.model(state), batch), whole, batch=80)
+        replicas = [vector(strategy.model(s)) for s in states(program)]
+        parts = [{k: v[80 * i : 80 * (i + 1)] for k, v in whole.items()} for i in range(3)]
+        expected = [np.mean((b["x"] @ v[1:] + v[0] - b["y"]) ** 2) for v, b in zip(replicas, parts, strict=True)]
+        close(found, np.mean(expected))
+        close(vector(sync.average(program, strategy)), np.mean(replicas, axis=0))
+
+
+@pytest.mark.parametrize("strategy", briefly(2))
+def test_over_devices_as_in_one_place(strategy):
+    programs = [
+        built(strategy, shares=(4, 8), world=w) for w in (LocalWorld(2), comm.DeviceWorld(jax.local_devices()[:2]))
+    ]
+    for _ in range(5):
+        reports = [program.step() for program in programs]
+    close(reports[1].metrics["loss"], reports[0].metrics["loss"])
+    here, there = (sync.average(program, strategy) for program in programs)
+    close(vector(there), vector(here))
+
+
+# --- what cannot be ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("make", "text"),
+    [
+        (lambda: sync.synchronous(0.1), r"synchronous.*optimizer=0.1 is no optimizer of optax"),
+        (lambda: sync.model_averaging(optax.sgd(1.0), alpha=2), r"alpha=2 is above 0, and at most 1"),
+        (lambda: sync.model_averaging(optax.sgd(1.0), momentum=1.0), r"momentum=1.0 is at least 0, and below 1"),
+        (lambda: sync.model_averaging(optax.sgd(1.0), wire="int8"), r"wire='int8' is no format of two bytes"),
+        (lambda: sync.pair_averaging(optax.sgd(1.0), "star"), r"pair_averaging.*'star' is none of 'random'"),
+        (lambda: sync.local_steps(optax.sgd(1.0), 0), r"local_steps.*steps=0 is no number of local steps"),
+        (lambda: sync.diloco(optax.sgd(1.0), "sgd", 2), r"diloco.*outer='sgd' is no optimizer"),
+        (lambda: sync.hybrid(BY_ONE[1], optax.sgd(1.0)), r"is no strategy"),
+        (lambda: sync.hybrid(BY_ONE[3], BY_ONE[0]), r"a step of local_steps is a round"),
+        (lambda: sync.hybrid(BY_ONE[2], BY_ONE[0]), r"pair_averaging has no model that all workers share"),
+        (lambda: sync.hybrid(BY_ONE[1], BY_ONE[0], name="no name"), r"'no name' is no name"),
+    ],
+)
+def test_what_cannot_be_meant_is_refused(make, text):
+    with pytest.raises(CollectiveError, match=text):
+        make()
+
+
+def test_without_local_the_error_says_what_to_mark():
+    strategy = BY_ONE[1]
+    with pytest.raises(ad.ReplicationError, match="is marked with local="):
+        built(strategy, local=None)
+
+
+@pytest.mark.parametrize("strategy", BY_ONE[1:], ids=name)
+def test_where_no_gradient_is_averaged_there_is_none_to_look_at(strategy):
+    with pytest.raises(CollectiveError, match=rf"{strategy.name} averages no gradients(?s:.*)mon.divergence"):
+        strategy.step_with_gradients(
+            strategy.init(PARAMS), value_and_grad, jax.tree.map(lambda a: jnp.asarray(a[:4]), data())
+        )
+
+
+@pytest.mark.parametrize(
+    "make",
+    [lambda **o: sync.model_averaging(optax.sgd(RATE), **o), lambda **o: sync.local_steps(optax.sgd(RATE), 2, **o)],
+)
+def test_half_the_bytes(make):
+    strategy = make()
+    exact, narrow = (built(make(**o)) for o in ({}, {"wire": jnp.bfloat16}))
+    for _ in range(10):
+        exact.step(), narrow.step()
+    a, b = (vector(strategy.model(p.state)) for p in (exact, narrow))
+    assert 0 < np.abs(a - b).max() < 0.02 * np.abs(a).max()
