@@ -14,7 +14,8 @@ import jax
 import numpy as np
 from jax.extend.core import ClosedJaxpr, JaxprEqn, Literal
 
-from adaptive.operators.collectives import collective_p, n_values
+from adaptive.operators.collectives import collective_p
+from adaptive.operators.collectives import operands as operands_of
 from adaptive.operators.context import trace_as
 from adaptive.operators.slots import slot_read_p, slot_write_p
 from adaptive.operators.sources import Reading, source_p
@@ -38,7 +39,7 @@ def operators(closed: ClosedJaxpr) -> list[str]:
     for eqn in _equations(closed):
         match eqn.primitive.name:
             case "collective":
-                shapes = [str(v.aval.shape) for v in eqn.invars[: n_values(eqn.params, len(eqn.invars))]]
+                shapes = [str(v.aval.shape) for v in operands_of(eqn.invars, eqn.params).values]
                 found.append(f"{eqn.params['how'].about} {' '.join(shapes)}")
             case "source":
                 found.append(f"source {eqn.params['source'].name}")
@@ -108,7 +109,7 @@ class Lockstep:
 
 
 def _combine(params: dict[str, Any], operands: list[list[Any]]) -> list[Any]:
-    n = n_values(params, len(operands[0]))
+    n = len(operands_of(operands[0], params).values)
     columns = [np.stack([np.asarray(row[j]) for row in operands]) for j in range(n)]
     how = params["how"]
     if how.name == "all_gather":
