@@ -36,6 +36,7 @@ def check_table(printed: str, seats: int) -> list[tuple[int, list[str], int]]:
     return table
 
 
+@pytest.mark.long
 @survives_losses
 def test_rank_0_killed_and_another_one_stopped():
     harm = ["--workers", "3", "--kill", "0@15", "--stop", "1@25", "--patience", "5"]

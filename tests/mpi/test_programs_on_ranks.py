@@ -34,7 +34,8 @@ def run_suite(kind: str, n: int, *files: Path | str) -> str:
 @pytest.mark.parametrize(
     ("ranks", "kind", "files"),
     [  # launches: each takes a while before its first test
-        (2, "mpi", [MATHEMATICS, FOOLING / "test_drivers.py"]),
+        (2, "mpi", [MATHEMATICS]),
+        pytest.param(2, "mpi", [FOOLING / "test_drivers.py"], marks=pytest.mark.long),
         (
             2,
             "mpi",
@@ -48,7 +49,7 @@ def run_suite(kind: str, n: int, *files: Path | str) -> str:
         ),
         pytest.param(3, "mpi", [MATHEMATICS], marks=pytest.mark.long),
     ],
-    ids=["mathematics and fooling", "errors", "two devices", "three ranks"],
+    ids=["mathematics", "fooling", "errors", "two devices", "three ranks"],
 )
 def test_programs(ranks, kind, files, capsys):
     printed = run_suite(kind, ranks, *files)
