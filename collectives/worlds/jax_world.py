@@ -9,7 +9,7 @@ from collections.abc import Hashable, Sequence
 from contextlib import suppress
 from functools import partial
 from threading import current_thread, get_ident
-from typing import Any, NamedTuple
+from typing import NamedTuple
 from warnings import warn
 from zlib import crc32
 
@@ -18,7 +18,6 @@ import numpy as np
 
 from adaptive import DisagreementError, WorkerError
 from adaptive.extend import (
-    FAILURE_THREAD,
     Arrived,
     Arriving,
     LookAtPiece,
@@ -28,7 +27,6 @@ from adaptive.extend import (
     WhenWaitedFor,
     allowed_cpus,
     chosen_threads,
-    current_line,
     phase,
     share_compilations,
 )
@@ -39,12 +37,13 @@ from .inbox import in_words, round_to
 from .launch import LaunchError
 from .lines import LineError, Lines, lines
 from .meeting import Presence, why_not
-from .operations import BARRIER, CLOSE, FAILURE, Farewell, Gather, Message, Operation
+from .operations import CLOSE, FAILURE, Farewell, Gather, Message, Operation
 from .patience import SECONDS, checked, introduce, watch
 from .scope import Scope, describe
 from .sharded import ONE_AT_A_TIME, Joined, Sharded
 from .stacks import this_process
 from .threads import OversubscriptionWarning, oversubscription
+from .turns import HeardError, InTurn
 from .watch import Watch
 
 _ONE_AFTER_ANOTHER = (
@@ -61,7 +60,7 @@ class _Process(NamedTuple):
     cpus: frozenset[int] | None  # that it may use, where it did not choose its number of threads
 
 
-class JaxWorld(Starting, Scope):
+class JaxWorld(Starting, InTurn, Scope):
     """One worker per device of every process that `jax.distributed` has joined; XLA carries the messages.
 
     What the workers send is reduced by one XLA program over the devices of all processes: by NCCL on GPUs, by gloo on
@@ -202,21 +201,9 @@ class JaxWorld(Starting, Scope):
                 row.insert(0, x)
         return free
 
-    def all_gather_bytes(self, value: bytes, about: str = "", more: str = "") -> list[bytes]:
-        """Every process's `value`, by rank."""
-        gather = Gather(value, about, more)
-        with self._collective():
-            self._do(gather)
-        return gather.result
-
-    def barrier(self) -> None:
-        """Return once every process has called it."""
-        with self._collective():
-            self._do(Operation("a barrier", "", BARRIER))
-
     def fail(self, why: str) -> None:
         """Make all other processes raise WorkerError, in whatever they do together now or next."""
-        with suppress(_HeardError), self._collective():
+        with suppress(HeardError), self._collective():
             self._do(Operation("", "", FAILURE, failure=why))
 
     def close(self) -> None:
@@ -268,23 +255,13 @@ class JaxWorld(Starting, Scope):
         if self._frame.is_of_one_mind():
             operation.carry_out(self._lines)
             return
-        everyone: list[Presence] = self._lines.allgather(self._presence(operation))
+        everyone: list[Presence] = self._lines.allgather(self._presence(operation, self._name))
         self._inside = False
         # Nobody would come to what is left.
         self._closed = any(presence.leaves and presence.world == self._name for presence in everyone)
         if self._closed:
             self._end_watch()
-        raise _HeardError if operation.failure else why_not(everyone, self.rank, _ONE_AFTER_ANOTHER)
-
-    def _presence(self, operation: Operation) -> Presence:
-        names = [name for name in self._threads.values() if name != FAILURE_THREAD]
-        leaves = self._leaving or operation.kind == CLOSE
-        what = operation.about, operation.text, operation.more, current_line(), operation.failure
-        return Presence(*what, leaves, names, self._name)
-
-    def _collective(self) -> _Together:
-        """Around all that processes do together: one thread at a time, and errors of those who carry it as ours."""
-        return _Together(self)
+        raise HeardError if operation.failure else why_not(everyone, self.rank, _ONE_AFTER_ANOTHER)
 
     def _begin(self) -> None:
         self._check_open()
@@ -296,7 +273,7 @@ class JaxWorld(Starting, Scope):
 
     def _end_by(self, error: BaseException) -> None:
         """What did not come to its end, and the others may be in, cannot be gone on with."""
-        if self._inside and not isinstance(error, _HeardError | WorkerError | DisagreementError):
+        if self._inside and not isinstance(error, HeardError | WorkerError | DisagreementError):
             self._lines.close(f"rank {self.rank} has left a collective before its end, by {type(error).__name__}")
         if isinstance(error, LineError | jax.errors.JaxRuntimeError):
             said = str(error).splitlines()[0] if str(error) else type(error).__name__
@@ -340,31 +317,3 @@ class JaxWorld(Starting, Scope):
             if advice:
                 warn(advice, OversubscriptionWarning, stacklevel=3)
                 return
-
-
-class _Together:
-    """A `with` block of `JaxWorld._collective`."""
-
-    def __init__(self, world: JaxWorld):
-        self._world = world
-
-    def __enter__(self) -> None:
-        self._world._lock.acquire()
-        try:
-            self._world._begin()
-        except BaseException:
-            self._world._lock.release()
-            raise
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: Any) -> None:
-        world = self._world
-        try:
-            if error is not None:
-                world._end_by(error)
-        finally:
-            world._inside = False
-            world._lock.release()
-
-
-class _HeardError(Exception):
-    """The other processes know that this one has failed."""

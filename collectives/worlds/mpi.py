@@ -19,7 +19,6 @@ import numpy as np
 
 from adaptive import CollectiveError, WorkerError
 from adaptive.extend import (
-    FAILURE_THREAD,
     Arrived,
     Arriving,
     LookAtPiece,
@@ -30,7 +29,6 @@ from adaptive.extend import (
     WhenWaitedFor,
     allowed_cpus,
     chosen_threads,
-    current_line,
     launcher,
     phase,
     share_compilations,
@@ -42,9 +40,9 @@ from .devices import DeviceWorld, check_devices
 from .frame import Frame
 from .inbox import Inbox, Layout, check_dtypes, from_keys, keys, round_to
 from .launch import check_agreement, no_mpi
-from .meeting import Presence, why_not
+from .meeting import why_not
 from .on_processes import Apart
-from .operations import BARRIER, CLOSE, FAILURE, Farewell, Gather, Message, Operation
+from .operations import CLOSE, FAILURE, Farewell, Message, Operation
 from .patience import SECONDS, checked, introduce, watch
 from .processes import Together, all_processes
 from .recruits import recruited
@@ -52,6 +50,7 @@ from .repair import all_agree, enabled, prepare, repaired, survives
 from .scope import Scope, describe
 from .staff import Staff
 from .threads import OversubscriptionWarning, oversubscription
+from .turns import HeardError, InTurn
 from .watch import Watch
 from .ways import FLAT_PIECE_BYTES, Ways, is_large, several_ways
 
@@ -69,7 +68,7 @@ KEPT_LAYOUTS = 64  # a program has one or a few; eager calls may have any number
 _making = Lock()  # duplicating a communicator is a collective on it, which two threads must not do at once
 
 
-class MPIWorld(Starting, Staff, Scope):
+class MPIWorld(Starting, InTurn, Staff, Scope):
     """One worker per MPI rank, or one per local device: then a sum over the process's devices comes first.
 
     Args:
@@ -241,40 +240,16 @@ class MPIWorld(Starting, Staff, Scope):
             apart.reduce(self.comm, self.members, [process.seats for process in self._together.everyone])
         return inbox.free.astype(first.dtype)
 
-    def all_gather_bytes(self, value: bytes, about: str = "", more: str = "") -> list[bytes]:
-        """Every process's `value`, by rank: of those that are there when it is completed."""
-        gather = Gather(value, about, more)
-        with self._collective():
-            self._do(gather)
-        return gather.result
-
     def way(self, channel: Hashable) -> str:
         """How messages of a channel go over several hosts, in words: the protocol of `World`."""
         return "" if self._ways is None else self._ways.in_words(channel)
-
-    def barrier(self) -> None:
-        """Return once every process has called it."""
-        with self._collective():
-            self._do(Operation("a barrier", "", BARRIER))
-
-    def why_no_board(self) -> str:
-        """Why there can be none: the protocol of `OffersBoards`."""
-        return boards.why_none(self._mpi, self._job.everyone, survives=self.survives, spawns=self.spawns)
-
-    def board(self, nbytes: Sequence[int], about: str, instead_of: Any = None) -> boards.WindowBoard:
-        """Make one, in windows of MPI's: the protocol of `OffersBoards`."""
-        making = boards.MakeBoard(self._mpi, about, nbytes, self.workers, lambda: self._together, instead_of)
-        with self._collective():
-            self._do(making)
-        self._boards.append(making.result)
-        return making.result
 
     def fail(self, why: str) -> None:
         """Make all other processes raise WorkerError, in whatever they do together now or next."""
         if self.in_reserve:
             return  # the workers do not depend on it
         self._tell_reserve(why)
-        with suppress(_HeardError), self._collective():
+        with suppress(HeardError), self._collective():
             self._do(Operation("", "", FAILURE, failure=why))
 
     def close(self) -> None:
@@ -362,7 +337,7 @@ class MPIWorld(Starting, Staff, Scope):
             self._closed = any(presence.leaves for presence in operation.presences)
             if self._closed:
                 self._end_watch()
-            raise _HeardError if operation.failure else why_not(operation.presences, operation.rank)
+            raise HeardError if operation.failure else why_not(operation.presences, operation.rank)
 
     def _carry_out(self, operation: Operation) -> Exception | None:
         """Attempt it. Returns the error that it has ended with, for somebody was lost."""
@@ -401,12 +376,6 @@ class MPIWorld(Starting, Staff, Scope):
         else:
             operation.rank = self.rank
             operation.presences = self.comm.allgather(self._presence(operation))
-
-    def _presence(self, operation: Operation) -> Presence:
-        names = [name for name in self._threads.values() if name != FAILURE_THREAD]
-        leaves = self._leaving or operation.kind == CLOSE
-        what = operation.about, operation.text, operation.more, current_line(), operation.failure
-        return Presence(*what, leaves, names)
 
     def _repair(self, operation: Operation, error: Exception) -> bool:
         """Have a communicator of those who are left, which they are in from their next attempt on. All of them come
@@ -502,10 +471,6 @@ class MPIWorld(Starting, Staff, Scope):
 
     # --- threads and errors -------------------------------------------------------------------------------------------
 
-    def _collective(self) -> _Together:
-        """Around all that processes do together: one thread at a time, and MPI's errors as ours."""
-        return _Together(self)
-
     def _begin(self) -> None:
         self._check_open()
         if self._torn:
@@ -540,34 +505,6 @@ class MPIWorld(Starting, Staff, Scope):
         advices = [text for text in self.comm.allgather(advice) if text]
         if advices and self.rank == 0:
             warn(advices[0], OversubscriptionWarning, stacklevel=3)
-
-
-class _Together:
-    """A `with` block of `MPIWorld._collective`; a class of its own, since every message is in one."""
-
-    def __init__(self, world: MPIWorld):
-        self._world = world
-
-    def __enter__(self) -> None:
-        self._world._lock.acquire()
-        try:
-            self._world._begin()
-        except BaseException:
-            self._world._lock.release()
-            raise
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: Any) -> None:
-        world = self._world
-        try:
-            if error is not None:
-                world._end_by(error)
-        finally:
-            world._inside = False
-            world._lock.release()
-
-
-class _HeardError(Exception):
-    """The other processes know that this one has failed."""
 
 
 def _load() -> ModuleType | Any:
