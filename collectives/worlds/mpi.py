@@ -244,6 +244,18 @@ class MPIWorld(Starting, InTurn, Staff, Scope):
         """How messages of a channel go over several hosts, in words: the protocol of `World`."""
         return "" if self._ways is None else self._ways.in_words(channel)
 
+    def why_no_board(self) -> str:
+        """Why there can be none: the protocol of `OffersBoards`."""
+        return boards.why_none(self._mpi, self._job.everyone, survives=self.survives, spawns=self.spawns)
+
+    def board(self, nbytes: Sequence[int], about: str, instead_of: Any = None) -> boards.WindowBoard:
+        """Make one, in windows of MPI's: the protocol of `OffersBoards`."""
+        making = boards.MakeBoard(self._mpi, about, nbytes, self.workers, lambda: self._together, instead_of)
+        with self._collective():
+            self._do(making)
+        self._boards.append(making.result)
+        return making.result
+
     def fail(self, why: str) -> None:
         """Make all other processes raise WorkerError, in whatever they do together now or next."""
         if self.in_reserve:
