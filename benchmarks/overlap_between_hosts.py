@@ -1,4 +1,4 @@
-"""Claim: between hosts, stages of the backward pass hide more than half of what can be hidden of an exchange.
+"""Claim: between hosts, stages of the backward pass hide some of what can be hidden of an exchange (aimed at: 70 %).
 
     python benchmarks/overlap_between_hosts.py
 
