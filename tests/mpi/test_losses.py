@@ -48,14 +48,8 @@ def test_too_few_are_left():
     assert "1 worker is left, and min_workers=2" in result.stderr, result
 
 
-@pytest.mark.parametrize(
-    "where",
-    [
-        "the end of a run",
-        pytest.param("a join", marks=pytest.mark.long),
-        pytest.param("a hand-over", marks=pytest.mark.long),
-    ],
-)
+@pytest.mark.long
+@pytest.mark.parametrize("where", ["the end of a run", "a join", "a hand-over"])
 def test_what_only_some_have_completed_keeps_nobody_waiting_elsewhere(where):
     result = run([SCRIPT.with_name("half_completed.py"), where], n=4, ours=True)
     assert result.stdout.count("has what a plain loop brings") == 3, result

@@ -56,6 +56,7 @@ def test_one_after_another_from_the_start_on():
     assert left_after(result) == [1, 7]  # two of them after the first; and who is told after a step, after the next
 
 
+@pytest.mark.long
 def test_while_it_is_built_and_in_an_exchange():
     leave("tracing:0", "an exchange twice:3", "blocked:1")
 
