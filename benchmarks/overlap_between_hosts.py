@@ -156,7 +156,13 @@ def start(rounds: int, stages: str, several: bool) -> list:
         environ |= {**made.environment(), "PRTE_MCA_rmaps_default_mapping_policy": "slot"}
         carried = [
             o
-            for name in (*mpirun._DEFAULTS, "PYTHONPATH", "OMPI_MCA_btl_tcp_if_include", "TMPDIR")
+            for name in (
+                *mpirun._DEFAULTS,
+                "PYTHONPATH",
+                "OMPI_MCA_btl_tcp_if_include",
+                "OMPI_MCA_mpi_yield_when_idle",
+                "TMPDIR",
+            )
             for o in ("-x", name)
         ]
         return _result(made.command("h1", [str(mpirun._find()), "-H", "h1:1,h2:1", "-n", "2", *carried, *own]), environ)
