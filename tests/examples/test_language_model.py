@@ -42,7 +42,8 @@ def test_under_mpirun(script):
     check(run([script, *shlex.split(TINY)], n=2).stdout, workers=2)
 
 
-@pytest.mark.parametrize("devices", [1, pytest.param(2, marks=pytest.mark.long)])
+@pytest.mark.long
+@pytest.mark.parametrize("devices", [1, 2])
 def test_in_one_process(script, devices):
     command = [sys.executable, str(script), *shlex.split(TINY), "--devices", str(devices)]
     env = {**os.environ, "PYTHONPATH": str(ROOT)}
