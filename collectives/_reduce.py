@@ -120,8 +120,3 @@ def checked_weight(weight: ArrayLike) -> jax.Array:
     if not isinstance(w, jax.core.Tracer) and not 0 <= float(w) < float("inf"):
         raise error("all_reduce", f"weight={w} must be finite, and not negative.")
     return w if jnp.issubdtype(w.dtype, jnp.floating) and w.dtype.itemsize >= 4 else w.astype(jnp.float32)
-
-
-def scaled_by(x: jax.Array, weight: jax.Array) -> jax.Array:
-    """`x`, weighed by a real number."""
-    return x * weight.astype(x.real.dtype).astype(x.dtype)

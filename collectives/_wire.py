@@ -15,7 +15,7 @@ from adaptive.extend import Sliced, slot
 
 from ._leaves import combine, error
 from ._local_mean import local_sum
-from ._reduce import Reduce, scaled_by
+from ._reduce import Reduce
 
 Rounding = Literal["nearest", "stochastic", "error_feedback"]
 _FORMATS = ("bfloat16", "float16")
@@ -85,7 +85,7 @@ def with_feedback(
     What travels is `q = round(s + r)`, with s for the sum over the worker's examples and r for what is left of the last
     step; and `r = s + r - q` is left for the next one (Karimireddy et al. 2019, "Error Feedback Fixes SignSGD").
     """
-    weighed = leaves if weight is None else {name: scaled_by(x, weight) for name, x in leaves.items()}
+    weighed = leaves if weight is None else {name: x * weight.astype(x.dtype) for name, x in leaves.items()}
     sums = local_sum(weighed)
 
     def update(left: dict[str, jax.Array]) -> tuple[dict[str, jax.Array], dict[str, jax.Array]]:

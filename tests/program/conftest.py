@@ -45,6 +45,14 @@ def precision(request) -> Iterator[str]:
 
 
 @pytest.fixture
+def double_precision() -> Iterator[None]:
+    """JAX in double precision, for comparisons to the last digits."""
+    jax.config.update("jax_enable_x64", True)
+    yield
+    jax.config.update("jax_enable_x64", False)
+
+
+@pytest.fixture
 def free_calls(monkeypatch):
     """For workers whose seconds are made up: as if calls cost nothing, where real ones cost more than all examples."""
     monkeypatch.setattr(Kernels, "examples_of_a_call", lambda kernels: 0.0)

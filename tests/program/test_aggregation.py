@@ -12,15 +12,10 @@ import collectives as comm
 from adaptive import CollectiveError
 from adaptive.runtime.local_world import LocalWorld
 
+pytestmark = pytest.mark.usefixtures("double_precision")
+
 SIZES = (5, 3, 7, 4, 1)
 RATE = 0.05
-
-
-@pytest.fixture(autouse=True)
-def double_precision():
-    jax.config.update("jax_enable_x64", True)
-    yield
-    jax.config.update("jax_enable_x64", False)
 
 
 def data(examples=200):

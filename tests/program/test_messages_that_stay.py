@@ -13,15 +13,10 @@ import controllers as ctrl
 from adaptive import CollectiveError, DriverError, ReplicationError
 from adaptive.runtime.local_world import LocalWorld
 
+pytestmark = pytest.mark.usefixtures("double_precision")
+
 SIZES = (4, 6, 2)
 RATE = 0.05
-
-
-@pytest.fixture(autouse=True)
-def double_precision():
-    jax.config.update("jax_enable_x64", True)
-    yield
-    jax.config.update("jax_enable_x64", False)
 
 
 def data(examples=120):

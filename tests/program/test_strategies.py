@@ -19,16 +19,11 @@ from adaptive import CollectiveError
 from adaptive.runtime.local_world import LocalWorld
 from tests.relaxed import relaxed_tx
 
+pytestmark = pytest.mark.usefixtures("double_precision")
+
 SIZES = (4, 6, 2)
 STEPS = 50
 RATE = 0.02
-
-
-@pytest.fixture(autouse=True)
-def double_precision():
-    jax.config.update("jax_enable_x64", True)
-    yield
-    jax.config.update("jax_enable_x64", False)
 
 
 def data(examples=240):
