@@ -85,11 +85,12 @@ def with_feedback(
     What travels is `q = round(s + r)`, with s for the sum over the worker's examples and r for what is left of the last
     step; and `r = s + r - q` is left for the next one (Karimireddy et al. 2019, "Error Feedback Fixes SignSGD").
     """
-    weighed = leaves if weight is None else {name: x * weight.astype(x.dtype) for name, x in leaves.items()}
+    single = {name: x.astype(jnp.float32) for name, x in leaves.items()}  # a half precision would round what is weighed
+    weighed = single if weight is None else {name: x * weight.astype(jnp.float32) for name, x in single.items()}
     sums = local_sum(weighed)
 
     def update(left: dict[str, jax.Array]) -> tuple[dict[str, jax.Array], dict[str, jax.Array]]:
-        wanted = {name: x.astype(jnp.float32) + left[name] for name, x in sums.items()}
+        wanted = {name: x + left[name] for name, x in sums.items()}
         sent = {name: x.astype(how.format).astype(jnp.float32) for name, x in wanted.items()}
         new = {name: x - sent[name] for name, x in wanted.items()}
         if when is not None:
