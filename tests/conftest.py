@@ -25,7 +25,11 @@ import pytest
 from adaptive.runtime.background import BackgroundCompiler
 from adaptive.runtime.kernels import Kernels
 from tests import jaxrun
-from tests.mpirun import mpirun_version
+from tests.mpirun import STARTED, mpirun_version
+
+if STARTED in os.environ:  # temporary folders of its own: pytest deletes old ones, also where another rank is doing so
+    os.environ["PYTEST_DEBUG_TEMPROOT"] = _folders = tempfile.mkdtemp(prefix="adaptive-tests-")
+    atexit.register(shutil.rmtree, _folders, ignore_errors=True)
 
 jax.config.update("jax_num_cpu_devices", 4)  # before any backend is used: workers of a DeviceWorld
 jaxrun.join()  # where one of its processes runs this suite

@@ -17,6 +17,7 @@ import psutil
 import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
+STARTED = "TESTS_STARTED"  # set in what these tests start
 WITHOUT_MPI = "TESTS_WITHOUT_MPI"  # set to 1, tests that need mpirun are skipped; else they fail where there is none
 
 _DEFAULTS = {
@@ -28,6 +29,7 @@ _DEFAULTS = {
     "OMPI_MCA_mpi_yield_when_idle": "1",  # ranks that wait leave their core to those that compute
     "PJRT_NPROC": "1",  # one thread in each rank's XLA pool: the ranks share few cores
     "PYTHONFAULTHANDLER": "1",
+    STARTED: "1",
 }
 # What mpirun leaves in its ranks' environment: another, started inside, would take itself for a part of the first.
 _LAUNCHED = ("PMIX_", "PMI_", "OMPI_COMM_WORLD_", "OMPI_UNIVERSE_", "PRTE_LAUNCHED", "HYDI_", "MPI_LOCAL")
