@@ -57,10 +57,10 @@ exec nsenter -t $(cat {folder}/pid.${{host#h}}) -n -u -m -- bash -c "$*"
 
 
 class Hosts:
-    """Hosts h1, h2, … that see one another. mpirun runs on h1."""
+    """Hosts h1, h2, … that see one another: so many. mpirun runs on h1."""
 
-    def __init__(self, folder: Path, switch: subprocess.Popen):
-        self._folder = folder
+    def __init__(self, number: int, folder: Path, switch: subprocess.Popen):
+        self.number, self._folder = number, folder
         self._init = psutil.Process(switch.pid).children()[0].pid  # of all: `unshare` has forked it
 
     def command(self, host: str, arguments: Sequence[str]) -> list[str]:
@@ -143,7 +143,7 @@ def hosts(n: int = 2, rate: str = "") -> Iterator[Hosts]:
             assert switch.stdout is not None
             if switch.stdout.readline() != "ready\n":
                 pytest.skip(f"no network namespaces here: {switch.communicate()[1]}")
-            yield Hosts(folder, switch)
+            yield Hosts(n, folder, switch)
         finally:
             _end(switch)
 

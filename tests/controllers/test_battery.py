@@ -257,7 +257,7 @@ def comings_and_goings(seed: int, steps: int, n: int = 6) -> Cluster:
 
 
 @every_policy
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", [0, 1, *(pytest.param(seed, marks=pytest.mark.long) for seed in range(2, 6))])
 def test_workers_may_be_lost_leave_and_join_at_any_time(name, seed):
     """Whatever a policy asks for meanwhile: another hook asks for numbers of workers at random."""
     case, rng, steps = POLICIES[name], np.random.default_rng([seed, 1]), 200

@@ -201,8 +201,8 @@ def goodput(cluster, n, batch):
     return batch / seconds * efficiency(cluster.noise_scale(0), batch)
 
 
-@pytest.mark.parametrize("per_worker", [0.0, 0.01, 0.05])
-@pytest.mark.parametrize(("first", "batch"), [(2, 256), (8, 2048), (1, 64)])
+@pytest.mark.parametrize("per_worker", [0.0, pytest.param(0.01, marks=pytest.mark.long), 0.05])
+@pytest.mark.parametrize(("first", "batch"), [(2, 256), (8, 2048), pytest.param(1, 64, marks=pytest.mark.long)])
 def test_workers_and_batch_settle_where_goodput_is_near_its_best(per_worker, first, batch):
     """Where workers cost nothing; found by trying all. Who has seen one number of workers only, as from 8, does not
     know how the exchange goes with it."""

@@ -36,11 +36,8 @@ def run_suite(kind: str, n: int, *files: Path | str) -> str:
     [  # launches: each takes a while before its first test
         (2, "mpi", [MATHEMATICS]),
         pytest.param(2, "mpi", [FOOLING / "test_drivers.py"], marks=pytest.mark.long),
-        (
-            2,
-            "mpi",
-            [PROGRAM / "test_bad_input.py", HERE / "on_ranks.py", PROGRAM / "test_not_finite.py", MEETINGS, TRACE, SET],
-        ),
+        (2, "mpi", [PROGRAM / "test_bad_input.py", HERE / "on_ranks.py", MEETINGS]),
+        pytest.param(2, "mpi", [PROGRAM / "test_not_finite.py", TRACE, SET], marks=pytest.mark.long),
         pytest.param(
             2,
             "mpi-two-devices",
@@ -49,7 +46,7 @@ def run_suite(kind: str, n: int, *files: Path | str) -> str:
         ),
         pytest.param(3, "mpi", [MATHEMATICS], marks=pytest.mark.long),
     ],
-    ids=["mathematics", "fooling", "errors", "two devices", "three ranks"],
+    ids=["mathematics", "fooling", "errors", "more errors", "two devices", "three ranks"],
 )
 def test_programs(ranks, kind, files, capsys):
     printed = run_suite(kind, ranks, *files)

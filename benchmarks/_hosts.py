@@ -1,0 +1,70 @@
+"""Jobs of several ranks, on one host or between several: network namespaces of this machine (Linux and root)."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[1]
+MARK = "RESULT "
+
+
+@contextmanager
+def joined(n: int, rate: str) -> Iterator[Any]:
+    """So many hosts, whose links carry `rate` each way, as tc reads it."""
+    sys.path.insert(0, str(ROOT))
+    from tests.hosts import hosts
+
+    with hosts(n, rate) as made:
+        yield made
+
+
+def job(
+    script: Sequence[str],
+    n: int,
+    made: Any = None,
+    *,
+    options: Sequence[str] = (),
+    environ: Mapping[str, str] | None = None,
+    placement: str = "slot",
+) -> Any:
+    """Run `n` ranks of a script, with one thread each; on the hosts that are given, equally many on each. Returns what
+    rank 0 has told.
+    """
+    inherited = {name: value for name, value in os.environ.items() if not name.startswith(("OMPI_", "PRTE_", "PMIX_"))}
+    given = {
+        "OMPI_ALLOW_RUN_AS_ROOT": "1",
+        "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
+        "OMPI_MCA_mpi_yield_when_idle": "1",
+        "PRTE_MCA_rmaps_default_mapping_policy": f"{placement}:oversubscribe",
+        "PRTE_MCA_hwloc_default_binding_policy": "none",
+        "PJRT_NPROC": "1",
+        "PYTHONPATH": str(ROOT),
+        **(environ or {}),
+    }
+    ranks = ["-n", str(n), sys.executable, "-m", "mpi4py", *script]
+    command = [str(Path(sys.executable).with_name("mpirun")), *options]
+    if made is not None:
+        many = made.number
+        carried = [
+            word for name in ("PJRT_NPROC", "PYTHONPATH", "OMPI_MCA_mpi_yield_when_idle") for word in ("-x", name)
+        ]
+        command += [*carried, "-H", ",".join(f"h{i}:{n // many}" for i in range(1, many + 1))]
+        given |= made.environment()
+    command = [*command, *ranks] if made is None else made.command("h1", [*command, *ranks])
+    done = subprocess.run(command, text=True, stdout=subprocess.PIPE, env={**inherited, **given}, check=False)
+    found = [line for line in done.stdout.splitlines() if line.startswith(MARK)]
+    if not found:
+        raise RuntimeError(f"exit status {done.returncode} of {' '.join(command)}\n{done.stdout[-2000:]}")
+    return json.loads(found[0].removeprefix(MARK))
+
+
+def tell(result: Any) -> None:
+    """What `job` returns; for one rank to call."""
+    print(MARK + json.dumps(result), flush=True)

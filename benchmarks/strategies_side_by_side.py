@@ -1,0 +1,188 @@
+"""On a fast link ways to synchronise differ little; on a slow one those that send less learn sooner.
+
+    python benchmarks/strategies_side_by_side.py
+
+Four workers train a net of dense layers (0.6 million parameters) on digits for the same seconds of steps by each
+strategy, in turn, block by block: on one host, and as two ranks on each of two hosts (network namespaces of this
+machine: Linux and root) that are joined at 100 Mbit/s (`--rate`). Each update is of as many examples on each worker, at
+one learning rate. Accuracy is that of `strategy.model`, on held-out digits; of pairs, of the replicas' mean.
+
+`--rank` is what each rank runs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from _hosts import job, joined, tell
+from _measure import report
+
+import adaptive as ad
+import collectives as comm
+import collectives.strategies as sync
+import controllers as ctrl
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "examples"))
+from _data import load
+
+WORKERS, LOCAL_STEPS, BLOCK = 4, 8, 2.0  # BLOCK: seconds
+SGD = optax.sgd(0.05)
+STRATEGIES = {
+    "synchronous": sync.synchronous(SGD),
+    "synchronous, bfloat16 on the wire": sync.synchronous(SGD, wire=jnp.bfloat16),
+    "model_averaging": sync.model_averaging(SGD),
+    "pair_averaging": sync.pair_averaging(SGD),
+    f"local_steps, {LOCAL_STEPS}": sync.local_steps(SGD, steps=LOCAL_STEPS),
+    f"diloco, {LOCAL_STEPS}": sync.diloco(SGD, optax.sgd(0.7, momentum=0.5, nesterov=True), steps=LOCAL_STEPS),
+    "hybrid": sync.hybrid(sync.model_averaging(SGD), sync.synchronous(SGD)),
+}
+
+
+class Net(nn.Module):
+    """Layers of one width."""
+
+    classes: int
+
+    @nn.compact
+    def __call__(self, image):
+        x = image.reshape(len(image), -1)
+        for _ in range(3):
+            x = nn.relu(nn.Dense(512)(x))
+        return nn.Dense(self.classes)(x)
+
+
+TRAIN, TEST, CLASSES, _ = load("digits")
+NET = Net(CLASSES)
+
+
+def loss_fn(params: Any, batch: Any) -> jax.Array:
+    logits = NET.apply(params, batch["image"])
+    return optax.softmax_cross_entropy_with_integer_labels(logits, batch["label"]).mean()
+
+
+@jax.jit
+def accuracy(params: Any) -> jax.Array:
+    return jnp.mean(NET.apply(params, TEST["image"]).argmax(-1) == TEST["label"])
+
+
+def when_it_learns(control: Any, loss: float) -> None:
+    if loss < 0.5:
+        control.set(synchronous=True)
+
+
+class Run:
+    """A program, and what it has done in its seconds. The same on all ranks."""
+
+    def __init__(self, world: Any, name: str, seed: int, size: int):
+        self.world, self.strategy = world, STRATEGIES[name]
+        self.updates = LOCAL_STEPS if self.strategy.replica is None else 1  # in a step of the program
+
+        def driver(state: Any, batch: Any) -> Any:
+            state, loss = self.strategy.step(state, jax.value_and_grad(loss_fn), batch)
+            loss = comm.all_reduce(loss)
+            if self.strategy.name == "hybrid":
+                ctrl.hook(when_it_learns, loss)
+            return state, {"loss": loss}
+
+        params = NET.init(jax.random.key(seed), TRAIN["image"][:1])
+        batch = WORKERS * size * self.updates
+        options = {"local": self.strategy.local, "world": world, "resizable": False, "seed": seed}
+        self.program = ad.Program(driver, self.strategy.init(params), TRAIN, global_batch=batch, **options)
+        self.program.warm_up()
+        self.program.step()  # which is slower than all others
+        self.seconds, self.steps, self.curve = 0.0, 0, [(0.0, 0.1)]
+
+    def block(self, most: float) -> None:
+        """Some seconds of steps, as rank 0 counts them."""
+        until = min(self.seconds + BLOCK, most)
+        while self.seconds < until:
+            done = self.program.step()
+            self.seconds, self.steps = self.seconds + done.seconds, self.steps + 1
+            self.seconds = float(self.world.all_gather_bytes(str(self.seconds).encode())[0])
+        if self.strategy.name == "pair_averaging":
+            model = sync.average(self.program, self.strategy)
+        else:
+            model = self.strategy.model(self.program.state)
+        self.curve.append((self.seconds, float(accuracy(model))))
+
+
+def rank(seconds: float, seeds: int, size: int) -> None:
+    """On each rank: all strategies, with each seed."""
+    found: dict[str, list[Any]] = {name: [] for name in STRATEGIES}
+    with comm.world() as world:
+        for seed in range(seeds):
+            runs = {name: Run(world, name, seed, size) for name in STRATEGIES}
+            for _ in range(round(seconds / BLOCK)):
+                for run in runs.values():
+                    run.block(seconds)
+            for name, run in runs.items():
+                found[name].append([run.updates * run.steps / run.seconds, run.curve])
+                run.program.close()
+        if world.rank == 0:
+            tell(found)
+
+
+def rows(found: dict[str, list[Any]], where: str, seconds: float) -> list[dict[str, str]]:
+    """Of one setting, a row a strategy."""
+    rates = {name: np.array([rate for rate, _ in seeds]) for name, seeds in found.items()}
+    table = []
+    for name, seeds in found.items():
+        ratio = rates[name] / rates["synchronous"]
+        at = {
+            when: [np.interp(when, *zip(*curve, strict=True)) for _, curve in seeds] for when in (seconds / 4, seconds)
+        }
+        table.append(
+            {
+                "": name,
+                "workers are": where,
+                "updates/s": f"{rates[name].mean():.0f}",
+                "to synchronous": f"{ratio.mean():.2f} ({ratio.min():.2f} – {ratio.max():.2f})",
+                **{f"accuracy after {when:g} s": " ".join(f"{a:.1%}" for a in found) for when, found in at.items()},
+            }
+        )
+    return table
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rank", action="store_true")
+    parser.add_argument("--seconds", type=float, default=8.0, help="of steps, of each strategy")
+    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--size", type=int, default=16, help="examples of a worker in an update")
+    parser.add_argument("--rate", default="100mbit", help="of the hosts' links, as tc reads it")
+    parser.add_argument("--output", help="the result's name", default="strategies_side_by_side.md")
+    args = parser.parse_args()
+    if args.rank:
+        rank(args.seconds, args.seeds, args.size)
+        return
+    own = ["--rank", "--seconds", str(args.seconds), "--seeds", str(args.seeds), "--size", str(args.size)]
+    with tempfile.TemporaryDirectory() as cache:  # each seed's programs are those of the first
+        environ = {"JAX_COMPILATION_CACHE_DIR": cache, "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0"}
+        together = job([__file__, *own], WORKERS, environ=environ)
+        with joined(2, args.rate) as hosts:
+            apart = job([__file__, *own], WORKERS, hosts, environ=environ)
+    report(
+        "Ways to synchronise, beside one another",
+        rows(together, "on one host", args.seconds) + rows(apart, f"on two, {args.rate}", args.seconds),
+        args.output,
+        [
+            f"Digits, {args.seeds} seeds (an accuracy each), SGD at 0.05, {args.size} examples of each of {WORKERS} "
+            f"workers in an update; rounds have {LOCAL_STEPS} updates. Seconds are those of steps, compilation and "
+            f"evaluation apart; strategies took turns in blocks of {BLOCK:g} s. {WORKERS} ranks share {os.cpu_count()} "
+            "cores with both hosts' TCP. Ratios: mean over seeds, and the least and most.",
+        ],
+    )
+
+
+if __name__ == "__main__":
+    main()
