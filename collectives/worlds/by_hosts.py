@@ -35,6 +35,8 @@ from .repair import all_agree
 PIECE_BYTES = 512 << 10
 UNDER_WAY_BYTES = 2 << 20
 
+_LEFT: list[Any] = []  # what was under way when a process was lost: MPI may touch it at any time
+
 
 class ByHosts:
     """A way to sum, of ranks on several hosts. Made by all of a communicator; communicates.
@@ -111,8 +113,8 @@ class ByHosts:
         for comm in self._comms():
             with suppress(self._mpi.Exception):
                 comm.Revoke()
-        for queue in (self._to_add, self._added):
-            queue.let_go()
+        _LEFT.append((self._to_add, self._added))
+        self._to_add, self._added = _Queue(), _Queue()
 
     def free(self) -> None:
         """Not used any more; by all."""
@@ -151,11 +153,3 @@ class _Queue:
         piece, between = self._pieces.popleft()
         self.nbytes -= piece.target.nbytes
         return piece, between
-
-    def let_go(self) -> None:
-        """Of a communicator that is revoked: forget all, when MPI does not touch it any more."""
-        for _, between in self._pieces:
-            if between is not None:
-                between.let_go()
-        self._pieces.clear()
-        self.nbytes = 0

@@ -29,5 +29,6 @@ def pieces(parts: Iterable[Part], nbytes: int) -> Iterator[Part]:
     """Parts, cut into pieces of at most so many bytes, of each part equally large; one part after another."""
     for number, source, target, _ in parts:
         count = -(-target.size // (nbytes // target.itemsize))
-        for start, stop in pairwise(target.size * i // count for i in range(count + 1)):
+        bounds = [target.size * i // max(count, 1) for i in range(count + 1)]
+        for start, stop in pairwise(bounds):
             yield Part(number, None if source is None else source[start:stop], target[start:stop], start)

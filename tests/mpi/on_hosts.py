@@ -1,8 +1,8 @@
 """Ranks of several hosts sum by hosts: `adaptive run -n 4 on_hosts.py 0,1,0,1 [WHERE:RANK …]`; see test_on_hosts.py.
 
-The numbers are the ranks' hosts, which are made up, or "found". A rank that is named kills itself there: before it has
-added up "within" its host; "between" hosts, or when it has "begun" or "added" there; or "behind" the sum. All in a piece
-in the middle of a message.
+The numbers are the ranks' hosts, which are made up, or "found". A rank that is named kills itself there: before it adds
+up "within" its host; "between" hosts, or when it has "begun" or "added" there; or "behind" the sum. All in a piece in
+the middle of a message.
 """
 
 from __future__ import annotations
