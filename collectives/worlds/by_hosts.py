@@ -71,6 +71,7 @@ class ByHosts:
         self._within, self._between = within, between
         self._revoked = False
         self._to_add, self._added = _Queue(), _Queue()
+        self._outgoing: list[Any] = []  # of leaders, in the message so far
 
     def sum(self, parts: Iterable[Part], done: Callable[[Part], None]) -> None:
         """Sum parts over all ranks; each piece is `done` on all of them in the same order. `parts` are asked for one by
@@ -80,12 +81,16 @@ class ByHosts:
             self._add_up(piece)
             self._proceed(UNDER_WAY_BYTES, done)
         self._proceed(0, done)
+        if self._leads:
+            self._between.Barrier()  # all of them have finished, so what was sent has arrived
+            self._mpi.Request.Waitall(self._outgoing)
+            self._outgoing = []
 
     def _add_up(self, piece: Part) -> None:
         """Within the host; and begin to sum between them."""
         if self._leads:
             self._within.Reduce(self._mpi.IN_PLACE if piece.source is None else piece.source, piece.target)
-            between = Between(self._mpi, self._between, piece.target)
+            between = Between(self._between, piece.target)
             self._to_add.append(piece, between)  # before anything is under way, so that it is let go where that fails
             between.begin()
         else:
@@ -103,6 +108,7 @@ class ByHosts:
             piece, between = self._added.first
             if between is not None:
                 between.finish()
+                self._outgoing += between.outgoing
             self._within.Bcast(piece.target)
             self._added.popleft()
             done(piece)
@@ -113,8 +119,8 @@ class ByHosts:
         for comm in self._comms():
             with suppress(self._mpi.Exception):
                 comm.Revoke()
-        _LEFT.append((self._to_add, self._added))
-        self._to_add, self._added = _Queue(), _Queue()
+        _LEFT.append((self._to_add, self._added, self._outgoing))
+        self._to_add, self._added, self._outgoing = _Queue(), _Queue(), []
 
     def free(self) -> None:
         """Not used any more; by all."""

@@ -20,12 +20,12 @@ class Request:
     """Something that has to be waited for."""
 
     def __init__(self, wait):
-        self._wait = wait
+        self.Wait = wait
 
     @staticmethod
     def Waitall(requests):
         for request in requests:
-            request._wait()
+            request.Wait()
 
 
 class MPI:
@@ -43,7 +43,7 @@ class Common:
 
 
 class Comm:
-    """A communicator, as one of its threads has it. What is sent is read late: when it is waited for."""
+    """A communicator, as one of its threads has it. What is sent arrives late: when it is waited for."""
 
     def __init__(self, common, rank):
         self._common, self.rank, self.size = common, rank, common.size
@@ -77,24 +77,24 @@ class Comm:
         self.calls.append("Bcast")
         target[:] = self._exchanged(target.copy())[0]
 
+    def Barrier(self):
+        self._exchanged(None)
+
     def _box(self, source, target, tag):
         return self._common.mail.setdefault((source, target, tag), SimpleQueue())
 
     def Isend(self, array, to, tag):
-        before = array.copy()
-        self._box(self.rank, to, tag).put(before)
-
-        def wait():
-            assert np.array_equal(array, before)  # nobody has written to it
-
-        return Request(wait)
+        self._box(self.rank, to, tag).put((array, array.copy()))
+        return Request(lambda: None)
 
     def Irecv(self, array, source, tag):
         array[:] = 99  # nobody reads it sooner
         box = self._box(source, self.rank, tag)
 
         def wait():
-            array[:] = box.get(timeout=10)
+            sent, before = box.get(timeout=10)
+            assert np.array_equal(sent, before)  # nobody has written to it meanwhile
+            array[:] = before
 
         return Request(wait)
 
