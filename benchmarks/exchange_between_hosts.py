@@ -200,10 +200,10 @@ def main() -> None:
             "each direction, 0.82 s at 1 Gbit/s, is the least. Ratios are of medians: to an Allreduce per "
             "tensor in the same jobs, and to the same in jobs as Open MPI comes.",
             f"In bfloat16, as our launcher starts it, a host sends {megabytes['node', NARROW]} MB where ranks "
-            f"alternate and {megabytes['slot', NARROW]} where they follow one another, in {narrow['node']} and {narrow['slot']} "
-            "times the seconds of the same in float32 by hosts. Such sums go by slices between all ranks: each rank "
-            "is sent its slice of all others' values, and sends its sum to all others. What is half as wide then "
-            "crosses the link once for each rank of a host, and each tensor waits for the one before.",
+            f"alternate and {megabytes['slot', NARROW]} where they follow one another, in {narrow['node']} and "
+            f"{narrow['slot']} times the seconds of the same in float32 by hosts. Such sums go by slices between all "
+            "ranks: each rank is sent its slice of all others' values, and sends its sum to all others. What is half "
+            "as wide then crosses the link for each rank of a host, and each tensor waits for the one before.",
             f"Both hosts are on this machine: its two cores carry four ranks, and TCP for both hosts. Load before and "
             f"between jobs: {min(load):.0f} to {max(load):.0f}. Far above four others ran beside it, and seconds, of "
             "different jobs above all, say little of the network.",

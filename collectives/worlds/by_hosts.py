@@ -31,9 +31,12 @@ from .between import Between
 from .parts import Part, pieces
 from .repair import all_agree
 
-# TODO
+# Two hosts at 1 Gbit/s, two ranks each, on a busy machine of two cores, ResNet-50's gradients, the least of six times
+# where ranks follow one another and where they alternate: in pieces of 256 kB with 2 MB before each of the two steps
+# 0.95 and 1.08 s; of 512 kB with 1 MB 1.30 and 1.00, with 2 MB 0.90 and 0.91, with 4 MB 0.90 and 0.89; of 1 MB with
+# 2 MB 1.04 and 1.02, with 4 MB 0.98 and 0.98. Medians are shorter with 4 MB than with 2: leaders are late now and then.
 PIECE_BYTES = 512 << 10
-UNDER_WAY_BYTES = 2 << 20
+UNDER_WAY_BYTES = 4 << 20
 
 _LEFT: list[Any] = []  # what was under way when a process was lost: MPI may touch it at any time
 
