@@ -22,6 +22,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from _measure import alternate, pin, report, summary
+from jax.typing import DTypeLike
 from mpi4py import MPI
 
 import collectives as comm
@@ -49,38 +50,43 @@ def resnet50() -> list[Shape]:
     return [*shapes, (channels, 1000), (1000,)]
 
 
-def our_way(world: comm.MPIWorld, grads: Sequence[jax.Array], looking: bool = False) -> Callable[[], list[jax.Array]]:
+def our_way(
+    world: comm.MPIWorld, grads: Sequence[jax.Array], looking: bool = False, wire: DTypeLike | None = None
+) -> Callable[[], list[jax.Array]]:
     """Pack, exchange, unpack, as a program does; returns the reduced gradients as JAX arrays.
 
     Large tensors are no business of the packing programs: in a program they are computed where they are sent from, and
-    read where they arrive. `looking` is looking for infinities and NaNs in what arrived.
+    read where they arrive. `looking` is looking for infinities and NaNs in what arrived; `wire` the format of sums.
     """
 
     def driver(state: list[jax.Array], batch: jax.Array) -> tuple[list[jax.Array], dict]:
-        return comm.all_reduce([x * batch.sum() for x in state], op="sum"), {}
+        return comm.all_reduce([x * batch.sum() for x in state], op="sum", wire=wire), {}
 
     graph = trace(driver, list(grads), jax.ShapeDtypeStruct((1,), np.float32), workers=world.size)
     layout = message.lay_out(plan(graph).messages[0], workers=world.size, status=0)
     look = Look(layout, "cpu")
-    parts_of = [entry.part for entry in layout.entries]
-    small = [i for i, part in enumerate(parts_of) if part == 0]
-    large = {part: i for i, part in enumerate(parts_of) if part > 0}  # each is a part of its own
-    assert sorted(large) == list(range(1, len(layout.parts)))
+    large = {e.part: i for i, e in enumerate(layout.entries) if e.part and layout.parts[e.part].shape == e.shape}
+    packed = [part for part in range(len(layout.parts)) if part not in large]
+    small = [i for i, entry in enumerate(layout.entries) if entry.part in packed]
 
     @jax.jit
-    def pack(values: Sequence[jax.Array]) -> jax.Array:
-        return message.pack(layout, values, [None] * len(values), worker=0, first=1.0)[0]
+    def pack(values: Sequence[jax.Array]) -> list[jax.Array]:
+        parts = message.pack(layout, values, [None] * len(values), worker=0, first=1.0)
+        return [parts[part] for part in packed]
 
     @jax.jit
-    def unpack(packed: jax.Array) -> list[jax.Array]:
-        return message.unpack(layout, [packed], small, worker=0)
+    def unpack(found: Sequence[jax.Array]) -> list[jax.Array]:
+        parts = dict(zip(packed, found, strict=True))
+        return message.unpack(layout, parts, small, worker=0)
 
     def exchange() -> list[jax.Array]:
-        parts = [pack(grads), *(grads[large[part]] for part in range(1, len(layout.parts)))]
+        joined = dict(zip(packed, pack(grads), strict=True))
+        parts = [grads[large[part]] if part in large else joined[part] for part in range(len(layout.parts))]
         glances = look.glances() if looking else None
         (results,), _ = world.exchange([parts], layout.ops, np.zeros(0, np.float32), look=glances)
         assert not looking or look.passes(results, glances)
-        reduced = dict(zip(small, unpack(results[0]), strict=True)) | {large[p]: results[p] for p in large}
+        arrived = unpack([results[part] for part in packed])
+        reduced = dict(zip(small, arrived, strict=True)) | {i: results[part] for part, i in large.items()}
         return jax.block_until_ready([reduced[i] for i in range(len(grads))])
 
     return exchange

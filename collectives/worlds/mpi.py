@@ -43,6 +43,7 @@ from .launch import check_agreement, no_mpi
 from .meeting import why_not
 from .on_processes import Apart
 from .operations import CLOSE, FAILURE, Farewell, Message, Operation
+from .parts import Part, pieces
 from .patience import SECONDS, checked, introduce, watch
 from .processes import Together, all_processes
 from .recruits import recruited
@@ -229,13 +230,21 @@ class MPIWorld(Starting, InTurn, Staff, Scope):
     ) -> np.ndarray:
         """What a message is, behind its frame. Returns the status."""
         first, travelling = inbox.buffers[0], inbox.travelling
-        if travelling is first:
-            self._reduce(None, first, "sum", 0, look)
-        else:
+        named = {j: op for j, op in enumerate(ops) if isinstance(op, str)}
+        if travelling is not first:
             round_to(travelling, first)
-        for j, op in enumerate(ops[1:], 1):
-            if isinstance(op, str):
-                self._reduce(np.asarray(sent[j]), inbox.buffers[j], op, j, look)
+            del named[0]
+
+        def part(j: int) -> Part:
+            source = np.asarray(sent[j]).reshape(-1) if j else None  # part 0 was copied, and has the status
+            return Part(j, source, inbox.buffers[j].reshape(-1))
+
+        large = [j for j, op in named.items() if self._ways is not None and is_large(op, inbox.buffers[j].nbytes)]
+        for j, op in named.items():
+            if j not in large:
+                self._reduce(part(j), op, look)
+        if self._ways is not None and large:
+            self._ways.sum((part(j) for j in large), look)
         if apart.numbers:
             apart.reduce(self.comm, self.members, [process.seats for process in self._together.everyone])
         return inbox.free.astype(first.dtype)
@@ -439,28 +448,19 @@ class MPIWorld(Starting, InTurn, Staff, Scope):
 
     # --- reducing -----------------------------------------------------------------------------------------------------
 
-    def _reduce(
-        self, sent: np.ndarray | None, received: np.ndarray, op: str, part: int = 0, look: LookAtPiece | None = None
-    ) -> None:
-        """Allreduce `sent`, or `received` in place where there is none, piece by piece; and have each looked at."""
-        flat = received.reshape(-1)
-        if op != "sum" and flat.dtype.kind == "f":
+    def _reduce(self, part: Part, op: str, look: LookAtPiece | None = None) -> None:
+        """Allreduce a part piece by piece, and have each looked at."""
+        if op != "sum" and part.target.dtype.kind == "f":
             # As integers: MPI's extremes of floats drop NaNs or not, as the ranks happen to be paired.
-            whole = keys(flat if sent is None else sent.reshape(-1), op)
-            self._reduce(None, whole, op)
-            flat[:] = from_keys(whole, flat.dtype)
+            whole = keys(part.target if part.source is None else part.source, op)
+            self._reduce(Part(part.number, None, whole), op)
+            part.target[:] = from_keys(whole, part.target.dtype)
             return
         mpi_op = self._ops[op]
-        source = None if sent is None else sent.reshape(-1)
-        if self._ways is not None and is_large(op, flat.nbytes):
-            self._ways.sum(source, flat, None if look is None else partial(look, part))
-            return
-        step = self._piece_bytes // flat.itemsize
-        for start in range(0, flat.size, step):
-            piece = slice(start, start + step)
-            self.comm.Allreduce(self._mpi.IN_PLACE if source is None else source[piece], flat[piece], mpi_op)
+        for piece in pieces([part], self._piece_bytes):
+            self.comm.Allreduce(self._mpi.IN_PLACE if piece.source is None else piece.source, piece.target, mpi_op)
             if look is not None:
-                look(part, start, flat[piece])
+                look(piece.number, piece.start, piece.target)
 
     def _inbox(self, layout: Layout, status: int, channel: Hashable) -> Inbox:
         """The buffers for this call: of two sets per layout and channel, in turn, so results stay valid until the

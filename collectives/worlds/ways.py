@@ -7,16 +7,19 @@ that a way has.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Iterable
 from functools import partial
 from time import perf_counter
 from typing import Any
 
 import numpy as np
 
+from adaptive.extend import LookAtPiece
+
 from .by_hosts import ByHosts
 from .choice import Choice
 from .operations import Message
+from .parts import Part, pieces
 from .processes import Together
 
 LARGE_BYTES = 64 << 10  # of a part that can go by hosts
@@ -26,20 +29,19 @@ NAMES = "flat", "by hosts"
 BY_HOSTS = 1
 
 Key = tuple[Hashable, int]  # a channel, and a number of what its message is made of
-Look = Callable[[int, np.ndarray], None]  # at a piece, and its first element's number
 
 
 class Flat:
     """MPI's own Allreduce over all ranks."""
 
-    piece_bytes = FLAT_PIECE_BYTES
-
     def __init__(self, mpi: Any, comm: Any):
         self._mpi, self._comm = mpi, comm
 
-    def sum(self, source: np.ndarray | None, target: np.ndarray) -> None:
-        """Sum `source` over all ranks into `target`, or `target` in place where there is no source."""
-        self._comm.Allreduce(self._mpi.IN_PLACE if source is None else source, target)
+    def sum(self, parts: Iterable[Part], done: Callable[[Part], None]) -> None:
+        """Sum parts over all ranks; each piece is `done`."""
+        for piece in pieces(parts, FLAT_PIECE_BYTES):
+            self._comm.Allreduce(self._mpi.IN_PLACE if piece.source is None else piece.source, piece.target)
+            done(piece)
 
 
 class Ways:
@@ -56,7 +58,7 @@ class Ways:
         self._through: ByHosts | None = None  # made for the first message that goes by hosts
         self._choices: dict[Key, Choice] = {}
         self._fixed: set[Hashable] = set()  # channels whose messages go by hosts, whatever is faster
-        self._seconds = 0.0  # that the message has spent in large sums so far
+        self._seconds = 0.0  # that the last large sums took
         self.by_hosts = False
 
     def begin(self, message: Message, key: Key, *, fixed: bool) -> None:
@@ -74,7 +76,6 @@ class Ways:
         # Only here all are known to be about the same message, and what all know alike may change.
         if self.by_hosts and self._through is None:
             self._through = ByHosts(self._mpi, self._comm, self._host, survives=self._survives)
-        self._seconds = 0.0
         result = reduce()
         if choice is None:
             self._fixed.add(key[0])
@@ -89,18 +90,14 @@ class Ways:
             choice.compare(times, about)
         return result
 
-    def sum(self, source: np.ndarray | None, target: np.ndarray, look: Look | None = None) -> None:
-        """Sum `source` over all ranks into `target`, or `target` in place where there is no source; and have each piece
-        looked at. Arrays are flat.
+    def sum(self, parts: Iterable[Part], look: LookAtPiece | None = None) -> None:
+        """Sum the large parts of a message over all ranks, and have each piece of the sums looked at. `parts` are asked
+        for one by one, and it is known of none before all are here that it has arrived.
         """
+        began = perf_counter()
         way = self._through if self.by_hosts and self._through is not None else self._flat
-        began, step = perf_counter(), way.piece_bytes // target.itemsize
-        for start in range(0, target.size, step):
-            piece = slice(start, start + step)
-            way.sum(None if source is None else source[piece], target[piece])
-            if look is not None:
-                look(start, target[piece])
-        self._seconds += perf_counter() - began
+        way.sum(parts, lambda piece: None if look is None else look(piece.number, piece.start, piece.target))
+        self._seconds = perf_counter() - began
 
     def in_words(self, channel: Hashable) -> str:
         """Which way a channel's messages go, and why; nothing where none that is large was sent. Replicated."""

@@ -1,7 +1,8 @@
 """Ranks of several hosts sum by hosts: `adaptive run -n 4 on_hosts.py 0,1,0,1 [WHERE:RANK …]`; see test_on_hosts.py.
 
-The numbers are the ranks' hosts, which are made up, or "found". A rank that is named kills itself there: "within" or
-"between" hosts, or "behind" the sum; in a piece in the middle of a message.
+The numbers are the ranks' hosts, which are made up, or "found". A rank that is named kills itself there: before it adds
+up "within" its host; "between" hosts, or when it has "begun" or "added" there; or "behind" the sum. All in a piece in
+the middle of a message.
 """
 
 from __future__ import annotations
@@ -9,13 +10,14 @@ from __future__ import annotations
 import os
 import signal
 import sys
+from functools import partial
 
 import numpy as np
 
 import collectives as comm
 from adaptive.extend import MembersChanged
+from collectives.worlds import by_hosts, ways
 from collectives.worlds import mpi as _mpi
-from collectives.worlds import ways
 from collectives.worlds.by_hosts import ByHosts
 from collectives.worlds.choice import TRIALS
 
@@ -30,47 +32,51 @@ def made_up(comm, host, n_devices):
 
 
 class Dying:
-    """A communicator, in which this rank dies when it has called one of its methods, or is about to."""
+    """A communicator, in which this rank dies when it has called one of its methods so often, or is about to."""
 
-    def __init__(self, comm, method, *, before):
-        self._comm, self._method, self._before = comm, method, before
+    def __init__(self, comm, method, times, *, before):
+        self._comm, self._method, self._times, self._before = comm, method, times, before
 
     def __getattr__(self, name):
-        if name == self._method and self._before:
-            os.kill(os.getpid(), signal.SIGKILL)
         method = getattr(self._comm, name)
-        if name != self._method:
-            return method
+        return partial(self._call, method) if name == self._method else method
 
-        def last(*arguments):
-            method(*arguments)
+    def _call(self, method, *arguments):
+        self._times -= 1
+        if self._before and self._times == 0:
             os.kill(os.getpid(), signal.SIGKILL)
+        result = method(*arguments)
+        if self._times == 0:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return result
 
-        return last
+
+PIECE = 5  # of the first message that goes by hosts
+SENDS = 2 * len(set(HOSTS.split(","))) - 2  # of a leader, for each piece
+DEATHS_AT = {
+    "within": ("_within", "Reduce", PIECE, True),
+    "between": ("_between", "Isend", PIECE * SENDS, True),
+    "begun": ("_between", "Isend", SENDS // 2, False),
+    "added": ("_between", "Isend", PIECE * SENDS, False),
+    "behind": ("_within", "Bcast", PIECE, False),
+}
 
 
-pieces = 0
-
-
-def sum_or_die(self, source, target):
-    global pieces
-    pieces += 1
-    where = next((where for where, rank in DEATHS if int(rank) == own), "")
-    if where and pieces == 5:
-        if where == "within":
-            self._within = Dying(self._within, "Reduce", before=True)
-        elif where == "between":
-            self._between = Dying(self._between, "Allreduce", before=True)
-        elif where == "behind":
-            self._within = Dying(self._within, "Bcast", before=False)
-    sum_by_hosts(self, source, target)
+def made_to_die(self, *arguments, **options):
+    make(self, *arguments, **options)
+    for where, rank in DEATHS:
+        if int(rank) == own:
+            comm, method, times, before = DEATHS_AT[where]
+            setattr(self, comm, Dying(getattr(self, comm), method, times, before=before))
 
 
 all_processes = _mpi.all_processes
 if HOSTS != "found":
     _mpi.all_processes = made_up
-sum_by_hosts = ByHosts.sum
-ByHosts.sum = sum_or_die
+make = ByHosts.__init__
+ByHosts.__init__ = made_to_die
+# As many pieces as of large messages; and the pipeline is full, long before the end.
+by_hosts.PIECE_BYTES, by_hosts.UNDER_WAY_BYTES = 300_000, 500_000
 
 
 def values(seat: int, message: int) -> list[np.ndarray]:

@@ -1,0 +1,34 @@
+"""Parts of a message that are summed over processes, and the pieces in which they go."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from itertools import pairwise
+from typing import NamedTuple
+
+import numpy as np
+
+
+class Part(NamedTuple):
+    """A part of a message, or a piece of one. Its arrays are flat, and local.
+
+    Attributes:
+      number: of the part in its message.
+      source: this process's values; `None` where they are in `target`.
+      target: where the sum arrives.
+      start: the piece's first element in its part.
+    """
+
+    number: int
+    source: np.ndarray | None
+    target: np.ndarray
+    start: int = 0
+
+
+def pieces(parts: Iterable[Part], nbytes: int) -> Iterator[Part]:
+    """Parts, cut into pieces of at most so many bytes, of each part equally large; one part after another."""
+    for number, source, target, _ in parts:
+        count = -(-target.size // (nbytes // target.itemsize))
+        bounds = [target.size * i // max(count, 1) for i in range(count + 1)]
+        for start, stop in pairwise(bounds):
+            yield Part(number, None if source is None else source[start:stop], target[start:stop], start)
