@@ -100,7 +100,7 @@ class JaxWorld(Starting, InTurn, Scope):
     """One worker per device of every process that `jax.distributed` has joined; XLA carries the messages.
 
     What the workers send is reduced by one XLA program over the devices of all processes: by NCCL on GPUs, by gloo on
-    CPUs. Call `jax.distributed.initialize()` first; processes are numbered as there, and workers in the order of
+    CPUs; but on CPUs of one host in memory that all processes share (`by_memory.py`). Call `jax.distributed.initialize()` first; processes are numbered as there, and workers in the order of
     processes. Nobody comes, and nobody leaves: if a process is lost, the others end.
 
     All that processes do together begins with a frame (`frame.py`), on lines of their own (`lines.py`), so processes
