@@ -57,17 +57,15 @@ class ByMemory:
     def message(
         self,
         parts: Sequence[Parts],
-        ops: Sequence[Reduction],
+        layout: Layout,
         channel: Hashable,
         devices: Sequence[jax.Device],
         look: LookAtPiece | None,
     ) -> MemoryMessage | None:
         """What is to be reduced in it; `None` of what numpy does not reduce as XLA does: the same on all processes."""
-        kinds = {x.dtype.kind for x in parts[0]}
-        if not all(isinstance(op, str) for op in ops) or not kinds <= set("iufc"):
+        functions = _functions(layout)
+        if functions is None:
             return None
-        functions = [_REDUCE[op] for op in ops]
-        layout = tuple((x.shape, x.dtype, op) for x, op in zip(parts[0], ops, strict=True))
         return MemoryMessage(self, parts, functions, self._room(layout, channel), devices, look)
 
     def _room(self, layout: Layout, channel: Hashable) -> Buffers:
@@ -184,6 +182,13 @@ def _loads(parts: tuple[tuple[int, int], ...]) -> tuple[Load, ...]:
             at += -(-(stop - start) * itemsize // ALIGNMENT) * ALIGNMENT
             start = stop
     return tuple(tuple(load) for load in loads if load)
+
+
+@lru_cache(maxsize=_KEPT)
+def _functions(layout: Layout) -> tuple[np.ufunc, ...] | None:
+    if not all(isinstance(op, str) and dtype.kind in "iufc" for _, dtype, op in layout):
+        return None
+    return tuple(_REDUCE[op] for _, _, op in layout)
 
 
 def _seen(row: np.ndarray, piece: Piece, dtype: np.dtype) -> np.ndarray:

@@ -7,7 +7,7 @@ import platform
 import time
 from collections.abc import Hashable, Sequence
 from contextlib import suppress
-from functools import partial
+from functools import lru_cache, partial
 from threading import current_thread, get_ident
 from typing import NamedTuple, Protocol
 from warnings import warn
@@ -91,6 +91,10 @@ class _ByXLA:
         return self._sharded.copies(reduced)
 
 
+# Of each message, for the frame, in every step.
+_in_words = lru_cache(maxsize=64)(in_words)
+
+
 def _look_at(look: LookAtPiece, first: int, part: int, start: int, piece: np.ndarray) -> None:
     """Show a piece of a message whose first parts have arrived otherwise."""
     look(part + first, start, piece)
@@ -100,8 +104,9 @@ class JaxWorld(Starting, InTurn, Scope):
     """One worker per device of every process that `jax.distributed` has joined; XLA carries the messages.
 
     What the workers send is reduced by one XLA program over the devices of all processes: by NCCL on GPUs, by gloo on
-    CPUs; but on CPUs of one host in memory that all processes share (`by_memory.py`). Call `jax.distributed.initialize()` first; processes are numbered as there, and workers in the order of
-    processes. Nobody comes, and nobody leaves: if a process is lost, the others end.
+    CPUs; but on CPUs of one host in memory that all processes share (`by_memory.py`). Call
+    `jax.distributed.initialize()` first; processes are numbered as there, and workers in the order of processes. Nobody
+    comes, and nobody leaves: if a process is lost, the others end.
 
     All that processes do together begins with a frame (`frame.py`), on lines of their own (`lines.py`), so processes
     which are in different collectives are told. All worlds of a process share these, since XLA's collectives have one
@@ -185,12 +190,14 @@ class JaxWorld(Starting, InTurn, Scope):
             for row in parts:
                 row[0].copy_to_host_async()
         rows, others = ([row[1:] for row in parts], ops[1:]) if by_frame else (parts, ops)
+        layout = tuple((x.shape, x.dtype, op) for x, op in zip(parts[0], ops, strict=True))
         rest: _Rest | None = None
         if self._memory is not None:
-            rest = self._memory.message(rows, others, channel, self.devices, look and partial(_look_at, look, by_frame))
+            shown = look and partial(_look_at, look, by_frame)
+            rest = self._memory.message(rows, layout[by_frame:], channel, self.devices, shown)
         if rest is None:
             rest = _ByXLA(self._sharded, self._sharded.join(rows, others, step, self.members), len(self.devices))
-        text = in_words(tuple((x.shape, x.dtype, op) for x, op in zip(parts[0], ops, strict=True)), len(status))
+        text = _in_words(layout, len(status))
         own = [row[0] for row in parts] if by_frame else []
         return WhenWaitedFor(partial(self._wait_for, own, rest, status, about, more, text))
 

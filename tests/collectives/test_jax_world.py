@@ -59,7 +59,7 @@ def test_the_suite_on_processes(processes, kind):
         (2, "jax", [PROGRAM / f"test_{name}.py" for name in ("bad_input", "not_finite", "trace", "hyperparameters")]),
         (2, "jax-two-devices", [MEETINGS, *(PROGRAM / f"test_{name}.py" for name in ("federated", "own_collectives"))]),
         (3, "jax", [PROGRAM / "test_same_mathematics.py"]),
-        (2, "jax-by-xla", [SUITE, PROGRAM / "test_same_mathematics.py"]),
+        (2, "jax-by-xla", [SUITE]),
     ],
     ids=["errors and mathematics", "programs", "two devices", "three processes", "by XLA"],
 )
