@@ -5,11 +5,14 @@
 Two processes that `jax.distributed` joins, a CPU device and a core for each, one thread of XLA's. By `shard_map`: one
 jitted program over both devices, `pmean` of the gradients' pytree, batches of equal size put there by
 `jax.make_array_from_process_local_data`; and the same with all gradients in one flat array, for one `pmean`. Ours: a
-`JaxWorld`, kernels dispatched by themselves, a frame, one program that reduces over all processes, one that updates;
-batches may be of unequal sizes, and what is not finite is looked at. All take their batches from the same arrays by
-fancy indexing; blocks of steps are timed in turn. Aimed at: 10 % for steps of 10 to 30 ms.
+`JaxWorld`, kernels dispatched by themselves, a frame, gradients reduced in memory that both processes have, a program
+that updates; batches may be of unequal sizes, and what is not finite is looked at. And ours by XLA, over gloo, as it is
+where processes are on several hosts. All take their batches from the same arrays by fancy indexing; blocks of steps are
+timed in turn. Aimed at: 10 % for steps of 10 to 30 ms.
 
-Below, what is in a step of ours, by itself: the exchange of the same arrays, its frame, and the program in it; and a
+Processor time beside it: of all threads of rank 0, without what it waited; on a busy machine the steadier of the two.
+
+Below, what is in a step of ours, by itself: the exchange of the same arrays, by memory and by XLA, its frame, and a
 program that sums one number, which is the least that a frame by XLA would take.
 """
 
@@ -20,8 +23,12 @@ import os
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from functools import partial
+from typing import TypeVar
+
+T = TypeVar("T")
 
 PROCESSES = 2
 
@@ -70,6 +77,27 @@ def by_shard_map(model: Model, mesh: Mesh, *, flat: bool) -> Callable[[int], jax
     return steps
 
 
+def by_xla(world: comm.JaxWorld, work: Callable[[], T]) -> T:
+    """Do it as processes of several hosts would, which share no memory."""
+    memory, world._memory = world._memory, None
+    try:
+        return work()
+    finally:
+        world._memory = memory
+
+
+def processor_time(work: Callable[[], object], taken: list[float]) -> Callable[[], object]:
+    """The same, noting down what it takes of this process's cores."""
+
+    def timed() -> object:
+        began = time.process_time()
+        result = jax.block_until_ready(work())
+        taken.append(time.process_time() - began)
+        return result
+
+    return timed
+
+
 def pieces(ours: ad.Program, world: comm.JaxWorld, times: int) -> tuple[str, dict[str, Callable[[], object]]]:
     """What a program's message is, in words, and what it is made of: each piece carried out so many times."""
     seen = []
@@ -87,15 +115,20 @@ def pieces(ours: ad.Program, world: comm.JaxWorld, times: int) -> tuple[str, dic
     joined = world._sharded.join([row[by_frame:]], ops[by_frame:])
     numbers = np.zeros(128)
     least = world._sharded.join([[jnp.zeros(1)]], ["sum"])
+
+    def exchange() -> object:
+        return world.exchange([row], ops, status)[0]
+
     words = ", ".join(f"{x.size}" for x in row)
 
     def of(work: Callable[[], object]) -> Callable[[], object]:
         return lambda: [work() for _ in range(times)][-1]
 
     return words, {
-        "exchange": of(lambda: world.exchange([row], ops, status)[0]),
-        "its frame": of(lambda: world._lines.sum(numbers)),
+        "exchange": of(exchange),
+        "exchange by XLA": of(lambda: by_xla(world, exchange)),
         "its program": of(lambda: jax.block_until_ready(world._sharded.reduce(joined))),
+        "its frame": of(lambda: world._lines.sum(numbers)),
         "a sum of one number": of(lambda: jax.block_until_ready(world._sharded.reduce(least))),
     }
 
@@ -108,20 +141,29 @@ def main(options: argparse.Namespace) -> None:
         with comm.JaxWorld() as world:
             ours = program(model, world, monitored=False)
             leaves, flat = (by_shard_map(model, mesh, flat=flat) for flat in (False, True))
+
+            def of_ours(ours=ours) -> object:
+                return list(ours.run(steps=options.block))[-1].metrics["loss"]
+
             ways = {
                 "shard_map": lambda leaves=leaves: leaves(options.block),
                 "shard_map, flat": lambda flat=flat: flat(options.block),
-                "ours": lambda ours=ours: list(ours.run(steps=options.block))[-1].metrics["loss"],
+                "ours": of_ours,
+                "ours, by XLA": lambda world=world, of_ours=of_ours: by_xla(world, of_ours),
             }
-            seconds = alternate(ways, options.rounds, warmup=3)
+            cores: dict[str, list[float]] = {name: [] for name in ways}
+            timed = {name: processor_time(work, cores[name]) for name, work in ways.items()}
+            seconds = alternate(timed, options.rounds, warmup=3)
             compared = summary({name: s / options.block for name, s in seconds.items()}, "shard_map, flat")
             about = {"step": model.name, "local batch": model.local_batch}
-            rows += [{**about, **row.cells()} for row in compared]
+            for row in compared:
+                taken = float(np.median(cores[row.name][-options.rounds :])) / options.block
+                rows.append({**about, **row.cells(), "processor time": readable(taken)})
             words, made_of = pieces(ours, world, options.block)
             ours.close()
-            taken = {n: np.median(s) / options.block for n, s in alternate(made_of, options.rounds, warmup=3).items()}
+            of_pieces = alternate(made_of, options.rounds, warmup=3)
             about = {"step": f"{model.name}, {model.local_batch}", "numbers in the parts": words}
-            parts.append({**about, **{name: readable(seconds) for name, seconds in taken.items()}})
+            parts.append({**about, **{n: readable(float(np.median(s)) / options.block) for n, s in of_pieces.items()}})
     if jax.process_index() == 0:
         report(
             "What a step of two processes without MPI costs over the same step in one shard_map",
@@ -129,7 +171,7 @@ def main(options: argparse.Namespace) -> None:
             "jax_world_against_shard_map.md" if options.write else None,
             [
                 f"{PROCESSES} processes of jax.distributed on this host, a core each; {options.rounds} rounds of "
-                f"{options.block} steps. Messages go by gloo. Ratios are to the flat one.",
+                f"{options.block} steps. shard_map's messages go by gloo. Ratios are to the flat one.",
                 "What is in the exchange of a step of ours, by itself, and the smallest program that could be a frame:",
                 table(parts),
             ],

@@ -7,7 +7,7 @@ import inspect
 from collections.abc import Callable
 from typing import Any
 
-from adaptive import CollectiveError, extend
+from adaptive import CollectiveError, DriverError, extend
 from adaptive.extend import Decision, Observation, at, current_line, whole
 
 from ._control import Control
@@ -92,6 +92,15 @@ class PolicyHandler:
 
     def init(self, n_workers: int) -> Any:
         return self._policy.init(n_workers)
+
+    def check(self, values: tuple[Any, ...], n_workers: int) -> None:
+        """Refuse values that the policy cannot read: see `Handler`."""
+        if self._policy.check is None:
+            return
+        try:
+            self._policy.check(values, n_workers, self._policy.name)
+        except (DriverError, ValueError) as error:
+            raise DriverError(f"hook {self._name!r}{self._where}: {error}") from None
 
     def __call__(self, observation: Observation, state: Any) -> tuple[Decision | None, Any]:
         try:

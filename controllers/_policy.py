@@ -9,6 +9,7 @@ from adaptive.extend import Decision, Observation
 
 PolicyState = Any  # a pytree of numpy arrays; its structure, shapes and dtypes never change
 InitFn = Callable[[int], PolicyState]
+CheckFn = Callable[[tuple[Any, ...], int, str], None]
 UpdateFn = Callable[[Observation, PolicyState], tuple[Decision | None, PolicyState]]
 
 
@@ -32,9 +33,13 @@ class Policy(NamedTuple):
       name: what reports and errors call it.
       reads: what the values are called that its hook is given, in their order; by these names they are found in a
         recorded run.
+      check: `check(values, n_workers, name)`, called when a program is built: it raises where the hook is given what
+        the policy cannot read, and says what to write instead. Of the values only that is known which is in the graph:
+        each leaf has a `shape`, a `dtype` and `sources`, the names of what was measured that it is made of.
     """
 
     init: InitFn
     update: UpdateFn
     name: str = "policy"
     reads: tuple[str, ...] = ()
+    check: CheckFn | None = None

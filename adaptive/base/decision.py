@@ -12,6 +12,8 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any, NamedTuple, Protocol
 
+import numpy as np
+
 
 class Limits(NamedTuple):
     """What a split over the workers has to keep. Replicated.
@@ -101,8 +103,26 @@ class Decision:
         return self.stop or bool(self.hyperparameters) or any(part is not None for part in asked)
 
 
+@dataclass(frozen=True)
+class Known:
+    """What is known of a value that a hook is given, before any step.
+
+    Attributes:
+      sources: names of what is measured that it is made of, and nothing else; empty where anything else is in it, such
+        as examples or the state.
+    """
+
+    shape: tuple[int, ...]
+    dtype: np.dtype
+    sources: frozenset[str]
+
+
 class Handler(Protocol):
-    """What stands behind a hook: `controllers.hook` makes these from functions and from policies."""
+    """What stands behind a hook: `controllers.hook` makes these from functions and from policies.
+
+    One that cannot read whatever a driver may hand it has a method `check(values, n_workers)` beside these. It is
+    called when a program is built, with the values as the hook will be given them, but each leaf a `Known`, and raises.
+    """
 
     every_step: bool  # show steps between due ones too
 

@@ -54,6 +54,13 @@ def nested_equations(eqn: JaxprEqn) -> Iterator[JaxprEqn]:
             yield from nested_equations(inner)
 
 
+def axes_of(eqn: JaxprEqn) -> frozenset[Any]:
+    """Names of axes that the equations nested in this one have from it (`jax.shard_map`), whatever those outside mean
+    by them.
+    """
+    return frozenset(eqn.params.get("newly_manual_axes", eqn.params.get("manual_axes", ())))
+
+
 def closed_within(params: Mapping[str, Any]) -> Iterator[ClosedJaxpr]:
     """Jaxprs in parameters with what they close over, however deep."""
     values = [v for param in params.values() for v in (param if isinstance(param, tuple | list) else (param,))]

@@ -8,6 +8,7 @@ import jax
 import numpy as np
 from jax.extend.core import JaxprEqn, Var
 
+from adaptive.base.decision import Known
 from adaptive.base.errors import CollectiveError, ReplicationError
 from adaptive.base.where import at, line_of
 from adaptive.operators.claims import claim_p
@@ -15,7 +16,7 @@ from adaptive.operators.collectives import collective_p, operands
 from adaptive.operators.hooks import Hook, hook_p
 
 from .flow import Flow, Scope
-from .trace import Atom, describe
+from .trace import Atom, describe, operands_of
 
 
 def check_replication(flow: Flow) -> None:
@@ -30,6 +31,7 @@ def check_replication(flow: Flow) -> None:
             _check_claim(flow, eqn)
         if eqn.primitive is hook_p:
             _check_hook(flow, eqn)
+            _check_readable(flow, eqn)
         if eqn.primitive is collective_p and eqn.params["gated"]:
             _check_gate(flow, eqn)
     _check_state(flow)
@@ -180,6 +182,35 @@ def _check_hook(flow: Flow, eqn: JaxprEqn) -> None:
                 "    comm.all_reduce(x)      one value for all      or      comm.all_gather(x)      one row per worker"
             )
         )
+
+
+def _check_readable(flow: Flow, eqn: JaxprEqn) -> None:
+    """Whether whoever is behind a hook can read what it is given."""
+    hook: Hook = eqn.params["hook"]
+    check = getattr(hook.handler, "check", None)
+    if check is None:
+        return
+    known = [Known(tuple(a.aval.shape), np.dtype(a.aval.dtype), _measured(flow, a)) for a in eqn.invars]
+    check(jax.tree.unflatten(hook.tree, known), flow.graph.workers)
+
+
+def _measured(flow: Flow, atom: Atom) -> frozenset[str]:
+    """The sources that a value is made of, if it is made of nothing else but numbers."""
+    names: set[str] = set()
+    stack, seen = [atom], set()
+    while stack:
+        atom = stack.pop()
+        if not isinstance(atom, Var) or atom in seen:
+            continue
+        seen.add(atom)
+        origin = flow.origin.get(atom)
+        if origin is not None and origin.kind == "source":
+            names.add(str(origin.index))
+        elif origin is not None and origin.kind != "const":
+            return frozenset()
+        elif atom in flow.producer:
+            stack += operands_of(flow.graph.eqns[flow.producer[atom]])
+    return frozenset(names)
 
 
 def _leaf_path(hook: Hook, position: int) -> str:

@@ -18,10 +18,10 @@ import numpy as np
 from jax.extend.core import ClosedJaxpr, DropVar, JaxprEqn, Literal, Var
 
 from adaptive.base.errors import CollectiveError, DriverError
-from adaptive.base.jaxprs import called, has_references, holder, is_checkpoint, nested_equations
+from adaptive.base.jaxprs import axes_of, called, has_references, holder, is_checkpoint, nested, nested_equations
 from adaptive.base.names import leaf_names
 from adaptive.base.where import at, line_of, line_search_of
-from adaptive.operators.axis import AXES, Sum, as_collective, is_over_workers, without_divisions
+from adaptive.operators.axis import AXES, WORKERS, Sum, as_collective, is_over_workers, without_divisions
 from adaptive.operators.batch_key import check_rows
 from adaptive.operators.claims import claim_p
 from adaptive.operators.collectives import collective_p, operands
@@ -290,9 +290,19 @@ def _refuse_references(eqn: JaxprEqn) -> None:
         )
 
 
-def _operators_within(eqn: JaxprEqn) -> Iterator[JaxprEqn]:
-    """Operators in the jaxprs nested in an equation, however deep."""
-    return (inner for inner in nested_equations(eqn) if inner.primitive in OPERATORS or is_over_workers(inner))
+def _operators_within(eqn: JaxprEqn, *, shadowed: bool = False) -> Iterator[JaxprEqn]:
+    """Operators in the jaxprs nested in an equation, however deep.
+
+    Args:
+      shadowed: this is within a `jax.shard_map` over an axis of its own that is called as the workers' is: what is
+        reduced over that name there is none of the program's business.
+    """
+    shadowed = shadowed or WORKERS in axes_of(eqn)
+    for jaxpr in nested(eqn):
+        for inner in jaxpr.eqns:
+            if inner.primitive in OPERATORS or (not shadowed and is_over_workers(inner)):
+                yield inner
+            yield from _operators_within(inner, shadowed=shadowed)
 
 
 def _kind_of(eqn: JaxprEqn) -> str:

@@ -1,4 +1,4 @@
-"""Where messages arrive: buffers that MPI reduces in, and JAX arrays that are these buffers."""
+"""Where messages arrive that are reduced on the host: buffers, and JAX arrays that are these buffers."""
 
 from __future__ import annotations
 
@@ -20,22 +20,11 @@ ALIGNMENT = 64  # bytes; XLA on CPU takes buffers so aligned as they are, and co
 Layout = tuple[tuple[tuple[int, ...], np.dtype, Reduction], ...]  # shape, dtype and op of each part
 
 
-class Inbox:
-    """Where a message arrives: one buffer per part, and JAX arrays that are these buffers.
+class Buffers:
+    """One buffer per part of a message, and JAX arrays that are these buffers."""
 
-    Attributes:
-      text: what the message is made of.
-      name: a number for it.
-      travelling: where part 0 is reduced: in the frame, in double precision, if there is room for it.
-      free: the part of it that is for the status.
-      large: whether there are several ways for it between hosts.
-    """
-
-    def __init__(self, layout: Layout, status: int, room: np.ndarray):
-        self.text = in_words(layout, status)
-        self.name = crc32(self.text.encode())
+    def __init__(self, layout: Layout):
         sizes = [math.prod(shape) * dtype.itemsize for shape, dtype, _ in layout]
-        self.large = any(is_large(op, size) for size, (_, _, op) in zip(sizes, layout, strict=True))
         starts = [0, *itertools.accumulate(-(-size // ALIGNMENT) * ALIGNMENT for size in sizes)]
         # One piece of memory for all: numpy asks for huge pages from 4 MB on, and ranks read each other's memory faster
         # by them (ResNet-50's gradients, whole tensors: 21 ms; 28 with memory of its own for each).
@@ -45,9 +34,6 @@ class Inbox:
             memory[offset + start : offset + start + size].view(dtype).reshape(shape)
             for start, size, (shape, dtype, _) in zip(starts, sizes, layout, strict=False)
         ]
-        first = self.buffers[0]
-        self.travelling = first if len(first) > len(room) else room[: len(first)]
-        self.free = self.travelling[len(first) - status :]
         self._aliases: list[jax.Array | None] = [None] * len(layout)
         self._default = jax.local_devices(backend="cpu")[0]
 
@@ -69,6 +55,27 @@ class Inbox:
         if alias is None or alias.is_deleted():
             self._aliases[j] = alias = jax.dlpack.from_dlpack(self.buffers[j])
         return alias
+
+
+class Inbox(Buffers):
+    """Where a message arrives over MPI.
+
+    Attributes:
+      text: what the message is made of.
+      name: a number for it.
+      travelling: where part 0 is reduced: in the frame, in double precision, if there is room for it.
+      free: the part of it that is for the status.
+      large: whether there are several ways for it between hosts.
+    """
+
+    def __init__(self, layout: Layout, status: int, room: np.ndarray):
+        super().__init__(layout)
+        self.text = in_words(layout, status)
+        self.name = crc32(self.text.encode())
+        self.large = any(is_large(op, x.nbytes) for x, (_, _, op) in zip(self.buffers, layout, strict=True))
+        first = self.buffers[0]
+        self.travelling = first if len(first) > len(room) else room[: len(first)]
+        self.free = self.travelling[len(first) - status :]
 
 
 def in_words(layout: Layout, status: int) -> str:

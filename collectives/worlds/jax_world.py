@@ -7,9 +7,9 @@ import platform
 import time
 from collections.abc import Hashable, Sequence
 from contextlib import suppress
-from functools import partial
+from functools import lru_cache, partial
 from threading import current_thread, get_ident
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 from warnings import warn
 from zlib import crc32
 
@@ -31,6 +31,7 @@ from adaptive.extend import (
     share_compilations,
 )
 
+from .by_memory import ByMemory, shared_rows
 from .devices import check_devices
 from .frame import Frame
 from .inbox import in_words, round_to
@@ -60,12 +61,52 @@ class _Process(NamedTuple):
     cpus: frozenset[int] | None  # that it may use, where it did not choose its number of threads
 
 
+class _Rest(Protocol):
+    """The parts of a message that do not travel in the frame."""
+
+    def put(self) -> None:
+        """What there is to do before all have agreed what it is."""
+        ...
+
+    def arrive(self) -> list[list[jax.Array]]:
+        """The parts, reduced, of each of this process's workers."""
+        ...
+
+
+class _ByXLA:
+    """Parts that one program over the devices of all processes reduces: by NCCL, or by gloo."""
+
+    def __init__(self, sharded: Sharded, joined: Joined, workers: int):
+        self._sharded, self._joined, self._workers = sharded, joined, workers
+        sharded.compile(joined)  # behind the frame the others would wait for it, and for ever if it fails
+
+    def put(self) -> None:
+        """Nothing: XLA has no order but that of its programs."""
+
+    def arrive(self) -> list[list[jax.Array]]:
+        if not self._joined.arrays:
+            return [[] for _ in range(self._workers)]
+        with ONE_AT_A_TIME:
+            reduced = jax.block_until_ready(self._sharded.reduce(self._joined))
+        return self._sharded.copies(reduced)
+
+
+# Of each message, for the frame, in every step.
+_in_words = lru_cache(maxsize=64)(in_words)
+
+
+def _look_at(look: LookAtPiece, first: int, part: int, start: int, piece: np.ndarray) -> None:
+    """Show a piece of a message whose first parts have arrived otherwise."""
+    look(part + first, start, piece)
+
+
 class JaxWorld(Starting, InTurn, Scope):
     """One worker per device of every process that `jax.distributed` has joined; XLA carries the messages.
 
     What the workers send is reduced by one XLA program over the devices of all processes: by NCCL on GPUs, by gloo on
-    CPUs. Call `jax.distributed.initialize()` first; processes are numbered as there, and workers in the order of
-    processes. Nobody comes, and nobody leaves: if a process is lost, the others end.
+    CPUs; but on CPUs of one host in memory that all processes share (`by_memory.py`). Call
+    `jax.distributed.initialize()` first; processes are numbered as there, and workers in the order of processes. Nobody
+    comes, and nobody leaves: if a process is lost, the others end.
 
     All that processes do together begins with a frame (`frame.py`), on lines of their own (`lines.py`), so processes
     which are in different collectives are told. All worlds of a process share these, since XLA's collectives have one
@@ -123,6 +164,7 @@ class JaxWorld(Starting, InTurn, Scope):
         first = sum(counts[: self.rank])
         self.workers = range(first, first + counts[self.rank])
         self._sharded = Sharded([by_id[id] for process in everyone for id in process.devices], self.devices)
+        self._memory = self._shared_memory(everyone)
         if self._on_cpu and self.rank == 0:
             self._warn_if_oversubscribed(everyone)
 
@@ -147,17 +189,22 @@ class JaxWorld(Starting, InTurn, Scope):
         if by_frame and not self._on_cpu:
             for row in parts:
                 row[0].copy_to_host_async()
-        rows, rest = ([row[1:] for row in parts], ops[1:]) if by_frame else (parts, ops)
-        joined = self._sharded.join(rows, rest, step, self.members)
-        self._sharded.compile(joined)  # behind the frame the others would wait for it, and for ever if it fails
-        text = in_words(tuple((x.shape, x.dtype, op) for x, op in zip(parts[0], ops, strict=True)), len(status))
+        rows, others = ([row[1:] for row in parts], ops[1:]) if by_frame else (parts, ops)
+        layout = tuple((x.shape, x.dtype, op) for x, op in zip(parts[0], ops, strict=True))
+        rest: _Rest | None = None
+        if self._memory is not None:
+            shown = look and partial(_look_at, look, by_frame)
+            rest = self._memory.message(rows, layout[by_frame:], channel, self.devices, shown)
+        if rest is None:
+            rest = _ByXLA(self._sharded, self._sharded.join(rows, others, step, self.members), len(self.devices))
+        text = _in_words(layout, len(status))
         own = [row[0] for row in parts] if by_frame else []
-        return WhenWaitedFor(partial(self._wait_for, own, joined, status, about, more, text))
+        return WhenWaitedFor(partial(self._wait_for, own, rest, status, about, more, text))
 
     def _wait_for(
-        self, own: list[jax.Array], joined: Joined, status: np.ndarray, about: str, more: str, text: str
+        self, own: list[jax.Array], rest: _Rest, status: np.ndarray, about: str, more: str, text: str
     ) -> Arrived:
-        """Reduce: part 0 in the frame, if there is room for it, the others on the devices.
+        """Reduce: part 0 in the frame, if there is room for it, the others in shared memory or on the devices.
 
         Args:
           own: this process's workers' part 0, if it travels in the frame.
@@ -170,12 +217,13 @@ class JaxWorld(Starting, InTurn, Scope):
             *(about, more, crc32(text.encode()), text),
             buffers=(),
             status=status,
-            reduce=lambda: self._reduce(arrived, own, joined, travelling, status),
+            reduce=lambda: self._reduce(arrived, own, rest, travelling, status),
         )
         with self._collective():
             if own:
                 travelling[:] = sum(np.asarray(x, np.float64) for x in own)
             travelling[len(travelling) - len(status) :] = status
+            rest.put()
             self._do(message)
         return arrived, message.arrived
 
@@ -183,7 +231,7 @@ class JaxWorld(Starting, InTurn, Scope):
         self,
         arrived: list[list[jax.Array]],
         own: list[jax.Array],
-        joined: Joined,
+        rest: _Rest,
         travelling: np.ndarray,
         status: np.ndarray,
     ) -> np.ndarray:
@@ -191,9 +239,7 @@ class JaxWorld(Starting, InTurn, Scope):
         if len(status) > len(self._frame.room):
             self._lines.sum(travelling)
         free = travelling[len(travelling) - len(status) :].astype(status.dtype)
-        with ONE_AT_A_TIME:
-            reduced = jax.block_until_ready(self._sharded.reduce(joined)) if joined.arrays else []
-        arrived[:] = self._sharded.copies(reduced) if reduced else [[] for _ in self.devices]
+        arrived[:] = rest.arrive()
         if own:
             first = np.empty(own[0].shape, own[0].dtype)  # not to be used again: it may become the array's memory
             round_to(travelling, first)
@@ -310,6 +356,14 @@ class JaxWorld(Starting, InTurn, Scope):
         peers = [pickle.loads(p) for p in self.all_gather_bytes(pickle.dumps(peer), about)]
         self._watch = watch(self, peers, self.rank, datagrams, lambda status: None)  # each process ends by itself
         return everyone
+
+    def _shared_memory(self, everyone: Sequence[_Process]) -> ByMemory | None:
+        """The way through memory, where all processes are on one host and compute on CPUs. Communicates."""
+        about = "sharing memory with the others"
+        hosts = [process.host for process in everyone]
+        rows = shared_rows(self.rank, hosts, lambda told: self.all_gather_bytes(told, about), wanted=self._on_cpu)
+        nothing = np.zeros(1)
+        return None if rows is None else ByMemory(rows, self.rank, lambda: self._lines.sum(nothing))
 
     def _warn_if_oversubscribed(self, everyone: Sequence[_Process]) -> None:
         for host in dict.fromkeys(process.host for process in everyone):

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-import numpy as np
-
 from adaptive import DriverError
+from controllers.timing.seconds import shape_of
 
 
 class Bounds(NamedTuple):
@@ -31,11 +31,25 @@ def read_noise(value: Any, policy: str) -> Bounds:
             return Bounds(scale, float(getattr(value, "lower", scale)), float(getattr(value, "upper", scale)))
         return Bounds(*[float(value)] * 3)
     except (TypeError, ValueError):
-        raise DriverError(
-            f"{policy} reads a noise scale; it was given a {type(value).__name__} of shape {np.shape(value)}. Write:\n"
-            f"    noise = mon.noise_scale(grads, avg_grads)\n"
-            f"    ctrl.hook(ctrl.{policy}(), noise)"
-        ) from None
+        raise _no_noise(value, policy) from None
+
+
+def check_noise(values: Sequence[Any], n_workers: int, policy: str) -> None:
+    """Raise unless the hook's first value can be a noise scale: for policies' `check`."""
+    del n_workers
+    value = values[0] if values else None
+    numbers = [getattr(value, field) for field in Bounds._fields if hasattr(value, field)] or [value]
+    if value is None or any(math.prod(shape_of(x)) != 1 or isinstance(x, tuple | list | dict) for x in numbers):
+        raise _no_noise(value, policy)
+
+
+def _no_noise(value: Any, policy: str) -> DriverError:
+    got = f"a {type(value).__name__}" if shape_of(value) == () else f"an array of shape {shape_of(value)}"
+    return DriverError(
+        f"{policy} reads a noise scale; it was given {'nothing' if value is None else got}. Write:\n"
+        f"    noise = mon.noise_scale(grads, avg_grads)\n"
+        f"    ctrl.hook(ctrl.{policy}(), noise)"
+    )
 
 
 def efficiency(noise_scale: float, batch: float, base: float = 1.0) -> float:

@@ -11,7 +11,7 @@ from controllers._policy import Policy
 from controllers.predictors.base import Predictor, PredictorState, known, moving_average
 from controllers.timing.allocate import allocate
 from controllers.timing.batch_time import BatchTime
-from controllers.timing.seconds import active_of, inputs_of, seconds_of, shares_of
+from controllers.timing.seconds import active_of, check_times, inputs_of, seconds_of, shares_of
 
 
 class FederatedState(NamedTuple):
@@ -99,4 +99,4 @@ def federated(predictor: Predictor | None = None, *, dead_band: float = 0.05) ->
         note = f"a round is expected to take {then:.3g} s, down from {now:.3g} s"
         return Decision(shares=shares_of(split, active, len(limits.lower)), notes=(note,))
 
-    return Policy(init, update, "federated", ("seconds", "link_seconds"))
+    return Policy(init, update, "federated", ("seconds", "link_seconds"), check_times)

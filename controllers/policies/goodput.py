@@ -12,7 +12,8 @@ the geometric mean of the noise scale phi and of `V * a`, the batch at which hal
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -22,10 +23,10 @@ from controllers._policy import Policy
 from controllers.timing.allocate import fill
 from controllers.timing.batch_time import BatchTime
 from controllers.timing.exchange import average
-from controllers.timing.seconds import active_of
+from controllers.timing.seconds import active_of, shape_of
 from controllers.timing.time_model import TimeModel
 
-from .efficiency import Bounds, efficiency, read_noise, round_batch
+from .efficiency import Bounds, check_noise, efficiency, read_noise, round_batch
 from .noise_batch import batch_bounds, batch_multiple
 
 CANDIDATES = 25
@@ -116,7 +117,7 @@ def goodput_batch(
         note = f"batch {now} to {best}: {most_gain:.2f} times the goodput at a noise scale of {noise.scale:.4g}"
         return Decision(global_batch=best, notes=(note,))
 
-    return Policy(init, update, "goodput_batch", ("noise_scale", "seconds", "iteration_seconds"))
+    return Policy(init, update, "goodput_batch", ("noise_scale", "seconds", "iteration_seconds"), check_signals)
 
 
 def read_signals(observation: Observation, policy: str) -> tuple[Bounds, np.ndarray, float]:
@@ -125,21 +126,32 @@ def read_signals(observation: Observation, policy: str) -> tuple[Bounds, np.ndar
     Args:
       policy: who reads it.
     """
-    n = len(observation.batch_sizes)
     values = observation.values
-    if len(values) != 3 or np.shape(values[1]) != (n,) or np.size(values[2]) not in (1, n):
-        raise DriverError(
-            f"{policy} reads a noise scale, {n} compute times and one iteration time; it was given "
-            f"{len(values)} values. For instance:\n"
-            f"    seconds = comm.all_gather(mon.compute_seconds())\n"
-            f"    iteration = comm.all_reduce(mon.iteration_seconds(), op='max')\n"
-            f"    ctrl.hook(ctrl.{policy}(), noise, seconds, iteration)"
-        )
+    _check_values(values, len(observation.batch_sizes), policy)
     return (
         read_noise(values[0], policy),
         np.asarray(values[1], np.float64),
         float(np.fmax.reduce(np.ravel(values[2]))),
     )  # empty seats know none
+
+
+def check_signals(values: Sequence[Any], n_workers: int, policy: str) -> None:
+    """Raise unless these can be what a goodput is made of: for policies' `check`."""
+    _check_values(values, n_workers, policy)
+    check_noise(values, n_workers, policy)
+
+
+def _check_values(values: Sequence[Any], n: int, policy: str) -> None:
+    if len(values) == 3 and shape_of(values[1]) == (n,) and math.prod(shape_of(values[2])) in (1, n):
+        return
+    shapes = ", ".join(str(shape_of(value)) for value in values)
+    raise DriverError(
+        f"{policy} reads a noise scale, {n} compute times and one iteration time; it was given {len(values)} values"
+        f"{f' of shapes {shapes}' if values else ''}. For instance:\n"
+        f"    seconds = comm.all_gather(mon.compute_seconds())\n"
+        f"    iteration = comm.all_reduce(mon.iteration_seconds(), op='max')\n"
+        f"    ctrl.hook(ctrl.{policy}(), noise, seconds, iteration)"
+    )
 
 
 def idle_seconds(seconds: np.ndarray, iteration: float) -> float:

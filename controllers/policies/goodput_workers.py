@@ -20,7 +20,7 @@ from controllers.timing.seconds import active_of
 from controllers.timing.time_model import TimeModel
 
 from .efficiency import Bounds, efficiency, round_batch
-from .goodput import CANDIDATES, idle_seconds, read_signals
+from .goodput import CANDIDATES, check_signals, idle_seconds, read_signals
 from .noise_workers import check_workers, within_growth, worker_bounds
 
 MOST_NUMBERS = 12  # of workers that are compared at one decision
@@ -152,7 +152,7 @@ def goodput_workers(
         )
 
     reads = ("noise_scale", "seconds", "iteration_seconds")
-    return Policy(init, update, "goodput_workers", reads)
+    return Policy(init, update, "goodput_workers", reads, check_signals)
 
 
 def _team(observation: Observation, fit: BatchTime, workers: int) -> _Team:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
@@ -10,7 +11,7 @@ from adaptive.extend import Decision, Observation, split
 from controllers._policy import Policy
 from controllers.predictors.arx import arx
 from controllers.predictors.base import Predictor, PredictorState, best_of, known, memoryless, moving_average
-from controllers.timing.seconds import active_of, inputs_of, seconds_of, shares_of
+from controllers.timing.seconds import active_of, check_times, inputs_of, seconds_of, shares_of
 
 
 class LbBspState(NamedTuple):
@@ -75,4 +76,5 @@ def lb_bsp(predictor: Predictor | None = None, *, n_inputs: int = 0, dead_band: 
             return None
         return Decision(shares=tuple(map(float, sizes)))
 
-    return Policy(init, update, "lb_bsp", ("seconds", "cpu_available", "memory_available"))
+    reads = ("seconds", "cpu_available", "memory_available")
+    return Policy(init, update, "lb_bsp", reads, partial(check_times, n_inputs=n_inputs))

@@ -8,7 +8,7 @@ import numpy as np
 
 from adaptive.extend import Decision, Observation, split
 from controllers._policy import Policy
-from controllers.timing.seconds import active_of, inputs_of, seconds_of
+from controllers.timing.seconds import active_of, check_times, inputs_of, seconds_of
 from controllers.timing.steady_times import SteadyTimes
 
 LONGEST_WINDOW = 64
@@ -100,4 +100,4 @@ def leader_straggler(*, step: int = 5, window: int = 10, gap: float = 0.03, min_
         sizes[straggler] -= moved
         return Decision(shares=tuple(map(float, sizes))), state._replace(pair=np.array([leader, straggler]))
 
-    return Policy(init, update, "leader_straggler", ("seconds", "memory_available"))
+    return Policy(init, update, "leader_straggler", ("seconds", "memory_available"), check_times)

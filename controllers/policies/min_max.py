@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
@@ -11,7 +12,7 @@ from controllers._policy import Policy
 from controllers.predictors.base import Predictor, PredictorState, known
 from controllers.timing.allocate import allocate, level_of_lines, water_level
 from controllers.timing.batch_time import BatchTime
-from controllers.timing.seconds import active_of, inputs_of, seconds_of, shares_of
+from controllers.timing.seconds import active_of, check_times, inputs_of, seconds_of, shares_of
 from controllers.timing.time_model import TimeModel
 
 from .promises import Promises
@@ -221,7 +222,7 @@ def min_max(
     def worth_it(now: float, then: float, band: float) -> bool:
         return now - then > band * now and (now - then) * horizon > switch_seconds
 
-    return Policy(init, update, "min_max", ("seconds",))
+    return Policy(init, update, "min_max", ("seconds",), partial(check_times, n_inputs=n_inputs))
 
 
 def _split(

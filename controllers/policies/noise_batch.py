@@ -5,7 +5,7 @@ from __future__ import annotations
 from adaptive.extend import Decision, Observation
 from controllers._policy import Policy
 
-from .efficiency import Bounds, efficiency_cap, read_noise, round_batch
+from .efficiency import Bounds, check_noise, efficiency_cap, read_noise, round_batch
 
 
 def noise_batch(
@@ -82,7 +82,7 @@ def noise_batch(
         note = f"batch {current} to {batch}: the noise scale is {noise.scale:.4g} ({bounds})"
         return Decision(global_batch=batch, notes=(note,)), state
 
-    return Policy(lambda n_workers: (), update, "noise_batch", ("noise_scale",))
+    return Policy(lambda n_workers: (), update, "noise_batch", ("noise_scale",), check_noise)
 
 
 def between(current: float, noise: Bounds, factor: float, *, confident: bool) -> float:

@@ -7,7 +7,7 @@ import math
 from adaptive.extend import Decision, Observation
 from controllers._policy import Policy
 
-from .efficiency import read_noise
+from .efficiency import check_noise, read_noise
 from .noise_batch import between
 
 
@@ -80,7 +80,7 @@ def noise_workers(
         note = f"workers {current} to {n}, batch {batch}: the noise scale is {noise.scale:.4g} ({bounds})"
         return Decision(global_batch=batch, workers=n, notes=(note,)), state
 
-    return Policy(lambda n_workers: (), update, "noise_workers", ("noise_scale",))
+    return Policy(lambda n_workers: (), update, "noise_workers", ("noise_scale",), check_noise)
 
 
 def check_workers(policy: str, min_workers: int | None, max_workers: int | None) -> None:

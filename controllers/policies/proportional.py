@@ -8,7 +8,7 @@ import numpy as np
 
 from adaptive.extend import Decision, Limits, Observation, split
 from controllers._policy import Policy
-from controllers.timing.seconds import active_of, seconds_of, shares_of
+from controllers.timing.seconds import active_of, check_seconds, seconds_of, shares_of
 from controllers.timing.steady_times import SteadyTimes
 
 
@@ -110,7 +110,7 @@ def proportional(
         changed = total if total != observation.global_batch else None
         return Decision(global_batch=changed, shares=sizes)
 
-    return Policy(init, update, "proportional", ("seconds",))
+    return Policy(init, update, "proportional", ("seconds",), check_seconds)
 
 
 def proportional_step(sizes: np.ndarray, seconds: np.ndarray) -> np.ndarray:

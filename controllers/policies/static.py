@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import jax
 import numpy as np
@@ -55,15 +56,23 @@ def static_proportional(capacities: Sequence[float] | None = None) -> Policy:
             return None, state
         return Decision(shares=tuple(map(float, sizes))), state
 
-    return Policy(lambda n_workers: (), update, "static_proportional", ("capacities",))
+    def check(values: tuple[Any, ...], n_workers: int, name: str) -> None:
+        del name
+        _check(capacities if capacities is not None else values[0] if values else None, n_workers)
+
+    return Policy(lambda n_workers: (), update, "static_proportional", ("capacities",), check)
 
 
 def _capacities(observation: Observation, given: Sequence[float] | None) -> np.ndarray:
-    n = len(observation.batch_sizes)
     value = given if given is not None else observation.values[0] if observation.values else None
+    _check(value, len(observation.batch_sizes))
+    return np.asarray(value, np.float64)
+
+
+def _check(value: Any, n: int) -> None:
     if value is None or np.shape(value) != (n,):
+        got = f"shape {value.shape}" if hasattr(value, "shape") else repr(value)
         raise DriverError(
-            f"static_proportional needs {n} capacities, one per worker; got {value!r}. Give them, or gather them:\n"
+            f"static_proportional needs {n} capacities, one per worker; got {got}. Give them, or gather them:\n"
             f"    ctrl.hook(ctrl.static_proportional(), comm.all_gather(ctrl.cores()))"
         )
-    return np.asarray(value, np.float64)

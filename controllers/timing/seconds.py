@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -10,18 +11,39 @@ from adaptive import DriverError
 from adaptive.extend import Observation
 
 
+def check_seconds(values: Sequence[Any], n_workers: int, policy: str) -> None:
+    """Raise unless the hook's first value is a time per worker, and one by which they can be told apart.
+
+    Args:
+      values: shapes, when a program is built: see `Policy.check`; or what a step has brought.
+    """
+    if not values or shape_of(values[0]) != (n_workers,):
+        got = f"shape {shape_of(values[0])}" if values else "nothing"
+        raise DriverError(
+            f"{policy} reads one time per worker, shape ({n_workers},); it was given {got}. Gather them:\n"
+            + _what_to_write(policy)
+        )
+    if getattr(values[0], "sources", frozenset()) == {"iteration_seconds"}:
+        raise DriverError(
+            f"{policy} reads the seconds that each worker computed; it was given those of the whole step "
+            "(iteration_seconds), which are the same on all workers, since all wait for the slowest. Write:\n"
+            + _what_to_write(policy)
+        )
+
+
+def _what_to_write(policy: str) -> str:
+    return f"    seconds = comm.all_gather(mon.compute_seconds())\n    ctrl.hook(ctrl.{policy}(), seconds)"
+
+
+def shape_of(value: Any) -> tuple[int, ...]:
+    """Of an array, a number, or of what is known of one when a program is built; `()` of what is no array at all."""
+    return np.shape(value) if hasattr(value, "shape") or not isinstance(value, tuple) else ()
+
+
 def seconds_of(observation: Observation, policy: str) -> np.ndarray:
     """The hook's first value, checked to be a number per worker; shape=(n,)."""
-    n = len(observation.batch_sizes)
-    values: tuple[Any, ...] = observation.values
-    if not values or np.shape(values[0]) != (n,):
-        got = f"shape {np.shape(values[0])}" if values else "nothing"
-        raise DriverError(
-            f"{policy} reads one time per worker, shape ({n},); it was given {got}. Gather them:\n"
-            f"    seconds = comm.all_gather(mon.compute_seconds())\n"
-            f"    ctrl.hook(ctrl.{policy}(), seconds)"
-        )
-    return np.asarray(values[0], np.float64)
+    check_seconds(observation.values, len(observation.batch_sizes), policy)
+    return np.asarray(observation.values[0], np.float64)
 
 
 def active_of(observation: Observation) -> np.ndarray:
@@ -36,19 +58,32 @@ def shares_of(split: np.ndarray, active: np.ndarray, n_workers: int) -> tuple[fl
     return tuple(shares.tolist())
 
 
-def inputs_of(observation: Observation, policy: str, expected: int | None = None) -> np.ndarray:
-    """The hook's further values, each checked to be a number per worker; shape=(n, how many). As many as `expected`,
-    unless that is for the policy to say."""
-    n, further = len(observation.batch_sizes), observation.values[1:]
+def check_inputs(values: Sequence[Any], n_workers: int, policy: str, expected: int | None = None) -> None:
+    """Raise unless the hook's further values are a number per worker each; and as many as `expected`, unless that is
+    for the policy to say."""
+    further = values[1:]
     if expected is not None and len(further) != expected:
         raise ValueError(
             f"{policy} was made for {expected} inputs behind the times, and was given {len(further)}. Make it with "
             f"n_inputs={len(further)}, and a predictor that reads them, such as arx()."
         )
     for value in further:
-        if np.shape(value) != (n,):
+        if shape_of(value) != (n_workers,):
             raise DriverError(
-                f"{policy} reads one number per worker, shape ({n},), behind the times; it was given shape "
-                f"{np.shape(value)}. Gather them:  comm.all_gather(mon.cpu_available())"
+                f"{policy} reads one number per worker, shape ({n_workers},), behind the times; it was given shape "
+                f"{shape_of(value)}. Gather them:  comm.all_gather(mon.cpu_available())"
             )
+
+
+def check_times(values: Sequence[Any], n_workers: int, policy: str, *, n_inputs: int | None = None) -> None:
+    """For policies that read seconds and further numbers: their `check`."""
+    check_seconds(values, n_workers, policy)
+    check_inputs(values, n_workers, policy, n_inputs)
+
+
+def inputs_of(observation: Observation, policy: str, expected: int | None = None) -> np.ndarray:
+    """The hook's further values, each checked to be a number per worker; shape=(n, how many). As many as `expected`,
+    unless that is for the policy to say."""
+    n, further = len(observation.batch_sizes), observation.values[1:]
+    check_inputs(observation.values, n, policy, expected)
     return np.stack([np.asarray(v, np.float64) for v in further], axis=1) if further else np.zeros((n, 0))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -9,6 +11,7 @@ import pytest
 
 import adaptive as ad
 import collectives as comm
+from adaptive.base.errors import CollectiveError
 from adaptive.operators.collectives import collective_p
 from adaptive.runtime.local_world import LocalWorld
 
@@ -108,3 +111,48 @@ def test_what_is_no_mean_over_the_workers_is_refused(call, says):
     with pytest.raises(ad.CollectiveError) as caught:
         traced(lambda s, b: (s + call(b["y"].mean()), {}), 0.0)
     assert says in str(caught.value)
+
+
+def driver_with_a_mesh_of_its_own(axis, *, scanned=False, ours=False):
+    """A loss that is summed by jax.shard_map over an axis of one device, called `axis`."""
+    mesh = jax.sharding.Mesh(np.array(jax.local_devices()[:1]), (axis,))
+    spec = jax.sharding.PartitionSpec
+
+    @partial(jax.shard_map, mesh=mesh, in_specs=spec(axis), out_specs=spec())
+    def total(x):
+        return jax.lax.psum(x.sum(0), axis)
+
+    def driver(w, batch):
+        def loss_fn(w):
+            errors = (batch["x"] @ w - batch["y"]) ** 2
+            if ours:
+                errors = errors + pmean(batch["y"].mean())
+            if scanned:
+                return jax.lax.scan(lambda c, x: (c + total(x[None]), 0), 0.0, errors)[0] / 8
+            return total(errors) / 8
+
+        loss, grads = comm.all_reduce(jax.value_and_grad(loss_fn)(w))
+        return w - grads, {"loss": loss}
+
+    return driver
+
+
+@pytest.mark.parametrize("options", [{}, {"scanned": True}, {"ours": True}], ids=str)
+def test_a_drivers_own_axis_may_be_called_as_the_workers_is(options):
+    def course(axis):
+        driver = driver_with_a_mesh_of_its_own(axis, **options)
+        with ad.Program(driver, W, make_data(), global_batch=24, world=LocalWorld(3), resizable=False) as program:
+            return [float(report.metrics["loss"]) for report in program.run(steps=3)]
+
+    assert course("workers") == course("devices")
+
+
+def test_within_another_axis_the_workers_are_still_the_workers():
+    def driver(w, batch):
+        mesh = jax.sharding.Mesh(np.array(jax.local_devices()[:1]), ("devices",))
+        spec = jax.sharding.PartitionSpec("devices")
+        within = jax.shard_map(pmean, mesh=mesh, in_specs=spec, out_specs=spec, check_vma=False)
+        return w, {"x": comm.all_reduce(within(batch["y"]).sum())}
+
+    with pytest.raises(CollectiveError, match=r"pmean \(test_axis.py:\d+\) stands inside shard_map"):
+        traced(driver, W)

@@ -52,6 +52,13 @@ def test_what_is_nested_is_found_however_deep():
     assert [len(j.invars) for j in jaxprs.nested(eqn)]
 
 
+def test_axes_that_nested_equations_have_of_their_own_are_known():
+    mesh, spec = jax.sharding.Mesh(np.array(jax.local_devices()[:1]), ("rows",)), jax.sharding.PartitionSpec("rows")
+    total = jax.shard_map(lambda x: jax.lax.psum(x, "rows"), mesh=mesh, in_specs=spec, out_specs=spec, check_vma=False)
+    assert jaxprs.axes_of(the("shard_map", equations(total, jnp.ones(2)))) == {"rows"}
+    assert not jaxprs.axes_of(the("scan", equations(lambda x: jax.lax.map(jnp.sin, x), jnp.ones(3))))
+
+
 def test_what_nested_functions_close_over_is_found():
     table = np.arange(3.0)
     eqn = the(

@@ -18,9 +18,16 @@ WORLDS = {
     "mpi-two-devices": lambda: comm.MPIWorld(devices=jax.local_devices()[:2]),
     "mpi-uneven": lambda: comm.MPIWorld(devices=jax.local_devices()[: 1 + _rank()]),
     "jax": lambda: comm.JaxWorld(jax.local_devices()[:1]),
+    "jax-by-xla": lambda: _by_xla(comm.JaxWorld(jax.local_devices()[:1])),
     "jax-uneven": lambda: comm.JaxWorld(jax.local_devices()[: 1 + jax.process_index()]),
 }
 KINDS = os.environ.get("TESTS_WORLD", "solo devices").split()
+
+
+def _by_xla(world):
+    """As on several hosts, which share no memory."""
+    world._memory = None
+    return world
 
 
 def _rank() -> int:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -13,6 +15,7 @@ import collectives as comm
 import controllers as ctrl
 import monitors as mon
 from adaptive.base.errors import CollectiveError, DisagreementError, MembersError, WorkerError
+from collectives.worlds import by_memory
 from tests.program.problems import ADAM, adam_state, build, descend, make_data, mean_loss
 
 
@@ -22,6 +25,15 @@ def world():
     with comm.JaxWorld(jax.local_devices()[:1]) as world:
         assert world.processes > 1
         yield world
+
+
+@pytest.fixture(params=["by memory", "by XLA"])
+def either(world, monkeypatch, request):
+    """That world, whose processes of one host share memory; and without it, as on several hosts."""
+    assert world._memory is not None
+    if request.param == "by XLA":
+        monkeypatch.setattr(world, "_memory", None)
+    return world
 
 
 def send(world, *values, status=0):
@@ -74,14 +86,16 @@ def test_devices_of_another_process_are_refused():
 
 
 @pytest.mark.parametrize("status", [0, 3, 124, 125, 1000])
-def test_a_status_of_any_length_is_summed_over_processes(world, status):
+def test_a_status_of_any_length_is_summed_over_processes(either, status):
+    world = either
     results, arrived = send(world, jnp.full(300, 2.0), status=status)
     np.testing.assert_array_equal(arrived, np.full(status, world.processes, np.float32))
     np.testing.assert_array_equal(results[0][1], np.full(300, 2.0 * world.size))
 
 
-@pytest.mark.parametrize("n", [4, 400])  # by the frame, and by XLA
-def test_sums_overflow_and_keep_nans_as_elsewhere(world, n):
+@pytest.mark.parametrize("n", [4, 400])  # in the frame, and behind it
+def test_sums_overflow_and_keep_nans_as_elsewhere(either, n):
+    world = either
     most = np.finfo(np.float32).max
     x = np.resize(np.array([most, -most, np.nan, 1.0], np.float32), n)
     results, _ = world.exchange([[jax.device_put(x, d)] for d in world.devices], ["sum"], np.zeros(0, np.float32))
@@ -93,6 +107,7 @@ def test_a_layout_is_compiled_once_and_before_the_frame(world, monkeypatch):
     jax.monitoring.register_event_duration_secs_listener(lambda name, *_, **__: compiled.append(name))
     try:
         announce = world._frame.announce
+        monkeypatch.setattr(world, "_memory", None)
         monkeypatch.setattr(world._frame, "announce", lambda number: (compiled.append("frame"), announce(number)))
         for _ in range(2):
             send(world, jnp.ones((7, 11)))
@@ -102,7 +117,53 @@ def test_a_layout_is_compiled_once_and_before_the_frame(world, monkeypatch):
     assert backend[-3:] == ["backend_compile_duration", "frame", "frame"]
 
 
-def test_processes_that_send_different_messages_are_told(world):
+def test_what_is_larger_than_a_row_of_shared_memory_goes_through_it_in_several_loads(world, monkeypatch):
+    """Parts of all kinds, as by XLA; and whoever looks is shown each element once."""
+    rng = np.random.default_rng(world.rank)
+    sizes = [(3000,), (), (40, 50), (0,), (7,), (5000,)]
+    dtypes = [np.float32, np.float32, np.int32, np.float32, np.complex64, np.uint8]
+    ops = ["sum", "max", "sum", "sum", "sum", "min"]
+    values = [rng.integers(-(2**31), 2**31, size) for size in sizes]
+    parts = [jnp.asarray(np.asarray(x).astype(dtype)) for x, dtype in zip(values, dtypes, strict=True)]
+    seen = [np.zeros(int(np.prod(size)), int) for size in sizes]
+
+    def exchanged(look=None):
+        results, _ = world.exchange([[jnp.ones(1), *parts]], ["sum", *ops], np.zeros(0, np.float32), look=look)
+        return [np.array(x) for x in results[0][1:]]
+
+    def look(part, start, piece):
+        seen[part - 1][start : start + len(piece)] += 1
+
+    monkeypatch.setattr(by_memory, "ROW", 4096)
+    by_memory._loads.cache_clear()
+    try:
+        found = [exchanged(look), exchanged(), exchanged()]
+        laid = by_memory._loads(tuple((x.size, x.dtype.itemsize) for x in parts))
+        assert len(laid) > 5
+    finally:
+        by_memory._loads.cache_clear()
+    assert all((times == 1).all() for times in seen)
+    monkeypatch.setattr(world, "_memory", None)
+    for i, wanted in enumerate(exchanged()):
+        for results in found:
+            np.testing.assert_allclose(results[i], wanted, rtol=1e-6)
+            assert results[i].dtype == wanted.dtype
+
+
+def test_results_by_memory_stay_until_the_second_next_message(world):
+    """Which may be large, and come to one process later than to the other."""
+    kept = []
+    for step in range(6):
+        if step % 2 == world.rank % 2:
+            time.sleep(0.01)
+        results, _ = send(world, jnp.full(1_500_000, float(step)))
+        kept.append(results[0][1])
+        for ago in (0, 1)[: step + 1]:
+            np.testing.assert_array_equal(kept[-1 - ago], np.full(1_500_000, (step - ago) * world.size, np.float32))
+
+
+def test_processes_that_send_different_messages_are_told(either):
+    world = either
     n = 500 + world.rank
     before = world.waited
     with pytest.raises(DisagreementError) as e:
@@ -190,7 +251,8 @@ def test_listing_1_takes_the_course_of_one_process_with_as_many_devices(world):
         np.testing.assert_allclose(mine, other, rtol=1e-12, atol=1e-15)
 
 
-def test_small_parts_that_are_reduced_alike_travel_as_one(world):
+def test_small_parts_that_are_reduced_alike_travel_as_one(world, monkeypatch):
+    monkeypatch.setattr(world, "_memory", None)
     row = [
         jax.device_put(x) for x in (np.ones(3, np.float32), np.float32(2), np.ones((2, 2), np.float32), np.arange(4))
     ]

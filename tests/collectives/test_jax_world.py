@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import os
+import pickle
 import re
 from pathlib import Path
 
 import pytest
 
+from collectives.worlds.by_memory import ROW, shared_rows
 from tests.jaxrun import HEARTBEAT, free_address, run
 from tests.mpirun import run as mpirun
 
@@ -56,11 +59,55 @@ def test_the_suite_on_processes(processes, kind):
         (2, "jax", [PROGRAM / f"test_{name}.py" for name in ("bad_input", "not_finite", "trace", "hyperparameters")]),
         (2, "jax-two-devices", [MEETINGS, *(PROGRAM / f"test_{name}.py" for name in ("federated", "own_collectives"))]),
         (3, "jax", [PROGRAM / "test_same_mathematics.py"]),
+        (2, "jax-by-xla", [SUITE]),
     ],
-    ids=["errors and mathematics", "programs", "two devices", "three processes"],
+    ids=["errors and mathematics", "programs", "two devices", "three processes", "by XLA"],
 )
 def test_programs(processes, kind, files):
     assert run_suite(kind, processes, *files) >= 8
+
+
+# --- memory that they share -------------------------------------------------------------------------------------------
+
+
+def shared(hosts, told=lambda own: own, wanted=True):
+    """What the first of two processes gets, and how many of its files are open then."""
+    before = set(os.listdir("/proc/self/fd"))
+    rows = shared_rows(0, hosts, lambda own: [told(own), own], wanted=wanted)
+    return rows, len(set(os.listdir("/proc/self/fd")) - before)
+
+
+def test_processes_share_memory_where_all_can():
+    rows, open_files = shared(["here", "here"])
+    assert (rows.shape, open_files) == ((3, ROW), 1)  # which Python keeps as long as the memory
+    rows[:] = 1
+    for hosts in (["here"], ["here", "there"]):
+        assert shared(hosts) == (None, 0)
+    assert shared(["here", "here"], wanted=False) == (None, 0)
+
+
+def test_a_file_that_is_not_the_memory_is_never_opened(tmp_path):
+    """Two hosts of one name: what has that number here is anything."""
+    opened = []
+
+    def another(own):
+        if not opened and own:
+            rank, pid, _, title = pickle.loads(own)
+            file = os.open(tmp_path / title, os.O_RDWR | os.O_CREAT)
+            opened.append(file)
+            return pickle.dumps((rank, pid, file, title))
+        return own
+
+    try:
+        assert shared_rows(0, ["here", "here"], lambda own: [another(own), own], wanted=True) is None
+    finally:
+        os.close(opened[0])
+
+
+def test_memory_that_one_cannot_have_nobody_has():
+    answers = iter([None, [b"it has it", b""]])
+    rows = shared_rows(0, ["here", "here"], lambda own: next(answers) or [own, own], wanted=True)
+    assert rows is None
 
 
 # --- one is lost ------------------------------------------------------------------------------------------------------
@@ -71,15 +118,18 @@ from tests.jaxrun import join
 join()
 import jax, numpy as np
 import adaptive as ad, collectives as comm
+from collectives.worlds.by_memory import ByMemory
 from collectives.worlds.sharded import Sharded
 
 how, lost = sys.argv[1], int(sys.argv[2])
 with comm.world(patience=3) as world:
     comm.all_reduce(np.ones(1000, np.float32), op="sum")
+    if how.endswith("by XLA"): world._memory = None
     if world.rank == lost:
         match how:
             case "killed": os.kill(os.getpid(), signal.SIGKILL)
-            case "killed in a message": Sharded.reduce = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
+            case "killed in a message": ByMemory.reduce = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
+            case "killed in a message by XLA": Sharded.reduce = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
             case "stopped": os.kill(os.getpid(), signal.SIGSTOP)
             case "over": sys.exit(3)
             case "raises": raise ZeroDivisionError
@@ -105,7 +155,8 @@ def script(tmp_path):
     [
         ("killed", 1, 2, "rank 0 of 2 has lost the others in all_reduce.*: rank 1 has closed its line"),
         ("killed", 2, 3, r"rank \d of 3 has lost the others in all_reduce.*: rank \d has closed its line"),
-        ("killed in a message", 1, 2, "rank 0 of 2 has lost the others in all_reduce.*Gloo"),
+        ("killed in a message", 1, 2, "rank 0 of 2 has lost the others in all_reduce.*: rank 1 has closed its line"),
+        ("killed in a message by XLA", 1, 2, "rank 0 of 2 has lost the others in all_reduce.*Gloo"),
         ("over", 1, 2, "rank 1 failed in its JaxWorld's block: SystemExit: 3"),
         ("raises", 0, 2, "rank 0 failed in its JaxWorld's block: ZeroDivision"),
     ],
