@@ -41,6 +41,7 @@ from .frame import Frame
 from .inbox import Inbox, Layout, check_dtypes, from_keys, keys, round_to
 from .launch import check_agreement, no_mpi
 from .meeting import why_not
+from .on_accelerators import OnAccelerators
 from .on_processes import Apart
 from .operations import CLOSE, FAILURE, Farewell, Message, Operation
 from .patience import SECONDS, checked, introduce, watch
@@ -133,6 +134,7 @@ class MPIWorld(Starting, InTurn, Staff, Scope):
         self._frame = Frame()
         self._watch: Watch | None = None
         self._ways: Ways | None = None
+        self._on_devices = OnAccelerators(mpi, self.devices[0])
         everyone = Together(whole, all_processes(whole, host, len(self.devices)))
         self.respawn, self.spawns = respawn, max_workers is not None
         if offered is None:
@@ -179,8 +181,7 @@ class MPIWorld(Starting, InTurn, Staff, Scope):
             named = [j for j, op in enumerate(ops) if isinstance(op, str)]
             local = self._local.start([[row[j] for j in named] for row in parts], [ops[j] for j in named], status)
         elif self.devices[0].platform != "cpu":
-            for x in parts[0]:
-                x.copy_to_host_async()
+            self._copy_to_host(parts[0], ops)
         return WhenWaitedFor(partial(self._wait_for, local, parts, ops, status, channel, about, more, look, step))
 
     def _wait_for(
@@ -202,8 +203,7 @@ class MPIWorld(Starting, InTurn, Staff, Scope):
             named = iter(local.wait()[0][0])
             row = [next(named) if isinstance(op, str) else x for x, op in zip(row, ops, strict=True)]
             if not on_cpu:
-                for x in row:
-                    x.copy_to_host_async()
+                self._copy_to_host(row, ops)
         # np.asarray is free of copies on CPU. Part 0 is copied all the same: the status goes into it.
         sent: Sequence[Any] = [np.asarray(x) for x in row] if on_cpu else row
         layout = tuple((x.shape, x.dtype, op) for x, op in zip(row, ops, strict=True))
@@ -221,8 +221,18 @@ class MPIWorld(Starting, InTurn, Staff, Scope):
             )
             if self._ways is not None and inbox.large:
                 self._ways.begin(message, (channel, inbox.name), fixed=self.deterministic)
+            on_devices = self._on_devices
+            on_devices.begin(message, channel, {j: row[j] for j in on_devices.numbers(row, ops)}, large=inbox.large)
             self._do(message)
-        return apart.in_place(inbox.arrays(self.devices), self.devices), message.arrived
+            results = on_devices.taken()
+        return apart.in_place(inbox.arrays(self.devices, results), self.devices), message.arrived
+
+    def _copy_to_host(self, row: Parts, ops: Sequence[Reduction]) -> None:
+        """Begin to, of what goes through the host."""
+        stays = self._on_devices.numbers(row, ops)
+        for j, x in enumerate(row):
+            if j not in stays:
+                x.copy_to_host_async()
 
     def _reduce_all(
         self, inbox: Inbox, sent: Sequence[Any], ops: Sequence[Reduction], apart: Apart, look: LookAtPiece | None
@@ -234,15 +244,16 @@ class MPIWorld(Starting, InTurn, Staff, Scope):
         else:
             round_to(travelling, first)
         for j, op in enumerate(ops[1:], 1):
-            if isinstance(op, str):
+            if isinstance(op, str) and j not in self._on_devices.results:
                 self._reduce(np.asarray(sent[j]), inbox.buffers[j], op, j, look)
         if apart.numbers:
             apart.reduce(self.comm, self.members, [process.seats for process in self._together.everyone])
         return inbox.free.astype(first.dtype)
 
     def way(self, channel: Hashable) -> str:
-        """How messages of a channel go over several hosts, in words: the protocol of `World`."""
-        return "" if self._ways is None else self._ways.in_words(channel)
+        """How messages of a channel go, over several hosts or from GPUs, in words: the protocol of `World`."""
+        between_hosts = "" if self._ways is None else self._ways.in_words(channel)
+        return "; ".join(filter(None, [self._on_devices.in_words(channel), between_hosts]))
 
     def why_no_board(self) -> str:
         """Why there can be none: the protocol of `OffersBoards`."""
@@ -434,6 +445,7 @@ class MPIWorld(Starting, InTurn, Staff, Scope):
         if self._ways is not None:
             self._ways.free()
         self._ways = several_ways(self._mpi, together, survives=self.survives)
+        self._on_devices.of(together)
         carried = {seat for process in together.everyone for seat in process.seats}
         self.unattended = tuple(seat for seat in range(self.size) if seat not in carried)
 

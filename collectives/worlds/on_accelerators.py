@@ -1,0 +1,324 @@
+"""Large sums from the memory of devices to the memory of devices, where MPI reads and writes that: CUDA-aware MPI.
+
+Each process adds up one slice of what all have, and then gives it to all, so it sends and receives as many bytes as in
+an all-reduce. MPI only carries bytes; what is added up is added up by XLA, on the devices. An `Allreduce` of MPI's own
+would not do: Open MPI copies such buffers to the host, to memory that is not even pinned, and adds up there.
+
+    parts      JAX's; packed into one array, a row for each process
+    arriving   where MPI writes, and nobody else: not handed out, and not used again
+    results    arrays that XLA has made out of these, like any others, so whoever gets them may do with them as he likes
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from functools import lru_cache, partial, reduce
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from adaptive.extend import Reduction
+
+from .operations import Message
+from .processes import Together
+from .ways import is_large
+
+GROUP_BYTES = 128 << 20  # of parts that are packed together. Up to four times that is taken for as long as they travel
+KEPT_CHANNELS = 64  # a program has one for each of its messages; eager calls may have any number
+
+_AT_A_TIME = 1 << 30  # bytes of one message: MPI counts with 32 bits
+_TAG = 7104
+_MPICH_CUDA = 0  # MPIX_GPU_SUPPORT_CUDA
+
+Parts = Mapping[int, jax.Array]  # of one message, by their numbers
+
+
+class Reach(NamedTuple):
+    """Which memory MPI reaches for one process.
+
+    Attributes:
+      why_not: why it does not reach that of this process's device, in words; "" where it does.
+      device: which one that is: for processes on one host.
+      seen: all that this process sees. MPI maps another process's memory into this one, for which the driver has to
+        know the device; Open MPI ends the job where it does not.
+    """
+
+    why_not: str
+    device: bytes = b""
+    seen: tuple[bytes, ...] = (b"",)
+
+
+class OnAccelerators:
+    """Whether large sums go from device to device, and how. One message at a time.
+
+    Attributes:
+      results: of the message that was begun last, the parts that have gone so.
+    """
+
+    def __init__(self, mpi: Any, device: jax.Device):
+        self._mpi, self._device, self._own = mpi, device, reach(mpi, device)
+        self._why: str | None = None  # they go through the host; "" if they do not, `None` if that is not known yet
+        self._channels: dict[Hashable, None] = {}  # whose messages have large sums, the latest last
+        self._held: list[tuple[Any, Any]] = []  # of operations that have failed: a request, and what it may write into
+        self.results: Parts = {}
+
+    def of(self, together: Together) -> None:
+        """Of these processes from now on. They agree on it in the first message that has large sums."""
+        self._together, self._why = together, None
+
+    def numbers(self, parts: Sequence[Any], ops: Sequence[Reduction]) -> list[int]:
+        """Which parts may go so. Part 0 does not: the status rides in it."""
+        if self._why or self._own.why_not:
+            return []
+        return [j for j in range(1, len(parts)) if is_large(ops[j], parts[j].nbytes)]
+
+    def begin(self, message: Message, channel: Hashable, parts: Parts, *, large: bool) -> None:
+        """Have large sums go from device to device, if all processes can.
+
+        Args:
+          parts: those that could here; none where this process cannot.
+          large: whether there are such parts; the same on all processes.
+        """
+        self.results = {}
+        if not large or self._together.comm.size == 1:
+            return
+        self._channels.pop(channel, None)
+        self._channels[channel] = None
+        if len(self._channels) > KEPT_CHANNELS:
+            del self._channels[next(iter(self._channels))]
+        if self._why:
+            return
+        if parts:
+            make_current(self._device)
+        message.surround(partial(self._carry_out, message, parts), agreed=False)
+
+    def taken(self) -> Parts:
+        """The results of the message that was begun last, which are not kept."""
+        results, self.results = self.results, {}
+        return results
+
+    def _carry_out(self, message: Message, parts: Parts, others: Callable[[], np.ndarray]) -> np.ndarray:
+        comm = self._together.comm
+        if self._why is None:  # only here all are known to be about the same message
+            self._why = agreed(comm.allgather(self._own), one_host=self._together.one_host)
+        if not self._why:
+            message.agreed = True  # what lies on devices is not handed on
+            self.results = self._sum(comm, parts)
+        return others()
+
+    def in_words(self, channel: Hashable) -> str:
+        """How a channel's large sums go, in words; nothing on CPUs, or where none was sent."""
+        if channel not in self._channels or self._why is None or self._device.platform == "cpu":
+            return ""
+        return f"through the host: {self._why}" if self._why else "from device to device"
+
+    # --- the sums -----------------------------------------------------------------------------------------------------
+
+    def _sum(self, comm: Any, parts: Parts) -> Parts:
+        """Parts, summed over all ranks, on the device: bitwise the same on all, and in every run."""
+        self._held = [(request, room) for request, room in self._held if not _is_over(request)]
+        found: dict[int, jax.Array] = {}
+        for numbers in groups({j: (x.nbytes, x.dtype) for j, x in parts.items()}):
+            found.update(zip(numbers, self._sum_of_group(comm, [parts[j] for j in numbers]), strict=True))
+        return found
+
+    def _sum_of_group(self, comm: Any, parts: list[jax.Array]) -> list[jax.Array]:
+        size, rank = comm.size, comm.rank
+        rows = _pack(parts, size)
+        # Two rooms: one row for what each rank has of this one's slice, and one row for each slice's sum.
+        arriving = jnp.zeros((2, *rows.shape), rows.dtype, device=self._device)
+        jax.block_until_ready((rows, arriving))
+        at, room = _address(rows), _address(arriving)
+        nbytes = rows.nbytes // size
+        others = [other for other in range(size) if other != rank]
+        self._swap(
+            comm,
+            [(other, at + other * nbytes) for other in others],
+            [(other, room + other * nbytes) for other in others],
+            *(nbytes, (rows, arriving)),
+        )
+        own = jax.block_until_ready(_add_up(rows, arriving, rank))
+        self._swap(
+            comm,
+            [(other, _address(own)) for other in others],
+            [(other, room + (size + other) * nbytes) for other in others],
+            *(nbytes, (own, arriving)),
+        )
+        return jax.block_until_ready(_unpack(arriving, own, rank, tuple(x.shape for x in parts)))
+
+    def _swap(
+        self,
+        comm: Any,
+        sent: Sequence[tuple[int, int]],
+        received: Sequence[tuple[int, int]],
+        nbytes: int,
+        memory: Any,
+    ) -> None:
+        """Send to ranks what lies at addresses, and receive from ranks at others: `nbytes` each, within `memory`."""
+        under_way: list[Any] = []
+        try:
+            for other, address in received:
+                under_way += [comm.Irecv(piece, other, _TAG) for piece in self._pieces(address, nbytes)]
+            for other, address in sent:
+                under_way += [comm.Isend(piece, other, _TAG) for piece in self._pieces(address, nbytes)]
+            for request in under_way:
+                request.Wait()
+        except BaseException:
+            self._held += [(request, memory) for request in under_way if request]
+            raise
+
+    def _pieces(self, address: int, nbytes: int) -> Iterator[Any]:
+        for start in range(0, nbytes, _AT_A_TIME):
+            yield self._mpi.buffer.fromaddress(address + start, min(_AT_A_TIME, nbytes - start))
+
+
+def _is_over(request: Any) -> bool:
+    """Whether MPI is done with what it was given, by an error or not."""
+    with suppress(Exception):
+        request.Test()
+    return not request
+
+
+def groups(parts: Mapping[int, tuple[int, np.dtype]]) -> list[list[int]]:
+    """Parts that are packed together: neighbours of one type, as many as go into `GROUP_BYTES`; of larger ones one.
+
+    Args:
+      parts: bytes and type of each.
+    """
+    found: list[list[int]] = []
+    room, last = 0, None
+    for j, (nbytes, dtype) in parts.items():
+        if dtype != last or nbytes > room:
+            found.append([])
+            room, last = GROUP_BYTES, dtype
+        found[-1].append(j)
+        room -= nbytes
+    return found
+
+
+def _address(x: jax.Array) -> int:
+    return int(x.unsafe_buffer_pointer())
+
+
+@partial(jax.jit, static_argnums=1)
+def _pack(parts: list[jax.Array], size: int) -> jax.Array:
+    """All elements, in a row for each rank, the last of them filled up."""
+    flat = jnp.concatenate([x.reshape(-1) for x in parts])
+    return jnp.pad(flat, (0, -flat.size % size)).reshape(size, -1)
+
+
+@partial(jax.jit, static_argnums=2)
+def _add_up(rows: jax.Array, arriving: jax.Array, rank: int) -> jax.Array:
+    """This rank's slice of all, in the order of ranks."""
+    addends = [rows[rank] if other == rank else arriving[0, other] for other in range(len(rows))]
+    return reduce(jnp.add, addends)
+
+
+@partial(jax.jit, static_argnums=(2, 3))
+def _unpack(arriving: jax.Array, own: jax.Array, rank: int, shapes: tuple[tuple[int, ...], ...]) -> list[jax.Array]:
+    """The parts, out of all slices."""
+    flat = arriving[1].at[rank].set(own).reshape(-1)
+    sizes = [int(np.prod(shape)) for shape in shapes]
+    ends = np.cumsum(sizes)
+    return [flat[end - n : end].reshape(shape) for n, end, shape in zip(sizes, ends, shapes, strict=True)]
+
+
+# --- what MPI reaches -------------------------------------------------------------------------------------------------
+
+
+def agreed(everyone: Sequence[Reach], *, one_host: bool) -> str:
+    """Why large sums go through the host, or "".
+
+    Args:
+      everyone: by rank.
+      one_host: whether all are on one. Between several it depends on the network what is fast, which MPI does not say.
+    """
+    for rank, own in enumerate(everyone):
+        if own.why_not:
+            return own.why_not if len({r.why_not for r in everyone}) == 1 else f"on rank {rank} {own.why_not}"
+    if not one_host:
+        return "processes are on several hosts"
+    for rank, own in enumerate(everyone):
+        for other, its in enumerate(everyone):
+            if its.device not in own.seen:
+                return (
+                    f"rank {rank} does not see the GPU of rank {other}, as MPI has to (adaptive run --gpus-per-host 0)"
+                )
+    return ""
+
+
+def reach(mpi: Any, device: jax.Device) -> Reach:
+    """Which memory MPI reaches for this process. Local."""
+    why = why_not(mpi, device)
+    if why:
+        return Reach(why)
+    make_current(device)
+    return Reach("", *_seen(device.local_hardware_id))
+
+
+def why_not(mpi: Any, device: jax.Device) -> str:
+    """Why MPI is not to read the memory of a device, in words; "" where it is."""
+    if device.platform == "cpu":
+        return "there is no accelerator"
+    if "cuda" not in device.client.platform_version.lower():
+        return "devices are not NVIDIA's"
+    return "" if says_cuda(mpi) else "MPI is not CUDA-aware"
+
+
+def says_cuda(mpi: Any) -> bool:
+    """Whether MPI itself says that it takes CUDA's memory: what was built so, and not switched off."""
+    library = ctypes.CDLL(mpi.__file__)  # what mpi4py has loaded is found through it
+    if hasattr(library, "MPIX_Query_cuda_support"):  # Open MPI, and MPICH
+        return bool(library.MPIX_Query_cuda_support())
+    if hasattr(library, "MPIX_GPU_query_support"):  # others that come from MPICH
+        answer = ctypes.c_int(0)
+        return library.MPIX_GPU_query_support(_MPICH_CUDA, ctypes.byref(answer)) == 0 and bool(answer.value)
+    return False
+
+
+@lru_cache
+def _driver() -> Any:
+    return ctypes.CDLL("libcuda.so.1")
+
+
+def _seen(number: int) -> tuple[bytes, tuple[bytes, ...]]:
+    """Names of a GPU, and of all that this process sees."""
+    count = ctypes.c_int(0)
+    _driver().cuDeviceGetCount(ctypes.byref(count))
+    names = tuple(_uuid(i) for i in range(count.value))
+    return names[number], names
+
+
+def _uuid(number: int) -> bytes:
+    name = ctypes.create_string_buffer(16)
+    _driver().cuDeviceGetUuid_v2(name, _handle(number))
+    return name.raw
+
+
+def _handle(number: int) -> ctypes.c_int:
+    handle = ctypes.c_int(0)
+    _driver().cuDeviceGet(ctypes.byref(handle), number)
+    return handle
+
+
+def make_current(device: jax.Device) -> None:
+    """Give this thread the context that JAX uses on a GPU, if it has none: MPI asks the driver by it, and where it
+    does so in vain, it goes through the host ever after. On a CPU there is nothing to do.
+    """
+    if device.platform == "cpu":
+        return
+    context = ctypes.c_void_p()
+    _driver().cuCtxGetCurrent(ctypes.byref(context))
+    if context.value is None:
+        _driver().cuCtxSetCurrent(_context(device.local_hardware_id))
+
+
+@lru_cache
+def _context(number: int) -> ctypes.c_void_p:
+    context = ctypes.c_void_p()
+    _driver().cuDevicePrimaryCtxRetain(ctypes.byref(context), _handle(number))
+    return context
