@@ -33,6 +33,7 @@ KEPT_CHANNELS = 64  # a program has one for each of its messages; eager calls ma
 _AT_A_TIME = 1 << 30  # bytes of one message: MPI counts with 32 bits
 _TAG = 7104
 _MPICH_CUDA = 0  # MPIX_GPU_SUPPORT_CUDA
+_DEVICE_ORDINAL = 9  # CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL
 
 Parts = Mapping[int, jax.Array]  # of one message, by their numbers
 
@@ -245,9 +246,7 @@ def agreed(everyone: Sequence[Reach], *, one_host: bool) -> str:
     for rank, own in enumerate(everyone):
         for other, its in enumerate(everyone):
             if its.device not in own.seen:
-                return (
-                    f"rank {rank} does not see the GPU of rank {other}, as MPI has to (adaptive run --gpus-per-host 0)"
-                )
+                return f"rank {rank} does not see the GPU of rank {other}, as MPI would have to"
     return ""
 
 
@@ -257,7 +256,7 @@ def reach(mpi: Any, device: jax.Device) -> Reach:
     if why:
         return Reach(why)
     make_current(device)
-    return Reach("", *_seen(device.local_hardware_id))
+    return Reach("", *_seen(_number(device)))
 
 
 def why_not(mpi: Any, device: jax.Device) -> str:
@@ -283,6 +282,15 @@ def says_cuda(mpi: Any) -> bool:
 @lru_cache
 def _driver() -> Any:
     return ctypes.CDLL("libcuda.so.1")
+
+
+@lru_cache
+def _number(device: jax.Device) -> int:
+    """Of a GPU, as the driver counts them in this process: JAX may have been given some of them."""
+    x, number = jax.block_until_ready(jnp.zeros((), device=device)), ctypes.c_int(0)
+    address = ctypes.c_uint64(_address(x))
+    failed = _driver().cuPointerGetAttribute(ctypes.byref(number), _DEVICE_ORDINAL, address)
+    return int(device.local_hardware_id) if failed else number.value
 
 
 def _seen(number: int) -> tuple[bytes, tuple[bytes, ...]]:
@@ -314,7 +322,7 @@ def make_current(device: jax.Device) -> None:
     context = ctypes.c_void_p()
     _driver().cuCtxGetCurrent(ctypes.byref(context))
     if context.value is None:
-        _driver().cuCtxSetCurrent(_context(device.local_hardware_id))
+        _driver().cuCtxSetCurrent(_context(_number(device)))
 
 
 @lru_cache

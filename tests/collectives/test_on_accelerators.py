@@ -14,9 +14,7 @@ from collectives.worlds import on_accelerators
 from collectives.worlds.on_accelerators import GROUP_BYTES, Reach, agreed, groups, reach, says_cuda, why_not
 
 F32 = np.dtype("float32")
-NVIDIA = SimpleNamespace(
-    platform="gpu", local_hardware_id=1, client=SimpleNamespace(platform_version="PJRT C API\ncuda 13000")
-)
+NVIDIA = SimpleNamespace(platform="gpu", client=SimpleNamespace(platform_version="PJRT C API\ncuda 13000"))
 
 
 def test_parts_of_one_type_are_packed_together_up_to_a_limit():
@@ -96,6 +94,7 @@ def test_a_process_tells_its_gpu_and_those_that_it_sees(monkeypatch):
     driver = Driver()
     monkeypatch.setattr(on_accelerators, "_driver", lambda: driver)
     monkeypatch.setattr(on_accelerators, "says_cuda", lambda mpi: True)
+    monkeypatch.setattr(on_accelerators, "_number", lambda device: 1)
     on_accelerators._context.cache_clear()
     first, second = b"\n" * 16, b"\x0b" * 16
     assert reach(None, NVIDIA) == Reach("", second, (first, second))
