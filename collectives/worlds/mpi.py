@@ -41,7 +41,7 @@ from .frame import Frame
 from .inbox import Inbox, Layout, check_dtypes, from_keys, keys, round_to
 from .launch import check_agreement, no_mpi
 from .meeting import why_not
-from .on_accelerators import OnAccelerators
+from .on_accelerators import OnAccelerators, says_cuda
 from .on_processes import Apart
 from .operations import CLOSE, FAILURE, Farewell, Message, Operation
 from .patience import SECONDS, checked, introduce, watch
@@ -254,6 +254,11 @@ class MPIWorld(Starting, InTurn, Staff, Scope):
         """How messages of a channel go, over several hosts or from GPUs, in words: the protocol of `World`."""
         between_hosts = "" if self._ways is None else self._ways.in_words(channel)
         return "; ".join(filter(None, [self._on_devices.in_words(channel), between_hosts]))
+
+    @property
+    def cuda_aware(self) -> bool:
+        """Whether MPI says that it takes the memory of NVIDIA's GPUs. Local."""
+        return says_cuda(self._mpi)
 
     def why_no_board(self) -> str:
         """Why there can be none: the protocol of `OffersBoards`."""
