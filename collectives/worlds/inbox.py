@@ -32,13 +32,15 @@ class Inbox:
       travelling: where part 0 is reduced: in the frame, in double precision, if there is room for it.
       free: the part of it that is for the status.
       large: whether there are several ways for it between hosts.
+      large_others: whether there are parts for which there are, but for part 0.
     """
 
     def __init__(self, layout: Layout, status: int, room: np.ndarray):
         self.text = in_words(layout, status)
         self.name = crc32(self.text.encode())
         sizes = [math.prod(shape) * dtype.itemsize for shape, dtype, _ in layout]
-        self.large = any(is_large(op, size) for size, (_, _, op) in zip(sizes, layout, strict=True))
+        large = [is_large(op, size) for size, (_, _, op) in zip(sizes, layout, strict=True)]
+        self.large, self.large_others = any(large), any(large[1:])
         starts = [0, *itertools.accumulate(-(-size // ALIGNMENT) * ALIGNMENT for size in sizes)]
         # One piece of memory for all: numpy asks for huge pages from 4 MB on, and ranks read each other's memory faster
         # by them (ResNet-50's gradients, whole tensors: 21 ms; 28 with memory of its own for each).

@@ -36,6 +36,7 @@ from adaptive.extend import (
 from launchers import ending
 
 from . import board as boards
+from . import on_accelerators
 from .devices import DeviceWorld, check_devices
 from .frame import Frame
 from .inbox import Inbox, Layout, check_dtypes, from_keys, keys, round_to
@@ -117,7 +118,7 @@ class MPIWorld(Starting, InTurn, Staff, Scope):
     ):
         Scope.__init__(self)
         patience = checked(patience)
-        self._mpi = mpi = _load()
+        self._mpi = mpi = _load(devices)
         self.library: str = mpi.Get_library_version().strip("\0\n ").splitlines()[0]
         if comm is None:
             check_agreement(mpi.COMM_WORLD.size, self.library)
@@ -181,7 +182,7 @@ class MPIWorld(Starting, InTurn, Staff, Scope):
             named = [j for j, op in enumerate(ops) if isinstance(op, str)]
             local = self._local.start([[row[j] for j in named] for row in parts], [ops[j] for j in named], status)
         elif self.devices[0].platform != "cpu":
-            self._copy_to_host(parts[0], ops)
+            self._copy_to_host(parts[0], ops, channel)
         return WhenWaitedFor(partial(self._wait_for, local, parts, ops, status, channel, about, more, look, step))
 
     def _wait_for(
@@ -203,7 +204,7 @@ class MPIWorld(Starting, InTurn, Staff, Scope):
             named = iter(local.wait()[0][0])
             row = [next(named) if isinstance(op, str) else x for x, op in zip(row, ops, strict=True)]
             if not on_cpu:
-                self._copy_to_host(row, ops)
+                self._copy_to_host(row, ops, channel)
         # np.asarray is free of copies on CPU. Part 0 is copied all the same: the status goes into it.
         sent: Sequence[Any] = [np.asarray(x) for x in row] if on_cpu else row
         layout = tuple((x.shape, x.dtype, op) for x, op in zip(row, ops, strict=True))
@@ -221,15 +222,16 @@ class MPIWorld(Starting, InTurn, Staff, Scope):
             )
             if self._ways is not None and inbox.large:
                 self._ways.begin(message, (channel, inbox.name), fixed=self.deterministic)
-            on_devices = self._on_devices
-            on_devices.begin(message, channel, {j: row[j] for j in on_devices.numbers(row, ops)}, large=inbox.large)
+            key, large = (channel, inbox.name), inbox.large_others
+            self._on_devices.begin(message, key, row, ops, large=large, fixed=self.deterministic)
             self._do(message)
-            results = on_devices.taken()
-        return apart.in_place(inbox.arrays(self.devices, results), self.devices), message.arrived
+            results = inbox.arrays(self.devices, self._on_devices.results)
+            self._on_devices.end()
+        return apart.in_place(results, self.devices), message.arrived
 
-    def _copy_to_host(self, row: Parts, ops: Sequence[Reduction]) -> None:
+    def _copy_to_host(self, row: Parts, ops: Sequence[Reduction], channel: Hashable) -> None:
         """Begin to, of what goes through the host."""
-        stays = self._on_devices.numbers(row, ops)
+        stays = self._on_devices.stays(row, ops, channel)
         for j, x in enumerate(row):
             if j not in stays:
                 x.copy_to_host_async()
@@ -536,9 +538,10 @@ class MPIWorld(Starting, InTurn, Staff, Scope):
             warn(advices[0], OversubscriptionWarning, stacklevel=3)
 
 
-def _load() -> ModuleType | Any:
+def _load(devices: Sequence[jax.Device] | None) -> ModuleType | Any:
     if "mpi4py.MPI" not in sys.modules:
         prepare()
+        on_accelerators.prepare(devices)
         boards.prepare()
     try:
         from mpi4py import MPI

@@ -12,9 +12,11 @@ would not do: Open MPI copies such buffers to the host, to memory that is not ev
 from __future__ import annotations
 
 import ctypes
+import os
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import lru_cache, partial, reduce
+from time import perf_counter
 from typing import Any, NamedTuple
 
 import jax
@@ -23,19 +25,24 @@ import numpy as np
 
 from adaptive.extend import Reduction
 
+from .choice import Choice
 from .operations import Message
 from .processes import Together
 from .ways import is_large
 
 GROUP_BYTES = 128 << 20  # of parts that are packed together. Up to four times that is taken for as long as they travel
-KEPT_CHANNELS = 64  # a program has one for each of its messages; eager calls may have any number
+KEPT_CHOICES = 64  # a program has one for each of its messages; eager calls may have any number
+NAMES = "through the host", "from device to device"
+HOST, DEVICES = range(2)
 
+_LOCAL_RANKS = "OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID", "PMI_LOCAL_RANK", "SLURM_LOCALID"
 _AT_A_TIME = 1 << 30  # bytes of one message: MPI counts with 32 bits
 _TAG = 7104
 _MPICH_CUDA = 0  # MPIX_GPU_SUPPORT_CUDA
 _DEVICE_ORDINAL = 9  # CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL
 
 Parts = Mapping[int, jax.Array]  # of one message, by their numbers
+Key = tuple[Hashable, int]  # a channel, and a number of what its message is made of
 
 
 class Reach(NamedTuple):
@@ -58,64 +65,126 @@ class OnAccelerators:
 
     Attributes:
       results: of the message that was begun last, the parts that have gone so.
+      always: the one way that messages take where there are both; `None`: the one that is measured to be faster.
+        Replicated.
     """
 
     def __init__(self, mpi: Any, device: jax.Device):
         self._mpi, self._device, self._own = mpi, device, reach(mpi, device)
-        self._why: str | None = None  # they go through the host; "" if they do not, `None` if that is not known yet
-        self._channels: dict[Hashable, None] = {}  # whose messages have large sums, the latest last
+        self._why: str | None = None  # all go through the host; "" if they need not, `None` if that is not known yet
+        self._choices: dict[Key, Choice] = {}  # the latest last
+        self._fixed: set[Hashable] = set()  # channels whose messages go through the host, whatever is faster
+        self._channels: dict[Hashable, None] = {}  # of GPUs, whose messages have large sums, the latest last
         self._held: list[tuple[Any, Any]] = []  # of operations that have failed: a request, and what it may write into
+        self._timed: tuple[Choice, float] | None = None  # the message under way, and when it began
         self.results: Parts = {}
+        self.always: int | None = None
 
     def of(self, together: Together) -> None:
         """Of these processes from now on. They agree on it in the first message that has large sums."""
         self._together, self._why = together, None
+        self._choices.clear()
 
-    def numbers(self, parts: Sequence[Any], ops: Sequence[Reduction]) -> list[int]:
-        """Which parts may go so. Part 0 does not: the status rides in it."""
+    def stays(self, parts: Sequence[Any], ops: Sequence[Reduction], channel: Hashable) -> list[int]:
+        """Which parts most likely do not go through the host, so that no copies of them are begun. Local."""
+        choice = self._latest(channel)
+        way = choice.way if self.always is None and choice is not None else self.always
+        return [] if way == HOST or channel in self._fixed else self._candidates(parts, ops)
+
+    def _candidates(self, parts: Sequence[Any], ops: Sequence[Reduction]) -> list[int]:
+        """Which parts may go from device to device. Part 0 does not: the status rides in it."""
         if self._why or self._own.why_not:
             return []
         return [j for j in range(1, len(parts)) if is_large(ops[j], parts[j].nbytes)]
 
-    def begin(self, message: Message, channel: Hashable, parts: Parts, *, large: bool) -> None:
-        """Have large sums go from device to device, if all processes can.
+    def begin(
+        self,
+        message: Message,
+        key: Key,
+        parts: Sequence[jax.Array],
+        ops: Sequence[Reduction],
+        *,
+        large: bool,
+        fixed: bool,
+    ) -> None:
+        """Have large sums of a message go from device to device, if all processes can and it is faster.
 
         Args:
-          parts: those that could here; none where this process cannot.
-          large: whether there are such parts; the same on all processes.
+          large: whether it has such, but for part 0.
+          fixed: they go through the host, whatever is faster: the bits of a sum depend on the way.
         """
-        self.results = {}
+        self.results, self._timed = {}, None
         if not large or self._together.comm.size == 1:
             return
-        self._channels.pop(channel, None)
-        self._channels[channel] = None
-        if len(self._channels) > KEPT_CHANNELS:
-            del self._channels[next(iter(self._channels))]
+        if self._device.platform != "cpu":
+            self._remember(key[0])
         if self._why:
             return
-        if parts:
+        candidates = {j: parts[j] for j in self._candidates(parts, ops)}
+        if candidates:
             make_current(self._device)
-        message.surround(partial(self._carry_out, message, parts), agreed=False)
+        message.surround(partial(self._carry_out, message, key, candidates, fixed), agreed=False)
 
-    def taken(self) -> Parts:
-        """The results of the message that was begun last, which are not kept."""
-        results, self.results = self.results, {}
-        return results
+    def end(self) -> None:
+        """Behind each message, when all of it is on the devices."""
+        if self._timed is not None:
+            choice, began = self._timed
+            choice.took(perf_counter() - began)
+        self.results, self._timed = {}, None
 
-    def _carry_out(self, message: Message, parts: Parts, others: Callable[[], np.ndarray]) -> np.ndarray:
+    def _remember(self, channel: Hashable) -> None:
+        self._channels.pop(channel, None)
+        self._channels[channel] = None
+        if len(self._channels) > KEPT_CHOICES:
+            del self._channels[next(iter(self._channels))]
+
+    def _carry_out(
+        self, message: Message, key: Key, parts: Parts, fixed: bool, others: Callable[[], np.ndarray]
+    ) -> np.ndarray:
+        # Only here all are known to be about the same message, and what all know alike may change.
         comm = self._together.comm
-        if self._why is None:  # only here all are known to be about the same message
+        if self._why is None:
             self._why = agreed(comm.allgather(self._own), one_host=self._together.one_host)
-        if not self._why:
+        if self._why:
+            return others()
+        if self._way(comm, message.about, key, fixed) == DEVICES:
             message.agreed = True  # what lies on devices is not handed on
             self.results = self._sum(comm, parts)
         return others()
 
+    def _way(self, comm: Any, about: str, key: Key, fixed: bool) -> int:
+        """Which way this message takes. Replicated."""
+        if self.always is not None:
+            return self.always
+        if fixed:
+            self._fixed.add(key[0])
+            return HOST
+        choice = self._choices.pop(key, None) or Choice(len(NAMES))
+        self._choices[key] = choice
+        if len(self._choices) > KEPT_CHOICES:
+            del self._choices[next(iter(self._choices))]  # the one not used for longest
+        if (times := choice.due) is not None:
+            comm.Allreduce(self._mpi.IN_PLACE, times, self._mpi.MAX)
+            choice.compare(times, about)
+        way = choice.way
+        self._timed = choice, perf_counter()
+        return way
+
+    def _latest(self, channel: Hashable) -> Choice | None:
+        return next((choice for key, choice in reversed(self._choices.items()) if key[0] == channel), None)
+
     def in_words(self, channel: Hashable) -> str:
-        """How a channel's large sums go, in words; nothing on CPUs, or where none was sent."""
-        if channel not in self._channels or self._why is None or self._device.platform == "cpu":
+        """How a channel's large sums go, in words; nothing on CPUs, or where none was sent. Replicated."""
+        if channel not in self._channels or self._why is None:
             return ""
-        return f"through the host: {self._why}" if self._why else "from device to device"
+        if self._why:
+            return f"{NAMES[HOST]}: {self._why}"
+        if self.always is not None:
+            return NAMES[self.always]
+        if channel in self._fixed:
+            return f"{NAMES[HOST]}, whatever is faster: in a deterministic program"
+        choice = self._latest(channel)
+        return "" if choice is None else in_words(choice)
 
     # --- the sums -----------------------------------------------------------------------------------------------------
 
@@ -175,6 +244,14 @@ class OnAccelerators:
     def _pieces(self, address: int, nbytes: int) -> Iterator[Any]:
         for start in range(0, nbytes, _AT_A_TIME):
             yield self._mpi.buffer.fromaddress(address + start, min(_AT_A_TIME, nbytes - start))
+
+
+def in_words(choice: Choice) -> str:
+    """Which way is taken, and why."""
+    if choice.seconds is None:
+        return f"{' and '.join(NAMES)} in turn, to measure which is faster"
+    (least, taken), (most, other) = sorted(zip(choice.seconds, NAMES, strict=True))
+    return f"{taken}: {1e3 * least:.3g} ms, {other} {1e3 * most:.3g} ms; as measured up to {choice.about}"
 
 
 def _is_over(request: Any) -> bool:
@@ -263,7 +340,7 @@ def why_not(mpi: Any, device: jax.Device) -> str:
     """Why MPI is not to read the memory of a device, in words; "" where it is."""
     if device.platform == "cpu":
         return "there is no accelerator"
-    if "cuda" not in device.client.platform_version.lower():
+    if not is_nvidia(device):
         return "devices are not NVIDIA's"
     return "" if says_cuda(mpi) else "MPI is not CUDA-aware"
 
@@ -311,6 +388,25 @@ def _handle(number: int) -> ctypes.c_int:
     handle = ctypes.c_int(0)
     _driver().cuDeviceGet(ctypes.byref(handle), number)
     return handle
+
+
+def prepare(devices: Sequence[jax.Device] | None = None, environ: Mapping[str, str] = os.environ) -> None:
+    """Before MPI is loaded: give this thread the context of the GPU that it will use. Open MPI looks for one when it
+    begins, and without one it never maps the memory of other processes' GPUs, but copies it in pieces through the host.
+
+    Args:
+      devices: this process's, if they are known; else that of its number on its host.
+    """
+    found = jax.local_devices() if devices is None else devices
+    local = next((int(environ[name]) for name in _LOCAL_RANKS if environ.get(name, "").isdigit()), 0)
+    device = found[local % len(found)] if devices is None else found[0]
+    if is_nvidia(device):
+        make_current(device)
+
+
+def is_nvidia(device: jax.Device) -> bool:
+    """Whether it is a GPU that CUDA knows."""
+    return device.platform != "cpu" and "cuda" in device.client.platform_version.lower()
 
 
 def make_current(device: jax.Device) -> None:

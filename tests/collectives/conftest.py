@@ -11,7 +11,7 @@ import jax
 import pytest
 
 import collectives as comm
-from collectives.worlds.on_accelerators import Reach
+from collectives.worlds.on_accelerators import DEVICES, Reach
 
 WORLDS = {
     "solo": comm.SoloWorld,
@@ -30,7 +30,9 @@ KINDS = os.environ.get("TESTS_WORLD", "solo devices").split()
 def from_device_to_device(devices) -> comm.MPIWorld:
     """A world for which MPI reads and writes what JAX has, as one that is CUDA-aware does on GPUs."""
     with patch("collectives.worlds.on_accelerators.reach", lambda *_: Reach("")):
-        return comm.MPIWorld(devices=devices)
+        world = comm.MPIWorld(devices=devices)
+    world._on_devices.always = DEVICES
+    return world
 
 
 def _rank() -> int:

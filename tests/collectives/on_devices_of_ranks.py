@@ -6,13 +6,15 @@ Devices are CPUs: MPI reads and writes what JAX has all the same.
 from __future__ import annotations
 
 import functools
+from unittest.mock import patch
 
 import jax
 import numpy as np
 import pytest
 
 from collectives.worlds import on_accelerators
-from collectives.worlds.on_accelerators import Reach
+from collectives.worlds.choice import MESSAGES, TRIALS
+from collectives.worlds.on_accelerators import DEVICES, HOST, Reach
 from tests.collectives.conftest import from_device_to_device
 
 NO_STATUS = np.zeros(0, np.float32)
@@ -32,18 +34,15 @@ def exchange(world, shapes=SHAPES, dtypes=TYPES, ops=None):
         + [jax.device_put(value(worker, *kind), device) for kind in zip(shapes, dtypes, strict=True)]
         for worker, device in zip(world.workers, world.devices, strict=True)
     ]
-    went, taken = [], world._on_devices.taken
+    went, end = [], world._on_devices.end
 
     def looked_at():
-        went.append(taken())
-        return went[-1]
+        went.extend(sorted(world._on_devices.results))
+        end()
 
-    world._on_devices.taken = looked_at
-    try:
+    with patch.object(world._on_devices, "end", looked_at):
         rows, _ = world.exchange(parts, ["sum", *(ops or ["sum"] * len(shapes))], NO_STATUS)
-    finally:
-        del world._on_devices.taken
-    return rows[0][1:], sorted(went[0])
+    return rows[0][1:], went
 
 
 def expected(world, shape, dtype):
@@ -101,19 +100,51 @@ def test_where_one_process_cannot_all_go_through_the_host():
             found, went = exchange(world)
             assert went == []
             np.testing.assert_array_equal(found[0], expected(world, SHAPES[0], TYPES[0]))
-        world._on_devices._device = FakeGPU()
+        world._on_devices._remember(0)  # as it does for GPUs
         where = f"on rank {world.processes - 1} " if world.size > 1 else ""
         assert world.way(0) == (f"through the host: {where}MPI is not CUDA-aware" if world.size > 1 else "")
-        world._on_devices._device = world.devices[0]
 
 
-class FakeGPU:
-    platform = "gpu"
+@pytest.mark.parametrize("faster", [HOST, DEVICES])
+def test_it_goes_the_way_that_is_faster(monkeypatch, faster):
+    """By times of which one rank alone knows that they differ."""
+    large = [SHAPES[0]], TYPES[:1]
+    with from_device_to_device(jax.local_devices()[:1]) as world:
+        if world.size == 1:
+            return
+        on_devices, slow = world._on_devices, world.rank == world.processes - 1
+        on_devices.always = None
+
+        def clock():
+            if on_devices._timed is None:
+                return 0.0  # a message begins
+            way = DEVICES if on_devices.results else HOST
+            return on_devices._timed[1] + (3.0 if slow and way != faster else 2.0)
+
+        monkeypatch.setattr(on_accelerators, "perf_counter", clock)
+        went = [exchange(world, *large)[1] for _ in range(2 * TRIALS)]
+        assert went == [[], [1]] * TRIALS
+        on_devices._remember(0)
+        assert world.way(0) == "through the host and from device to device in turn, to measure which is faster"
+        went = [exchange(world, *large)[1] for _ in range(MESSAGES + 1)]
+        assert went == [[1] if faster == DEVICES else []] * (MESSAGES + 1)
+        names = on_accelerators.NAMES
+        assert world.way(0).startswith(f"{names[faster]}: 2e+03 ms, {names[1 - faster]} 3e+03 ms; as measured up to")
 
 
-def test_it_says_how_large_sums_go(world, monkeypatch):
+def test_a_deterministic_program_goes_through_the_host(world):
+    with from_device_to_device(jax.local_devices()[:1]) as fixed:
+        fixed._on_devices.always = None
+        fixed.deterministic = True
+        went = [exchange(fixed)[1] for _ in range(3)]
+        assert went == [[], [], []]
+        fixed._on_devices._remember(0)
+        if fixed.size > 1:
+            assert fixed.way(0) == "through the host, whatever is faster: in a deterministic program"
+
+
+def test_it_says_how_large_sums_go(world):
     exchange(world)
-    assert world.way(0) == ""
-    monkeypatch.setattr(world._on_devices, "_device", FakeGPU())
+    world._on_devices._remember(0)
     assert world.way(0) == ("from device to device" if world.size > 1 else "")
     assert world.way("another channel") == ""

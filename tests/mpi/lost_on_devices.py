@@ -17,7 +17,7 @@ import numpy as np
 
 from adaptive.extend import MembersChanged
 from collectives.worlds.mpi import MPIWorld
-from collectives.worlds.on_accelerators import Reach
+from collectives.worlds.on_accelerators import DEVICES, Reach
 
 SWAP, DIES, N = int(sys.argv[1]), 1, 300_007
 
@@ -43,6 +43,7 @@ def value(worker: int, step: int) -> np.ndarray:
 
 with patch("collectives.worlds.on_accelerators.reach", lambda *_: Reach("")):
     world = MPIWorld()
+world._on_devices.always = DEVICES
 with world:
     assert world.survives
     own, again = world.workers[0], 0
