@@ -5,27 +5,32 @@ the host.
 
 ResNet-50's gradients, and single arrays, in float32. The two ways of an `MPIWorld`, and MPI's own Allreduce on the same
 memory of the devices, take turns in one run; a time is that of the slower rank. Sums of the first two are compared to
-the last bit. Ranks may share a GPU; then they take turns on it, too. Without a GPU it runs as well, on what a CPU has,
-and writes nothing.
+the last bit. `--late` lets MPI begin before there is a context on the GPU, as it does where a script imports mpi4py's
+MPI before it makes a world. Ranks may share a GPU; then they take turns on it, too. Without a GPU it runs as well, on
+what a CPU has, and writes nothing.
 """
 
 from __future__ import annotations
 
 import argparse
+import sys
 from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from _measure import report, summary
-from exchange_resnet50 import measure, our_way, resnet50, setting
-from mpi4py import MPI
 
 import collectives as comm
 from collectives.worlds import on_accelerators
-from collectives.worlds.on_accelerators import Reach
+from collectives.worlds.on_accelerators import NAMES, Reach
 
-DEVICES, HOST, ALLREDUCE = "from device to device", "through the host", "MPI's Allreduce on devices' memory"
+if "--late" not in sys.argv:
+    on_accelerators.prepare()  # what a world does before it loads MPI, which the next line imports
+from exchange_resnet50 import measure, our_way, resnet50, setting
+from mpi4py import MPI
+
+HOST, DEVICES, ALLREDUCE = *NAMES, "MPI's Allreduce on devices' memory"
 SIZES = (1, 16, 256)  # MiB, of single arrays
 
 
@@ -69,15 +74,14 @@ def main() -> None:
     arguments = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     arguments.add_argument("--rounds", type=int, default=20)
     arguments.add_argument("--largest", type=int, default=SIZES[-1], help="MiB")
+    arguments.add_argument("--late", action="store_true")
     given = arguments.parse_args()
 
-    off = setting(on_accelerators, "reach", lambda *_: Reach("switched off"))
-    with off:
-        by_host = comm.MPIWorld()
-    device = by_host.devices[0]
-    on_cpu = device.platform == "cpu"
+    on_cpu = jax.local_devices()[0].platform == "cpu"
     with setting(on_accelerators, "reach", (lambda *_: Reach("")) if on_cpu else on_accelerators.reach):
-        by_devices = comm.MPIWorld()
+        by_host, by_devices = comm.MPIWorld(), comm.MPIWorld()
+    device = by_host.devices[0]
+    by_host._on_devices.always, by_devices._on_devices.always = on_accelerators.HOST, on_accelerators.DEVICES
     rank, rows = by_host.rank, []
     with by_host, by_devices:
         keys = jax.random.split(jax.random.key(rank), len(resnet50()))
@@ -95,16 +99,17 @@ def main() -> None:
         goes = by_devices.way(0)
         gpus = sorted({own.device for own in by_devices.comm.allgather(by_devices._on_devices._own)})
     if rank == 0:
-        print(f"large sums of the first world: {goes or 'of CPUs'}", flush=True)
+        print(f"large sums go {goes or 'as on GPUs'}", flush=True)
         ratios = ", ".join(f"{row.ratio_of_medians:.2f}" for row in rows[::3])
         report(
             f"From device to device sums of {rows[0].name.split(',')[0]} and of {', '.join(map(str, SIZES))} MiB take "
             f"{ratios} times as long as through the host",
             rows,
-            None if on_cpu or goes != DEVICES else "sums_between_gpus.md",
+            None if on_cpu or goes != DEVICES else f"sums_between_gpus{'_late' * given.late}.md",
             [
                 f"{by_host.processes} ranks on {len(gpus)} GPU{'s' * (len(gpus) > 1)} ({device.device_kind}); "
-                f"{MPI.Get_library_version().split(',')[0]}; {given.rounds} rounds.",
+                f"{MPI.Get_library_version().split(',')[0]}, which began {'before' if given.late else 'when'} there "
+                f"was a context on the GPU; {given.rounds} rounds.",
                 "Ratios: to the way through the host, of the same size. Sums of the first two ways were equal to the "
                 "last bit.",
             ],
