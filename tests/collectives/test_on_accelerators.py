@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from collectives.worlds import on_accelerators
-from collectives.worlds.on_accelerators import GROUP_BYTES, Reach, agreed, groups, reach, says_cuda, why_not
+from collectives.worlds.on_accelerators import GROUP_BYTES, Reach, agreed, groups, prepare, reach, says_cuda, why_not
 
 F32 = np.dtype("float32")
 NVIDIA = SimpleNamespace(platform="gpu", client=SimpleNamespace(platform_version="PJRT C API\ncuda 13000"))
@@ -88,6 +88,21 @@ class Driver:
     def cuCtxSetCurrent(self, context):
         assert isinstance(context, ctypes.c_void_p)
         self.current = context.value
+
+
+@pytest.mark.parametrize(("environ", "number"), [({}, 0), ({"SLURM_LOCALID": "3"}, 1), ({"MPI_LOCALRANKID": "2"}, 0)])
+def test_before_mpi_is_loaded_there_is_a_context_on_the_gpu_that_will_be_used(monkeypatch, environ, number):
+    current = []
+    monkeypatch.setattr(on_accelerators, "make_current", current.append)
+    gpus = [SimpleNamespace(**vars(NVIDIA), number=i) for i in range(2)]
+    monkeypatch.setattr(jax, "local_devices", lambda: gpus)
+    prepare(environ=environ)
+    prepare(gpus[1:], environ=environ)
+    assert current == [gpus[number], gpus[1]]
+    monkeypatch.undo()
+    monkeypatch.setattr(on_accelerators, "make_current", current.append)
+    prepare(environ=environ)  # of CPUs
+    assert len(current) == 2
 
 
 def test_a_process_tells_its_gpu_and_those_that_it_sees(monkeypatch):
