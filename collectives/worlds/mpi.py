@@ -302,6 +302,7 @@ class MPIWorld(Starting, InTurn, Staff, Scope):
                     self.comm.Free()
             ending.world_ended()
         finally:
+            self._on_devices.close()
             self._inboxes.clear()
             self._latest = None, iter(())
             super().close()

@@ -15,7 +15,7 @@ import ctypes
 import os
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from functools import lru_cache, partial, reduce
+from functools import partial, reduce
 from time import perf_counter
 from typing import Any, NamedTuple
 
@@ -25,6 +25,7 @@ import numpy as np
 
 from adaptive.extend import Reduction
 
+from . import cuda
 from .choice import Choice
 from .operations import Message
 from .processes import Together
@@ -39,7 +40,6 @@ _LOCAL_RANKS = "OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID", "PMI_LOCAL_RANK"
 _AT_A_TIME = 1 << 30  # bytes of one message: MPI counts with 32 bits
 _TAG = 7104
 _MPICH_CUDA = 0  # MPIX_GPU_SUPPORT_CUDA
-_DEVICE_ORDINAL = 9  # CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL
 
 Parts = Mapping[int, jax.Array]  # of one message, by their numbers
 Key = tuple[Hashable, int]  # a channel, and a number of what its message is made of
@@ -77,6 +77,9 @@ class OnAccelerators:
         self._channels: dict[Hashable, None] = {}  # of GPUs, whose messages have large sums, the latest last
         self._held: list[tuple[Any, Any]] = []  # of operations that have failed: a request, and what it may write into
         self._timed: tuple[Choice, float] | None = None  # the message under way, and when it began
+        # Where MPI writes, and reads, if other processes cannot map what JAX has.
+        own = not self._own.why_not and cuda.is_nvidia(device) and not cuda.can_be_mapped(device)
+        self._shareable = cuda.Shareable() if own else None
         self.results: Parts = {}
         self.always: int | None = None
 
@@ -122,7 +125,7 @@ class OnAccelerators:
             return
         candidates = {j: parts[j] for j in self._candidates(parts, ops)}
         if candidates:
-            make_current(self._device)
+            cuda.make_current(self._device)
         message.surround(partial(self._carry_out, message, key, candidates, fixed), agreed=False)
 
     def end(self) -> None:
@@ -173,6 +176,11 @@ class OnAccelerators:
     def _latest(self, channel: Hashable) -> Choice | None:
         return next((choice for key, choice in reversed(self._choices.items()) if key[0] == channel), None)
 
+    def close(self) -> None:
+        """Behind the last message."""
+        if self._shareable is not None and not self._held:
+            self._shareable.free()
+
     def in_words(self, channel: Hashable) -> str:
         """How a channel's large sums go, in words; nothing on CPUs, or where none was sent. Replicated."""
         if channel not in self._channels or self._why is None:
@@ -190,7 +198,9 @@ class OnAccelerators:
 
     def _sum(self, comm: Any, parts: Parts) -> Parts:
         """Parts, summed over all ranks, on the device: bitwise the same on all, and in every run."""
-        self._held = [(request, room) for request, room in self._held if not _is_over(request)]
+        self._held = [(request, memory) for request, memory in self._held if not _is_over(request)]
+        if self._held and self._shareable is not None:
+            self._shareable.leave()
         found: dict[int, jax.Array] = {}
         for numbers in groups({j: (x.nbytes, x.dtype) for j, x in parts.items()}):
             found.update(zip(numbers, self._sum_of_group(comm, [parts[j] for j in numbers]), strict=True))
@@ -202,23 +212,28 @@ class OnAccelerators:
         # Two rooms: one row for what each rank has of this one's slice, and one row for each slice's sum.
         arriving = jnp.zeros((2, *rows.shape), rows.dtype, device=self._device)
         jax.block_until_ready((rows, arriving))
-        at, room = _address(rows), _address(arriving)
-        nbytes = rows.nbytes // size
+        whole, nbytes = rows.nbytes, rows.nbytes // size
         others = [other for other in range(size) if other != rank]
-        self._swap(
-            comm,
-            [(other, at + other * nbytes) for other in others],
-            [(other, room + other * nbytes) for other in others],
-            *(nbytes, (rows, arriving)),
-        )
+        shared = 0 if self._shareable is None else self._shareable.room(3 * whole)
+        sent, room = (shared, shared + whole) if shared else (_address(rows), _address(arriving))
+
+        self._copy(shared, sent, _address(rows), whole)
+        to = [(other, sent + other * nbytes) for other in others]
+        self._swap(comm, to, [(other, room + other * nbytes) for other in others], nbytes, (rows, arriving))
+        self._copy(shared, _address(arriving), room, whole)
+
         own = jax.block_until_ready(_add_up(rows, arriving, rank))
-        self._swap(
-            comm,
-            [(other, _address(own)) for other in others],
-            [(other, room + (size + other) * nbytes) for other in others],
-            *(nbytes, (own, arriving)),
-        )
+        self._copy(shared, sent, _address(own), nbytes)
+        to = [(other, sent if shared else _address(own)) for other in others]
+        room += whole
+        self._swap(comm, to, [(other, room + other * nbytes) for other in others], nbytes, (own, arriving))
+        self._copy(shared, _address(arriving) + whole, room, whole)
         return jax.block_until_ready(_unpack(arriving, own, rank, tuple(x.shape for x in parts)))
+
+    def _copy(self, shared: int, to: int, source: int, nbytes: int) -> None:
+        """Between JAX's memory and what is shared, where that is another one."""
+        if shared and self._shareable is not None:
+            self._shareable.copy(to, source, nbytes)
 
     def _swap(
         self,
@@ -332,15 +347,15 @@ def reach(mpi: Any, device: jax.Device) -> Reach:
     why = why_not(mpi, device)
     if why:
         return Reach(why)
-    make_current(device)
-    return Reach("", *_seen(_number(device)))
+    cuda.make_current(device)
+    return Reach("", *cuda.seen(cuda.number(device)))
 
 
 def why_not(mpi: Any, device: jax.Device) -> str:
     """Why MPI is not to read the memory of a device, in words; "" where it is."""
     if device.platform == "cpu":
         return "there is no accelerator"
-    if not is_nvidia(device):
+    if not cuda.is_nvidia(device):
         return "devices are not NVIDIA's"
     return "" if says_cuda(mpi) else "MPI is not CUDA-aware"
 
@@ -356,40 +371,6 @@ def says_cuda(mpi: Any) -> bool:
     return False
 
 
-@lru_cache
-def _driver() -> Any:
-    return ctypes.CDLL("libcuda.so.1")
-
-
-@lru_cache
-def _number(device: jax.Device) -> int:
-    """Of a GPU, as the driver counts them in this process: JAX may have been given some of them."""
-    x, number = jax.block_until_ready(jnp.zeros((), device=device)), ctypes.c_int(0)
-    address = ctypes.c_uint64(_address(x))
-    failed = _driver().cuPointerGetAttribute(ctypes.byref(number), _DEVICE_ORDINAL, address)
-    return int(device.local_hardware_id) if failed else number.value
-
-
-def _seen(number: int) -> tuple[bytes, tuple[bytes, ...]]:
-    """Names of a GPU, and of all that this process sees."""
-    count = ctypes.c_int(0)
-    _driver().cuDeviceGetCount(ctypes.byref(count))
-    names = tuple(_uuid(i) for i in range(count.value))
-    return names[number], names
-
-
-def _uuid(number: int) -> bytes:
-    name = ctypes.create_string_buffer(16)
-    _driver().cuDeviceGetUuid_v2(name, _handle(number))
-    return name.raw
-
-
-def _handle(number: int) -> ctypes.c_int:
-    handle = ctypes.c_int(0)
-    _driver().cuDeviceGet(ctypes.byref(handle), number)
-    return handle
-
-
 def prepare(devices: Sequence[jax.Device] | None = None, environ: Mapping[str, str] = os.environ) -> None:
     """Before MPI is loaded: give this thread the context of the GPU that it will use. Open MPI looks for one when it
     begins, and without one it never maps the memory of other processes' GPUs, but copies it in pieces through the host.
@@ -400,29 +381,5 @@ def prepare(devices: Sequence[jax.Device] | None = None, environ: Mapping[str, s
     found = jax.local_devices() if devices is None else devices
     local = next((int(environ[name]) for name in _LOCAL_RANKS if environ.get(name, "").isdigit()), 0)
     device = found[local % len(found)] if devices is None else found[0]
-    if is_nvidia(device):
-        make_current(device)
-
-
-def is_nvidia(device: jax.Device) -> bool:
-    """Whether it is a GPU that CUDA knows."""
-    return device.platform != "cpu" and "cuda" in device.client.platform_version.lower()
-
-
-def make_current(device: jax.Device) -> None:
-    """Give this thread the context that JAX uses on a GPU, if it has none: MPI asks the driver by it, and where it
-    does so in vain, it goes through the host ever after. On a CPU there is nothing to do.
-    """
-    if device.platform == "cpu":
-        return
-    context = ctypes.c_void_p()
-    _driver().cuCtxGetCurrent(ctypes.byref(context))
-    if context.value is None:
-        _driver().cuCtxSetCurrent(_context(_number(device)))
-
-
-@lru_cache
-def _context(number: int) -> ctypes.c_void_p:
-    context = ctypes.c_void_p()
-    _driver().cuDevicePrimaryCtxRetain(ctypes.byref(context), _handle(number))
-    return context
+    if cuda.is_nvidia(device):
+        cuda.make_current(device)

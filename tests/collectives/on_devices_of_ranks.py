@@ -5,6 +5,7 @@ Devices are CPUs: MPI reads and writes what JAX has all the same.
 
 from __future__ import annotations
 
+import ctypes
 import functools
 from unittest.mock import patch
 
@@ -12,7 +13,7 @@ import jax
 import numpy as np
 import pytest
 
-from collectives.worlds import on_accelerators
+from collectives.worlds import cuda, on_accelerators
 from collectives.worlds.choice import MESSAGES, TRIALS
 from collectives.worlds.on_accelerators import DEVICES, HOST, Reach
 from tests.collectives.conftest import from_device_to_device
@@ -79,6 +80,29 @@ def test_parts_travel_in_groups(world, monkeypatch):
     assert went == ([1, 3, 4] if world.size > 1 else [])
     for x, y in zip(whole, cut, strict=True):
         np.testing.assert_array_equal(x, y)
+
+
+class OnTheHost(cuda.Shareable):
+    """Memory beside JAX's, as CUDA's driver gives it."""
+
+    def room(self, nbytes):
+        if nbytes > self._nbytes:
+            self._bytes, self._nbytes = np.empty(nbytes, np.uint8), nbytes
+        return self._bytes.ctypes.data
+
+    def copy(self, to, source, nbytes):
+        ctypes.memmove(to, source, nbytes)
+
+
+def test_where_other_processes_cannot_map_what_jax_has_it_is_copied(world, monkeypatch):
+    plain, _ = exchange(world)
+    monkeypatch.setattr(world._on_devices, "_shareable", OnTheHost())
+    for _ in range(2):
+        found, went = exchange(world)
+        assert went == ([1, 3, 4] if world.size > 1 else [])
+        for x, y in zip(plain, found, strict=True):
+            np.testing.assert_array_equal(x, y)
+    assert (world._on_devices._shareable._nbytes > 0) == (world.size > 1)
 
 
 def test_results_stay_as_they_were_whatever_comes(world):

@@ -10,7 +10,7 @@ import jax
 import numpy as np
 import pytest
 
-from collectives.worlds import on_accelerators
+from collectives.worlds import cuda, on_accelerators
 from collectives.worlds.on_accelerators import GROUP_BYTES, Reach, agreed, groups, prepare, reach, says_cuda, why_not
 
 F32 = np.dtype("float32")
@@ -93,28 +93,71 @@ class Driver:
 @pytest.mark.parametrize(("environ", "number"), [({}, 0), ({"SLURM_LOCALID": "3"}, 1), ({"MPI_LOCALRANKID": "2"}, 0)])
 def test_before_mpi_is_loaded_there_is_a_context_on_the_gpu_that_will_be_used(monkeypatch, environ, number):
     current = []
-    monkeypatch.setattr(on_accelerators, "make_current", current.append)
+    monkeypatch.setattr(cuda, "make_current", current.append)
     gpus = [SimpleNamespace(**vars(NVIDIA), number=i) for i in range(2)]
     monkeypatch.setattr(jax, "local_devices", lambda: gpus)
     prepare(environ=environ)
     prepare(gpus[1:], environ=environ)
     assert current == [gpus[number], gpus[1]]
     monkeypatch.undo()
-    monkeypatch.setattr(on_accelerators, "make_current", current.append)
+    monkeypatch.setattr(cuda, "make_current", current.append)
     prepare(environ=environ)  # of CPUs
     assert len(current) == 2
 
 
 def test_a_process_tells_its_gpu_and_those_that_it_sees(monkeypatch):
     driver = Driver()
-    monkeypatch.setattr(on_accelerators, "_driver", lambda: driver)
+    monkeypatch.setattr(cuda, "_driver", lambda: driver)
     monkeypatch.setattr(on_accelerators, "says_cuda", lambda mpi: True)
-    monkeypatch.setattr(on_accelerators, "_number", lambda device: 1)
-    on_accelerators._context.cache_clear()
+    monkeypatch.setattr(cuda, "number", lambda device: 1)
+    cuda._context.cache_clear()
     first, second = b"\n" * 16, b"\x0b" * 16
     assert reach(None, NVIDIA) == Reach("", second, (first, second))
     assert driver.current == 1011  # the context of the GPU that JAX uses
     driver.current = 7
-    on_accelerators.make_current(NVIDIA)
+    cuda.make_current(NVIDIA)
     assert driver.current == 7  # the thread has one
-    on_accelerators._context.cache_clear()
+    cuda._context.cache_clear()
+
+
+def test_memory_that_can_be_shared_grows_and_is_given_back(monkeypatch):
+    class Memory:
+        """Of 100 bytes."""
+
+        def __init__(self):
+            self.there, self.count = {}, 0
+
+        def cuMemAlloc_v2(self, address, nbytes):
+            if nbytes.value + sum(self.there.values()) > 100:
+                return 2
+            self.count += 1
+            address._obj.value = 1000 * self.count
+            self.there[1000 * self.count] = nbytes.value
+            return 0
+
+        def cuMemFree_v2(self, address):
+            del self.there[address.value]
+
+    driver = Memory()
+    monkeypatch.setattr(cuda, "_driver", lambda: driver)
+    memory = cuda.Shareable()
+    assert [memory.room(n) for n in (10, 60, 50)] == [1000, 2000, 2000]
+    assert driver.there == {2000: 60}
+    assert memory.room(101) == 0
+    assert memory.room(40) == 3000
+    memory.leave()
+    assert memory.room(30) == 4000
+    memory.free()
+    assert driver.there == {3000: 40}  # what somebody may still write into
+
+
+@pytest.mark.parametrize(("error", "says", "found"), [(0, 1, True), (0, 0, False), (1, 1, False)])
+def test_whether_other_processes_can_map_what_jax_has(monkeypatch, error, says, found):
+    def attribute(value, which, address):
+        value._obj.value = says
+        return error
+
+    monkeypatch.setattr(cuda, "_driver", lambda: SimpleNamespace(cuPointerGetAttribute=attribute))
+    cuda.can_be_mapped.cache_clear()
+    assert cuda.can_be_mapped(jax.devices("cpu")[0]) is found
+    cuda.can_be_mapped.cache_clear()
