@@ -32,6 +32,7 @@ class Facts:
       launched: as one of how many, by the launcher; 0 where it does not say.
       processes: how many MPI knows of; 0 where MPI was not asked, or could not be loaded.
       library: MPI's own words of what it is.
+      cuda: whether MPI says that it takes the memory of NVIDIA's GPUs.
       trouble: why there is no MPI, though a launcher has started this process; "" if there is.
       cpus: the cores that it may use, of `logical` there are.
       quota: how many cores' time its container has; `None` without a limit.
@@ -51,6 +52,7 @@ class Facts:
     launched: int = 0
     processes: int = 0
     library: str = ""
+    cuda: bool = False
     trouble: str = ""
     survives: bool = False
     cpus: tuple[int, ...] = (0,)

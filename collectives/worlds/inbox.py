@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from zlib import crc32
 
 import jax
@@ -16,6 +17,8 @@ from adaptive.extend import Reduction
 from .ways import is_large
 
 ALIGNMENT = 64  # bytes; XLA on CPU takes buffers so aligned as they are, and copies others
+
+NOTHING: Mapping[int, jax.Array] = MappingProxyType({})
 
 Layout = tuple[tuple[tuple[int, ...], np.dtype, Reduction], ...]  # shape, dtype and op of each part
 
@@ -37,8 +40,12 @@ class Buffers:
         self._aliases: list[jax.Array | None] = [None] * len(layout)
         self._default = jax.local_devices(backend="cpu")[0]
 
-    def arrays(self, devices: Sequence[jax.Device]) -> list[list[jax.Array]]:
-        """The buffers' contents on each device."""
+    def arrays(
+        self, devices: Sequence[jax.Device], elsewhere: Mapping[int, jax.Array] = NOTHING
+    ) -> list[list[jax.Array]]:
+        """The buffers' contents on each device; and parts that arrived elsewhere, on the first one."""
+        if elsewhere:
+            return self._with(elsewhere, devices)
         if devices[0] == self._default and len(devices) == 1:
             return [[self._alias(j) for j in range(len(self.buffers))]]
         rows = [
@@ -47,6 +54,16 @@ class Buffers:
             else jax.device_put(self.buffers, [device] * len(self.buffers))
             for device in devices
         ]
+        return jax.block_until_ready(rows)
+
+    def _with(self, elsewhere: Mapping[int, jax.Array], devices: Sequence[jax.Device]) -> list[list[jax.Array]]:
+        here = [j for j in range(len(self.buffers)) if j not in elsewhere]
+        rows = []
+        for number, device in enumerate(devices):
+            row = dict(elsewhere) if number == 0 else {j: jax.device_put(x, device) for j, x in elsewhere.items()}
+            for j in here:
+                row[j] = self._alias(j) if device == self._default else jax.device_put(self.buffers[j], device)
+            rows.append([row[j] for j in range(len(row))])
         return jax.block_until_ready(rows)
 
     def _alias(self, j: int) -> jax.Array:
@@ -66,13 +83,15 @@ class Inbox(Buffers):
       travelling: where part 0 is reduced: in the frame, in double precision, if there is room for it.
       free: the part of it that is for the status.
       large: whether there are several ways for it between hosts.
+      large_others: whether there are parts for which there are, but for part 0.
     """
 
     def __init__(self, layout: Layout, status: int, room: np.ndarray):
         super().__init__(layout)
         self.text = in_words(layout, status)
         self.name = crc32(self.text.encode())
-        self.large = any(is_large(op, x.nbytes) for x, (_, _, op) in zip(self.buffers, layout, strict=True))
+        large = [is_large(op, x.nbytes) for x, (_, _, op) in zip(self.buffers, layout, strict=True)]
+        self.large, self.large_others = any(large), any(large[1:])
         first = self.buffers[0]
         self.travelling = first if len(first) > len(room) else room[: len(first)]
         self.free = self.travelling[len(first) - status :]

@@ -36,11 +36,13 @@ from adaptive.extend import (
 from launchers import ending
 
 from . import board as boards
+from . import on_accelerators
 from .devices import DeviceWorld, check_devices
 from .frame import Frame
 from .inbox import Inbox, Layout, check_dtypes, from_keys, keys, round_to
 from .launch import check_agreement, no_mpi
 from .meeting import why_not
+from .on_accelerators import OnAccelerators, says_cuda
 from .on_processes import Apart
 from .operations import CLOSE, FAILURE, Farewell, Message, Operation
 from .parts import Part, pieces
@@ -117,7 +119,7 @@ class MPIWorld(Starting, InTurn, Staff, Scope):
     ):
         Scope.__init__(self)
         patience = checked(patience)
-        self._mpi = mpi = _load()
+        self._mpi = mpi = _load(devices)
         self.library: str = mpi.Get_library_version().strip("\0\n ").splitlines()[0]
         if comm is None:
             check_agreement(mpi.COMM_WORLD.size, self.library)
@@ -134,6 +136,7 @@ class MPIWorld(Starting, InTurn, Staff, Scope):
         self._frame = Frame()
         self._watch: Watch | None = None
         self._ways: Ways | None = None
+        self._on_devices = OnAccelerators(mpi, self.devices[0])
         everyone = Together(whole, all_processes(whole, host, len(self.devices)))
         self.respawn, self.spawns = respawn, max_workers is not None
         if offered is None:
@@ -180,8 +183,7 @@ class MPIWorld(Starting, InTurn, Staff, Scope):
             named = [j for j, op in enumerate(ops) if isinstance(op, str)]
             local = self._local.start([[row[j] for j in named] for row in parts], [ops[j] for j in named], status)
         elif self.devices[0].platform != "cpu":
-            for x in parts[0]:
-                x.copy_to_host_async()
+            self._copy_to_host(parts[0], ops, channel)
         return WhenWaitedFor(partial(self._wait_for, local, parts, ops, status, channel, about, more, look, step))
 
     def _wait_for(
@@ -203,8 +205,7 @@ class MPIWorld(Starting, InTurn, Staff, Scope):
             named = iter(local.wait()[0][0])
             row = [next(named) if isinstance(op, str) else x for x, op in zip(row, ops, strict=True)]
             if not on_cpu:
-                for x in row:
-                    x.copy_to_host_async()
+                self._copy_to_host(row, ops, channel)
         # np.asarray is free of copies on CPU. Part 0 is copied all the same: the status goes into it.
         sent: Sequence[Any] = [np.asarray(x) for x in row] if on_cpu else row
         layout = tuple((x.shape, x.dtype, op) for x, op in zip(row, ops, strict=True))
@@ -222,8 +223,19 @@ class MPIWorld(Starting, InTurn, Staff, Scope):
             )
             if self._ways is not None and inbox.large:
                 self._ways.begin(message, (channel, inbox.name), fixed=self.deterministic)
+            key, large = (channel, inbox.name), inbox.large_others
+            self._on_devices.begin(message, key, row, ops, large=large, fixed=self.deterministic)
             self._do(message)
-        return apart.in_place(inbox.arrays(self.devices), self.devices), message.arrived
+            results = inbox.arrays(self.devices, self._on_devices.results)
+            self._on_devices.end()
+        return apart.in_place(results, self.devices), message.arrived
+
+    def _copy_to_host(self, row: Parts, ops: Sequence[Reduction], channel: Hashable) -> None:
+        """Begin to, of what goes through the host."""
+        stays = self._on_devices.stays(row, ops, channel)
+        for j, x in enumerate(row):
+            if j not in stays:
+                x.copy_to_host_async()
 
     def _reduce_all(
         self, inbox: Inbox, sent: Sequence[Any], ops: Sequence[Reduction], apart: Apart, look: LookAtPiece | None
@@ -234,6 +246,8 @@ class MPIWorld(Starting, InTurn, Staff, Scope):
         if travelling is not first:
             round_to(travelling, first)
             del named[0]
+        for j in self._on_devices.results:
+            named.pop(j, None)
 
         def part(j: int) -> Part:
             source = np.asarray(sent[j]).reshape(-1) if j else None  # part 0 was copied, and has the status
@@ -250,8 +264,14 @@ class MPIWorld(Starting, InTurn, Staff, Scope):
         return inbox.free.astype(first.dtype)
 
     def way(self, channel: Hashable) -> str:
-        """How messages of a channel go over several hosts, in words: the protocol of `World`."""
-        return "" if self._ways is None else self._ways.in_words(channel)
+        """How messages of a channel go, over several hosts or from GPUs, in words: the protocol of `World`."""
+        between_hosts = "" if self._ways is None else self._ways.in_words(channel)
+        return "; ".join(filter(None, [self._on_devices.in_words(channel), between_hosts]))
+
+    @property
+    def cuda_aware(self) -> bool:
+        """Whether MPI says that it takes the memory of NVIDIA's GPUs. Local."""
+        return says_cuda(self._mpi)
 
     def why_no_board(self) -> str:
         """Why there can be none: the protocol of `OffersBoards`."""
@@ -293,6 +313,7 @@ class MPIWorld(Starting, InTurn, Staff, Scope):
                     self.comm.Free()
             ending.world_ended()
         finally:
+            self._on_devices.close()
             self._inboxes.clear()
             self._latest = None, iter(())
             super().close()
@@ -443,6 +464,7 @@ class MPIWorld(Starting, InTurn, Staff, Scope):
         if self._ways is not None:
             self._ways.free()
         self._ways = several_ways(self._mpi, together, survives=self.survives)
+        self._on_devices.of(together)
         carried = {seat for process in together.everyone for seat in process.seats}
         self.unattended = tuple(seat for seat in range(self.size) if seat not in carried)
 
@@ -519,9 +541,10 @@ class MPIWorld(Starting, InTurn, Staff, Scope):
             warn(advices[0], OversubscriptionWarning, stacklevel=3)
 
 
-def _load() -> ModuleType | Any:
+def _load(devices: Sequence[jax.Device] | None) -> ModuleType | Any:
     if "mpi4py.MPI" not in sys.modules:
         prepare()
+        on_accelerators.prepare(devices)
         boards.prepare()
     try:
         from mpi4py import MPI

@@ -261,3 +261,11 @@ def test_it_is_shown_for_people():
         "✗ something is wrong\n    line 1\n    line 2\n· a note\n1 thing is wrong",
     ):  # fmt: skip
         assert text in said, said
+
+
+def test_what_mpi_says_of_gpus_is_shown():
+    for cuda in (False, True):
+        show(
+            Examination((replace(GPU, cuda=cuda),), ()), console := Console(record=True, width=150, file=io.StringIO())
+        )
+        assert ("; CUDA-aware" in console.export_text()) is cuda
