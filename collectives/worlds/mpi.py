@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import sys
 import time
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import suppress
 from functools import partial
 from threading import Lock, current_thread, get_ident
@@ -36,6 +36,7 @@ from adaptive.extend import (
 from launchers import ending
 
 from . import board as boards
+from .beside import sum_beside
 from .devices import DeviceWorld, check_devices
 from .frame import Frame
 from .inbox import Inbox, Layout, check_dtypes, from_keys, keys, round_to
@@ -169,6 +170,7 @@ class MPIWorld(Starting, InTurn, Staff, Scope):
         more: str = "",
         look: LookAtPiece | None = None,
         step: int = 0,
+        beside: Callable[[], bool] | None = None,
     ) -> Arriving:
         """Begin to reduce over this process's workers, and to copy from accelerators: the protocol of `World`.
 
@@ -181,7 +183,9 @@ class MPIWorld(Starting, InTurn, Staff, Scope):
         elif self.devices[0].platform != "cpu":
             for x in parts[0]:
                 x.copy_to_host_async()
-        return WhenWaitedFor(partial(self._wait_for, local, parts, ops, status, channel, about, more, look, step))
+        return WhenWaitedFor(
+            partial(self._wait_for, local, parts, ops, status, channel, about, more, look, step, beside)
+        )
 
     def _wait_for(
         self,
@@ -194,6 +198,7 @@ class MPIWorld(Starting, InTurn, Staff, Scope):
         more: str,
         look: LookAtPiece | None,
         step: int,
+        beside: Callable[[], bool] | None,
     ) -> Arrived:
         """Over ranks what is reduced over this process's workers, or the parts of its only one."""
         on_cpu = self.devices[0].platform == "cpu"
@@ -216,7 +221,7 @@ class MPIWorld(Starting, InTurn, Staff, Scope):
                 *(about, more, inbox.name, inbox.text),
                 buffers=inbox.buffers,
                 status=status,
-                reduce=partial(self._reduce_all, inbox, sent, ops, apart, look),
+                reduce=partial(self._reduce_all, inbox, sent, ops, apart, look, beside),
                 replicated=not apart.differ,
             )
             if self._ways is not None and inbox.large:
@@ -225,17 +230,23 @@ class MPIWorld(Starting, InTurn, Staff, Scope):
         return apart.in_place(inbox.arrays(self.devices), self.devices), message.arrived
 
     def _reduce_all(
-        self, inbox: Inbox, sent: Sequence[Any], ops: Sequence[Reduction], apart: Apart, look: LookAtPiece | None
+        self,
+        inbox: Inbox,
+        sent: Sequence[Any],
+        ops: Sequence[Reduction],
+        apart: Apart,
+        look: LookAtPiece | None,
+        beside: Callable[[], bool] | None,
     ) -> np.ndarray:
         """What a message is, behind its frame. Returns the status."""
         first, travelling = inbox.buffers[0], inbox.travelling
         if travelling is first:
-            self._reduce(None, first, "sum", 0, look)
+            self._reduce(None, first, "sum", 0, look, beside)
         else:
             round_to(travelling, first)
         for j, op in enumerate(ops[1:], 1):
             if isinstance(op, str):
-                self._reduce(np.asarray(sent[j]), inbox.buffers[j], op, j, look)
+                self._reduce(np.asarray(sent[j]), inbox.buffers[j], op, j, look, beside)
         if apart.numbers:
             apart.reduce(self.comm, self.members, [process.seats for process in self._together.everyone])
         return inbox.free.astype(first.dtype)
@@ -440,20 +451,31 @@ class MPIWorld(Starting, InTurn, Staff, Scope):
     # --- reducing -----------------------------------------------------------------------------------------------------
 
     def _reduce(
-        self, sent: np.ndarray | None, received: np.ndarray, op: str, part: int = 0, look: LookAtPiece | None = None
+        self,
+        sent: np.ndarray | None,
+        received: np.ndarray,
+        op: str,
+        part: int = 0,
+        look: LookAtPiece | None = None,
+        beside: Callable[[], bool] | None = None,
     ) -> None:
         """Allreduce `sent`, or `received` in place where there is none, piece by piece; and have each looked at."""
         flat = received.reshape(-1)
         if op != "sum" and flat.dtype.kind == "f":
             # As integers: MPI's extremes of floats drop NaNs or not, as the ranks happen to be paired.
             whole = keys(flat if sent is None else sent.reshape(-1), op)
-            self._reduce(None, whole, op)
+            self._reduce(None, whole, op, beside=beside)
             flat[:] = from_keys(whole, flat.dtype)
             return
         mpi_op = self._ops[op]
         source = None if sent is None else sent.reshape(-1)
         if self._ways is not None and is_large(op, flat.nbytes):
             self._ways.sum(source, flat, None if look is None else partial(look, part))
+            return
+        if beside is not None and not self._together.one_host:
+            for piece in sum_beside(self._mpi, self.comm, source, flat, mpi_op, beside, survives=self.survives):
+                if look is not None:
+                    look(part, piece.start, flat[piece])
             return
         step = self._piece_bytes // flat.itemsize
         for start in range(0, flat.size, step):
