@@ -1,4 +1,4 @@
-"""Ranks on hosts that are made up exchange while they compute: `adaptive run -n 3 beside.py [RANK]`; see test_beside.py.
+"""Ranks on hosts that are made up exchange and compute: `adaptive run -n 3 beside.py [RANK]`; see test_beside.py.
 
 A rank that is named kills itself in the midst of a message, when some of its pieces have come and others are under way.
 """
@@ -10,8 +10,10 @@ import signal
 import sys
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
+import adaptive as ad
 import collectives as comm
 from adaptive.extend import MembersChanged
 from collectives.worlds import beside
@@ -65,6 +67,39 @@ def in_time(row, message, computing=None):
     return [np.array(x) for x in got], len([part for part, _ in pieces if part == 1])
 
 
+def trains_in_stages():
+    """As in one piece, and all but a step's last message is sent beside."""
+    sums = []
+
+    def counted(*arguments, **options):
+        sums.append(arguments[3].size)
+        return sum_beside(*arguments, **options)
+
+    def loss(params, batch):
+        x = batch["x"]
+        for p in params:
+            x = jnp.tanh(x @ p)
+        return jnp.square(x).mean()
+
+    def driver(params, batch):
+        grads = comm.all_reduce(jax.grad(loss)(params, batch))
+        return [p - 0.1 * g for p, g in zip(params, grads, strict=True)], {}
+
+    sum_beside, _mpi.sum_beside = _mpi.sum_beside, counted
+    rng = np.random.default_rng(0)
+    params = [jnp.asarray(rng.normal(size=(150, 150), scale=0.1), jnp.float32) for _ in range(3)]
+    data, states = {"x": rng.normal(size=(60, 150)).astype(np.float32)}, []
+    for stages in (False, 3):
+        options = {"global_batch": 12, "resizable": False, "overlap": stages}
+        with ad.Program(driver, params, data, world=world, **options) as program:
+            for _ in range(4):
+                program.step()
+            states.append(program.state)
+    for one, other in zip(*states, strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-6)
+    assert len(sums) == 4 * 2, sums
+
+
 with comm.world() as world:
     own, lost = world.rank, 0
     for message in range(MESSAGES):
@@ -90,4 +125,6 @@ with comm.world() as world:
         assert len(set(world.all_gather_bytes(bits))) == 1  # the same on all ranks, to the last bit
     assert bool(lost) == (DIES >= 0), lost
     assert not beside._left
+    if not lost:
+        trains_in_stages()
     print(f"{world.processes} ended well", flush=True)
