@@ -20,7 +20,8 @@ Computing = Callable[[], bool]  # whether this process computes something beside
 # Chosen between two hosts at 1 Gbit/s, with a rank on one core each: see benchmarks/overlap_between_hosts.py.
 PIECE_BYTES = 4 << 20  # one of several that are under way, so that the link is busy while another one is added up
 UNDER_WAY = 4
-NAP = 5e-4  # seconds between two looks, in which 1 Gbit/s brings 60 kB: sockets hold some MB
+NAP = 5e-4  # seconds between two looks, of two ranks: 1 Gbit/s brings 60 kB in it, and sockets hold some MB
+LEAST_NAP = 1e-4  # of many: a piece goes in rounds, the more the more ranks there are, and each round waits for a look
 
 _left: list[tuple[Any, ...]] = []  # what an error has left under way, with its memory: MPI may still write there
 
@@ -42,6 +43,7 @@ def sum_beside(
       survives: whether others go on where a process is lost: then nothing is under way any more behind the error.
     """
     step = PIECE_BYTES // target.itemsize
+    nap = max(LEAST_NAP, 2 * NAP / comm.size)
     waiting = deque(slice(start, start + step) for start in range(0, target.size, step))
     under_way: deque[tuple[slice, Any]] = deque()
     try:
@@ -50,7 +52,7 @@ def sum_beside(
                 piece = waiting.popleft()
                 own = mpi.IN_PLACE if source is None else source[piece]
                 under_way.append((piece, comm.Iallreduce(own, target[piece], op)))
-            wait(under_way[0][1], computing)
+            _wait(under_way[0][1], computing, nap)
             yield under_way.popleft()[0]
     except mpi.Exception:
         if not survives:
@@ -67,10 +69,10 @@ def sum_beside(
             _left.append((source, target, *under_way))
 
 
-def wait(request: Any, computing: Computing) -> None:
+def _wait(request: Any, computing: Computing, nap: float) -> None:
     """Until it is completed."""
     while not request.Test():
         if not computing():
             request.Wait()
             return
-        time.sleep(NAP)
+        time.sleep(nap)
