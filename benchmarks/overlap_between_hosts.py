@@ -1,15 +1,16 @@
-"""Claim: between hosts, stages of the backward pass hide some of what can be hidden of an exchange (aimed at: 70 %).
+"""Claim: between hosts, stages of the backward pass hide 70 % of what can be hidden of an exchange.
 
     python benchmarks/overlap_between_hosts.py
 
 Two hosts are network namespaces, with a link of 1 Gbit/s between them, which takes Linux and root. Each rank has one
-core, on which XLA's one thread and MPI's waiting take turns. A chain of layers has parameters of ResNet-50's shapes, so
-that 97.6 MiB of gradients are sent, and a batch so large that the backward pass takes about as long as the exchange.
-Two programs of that driver, one whole and one in stages, take steps in alternation.
+core, for XLA's one thread and what sends. A chain of layers has parameters of ResNet-50's shapes, so that 97.6 MiB of
+gradients are sent, and a batch so large that the backward pass takes about as long as the exchange: both are measured,
+and the batch is fitted until they do. Two programs of that driver, one whole and one in stages, take steps in
+alternation, and the second also as if nothing were known of what is computed beside a message: it waits in MPI then.
 
 What can be hidden is the lesser of two: what is computed behind the first stage, and what is exchanged before the last
-message. The first is measured on stages that send nothing, by a world of one worker; the second is the exchange of the
-whole program, by the share of bytes.
+message. The first is measured on stages that send nothing, by a world of one worker, in the same rounds; the second is
+the exchange of the whole program, by the share of bytes.
 """
 
 from __future__ import annotations
@@ -17,11 +18,12 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import re
 import subprocess
 import sys
-import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any, Literal
 
@@ -32,14 +34,21 @@ from _measure import RESULTS, Spread, pin, readable, report
 
 import adaptive as ad
 import collectives as comm
+from adaptive.base.timeline import Timeline
+from adaptive.runtime.step import Step
 
 Params = list[jax.Array]
 RATE = "1gbit"
+FITS, CLOSE, LARGEST = 5, 0.1, 4096  # of the batch
+WHOLE, STAGES, SPINNING = "whole", "in stages", "in stages, waiting in MPI"
 SHARED = (
-    "Each rank has one core, on which XLA's thread and MPI's waiting, which spins, take turns: beside an exchange both "
-    "take longer (computing, whole and in stages), which is what keeps the rest from being hidden. On one host an "
-    "exchange is copying by the same cores. The machine was shared with other work."
+    "Each rank has one core. Whoever waits in MPI spins, beside XLA's thread; in stages the thread of the steps looks "
+    "at pieces that are under way and sleeps, as long as a later stage is computed; *waiting in MPI* is the same "
+    "program without that. *Processor* is what a rank's threads have used in a step. What is hidden is of medians; "
+    "in brackets is what the 10th and the 90th percentile of what rounds saved come to. On one host an exchange is copying by the "
+    "same cores, and stages wait in MPI in either case. The machine was shared with other work."
 )
+YIELDS = "OMPI_MCA_mpi_yield_when_idle"  # as Open MPI comes, unless it is set for this script
 _tensors = 0  # the last so many; 0 for all
 
 
@@ -76,64 +85,117 @@ def built(world: Any, examples: int, overlap: bool | int | Literal["auto"]) -> a
     return ad.Program(driver, params, data, world=world, overlap=overlap, **options)
 
 
-def ends_of_stages(examples: int, stages: int) -> list[float]:
-    """When each stage is done, in seconds, where nothing is sent."""
-    with comm.SoloWorld() as world, built(world, examples, stages) as program, tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "trace.json"
-        program.step()
-        program.trace(path, steps=5)
-        for _ in range(6):
-            program.step()
-        events = json.loads(path.read_text())["traceEvents"]
-    spans = [
-        [e["dur"] / 1e6 for e in events if e["ph"] == "X" and f"stage {n + 1} of" in e["name"]] for n in range(stages)
-    ]
-    return list(np.cumsum([float(np.median(s)) for s in spans]))
+def seconds_forward(examples: int) -> float:
+    """What the loss alone takes."""
+    rng = np.random.default_rng(0)
+    params = [jnp.zeros(s) for s in shapes()]
+    batch = {"x": jnp.asarray(rng.normal(size=(examples, 64)), jnp.float32)}
+    compiled = jax.jit(loss).lower(params, batch).compile()
+    return float(np.median([_seconds(lambda: jax.block_until_ready(compiled(params, batch))) for _ in range(5)][1:]))
 
 
-def fitted(world: Any) -> int:
-    """A batch for which the backward pass, two thirds of what is computed, takes about as long as the exchange."""
-    examples = 128  # where it has not to be fitted twice
-    for _ in range(2):
+def _seconds(call: Callable[[], Any]) -> float:
+    began = time.perf_counter()
+    call()
+    return time.perf_counter() - began
+
+
+def fitted(world: Any, examples: int) -> tuple[int, float]:
+    """A batch for which the backward pass takes about as long as the exchange, and the share of the backward pass in
+    what is computed. The same on both ranks.
+
+    Args:
+      examples: to begin with.
+    """
+    for _ in range(FITS):
         with built(world, examples, False) as program:
-            program.step()
-            seen = [program.step() for _ in range(3)]
-        computing = min(max(r.compute_seconds) for r in seen)
-        exchanging = min(r.breakdown.exchanging for r in seen)
-        wanted = int(world.all_gather_bytes(str(round(examples * 1.5 * exchanging / computing)).encode())[0])
-        if 0.7 < wanted / examples < 1.4:
+            seen = [program.step() for _ in range(8)][1:]
+        computing = float(np.median([max(r.compute_seconds) for r in seen]))
+        exchanging = float(np.median([r.breakdown.exchanging for r in seen]))
+        share = 1 - min(0.6, seconds_forward(examples) / computing)
+        share, wanted = _of_first(world, [share, examples * exchanging / (share * computing)])
+        if abs(wanted / examples - 1) < CLOSE:
             break
-        examples = max(8, min(320, wanted))
-    return examples
+        examples = round(min(LARGEST, max(8, wanted)))
+    return examples, share
 
 
-def on_rank(rounds: int, stages: int | Literal["auto"]) -> None:
-    with comm.MPIWorld() as world:
+def _of_first(world: Any, value: Any) -> Any:
+    return json.loads(world.all_gather_bytes(json.dumps(value).encode())[0])
+
+
+@contextmanager
+def waiting_in_mpi() -> Iterator[None]:
+    """As if nothing were computed beside a message."""
+    usual, Step.beside = Step.beside, lambda *_: None  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        Step.beside = usual  # type: ignore[method-assign]
+
+
+def on_rank(rounds: int, stages: int | Literal["auto"], first: int) -> None:
+    with comm.MPIWorld() as world, comm.SoloWorld() as nobody:
         pin(sorted(os.sched_getaffinity(0))[world.rank % 2])
-        examples = fitted(world)
-        programs = {"whole": built(world, examples, False), "in stages": built(world, examples, stages)}
-        decided = next(line for line in programs["in stages"].explain().splitlines() if line.startswith("overlap"))
-        seen: dict[str, list[tuple[float, float, float]]] = {name: [] for name in programs}
-        for n in range(-2, rounds):
-            for name in sorted(programs, reverse=bool(n % 2)):
-                world.barrier()
-                began = time.perf_counter()
-                told = programs[name].step()
-                jax.block_until_ready(programs[name]._engine.states[0])
-                seconds = time.perf_counter() - began
-                if n >= 0:
-                    seen[name].append((seconds, max(told.compute_seconds), told.breakdown.exchanging))
-        cut = programs["in stages"]
+        examples, share = fitted(world, first)
+        whole, cut = built(world, examples, False), built(world, examples, stages)
         layouts = [layout.nbytes for layout in cut._engine.layouts]
-        states = [p.state for p in programs.values()]
-        apart = max(float(jnp.abs(a - b).max()) for a, b in zip(*states, strict=True))
-        for program in programs.values():
+        alone = built(nobody, examples, len(layouts))
+        decided = next(line for line in cut.explain().splitlines() if line.startswith("overlap"))
+        for program in (whole, cut, alone):
+            program.step()
+        apart = max(float(jnp.abs(a - b).max()) for a, b in zip(whole.state, cut.state, strict=True))
+        kinds: dict[str, tuple[ad.Program, Callable[[], AbstractContextManager[None]]]] = {
+            WHOLE: (whole, nullcontext),
+            STAGES: (cut, nullcontext),
+            SPINNING: (cut, waiting_in_mpi),
+        }
+        seen: dict[str, list[tuple[float, float, float, float]]] = {name: [] for name in kinds}
+        ends: list[list[float]] = []
+        for n in range(-1, rounds):
+            for i in range(len(kinds)):
+                name = list(kinds)[(n + i) % len(kinds)]
+                program, manner = kinds[name]
+                world.barrier()
+                began, used = time.perf_counter(), time.process_time()
+                with manner():
+                    told = program.step()
+                jax.block_until_ready(program._engine.states[0])
+                seconds, used = time.perf_counter() - began, time.process_time() - used
+                if n >= 0:
+                    seen[name].append((seconds, max(told.compute_seconds), told.breakdown.exchanging, used))
+            world.barrier()
+            ends.append([end for what, (_, end) in course(alone, 1).items() if what.startswith("stage")])
+        times = [f"{what} {1e3 * b:.0f} – {1e3 * e:.0f}" for what, (b, e) in course(cut, 5).items()]
+        for program in (whole, cut, alone):
             program.close()
-        ends = ends_of_stages(examples, len(layouts))
-        everyone = [json.loads(row) for row in world.all_gather_bytes(json.dumps(seen).encode())]
-        slowest = {name: np.max([own[name] for own in everyone], axis=0).tolist() for name in programs}
+        everyone = [json.loads(row) for row in world.all_gather_bytes(json.dumps([seen, ends[1:]]).encode())]
+        slowest = {name: np.max([own[name] for own, _ in everyone], axis=0).tolist() for name in kinds}
+        ends_of_slower = np.median(np.max([own for _, own in everyone], axis=0), axis=0).tolist()
         if world.rank == 0:
-            print("RESULT " + json.dumps([examples, layouts, ends, slowest, decided, apart]), flush=True)
+            result = [examples, share, layouts, ends_of_slower, slowest, decided, apart, times]
+            print("RESULT " + json.dumps(result), flush=True)
+
+
+def course(program: ad.Program, steps: int) -> dict[str, tuple[float, float]]:
+    """When what began and ended in a step of this rank, in seconds: medians of some steps, by their ends."""
+    engine, seen = program._engine, Timeline()
+    engine.timeline, engine.activity.turned = seen, seen.turned
+    for _ in range(steps):
+        program.step()
+    engine.timeline = engine.activity.turned = None
+    spans: dict[str, list[tuple[float, float]]] = {}
+    began = 0.0
+    for span in sorted(seen.spans, key=lambda span: (span.began, span.ended)):
+        stage = re.search(r"stage (\d+) of", span.name)
+        message = re.search(r"message (\d+)", span.details.get("message", ""))
+        if stage and stage[1] == "1":
+            began = span.began
+        if stage or (message and span.name in ("exchanging", "waiting")):
+            what = f"stage {stage[1]}" if stage else f"{span.name} {message[1]}"  # type: ignore[index]
+            spans.setdefault(what, []).append((span.began - began, span.ended - began))
+    middle = {what: tuple(np.median(times, axis=0).tolist()) for what, times in spans.items()}
+    return dict(sorted(middle.items(), key=lambda item: item[1][1]))
 
 
 def start(rounds: int, stages: str, several: bool) -> list:
@@ -144,59 +206,56 @@ def start(rounds: int, stages: str, several: bool) -> list:
     from tests.hosts import hosts
 
     path = os.pathsep.join([str(root), os.environ.get("PYTHONPATH", "")])
-    environ = {**os.environ, **mpirun._DEFAULTS, "PYTHONPATH": path}
+    usual = {name: value for name, value in mpirun._DEFAULTS.items() if name != YIELDS}
+    environ = {**os.environ, **usual, "PYTHONPATH": path}
     own = [sys.executable, "-m", "mpi4py", __file__, "--rank", "--rounds", str(rounds), "--stages", stages]
-    own += ["--tensors", str(_tensors)]
+    own += ["--tensors", str(_tensors), "--first", "1024" if several else "64"]
     if not several:
         return _result([str(mpirun._find()), "-n", "2", *own], environ)
-    with hosts(2) as made:
-        for host in ("h1", "h2"):
-            limit = f"tc qdisc replace dev e0 root tbf rate {RATE} burst 256kbit latency 50ms"
-            subprocess.run(made.command(host, limit.split()), check=True)
+    with hosts(2, RATE) as made:
         environ |= {**made.environment(), "PRTE_MCA_rmaps_default_mapping_policy": "slot"}
         carried = [
             o
-            for name in (
-                *mpirun._DEFAULTS,
-                "PYTHONPATH",
-                "OMPI_MCA_btl_tcp_if_include",
-                "OMPI_MCA_mpi_yield_when_idle",
-                "TMPDIR",
-            )
+            for name in (*usual, "PYTHONPATH", "OMPI_MCA_btl_tcp_if_include", YIELDS, "TMPDIR")
+            if name in environ
             for o in ("-x", name)
         ]
         return _result(made.command("h1", [str(mpirun._find()), "-H", "h1:1,h2:1", "-n", "2", *carried, *own]), environ)
 
 
 def _result(command: Sequence[str], environ: Mapping[str, str]) -> list:
-    done = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=560)
+    done = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=1500)
     found = [line for line in done.stdout.splitlines() if line.startswith("RESULT ")]
     if not found:
         raise RuntimeError(f"{done.stdout[-2000:]}\n{done.stderr[-4000:]}")
     return json.loads(found[0].removeprefix("RESULT "))
 
 
-def row(where: str, examples: int, layouts: Sequence[int], ends: Sequence[float], seen: Mapping[str, Any]) -> dict:
-    whole, cut = (np.array(seen[name]) for name in ("whole", "in stages"))
+def rows_of(where: str, share: float, layouts: Sequence[int], ends: Sequence[float], seen: Mapping[str, Any]) -> list:
+    """A row for each way to take a step, of medians."""
+    columns = {name: np.array(times) for name, times in seen.items()}
+    whole = columns[WHOLE]
     exchange = float(np.median(whole[:, 2]))
     hideable = min(ends[-1] - ends[0], exchange * sum(layouts[:-1]) / sum(layouts))
-    saved = float(np.median(whole[:, 0]) - np.median(cut[:, 0]))
-    spread: Callable[[np.ndarray], str] = lambda column: (  # noqa: E731
-        f"{readable((s := Spread.of(column)).median)} ({readable(s.p10)} – {readable(s.p90)})"
-    )
-    return {
-        "": where,
-        "examples": examples,
-        "stages": len(layouts),
-        "computing": readable(float(np.median(whole[:, 1]))),
-        "computing, in stages": readable(float(np.median(cut[:, 1]))),
-        "exchanging": readable(exchange),
-        "step, whole": spread(whole[:, 0]),
-        "step, in stages": spread(cut[:, 0]),
-        "saved": readable(saved),
-        "can be hidden": readable(hideable),
-        "hidden": f"{100 * saved / hideable:.0f} %",
-    }
+    found = []
+    for name, column in columns.items():
+        _, computing, exchanging, used = np.median(column, axis=0)
+        spread, saved = Spread.of(column[:, 0]), Spread.of(whole[:, 0] - column[:, 0])
+        cells = {
+            "": f"{where}, {name}",
+            "computing": readable(computing),
+            "exchanging": readable(exchanging),
+            "processor": readable(used),
+            "step": f"{readable(spread.median)} ({readable(spread.p10)} – {readable(spread.p90)})",
+        }
+        if name == WHOLE:
+            found.append({**cells, "backward / exchange": f"{share * computing / exchanging:.2f}"})
+            continue
+        shares = " – ".join(f"{100 * s / hideable:.0f}" for s in (saved.p10, saved.p90))
+        saved_in_all = float(np.median(whole[:, 0])) - spread.median
+        hidden = f"{100 * saved_in_all / hideable:.0f} % ({shares})"
+        found.append({**cells, "saved": readable(saved_in_all), "can be hidden": readable(hideable), "hidden": hidden})
+    return found
 
 
 def main() -> None:
@@ -204,24 +263,25 @@ def main() -> None:
     arguments.add_argument("--rounds", type=int, default=12)
     arguments.add_argument("--stages", default="auto", help="on two hosts; on one it is 4")
     arguments.add_argument("--tensors", type=int, default=0, help="the last so many of the model's; 0: all")
+    arguments.add_argument("--first", type=int, default=0, help="what each rank is started with: examples")
     arguments.add_argument("--rank", action="store_true", help="what each rank is started with")
     given = arguments.parse_args()
     global _tensors
     _tensors = given.tensors
     if given.rank:
-        on_rank(given.rounds, "auto" if given.stages == "auto" else int(given.stages))
+        on_rank(given.rounds, "auto" if given.stages == "auto" else int(given.stages), given.first)
         return
     rows, notes = [], []
     for where, several, stages in (("two hosts", True, given.stages), ("one host", False, "4")):
-        examples, layouts, ends, seen, decided, apart = start(given.rounds, stages, several)
-        rows.append(row(where, examples, layouts, ends, seen))
+        examples, share, layouts, ends, seen, decided, apart, course = start(given.rounds, stages, several)
+        rows += rows_of(where, share, layouts, ends, seen)
         megabytes = " + ".join(f"{n / 1e6:.1f}" for n in layouts)
         notes.append(
-            f"{where.capitalize()}: messages of {megabytes} MB; stages end after "
-            f"{', '.join(readable(end) for end in ends)} where nothing is sent; what `explain` says: {decided!r}; "
-            f"states differ by {apart:.1g} at most."
+            f"{where.capitalize()}: {examples} examples per rank; messages of {megabytes} MB; stages end after "
+            f"{', '.join(readable(end) for end in ends)} where nothing is sent; a step in stages, in ms: "
+            f"{', '.join(course)}; what `explain` says: {decided!r}; states differ by {apart:.1g} at most."
         )
-    hidden = rows[0]["hidden"]
+    hidden = rows[1]["hidden"]
     report(
         f"Over a link of 1 Gbit/s, {hidden} of what can be hidden of an exchange is hidden behind the backward pass",
         rows,

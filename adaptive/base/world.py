@@ -232,12 +232,17 @@ class World(Protocol):
         more: str = "",
         look: LookAtPiece | None = None,
         step: int = 0,
+        beside: Callable[[], bool] | None = None,
     ) -> Arriving:
         """Begin an exchange, and return: what can be done of it without waiting for others is under way.
 
         Several may be under way, of different channels. They are waited for in the order in which they were started, by
         the thread that has started them, and before it does anything else in this world. Arguments and errors are those
         of `exchange`; errors are raised here or where it is waited for.
+
+        Args:
+          beside: whether this process computes something meanwhile, for which waiting should leave it its cores.
+            On all processes, or on none.
         """
         ...
 
@@ -319,7 +324,8 @@ class Blocking:
     """For worlds that can do nothing of an exchange without waiting for others: it begins when it is waited for."""
 
     def start(self, *message: Any, **options: Any) -> Arriving:
-        """Begin an exchange: the protocol of `World`."""
+        """Begin an exchange: the protocol of `World`. It knows nothing of what is computed beside."""
+        options.pop("beside", None)
         return WhenWaitedFor(partial(self.exchange, *message, **options))  # type: ignore[attr-defined]
 
 

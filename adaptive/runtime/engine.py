@@ -273,7 +273,7 @@ class Engine:
                     self.status.told = activity.of_workers(run.seconds)
                 activity.turn(EXCHANGING)
                 under_way = [
-                    self._send(number, parts, readings[0].step + 1, more)
+                    self._send(number, parts, readings[0].step + 1, more, run.beside(stage))
                     for number, parts in sent.items()
                     if run.travels(number)
                 ]
@@ -290,7 +290,14 @@ class Engine:
         activity.turn(OTHER)
         return Outcome(hooks, metrics, run.messages, run.seconds, run.microbatches, *run.sent())
 
-    def _send(self, number: int, parts: Sequence[Sequence[jax.Array]], step: int, more: str) -> _UnderWay:
+    def _send(
+        self,
+        number: int,
+        parts: Sequence[Sequence[jax.Array]],
+        step: int,
+        more: str,
+        beside: Callable[[], bool] | None,
+    ) -> _UnderWay:
         """Send a message; the step's last one carries the status."""
         own = (self.status.encode() if number == self._last else _NO_STATUS).astype(parts[0][0].dtype)
         about = f"message {number + 1} of step {step} of {self.name}"
@@ -303,7 +310,7 @@ class Engine:
             shown = pieces_on(self.timeline, glances, self.world)
         ops, channel = self.layouts[number].ops, self._channels[number]
         self.activity.message = number
-        arriving = self.world.start(parts, ops, own, channel, about, more, shown, step)
+        arriving = self.world.start(parts, ops, own, channel, about, more, shown, step, beside=beside)
         return _UnderWay(number, arriving, look, glances)
 
     def seat(self, present: Sequence[int], joined: Sequence[int]) -> None:

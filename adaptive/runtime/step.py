@@ -7,7 +7,7 @@ noted by another one.
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -212,6 +212,13 @@ class Step:
     def _wait_for(self, local: int, part: int) -> _End:
         self.packed[local][part].block_until_ready()
         return _End(time.perf_counter(), self._watch.seconds)
+
+    def beside(self, stage: int) -> Callable[[], bool] | None:
+        """For what is sent behind a stage: whether this process still computes a later one; `None` behind the last."""
+        if not self._ends[stage + 1 :]:
+            return None
+        last = self._ends[-1]
+        return lambda: not all(end.done() for end in last)
 
     def finish(self, level: int) -> None:
         """Wait for all stages of a level, and take down, once, how long they took."""

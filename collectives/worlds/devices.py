@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from functools import partial
 
 import jax
@@ -75,6 +75,7 @@ class DeviceWorld(Starting, LocalBoards, Seats, Scope):
         more: str = "",
         look: LookAtPiece | None = None,
         step: int = 0,
+        beside: Callable[[], bool] | None = None,
     ) -> Arriving:
         """Begin to reduce, in one sharded XLA program: the protocol of `World`. The status is the only process's."""
         self._check_open()

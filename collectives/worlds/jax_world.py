@@ -5,7 +5,7 @@ from __future__ import annotations
 import pickle
 import platform
 import time
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from contextlib import suppress
 from functools import lru_cache, partial
 from threading import current_thread, get_ident
@@ -178,6 +178,7 @@ class JaxWorld(Starting, InTurn, Scope):
         more: str = "",
         look: LookAtPiece | None = None,
         step: int = 0,
+        beside: Callable[[], bool] | None = None,
     ) -> Arriving:
         """Begin to join what is to be reduced, and compile what reduces it: the protocol of `World`.
 

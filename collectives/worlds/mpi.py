@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import sys
 import time
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import suppress
 from functools import partial
 from threading import Lock, current_thread, get_ident
@@ -37,6 +37,7 @@ from launchers import ending
 
 from . import board as boards
 from . import on_accelerators
+from .beside import sum_beside
 from .devices import DeviceWorld, check_devices
 from .frame import Frame
 from .inbox import Inbox, Layout, check_dtypes, from_keys, keys, round_to
@@ -173,6 +174,7 @@ class MPIWorld(Starting, InTurn, Staff, Scope):
         more: str = "",
         look: LookAtPiece | None = None,
         step: int = 0,
+        beside: Callable[[], bool] | None = None,
     ) -> Arriving:
         """Begin to reduce over this process's workers, and to copy from accelerators: the protocol of `World`.
 
@@ -184,7 +186,9 @@ class MPIWorld(Starting, InTurn, Staff, Scope):
             local = self._local.start([[row[j] for j in named] for row in parts], [ops[j] for j in named], status)
         elif self.devices[0].platform != "cpu":
             self._copy_to_host(parts[0], ops, channel)
-        return WhenWaitedFor(partial(self._wait_for, local, parts, ops, status, channel, about, more, look, step))
+        return WhenWaitedFor(
+            partial(self._wait_for, local, parts, ops, status, channel, about, more, look, step, beside)
+        )
 
     def _wait_for(
         self,
@@ -197,6 +201,7 @@ class MPIWorld(Starting, InTurn, Staff, Scope):
         more: str,
         look: LookAtPiece | None,
         step: int,
+        beside: Callable[[], bool] | None,
     ) -> Arrived:
         """Over ranks what is reduced over this process's workers, or the parts of its only one."""
         on_cpu = self.devices[0].platform == "cpu"
@@ -218,7 +223,7 @@ class MPIWorld(Starting, InTurn, Staff, Scope):
                 *(about, more, inbox.name, inbox.text),
                 buffers=inbox.buffers,
                 status=status,
-                reduce=partial(self._reduce_all, inbox, sent, ops, apart, look),
+                reduce=partial(self._reduce_all, inbox, sent, ops, apart, look, beside),
                 replicated=not apart.differ,
             )
             if self._ways is not None and inbox.large:
@@ -238,7 +243,13 @@ class MPIWorld(Starting, InTurn, Staff, Scope):
                 x.copy_to_host_async()
 
     def _reduce_all(
-        self, inbox: Inbox, sent: Sequence[Any], ops: Sequence[Reduction], apart: Apart, look: LookAtPiece | None
+        self,
+        inbox: Inbox,
+        sent: Sequence[Any],
+        ops: Sequence[Reduction],
+        apart: Apart,
+        look: LookAtPiece | None,
+        beside: Callable[[], bool] | None,
     ) -> np.ndarray:
         """What a message is, behind its frame. Returns the status."""
         first, travelling = inbox.buffers[0], inbox.travelling
@@ -256,7 +267,7 @@ class MPIWorld(Starting, InTurn, Staff, Scope):
         large = [j for j, op in named.items() if self._ways is not None and is_large(op, inbox.buffers[j].nbytes)]
         for j, op in named.items():
             if j not in large:
-                self._reduce(part(j), op, look)
+                self._reduce(part(j), op, look, beside)
         if self._ways is not None and large:
             self._ways.sum((part(j) for j in large), look)
         if apart.numbers:
@@ -470,19 +481,28 @@ class MPIWorld(Starting, InTurn, Staff, Scope):
 
     # --- reducing -----------------------------------------------------------------------------------------------------
 
-    def _reduce(self, part: Part, op: str, look: LookAtPiece | None = None) -> None:
+    def _reduce(
+        self, part: Part, op: str, look: LookAtPiece | None = None, beside: Callable[[], bool] | None = None
+    ) -> None:
         """Allreduce a part piece by piece, and have each looked at."""
         if op != "sum" and part.target.dtype.kind == "f":
             # As integers: MPI's extremes of floats drop NaNs or not, as the ranks happen to be paired.
             whole = keys(part.target if part.source is None else part.source, op)
-            self._reduce(Part(part.number, None, whole), op)
+            self._reduce(Part(part.number, None, whole), op, beside=beside)
             part.target[:] = from_keys(whole, part.target.dtype)
             return
-        mpi_op = self._ops[op]
-        for piece in pieces([part], self._piece_bytes):
-            self.comm.Allreduce(self._mpi.IN_PLACE if piece.source is None else piece.source, piece.target, mpi_op)
+        for piece in self._reduced(part, self._ops[op], beside):
             if look is not None:
                 look(piece.number, piece.start, piece.target)
+
+    def _reduced(self, part: Part, op: Any, beside: Callable[[], bool] | None) -> Iterator[Part]:
+        """The pieces of a part, as they have come."""
+        if beside is not None and not self._together.one_host:
+            yield from sum_beside(self._mpi, self.comm, part, op, beside, survives=self.survives)
+            return
+        for piece in pieces([part], self._piece_bytes):
+            self.comm.Allreduce(self._mpi.IN_PLACE if piece.source is None else piece.source, piece.target, op)
+            yield piece
 
     def _inbox(self, layout: Layout, status: int, channel: Hashable) -> Inbox:
         """The buffers for this call: of two sets per layout and channel, in turn, so results stay valid until the

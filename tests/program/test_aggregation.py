@@ -192,6 +192,30 @@ def test_what_rounding_takes_away_is_sent_later():
     assert errors[2].max() < 1e-3
 
 
+@pytest.mark.parametrize(
+    ("dtype", "values"),
+    [("float16", [1 + 2**-10, -0.3046875, 30_000.0]), ("bfloat16", [1 + 2**-7, -0.3046875, 30_080.0])],
+)
+def test_what_rounding_takes_from_half_precisions_is_known_exactly(dtype, values):
+    """A worker's mean, times its examples, has more digits than a half precision, and may be beyond float16."""
+
+    def driver(params, batch):
+        own = jnp.asarray(values, dtype) + (0 * batch["x"].sum()).astype(dtype)
+        return params, {"mean": comm.all_reduce(own, wire="bfloat16", rounding="error_feedback")}
+
+    options = {"global_batch": sum(SIZES), "shares": SIZES, "resizable": False}
+    with ad.Program(driver, jnp.zeros(3), data(), world=LocalWorld(len(SIZES)), **options) as program:
+        mean = program.step().metrics["mean"]
+        left = [np.asarray(slots[0][0]) for slots in program._engine.slots]
+    assert mean.dtype == dtype
+    np.testing.assert_allclose(np.asarray(mean, np.float64), values, rtol=0.01)
+    for examples, found in zip(SIZES, left, strict=True):
+        wanted = np.array(values) * examples
+        travelled = np.asarray(wanted.astype(jnp.bfloat16), np.float64)
+        assert found.dtype == np.float32
+        np.testing.assert_array_equal(found, wanted - travelled)
+
+
 def test_half_the_bytes_are_counted_as_such():
     def sent(**options):
         def driver(params, batch):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 import time
 
 import jax
@@ -15,7 +16,7 @@ import collectives as comm
 import controllers as ctrl
 import monitors as mon
 from adaptive import DriverError
-from adaptive.extend import StepEvent
+from adaptive.extend import StepEvent, WhenWaitedFor
 from adaptive.graph.planner import Planner
 from adaptive.program import overlap as _overlap
 from adaptive.program.overlap import overlapped, stages_for
@@ -227,6 +228,53 @@ def test_seconds_of_workers_have_no_exchange_in_them():
     busy = [event.workers.busy for event in events]
     assert all((seconds > 0).all() for seconds in busy)
     assert min(seconds.max() for seconds in busy) < SlowWorld.SECONDS
+
+
+class TellingWorld(LocalWorld):
+    """Notes of each message whether something is computed beside it, and whether that comes to an end."""
+
+    def __init__(self):
+        super().__init__(1)
+        self.asked, self.told = threading.Event(), []
+
+    def start(self, *message, beside=None, **options):
+        def exchange():
+            began = beside and beside()
+            self.asked.set()
+            until = time.monotonic() + 10
+            while beside and beside() and time.monotonic() < until:
+                time.sleep(0.001)
+            self.told.append((began, beside and beside()))
+            return self.exchange(*message, **options)
+
+        return WhenWaitedFor(exchange)
+
+
+def test_worlds_are_told_what_is_computed_beside_a_message():
+    world = TellingWorld()
+
+    @jax.custom_vjp
+    def waiting(x):
+        """The gradients behind it are not computed before a world has asked."""
+        return x
+
+    def waited(g):
+        world.asked.wait(10)
+        return g
+
+    waiting.defvjp(
+        lambda x: (x, None), lambda _, g: (jax.pure_callback(waited, jax.ShapeDtypeStruct(g.shape, g.dtype), g),)
+    )
+
+    def loss(params, batch):
+        x = jnp.tanh(jnp.tanh(batch["x"] @ params[0]["w"]) @ params[1]["w"])
+        x = jnp.tanh(jnp.tanh(waiting(x) @ params[2]["w"]) @ params[3]["w"])
+        return jnp.square(x.sum(1) - batch["y"]).mean()
+
+    options = {"global_batch": 12, "overlap": 2, "resizable": False}
+    with ad.Program(training(loss, noise=False), mlp(), data(), world=world, **options) as program:
+        program.step()
+    assert world.told == [(True, False), (None, None)]
 
 
 def test_a_trace_shows_each_stage(tmp_path):
