@@ -48,6 +48,7 @@ from .processes import Together, all_processes
 from .recruits import recruited
 from .repair import all_agree, enabled, prepare, repaired, survives
 from .scope import Scope, describe
+from .serving import Service
 from .staff import Staff
 from .threads import OversubscriptionWarning, oversubscription
 from .turns import HeardError, InTurn
@@ -147,7 +148,8 @@ class MPIWorld(Starting, InTurn, Staff, Scope):
         self._ops = {"sum": mpi.SUM, "max": mpi.MAX, "min": mpi.MIN}
         self._inboxes: dict[tuple[Layout, int, Hashable], Iterator[Inbox]] = {}
         self._latest: tuple[Any, Iterator[Inbox]] = None, iter(())  # of the inboxes, used last
-        self._boards: list[boards.WindowBoard] = []  # in the order in which they were made
+        self._boards: list[boards.ProcessBoard] = []  # in the order in which they were made
+        self._service: Service | None = None  # that answers who cannot read their memory
         self._lock = Lock()
         self._threads: dict[int, str] = {}  # that have used this world
         self._inside = False  # a collective that other processes are in too
@@ -246,15 +248,20 @@ class MPIWorld(Starting, InTurn, Staff, Scope):
 
     def why_no_board(self) -> str:
         """Why there can be none: the protocol of `OffersBoards`."""
-        return boards.why_none(self._mpi, self._job.everyone, survives=self.survives, spawns=self.spawns)
+        return boards.why_none(self._mpi)
 
-    def board(self, nbytes: Sequence[int], about: str, instead_of: Any = None) -> boards.WindowBoard:
-        """Make one, in windows of MPI's: the protocol of `OffersBoards`."""
-        making = boards.MakeBoard(self._mpi, about, nbytes, self.workers, lambda: self._together, instead_of)
+    def board(self, nbytes: Sequence[int], about: str, instead_of: Any = None) -> boards.ProcessBoard:
+        """Make one: the protocol of `OffersBoards`. Of MPI's windows where nobody can be lost, and nobody comes in."""
+        windows = None if self.survives or self.spawns else self._mpi
+        making = boards.MakeBoard(about, nbytes, lambda: self._together.everyone, self._serve, instead_of, windows)
         with self._collective():
             self._do(making)
         self._boards.append(making.result)
         return making.result
+
+    def _serve(self) -> Service:
+        self._service = self._service or Service()
+        return self._service
 
     def fail(self, why: str) -> None:
         """Make all other processes raise WorkerError, in whatever they do together now or next."""
@@ -280,20 +287,26 @@ class MPIWorld(Starting, InTurn, Staff, Scope):
                     if self._ways is not None:
                         self._ways.free()
                     for board in self._boards:
-                        board.free_among(self._together)
+                        board.free_among(self._together.everyone)
                     self.comm.Free()
             ending.world_ended()
         finally:
             self._inboxes.clear()
             self._latest = None, iter(())
+            self._end_boards()
             super().close()
             self._end_watch()
 
     def _abandon(self, why: str) -> None:
         super()._abandon(why)
+        self._end_boards()
+        self._end_watch(why)
+
+    def _end_boards(self) -> None:
         for board in self._boards:
             board.stop()
-        self._end_watch(why)
+        if self._service is not None:
+            self._service.stop()
 
     def _start_watch(self, those: Together, patience: float) -> None:
         rank = those.comm.rank

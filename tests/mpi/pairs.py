@@ -60,17 +60,17 @@ def overtaken(world) -> None:
     """A reader that is overtaken by the writer again and again goes without."""
     board = world.board([8], "a board to be overtaken on")
     if world.rank == 0:
-        read, times = board._readers[0], 0
-        original = read.slot
+        original, times = board._memory.copy, 0
 
-        def slow(rank, start):
+        def slow(rank, start, room):
             nonlocal times
-            copy, times = original(rank, start), times - 1
-            for number in range(100, 102 if times >= 0 else 100):
-                board.publish(0, 0, [np.full(1, float(number))])
-            return copy
+            original(rank, start, room)
+            if start % board._layout.place:  # a slot, not the header
+                times -= 1
+                for number in range(100, 102 if times >= 0 else 100):
+                    board.publish(0, 0, [np.full(1, float(number))])
 
-        read.slot = slow
+        board._memory.copy = slow
         for overtaken_times, expected in ((0, 1.0), (1, 101.0), (99, None)):
             times = overtaken_times
             board.publish(0, 0, [np.ones(1)])
