@@ -88,7 +88,7 @@ class MakeBoard(Operation):
         size = len(own.seats) * layout.place
         memory: Memory
         if self._mpi is not None:
-            self._free_outdated(comm)
+            self._free_outdated(comm, everyone)
             memory = Windows(self._mpi, comm, here, size)
         else:
             with closing(Files(size)) as memory:
@@ -99,11 +99,11 @@ class MakeBoard(Operation):
         if self._mpi is None or len(here) < len(everyone):
             self.result.ask(comm.allgather(self.result.shown_by(self._service())))
 
-    def _free_outdated(self, comm: Any) -> None:
-        """Unless it is another one for some: for whoever was in reserve meanwhile."""
+    def _free_outdated(self, comm: Any, everyone: Sequence[Process]) -> None:
+        """Unless it is another one for whoever was in reserve meanwhile."""
         names = set(comm.allgather(None if self._outdated is None else self._outdated.name))
         if self._outdated is not None and len(names) == 1:
-            self._outdated.free()
+            self._outdated.free_among(everyone)
 
 
 class ProcessBoard:
@@ -176,15 +176,11 @@ class ProcessBoard:
         return self._memory.name if isinstance(self._memory, Windows) else b""
 
     def free_among(self, everyone: Sequence[Process]) -> None:
-        """Give the memory back, if all who made it are here; else it stays until they end. For all, at one point."""
+        """Give the memory back. Where it is MPI's, all come to this at the same point, and if one of those who have
+        made it is not among them, it stays until they end: freeing waits for all.
+        """
         self.stop()
-        if set(self._everyone) <= set(everyone):
-            self.free()
-
-    def free(self) -> None:
-        """Give the memory back. Where it is MPI's, all who made it do so at the same point, and are waited for."""
-        self.stop()
-        if isinstance(self._memory, Windows):
+        if isinstance(self._memory, Windows) and set(self._everyone) <= set(everyone):
             self._memory.free()
 
     def stop(self) -> None:
@@ -192,3 +188,44 @@ class ProcessBoard:
         self._shown = None
         for link in self._links.values():
             link.close()
+
+
+class Boards:
+    """Those of a world, and what answers questions about them."""
+
+    def __init__(self) -> None:
+        self._made: list[ProcessBoard] = []  # that are used, or hold memory of MPI's; in the order of their making
+        self._service: Service | None = None
+
+    def making(
+        self,
+        about: str,
+        nbytes: Sequence[int],
+        everyone: Callable[[], Sequence[Process]],
+        outdated: ProcessBoard | None,
+        mpi: Any = None,
+    ) -> MakeBoard:
+        """The operation: see `MakeBoard`."""
+        return MakeBoard(about, nbytes, everyone, self._serve, outdated, mpi)
+
+    def made(self, board: ProcessBoard, outdated: ProcessBoard | None) -> ProcessBoard:
+        """Keep it."""
+        self._made = [*(kept for kept in self._made if kept is not outdated or kept.name), board]
+        return board
+
+    def free_among(self, everyone: Sequence[Process]) -> None:
+        """Give all memory back; see `ProcessBoard`."""
+        for board in self._made:
+            board.free_among(everyone)
+
+    def stop(self) -> None:
+        """Nobody looks any more, and nobody is answered."""
+        for board in self._made:
+            board.stop()
+        self._made = []
+        if self._service is not None:
+            self._service.stop()
+
+    def _serve(self) -> Service:
+        self._service = self._service or Service()
+        return self._service

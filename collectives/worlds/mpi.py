@@ -48,7 +48,6 @@ from .processes import Together, all_processes
 from .recruits import recruited
 from .repair import all_agree, enabled, prepare, repaired, survives
 from .scope import Scope, describe
-from .serving import Service
 from .staff import Staff
 from .threads import OversubscriptionWarning, oversubscription
 from .turns import HeardError, InTurn
@@ -148,8 +147,7 @@ class MPIWorld(Starting, InTurn, Staff, Scope):
         self._ops = {"sum": mpi.SUM, "max": mpi.MAX, "min": mpi.MIN}
         self._inboxes: dict[tuple[Layout, int, Hashable], Iterator[Inbox]] = {}
         self._latest: tuple[Any, Iterator[Inbox]] = None, iter(())  # of the inboxes, used last
-        self._boards: list[boards.ProcessBoard] = []  # in the order in which they were made
-        self._service: Service | None = None  # that answers who cannot read their memory
+        self._boards = boards.Boards()
         self._lock = Lock()
         self._threads: dict[int, str] = {}  # that have used this world
         self._inside = False  # a collective that other processes are in too
@@ -253,15 +251,10 @@ class MPIWorld(Starting, InTurn, Staff, Scope):
     def board(self, nbytes: Sequence[int], about: str, instead_of: Any = None) -> boards.ProcessBoard:
         """Make one: the protocol of `OffersBoards`. Of MPI's windows where nobody can be lost, and nobody comes in."""
         windows = None if self.survives or self.spawns else self._mpi
-        making = boards.MakeBoard(about, nbytes, lambda: self._together.everyone, self._serve, instead_of, windows)
+        making = self._boards.making(about, nbytes, lambda: self._together.everyone, instead_of, windows)
         with self._collective():
             self._do(making)
-        self._boards.append(making.result)
-        return making.result
-
-    def _serve(self) -> Service:
-        self._service = self._service or Service()
-        return self._service
+        return self._boards.made(making.result, instead_of)
 
     def fail(self, why: str) -> None:
         """Make all other processes raise WorkerError, in whatever they do together now or next."""
@@ -286,27 +279,20 @@ class MPIWorld(Starting, InTurn, Staff, Scope):
                 with suppress(self._mpi.Exception):  # somebody was lost behind the end: what matters is done
                     if self._ways is not None:
                         self._ways.free()
-                    for board in self._boards:
-                        board.free_among(self._together.everyone)
+                    self._boards.free_among(self._together.everyone)
                     self.comm.Free()
             ending.world_ended()
         finally:
             self._inboxes.clear()
             self._latest = None, iter(())
-            self._end_boards()
+            self._boards.stop()
             super().close()
             self._end_watch()
 
     def _abandon(self, why: str) -> None:
         super()._abandon(why)
-        self._end_boards()
+        self._boards.stop()
         self._end_watch(why)
-
-    def _end_boards(self) -> None:
-        for board in self._boards:
-            board.stop()
-        if self._service is not None:
-            self._service.stop()
 
     def _start_watch(self, those: Together, patience: float) -> None:
         rank = those.comm.rank
