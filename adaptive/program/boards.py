@@ -25,7 +25,6 @@ class BoardsOfWorld:
     def __init__(self, world: World, plan: Plan, boards: Boards, name: str):
         self._world, self._pairings, self._boards, self._name = world, plan.graph.pairings, boards, name
         self._generation: int | None = None  # for whose members they were made
-        self._made = 0
         for pairing in self._pairings[:1]:
             if not plan.messages:
                 raise CollectiveError(
@@ -40,8 +39,7 @@ class BoardsOfWorld:
         generation = self._world.generation
         if not self._pairings or self._generation == generation:
             return False
-        self._made += 1
-        about = f"boards {self._made} of {self._name}"
+        about = f"boards of {self._name}"
         before: Sequence[Board | None] = self._boards.boards or [None] * len(self._pairings)
         boards = [
             self._offers.board(pairing.nbytes, about, old) for pairing, old in zip(self._pairings, before, strict=True)

@@ -73,7 +73,7 @@ class Company:
         """
         self._change(course.step)
         while self._world.in_reserve:
-            self._world.wait(self._known.engine.kernels.can_make_all)
+            self._world.wait(self._known.engine.kernels.can_join)
             if not self._world.in_reserve:
                 self._clock.restart()
         over = self._world.newcomers and not self._world.apart

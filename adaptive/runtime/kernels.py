@@ -193,6 +193,12 @@ class Kernels:
         """Whether every size can be made, now and from now on."""
         return self.splittable and 1 in self._ladder and all(self._ladder <= w.ready.keys() for w in self._workers)
 
+    def can_join(self) -> bool:
+        """Whether a process can take a step as soon as it comes in. Where a batch is one call, any new size has to be
+        compiled by all it is new to, and which one it will be is only known then.
+        """
+        return not self.splittable or self.can_make_all()
+
     def microbatches(self, local: int, size: int, at_least: int = 1) -> Microbatches:
         """The calls that worker `local` makes for `size` examples in this step, at least so many of them."""
         worker = self._workers[local]

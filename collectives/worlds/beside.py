@@ -35,7 +35,7 @@ def sum_beside(
     *,
     survives: bool,
 ) -> Iterator[Part]:
-    """Reduce a part over all ranks: its pieces, as they have come. All ranks call it, and each computes for as long as it
+    """Reduce a part over all ranks: its pieces, as they have come. All ranks call it; each computes for as long as it
     likes.
 
     Args:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import pickle
 import platform
 import time
@@ -9,7 +10,7 @@ from collections.abc import Callable, Hashable, Sequence
 from contextlib import suppress
 from functools import lru_cache, partial
 from threading import current_thread, get_ident
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 from warnings import warn
 from zlib import crc32
 
@@ -31,6 +32,7 @@ from adaptive.extend import (
     share_compilations,
 )
 
+from .board import Boards, ProcessBoard
 from .by_memory import ByMemory, shared_rows
 from .devices import check_devices
 from .frame import Frame
@@ -40,6 +42,7 @@ from .lines import LineError, Lines, lines
 from .meeting import Presence, why_not
 from .operations import CLOSE, FAILURE, Farewell, Gather, Message, Operation
 from .patience import SECONDS, checked, introduce, watch
+from .processes import Process
 from .scope import Scope, describe
 from .sharded import ONE_AT_A_TIME, Joined, Sharded
 from .stacks import this_process
@@ -58,6 +61,7 @@ class _Process(NamedTuple):
 
     devices: list[int]  # by JAX's numbers
     host: tuple[str, str]  # processes with the same see each other's pids
+    pid: int
     cpus: frozenset[int] | None  # that it may use, where it did not choose its number of threads
 
 
@@ -98,6 +102,16 @@ _in_words = lru_cache(maxsize=64)(in_words)
 def _look_at(look: LookAtPiece, first: int, part: int, start: int, piece: np.ndarray) -> None:
     """Show a piece of a message whose first parts have arrived otherwise."""
     look(part + first, start, piece)
+
+
+def _as_processes(everyone: Sequence[_Process]) -> tuple[Process, ...]:
+    """As they are known in other worlds."""
+    hosts, found, first = [process.host for process in everyone], [], 0
+    for process in everyone:
+        seats = range(first, first + len(process.devices))
+        found.append(Process(seats, process.host[0], hosts.index(process.host), process.pid))
+        first = seats.stop
+    return tuple(found)
 
 
 class JaxWorld(Starting, InTurn, Scope):
@@ -156,13 +170,14 @@ class JaxWorld(Starting, InTurn, Scope):
         self._watch: Watch | None = None
         self._inside = False  # a collective that other processes are in too
         self._operation = Operation("", "", 0)  # the one that it is in, or behind: for the watch
+        self._boards = Boards()
         self.waited = 0.0
         everyone = self._introduced(patience)
         by_id = {device.id: device for device in jax.devices(self.devices[0].platform)}
         counts = [len(process.devices) for process in everyone]
         self.size = sum(counts)
-        first = sum(counts[: self.rank])
-        self.workers = range(first, first + counts[self.rank])
+        self._everyone = _as_processes(everyone)
+        self.workers = self._everyone[self.rank].seats
         self._sharded = Sharded([by_id[id] for process in everyone for id in process.devices], self.devices)
         self._memory = self._shared_memory(everyone)
         if self._on_cpu and self.rank == 0:
@@ -248,6 +263,17 @@ class JaxWorld(Starting, InTurn, Scope):
                 row.insert(0, x)
         return free
 
+    def why_no_board(self) -> str:
+        """Nothing speaks against it: the protocol of `OffersBoards`."""
+        return ""
+
+    def board(self, nbytes: Sequence[int], about: str, instead_of: Any = None) -> ProcessBoard:
+        """Make one: the protocol of `OffersBoards`."""
+        making = self._boards.making(about, nbytes, lambda: self._everyone, instead_of)
+        with self._collective():
+            self._do(making)
+        return self._boards.made(making.result, instead_of)
+
     def fail(self, why: str) -> None:
         """Make all other processes raise WorkerError, in whatever they do together now or next."""
         with suppress(HeardError), self._collective():
@@ -265,11 +291,13 @@ class JaxWorld(Starting, InTurn, Scope):
             with self._collective():
                 self._do(Farewell("the end of its world's block", self._parting, CLOSE))
         finally:
+            self._boards.stop()
             super().close()
             self._end_watch()
 
     def _abandon(self, why: str) -> None:
         super()._abandon(why)
+        self._boards.stop()
         self._end_watch(why)
 
     def _end_watch(self, why: str = "") -> None:
@@ -345,7 +373,7 @@ class JaxWorld(Starting, InTurn, Scope):
         """Who all processes are, by rank; from here on they watch whether the others come. Communicates."""
         cpus = None if chosen_threads() else allowed_cpus()
         host = platform.node(), this_process().space
-        told = pickle.dumps(_Process([device.id for device in self.devices], host, cpus))
+        told = pickle.dumps(_Process([device.id for device in self.devices], host, os.getpid(), cpus))
         with self._collective():
             self._name = f"world {self._lines.worlds + 1}"
             gather = Gather(told, about := f"making {self._name} of jax.distributed's processes", "")

@@ -152,7 +152,7 @@ class MPIWorld(Starting, InTurn, Staff, Scope):
         self._ops = {"sum": mpi.SUM, "max": mpi.MAX, "min": mpi.MIN}
         self._inboxes: dict[tuple[Layout, int, Hashable], Iterator[Inbox]] = {}
         self._latest: tuple[Any, Iterator[Inbox]] = None, iter(())  # of the inboxes, used last
-        self._boards: list[boards.WindowBoard] = []  # in the order in which they were made
+        self._boards = boards.Boards()
         self._lock = Lock()
         self._threads: dict[int, str] = {}  # that have used this world
         self._inside = False  # a collective that other processes are in too
@@ -286,15 +286,15 @@ class MPIWorld(Starting, InTurn, Staff, Scope):
 
     def why_no_board(self) -> str:
         """Why there can be none: the protocol of `OffersBoards`."""
-        return boards.why_none(self._mpi, self._job.everyone, survives=self.survives, spawns=self.spawns)
+        return boards.why_none(self._mpi)
 
-    def board(self, nbytes: Sequence[int], about: str, instead_of: Any = None) -> boards.WindowBoard:
-        """Make one, in windows of MPI's: the protocol of `OffersBoards`."""
-        making = boards.MakeBoard(self._mpi, about, nbytes, self.workers, lambda: self._together, instead_of)
+    def board(self, nbytes: Sequence[int], about: str, instead_of: Any = None) -> boards.ProcessBoard:
+        """Make one: the protocol of `OffersBoards`. Of MPI's windows where nobody can be lost, and nobody comes in."""
+        windows = None if self.survives or self.spawns else self._mpi
+        making = self._boards.making(about, nbytes, lambda: self._together.everyone, instead_of, windows)
         with self._collective():
             self._do(making)
-        self._boards.append(making.result)
-        return making.result
+        return self._boards.made(making.result, instead_of)
 
     def fail(self, why: str) -> None:
         """Make all other processes raise WorkerError, in whatever they do together now or next."""
@@ -319,21 +319,20 @@ class MPIWorld(Starting, InTurn, Staff, Scope):
                 with suppress(self._mpi.Exception):  # somebody was lost behind the end: what matters is done
                     if self._ways is not None:
                         self._ways.free()
-                    for board in self._boards:
-                        board.free_among(self._together)
+                    self._boards.free_among(self._together.everyone)
                     self.comm.Free()
             ending.world_ended()
         finally:
             self._on_devices.close()
             self._inboxes.clear()
             self._latest = None, iter(())
+            self._boards.stop()
             super().close()
             self._end_watch()
 
     def _abandon(self, why: str) -> None:
         super()._abandon(why)
-        for board in self._boards:
-            board.stop()
+        self._boards.stop()
         self._end_watch(why)
 
     def _start_watch(self, those: Together, patience: float) -> None:

@@ -186,8 +186,10 @@ def test_all_workers_have_to_be_able_to_make_a_size(make):
     kernels.require([4, 4])
     for local, size in kernels._compiler.asked:
         assert not kernels.can_make_all()
+        assert not kernels.can_join()
         kernels.compile(local, size)
     assert kernels.can_make_all()
+    assert kernels.can_join()
 
 
 def test_a_size_can_be_made_of_what_is_there_if_the_calls_are_few(make):
@@ -277,6 +279,7 @@ def test_a_batch_that_cannot_be_split_has_a_kernel_of_its_own(make):
     assert kernels.microbatches(0, 6) == (6,)
     assert not kernels.can_make(0, 12)
     assert not kernels.can_make_all()
+    assert kernels.can_join()  # and compiles behind that, whatever size it is given
     kernels.ask([12], [6])
     assert kernels._compiler.asked == [(0, 12)]
     kernels._compiler.compile()

@@ -275,3 +275,25 @@ def test_a_checkpoint_is_written_and_read(world, tmp_path_factory):
     with build(descend, 0.0, make_data(), 8, world=world) as program:
         program.restore(folder)
         assert (program.steps, float(program.state)) == (4, state)
+
+
+def test_pairs_that_do_not_wait(world):
+    """Each worker comes to be where the others are, by looking alone."""
+
+    def driver(w, batch):
+        def local_step(w, _):
+            return comm.asynchronous_mean(w), None
+
+        start = jnp.full(3, ad.worker().astype(jnp.float32))
+        last, _ = jax.lax.scan(local_step, start, ad.minibatches(batch, size=1))
+        return w + 0 * comm.all_reduce(last).mean(), {"last": comm.all_gather(last[0])}
+
+    n = 40 * world.size
+    with ad.Program(driver, jnp.zeros(3), jnp.zeros(n), global_batch=n, world=world) as program:
+        moved = False
+        for _ in range(50):
+            last = np.asarray(program.step().metrics["last"])
+            assert (last >= 0).all()
+            assert (last <= world.size - 1).all()
+            moved |= bool((last != np.arange(world.size)).all())
+        assert moved

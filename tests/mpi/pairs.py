@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -18,6 +19,7 @@ from jax.experimental import io_callback
 
 import adaptive as ad
 import collectives as comm
+from collectives.worlds.board import ProcessBoard
 
 FOLDER, CASES = Path(sys.argv[1]), sys.argv[2:]
 NUMBERS = 50_000
@@ -60,17 +62,17 @@ def overtaken(world) -> None:
     """A reader that is overtaken by the writer again and again goes without."""
     board = world.board([8], "a board to be overtaken on")
     if world.rank == 0:
-        read, times = board._readers[0], 0
-        original = read.slot
+        original, times = board._memory.copy, 0
 
-        def slow(rank, start):
+        def slow(rank, start, room):
             nonlocal times
-            copy, times = original(rank, start), times - 1
-            for number in range(100, 102 if times >= 0 else 100):
-                board.publish(0, 0, [np.full(1, float(number))])
-            return copy
+            original(rank, start, room)
+            if start % board._layout.place:  # a slot, not the header
+                times -= 1
+                for number in range(100, 102 if times >= 0 else 100):
+                    board.publish(0, 0, [np.full(1, float(number))])
 
-        read.slot = slow
+        board._memory.copy = slow
         for overtaken_times, expected in ((0, 1.0), (1, 101.0), (99, None)):
             times = overtaken_times
             board.publish(0, 0, [np.ones(1)])
@@ -146,6 +148,97 @@ def programs(world) -> None:
     print("nobody has waited", flush=True)
 
 
+def going_on(world, members, happens, steps=8):
+    """Rounds, in the fourth of which something happens to some workers before they take their local steps; the others
+    take theirs as soon as that is so.
+
+    Args:
+      members: those who are there in the end.
+    """
+    data = np.random.default_rng(0).normal(2.0, 0.1, size=(360, 5)).astype(np.float32)
+    done = []
+
+    def first(worker, step, w):
+        if step == 3 and not done:
+            done.append(step)
+            happens(int(worker))
+        return w
+
+    def behind(worker, step, w):
+        told(f"{worker} behind {step}").touch()
+        return w
+
+    def step(w, batch):
+        shape, number = jax.ShapeDtypeStruct(w.shape, w.dtype), ad.step()
+        w, _ = jax.lax.scan(lambda w, x: local_step(w, x), w, ad.minibatches(batch, size=4))  # one of its own
+        w = io_callback(first, shape, ad.worker(), number, w)
+        w, _ = jax.lax.scan(local_step, w, ad.minibatches(batch, size=4))
+        w = io_callback(behind, shape, ad.worker(), number, w)
+        return comm.all_reduce(w), {}
+
+    with ad.Program(step, jnp.zeros(5), data, global_batch=72, world=world) as program:
+        *_, report = program.run(steps=steps)
+        assert report.members == members
+        assert report.step == steps
+        np.testing.assert_allclose(program.state, data.mean(0), atol=0.2)
+    print(f"went on as {members}", flush=True)
+
+
+def killed(world) -> None:
+    """A rank dies in the middle of a round."""
+
+    def happens(worker):
+        if worker == LAST:
+            told("it dies").touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+        until(told("it dies").exists)
+
+    going_on(world, (0, 1), happens)
+
+
+def a_killed_host(world) -> None:
+    """All of its ranks die in the middle of a round."""
+    gone = world._together.everyone[LAST].host
+    host = world._together.everyone[world.rank].host
+
+    def happens(worker):
+        if host == gone:
+            told(f"{worker} dies").touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+        until(lambda: told("1 dies").exists() and told("2 dies").exists())
+
+    going_on(world, (0,), happens)
+
+
+def a_host_that_is_cut_off(world) -> None:
+    """In the middle of a round: whoever looks at its ranks goes without."""
+
+    def happens(worker):
+        told(f"{worker} is there").touch()
+        until(told("it is cut").exists)
+
+    going_on(world, (0,), happens)
+
+
+def stopped(world) -> None:
+    """A rank is stopped in the middle of a round, until the others are behind theirs."""
+    pids = [int(pid) for pid in world.all_gather_bytes(str(os.getpid()).encode())]
+
+    def happens(worker):
+        if worker == LAST:
+            os.kill(os.getpid(), signal.SIGSTOP)
+        elif worker == WAKES:
+            threading.Thread(target=wake).start()
+        if worker != LAST:
+            until(lambda: " T " in Path(f"/proc/{pids[LAST]}/stat").read_text())
+
+    def wake():
+        until(lambda: all(told(f"{worker} behind 3").exists() for worker in range(LAST)))
+        os.kill(pids[LAST], signal.SIGCONT)
+
+    going_on(world, (0, 1, 2), happens)
+
+
 def a_lost_rank(world) -> None:
     """Its board is made anew among those who are left, in the same round."""
     data = np.random.default_rng(0).normal(2.0, 0.1, size=(360, 5)).astype(np.float32)
@@ -160,22 +253,60 @@ def a_lost_rank(world) -> None:
     print("went on without it", flush=True)
 
 
-def one_leaves(world) -> None:
-    """It goes to the reserve, and the others have a board of theirs."""
+def comes_and_goes(world) -> None:
+    """A worker goes to the reserve, comes back, and goes again; each time the others have a board of theirs."""
     data = np.random.default_rng(0).normal(2.0, 0.1, size=(360, 5)).astype(np.float32)
+    back = 0
     with ad.Program(driver, jnp.zeros(5), data, global_batch=72) as program:
-        for report in program.run(steps=10):
-            if report.step == 3:
+        for report in program.run():
+            back = report.step if report.joined else back
+            if report.step == 3 or report.step == back + 5 > 5:
                 program.rescale(workers=2)
+            elif report.step == 8:
+                program.rescale(workers=3)
+            if report.step == 5000 or report.step == back + 9 > 9:
+                break
+        assert back
         assert program.members == (0, 1)
         np.testing.assert_allclose(program.state, data.mean(0), atol=0.2)
-    print("one has left", flush=True)
+    print("one has come and gone", flush=True)
 
 
-with comm.world() as world:
+def joins(world) -> None:
+    """A process that is spawned is looked at, and looks."""
+    data = np.random.default_rng(0).normal(2.0, 0.1, size=(360, 5)).astype(np.float32)
+    seen, look = set(), ProcessBoard.look
+
+    def noted(board, worker, reader, round):
+        found = look(board, worker, reader, round)
+        if found is not None:
+            seen.add((worker, reader))
+        return found
+
+    ProcessBoard.look = noted
+    with ad.Program(driver, jnp.zeros(5), data, global_batch=72) as program:
+        joined, more, deadline = 0, len(world.members) + 1, time.monotonic() + 60
+        for report in program.run():
+            time.sleep(0.005)  # or the newcomer hardly gets to import anything
+            if report.step == 3:
+                program.rescale(workers=more)
+            joined = joined or (report.step if report.joined else 0)
+            late = float(comm.all_reduce(float(time.monotonic() > deadline), op="max"))
+            if (joined and report.step > joined + 20) or late:
+                break
+        assert joined
+        own, everyone = world.workers[0], set(program.members)
+        assert seen == {(other, own) for other in everyone - {own}}, seen
+        np.testing.assert_allclose(program.state, data.mean(0), atol=0.2)
+    print("seen by each other", flush=True)
+
+
+with comm.world(max_workers=3 if CASES == ["joins"] else None) as world:
     ONE_HOST = world._together.one_host
-    # A stopped process is woken up by one of its host.
-    WAKES = min(p.seats[0] for p in world._together.everyone if p.host == world._together.everyone[LAST].host)
+    if CASES != ["joins"]:
+        # A stopped process is woken up by one of its host.
+        last = world._together.everyone[LAST].host
+        WAKES = min(p.seats[0] for p in world._together.everyone if p.host == last)
     for case in CASES:
         globals()[case](world)
 print("ended well", flush=True)

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import time
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
 from tests import mpirun
-from tests.hosts import hosts
+from tests.hosts import Hosts, hosts
 from tests.mpirun import run, survives_losses
 
 pytestmark = pytest.mark.ranks
@@ -33,26 +35,93 @@ def test_a_board_is_made_anew_without_who_is_lost(tmp_path):
 
 
 @pytest.mark.long
-@survives_losses
-def test_and_without_who_leaves(tmp_path):
-    result = run([SCRIPT, tmp_path, "one_leaves"], n=3, ours=True)
-    assert result.stdout.count("one has left") == 3, result
-    assert result.stdout.count("ended well") == 3, result
+@pytest.mark.parametrize("ours", [False, pytest.param(True, marks=survives_losses)])
+def test_and_with_who_comes_and_without_who_leaves(tmp_path, ours):
+    result = run([SCRIPT, tmp_path, "comes_and_goes"], n=3, ours=ours)
+    assert result.stdout.count("one has come and gone") == 2, result
+    assert result.stdout.count("ended well") == 2, result
 
 
 @pytest.mark.long
-def test_between_hosts(tmp_path):
-    """Who is asked computes, or is stopped."""
+@survives_losses
+def test_who_is_spawned_is_looked_at_and_looks(tmp_path):
+    result = run([SCRIPT, tmp_path, "joins"], n=1, ours=True)
+    assert result.stdout.count("seen by each other") == 2, result
+
+
+# --- between hosts ----------------------------------------------------------------------------------------------------
+
+
+def job_on(made: Hosts, launcher: Sequence[str], *arguments: object) -> subprocess.Popen:
+    """Three ranks, or so many as the launcher is told: the first on host h1, the others on h2."""
+    environ = {**mpirun._environment({}, 60), **made.environment()}
+    environ["PRTE_MCA_rmaps_default_mapping_policy"] = "slot:oversubscribe"
+    options = [] if "-n" in launcher else ["-n", "3"]
+    command = made.command("h1", [*launcher, *options, *map(str, arguments)])
+    return subprocess.Popen(command, env=environ, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+
+
+def said_by(job: subprocess.Popen) -> str:
+    try:
+        said = job.communicate(timeout=60)[0]
+    finally:
+        mpirun._kill(job)
+    assert job.returncode == 0, said
+    return said
+
+
+OURS = [sys.executable, "-m", "launchers.run", "-H", "h1:1,h2:2"]
+
+
+@survives_losses
+def test_who_is_stopped_or_dies_in_a_round_is_in_nobodys_way(tmp_path):
     with hosts(2) as made:
-        environ = {**mpirun._environment({}, 60), **made.environment(), "PRTE_MCA_rmaps_default_mapping_policy": "slot"}
-        arguments = [str(SCRIPT), str(tmp_path), "whole_copies", "a_stopped_rank", "programs"]
-        options = ["-n", "3", "-H", "h1:1,h2:2", sys.executable, "-m", "mpi4py"]
-        job = subprocess.run(
-            made.command("h1", [mpirun._mpirun(), *options, *arguments]),
-            env=environ,
-            capture_output=True,
-            text=True,
-            timeout=60,
-        )
-    assert job.stdout.count("ended well") == 3, (job.stdout, job.stderr)
-    assert job.stdout.count("nobody has waited") == 3
+        said = said_by(job_on(made, OURS, SCRIPT, tmp_path, "stopped", "killed"))
+    assert said.count("went on as (0, 1, 2)") == 3, said
+    assert said.count("went on as (0, 1)\n") == 2, said
+    assert said.count("ended well") == 2, said
+
+
+@pytest.mark.long
+@survives_losses
+def test_nor_is_a_host_that_dies(tmp_path):
+    with hosts(2) as made:
+        said = said_by(job_on(made, OURS, SCRIPT, tmp_path, "a_killed_host"))
+    assert "went on as (0,)" in said, said
+    assert said.count("ended well") == 1, said
+
+
+@pytest.mark.long
+@survives_losses
+def test_nor_one_that_is_cut_off(tmp_path):
+    with hosts(2) as made:
+        job = job_on(made, [*OURS, "--detect", "4"], SCRIPT, tmp_path, "a_host_that_is_cut_off")
+        while job.poll() is None and not all((tmp_path / f"{rank}-is-there").exists() for rank in range(3)):
+            time.sleep(0.01)
+        made.cut("h2")
+        (tmp_path / "it-is-cut").touch()
+        said = said_by(job)
+    assert "went on as (0,)" in said, said
+    assert said.count("ended well") == 1, said
+
+
+@pytest.mark.long
+@survives_losses
+def test_who_comes_is_seen_between_hosts(tmp_path):
+    with hosts(2) as made:
+        said = said_by(job_on(made, [*OURS, "-n", "2"], SCRIPT, tmp_path, "joins"))
+    assert said.count("seen by each other") == 3, said
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("ours", [False, pytest.param(True, marks=survives_losses)])
+def test_between_hosts(tmp_path, ours):
+    """Who is asked computes, or is stopped."""
+    plain = [mpirun._mpirun(), "-H", "h1:1,h2:2"]
+    script = [SCRIPT] if ours else [sys.executable, "-m", "mpi4py", SCRIPT]
+    cases = ["whole_copies", "a_stopped_rank", "programs", "stopped"]
+    with hosts(2) as made:
+        said = said_by(job_on(made, OURS if ours else plain, *script, tmp_path, *cases))
+    for text in ("all copies were whole", "a stopped rank was in nobody's way", "nobody has waited", "ended well"):
+        assert said.count(text) == 3, said
+    assert said.count("went on as (0, 1, 2)") == 3, said

@@ -1,0 +1,228 @@
+"""Claim: asking a process of another host for a replica brings it sooner than MPI's Rget does, above all on busy hosts.
+
+    python benchmarks/looking_between_hosts.py
+
+Two hosts of a rank each are network namespaces of this machine (Linux and root), and each has a core of it. One rank
+publishes a replica behind each step (matrices are multiplied by XLA for some milliseconds); the other one looks at it,
+again and again. Three ways take turns, in blocks of a second:
+
+    asked      a board of the world: a thread of the owner's answers
+    Rget       how it was before: a window over both ranks, polled by the reader; a thread of the owner's looks into MPI
+               every millisecond, so that it answers while it computes
+    nobody     looks: how fast the owner is by itself
+
+in jobs of their own: with the cores to themselves; beside a busy process on each core, as Open MPI comes; and so, with
+`mpi_yield_when_idle`, as is recommended where ranks outnumber cores. ULFM is off: with it Rget may never return.
+
+`--rank` is what each rank runs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import threading
+import time
+from contextlib import ExitStack
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from _measure import Spread, contention, readable, report
+
+ROOT = Path(__file__).resolve().parents[1]
+ASKED, RGET, NOBODY = "asked", "Rget", "nobody"
+SIZES = {"4 kB": 4 << 10, "1 MB": 1 << 20, "16 MB": 16 << 20}
+BLOCK, PATIENCE = 1.0, 0.25  # seconds
+SETTINGS = {"cores to themselves": (0, "0"), "busy": (1, "0"), "busy, yields": (1, "1")}
+
+
+class ByRget:
+    """The former way: as `collectives/worlds/board.py` had it."""
+
+    def __init__(self, nbytes: int):
+        from mpi4py import MPI
+
+        from collectives.worlds.places import Layout
+
+        self._mpi, self._layout = MPI, Layout([nbytes])
+        self._window = MPI.Win.Allocate(self._layout.place, 1, MPI.INFO_NULL, MPI.COMM_WORLD)
+        self._window.Lock_all(MPI.MODE_NOCHECK)
+        self._own = np.frombuffer(self._window.tomemory(), np.uint8)
+        self._own[:] = 0
+        self._room = np.zeros(self._layout.slot, np.uint8)
+        self._over = threading.Event()
+        self._thread: threading.Thread | None = None
+        MPI.COMM_WORLD.Barrier()
+
+    def begin(self) -> None:
+        """Look into MPI from now on."""
+        self._over.clear()
+        self._thread = threading.Thread(target=self._look_in)
+        self._thread.start()
+
+    def end(self) -> None:
+        """And no more."""
+        self._over.set()
+        if self._thread is not None:
+            self._thread.join()
+
+    def _look_in(self) -> None:
+        while not self._over.wait(0.001):
+            self._mpi.COMM_SELF.Iprobe()
+
+    def publish(self, vector: np.ndarray) -> None:
+        self._layout.write(self._own, 0, [vector], self._window.Sync)
+
+    def look(self) -> bool:
+        """Whether there is a whole copy."""
+        return bool(self._layout.take(self._copy, 0, 0, self._room))
+
+    def _copy(self, start: int, room: np.ndarray) -> None:
+        request = self._window.Rget([room, self._mpi.BYTE], 1, (start, room.size, self._mpi.BYTE))
+        while not request.Test():  # without a limit, so that what is late can be told
+            time.sleep(0)
+
+
+def rank(rounds: int) -> None:
+    """On each rank; rank 0 prints what was found."""
+    import jax
+    import jax.numpy as jnp
+    from mpi4py import MPI
+
+    import collectives as comm
+
+    os.sched_setaffinity(0, {MPI.COMM_WORLD.rank})
+    step = jax.jit(lambda x: jnp.tanh(x @ x))
+    x = jax.block_until_ready(step(jnp.full((400, 400), 1e-3)))
+    looks: dict[str, list[float]] = {}  # seconds, of those that brought something
+    blocks: dict[str, list[float]] = {}  # how many did, in a second
+    without: dict[str, int] = {}  # how many did not
+    steps: dict[str, list[float]] = {}
+    with comm.MPIWorld() as world:
+        for name, nbytes in SIZES.items():
+            board, window, vector = world.board([nbytes], name), ByRget(nbytes), np.ones(nbytes, np.uint8)
+
+            def look_asked(board: Any = board) -> bool:
+                return board.look(1, 0, 0) is not None
+
+            ways = [(ASKED, partial(board.publish, 1, 0, [vector]), look_asked)]
+            ways += [(RGET, partial(window.publish, vector), window.look), (NOBODY, ways[0][1], None)]
+            for turn in range(rounds):
+                for i in range(len(ways)):
+                    way, publish, look = ways[(turn + i) % len(ways)]
+                    if way == RGET:
+                        window.begin()
+                    if world.rank:
+                        publish()
+                    MPI.COMM_WORLD.Barrier()
+                    start, count, key = time.monotonic(), 0, f"{name}/{way}"
+                    until = start + BLOCK
+                    while time.monotonic() < until:
+                        if world.rank:
+                            jax.block_until_ready(step(x))
+                            publish()
+                            count += 1
+                        elif look is None:
+                            time.sleep(0.1)
+                        else:
+                            began = time.perf_counter()
+                            found = look()
+                            if found:
+                                looks.setdefault(key, []).append(time.perf_counter() - began)
+                            count += found
+                            without[key] = without.get(key, 0) + (not found)
+                            time.sleep(0.005)  # a local step
+                    (steps if world.rank else blocks).setdefault(key, []).append(count / (time.monotonic() - start))
+                    told = MPI.COMM_WORLD.gather(None)  # behind the last look
+                    window.end()
+                    assert told is None or len(told) == 2
+        steps = MPI.COMM_WORLD.bcast(steps, 1)
+        if world.rank == 0:
+            print(json.dumps({"looks": looks, "blocks": blocks, "without": without, "steps": steps}), flush=True)
+
+
+def job(made: Any, busy: int, yields: str, rounds: int) -> dict[str, Any]:
+    """Start a rank on each of two hosts."""
+    own = {name: value for name, value in os.environ.items() if not name.startswith(("OMPI_", "PRTE_", "PMIX_"))}
+    given = {
+        "OMPI_ALLOW_RUN_AS_ROOT": "1",
+        "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
+        "OMPI_MCA_mpi_yield_when_idle": yields,
+        "PRTE_MCA_hwloc_default_binding_policy": "none",
+        "PJRT_NPROC": "1",
+        "PYTHONPATH": str(ROOT),
+    }
+    mpirun = str(Path(sys.executable).with_name("mpirun"))
+    ranks = [sys.executable, "-m", "mpi4py", __file__, "--rank", "--rounds", str(rounds)]
+    command = made.command("h1", [mpirun, "-n", "2", "-H", "h1:1,h2:1", *ranks])
+    with ExitStack() as stack:
+        for core in (0, 1) if busy else ():
+            stack.enter_context(contention(core, busy))
+        whole = {**own, **made.environment(), **given}
+        done = subprocess.run(command, check=True, text=True, stdout=subprocess.PIPE, env=whole)
+    return json.loads(next(line for line in done.stdout.splitlines() if line.startswith("{")))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--rank", action="store_true")
+    parser.add_argument("--rounds", type=int, default=5)
+    args = parser.parse_args()
+    if args.rank:
+        rank(args.rounds)
+        return
+    sys.path.insert(0, str(ROOT))
+    from tests.hosts import hosts
+
+    rows, load = [], [os.getloadavg()[0]]
+    rates: dict[tuple[str, str], dict[str, float]] = {}
+    with hosts(2) as made:
+        for setting, (busy, yields) in SETTINGS.items():
+            found = job(made, busy, yields, args.rounds)
+            load.append(os.getloadavg()[0])
+            for name in SIZES:
+                alone = np.median(found["steps"][f"{name}/{NOBODY}"])
+                for way in (ASKED, RGET):
+                    key = f"{name}/{way}"
+                    rates.setdefault((setting, name), {})[way] = float(np.mean(found["blocks"][key]))
+                    brought, without = found["looks"].get(key, []), found["without"][key]
+                    spread = Spread.of(brought or [np.nan])
+                    rows.append(
+                        {
+                            "": setting,
+                            "replica": name,
+                            "by": way,
+                            "replicas/s": f"{rates[setting, name][way]:.1f}",
+                            "a look": readable(spread.median),
+                            "p10 – p90": f"{readable(spread.p10)} – {readable(spread.p90)}",
+                            "looks without": f"{without} of {without + len(brought)}",
+                            "owner's steps": f"{np.median(found['steps'][key]) / alone:.2f}",
+                        }
+                    )
+    ratios = [by[ASKED] / by[RGET] for by in rates.values() if by[RGET]]
+    report(
+        f"A rank gets {min(ratios):.1f} to {max(ratios):.0f} times as many replicas a second from a busy rank of "
+        "another host by asking its process as by MPI's Rget",
+        rows,
+        "looking_between_hosts.md",
+        [
+            "Two hosts (network namespaces of this machine) of a rank with a core each; the owner multiplies matrices "
+            "of 400 x 400, and publishes behind each. The reader pauses for 5 ms between looks. "
+            f"{args.rounds} blocks of {BLOCK:.0f} s of each way, in turn. Replicas a second: the mean of blocks. "
+            "Seconds are of looks that brought one. A look is without where the owner has published twice while the "
+            f"slot was read, three times; or, by asking, where no answer came in {PATIENCE:g} s, and until it had "
+            "come. Rget has no limit here. The owner's steps: a median of blocks, to that of blocks in which nobody "
+            "looked. Busy: beside a busy process on each of the two cores. Cores were shared with what else ran on the "
+            "machine: load before "
+            f"and behind the jobs {', '.join(f'{x:.0f}' for x in load)}.",
+        ],
+    )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,282 @@
+"""What workers publish, copied by those who see their memory, and by others, who have to ask."""
+
+from __future__ import annotations
+
+import os
+import select
+import socket
+import threading
+import time
+from contextlib import suppress
+
+import numpy as np
+import pytest
+
+from collectives.worlds import fetching, serving
+from collectives.worlds.board import MakeBoard, ProcessBoard
+from collectives.worlds.flows import StrangerError, greet_asker, greet_owner
+from collectives.worlds.memory import Files, Told
+from collectives.worlds.processes import Process
+from collectives.worlds.serving import QUESTION, Owner, Service, Shown
+
+NUMBERS = 1000
+
+
+class Meeting:
+    """Processes that are threads of this one: what a board takes of a communicator."""
+
+    def __init__(self, n: int):
+        self._told, self._all = [None] * n, threading.Barrier(n, timeout=20)
+        self._own = threading.local()
+
+    def come(self, rank):
+        self._own.rank = rank
+
+    @property
+    def rank(self):
+        return self._own.rank
+
+    def allgather(self, what):
+        self._told[self.rank] = what
+        self._all.wait()
+        told = list(self._told)
+        self._all.wait()
+        return told
+
+
+@pytest.fixture
+def services(monkeypatch):
+    monkeypatch.setattr(serving, "own_hosts", lambda: ["127.0.0.1"] * 2)
+    made, boards = [Service() for _ in range(3)], []
+    monkeypatch.setattr(MakeBoard, "made_for_tests", boards, raising=False)
+    yield made
+    for ends in (*boards, *made):
+        ends.stop()
+
+
+def boards_of(services, hosts=(0, 0, 1), numbers=NUMBERS, seats=1) -> list[ProcessBoard]:
+    """A board of processes on these hosts, as each of them has it."""
+    everyone = [Process(range(seats * i, seats * (i + 1)), f"h{h}", h, os.getpid()) for i, h in enumerate(hosts)]
+    meeting, boards = Meeting(len(hosts)), {}
+
+    def make(rank):
+        meeting.come(rank)
+        making = MakeBoard("", (8 * numbers, 4), lambda: everyone, lambda: services[rank], None)
+        making.carry_out(meeting)
+        boards[rank] = making.result
+
+    threads = [threading.Thread(target=make, args=(rank,)) for rank in range(len(hosts))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    MakeBoard.made_for_tests.extend(boards.values())
+    return [boards[rank] for rank in range(len(hosts))]
+
+
+def constant(number, numbers=NUMBERS):
+    return [np.full(numbers, number, np.float64), np.full(1, number, np.float32)]
+
+
+def seen(found):
+    """What was published, which is one number."""
+    if found is None:
+        return None
+    many, one = found[0].view(np.float64), found[1].view(np.float32)
+    assert (many == many[0]).all()
+    assert one[0] == many[0]
+    return many[0]
+
+
+def until(is_so):
+    deadline = time.monotonic() + 20
+    while not is_so():
+        assert time.monotonic() < deadline
+        time.sleep(0.001)
+
+
+def link(owner, addresses=None) -> fetching.Link:
+    return fetching.Link(owner, addresses or owner.addresses[:1], fetching.Patience(), fetching.Rooms(8 * NUMBERS + 64))
+
+
+def shown(service):
+    """A process that publishes, and where it is asked."""
+    (board,) = boards_of([service], [0])
+    board.publish(0, 3, constant(7))
+    return board, board.shown_by(service)
+
+
+def test_all_see_all(services):
+    boards = boards_of(services, seats=2)
+    for rank, board in enumerate(boards):
+        for worker in (2 * rank, 2 * rank + 1):
+            board.publish(worker, 3, constant(worker))
+    for rank, board in enumerate(boards):
+        for worker in range(6):
+            for reader in (2 * rank, 2 * rank + 1):
+                assert seen(board.look(worker, reader, 3)) == worker
+                assert board.look(worker, reader, 4) is None
+    boards[0].publish(1, 4, constant(10))
+    assert [seen(board.look(1, 2 * rank, 4)) for rank, board in enumerate(boards)] == [10] * 3
+    assert [board.look(1, 2 * rank, 3) for rank, board in enumerate(boards)] == [None] * 3
+    assert [len(board._links) for board in boards] == [2, 2, 4]  # of two readers each
+
+
+@pytest.mark.parametrize(("rank", "pause"), [(1, 0.002), (2, 0.0)])
+def test_copies_are_whole_whoever_writes_meanwhile(services, rank, pause):
+    """Whose memory is not seen is never written too fast to be read."""
+    boards, over = boards_of(services, numbers=50_000), threading.Event()
+
+    def write():
+        number = 0
+        while not over.is_set():
+            number += 1
+            boards[0].publish(0, 3, constant(number, 50_000))
+            time.sleep(pause)
+
+    writer = threading.Thread(target=write)
+    writer.start()
+    try:
+        last, times = 0, 0
+        while times < 20:
+            found = seen(boards[rank].look(0, rank, 3))
+            assert found is None or found >= last
+            times, last = times + (found is not None and found > last), found or last
+    finally:
+        over.set()
+        writer.join()
+
+
+def test_whoever_does_not_answer_costs_a_moment_once(services, monkeypatch):
+    """Its host takes what is sent to it, as it does for a process that is stopped."""
+    waits, is_ready = [], fetching._is_ready
+    monkeypatch.setattr(fetching, "_is_ready", lambda line, on, s: waits.append(s) or is_ready(line, on, s))
+    with socket.create_server(("127.0.0.1", 0)) as stopped:
+        silent = link(Owner((stopped.getsockname(),), b"key", 1))
+        assert [silent.look(0, 3) for _ in range(5)] == [None] * 5
+        silent.close()
+    assert sum(wait > 0 for wait in waits) in (1, 2)  # to be connected, and then for its greeting
+    assert sum(wait == 0 for wait in waits) >= 4
+
+
+def test_a_late_answer_is_taken_and_then_there_is_another(services, monkeypatch):
+    may, newest = threading.Event(), Shown.newest
+    monkeypatch.setattr(Shown, "newest", lambda self, place, round: may.wait(20) and newest(self, place, round))
+    board, owner = shown(services[0])
+    late = link(owner)
+    assert late.look(0, 3) is None
+    board.publish(0, 3, constant(8))
+    assert late.look(0, 3) is None
+    assert late._patience.seconds == fetching._LONGEST / 2
+    may.set()
+    until(lambda: (found := late.look(0, 3)) is not None and found[:8].view(np.float64)[0] == 8)
+    may.clear()
+    assert late.look(0, 3) is None
+    board.publish(0, 4, constant(9))
+    may.set()
+    # What comes is of the round before.
+    until(lambda: (found := late.look(0, 4)) is not None and found[:8].view(np.float64)[0] == 9)
+    late.close()
+
+
+def test_whoever_has_ended_is_gone(services):
+    _board, owner = shown(services[0])
+    reader = link(owner)
+    assert reader.look(0, 3) is not None
+    services[0].stop()
+    assert reader.look(0, 3) is None
+    reader._not_before = 0.0
+    assert reader.look(0, 3) is None  # it is refused
+    reader.close()
+
+
+def test_a_board_that_is_no_more_has_nothing(services):
+    board, owner = shown(services[0])
+    reader = link(owner)
+    assert reader.look(0, 3) is not None
+    board.stop()
+    assert reader.look(0, 3) is None
+    assert reader._line is not None
+    reader.close()
+
+
+def test_strangers_are_neither_answered_nor_believed(services):
+    _board, owner = shown(services[0])
+    without = link(owner._replace(key=b"another"))
+    until(lambda: without.look(0, 3) is None and without._line is None)
+    with socket.create_connection(owner.addresses[0]) as stranger:
+        stranger.settimeout(20)
+        stranger.sendall(b"\0" * 48 + QUESTION.pack(1, 0, 3))
+        assert len(stranger.recv(1000)) == 16  # what is to be sealed
+        with suppress(ConnectionResetError):  # it is, if what was sent was not read
+            assert stranger.recv(1000) == b""
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        # Another process, which has the address of the owner's in a network of its own; then the owner.
+        both = link(owner, [other.getsockname(), owner.addresses[0]])
+        assert both.look(0, 3) is None
+        line, _ = other.accept()
+        line.setblocking(False)
+        greeting = greet_asker(line, b"another")
+        try:
+            for _ in greeting:
+                both.look(0, 3)
+        except StrangerError as error:
+            assert "does not have the key" in str(error)  # noqa: PT017
+        line.close()
+        until(lambda: both.look(0, 3) is not None)
+        assert both._addresses[0] == owner.addresses[0]
+    both.close()
+
+
+def test_a_reader_that_takes_nothing_is_in_nobodys_way(services):
+    numbers = 4_000_000  # more than a line holds
+    boards = boards_of(services, (0, 1, 2), numbers)
+    boards[0].publish(0, 3, constant(1, numbers))
+    owner = boards[1]._links[1, 0]._owner
+    with socket.create_connection(owner.addresses[0]) as greedy:
+        greedy.setblocking(False)
+        for waits in greet_owner(greedy, owner.key):
+            select.select([greedy] * (waits == fetching.select.POLLIN), [], [], 0.1)
+        greedy.sendall(QUESTION.pack(owner.board, 0, 3))
+        until(lambda: seen(boards[1].look(0, 1, 3)) == 1)
+        boards[0].publish(0, 3, constant(2, numbers))
+        until(lambda: seen(boards[1].look(0, 1, 3)) == 2)
+        assert seen(boards[2].look(0, 2, 3)) in (None, 2)
+        greedy.setblocking(True)
+        got = bytearray()
+        while len(got) < 8 + 8 * numbers:
+            got += greedy.recv(1 << 20)
+        assert (np.frombuffer(got[8 : 8 + 8 * numbers], np.float64) == 1).all()
+
+
+def test_memory_that_cannot_be_opened_is_asked_for(services, monkeypatch):
+    monkeypatch.setattr("collectives.worlds.memory._FILES", False)
+    boards = boards_of(services, (0, 0))
+    boards[0].publish(0, 3, constant(5))
+    assert seen(boards[1].look(0, 1, 3)) == 5
+    assert len(boards[1]._links) == 1
+
+
+def test_files_of_others_are_known_by_what_they_begin_with(tmp_path):
+    os.mkfifo(tmp_path / "fifo")
+    (tmp_path / "other").write_bytes(bytes(1000))
+    (tmp_path / "short").write_bytes(b"")
+    memory, there = Files(64), Files(64)
+    paths = {1: f"{tmp_path}/fifo", 2: f"{tmp_path}/other", 3: f"{tmp_path}/short", 4: "/nowhere", 5: ""}
+    told = {rank: Told(path, there.told.token) for rank, path in paths.items()}
+    memory.open(0, {0: memory.told, **told, 6: there.told})
+    assert [rank for rank in range(7) if memory.has(rank)] == [0, 6]
+    there.own[:] = 9
+    room = np.zeros(64, np.uint8)
+    memory.copy(6, 0, room)
+    assert (room == 9).all()
+    for files in (memory, there):
+        files.close()
+
+
+def test_addresses_of_ones_own_host_are_tried_last():
+    own = [
+        a.address for all_of in fetching.psutil.net_if_addrs().values() for a in all_of if a.family == socket.AF_INET
+    ]
+    tried = fetching.most_likely_first([(own[0], 1), ("203.0.113.9", 2), ("127.77.0.1", 3)])
+    assert [port for _, port in tried] == [3, 2, 1]
