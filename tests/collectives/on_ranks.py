@@ -148,7 +148,7 @@ class Counting:
 
 @pytest.mark.parametrize(
     ("floats", "allreduces"),
-    [(20, [1024]), (123, [1024]), (124, [1024]), (125, [1024, 500]), (200_000, [1024, PIECE_BYTES, 275_712])],
+    [(20, [1024]), (123, [1024]), (124, [1024]), (125, [1024, 500]), (200_000, [1024, 400_000, 400_000])],
 )
 def test_a_small_message_is_one_allreduce_and_a_large_one_is_one_more(world, monkeypatch, floats, allreduces):
     counting = Counting(world.comm)

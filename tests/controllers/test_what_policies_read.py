@@ -80,7 +80,6 @@ def test_it_is_refused_before_any_step(policy, read, says):
 
 
 ACCEPTED = {
-    "seconds": (ctrl.balance(), lambda g, a: (seconds(),)),
     "seconds of one's own": (
         ctrl.balance(),
         lambda g, a: (comm.all_gather(1.0 * ad.worker().astype(float) + mon.iteration_seconds()),),
@@ -88,7 +87,6 @@ ACCEPTED = {
     "what the state knows": (ctrl.balance(), lambda g, a: (comm.all_gather(mon.iteration_seconds()) * a,)),
     "goodput": (ctrl.goodput_batch(), lambda g, a: (mon.noise_scale(g, a), seconds(), iteration())),
     "a noise scale": (ctrl.noise_batch(), lambda g, a: (mon.noise_scale(g, a),)),
-    "one number": (ctrl.noise_batch(), lambda g, a: (mon.noise_scale(g, a).scale,)),
     "nothing": (ctrl.static_proportional([1, 2]), lambda g, a: ()),
     "cores": (ctrl.static_proportional(), lambda g, a: (comm.all_gather(ctrl.cores()),)),
 }
