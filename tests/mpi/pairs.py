@@ -10,6 +10,7 @@ import signal
 import sys
 import threading
 import time
+from functools import partial
 from pathlib import Path
 
 import jax
@@ -29,6 +30,10 @@ LAST = 2  # the rank that is not like the others
 def until(is_so) -> None:
     while not is_so():
         time.sleep(0.001)
+
+
+def sees(board, worker, reader, round) -> bool:
+    return board.look(worker, reader, round) is not None
 
 
 def told(what: str) -> Path:
@@ -251,6 +256,27 @@ def a_lost_rank(world) -> None:
         assert report.step == 12
         np.testing.assert_allclose(program.state, data.mean(0), atol=0.2)
     print("went on without it", flush=True)
+
+
+def dying_while_boards_are_made(world) -> None:
+    """One rank after another, at any moment of it. Whoever is left has a board, and sees the others on it."""
+    delays = np.random.default_rng(int(os.environ.get("TESTS_SEED", "0"))).uniform(0, 0.03, size=world.size)
+    own, board, vectors = world.workers[0], None, [np.ones(NUMBERS)]
+    for victim in range(world.size - 1, 0, -1):
+        if own == victim:
+            threading.Timer(delays[own], os.kill, (os.getpid(), signal.SIGKILL)).start()
+        losses = len(world.losses)
+        while len(world.losses) == losses:
+            board = world.board([8 * NUMBERS], "a board in the making", board)
+        board = world.board([8 * NUMBERS], "a board for who is left", board)
+        left = tuple(range(victim))
+        members = [process.seats[0] for process in world._together.everyone]
+        assert tuple(members) == left, members
+        board.publish(own, victim, vectors)
+        for other in left:
+            until(partial(sees, board, other, own, victim))
+        world.barrier()
+    print("the last one has a board", flush=True)
 
 
 def comes_and_goes(world) -> None:

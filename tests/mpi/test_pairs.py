@@ -35,6 +35,14 @@ def test_a_board_is_made_anew_without_who_is_lost(tmp_path):
 
 
 @pytest.mark.long
+@survives_losses
+@pytest.mark.parametrize("seed", ["0", "1"])
+def test_who_dies_while_a_board_is_made_takes_nobody_with_it(tmp_path, seed):
+    result = run([SCRIPT, tmp_path, "dying_while_boards_are_made"], n=4, ours=True, env={"TESTS_SEED": seed})
+    assert result.stdout.count("the last one has a board") == 1, result
+
+
+@pytest.mark.long
 @pytest.mark.parametrize("ours", [False, pytest.param(True, marks=survives_losses)])
 def test_and_with_who_comes_and_without_who_leaves(tmp_path, ours):
     result = run([SCRIPT, tmp_path, "comes_and_goes"], n=3, ours=ours)
