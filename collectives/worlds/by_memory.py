@@ -17,12 +17,9 @@ reduced by one process, so all get the same bits.
 from __future__ import annotations
 
 import itertools
-import mmap
-import os
 import pickle
-import secrets
 from collections.abc import Callable, Hashable, Iterator, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, closing, suppress
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -32,6 +29,7 @@ import numpy as np
 from adaptive.extend import LookAtPiece, Parts, Reduction
 
 from .inbox import ALIGNMENT, Buffers, Layout
+from .shared_file import SharedFile, opened
 
 ROW = 4 << 20  # bytes
 _KEPT = 64  # layouts: a program has one or a few; eager calls may have any number
@@ -202,10 +200,7 @@ def _seen(row: np.ndarray, piece: Piece, dtype: np.dtype) -> np.ndarray:
 def shared_rows(
     rank: int, hosts: Sequence[Hashable], gather: Callable[[bytes], list[bytes]], *, wanted: bool
 ) -> np.ndarray | None:
-    """A row for each process, and one more, in memory that all of them have. On all processes, or on none.
-
-    A file without a name, that the first process makes, and the others open by its number there. Hosts may be called
-    alike and be different ones, so its title is looked at before it is opened: nobody can guess that.
+    """A row for each process, and one more, in a file of the first one. On all processes, or on none.
 
     Args:
       hosts: of each process: what is the same for those that see each other's pids.
@@ -215,37 +210,13 @@ def shared_rows(
     if len(hosts) == 1 or len(set(hosts)) > 1:
         return None
     size = (len(hosts) + 1) * ROW
-    file, title = _made(size) if rank == 0 and wanted else (-1, "")
-    try:
-        _, pid, number, title = pickle.loads(gather(pickle.dumps((rank, os.getpid(), file, title)))[0])
-        memory = _opened(f"/proc/{pid}/fd/{number}", title, size) if wanted and title else None
-        everywhere = all(gather(b"" if memory is None else b"it has it"))
-    finally:
-        if file >= 0:
-            os.close(file)
-    return memory.reshape(len(hosts) + 1, ROW) if memory is not None and everywhere else None
-
-
-def _made(size: int) -> tuple[int, str]:
-    """A file of this size in memory, and its title; none where the system cannot or has no room for it."""
-    title = f"adaptive-{secrets.token_hex(16)}"
-    file = -1
-    try:
-        file = os.memfd_create(title)
-        os.posix_fallocate(file, 0, size)  # rather now than in the middle of a message, by a signal
-        return file, title
-    except (AttributeError, OSError):
-        if file >= 0:
-            os.close(file)
-        return -1, ""
-
-
-def _opened(path: str, title: str, size: int) -> np.ndarray | None:
-    with suppress(OSError):
-        if os.readlink(path).startswith(f"/memfd:{title}"):
-            file = os.open(path, os.O_RDWR)
-            try:
-                return np.frombuffer(mmap.mmap(file, size), np.uint8)
-            finally:
-                os.close(file)
-    return None
+    with ExitStack() as stack:
+        own = stack.enter_context(closing(SharedFile(size))) if rank == 0 and wanted else None
+        told = pickle.loads(gather(pickle.dumps(own and own.told))[0])
+        memory = None
+        if wanted and told is not None and told.path:
+            with suppress(OSError, ValueError):
+                memory = own.memory if own is not None else opened(told, write=True)
+        if not all(gather(b"" if memory is None else b"it has it")):
+            return None
+    return memory.reshape(len(hosts) + 1, ROW) if memory is not None else None

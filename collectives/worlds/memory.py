@@ -2,28 +2,23 @@
 
 Among ranks that end together these are windows of MPI's (MPI-3, chapter 11), each locked by all as long as it lives,
 and shared: nobody ever locks one for himself alone. Among processes that go on when one is lost, or that MPI has not
-started, they are files in memory, without a name, opened by way of `/proc`. Open MPI calls no part of its one-sided
+started, they are files (`shared_file.py`). Open MPI calls no part of its one-sided
 communication tested with losses: where a rank died while a window was made, others died of a segmentation fault
 (5.0.11, two of six times). A file is made by one process alone, and is there until the last one has let go of it.
 """
 
 from __future__ import annotations
 
-import mmap
-import os
 import secrets
-import stat
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from threading import Lock
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
 import numpy as np
 
 from .operations import pieces
-
-_TOKEN = 64  # bytes, so that what is behind it begins a line of the cache
-_FILES = hasattr(os, "memfd_create")
+from .shared_file import SharedFile, Told, opened
 
 
 class Memory(Protocol):
@@ -96,43 +91,27 @@ class Windows:
             self._comm.Free()
 
 
-class Told(NamedTuple):
-    """What a process tells of its file: where it is, and what it begins with."""
-
-    path: str
-    token: bytes
-
-
 class Files:
     """Memory that each process makes for itself, and the others of its host open. Where there is no such file, and for
     those who may not open it, there is only one's own.
     """
 
     def __init__(self, size: int):
-        self._file: int | None = os.memfd_create("adaptive-board") if _FILES else None
-        token = secrets.token_bytes(_TOKEN)
-        whole = np.zeros(_TOKEN + size, np.uint8)
-        if self._file is not None:
-            os.ftruncate(self._file, whole.size)
-            whole = np.frombuffer(mmap.mmap(self._file, whole.size), np.uint8)
-        whole[:_TOKEN] = np.frombuffer(token, np.uint8)
-        self.own = whole[_TOKEN:]
-        self.told = Told("" if self._file is None else f"/proc/{os.getpid()}/fd/{self._file}", token)
+        self._file = SharedFile(size)
+        self.own, self.told = self._file.memory, self._file.told
         self._memory: dict[int, np.ndarray] = {}
 
     def open(self, own: int, told: Mapping[int, Told]) -> None:
         """Open those of other ranks, by rank, as far as that is possible. They are there until `close`."""
         self._memory[own] = self.own
-        for rank, (path, token) in told.items():
-            if path and rank != own:
+        for rank, its in told.items():
+            if its.path and rank != own:
                 with suppress(OSError, ValueError):
-                    self._memory[rank] = _opened(path, token)
+                    self._memory[rank] = opened(its)
 
     def close(self) -> None:
         """Nobody opens this process's any more. What is open stays."""
-        if self._file is not None:
-            os.close(self._file)
-            self._file = None
+        self._file.close()
 
     def has(self, rank: int) -> bool:
         """Whether it could be opened."""
@@ -147,21 +126,6 @@ class Files:
     def fence(self) -> None:
         """See `fence`."""
         fence()
-
-
-def _opened(path: str, token: bytes) -> np.ndarray:
-    """Memory of another process; an OSError or ValueError if it is not what was told."""
-    file = os.open(path, os.O_RDONLY | os.O_NONBLOCK)  # in another process namespace this may be anything
-    try:
-        state = os.fstat(file)
-        if not stat.S_ISREG(state.st_mode) or state.st_size < _TOKEN:
-            raise ValueError(f"{path} is something else")
-        whole = np.frombuffer(mmap.mmap(file, state.st_size, prot=mmap.PROT_READ), np.uint8)
-    finally:
-        os.close(file)
-    if whole[:_TOKEN].tobytes() != token:
-        raise ValueError(f"{path} is another")
-    return whole[_TOKEN:]
 
 
 def fence() -> None:

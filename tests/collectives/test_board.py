@@ -15,9 +15,10 @@ import pytest
 from collectives.worlds import fetching, serving
 from collectives.worlds.board import MakeBoard, ProcessBoard
 from collectives.worlds.flows import StrangerError, greet_asker, greet_owner
-from collectives.worlds.memory import Files, Told
+from collectives.worlds.memory import Files
 from collectives.worlds.processes import Process
 from collectives.worlds.serving import QUESTION, Owner, Service, Shown
+from collectives.worlds.shared_file import Told
 
 NUMBERS = 1000
 
@@ -250,7 +251,7 @@ def test_a_reader_that_takes_nothing_is_in_nobodys_way(services):
 
 
 def test_memory_that_cannot_be_opened_is_asked_for(services, monkeypatch):
-    monkeypatch.setattr("collectives.worlds.memory._FILES", False)
+    monkeypatch.delattr("os.memfd_create")
     boards = boards_of(services, (0, 0))
     boards[0].publish(0, 3, constant(5))
     assert seen(boards[1].look(0, 1, 3)) == 5

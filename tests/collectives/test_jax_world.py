@@ -5,11 +5,13 @@ from __future__ import annotations
 import os
 import pickle
 import re
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 
 from collectives.worlds.by_memory import ROW, shared_rows
+from collectives.worlds.shared_file import SharedFile, Told
 from tests.jaxrun import HEARTBEAT, free_address, run
 from tests.mpirun import run as mpirun
 
@@ -70,10 +72,10 @@ def test_programs(processes, kind, files):
 # --- memory that they share -------------------------------------------------------------------------------------------
 
 
-def shared(hosts, told=lambda own: own, wanted=True):
+def shared(hosts, wanted=True):
     """What the first of two processes gets, and how many of its files are open then."""
     before = set(os.listdir("/proc/self/fd"))
-    rows = shared_rows(0, hosts, lambda own: [told(own), own], wanted=wanted)
+    rows = shared_rows(0, hosts, lambda own: [own, own], wanted=wanted)
     return rows, len(set(os.listdir("/proc/self/fd")) - before)
 
 
@@ -86,22 +88,19 @@ def test_processes_share_memory_where_all_can():
     assert shared(["here", "here"], wanted=False) == (None, 0)
 
 
-def test_a_file_that_is_not_the_memory_is_never_opened(tmp_path):
+def test_memory_of_the_first_is_that_of_the_second():
+    with closing(SharedFile(3 * ROW)) as first:
+        answers = iter([[pickle.dumps(first.told), b""], [b"it has it"] * 2])
+        rows = shared_rows(1, ["here", "here"], lambda own: next(answers), wanted=True)
+    rows[1, 5] = 7
+    assert first.memory[ROW + 5] == 7
+
+
+def test_another_file_is_not_taken_for_it():
     """Two hosts of one name: what has that number here is anything."""
-    opened = []
-
-    def another(own):
-        if not opened and own:
-            rank, pid, _, title = pickle.loads(own)
-            file = os.open(tmp_path / title, os.O_RDWR | os.O_CREAT)
-            opened.append(file)
-            return pickle.dumps((rank, pid, file, title))
-        return own
-
-    try:
-        assert shared_rows(0, ["here", "here"], lambda own: [another(own), own], wanted=True) is None
-    finally:
-        os.close(opened[0])
+    with closing(SharedFile(3 * ROW)) as first, closing(SharedFile(3 * ROW)) as other:
+        told = pickle.dumps(Told(first.told.path, other.told.token))
+        assert shared_rows(1, ["here", "here"], lambda own: [told, own], wanted=True) is None
 
 
 def test_memory_that_one_cannot_have_nobody_has():

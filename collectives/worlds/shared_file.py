@@ -1,0 +1,74 @@
+"""Memory that processes of one host share: a file in memory, without a name, which one makes, and others open by way of
+`/proc`.
+
+Hosts may be called alike and be different ones, and in another process namespace the same path is anything. So the file
+begins with a token, which is told with the path, and which nobody can guess.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import secrets
+import stat
+from typing import NamedTuple
+
+import numpy as np
+
+_TOKEN = 64  # bytes, so that what is behind it begins a line of the cache
+
+
+class Told(NamedTuple):
+    """What a process tells of its file: where it is, "" where there is none; and what it begins with."""
+
+    path: str
+    token: bytes
+
+
+class SharedFile:
+    """One of this process's. Where the system cannot make it, or has no room for it, memory that nobody else can open.
+
+    Attributes:
+      memory: all zero at first; it stays when the file is closed.
+      told: for the others.
+    """
+
+    def __init__(self, size: int):
+        self._file: int | None = None
+        token = secrets.token_bytes(_TOKEN)
+        try:
+            self._file = os.memfd_create("adaptive")
+            os.posix_fallocate(self._file, 0, _TOKEN + size)  # rather now than by a signal when it is written
+            whole = np.frombuffer(mmap.mmap(self._file, _TOKEN + size), np.uint8)
+        except (AttributeError, OSError):
+            self.close()
+            whole = np.zeros(_TOKEN + size, np.uint8)
+        whole[:_TOKEN] = np.frombuffer(token, np.uint8)
+        self.memory = whole[_TOKEN:]
+        self.told = Told("" if self._file is None else f"/proc/{os.getpid()}/fd/{self._file}", token)
+
+    def close(self) -> None:
+        """Nobody opens it any more. Who has opened it keeps it."""
+        if self._file is not None:
+            os.close(self._file)
+            self._file = None
+
+
+def opened(told: Told, *, write: bool = False) -> np.ndarray:
+    """Memory of another process of this host.
+
+    Raises:
+      OSError, ValueError: it cannot be had, or what is there is something else.
+    """
+    file = os.open(told.path, (os.O_RDWR if write else os.O_RDONLY) | os.O_NONBLOCK)  # it may be a pipe
+    try:
+        state = os.fstat(file)
+        if not stat.S_ISREG(state.st_mode) or state.st_size < _TOKEN:
+            raise ValueError(f"{told.path} is something else")
+        access = mmap.PROT_READ | (mmap.PROT_WRITE if write else 0)
+        whole = np.frombuffer(mmap.mmap(file, state.st_size, prot=access), np.uint8)
+    finally:
+        os.close(file)
+    if whole[:_TOKEN].tobytes() != told.token:
+        raise ValueError(f"{told.path} is another")
+    return whole[_TOKEN:]
