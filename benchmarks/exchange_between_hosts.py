@@ -40,11 +40,11 @@ RANKS = "h1:2,h2:2"
 PLACEMENTS = {"node": "0 and 2, 1 and 3", "slot": "0 and 1, 2 and 3"}
 TCP = "OMPI_MCA_btl_tcp_flags"
 ASKED = "send,put,inplace,need-ack,need-csum,hetero-rdma"  # as `ompi_info` says that Open MPI 5.0 has it
-OURS = "as our launcher starts it"
+OURS, THEIRS = "as our launcher starts it", "as Open MPI comes"
 SETTINGS: dict[str, tuple[list[str], dict[str, str]]] = {
     OURS: (["--with-ft", "ulfm"], {"OMPI_MCA_coll": "^han"}),
     "and TCP as it comes": (["--with-ft", "ulfm"], {"OMPI_MCA_coll": "^han", TCP: ASKED}),
-    "as Open MPI comes": ([], {TCP: ASKED}),
+    THEIRS: ([], {TCP: ASKED}),
 }
 BY_HOSTS, FLAT, PLAIN = "a program's, by hosts", "a program's, flat", "Allreduce per tensor"
 NARROW = "a program's, wire=bfloat16"
@@ -147,14 +147,17 @@ def main() -> None:
     parser.add_argument("--rank", action="store_true")
     parser.add_argument("--rounds", type=int, default=6)
     parser.add_argument("--jobs", type=int, default=2, help="of each setting")
+    parser.add_argument("--settings", nargs="+", default=list(SETTINGS), choices=list(SETTINGS), help="by default all")
     parser.add_argument("--rate", default="1gbit", help="of the hosts' links, as tc reads it")
     args = parser.parse_args()
+    if OURS not in args.settings:
+        parser.error(f"--settings: {OURS!r} is what the others stand beside")
     if args.rank:
         rank(args.rounds)
         return
     found: dict[tuple[str, str], dict[str, list[float]]] = {}
     sent: dict[tuple[str, str, str], float] = {}
-    cases = [(placement, setting) for placement in PLACEMENTS for setting in SETTINGS]
+    cases = [(placement, setting) for placement in PLACEMENTS for setting in args.settings]
     load = [os.getloadavg()[0]]
     with two_hosts(args.rate) as made:
         for turn in range(args.jobs):
@@ -169,7 +172,7 @@ def main() -> None:
                 print(*case, medians, carried, "MB;", f"load {load[-1]:.0f}", file=sys.stderr, flush=True)
     rows = []
     for (placement, setting), ways in found.items():
-        plain = found[placement, "as Open MPI comes"][PLAIN]
+        plain = found.get((placement, THEIRS), {}).get(PLAIN)
         for row in summary(ways, PLAIN):
             spread = Spread.of(ways[row.name])
             rows.append(
@@ -181,7 +184,7 @@ def main() -> None:
                     "median": readable(spread.median),
                     "p10 – p90": f"{readable(spread.p10)} – {readable(spread.p90)}",
                     "to plain": f"{row.ratio_of_medians:.2f}",
-                    "to plain, as Open MPI comes": ratio(ways[row.name], plain),
+                    "to plain, as Open MPI comes": ratio(ways[row.name], plain) if plain else "–",
                 }
             )
     told = {place: found[place, OURS] for place in PLACEMENTS}
