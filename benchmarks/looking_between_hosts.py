@@ -42,12 +42,12 @@ SETTINGS = {"cores to themselves": (0, "0"), "busy": (1, "0"), "busy, yields": (
 
 
 class ByRget:
-    """The former way: as `collectives/worlds/board.py` had it."""
+    """The former way: as `collectives/worlds/boards/board.py` had it."""
 
     def __init__(self, nbytes: int):
         from mpi4py import MPI
 
-        from collectives.worlds.places import Layout
+        from collectives.worlds.boards.places import Layout
 
         self._mpi, self._layout = MPI, Layout([nbytes])
         self._window = MPI.Win.Allocate(self._layout.place, 1, MPI.INFO_NULL, MPI.COMM_WORLD)

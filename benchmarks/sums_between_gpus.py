@@ -22,8 +22,8 @@ import numpy as np
 from _measure import report, summary
 
 import collectives as comm
-from collectives.worlds import on_accelerators
-from collectives.worlds.on_accelerators import NAMES, Reach
+from collectives.worlds.reducing import on_accelerators
+from collectives.worlds.reducing.on_accelerators import NAMES, Reach
 
 if "--late" not in sys.argv:
     on_accelerators.prepare()  # what a world does before it loads MPI, which the next line imports

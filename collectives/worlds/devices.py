@@ -20,8 +20,8 @@ from adaptive.extend import (
     WhenWaitedFor,
 )
 
+from .reducing.sharded import ONE_AT_A_TIME, Sharded
 from .scope import Scope, describe
-from .sharded import ONE_AT_A_TIME, Sharded
 
 
 class DeviceWorld(Starting, LocalBoards, Seats, Scope):

@@ -32,19 +32,19 @@ from adaptive.extend import (
     share_compilations,
 )
 
-from .board import Boards, ProcessBoard
-from .by_memory import ByMemory, shared_rows
+from .boards.board import Boards, ProcessBoard
 from .devices import check_devices
 from .frame import Frame
-from .inbox import in_words, round_to
 from .launch import LaunchError
 from .lines import LineError, Lines, lines
 from .meeting import Presence, why_not
 from .operations import CLOSE, FAILURE, Farewell, Gather, Message, Operation
 from .patience import SECONDS, checked, introduce, watch
 from .processes import Process
+from .reducing.by_memory import ByMemory, shared_rows
+from .reducing.inbox import in_words, round_to
+from .reducing.sharded import ONE_AT_A_TIME, Joined, Sharded
 from .scope import Scope, describe
-from .sharded import ONE_AT_A_TIME, Joined, Sharded
 from .stacks import this_process
 from .threads import OversubscriptionWarning, oversubscription
 from .turns import HeardError, InTurn

@@ -35,28 +35,28 @@ from adaptive.extend import (
 )
 from launchers import ending
 
-from . import board as boards
-from . import on_accelerators
-from .beside import sum_beside
+from .boards import board as boards
 from .devices import DeviceWorld, check_devices
 from .frame import Frame
-from .inbox import Inbox, Layout, check_dtypes, from_keys, keys, round_to
 from .launch import check_agreement, no_mpi
 from .meeting import why_not
-from .on_accelerators import OnAccelerators, says_cuda
-from .on_processes import Apart
 from .operations import CLOSE, FAILURE, Farewell, Message, Operation
-from .parts import Part, pieces
 from .patience import SECONDS, checked, introduce, watch
 from .processes import Together, all_processes
 from .recruits import recruited
+from .reducing import on_accelerators
+from .reducing.beside import sum_beside
+from .reducing.inbox import Inbox, Layout, check_dtypes, from_keys, keys, round_to
+from .reducing.on_accelerators import OnAccelerators, says_cuda
+from .reducing.on_processes import Apart
+from .reducing.parts import Part, pieces
+from .reducing.ways import FLAT_PIECE_BYTES, Ways, is_large, several_ways
 from .repair import all_agree, enabled, prepare, repaired, survives
 from .scope import Scope, describe
 from .staff import Staff
 from .threads import OversubscriptionWarning, oversubscription
 from .turns import HeardError, InTurn
 from .watch import Watch
-from .ways import FLAT_PIECE_BYTES, Ways, is_large, several_ways
 
 if TYPE_CHECKING:
     from mpi4py import MPI

@@ -13,9 +13,9 @@ import jax
 import numpy as np
 import pytest
 
-from collectives.worlds import cuda, on_accelerators
-from collectives.worlds.choice import MESSAGES, TRIALS
-from collectives.worlds.on_accelerators import DEVICES, HOST, Reach
+from collectives.worlds.reducing import cuda, on_accelerators
+from collectives.worlds.reducing.choice import MESSAGES, TRIALS
+from collectives.worlds.reducing.on_accelerators import DEVICES, HOST, Reach
 from tests.collectives.conftest import from_device_to_device
 
 NO_STATUS = np.zeros(0, np.float32)

@@ -15,7 +15,7 @@ import collectives as comm
 import controllers as ctrl
 import monitors as mon
 from adaptive.base.errors import CollectiveError, DisagreementError, MembersError, WorkerError
-from collectives.worlds import by_memory
+from collectives.worlds.reducing import by_memory
 from tests.program.problems import ADAM, adam_state, build, descend, make_data, mean_loss
 
 

@@ -18,7 +18,7 @@ import collectives as comm
 from adaptive.base.board import LocalBoard
 from adaptive.operators.published import peers
 from adaptive.runtime.local_world import LocalWorld
-from collectives.worlds import board
+from collectives.worlds.boards import board
 from tests.adaptive.drivers import make_data, mean_loss
 
 SIZE, ROUNDS, RATE = 4, 8, 0.05

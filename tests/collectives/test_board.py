@@ -12,12 +12,12 @@ from contextlib import suppress
 import numpy as np
 import pytest
 
-from collectives.worlds import fetching, serving
-from collectives.worlds.board import MakeBoard, ProcessBoard
-from collectives.worlds.flows import StrangerError, greet_asker, greet_owner
-from collectives.worlds.memory import Files
+from collectives.worlds.boards import fetching, serving
+from collectives.worlds.boards.board import MakeBoard, ProcessBoard
+from collectives.worlds.boards.flows import StrangerError, greet_asker, greet_owner
+from collectives.worlds.boards.memory import Files
+from collectives.worlds.boards.serving import QUESTION, Owner, Service, Shown
 from collectives.worlds.processes import Process
-from collectives.worlds.serving import QUESTION, Owner, Service, Shown
 from collectives.worlds.shared_file import Told
 
 NUMBERS = 1000

@@ -9,9 +9,9 @@ from queue import SimpleQueue
 import numpy as np
 import pytest
 
-from collectives.worlds import by_hosts
-from collectives.worlds.by_hosts import ByHosts
-from collectives.worlds.parts import Part, pieces
+from collectives.worlds.reducing import by_hosts
+from collectives.worlds.reducing.by_hosts import ByHosts
+from collectives.worlds.reducing.parts import Part, pieces
 
 SIZES = [1, 1000, 3, 257, 900]  # of parts
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from collectives.worlds.by_hosts import ByHosts
-from collectives.worlds.choice import MESSAGES, TRIALS, Choice
 from collectives.worlds.operations import Message
 from collectives.worlds.processes import Process, Together
-from collectives.worlds.ways import KEPT_CHOICES, Ways, several_ways
+from collectives.worlds.reducing.by_hosts import ByHosts
+from collectives.worlds.reducing.choice import MESSAGES, TRIALS, Choice
+from collectives.worlds.reducing.ways import KEPT_CHOICES, Ways, several_ways
 
 
 def send(choices: list[Choice], seconds: list[list[float]], n: int, about: str = "a message") -> list[int]:
@@ -101,7 +101,7 @@ def begun(ways: Ways, channel: int) -> Message:
 
 def test_each_message_has_a_way_of_its_own_and_few_are_kept(monkeypatch):
     made = []
-    monkeypatch.setattr("collectives.worlds.ways.ByHosts", lambda *_, **__: made.append(ByHosts))
+    monkeypatch.setattr("collectives.worlds.reducing.ways.ByHosts", lambda *_, **__: made.append(ByHosts))
     ways = Ways(FakeMPI, together(0, 0, 1, 1), survives=False)
     last = 2 * KEPT_CHOICES - 1
     for channel in range(last + 1):

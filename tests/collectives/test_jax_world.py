@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from collectives.worlds.by_memory import ROW, shared_rows
+from collectives.worlds.reducing.by_memory import ROW, shared_rows
 from collectives.worlds.shared_file import SharedFile, Told
 from tests.jaxrun import HEARTBEAT, free_address, run
 from tests.mpirun import run as mpirun
@@ -117,8 +117,8 @@ from tests.jaxrun import join
 join()
 import jax, numpy as np
 import adaptive as ad, collectives as comm
-from collectives.worlds.by_memory import ByMemory
-from collectives.worlds.sharded import Sharded
+from collectives.worlds.reducing.by_memory import ByMemory
+from collectives.worlds.reducing.sharded import Sharded
 
 how, lost = sys.argv[1], int(sys.argv[2])
 with comm.world(patience=3) as world:

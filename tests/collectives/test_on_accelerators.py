@@ -10,8 +10,17 @@ import jax
 import numpy as np
 import pytest
 
-from collectives.worlds import cuda, on_accelerators
-from collectives.worlds.on_accelerators import GROUP_BYTES, Reach, agreed, groups, prepare, reach, says_cuda, why_not
+from collectives.worlds.reducing import cuda, on_accelerators
+from collectives.worlds.reducing.on_accelerators import (
+    GROUP_BYTES,
+    Reach,
+    agreed,
+    groups,
+    prepare,
+    reach,
+    says_cuda,
+    why_not,
+)
 
 F32 = np.dtype("float32")
 NVIDIA = SimpleNamespace(platform="gpu", client=SimpleNamespace(platform_version="PJRT C API\ncuda 13000"))

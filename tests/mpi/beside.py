@@ -16,8 +16,8 @@ import numpy as np
 import adaptive as ad
 import collectives as comm
 from adaptive.extend import MembersChanged
-from collectives.worlds import beside
 from collectives.worlds import mpi as _mpi
+from collectives.worlds.reducing import beside
 
 DIES = int(sys.argv[1]) if len(sys.argv) > 1 else -1
 MESSAGES, SIZE, OPS = 6, 100_001, ["sum", "sum", "max", "sum"]

@@ -16,10 +16,10 @@ import numpy as np
 
 import collectives as comm
 from adaptive.extend import MembersChanged
-from collectives.worlds import by_hosts, ways
 from collectives.worlds import mpi as _mpi
-from collectives.worlds.by_hosts import ByHosts
-from collectives.worlds.choice import TRIALS
+from collectives.worlds.reducing import by_hosts, ways
+from collectives.worlds.reducing.by_hosts import ByHosts
+from collectives.worlds.reducing.choice import TRIALS
 
 HOSTS, DEATHS = sys.argv[1], [death.split(":") for death in sys.argv[2:]]
 MESSAGES, SIZE = 8, 700_001

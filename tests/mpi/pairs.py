@@ -20,7 +20,7 @@ from jax.experimental import io_callback
 
 import adaptive as ad
 import collectives as comm
-from collectives.worlds.board import ProcessBoard
+from collectives.worlds.boards.board import ProcessBoard
 
 FOLDER, CASES = Path(sys.argv[1]), sys.argv[2:]
 NUMBERS = 50_000

@@ -19,9 +19,9 @@ from typing import NamedTuple
 import numpy as np
 import psutil
 
+from collectives.worlds.datagrams import Address
 from launchers.ending import give_up_after
 
-from .datagrams import Address
 from .flows import WRITE, Flow, greet_owner, receive, received, send
 from .serving import ANSWER, QUESTION, Owner
 

@@ -15,12 +15,12 @@ from typing import Any
 import numpy as np
 
 from adaptive.extend import LookAtPiece
+from collectives.worlds.operations import Message
+from collectives.worlds.processes import Together
 
 from .by_hosts import ByHosts
 from .choice import Choice
-from .operations import Message
 from .parts import Part, pieces
-from .processes import Together
 
 LARGE_BYTES = 64 << 10  # of a part that can go by hosts
 FLAT_PIECE_BYTES = 1 << 30  # every piece would pay the network's latency; no more than 32-bit counts hold

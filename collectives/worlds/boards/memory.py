@@ -17,8 +17,8 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from .operations import pieces
-from .shared_file import SharedFile, Told, opened
+from collectives.worlds.operations import pieces
+from collectives.worlds.shared_file import SharedFile, Told, opened
 
 
 class Memory(Protocol):

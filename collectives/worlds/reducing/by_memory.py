@@ -27,9 +27,9 @@ import jax
 import numpy as np
 
 from adaptive.extend import LookAtPiece, Parts, Reduction
+from collectives.worlds.shared_file import SharedFile, opened
 
 from .inbox import ALIGNMENT, Buffers, Layout
-from .shared_file import SharedFile, opened
 
 ROW = 4 << 20  # bytes
 _KEPT = 64  # layouts: a program has one or a few; eager calls may have any number

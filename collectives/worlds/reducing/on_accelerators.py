@@ -24,11 +24,11 @@ import jax.numpy as jnp
 import numpy as np
 
 from adaptive.extend import Reduction
+from collectives.worlds.operations import Message
+from collectives.worlds.processes import Together
 
 from . import cuda
 from .choice import Choice
-from .operations import Message
-from .processes import Together
 from .ways import is_large
 
 GROUP_BYTES = 128 << 20  # of parts that are packed together. Up to four times that is taken for as long as they travel

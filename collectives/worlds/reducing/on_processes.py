@@ -16,8 +16,7 @@ import jax
 import numpy as np
 
 from adaptive.extend import Mixed, Parts, Reduction, Sliced, average
-
-from .operations import pieces
+from collectives.worlds.operations import pieces
 
 _TAG = 7103
 

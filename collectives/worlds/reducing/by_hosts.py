@@ -27,9 +27,10 @@ from collections.abc import Callable, Iterable
 from contextlib import suppress
 from typing import Any
 
+from collectives.worlds.repair import all_agree
+
 from .between import Between
 from .parts import Part, pieces
-from .repair import all_agree
 
 # Two hosts at 1 Gbit/s, two ranks each, on a busy machine of two cores, ResNet-50's gradients, the least of six times
 # where ranks follow one another and where they alternate: in pieces of 256 kB with 2 MB before each of the two steps

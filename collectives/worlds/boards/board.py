@@ -21,12 +21,12 @@ from zlib import crc32
 import numpy as np
 
 from adaptive.extend import Vectors
+from collectives.worlds.operations import Operation
+from collectives.worlds.processes import Process
 
 from .fetching import Link, Patience, Rooms, most_likely_first
 from .memory import Files, Memory, Windows
-from .operations import Operation
 from .places import Layout
-from .processes import Process
 from .serving import Owner, Service, Shown
 
 _KIND = crc32(b"board")

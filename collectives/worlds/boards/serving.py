@@ -20,9 +20,9 @@ from weakref import WeakValueDictionary
 import numpy as np
 
 from adaptive.extend import at_the_end
+from collectives.worlds.datagrams import Address, own_hosts
 from launchers.ending import give_up_after
 
-from .datagrams import Address, own_hosts
 from .flows import READ, WRITE, Flow, greet_asker, received, send
 from .places import Copy, Layout
 

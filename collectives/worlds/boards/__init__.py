@@ -1,0 +1,1 @@
+"""What workers publish, and others copy when they like."""
