@@ -46,7 +46,7 @@ SHARED = (
     "at pieces that are under way and sleeps, as long as a later stage is computed; *waiting in MPI* is the same "
     "program without that. *Processor* is what a rank's threads have used in a step. What is hidden is of medians; "
     "in brackets is what the 10th and the 90th percentile of what rounds saved come to. On one host an exchange is "
-    "copying by the same cores, and stages wait in MPI in either case. The machine was shared with other work."
+    "copying by the same cores, and stages wait in MPI in either case."
 )
 YIELDS = "OMPI_MCA_mpi_yield_when_idle"  # as Open MPI comes, unless it is set for this script
 _tensors = 0  # the last so many; 0 for all
