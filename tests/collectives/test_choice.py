@@ -8,8 +8,8 @@ import pytest
 from collectives.worlds.operations import Message
 from collectives.worlds.processes import Process, Together
 from collectives.worlds.reducing.by_hosts import ByHosts
-from collectives.worlds.reducing.choice import MESSAGES, TRIALS, Choice
-from collectives.worlds.reducing.ways import KEPT_CHOICES, Ways, several_ways
+from collectives.worlds.reducing.choice import KEPT, MESSAGES, TRIALS, Choice
+from collectives.worlds.reducing.ways import Ways, several_ways
 
 
 def send(choices: list[Choice], seconds: list[list[float]], n: int, about: str = "a message") -> list[int]:
@@ -103,7 +103,7 @@ def test_each_message_has_a_way_of_its_own_and_few_are_kept(monkeypatch):
     made = []
     monkeypatch.setattr("collectives.worlds.reducing.ways.ByHosts", lambda *_, **__: made.append(ByHosts))
     ways = Ways(FakeMPI, together(0, 0, 1, 1), survives=False)
-    last = 2 * KEPT_CHOICES - 1
+    last = 2 * KEPT - 1
     for channel in range(last + 1):
         message = begun(ways, channel)
         assert not ways.by_hosts

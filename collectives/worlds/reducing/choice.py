@@ -11,11 +11,16 @@ nothing else. So all take the same way, without asking each other before a messa
 
 from __future__ import annotations
 
+from collections.abc import Hashable, Sequence
+
 import numpy as np
 
 TRIALS = 3  # of each way
 MESSAGES = 32  # between two looks whether times are as they were
 DRIFT = 1.5
+KEPT = 64  # choices: a program has one for each of its large messages; eager calls may have any number
+
+Key = tuple[Hashable, int]  # a channel, and a number of what its message is made of
 
 
 class Choice:
@@ -59,3 +64,49 @@ class Choice:
             self.about = about
         elif not 1 / DRIFT <= slowest.min() / min(self.seconds) <= DRIFT:
             self.seconds = None
+
+
+class Choices:
+    """Of the latest messages.
+
+    Args:
+      names: of the ways.
+    """
+
+    def __init__(self, names: Sequence[str]):
+        self._names = names
+        self._choices: dict[Key, Choice] = {}  # the latest last
+
+    def of(self, key: Key) -> Choice:
+        """A message's; a new one, if it has none. It is not kept before `keep`."""
+        return self._choices.get(key) or Choice(len(self._names))
+
+    def keep(self, key: Key, choice: Choice) -> None:
+        """It is that of the latest message."""
+        self._choices.pop(key, None)
+        self._choices[key] = choice
+        if len(self._choices) > KEPT:
+            del self._choices[next(iter(self._choices))]
+
+    def latest(self, channel: Hashable) -> Choice | None:
+        """The choice of a channel's latest message."""
+        return next((choice for key, choice in reversed(self._choices.items()) if key[0] == channel), None)
+
+    def forget(self) -> None:
+        """All of them: others are together now."""
+        self._choices.clear()
+
+    def in_words(self, channel: Hashable) -> str:
+        """Which way a channel's messages take, and why; nothing where it has none. Replicated."""
+        choice = self.latest(channel)
+        if choice is None:
+            return ""
+        if choice.seconds is None:
+            return f"{' and '.join(self._names)} in turn, to measure which is faster"
+        taken, *others = sorted(zip(choice.seconds, self._names, strict=True))
+        times = ", ".join(f"{name} {_milliseconds(seconds)}" for seconds, name in others)
+        return f"{taken[1]}: {_milliseconds(taken[0])}, {times}; as measured up to {choice.about}"
+
+
+def _milliseconds(seconds: float) -> str:
+    return f"{1e3 * seconds:.3g} ms" if seconds < 0.9995 else f"{1e3 * seconds:.0f} ms"

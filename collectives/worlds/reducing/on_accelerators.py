@@ -28,11 +28,10 @@ from collectives.worlds.operations import Message
 from collectives.worlds.processes import Together
 
 from . import cuda
-from .choice import Choice
+from .choice import KEPT, Choice, Choices, Key
 from .ways import is_large
 
 GROUP_BYTES = 128 << 20  # of parts that are packed together. Up to four times that is taken for as long as they travel
-KEPT_CHOICES = 64  # a program has one for each of its messages; eager calls may have any number
 NAMES = "through the host", "from device to device"
 HOST, DEVICES = range(2)
 
@@ -42,7 +41,6 @@ _TAG = 7104
 _MPICH_CUDA = 0  # MPIX_GPU_SUPPORT_CUDA
 
 Parts = Mapping[int, jax.Array]  # of one message, by their numbers
-Key = tuple[Hashable, int]  # a channel, and a number of what its message is made of
 
 
 class Reach(NamedTuple):
@@ -72,7 +70,7 @@ class OnAccelerators:
     def __init__(self, mpi: Any, device: jax.Device):
         self._mpi, self._device, self._own = mpi, device, reach(mpi, device)
         self._why: str | None = None  # all go through the host; "" if they need not, `None` if that is not known yet
-        self._choices: dict[Key, Choice] = {}  # the latest last
+        self._choices = Choices(NAMES)
         self._fixed: set[Hashable] = set()  # channels whose messages go through the host, whatever is faster
         self._channels: dict[Hashable, None] = {}  # of GPUs, whose messages have large sums, the latest last
         self._held: list[tuple[Any, Any]] = []  # of operations that have failed: a request, and what it may write into
@@ -86,11 +84,11 @@ class OnAccelerators:
     def of(self, together: Together) -> None:
         """Of these processes from now on. They agree on it in the first message that has large sums."""
         self._together, self._why = together, None
-        self._choices.clear()
+        self._choices.forget()
 
     def stays(self, parts: Sequence[Any], ops: Sequence[Reduction], channel: Hashable) -> list[int]:
         """Which parts most likely do not go through the host, so that no copies of them are begun. Local."""
-        choice = self._latest(channel)
+        choice = self._choices.latest(channel)
         way = choice.way if self.always is None and choice is not None else self.always
         return [] if way == HOST or channel in self._fixed else self._candidates(parts, ops)
 
@@ -138,7 +136,7 @@ class OnAccelerators:
     def _remember(self, channel: Hashable) -> None:
         self._channels.pop(channel, None)
         self._channels[channel] = None
-        if len(self._channels) > KEPT_CHOICES:
+        if len(self._channels) > KEPT:
             del self._channels[next(iter(self._channels))]
 
     def _carry_out(
@@ -162,19 +160,14 @@ class OnAccelerators:
         if fixed:
             self._fixed.add(key[0])
             return HOST
-        choice = self._choices.pop(key, None) or Choice(len(NAMES))
-        self._choices[key] = choice
-        if len(self._choices) > KEPT_CHOICES:
-            del self._choices[next(iter(self._choices))]  # the one not used for longest
+        choice = self._choices.of(key)
+        self._choices.keep(key, choice)
         if (times := choice.due) is not None:
             comm.Allreduce(self._mpi.IN_PLACE, times, self._mpi.MAX)
             choice.compare(times, about)
         way = choice.way
         self._timed = choice, perf_counter()
         return way
-
-    def _latest(self, channel: Hashable) -> Choice | None:
-        return next((choice for key, choice in reversed(self._choices.items()) if key[0] == channel), None)
 
     def close(self) -> None:
         """Behind the last message."""
@@ -191,8 +184,7 @@ class OnAccelerators:
             return NAMES[self.always]
         if channel in self._fixed:
             return f"{NAMES[HOST]}, whatever is faster: in a deterministic program"
-        choice = self._latest(channel)
-        return "" if choice is None else in_words(choice)
+        return self._choices.in_words(channel)
 
     # --- the sums -----------------------------------------------------------------------------------------------------
 
@@ -259,14 +251,6 @@ class OnAccelerators:
     def _pieces(self, address: int, nbytes: int) -> Iterator[Any]:
         for start in range(0, nbytes, _AT_A_TIME):
             yield self._mpi.buffer.fromaddress(address + start, min(_AT_A_TIME, nbytes - start))
-
-
-def in_words(choice: Choice) -> str:
-    """Which way is taken, and why."""
-    if choice.seconds is None:
-        return f"{' and '.join(NAMES)} in turn, to measure which is faster"
-    (least, taken), (most, other) = sorted(zip(choice.seconds, NAMES, strict=True))
-    return f"{taken}: {1e3 * least:.3g} ms, {other} {1e3 * most:.3g} ms; as measured up to {choice.about}"
 
 
 def _is_over(request: Any) -> bool:

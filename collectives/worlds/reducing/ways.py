@@ -19,16 +19,13 @@ from collectives.worlds.operations import Message
 from collectives.worlds.processes import Together
 
 from .by_hosts import ByHosts
-from .choice import Choice
+from .choice import Choice, Choices, Key
 from .parts import Part, pieces
 
 LARGE_BYTES = 64 << 10  # of a part that can go by hosts
 FLAT_PIECE_BYTES = 1 << 30  # every piece would pay the network's latency; no more than 32-bit counts hold
-KEPT_CHOICES = 64  # a program has one for each of its large messages; eager calls may have any number
 NAMES = "flat", "by hosts"
 BY_HOSTS = 1
-
-Key = tuple[Hashable, int]  # a channel, and a number of what its message is made of
 
 
 class Flat:
@@ -56,7 +53,7 @@ class Ways:
         self._host = together.everyone[together.comm.rank].host
         self._flat = Flat(mpi, together.comm)
         self._through: ByHosts | None = None  # made for the first message that goes by hosts
-        self._choices: dict[Key, Choice] = {}
+        self._choices = Choices(NAMES)
         self._fixed: set[Hashable] = set()  # channels whose messages go by hosts, whatever is faster
         self._seconds = 0.0  # that the last large sums took
         self.by_hosts = False
@@ -67,7 +64,7 @@ class Ways:
         Args:
           fixed: it goes by hosts, whatever is faster.
         """
-        choice = None if fixed else self._choices.get(key) or Choice(len(NAMES))
+        choice = None if fixed else self._choices.of(key)
         self.by_hosts = choice is None or choice.way == BY_HOSTS
         # Where a host's leader dies in the midst of it, some ranks may have all of it, and others nothing.
         message.surround(partial(self._carry_out, message.about, key, choice), agreed=self.by_hosts)
@@ -80,10 +77,7 @@ class Ways:
         if choice is None:
             self._fixed.add(key[0])
             return result
-        self._choices.pop(key, None)
-        self._choices[key] = choice
-        if len(self._choices) > KEPT_CHOICES:
-            del self._choices[next(iter(self._choices))]  # the one not used for longest
+        self._choices.keep(key, choice)
         choice.took(self._seconds)
         if (times := choice.due) is not None:
             self._comm.Allreduce(self._mpi.IN_PLACE, times, self._mpi.MAX)
@@ -103,10 +97,7 @@ class Ways:
         """Which way a channel's messages go, and why; nothing where none that is large was sent. Replicated."""
         if channel in self._fixed:
             return f"{NAMES[BY_HOSTS]}, whatever is faster: in a deterministic program"
-        for its, choice in reversed(self._choices.items()):
-            if its[0] == channel:
-                return _in_words(choice)
-        return ""
+        return self._choices.in_words(channel)
 
     def revoke(self) -> None:
         """Nobody waits any more for somebody who does not come."""
@@ -129,15 +120,3 @@ def several_ways(mpi: Any, together: Together, *, survives: bool) -> Ways | None
 def is_large(op: Any, nbytes: int) -> bool:
     """Whether there are several ways for such a part."""
     return bool(nbytes >= LARGE_BYTES and op == "sum")
-
-
-def _in_words(choice: Choice) -> str:
-    if choice.seconds is None:
-        return f"{' and '.join(NAMES)} in turn, to measure which is faster"
-    taken, *others = sorted(zip(choice.seconds, NAMES, strict=True))
-    times = ", ".join(f"{name} {_milliseconds(seconds)}" for seconds, name in others)
-    return f"{taken[1]}: {_milliseconds(taken[0])}, {times}; as measured up to {choice.about}"
-
-
-def _milliseconds(seconds: float) -> str:
-    return f"{1e3 * seconds:.3g} ms" if seconds < 0.9995 else f"{1e3 * seconds:.0f} ms"
