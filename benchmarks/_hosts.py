@@ -16,8 +16,8 @@ MARK = "RESULT "
 
 
 @contextmanager
-def joined(n: int, rate: str) -> Iterator[Any]:
-    """So many hosts, whose links carry `rate` each way, as tc reads it."""
+def joined(n: int, rate: str = "") -> Iterator[Any]:
+    """So many hosts, whose links carry `rate` each way, as tc reads it; by default as fast as memory."""
     sys.path.insert(0, str(ROOT))
     from tests.hosts import hosts
 
@@ -34,8 +34,15 @@ def job(
     environ: Mapping[str, str] | None = None,
     placement: str = "slot",
 ) -> Any:
-    """Run `n` ranks of a script, with one thread each; on the hosts that are given, equally many on each. Returns what
-    rank 0 has told.
+    """Run `n` ranks of a script, with one thread each; on the hosts that are given, equally many on each.
+
+    Args:
+      script: it, and its arguments.
+      options, environ: of mpirun; `environ` goes before what is usual here.
+      placement: "slot", ranks follow one another on a host, or "node", they take turns.
+
+    Returns:
+      What one of them has told (`tell`).
     """
     inherited = {name: value for name, value in os.environ.items() if not name.startswith(("OMPI_", "PRTE_", "PMIX_"))}
     given = {
@@ -46,18 +53,14 @@ def job(
         "PRTE_MCA_hwloc_default_binding_policy": "none",
         "PJRT_NPROC": "1",
         "PYTHONPATH": str(ROOT),
-        **(environ or {}),
     }
     ranks = ["-n", str(n), sys.executable, "-m", "mpi4py", *script]
     command = [str(Path(sys.executable).with_name("mpirun")), *options]
     if made is not None:
-        many = made.number
-        carried = [
-            word for name in ("PJRT_NPROC", "PYTHONPATH", "OMPI_MCA_mpi_yield_when_idle") for word in ("-x", name)
-        ]
-        command += [*carried, "-H", ",".join(f"h{i}:{n // many}" for i in range(1, many + 1))]
+        command += ["-H", ",".join(f"h{i}:{n // made.number}" for i in range(1, made.number + 1))]
         given |= made.environment()
     command = [*command, *ranks] if made is None else made.command("h1", [*command, *ranks])
+    given |= environ or {}
     done = subprocess.run(command, text=True, stdout=subprocess.PIPE, env={**inherited, **given}, check=False)
     found = [line for line in done.stdout.splitlines() if line.startswith(MARK)]
     if not found:

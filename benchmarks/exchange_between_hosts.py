@@ -22,21 +22,17 @@ rank; the bytes that a host sends are counted by the system. Four ranks share tw
 from __future__ import annotations
 
 import argparse
-import json
 import os
-import subprocess
 import sys
 from collections.abc import Callable, Sequence
-from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from _hosts import job, joined, tell
 from _measure import Spread, alternate, readable, report, summary
 
-ROOT = Path(__file__).resolve().parents[1]
-RANKS = "h1:2,h2:2"
 PLACEMENTS = {"node": "0 and 2, 1 and 3", "slot": "0 and 1, 2 and 3"}
 TCP = "OMPI_MCA_btl_tcp_flags"
 ASKED = "send,put,inplace,need-ack,need-csum,hetero-rdma"  # as `ompi_info` says that Open MPI 5.0 has it
@@ -88,7 +84,7 @@ def rank(rounds: int) -> None:
         own = alternate({name: partial(in_step, way) for name, way in ways.items()}, rounds, warmup=0)
         seconds = {name: np.max(MPI.COMM_WORLD.allgather(times), axis=0) for name, times in own.items()}
         if world.rank == 0:
-            print(json.dumps({name: [sent[name], *times] for name, times in seconds.items()}), flush=True)
+            tell({name: [sent[name], *times] for name, times in seconds.items()})
 
 
 def sent_by_a_host(way: Callable[[], Any]) -> float:
@@ -104,37 +100,6 @@ def sent_by_a_host(way: Callable[[], Any]) -> float:
     before = sent_so_far()
     way()
     return max(MPI.COMM_WORLD.allgather(sent_so_far() - before))
-
-
-def job(made: Any, placement: str, setting: str, rounds: int) -> dict[str, list[float]]:
-    """Start four ranks on two hosts. By way, the bytes that a host sends, and seconds of the rounds."""
-    options, environ = SETTINGS[setting]
-    mpirun = str(Path(sys.executable).with_name("mpirun"))
-    own = {name: value for name, value in os.environ.items() if not name.startswith(("OMPI_", "PRTE_", "PMIX_"))}
-    given = {
-        "OMPI_ALLOW_RUN_AS_ROOT": "1",
-        "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
-        "OMPI_MCA_mpi_yield_when_idle": "1",
-        "PRTE_MCA_rmaps_default_mapping_policy": f"{placement}:oversubscribe",
-        "PRTE_MCA_hwloc_default_binding_policy": "none",
-        "PJRT_NPROC": "1",
-        "PYTHONPATH": str(ROOT),
-    }
-    ranks = [sys.executable, "-m", "mpi4py", __file__, "--rank", "--rounds", str(rounds)]
-    command = made.command("h1", [mpirun, *options, "-n", "4", "-H", RANKS, *ranks])
-    whole = {**own, **made.environment(), **given, **environ}
-    done = subprocess.run(command, check=True, text=True, stdout=subprocess.PIPE, env=whole)
-    return json.loads(next(line for line in done.stdout.splitlines() if line.startswith("{")))
-
-
-@contextmanager
-def two_hosts(rate: str) -> Any:
-    """Joined at a rate."""
-    sys.path.insert(0, str(ROOT))
-    from tests.hosts import hosts
-
-    with hosts(2, rate) as made:
-        yield made
 
 
 def ratio(times: Sequence[float], reference: Sequence[float]) -> str:
@@ -159,11 +124,15 @@ def main() -> None:
     sent: dict[tuple[str, str, str], float] = {}
     cases = [(placement, setting) for placement in PLACEMENTS for setting in args.settings]
     load = [os.getloadavg()[0]]
-    with two_hosts(args.rate) as made:
+    with joined(2, args.rate) as made:
         for turn in range(args.jobs):
             for i in range(len(cases)):
                 case = cases[(turn + i) % len(cases)]
-                for way, (nbytes, *times) in job(made, *case, args.rounds).items():
+                placement, setting = case
+                options, environ = SETTINGS[setting]
+                ranks = [__file__, "--rank", "--rounds", str(args.rounds)]
+                done = job(ranks, 4, made, options=options, environ=environ, placement=placement)
+                for way, (nbytes, *times) in done.items():
                     found.setdefault(case, {}).setdefault(way, []).extend(times)
                     sent[*case, way] = nbytes
                 load.append(os.getloadavg()[0])

@@ -20,21 +20,17 @@ in jobs of their own: with the cores to themselves; beside a busy process on eac
 from __future__ import annotations
 
 import argparse
-import json
 import os
-import subprocess
-import sys
 import threading
 import time
 from contextlib import ExitStack
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import numpy as np
+from _hosts import job, joined, tell
 from _measure import Spread, contention, readable, report
 
-ROOT = Path(__file__).resolve().parents[1]
 ASKED, RGET, NOBODY = "asked", "Rget", "nobody"
 SIZES = {"4 kB": 4 << 10, "1 MB": 1 << 20, "16 MB": 16 << 20}
 BLOCK, PATIENCE = 1.0, 0.25  # seconds
@@ -143,29 +139,16 @@ def rank(rounds: int) -> None:
                     assert told is None or len(told) == 2
         steps = MPI.COMM_WORLD.bcast(steps, 1)
         if world.rank == 0:
-            print(json.dumps({"looks": looks, "blocks": blocks, "without": without, "steps": steps}), flush=True)
+            tell({"looks": looks, "blocks": blocks, "without": without, "steps": steps})
 
 
-def job(made: Any, busy: int, yields: str, rounds: int) -> dict[str, Any]:
-    """Start a rank on each of two hosts."""
-    own = {name: value for name, value in os.environ.items() if not name.startswith(("OMPI_", "PRTE_", "PMIX_"))}
-    given = {
-        "OMPI_ALLOW_RUN_AS_ROOT": "1",
-        "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
-        "OMPI_MCA_mpi_yield_when_idle": yields,
-        "PRTE_MCA_hwloc_default_binding_policy": "none",
-        "PJRT_NPROC": "1",
-        "PYTHONPATH": str(ROOT),
-    }
-    mpirun = str(Path(sys.executable).with_name("mpirun"))
-    ranks = [sys.executable, "-m", "mpi4py", __file__, "--rank", "--rounds", str(rounds)]
-    command = made.command("h1", [mpirun, "-n", "2", "-H", "h1:1,h2:1", *ranks])
+def ranks_that_look(made: Any, busy: int, yields: str, rounds: int) -> dict[str, Any]:
+    """A rank on each of two hosts."""
     with ExitStack() as stack:
         for core in (0, 1) if busy else ():
             stack.enter_context(contention(core, busy))
-        whole = {**own, **made.environment(), **given}
-        done = subprocess.run(command, check=True, text=True, stdout=subprocess.PIPE, env=whole)
-    return json.loads(next(line for line in done.stdout.splitlines() if line.startswith("{")))
+        ranks = [__file__, "--rank", "--rounds", str(rounds)]
+        return job(ranks, 2, made, environ={"OMPI_MCA_mpi_yield_when_idle": yields})
 
 
 def main() -> None:
@@ -176,14 +159,11 @@ def main() -> None:
     if args.rank:
         rank(args.rounds)
         return
-    sys.path.insert(0, str(ROOT))
-    from tests.hosts import hosts
-
     rows, load = [], [os.getloadavg()[0]]
     rates: dict[tuple[str, str], dict[str, float]] = {}
-    with hosts(2) as made:
+    with joined(2) as made:
         for setting, (busy, yields) in SETTINGS.items():
-            found = job(made, busy, yields, args.rounds)
+            found = ranks_that_look(made, busy, yields, args.rounds)
             load.append(os.getloadavg()[0])
             for name in SIZES:
                 alone = np.median(found["steps"][f"{name}/{NOBODY}"])

@@ -19,17 +19,15 @@ import argparse
 import json
 import os
 import re
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from pathlib import Path
 from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from _hosts import job, joined, tell
 from _measure import RESULTS, Spread, pin, readable, report
 
 import adaptive as ad
@@ -174,7 +172,7 @@ def on_rank(rounds: int, stages: int | Literal["auto"], first: int) -> None:
         ends_of_slower = np.median(np.max([own for _, own in everyone], axis=0), axis=0).tolist()
         if world.rank == 0:
             result = [examples, share, layouts, ends_of_slower, slowest, decided, apart, times]
-            print("RESULT " + json.dumps(result), flush=True)
+            tell(result)
 
 
 def course(program: ad.Program, steps: int) -> dict[str, tuple[float, float]]:
@@ -200,35 +198,13 @@ def course(program: ad.Program, steps: int) -> dict[str, tuple[float, float]]:
 
 def start(rounds: int, stages: str, several: bool) -> list:
     """The result of two ranks, on two hosts or on one."""
-    root = Path(__file__).resolve().parents[1]
-    sys.path.insert(0, str(root))
-    from tests import mpirun
-    from tests.hosts import hosts
-
-    path = os.pathsep.join([str(root), os.environ.get("PYTHONPATH", "")])
-    usual = {name: value for name, value in mpirun._DEFAULTS.items() if name != YIELDS}
-    environ = {**os.environ, **usual, "PYTHONPATH": path}
-    own = [sys.executable, "-m", "mpi4py", __file__, "--rank", "--rounds", str(rounds), "--stages", stages]
-    own += ["--tensors", str(_tensors), "--first", "1024" if several else "64"]
+    ranks = [__file__, "--rank", "--rounds", str(rounds), "--stages", stages]
+    ranks += ["--tensors", str(_tensors), "--first", "1024" if several else "64"]
+    environ = {YIELDS: os.environ.get(YIELDS, "0")}
     if not several:
-        return _result([str(mpirun._find()), "-n", "2", *own], environ)
-    with hosts(2, RATE) as made:
-        environ |= {**made.environment(), "PRTE_MCA_rmaps_default_mapping_policy": "slot"}
-        carried = [
-            o
-            for name in (*usual, "PYTHONPATH", "OMPI_MCA_btl_tcp_if_include", YIELDS, "TMPDIR")
-            if name in environ
-            for o in ("-x", name)
-        ]
-        return _result(made.command("h1", [str(mpirun._find()), "-H", "h1:1,h2:1", "-n", "2", *carried, *own]), environ)
-
-
-def _result(command: Sequence[str], environ: Mapping[str, str]) -> list:
-    done = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=1500)
-    found = [line for line in done.stdout.splitlines() if line.startswith("RESULT ")]
-    if not found:
-        raise RuntimeError(f"{done.stdout[-2000:]}\n{done.stderr[-4000:]}")
-    return json.loads(found[0].removeprefix("RESULT "))
+        return job(ranks, 2, environ=environ)
+    with joined(2, RATE) as made:
+        return job(ranks, 2, made, environ=environ)
 
 
 def rows_of(where: str, share: float, layouts: Sequence[int], ends: Sequence[float], seen: Mapping[str, Any]) -> list:
