@@ -13,8 +13,9 @@ Settings belong to a job, so each is a job of its own, and these take turns, too
     and TCP as it comes           the same, and the receiver asks for what is large, which is Open MPI's default
     as Open MPI comes             no ULFM, with han, and the receiver asks
 
-each with ranks 0 and 1 on the first host ("slot"), and with ranks 0 and 2 there ("node"). A time is that of the slowest
-rank; the bytes that a host sends are counted by the system. Four ranks share two cores with both hosts' TCP.
+each with ranks 0 and 1 on the first host ("slot"), and with ranks 0 and 2 there ("node"); and one job with a rank on
+each host. A time is that of the slowest rank; the bytes that a host sends are counted by the system. Four ranks share
+two cores with both hosts' TCP.
 
 `--rank` is what each rank runs.
 """
@@ -34,6 +35,7 @@ from _hosts import job, joined, tell
 from _measure import Spread, alternate, readable, report, summary
 
 PLACEMENTS = {"node": "0 and 2, 1 and 3", "slot": "0 and 1, 2 and 3"}
+ALONE = "alone"  # one rank on each host: there is one way
 TCP = "OMPI_MCA_btl_tcp_flags"
 ASKED = "send,put,inplace,need-ack,need-csum,hetero-rdma"  # as `ompi_info` says that Open MPI 5.0 has it
 OURS, THEIRS = "as our launcher starts it", "as Open MPI comes"
@@ -67,7 +69,7 @@ def rank(rounds: int) -> None:
             return run
 
         ways = {
-            BY_HOSTS: our_way(world, grads),
+            **({BY_HOSTS: our_way(world, grads)} if world._ways is not None else {}),
             FLAT: flat(our_way(world, grads)),
             NARROW: our_way(world, grads, wire=jnp.bfloat16),
             PLAIN: raw_ways(grads)[PLAIN],
@@ -122,7 +124,7 @@ def main() -> None:
         return
     found: dict[tuple[str, str], dict[str, list[float]]] = {}
     sent: dict[tuple[str, str, str], float] = {}
-    cases = [(placement, setting) for placement in PLACEMENTS for setting in args.settings]
+    cases = [(placement, setting) for placement in PLACEMENTS for setting in args.settings] + [(ALONE, OURS)]
     load = [os.getloadavg()[0]]
     with joined(2, args.rate) as made:
         for turn in range(args.jobs):
@@ -130,8 +132,9 @@ def main() -> None:
                 case = cases[(turn + i) % len(cases)]
                 placement, setting = case
                 options, environ = SETTINGS[setting]
+                n, placed = (2, "slot") if placement == ALONE else (4, placement)
                 ranks = [__file__, "--rank", "--rounds", str(args.rounds)]
-                done = job(ranks, 4, made, options=options, environ=environ, placement=placement)
+                done = job(ranks, n, made, options=options, environ=environ, placement=placed)
                 for way, (nbytes, *times) in done.items():
                     found.setdefault(case, {}).setdefault(way, []).extend(times)
                     sent[*case, way] = nbytes
@@ -147,7 +150,7 @@ def main() -> None:
             rows.append(
                 {
                     "": row.name,
-                    "placed": PLACEMENTS[placement],
+                    "placed": PLACEMENTS.get(placement, "0, 1"),
                     "started": setting,
                     "a host sends": f"{sent[placement, setting, row.name] / 1e6:.0f} MB",
                     "median": readable(spread.median),
@@ -160,6 +163,7 @@ def main() -> None:
     best = {place: ratio(ways[BY_HOSTS], ways[PLAIN]) for place, ways in told.items()}
     megabytes = {(place, way): round(sent[place, OURS, way] / 1e6) for place, _, way in sent}
     narrow = {place: ratio(ways[NARROW], ways[BY_HOSTS]) for place, ways in told.items()}
+    narrow[ALONE] = ratio(found[ALONE, OURS][NARROW], found[ALONE, OURS][FLAT])
     report(
         f"By hosts a host sends {megabytes['node', BY_HOSTS]} MB of ResNet-50's gradients, flat "
         f"{megabytes['node', PLAIN]} where ranks alternate between two hosts and {megabytes['slot', PLAIN]} where they "
@@ -171,11 +175,10 @@ def main() -> None:
             f"jobs of each setting, in turn: {args.jobs}, {args.rounds} rounds in each, the ways in turn. 102.3 MB in "
             "each direction, 0.82 s at 1 Gbit/s, is the least. Ratios are of medians: to an Allreduce per "
             "tensor in the same jobs, and to the same in jobs as Open MPI comes.",
-            f"In bfloat16, as our launcher starts it, a host sends {megabytes['node', NARROW]} MB where ranks "
-            f"alternate and {megabytes['slot', NARROW]} where they follow one another, in {narrow['node']} and "
-            f"{narrow['slot']} times the seconds of the same in float32 by hosts. Such sums go by slices between all "
-            "ranks: each rank is sent its slice of all others' values, and sends its sum to all others. What is half "
-            "as wide then crosses the link for each rank of a host, and each tensor waits for the one before.",
+            f"In bfloat16 a host of one rank sends {megabytes[ALONE, NARROW]} MB, in float32 "
+            f"{megabytes[ALONE, FLAT]}, in {narrow[ALONE]} times the seconds. A host of two ranks, which adds up "
+            f"first, sends {megabytes['node', NARROW]} MB where they alternate and {megabytes['slot', NARROW]} where "
+            f"they follow one another, in {narrow['node']} and {narrow['slot']} times the seconds of float32 by hosts.",
             f"Both hosts are on this machine: its two cores carry four ranks, and TCP for both hosts. Load before and "
             f"between jobs: {min(load):.0f} to {max(load):.0f}. Far above four others ran beside it, and seconds, of "
             "different jobs above all, say little of the network.",

@@ -31,6 +31,7 @@ class Narrow(Sliced):
 
     adds_up = True
     elementwise = True
+    is_sum = True
 
     def wire_dtype(self, dtype: np.dtype) -> np.dtype:
         return jnp.dtype(self.format)

@@ -27,10 +27,13 @@ class Sliced:
     Attributes:
       adds_up: whether the values of one worker's kernel calls are added up; else they are the same in all of them.
       elementwise: whether each element is reduced by itself: then leaves may lie side by side in one part.
+      is_sum: whether it is the sum of what workers send, but for rounding: then those of one host may be added up
+        first, in single precision, and their sum be sent as one worker's.
     """
 
     adds_up = False
     elementwise = False
+    is_sum = False
 
     def wire_dtype(self, dtype: np.dtype) -> np.dtype:
         """The format in which values of `dtype` travel."""

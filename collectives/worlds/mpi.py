@@ -226,7 +226,7 @@ class MPIWorld(Starting, InTurn, Staff, Scope):
                 reduce=partial(self._reduce_all, inbox, sent, ops, apart, look, beside),
                 replicated=not apart.differ,
             )
-            if self._ways is not None and inbox.large:
+            if self._ways is not None and inbox.has_ways:
                 self._ways.begin(message, (channel, inbox.name), fixed=self.deterministic)
             key, large = (channel, inbox.name), inbox.large_others
             self._on_devices.begin(message, key, row, ops, large=large, fixed=self.deterministic)
@@ -271,7 +271,9 @@ class MPIWorld(Starting, InTurn, Staff, Scope):
         if self._ways is not None and large:
             self._ways.sum((part(j) for j in large), look)
         if apart.numbers:
-            apart.reduce(self.comm, self.members, [process.seats for process in self._together.everyone])
+            seats = [process.seats for process in self._together.everyone]
+            reduce = partial(apart.reduce, self.comm, self.members, seats)
+            reduce() if self._ways is None else self._ways.reduce(reduce)
         return inbox.free.astype(first.dtype)
 
     def way(self, channel: Hashable) -> str:

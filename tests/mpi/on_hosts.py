@@ -16,6 +16,7 @@ import numpy as np
 
 import collectives as comm
 from adaptive.extend import MembersChanged
+from collectives._wire import Narrow
 from collectives.worlds import mpi as _mpi
 from collectives.worlds.reducing import by_hosts, ways
 from collectives.worlds.reducing.by_hosts import ByHosts
@@ -80,10 +81,16 @@ by_hosts.PIECE_BYTES, by_hosts.UNDER_WAY_BYTES = 300_000, 500_000
 
 
 def values(seat: int, message: int) -> list[np.ndarray]:
-    """A part with the status, a large one, an extreme and another large one: differ by worker and message."""
+    """A part with the status, a large one, an extreme, another large one, and two that travel in a narrow format: they
+    differ by worker and message.
+    """
     rng = np.random.default_rng([seat, message])
     x = rng.normal(size=SIZE).astype(np.float32)
-    return [x[:50_000].copy(), x, x[:1000], rng.integers(0, 1000, (600, 500)).astype(np.int32)]
+    whole = rng.integers(0, 1000, (600, 500)).astype(np.int32)
+    return [x[:50_000].copy(), x, x[:1000], whole, x[:60_001], x[:20_000]]
+
+
+NARROW = [Narrow("bfloat16"), Narrow("bfloat16", stochastic=True)]
 
 
 with comm.world() as world:
@@ -94,7 +101,7 @@ with comm.world() as world:
         while True:
             try:
                 looked = []
-                ops, status = ["sum", "sum", "max", "sum"], np.ones(1, np.float32)
+                ops, status = ["sum", "sum", "max", "sum", *NARROW], np.ones(1, np.float32)
                 row = values(world.workers[0], message)
                 row[0][-1] = 0
                 (got,), said = world.exchange(
@@ -113,6 +120,10 @@ with comm.world() as world:
             assert error[: 50_000 - 1].max() < 1e-5, (j, error.max())
         np.testing.assert_array_equal(parts[2], np.max([row[2] for row in everyone], axis=0))
         np.testing.assert_array_equal(parts[3], np.sum([row[3] for row in everyone], axis=0))
+        for j in (4, 5):  # what each sends is rounded, and what comes; and what a host sends in between, perhaps
+            sent = np.abs([row[j] for row in everyone]).sum(axis=0)
+            assert (np.abs(parts[j] - np.sum([row[j] for row in everyone], axis=0)) <= 3 * 2**-7 * sent).all()
+            assert np.abs(parts[j] - np.sum([row[j] for row in everyone], axis=0)).max() > 0
         assert sum(size for part, size in looked if part == 1) == SIZE
         bits = b"".join([parts[0][:-1].tobytes(), *(x.tobytes() for x in parts[1:])])
         assert len(set(world.all_gather_bytes(bits))) == 1  # the same on all ranks, to the last bit

@@ -27,6 +27,8 @@ from collections.abc import Callable, Iterable
 from contextlib import suppress
 from typing import Any
 
+import numpy as np
+
 from collectives.worlds.repair import all_agree
 
 from .between import Between
@@ -89,6 +91,20 @@ class ByHosts:
             self._between.Barrier()  # all of them have finished, so what was sent has arrived
             self._mpi.Request.Waitall(self._outgoing)
             self._outgoing = []
+
+    def reduce(self, values: np.ndarray, between: Callable[[Any, np.ndarray], None]) -> None:
+        """Have leaders do something with the sums of their hosts, in place, and tell it to these.
+
+        Args:
+          values: flat; then what the leaders have made of them.
+          between: given the leaders' communicator, and the sum over a host.
+        """
+        if self._leads:
+            self._within.Reduce(self._mpi.IN_PLACE, values)
+            between(self._between, values)
+        else:
+            self._within.Reduce(values, None)
+        self._within.Bcast(values)
 
     def _add_up(self, piece: Part) -> None:
         """Within the host; and begin to sum between them."""

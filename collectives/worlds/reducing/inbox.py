@@ -14,7 +14,7 @@ import numpy as np
 from adaptive import CollectiveError
 from adaptive.extend import Reduction
 
-from .ways import is_large
+from .ways import has_ways, is_large
 
 ALIGNMENT = 64  # bytes; XLA on CPU takes buffers so aligned as they are, and copies others
 
@@ -82,16 +82,17 @@ class Inbox(Buffers):
       name: a number for it.
       travelling: where part 0 is reduced: in the frame, in double precision, if there is room for it.
       free: the part of it that is for the status.
-      large: whether there are several ways for it between hosts.
-      large_others: whether there are parts for which there are, but for part 0.
+      has_ways: whether there are several ways for it between hosts.
+      large_others: whether there are large sums in it, but for part 0.
     """
 
     def __init__(self, layout: Layout, status: int, room: np.ndarray):
         super().__init__(layout)
         self.text = in_words(layout, status)
         self.name = crc32(self.text.encode())
-        large = [is_large(op, x.nbytes) for x, (_, _, op) in zip(self.buffers, layout, strict=True)]
-        self.large, self.large_others = any(large), any(large[1:])
+        parts = [(op, x.nbytes) for x, (_, _, op) in zip(self.buffers, layout, strict=True)]
+        self.has_ways = any(has_ways(*part) for part in parts)
+        self.large_others = any(is_large(*part) for part in parts[1:])
         first = self.buffers[0]
         self.travelling = first if len(first) > len(room) else room[: len(first)]
         self.free = self.travelling[len(first) - status :]

@@ -18,6 +18,8 @@ import numpy as np
 from adaptive.extend import Mixed, Parts, Reduction, Sliced, average
 from collectives.worlds.operations import pieces
 
+from .by_hosts import ByHosts
+
 _TAG = 7103
 
 Rows = Mapping[int, np.ndarray]  # a part, of each worker that this process carries
@@ -39,6 +41,21 @@ def by_slices(comm: Any, op: Sliced, rows: Rows, received: np.ndarray, step: int
     whole = np.empty(len(flat), own.dtype)
     comm.Allgatherv(_words(own), _placed(whole, np.diff(bounds)))
     flat[:] = whole.astype(flat.dtype)
+
+
+def sum_by_hosts(hosts: ByHosts, op: Sliced, rows: Rows, received: np.ndarray, step: int) -> None:
+    """As `by_slices`, for what is a sum: what a host sends is the sum of what its workers would send."""
+    flat, functions, number = received.reshape(-1), _functions(op), np.int32(step)
+    own = np.zeros(len(flat), np.float32)
+    with jax.default_device(jax.local_devices(backend="cpu")[0]):
+        for worker, x in rows.items():
+            own += np.asarray(functions.sent(x.reshape(-1), number, np.int32(worker))).astype(np.float32)
+
+    def between(comm: Any, of_host: np.ndarray) -> None:
+        by_slices(comm, op, {-1 - comm.rank: of_host}, of_host, step)  # no worker's number: it is rounded by itself
+
+    hosts.reduce(own, between)
+    flat[:] = own.astype(flat.dtype)
 
 
 def mixed(comm: Any, weights: Mapping[int, Mapping[int, float]], rows: Rows, carrier: Mapping[int, int]) -> Rows:
@@ -137,8 +154,10 @@ class Apart:
         self.differ = any(isinstance(ops[j], Mixed) for j in self.numbers)
         self._own: dict[int, Rows] = {}
 
-    def reduce(self, comm: Any, members: Sequence[int], seats: Sequence[Sequence[int]]) -> None:
-        """Reduce them over the processes of `comm`, which carry these seats."""
+    def reduce(
+        self, comm: Any, members: Sequence[int], seats: Sequence[Sequence[int]], hosts: ByHosts | None = None
+    ) -> None:
+        """Reduce them over the processes of `comm`, which carry these seats; by `hosts`, if given, what can be."""
         carrier = {worker: rank for rank, own in enumerate(seats) for worker in own}
         for j in self.numbers:
             op = self._ops[j]
@@ -146,6 +165,8 @@ class Apart:
             if isinstance(op, Mixed):
                 self._own[j] = mixed(comm, op.weights(self._step, members), rows, carrier)
                 self._buffers[j][...] = self._own[j][self._workers[0]]
+            elif isinstance(op, Sliced) and hosts is not None and op.is_sum:
+                sum_by_hosts(hosts, op, rows, self._buffers[j], self._step)
             elif isinstance(op, Sliced):
                 by_slices(comm, op, rows, self._buffers[j], self._step)
 

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from adaptive.extend import LookAtPiece
+from adaptive.extend import LookAtPiece, Sliced
 from collectives.worlds.operations import Message
 from collectives.worlds.processes import Together
 
@@ -55,7 +55,7 @@ class Ways:
         self._through: ByHosts | None = None  # made for the first message that goes by hosts
         self._choices = Choices(NAMES)
         self._fixed: set[Hashable] = set()  # channels whose messages go by hosts, whatever is faster
-        self._seconds = 0.0  # that the last large sums took
+        self._seconds = 0.0  # that the message has spent in what has several ways
         self.by_hosts = False
 
     def begin(self, message: Message, key: Key, *, fixed: bool) -> None:
@@ -73,6 +73,7 @@ class Ways:
         # Only here all are known to be about the same message, and what all know alike may change.
         if self.by_hosts and self._through is None:
             self._through = ByHosts(self._mpi, self._comm, self._host, survives=self._survives)
+        self._seconds = 0.0
         result = reduce()
         if choice is None:
             self._fixed.add(key[0])
@@ -91,7 +92,13 @@ class Ways:
         began = perf_counter()
         way = self._through if self.by_hosts and self._through is not None else self._flat
         way.sum(parts, lambda piece: None if look is None else look(piece.number, piece.start, piece.target))
-        self._seconds = perf_counter() - began
+        self._seconds += perf_counter() - began
+
+    def reduce(self, reduce: Callable[[ByHosts | None], None]) -> None:
+        """Reduce what else has several ways; `reduce` is given the hosts, if it goes by them."""
+        began = perf_counter()
+        reduce(self._through if self.by_hosts else None)
+        self._seconds += perf_counter() - began
 
     def in_words(self, channel: Hashable) -> str:
         """Which way a channel's messages go, and why; nothing where none that is large was sent. Replicated."""
@@ -118,5 +125,10 @@ def several_ways(mpi: Any, together: Together, *, survives: bool) -> Ways | None
 
 
 def is_large(op: Any, nbytes: int) -> bool:
-    """Whether there are several ways for such a part."""
+    """Whether a part is a sum of many bytes."""
     return bool(nbytes >= LARGE_BYTES and op == "sum")
+
+
+def has_ways(op: Any, nbytes: int) -> bool:
+    """Whether there are several ways between hosts for such a part."""
+    return is_large(op, nbytes) or (nbytes >= LARGE_BYTES and isinstance(op, Sliced) and op.is_sum)
