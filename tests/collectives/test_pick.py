@@ -271,7 +271,10 @@ def test_a_number_of_threads_chosen_by_hand_is_respected():
     assert not chosen_threads({"XLA_FLAGS": flags})
 
 
-@pytest.mark.parametrize(("ranks", "threads", "warnings"), [(2, "", 1), (2, "1", 0), (1, "", 0)])
+@pytest.mark.parametrize(
+    ("ranks", "threads", "warnings"),
+    [(2, "", 1), pytest.param(2, "1", 0, marks=pytest.mark.long), pytest.param(1, "", 0, marks=pytest.mark.long)],
+)
 def test_one_rank_warns_once(tmp_path, ranks, threads, warnings):
     script = tmp_path / "warn.py"
     script.write_text(

@@ -47,6 +47,9 @@ LONG = {
     "docs/batch_norm.md",
     "docs/tutorial.md",
     "docs/equinox.md",
+    "docs/dropout.md",
+    "docs/sharp_bits.md",
+    "docs/loss_scaling.md",
 }  # they compile much; what they show is tested elsewhere, too
 LANGUAGES = {"python", "console", "sh", "bash", "text", "toml"}
 

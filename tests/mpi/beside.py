@@ -72,7 +72,7 @@ def trains_in_stages():
     sums = []
 
     def counted(*arguments, **options):
-        sums.append(arguments[3].size)
+        sums.append(arguments[2].target.size)
         return sum_beside(*arguments, **options)
 
     def loss(params, batch):

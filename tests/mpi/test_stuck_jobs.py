@@ -95,7 +95,10 @@ def test_who_is_slow_or_comes_after_all_is_let_alone():
 
 @pytest.mark.parametrize(
     ("way", "how"),
-    [("sys.exit", r"at its end, or by sys.exit\(\)"), ("raises", "by OSError: no space left")],
+    [
+        ("sys.exit", r"at its end, or by sys.exit\(\)"),
+        pytest.param("raises", "by OSError: no space left", marks=pytest.mark.long),
+    ],
 )
 def test_a_rank_that_has_left(way, how):
     """It says so itself, so nobody's patience is needed."""
@@ -107,6 +110,7 @@ def test_a_rank_that_has_left(way, how):
     )
 
 
+@pytest.mark.long  # a plain mpirun now and then does not end behind a loss that was survived
 @survives_losses
 def test_a_rank_that_has_left_where_losses_are_survived():
     """It says so before it waits in MPI_Finalize, where nobody could ask it."""

@@ -20,9 +20,11 @@ WORLDS = {
     "jax-two-devices": lambda: comm.JaxWorld(jax.local_devices()[:2]),
 }
 KINDS = os.environ.get("TESTS_WORLD", "solo devices").split()
+# One worker alone does nothing that several do not: most of what it needs is tested without worlds, in tests/adaptive.
+_WORLDS = [pytest.param(kind, marks=pytest.mark.long) if kind == "solo" else kind for kind in KINDS]
 
 
-@pytest.fixture(params=KINDS, scope="module")
+@pytest.fixture(params=_WORLDS, scope="module")
 def world(request) -> Iterator[comm.SoloWorld | comm.DeviceWorld | comm.MPIWorld | comm.JaxWorld]:
     """A world of each kind under test, entered."""
     with WORLDS[request.param]() as world:
