@@ -154,7 +154,7 @@ def test_it_goes_the_way_that_is_faster(monkeypatch, faster):
         went = [exchange(world, *large)[1] for _ in range(MESSAGES + 1)]
         assert went == [[1] if faster == DEVICES else []] * (MESSAGES + 1)
         names = on_accelerators.NAMES
-        assert world.way(0).startswith(f"{names[faster]}: 2e+03 ms, {names[1 - faster]} 3e+03 ms; as measured up to")
+        assert world.way(0).startswith(f"{names[faster]}: 2000 ms, {names[1 - faster]} 3000 ms; as measured up to")
 
 
 def test_a_deterministic_program_goes_through_the_host(world):
