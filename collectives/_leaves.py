@@ -71,4 +71,4 @@ def error(what: str, text: str) -> CollectiveError:
 def known_workers() -> int | None:
     """How many workers there can be: in the program that is being traced, or in the world that was entered."""
     trace, world = tracing(), current_world.get()
-    return trace.workers if trace else world.size if world else None
+    return trace.workers if trace else world.capacity if world else None

@@ -101,14 +101,15 @@ def sizes(numbers):
 with comm.world() as world:
     show = print if world.rank == 0 else lambda *_: None
     shards = ad.Shards(
-        jax.tree.map(lambda a, own=own: a[own], train) for own in label_skew(train["label"], world.size, args.alpha)
+        jax.tree.map(lambda a, own=own: a[own], train) for own in label_skew(train["label"], world.capacity, args.alpha)
     )
     programs = {
         name: ad.Program(driver, params, shards, global_batch=world.size * args.local_batch, world=world)
         for name, driver in (("equal", equal), ("LB-BSP", balanced))
     }
     show(programs["LB-BSP"].explain())
-    show(f"\n{world.size} clients, slower by {sizes(np.resize(SLOWNESS, world.size)).replace(' + ', ', ')}; {shards}\n")
+    slower = sizes(np.resize(SLOWNESS, world.capacity)).replace(" + ", ", ")
+    show(f"\n{world.size} clients, slower by {slower}; {shards}\n")
     show(f"{'':>6} {'equal local batches':^19} {'LB-BSP':^19}")
     show(f"{'round':>6} {'s/round':>9} {'accuracy':>9} {'s/round':>9} {'accuracy':>9}   local batches")
 

@@ -45,7 +45,7 @@ def check_alike(what: str, grads: Any, avg_grads: Any) -> None:
     """
     pairs = list(zip(jax.tree.leaves(grads), jax.tree.leaves(avg_grads), strict=False))
     world = current_world.get()
-    alone = tracing() is None and (world is None or world.size == 1)  # there a value is its own mean
+    alone = tracing() is None and (world is None or world.capacity == 1)  # there a value is its own mean
     if pairs and not alone and all(own is averaged for own, averaged in pairs):
         raise CollectiveError(
             f"{what}{at(current_line())} is given one gradient in both places: there is nothing to tell noise by. "

@@ -29,6 +29,16 @@ class Resident:
     deterministic = False
 
     @property
+    def members(self) -> tuple[int, ...]:
+        """The seats with a worker on them, in order."""
+        raise NotImplementedError
+
+    @property
+    def size(self) -> int:
+        """The number of members: how many workers there are now."""
+        return len(self.members)
+
+    @property
     def reserve_told(self) -> bool:
         """No process is in reserve."""
         return False
@@ -58,20 +68,21 @@ class Seats(Resident):
     Whoever is not there is in reserve, and can be had at once: nothing has to be started.
 
     Args:
-      size: how many seats there are.
+      capacity: how many seats there are.
       workers: how many of them are taken at first, from the lowest on; all by default.
       min_workers: fewer there cannot be.
 
     Raises:
-      MembersError: `workers` is no number from `min_workers` to `size`.
+      MembersError: `workers` is no number from `min_workers` to `capacity`.
     """
 
     respawn = False
 
-    def __init__(self, size: int, workers: int | None = None, min_workers: int = 1):
-        self._least = number_of_workers(min_workers, size, name="min_workers")
-        taken = size if workers is None else number_of_workers(workers, size, least=self._least)
-        self._since: list[int | None] = [0] * taken + [None] * (size - taken)
+    def __init__(self, capacity: int, workers: int | None = None, min_workers: int = 1):
+        self._least = number_of_workers(min_workers, capacity, name="min_workers")
+        taken = capacity if workers is None else number_of_workers(workers, capacity, least=self._least)
+        self.capacity = capacity
+        self._since: list[int | None] = [0] * taken + [None] * (capacity - taken)
         self._gone: set[int] = set()  # empty seats whose workers have left for good
         self._called = taken
         self.generation = 0

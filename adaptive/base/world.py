@@ -1,12 +1,13 @@
 """What the runtime needs of the machines: the `World` protocol. `collectives` implements it.
 
 A *process* runs this Python program; a *worker* computes one local batch. A process carries one worker per local
-device it was given, so `size` (workers) may exceed `processes`. Workers are numbered 0 … size-1 in rank order, and
-a process carries the contiguous range `workers`.
+device it was given, so `capacity` (workers) may exceed `processes`. Workers are numbered 0 … capacity-1 in rank
+order, and a process carries the contiguous range `workers`.
 
-These numbers are *seats*: `size` is what programs are compiled for, and stays. Who is there, `members`, may change
-between two steps: because workers are lost, or because a program asks for another number of them. Workers that could
-be had, and are not members, are in *reserve*.
+These numbers are *seats*: `capacity` is how many there are. Programs are compiled for it, and it stays. `members`
+are the seats with a worker on them, `size` is their number. They may change between two steps: because workers are
+lost, or because a program asks for another number of them. Workers that could be had, and are not members, are in
+*reserve*.
 """
 
 from __future__ import annotations
@@ -40,8 +41,13 @@ class World(Protocol):
     """
 
     @property
+    def capacity(self) -> int:
+        """The number of seats, over all processes: how many workers there can be. Stays the same. Replicated."""
+        ...
+
+    @property
     def size(self) -> int:
-        """How many workers there can be, over all processes: the number of seats. Replicated."""
+        """The number of members: how many workers there are now. Replicated."""
         ...
 
     @property

@@ -147,7 +147,7 @@ def check_invariance(
       step: steps done so far.
       program_seed: what `step_key` is made of.
     """
-    examples, n, plan = len(jax.tree.leaves(batch)[0]), engine.world.size, engine.plan
+    examples, n, plan = len(jax.tree.leaves(batch)[0]), engine.world.capacity, engine.plan
     on_purpose = _each_workers_own(plan)
     if on_purpose:
         return Invariance({}, {}, (), on_purpose=on_purpose)

@@ -204,7 +204,7 @@ class Bench:
     """
 
     def __init__(self, plans: Plans, engine: Engine, batch: Any, *, seed: int):
-        plan, n, device = plans.reference, engine.world.size, engine.world.devices[0]
+        plan, n, device = plans.reference, engine.world.capacity, engine.world.devices[0]
         self.plan, self.batch, self._seed = plan, jax.tree.map(_as_row_dtype, batch), seed
         self._examples = len(jax.tree.leaves(batch)[0])
         self._wire, self.outputs = _Wire(n, device), outputs_of(plan)

@@ -38,7 +38,7 @@ class Recruiting(Protocol):
     @property
     def members(self) -> tuple[int, ...]: ...
     @property
-    def size(self) -> int: ...
+    def capacity(self) -> int: ...
     @property
     def generation(self) -> int: ...
     @property
@@ -112,7 +112,7 @@ class Membership:
         self.asked: int | None = None
         self._there, self._generation = len(world.members), world.generation  # as they were last looked at
         self._heard = 0
-        self._wishes = np.zeros(world.size)
+        self._wishes = np.zeros(world.capacity)
 
     # --- who is to be there -------------------------------------------------------------------------------------------
 
@@ -146,7 +146,7 @@ class Membership:
     def expected(self, workers: int) -> tuple[int, ...]:
         """The seats that will be taken when there are so many workers."""
         there = self._world.members
-        free = [seat for seat in range(self._world.size) if seat not in there]
+        free = [seat for seat in range(self._world.capacity) if seat not in there]
         return tuple(sorted((*there, *free[: max(0, workers - len(there))])[:workers]))
 
     # --- request ------------------------------------------------------------------------------------------------------
@@ -211,7 +211,7 @@ class Membership:
     @property
     def leaving(self) -> tuple[int, ...]:
         """The seats whose workers leave before the next step, because they were told to go; for good."""
-        wishes = np.full(self._world.size, self.wish) if self._world.processes == 1 else self._wishes
+        wishes = np.full(self._world.capacity, self.wish) if self._world.processes == 1 else self._wishes
         wanted = {seat: wishes[seat] for seat in self._world.members}
         if MUST not in wanted.values():
             return ()
@@ -250,7 +250,7 @@ class Membership:
         signal = told.signal if told else "said by a process in reserve"
         mine = [self.wish, own.start, own.stop, signal, process]
         said = [json.loads(text) for text in self._gathered(mine, f"who leaves {about}")]
-        self._wishes = np.zeros(world.size)
+        self._wishes = np.zeros(world.capacity)
         for wish, start, stop, *_ in said:
             self._wishes[start:stop] = wish
         leaving = self.leaving
@@ -322,7 +322,7 @@ class Membership:
             number = stay  # all of them join at once
         if leaving or number != there:
             self._world.change(number, leaving)
-            self._heard, self._wishes = 0, np.zeros(self._world.size)
+            self._heard, self._wishes = 0, np.zeros(self._world.capacity)
             self._there, self._generation = len(self._world.members), self._world.generation
             if self.pending:
                 self._world.call_in(self.target)
@@ -348,7 +348,7 @@ class Membership:
         """Go on with a target that was asked for before; `None` if nobody had asked."""
         self._there, self._generation = len(self._world.members), self._world.generation
         self.asked = None if asked is None else self.nearest(asked)
-        self._heard, self._wishes = 0, np.zeros(self._world.size)
+        self._heard, self._wishes = 0, np.zeros(self._world.capacity)
         self._world.call_in(self.target)
 
 

@@ -105,15 +105,15 @@ class Status:
     """
 
     def __init__(self, world: World, digest: DecisionDigest, sizes: Readiness, members: Members):
-        self.length = status_length(world.size)
+        self.length = status_length(world.capacity)
         self._world, self._digest, self._sizes, self._members = world, digest, sizes, members
         self.asks = self.asked = False
         self.told: tuple[float, Sequence[float], Sequence[float]] = 0.0, (), ()
-        self.seconds = WorkerSeconds(*np.zeros((3, world.size)))
+        self.seconds = WorkerSeconds(*np.zeros((3, world.capacity)))
 
     def encode(self) -> np.ndarray:
         """This process's part of the sum; shape=(length,)."""
-        own, sizes, n = self._world.workers, self._sizes, self._world.size
+        own, sizes, n = self._world.workers, self._sizes, self._world.capacity
         elements = np.zeros(self.length)
         each = elements[:-_OF_ALL].reshape(_OF_EACH, n)[:, own.start : own.stop]
         each[0], each[1] = self._digest.value, self._members.wish

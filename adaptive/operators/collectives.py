@@ -171,7 +171,7 @@ def collective(
       One array per leaf; replicated, or as `how` says; with `when`, local.
     """
     trace, world = tracing(), current_world.get()
-    n_workers = trace.workers if trace else world.size if world else 1
+    n_workers = trace.workers if trace else world.capacity if world else 1
     # An empty leaf is its own result, and equal on all workers: nothing of it is sent.
     sent = [i for i, leaf in enumerate(leaves) if leaf.size]
     operands = [leaves[i] for i in sent] + ([weight] if how.weighted else []) + ([] if when is None else [when])

@@ -42,7 +42,7 @@ def exchange_eagerly(how: Collective, values: Sequence, *, weight: Any) -> list[
     values = [jnp.asarray(v) for v in values]
     dtypes = [v.dtype for v in values]
     world = current_world.get()
-    if world is None or world.size == 1:
+    if world is None or world.capacity == 1:
         if weight is not None:
             _check_weight(jnp.asarray(weight))
         return [how.of_replicated(v, 1) for v in values]
@@ -67,7 +67,7 @@ def exchange_eagerly(how: Collective, values: Sequence, *, weight: Any) -> list[
     if weight is not None:
         _check_weight(out[0])
         out = [divided(s, out[0]) for s in out[1:]]
-    out = [how.decode(v, world.workers[0], world.size) for v in out]
+    out = [how.decode(v, world.workers[0], world.capacity) for v in out]
     return jax.block_until_ready([v.astype(dtype) for v, dtype in zip(out, dtypes, strict=True)])
 
 
@@ -77,12 +77,12 @@ def _parts(how: Collective, values: Sequence[jax.Array], weight: Any, world: Wor
     for worker, device in zip(world.workers, world.devices, strict=True):
         there = worker in world.members
         if there:
-            sent = [how.encode(v if weight is None else scaled(v, weight), worker, world.size) for v in values]
+            sent = [how.encode(v if weight is None else scaled(v, weight), worker, world.capacity) for v in values]
         else:
-            sent = [how.encode_nothing(v.shape, v.dtype, worker, world.size) for v in values]
+            sent = [how.encode_nothing(v.shape, v.dtype, worker, world.capacity) for v in values]
         if adds_up(how.op) and not parts and world.rank == 0:
             for seat in world.unattended:
-                rows = (how.encode_nothing(v.shape, v.dtype, seat, world.size) for v in values)
+                rows = (how.encode_nothing(v.shape, v.dtype, seat, world.capacity) for v in values)
                 sent = [own + row for own, row in zip(sent, rows, strict=True)]
         weights = [] if weight is None else [jnp.asarray(weight) if there else jnp.zeros_like(weight)]
         row = [jnp.zeros(1), *weights, *sent]

@@ -72,7 +72,7 @@ def _source_eager(*, source):
     # How many examples this process holds is not known outside a program: a mean over several workers must not
     # pretend that it is, and says so (see eager).
     world = current_world.get()
-    unknown = source is EXAMPLES and world is not None and world.size > 1
+    unknown = source is EXAMPLES and world is not None and world.capacity > 1
     return jnp.asarray(np.nan if unknown else source.stand_in, source.dtype)
 
 

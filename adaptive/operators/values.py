@@ -68,7 +68,7 @@ def workers() -> int:
             f"ad.workers(){at(current_line())} outside a program has no world to count: {alone}. Write it inside the "
             "world's block, in the thread that has entered it:  with comm.world(): …"
         )
-    return 1 if world is None else world.size
+    return 1 if world is None else world.capacity
 
 
 def replicated(tree: T) -> T:

@@ -113,13 +113,13 @@ class _Wanted(NamedTuple):
 
 
 def _of_state(engine: Engine, like: Any) -> dict[Name, _Wanted]:
-    n, local = engine.world.size, engine.plan.local_state
+    n, local = engine.world.capacity, engine.plan.local_state
     leaves = enumerate(by_name(like, "state").items())
     return {name: _wanted(leaf, n if i in local else None) for i, (name, leaf) in leaves}
 
 
 def _of_slots(engine: Engine) -> dict[Name, _Wanted]:
-    slots, n = engine.plan.slots, engine.world.size
+    slots, n = engine.plan.slots, engine.world.capacity
     rows = {slot.name: None if slot.scope == Scope.ALL else n for slot in slots}
     leaves = by_name({slot.name: list(slot.init) for slot in slots}, "slots")
     ordered = [(slot.name, str(k)) for slot in slots for k in range(len(slot.init))]  # a dict's leaves are sorted
@@ -178,7 +178,7 @@ def _of_all(engine: Engine, own: Sequence[jax.Array], first: Any, about: str) ->
     told = {seat: _host(leaf) for seat, leaf in zip(world.workers, own, strict=True)}
     everyone = [pickle.loads(theirs) for theirs in world.all_gather_bytes(pickle.dumps(told), about)]
     rows = {seat: row for process in everyone for seat, row in process.items()}
-    return np.stack([rows[seat] if seat in rows else _host(first) for seat in range(world.size)])
+    return np.stack([rows[seat] if seat in rows else _host(first) for seat in range(world.capacity)])
 
 
 # --- and read back ----------------------------------------------------------------------------------------------------
@@ -239,7 +239,7 @@ def parse(checkpoint: Any, engine: Engine, hooks: Hooks, sizes: BatchSizes, stre
     fields = _fields(checkpoint)
     cursors = _check_data(fields, stream)
     batch_sizes = [_whole(n, "batch_sizes", least=0) for n in _numbers(fields["batch_sizes"], "batch_sizes")]
-    before, here = len(batch_sizes), engine.world.size
+    before, here = len(batch_sizes), engine.world.capacity
     wanted_state, wanted_slots = _of_state(engine, like), _of_slots(engine)
     if before != here and has_local(engine):
         raise CheckpointError(

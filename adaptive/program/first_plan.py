@@ -46,7 +46,7 @@ def first_plan(
     """
     multiple = 1
     while True:
-        limits = _limits(data, world.size, max_local_batch, multiple)
+        limits = _limits(data, world.capacity, max_local_batch, multiple)
         unit = _checked_quantum(quantum, multiple, len(data))
         sizes = BatchSizes(global_batch, shares, limits, quantum=unit, members=world.members)
         largest = max(sizes.current)  # of all workers, so that all processes have the same plan

@@ -164,14 +164,14 @@ class Program:
         microbatch = None if microbatch is None else positive("microbatch", microbatch)
         quantum = None if quantum is None else positive("quantum", quantum)
         overlap = checked_overlap(overlap)
-        self._data = stream_of(data, self.world.size, self.world.workers)
+        self._data = stream_of(data, self.world.capacity, self.world.workers)
         self._initial = InitialState.of(state, local)
         self._stream = Stream(self._data, seed=self._seed, workers=self.world.workers)
         planner = Planner(
             driver,
             self._initial.shapes,
             self._data.shapes,
-            workers=self.world.size,
+            workers=self.world.capacity,
             local_state=self._initial.local,
             surroundings=self._surroundings,
         )
@@ -237,7 +237,7 @@ class Program:
         readiness = KernelsOf(self._engine.kernels, self.world.workers, self._engine.expect)
         self._sizes.take_effect(readiness, one_by_one=not self._plan.splittable, waits=waits, resizable=bool(resizable))
         self._hyperparameters = Hyperparameters(self._plan.slots, self._engine.set_slot, self._engine.slot)
-        self._hooks = Hooks(self._plan.hooks, self.world.size, self._membership, self._hyperparameters)
+        self._hooks = Hooks(self._plan.hooks, self.world.capacity, self._membership, self._hyperparameters)
         self._decisions = Decisions(
             *(self.world, self._name, self._hooks, self._sizes, self._membership, self._hyperparameters, self._digest),
             heterogeneous=machines.heterogeneous,

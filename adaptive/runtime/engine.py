@@ -99,11 +99,11 @@ class Engine:
         self._label = re.sub(r"\W+", "_", plan.graph.name).strip("_") + "_"  # what names in profiles begin with
         self.feed = Feed.of(plan)
         self.status = status or NoStatus()
-        self.layouts = lay_out_all(plan.messages, workers=world.size, status=self.status.length)
+        self.layouts = lay_out_all(plan.messages, workers=world.capacity, status=self.status.length)
         self.looks = [Look(layout, world.devices[0].platform) for layout in self.layouts] if finite else []
         # A noise scale needs two groups of examples at least; a lone worker makes them by splitting its batch.
         self._compares_groups = any(s.name == CALLS.name for s in plan.sources)
-        self.least_calls = 2 if world.size == 1 and self._compares_groups else 1
+        self.least_calls = 2 if world.capacity == 1 and self._compares_groups else 1
         calls = Calls(plans, self.feed, self.layouts)
         self.kernels = Kernels(
             calls,

@@ -30,7 +30,6 @@ class LocalWorld(Blocking, LocalBoards, Seats):
 
     def __init__(self, seats: int = 1, device: jax.Device | None = None, *, workers: int | None = None):
         super().__init__(seats, workers)
-        self.size = seats
         self.workers = range(seats)
         self.devices = (device or jax.local_devices()[0],) * seats
 

@@ -59,10 +59,9 @@ class DeviceWorld(Starting, LocalBoards, Seats, Scope):
         Scope.__init__(self)
         self.devices: Sequence[jax.Device] = tuple(jax.local_devices() if devices is None else devices)
         check_devices(self.devices)
-        self.size = len(self.devices)
-        Seats.__init__(self, self.size, workers, min_workers)
+        Seats.__init__(self, len(self.devices), workers, min_workers)
         self.respawn = respawn
-        self.workers = range(self.size)
+        self.workers = range(self.capacity)
         self._sharded = Sharded(self.devices, self.devices)
 
     def start(
@@ -105,8 +104,8 @@ class DeviceWorld(Starting, LocalBoards, Seats, Scope):
         self._check_open()
 
     def __repr__(self) -> str:
-        there, size = len(self.members), self.size
-        reserve = f", {size - there} seat{'s' * (size - there > 1)} empty" if there < size else ""
+        there, empty = self.size, self.capacity - self.size
+        reserve = f", {empty} seat{'s' * (empty > 1)} empty" if empty else ""
         return f"DeviceWorld({there} worker{'s' * (there > 1)} on {describe(self.devices)}{reserve})"
 
 

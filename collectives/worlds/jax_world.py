@@ -175,7 +175,7 @@ class JaxWorld(Starting, InTurn, Scope):
         everyone = self._introduced(patience)
         by_id = {device.id: device for device in jax.devices(self.devices[0].platform)}
         counts = [len(process.devices) for process in everyone]
-        self.size = sum(counts)
+        self.capacity = sum(counts)
         self._everyone = _as_processes(everyone)
         self.workers = self._everyone[self.rank].seats
         self._sharded = Sharded([by_id[id] for process in everyone for id in process.devices], self.devices)
@@ -307,7 +307,7 @@ class JaxWorld(Starting, InTurn, Scope):
     def __repr__(self) -> str:
         own = f"worker {self.workers[0]}" if len(self.workers) == 1 else f"workers {self.workers[0]}–{self.workers[-1]}"
         which = f"rank {self.rank} of {self.processes}: {own} on {describe(self.devices)}"
-        return f"JaxWorld({self.size} worker{'s' * (self.size > 1)}; {which})"
+        return f"JaxWorld({self.capacity} worker{'s' * (self.capacity > 1)}; {which})"
 
     # --- one operation after another ----------------------------------------------------------------------------------
 

@@ -356,7 +356,7 @@ class MPIWorld(Starting, InTurn, Staff, Scope):
 
     def __repr__(self) -> str:
         there = len(self.members)
-        s, of = "s" * (there > 1), f" on {self.size} seats" if there < self.size else ""
+        s, of = "s" * (there > 1), f" on {self.capacity} seats" if there < self.capacity else ""
         own = f"worker {self.workers[0]}" if len(self.workers) == 1 else f"workers {self.workers[0]}–{self.workers[-1]}"
         which = "in reserve" if self.in_reserve else f"rank {self.rank} of {self.processes}"
         return f"MPIWorld({there} worker{s}{of}; {which}: {own} on {describe(self.devices)})"
@@ -478,7 +478,7 @@ class MPIWorld(Starting, InTurn, Staff, Scope):
         self._ways = several_ways(self._mpi, together, survives=self.survives)
         self._on_devices.of(together)
         carried = {seat for process in together.everyone for seat in process.seats}
-        self.unattended = tuple(seat for seat in range(self.size) if seat not in carried)
+        self.unattended = tuple(seat for seat in range(self.capacity) if seat not in carried)
 
     # --- reducing -----------------------------------------------------------------------------------------------------
 

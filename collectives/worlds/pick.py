@@ -59,8 +59,8 @@ def world(
         other processes, there is nobody to wait for.
 
     Returns:
-      A context manager: `with comm.world() as world: ...`. It has `size` (workers), `rank` (this process) and
-      `barrier()`. Inside its block, collectives that are called outside a program go through it.
+      A context manager: `with comm.world() as world: ...`. It has `size` (workers now), `rank` (this process)
+      and `barrier()`. Inside its block, collectives that are called outside a program go through it.
 
     Raises:
       CollectiveError: `patience` is no number of seconds.
@@ -79,7 +79,7 @@ def world(
         _check_nobody_comes(max_workers=max_workers, respawn=respawn, lost=lost)
         joined = JaxWorld(devices, patience=patience)
         try:
-            _check_fixed(joined.size, workers, min_workers)
+            _check_fixed(joined.capacity, workers, min_workers)
         except MembersError:
             joined.close()  # on all processes: they have the same arguments
             raise
@@ -123,8 +123,8 @@ def _check_nobody_comes(*, max_workers: int | None, respawn: bool, lost: str | N
             )
 
 
-def _check_fixed(size: int, workers: int | None, min_workers: int) -> None:
+def _check_fixed(capacity: int, workers: int | None, min_workers: int) -> None:
     """Raise where there are to be other workers than there are."""
     if workers is not None:
-        number_of_workers(workers, size, least=size)
-    number_of_workers(min_workers, size, name="min_workers")
+        number_of_workers(workers, capacity, least=capacity)
+    number_of_workers(min_workers, capacity, name="min_workers")

@@ -29,7 +29,7 @@ class Offer(NamedTuple):
     """What a recruit is told when it makes its world."""
 
     seats: range  # its own
-    size: int  # of the world
+    capacity: int  # of the world
     members: tuple[int, ...]
     hosts: Mapping[str, int]  # numbers of the hosts' names
 

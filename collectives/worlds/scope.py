@@ -27,19 +27,19 @@ class Scope(Resident):
         self._all_go = False  # because they were told to
         self._parting = ""  # by what it is left, if not at its end
 
-    size: int
+    capacity: int
 
     generation = 0
 
     @property
     def members(self) -> tuple[int, ...]:
         """The seats with a worker on them: all."""
-        return tuple(range(self.size))
+        return tuple(range(self.capacity))
 
     @property
     def since(self) -> tuple[int, ...]:
         """For each member the generation in which it came: all were there from the start."""
-        return (0,) * self.size
+        return (0,) * self.capacity
 
     # Worlds whose workers come and go say otherwise.
 

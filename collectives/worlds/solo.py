@@ -19,7 +19,7 @@ class SoloWorld(Blocking, LocalBoards, Scope):
       device: where the worker computes; JAX's first by default.
     """
 
-    size = 1
+    capacity = 1
     rank = 0
     processes = 1
     workers = range(1)

@@ -65,7 +65,7 @@ class Staff:
     _inside: bool
     workers: range
     rank: int
-    size: int
+    capacity: int
 
     def _start_staff(self, everyone: Together, workers: int | None, min_workers: int, max_workers: int | None) -> None:
         """The processes that a job was started with."""
@@ -81,18 +81,18 @@ class Staff:
     def _start_recruit(self, alone: Together, pair: Any, offer: Offer, min_workers: int) -> Together:
         """A process that was spawned: it is in reserve, and known to whoever has spawned it."""
         alone = Together(alone.comm, (as_process(offer, platform.node()),))
-        seats = Seats(offer.size, None, min_workers)
-        for seat in range(offer.size):
+        seats = Seats(offer.capacity, None, min_workers)
+        for seat in range(offer.capacity):
             if seat not in offer.members:
                 seats.leave(seat)
-        self._staff(alone, seats, offer.size)
+        self._staff(alone, seats, offer.capacity)
         self.apart = self.in_reserve = True
         self.rank, self._pair = len(offer.members) + 1, pair
         self._words, self._members_now = Words(self._mpi, pair), [0]
         return alone
 
-    def _staff(self, everyone: Together, seats: Seats, size: int) -> None:
-        self.size, self._seats = size, seats
+    def _staff(self, everyone: Together, seats: Seats, capacity: int) -> None:
+        self.capacity, self._seats = capacity, seats
         # Not the workers' own, which is revoked where one of them is lost: in that nobody is told anything any more.
         whole = everyone.comm.Dup()
         whole.Set_errhandler(self._mpi.ERRORS_RETURN)
@@ -146,7 +146,7 @@ class Staff:
     def _to_come(self) -> list[range]:
         """Of each process that could come in, the seats: of those in reserve, and of those that can be spawned."""
         taken = {seat for p in (*self._together.everyone, *self._idle) for seat in p.seats}
-        k, vacant = len(self.workers), [seat for seat in range(self.size) if seat not in taken]
+        k, vacant = len(self.workers), [seat for seat in range(self.capacity) if seat not in taken]
         blocks = [range(seats[0], seats[0] + k) for seats in zip(*[iter(vacant)] * k, strict=False)]
         whole = [block for block in blocks if set(block) <= set(vacant)]
         return [*(process.seats for process in self._idle), *(whole if self.spawns else [])]
@@ -245,7 +245,7 @@ class Staff:
             missing -= len(seats)
             if not self._recruiting.has(seats):
                 hosts = {process.node: process.host for process in self._job.everyone}
-                self._recruiting.spawn(Offer(seats, self.size, self.members, hosts))
+                self._recruiting.spawn(Offer(seats, self.capacity, self.members, hosts))
         return sum(len(recruit.seats) for recruit in self._recruiting.ready(self.built))
 
     # --- change -------------------------------------------------------------------------------------------------------

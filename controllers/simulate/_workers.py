@@ -13,15 +13,15 @@ class Workers(Seats):
     """The seats of a cluster on paper, for its `Membership`.
 
     Args:
-      size: how many workers there are in all.
+      capacity: how many workers there are in all.
       first: how many of them are there at first; the others are in reserve. `None` for all, and no reserve: then
         workers that come back need not be asked for.
-      present: `present(step) -> bool, shape=(size,)`: which of them can be had.
+      present: `present(step) -> bool, shape=(capacity,)`: which of them can be had.
       join_after: steps from a request to the step before which who was asked for is ready.
       respawn: whether one that is lost is replaced from the reserve.
 
     Raises:
-      MembersError: `first` is no number from 1 to `size`.
+      MembersError: `first` is no number from 1 to `capacity`.
       ValueError: nobody can be had at first.
     """
 
@@ -29,24 +29,24 @@ class Workers(Seats):
 
     def __init__(
         self,
-        size: int,
+        capacity: int,
         *,
         first: int | None = None,
         present: Callable[[int], np.ndarray] | None = None,
         join_after: int = 0,
         respawn: bool = False,
     ):
-        super().__init__(size, first)
-        self.size, self.respawn, self.workers = size, respawn, range(size)
+        super().__init__(capacity, first)
+        self.respawn, self.workers = respawn, range(capacity)
         self._present, self._join_after, self._has_reserve = present, join_after, first is not None
         self._step = 0
         self._due: list[int] = []  # before which step each of those who were called in is ready
         gone = self._absent(1)
-        if len(gone) == size:
+        if len(gone) == capacity:
             raise ValueError("simulate: nobody is there in the first step.")
-        there = [seat for seat in range(size) if seat not in gone][:first]
+        there = [seat for seat in range(capacity) if seat not in gone][:first]
         self._gone = gone
-        self._since = [0 if seat in there else None for seat in range(size)]
+        self._since = [0 if seat in there else None for seat in range(capacity)]
 
     def _absent(self, step: int) -> set[int]:
         return set() if self._present is None else set(np.flatnonzero(~np.asarray(self._present(step))).tolist())

@@ -21,7 +21,7 @@ class World(Seats):
 
     def __init__(self, size=4, workers=2, *, processes=1, least=1, respawn=False, there=True):
         super().__init__(size, workers, least)
-        self.size, self.processes, self.respawn = size, processes, respawn
+        self.processes, self.respawn = processes, respawn
         self.workers, self.survives = range(size if processes == 1 else 1), processes > 1
         self.called, self.come, self.changes, self.gathered = [], there, [], 0
         self.wishes = [0.0] * size  # of the others, when they are asked
@@ -46,7 +46,7 @@ class World(Seats):
     def all_gather_bytes(self, value, about="", more=""):
         self.gathered += 1
         if about.startswith("who leaves"):
-            others = [[self.wishes[s], s, s + 1, "SIGTERM", f"pid {s}"] for s in range(1, self.size)]
+            others = [[self.wishes[s], s, s + 1, "SIGTERM", f"pid {s}"] for s in range(1, self.capacity)]
             return [value, *(json.dumps(other).encode() for other in others)]
         return [value] + [b"0"] * (self.processes - 1)
 
@@ -54,7 +54,7 @@ class World(Seats):
 def said(membership, world, *, newcomers=None, wishes=None):
     """A status arrives."""
     count = membership.newcomers if newcomers is None else newcomers
-    world.wishes = wishes or [0.0] * world.size
+    world.wishes = wishes or [0.0] * world.capacity
     membership.agreed(newcomers=count, wishes=np.array(world.wishes))
 
 

@@ -519,7 +519,7 @@ class Twin(LocalWorld):
     def __init__(self):
         super().__init__(1)
         Seats.__init__(self, 2)
-        self.size, self.sent = 2, []
+        self.sent = []
         self.other = lambda status: status  # what becomes of the other worker's status
         self.culprits = []  # what the other process finds, of contributions that are not finite
         self.heard = []

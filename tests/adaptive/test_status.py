@@ -30,7 +30,7 @@ class Process:
         newcomers: int = 0,
         wish: int = 0,
     ):
-        self.workers, self.size, self.processes = workers, size, processes
+        self.workers, self.capacity, self.processes = workers, size, processes
         self.ready, self.able, self.call, self.heard = ready, able, call, None
         self.digest = DecisionDigest()
         self.members = Members(newcomers, wish)

@@ -213,7 +213,7 @@ class Twin(LocalWorld):
     def __init__(self, number):
         super().__init__(1)
         Seats.__init__(self, 2)
-        self.size, self.rank, self.workers = 2, number, range(number, number + 1)
+        self.rank, self.workers = number, range(number, number + 1)
         self.statuses, self.heard = [], []
 
     def exchange(self, parts, ops, status, channel=0, about="", more="", look=None, step=0):

@@ -66,7 +66,7 @@ def test_each_worker_needs_a_device_of_its_own(devices, complaint):
 
 def test_some_workers_can_be_in_reserve():
     with comm.world(workers=2) as world:
-        assert (world.size, world.members, world.least, world.most) == (4, (0, 1), 1, 4)
+        assert (world.capacity, world.size, world.members, world.least, world.most) == (4, 2, (0, 1), 1, 4)
         assert repr(world) == "DeviceWorld(2 workers on cpu:0, cpu:1, cpu:2, cpu:3, 2 seats empty)"
         assert np.isnan(np.asarray(comm.all_gather(1.5))).tolist() == [False, False, True, True]
     with comm.world(workers=3, min_workers=2) as world:

@@ -31,7 +31,7 @@ def build(case: Case, world, **defaults) -> ad.Program:
 def comes_back(world):
     """Whoever leaves inside its block is there again behind it."""
     yield
-    for seat in set(range(world.size)) - set(world.members):
+    for seat in set(range(world.capacity)) - set(world.members):
         world.join(seat)
 
 
@@ -56,13 +56,13 @@ def test_it_is_right(world, case):
     """On uneven batches, each in several calls; where there are more than two workers, the second one has none. And
     in the second step, where workers may leave, the last one is gone.
     """
-    shares = [0 if worker == 1 and world.size > 2 else worker + 1 for worker in range(world.size)]
+    shares = [0 if worker == 1 and world.capacity > 2 else worker + 1 for worker in range(world.capacity)]
     uneven = {"shares": shares, "microbatch": 3}
     with build(case, world, **uneven) as program, comes_back(world):
         size = program.global_batch
         reports = [program.step()]
         if hasattr(world, "leave"):
-            world.leave(world.size - 1)
+            world.leave(world.capacity - 1)
         reports += [program.step() for _ in range(1, STEPS)]
         state = program.state
     order, data, expected = stream(EXAMPLES, SEED, STEPS * size), make_data(), case.state
