@@ -22,6 +22,7 @@ from adaptive.base.decision import Decision, Limits
 from adaptive.base.errors import BatchSizeError
 from adaptive.base.numbers import brief, whole
 
+from .causes import Cause, Moved, Request, followed_by
 from .readiness import AtOnce, Readiness
 from .split import check_shares, equal, split
 
@@ -50,6 +51,7 @@ class BatchSizes:
       next: what was asked for behind `pending`, where sizes are prepared `one_by_one`.
       shares: what was asked for last; 0 for empty seats.
       wanted: the global batch that was asked for last.
+      causes: why `current` differs from the sizes of the last step that ran; empty where it does not.
       limits: with the quantum of the sizes that were asked for last, and what one more kernel call costs.
       one_by_one: whether a later request waits behind the one that is being prepared. Where every size has to be
         compiled, a driver that asks for another one in every step would never get any, otherwise.
@@ -84,6 +86,10 @@ class BatchSizes:
         self.resizable = True
         self._readiness: Readiness = AtOnce()
         self._all_ready = self._all_able = False
+        self.causes: tuple[Cause, ...] = ()
+        self._pending_by: tuple[Cause, ...] = ()  # why `pending` was asked for
+        self._next_by: tuple[Cause, ...] = ()
+        self._wanted_by: Request | None = None  # who asked for `wanted`
 
     def take_effect(
         self, readiness: Readiness, *, one_by_one: bool = False, waits: bool = False, resizable: bool = True
@@ -107,11 +113,19 @@ class BatchSizes:
 
     # --- request ------------------------------------------------------------------------------------------------------
 
-    def request(self, decision: Decision, hooks: Sequence[str] = (), *, for_others: bool = False) -> list[str]:
+    def request(
+        self,
+        decision: Decision,
+        hooks: Sequence[str] = (),
+        *,
+        for_others: bool = False,
+        requests: Sequence[Request] = (),
+    ) -> list[str]:
         """Make a decision's sizes pending.
 
         Args:
           hooks: names of those that have decided.
+          requests: what the decision is made of.
           for_others: whether there will soon be others on the seats: what these cannot hold of the global batch, those
             may be able to.
 
@@ -136,9 +150,10 @@ class BatchSizes:
                     "are to change."
                 )
             self.shares, self.limits = shares, limits
-            self._put(sizes)
+            self._put(sizes, requests or self._still_wanted(total))
         if decision.global_batch is not None:  # behind what may raise
             self.wanted = asked if for_others else total
+            self._wanted_by = next((r for r in reversed(requests) if r.decision.global_batch is not None), None)
         if self.waits and self.pending is not None:
             self._take_up()
             self._readiness.wait_for(self.current)
@@ -147,11 +162,14 @@ class BatchSizes:
             self._take_up()
         return notes
 
-    def _put(self, sizes: Split) -> None:
+    def _put(self, sizes: Split, causes: Sequence[Cause]) -> None:
         if self.one_by_one and self.pending is not None and sizes != self.current:
             self.next = None if sizes == self.pending else sizes
+            self._next_by = () if self.next is None else followed_by(self._next_by, causes)
         else:
             self.pending, self.next = None if sizes == self.current else sizes, None
+            self._next_by = ()
+            self._pending_by = () if self.pending is None else followed_by(self._pending_by, causes)
 
     def _nearest(
         self, asked: int, bounds: Limits, known: int | None, by: str = "", until: str = ""
@@ -194,6 +212,7 @@ class BatchSizes:
         left = [seat for seat in self.members if seat not in members and seat not in lost]
         notes = [f"seat {seat} is empty: its worker has left." for seat in left]
         notes += [f"a worker has joined on seat {seat}." for seat in joined]
+        moved = Moved(tuple(joined), tuple(left), tuple(seat for seat in self.members if seat not in {*members, *left}))
         stay = [self.shares[seat] for seat in members if seat not in joined and self.shares[seat] > 0]
         first = sum(stay) / len(stay) if stay else 1.0
         shares = [first if seat in joined else share for seat, share in enumerate(self.shares)]
@@ -203,11 +222,20 @@ class BatchSizes:
         self.shares = self.checked(shares)
         total, changed = self._nearest(self.wanted, self.bounds(), sum(self.current))
         self.limits = self._with_quantum(total, self.shares)
-        self.current, self.pending, self.next = split(total, self.shares, self.limits), None, None
+        causes = followed_by(self._still_wanted(total), (*self.causes, *self._pending_by, *self._next_by, moved))
+        before, self.current = self.current, split(total, self.shares, self.limits)
+        self.pending, self.next, self._pending_by, self._next_by = None, None, (), ()
+        if self.current != before:
+            self.causes = causes
         if not self._readiness.ready_for(self.current):
             self._readiness.wait_for(self.current)
         self._prepare()
         return notes + changed
+
+    def _still_wanted(self, total: int) -> tuple[Cause, ...]:
+        """Who asked for the global batch, where those who were there so far could not hold it."""
+        unmet = sum(self.target) != self.wanted and total != sum(self.current)
+        return (self._wanted_by,) if unmet and self._wanted_by is not None else ()
 
     # --- readiness ----------------------------------------------------------------------------------------------------
 
@@ -240,7 +268,7 @@ class BatchSizes:
 
     def step_done(self) -> None:
         """A step has run with the current sizes. The next one has the pending ones, if all can make them."""
-        self.previous = self.current
+        self.previous, self.causes = self.current, ()
         ready, self._all_ready = self._all_ready, False  # was said of these; the next step may end with nothing said
         if self.pending is not None and (ready or self._all_able):
             self._take_up()
@@ -249,7 +277,14 @@ class BatchSizes:
 
     def _take_up(self) -> None:
         if self.pending is not None:
+            self.causes = followed_by(self.causes, self._pending_by)
             self.current, self.pending, self.next = self.pending, self.next, None
+            self._pending_by, self._next_by = self._next_by, ()
+
+    @property
+    def waiting_causes(self) -> tuple[Cause, ...]:
+        """Who asked for sizes that are not in force yet; empty where all are."""
+        return followed_by(self._pending_by, self._next_by)
 
     def restart(self, sizes: Sequence[int], shares: Sequence[float], members: Sequence[int] | None = None) -> None:
         """Take up a split that was in force before, the shares that it was made by, and who was there, if others were
@@ -257,6 +292,9 @@ class BatchSizes:
         """
         self.members = self.members if members is None else tuple(members)
         self.shares, self.wanted = tuple(shares), sum(sizes)
+        restored = Request("program.restore", 0, Decision(), hook=False)
+        self.causes = (restored,) if tuple(sizes) != self.current else ()
+        self._pending_by, self._next_by, self._wanted_by = (), (), None
         self.current = self.previous = tuple(sizes)
         self.pending = self.next = None
         self._all_ready = False

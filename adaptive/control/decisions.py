@@ -12,6 +12,7 @@ from adaptive.base.decision import Decision
 from adaptive.base.world import World
 
 from .batch_sizes import BatchSizes, Split
+from .causes import Request, names_of
 from .decision_digest import DecisionDigest
 from .hooks import Hooks
 from .hyperparameters import Hyperparameters, checked_hyperparameters
@@ -28,6 +29,7 @@ class Decisions:
 
     Attributes:
       stopped: whether a hook has asked the run to end.
+      last_asked: names of the hooks behind the last decision, and what each of them asked for.
     """
 
     def __init__(
@@ -46,7 +48,7 @@ class Decisions:
         self._membership, self._digest, self._heterogeneous = membership, digest, heterogeneous
         self._hyperparameters = hyperparameters
         self.stopped = False
-        self.decided: tuple[str, ...] = ()  # names of the hooks behind the last decision
+        self.last_asked: tuple[tuple[str, ...], tuple[Request, ...]] = (), ()
 
     @property
     def last(self) -> str:
@@ -65,16 +67,16 @@ class Decisions:
         Returns:
           The decision, if anything was asked for; and notes on it.
         """
-        decision, names = self._hooks.run(step, epoch, values, ran, self._sizes)
+        decision, names, requests = self._hooks.run(step, epoch, values, ran, self._sizes)
         if names and self._heterogeneous:
             decision = decided_by_first(self._world, decision, f"decision {step} of {self._name}")
         if names:
             self._digest.enter(step, names, decision)
         if decision is None:
             return None, []
-        self.stopped, self.decided = decision.stop, tuple(names)
+        self.stopped, self.last_asked = decision.stop, (tuple(names), requests)
         self._hyperparameters.request(decision.hyperparameters)
-        return decision, [*decision.notes, *apply_decision(decision, self._sizes, self._membership, names)]
+        return decision, [*decision.notes, *apply_decision(decision, self._sizes, self._membership, requests)]
 
     def by_hand(self, step: int, global_batch: Any, shares: Any, workers: Any) -> None:
         """What `Program.rescale` asks for after `step`.
@@ -87,7 +89,7 @@ class Decisions:
         coming = members.target if number is None else number
         seats = members.expected(coming) if coming != len(self._world.members) else None
         decision = replace(self._sizes.exactly(global_batch, shares, seats), workers=number)
-        apply_decision(decision, self._sizes, members)
+        apply_decision(decision, self._sizes, members, [Request("program.rescale", step, decision, hook=False)])
         self._digest.enter(step, (), decision)
 
     def set_by_hand(self, step: int, values: Mapping[str, Any]) -> None:
@@ -102,15 +104,21 @@ class Decisions:
 
 
 def apply_decision(
-    decision: Decision, sizes: BatchSizes, membership: Membership, hooks: Sequence[str] = ()
+    decision: Decision, sizes: BatchSizes, membership: Membership, requests: Sequence[Request] = ()
 ) -> list[str]:
     """Make what was asked for the sizes, and the number of workers, to come.
 
     Args:
-      hooks: names of those that have decided.
+      requests: what the decision is made of: who asked for what.
 
     Returns:
       Notes on what was asked for and cannot be.
     """
-    notes = [] if decision.workers is None else membership.request(decision.workers, hooks)
-    return notes + sizes.request(decision, hooks, for_others=membership.pending)
+    notes = []
+    if decision.workers is not None:
+        notes = membership.request(decision.workers, names_of(requests, "workers"))
+    by_field = [*names_of(requests, "global_batch"), *names_of(requests, "shares")]
+    about_sizes = [request for request in requests if request.about_sizes]
+    return notes + sizes.request(
+        decision, list(dict.fromkeys(by_field)), for_others=membership.pending, requests=about_sizes
+    )

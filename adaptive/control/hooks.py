@@ -13,6 +13,7 @@ from adaptive.graph.plan import HookPlan
 from adaptive.operators.hooks import Hook
 
 from .batch_sizes import BatchSizes
+from .causes import Request
 from .hyperparameters import NONE, Hyperparameters
 from .membership import Membership, Numbers
 from .newcomers import begun_anew
@@ -30,6 +31,20 @@ class _Seen(NamedTuple):
     previous: tuple[int, ...]
     members: tuple[int, ...]
     joined: tuple[int, ...]
+
+
+class HookOutcome(NamedTuple):
+    """What hooks asked for after a step. Replicated.
+
+    Attributes:
+      decision: of all of them, or `None`.
+      names: of the hooks behind it, or, where none asked for anything, of those that were due.
+      requests: what each of those asked for that asked for anything, in the order of the driver.
+    """
+
+    decision: Decision | None
+    names: list[str]
+    requests: tuple[Request, ...]
 
 
 class _Unknown:
@@ -98,20 +113,16 @@ class Hooks:
         values: Sequence[list[jax.Array]],
         ran: tuple[tuple[int, ...], tuple[int, ...]],
         sizes: BatchSizes,
-    ) -> tuple[Decision | None, list[str]]:
+    ) -> HookOutcome:
         """Show this step to the hooks; at due steps, merge what they ask for.
 
         Args:
           values: the leaves that each hook is given.
           ran: the batch sizes of this step and of the one before it.
           sizes: what holds for the next.
-
-        Returns:
-          The decision of all, or `None`; and the names of the hooks behind it, or, where none asked for anything, of
-          those that were due.
         """
         merged = _NOTHING
-        asked: list[str] = []
+        requests: list[Request] = []
         silent: list[str] = []
         deciding = self.due(step)
         for i, hook in enumerate(self.hooks):
@@ -126,8 +137,12 @@ class Hooks:
             decision = self._show(i, sizes, merged)
             if decision is not None:
                 merged = merge(merged, decision)
-            (asked if decision else silent).append(hook.name)
-        return (merged if merged or merged.notes else None), asked or silent
+            if decision:
+                requests.append(Request(hook.name, step, decision))
+            else:
+                silent.append(hook.name)
+        names = [request.by for request in requests] or silent
+        return HookOutcome(merged if merged or merged.notes else None, names, tuple(requests))
 
     def catch_up(self, sizes: BatchSizes) -> None:
         """Show the hooks all steps that were kept for their next turn, so that their states hold what is known."""

@@ -27,6 +27,7 @@ from adaptive.base.activity import WorkerSeconds
 from adaptive.base.arrays import is_key
 from adaptive.base.decision import Limits
 from adaptive.control.batch_sizes import BatchSizes
+from adaptive.control.causes import Cause, Request
 from adaptive.control.hooks import Hooks
 from adaptive.control.membership import Membership, Numbers
 
@@ -75,12 +76,14 @@ class Asked(NamedTuple):
     global_batch: int  # of the next step
     active: tuple[int, ...]  # the workers that are to take examples in it
     workers: Numbers
+    by: tuple[Cause, ...] = ()  # who asked for batch sizes that are not in force yet
 
     @classmethod
     def so_far(cls, sizes: BatchSizes, membership: Membership) -> Asked:
         """Of what is to come by now."""
         bounds = sizes.bounds()
-        return cls(bounds.nearest(sum(sizes.target)), bounds.active, membership.numbers)
+        total = bounds.nearest(sum(sizes.target))
+        return cls(total, bounds.active, membership.numbers, sizes.waiting_causes)
 
 
 @dataclass(frozen=True)
@@ -97,6 +100,8 @@ class StepEvent:
       asked: what had been asked for when the hooks were run. Replicated.
       decided: the names of the hooks behind the report's decision. Replicated.
       workers: seconds of every worker in this step; zeros where a step has no message. Replicated.
+      requests: what each hook asked for after this step. Replicated.
+      causes: why this step's batch sizes are not those of the step before; empty where they are. Replicated.
     """
 
     report: Report
@@ -108,6 +113,8 @@ class StepEvent:
     asked: Asked
     decided: tuple[str, ...]
     workers: WorkerSeconds
+    requests: tuple[Request, ...] = ()
+    causes: tuple[Cause, ...] = ()
 
     @cached_property
     def scalars(self) -> dict[str, float]:

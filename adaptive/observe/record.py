@@ -133,7 +133,9 @@ def _step(event: StepEvent) -> dict[str, Any]:
             "global_batch": event.asked.global_batch,
             "active": list(event.asked.active),
             "workers": list(event.asked.workers),
+            "by": [cause.fields() for cause in event.asked.by],
         },
+        **({"causes": [cause.fields() for cause in event.causes]} if event.causes else {}),
         "hyperparameters": dict(report.hyperparameters),
         "seconds": report.seconds,
         "breakdown": _rounded(report.breakdown),
@@ -155,6 +157,7 @@ def _step(event: StepEvent) -> dict[str, Any]:
             "workers": decision.workers,
             "hyperparameters": decision.hyperparameters,
             "by": list(event.decided),
+            "requests": [request.fields() for request in event.requests],
         },
         "notes": list(report.notes),
     }

@@ -4,17 +4,27 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from .columns import Columns, Told
+from .columns import Columns
+from .requests import (
+    FEW,
+    asked,
+    asks_for_more,
+    cause_in_words,
+    hooks_behind,
+    is_about_sizes,
+    moved_in_words,
+    wish_in_words,
+)
 from .words import counted, listed, workers
 
-_FEW = 8  # workers whose sizes are told one by one
 _FOLD = 4  # adjustments of one kind, one behind another, are told in one line from so many on
 _MOST = 300  # lines
+_SKIPPED = "skipped: "  # how notes on a skipped step begin, as `adaptive.program.watch.Skips` writes them
 _LOST = re.compile(r"workers? (\d+(?:, \d+)*) lost")  # as `adaptive.base.world.Loss` is written
 
 
@@ -39,14 +49,14 @@ class _Resize(NamedTuple):
 
     row: int
     before: np.ndarray
-    behind: np.ndarray
+    after: np.ndarray
     by: str  # whose wish it was, in words
     kind: str  # whose, and whether the global batch stayed: what is told in one line has the same
 
 
 def changes(run: Columns) -> tuple[list[Change], int]:
     """The list, in the order of steps; and how many lines were left out, of the least important."""
-    lines = [*_resized(run), *_come_and_gone(run), *_skipped(run), *_not_carried_out(run)]
+    lines = [*_resized(run), *_come_and_gone(run), *_skipped(run), *_unfulfilled(run)]
     lines.sort(key=lambda change: (change.row, change.kind == "size"))
     left_out = max(len(lines) - _MOST, 0)
     if left_out:
@@ -58,17 +68,16 @@ def changes(run: Columns) -> tuple[list[Change], int]:
 
 def decided(run: Columns) -> list[str]:
     """How often each hook has asked for something, and how often for what was so already."""
-    asked, new = Counter[str](), Counter[str]()
+    times, new = Counter[str](), Counter[str]()
     for told in run.told:
-        if told.decision:
-            by = _by(run, told)
-            asked[by] += 1
-            new[by] += _asks_for_more(told)
+        for request in asked(run, told):
+            times[request.by] += 1
+            new[request.by] += asks_for_more(request.wish, told.asked or {})
     return [
-        f"{by} asked for something {counted(asked[by], 'time')}"
-        + (f", {new[by]:,} of them for something else than there was" if new[by] < asked[by] else "")
+        f"{by} asked for something {counted(times[by], 'time')}"
+        + (f", {new[by]:,} of them for something else than there was" if new[by] < times[by] else "")
         + "."
-        for by in asked
+        for by in times
     ]
 
 
@@ -77,7 +86,7 @@ def sizes_in_words(sizes: Sequence[int] | np.ndarray) -> str:
     some = [int(size) for size in sizes if size]
     if len(sizes) == 1:
         return f"{sum(some):,}"
-    if len(sizes) <= _FEW:
+    if len(sizes) <= FEW:
         return " + ".join(f"{int(size):,}" if size else "–" for size in sizes) + f" = {sum(some):,}"
     if not some:
         return "none"
@@ -104,38 +113,55 @@ def _resized(run: Columns) -> Iterator[Change]:
 
 
 def _resizes(run: Columns) -> Iterator[_Resize]:
-    told, moves = iter(run.told), {move.row: move for move in _moves(run)}
-    following = next(told, None)
-    last: Told | None = None  # the last decision that was not carried out yet
+    guessed = _guesses(run)
     for i in range(1, len(run.changes)):
-        row = int(run.changes[i])
-        while following is not None and following.row < row:
-            last = following if _is_about_sizes(following) else last
-            following = next(told, None)
-        before, behind = run.changed[i - 1], run.changed[i]
-        stays = before.sum() == behind.sum()
-        if row in moves:
-            yield _Resize(row, before, behind, moves[row].why, "")
-        elif last is not None:
-            by = _by(run, last)
-            at = f"{by}, behind step {run.step[last.row]:,}"
-            yield _Resize(row, before, behind, f"{at}: {_asked(last)}", f"{by} {stays}")
+        row, before, after = int(run.changes[i]), run.changed[i - 1], run.changed[i]
+        stays = before.sum() == after.sum()
+        causes = run.causes.get(row)
+        if causes is None:
+            by, kind = guessed[row]
         else:
-            yield _Resize(row, before, behind, "asked for by the script, or by who is there", "")
+            by = "; ".join(map(cause_in_words, causes))
+            names = [str(cause.get("hook") or cause.get("script") or "") for cause in causes]
+            kind = listed(list(dict.fromkeys(names))) if all(names) else ""
+        yield _Resize(row, before, after, by, f"{kind} {stays}" if kind else "")
+
+
+def _guesses(run: Columns) -> dict[int, tuple[str, str]]:
+    """Who may have asked for the sizes from a row on, as far as an older record shows. It does not say.
+
+    A decision is taken to be carried out by the first change after it, and by no other.
+    """
+    told, moves = iter(run.told), {move.row: move for move in _moves(run)}
+    following, last = next(told, None), None
+    found = {}
+    for row in map(int, run.changes[1:]):
+        while following is not None and following.row < row:
+            last = following if is_about_sizes(following.decision or {}) else last
+            following = next(told, None)
+        why = moves[row].why if row in moves else ""
+        if last is not None and last.decision:
+            by = hooks_behind(run, last)
+            asked_for = f"{by}, after step {run.step[last.row]:,}: {wish_in_words(last.decision)}"
+            found[row] = (f"{why}; perhaps {asked_for}", "") if why else (f"probably {asked_for}", f"probably {by}")
+        else:
+            found[row] = why or "asked for by the script, or because workers joined or left", ""
+        last = None
+    return found
 
 
 def _line(resize: _Resize) -> Change:
-    what = f"{sizes_in_words(resize.before)} → {sizes_in_words(resize.behind)}"
-    if len(resize.before) > _FEW and resize.before.sum() == resize.behind.sum():
-        what = f"{_moved(resize)}, of {resize.behind.sum():,}"
+    what = f"{sizes_in_words(resize.before)} → {sizes_in_words(resize.after)}"
+    if len(resize.before) > FEW and resize.before.sum() == resize.after.sum():
+        what = f"{_moved(resize)}, of {resize.after.sum():,}"
     return Change(resize.row, "size", f"Batch sizes: {what}", resize.by)
 
 
 def _moved(resize: _Resize) -> str:
-    by_worker = resize.behind - resize.before
+    by_worker = resize.after - resize.before
     most = int(np.abs(by_worker).argmax())
     moved = int(np.abs(by_worker).sum()) // 2
-    at_most = f"worker {most} {resize.before[most]} → {resize.behind[most]}"
+    at_most = f"worker {most} {resize.before[most]} → {resize.after[most]}"
     return f"{counted(moved, 'example')} moved between workers (most: {at_most})"
 
 
@@ -144,86 +170,45 @@ def _folded(run: Columns, alike: Sequence[_Resize]) -> Change:
     by = first.kind.rpartition(" ")[0]
     when = f"{len(alike):,} changes up to step {run.step[last.row]:,}"
     if first.kind.endswith("True"):
-        largest = max(alike, key=lambda resize: int(np.abs(resize.behind - resize.before).sum()))
+        largest = max(alike, key=lambda resize: int(np.abs(resize.after - resize.before).sum()))
         most = f"in the largest, in step {run.step[largest.row]:,}, {_moved(largest)}"
         what = f"Batch sizes: {when}, of the split alone; {most}"
-        ends = f"; {sizes_in_words(first.before)} → {sizes_in_words(last.behind)}"
+        ends = f"; {sizes_in_words(first.before)} → {sizes_in_words(last.after)}"
         return Change(first.row, "size", what + ends, by)
-    through = [first.before, *(resize.behind for resize in alike)]
+    through = [first.before, *(resize.after for resize in alike)]
     totals = [int(sizes.sum()) for sizes in through]
     if len(totals) > 12:
         totals = [*totals[:6], -1, *totals[-5:]]
     path = " → ".join("…" if total < 0 else f"{total:,}" for total in totals)
-    return Change(first.row, "size", f"Batch sizes: {when}: {path}; in the end {sizes_in_words(last.behind)}", by)
+    return Change(first.row, "size", f"Batch sizes: {when}: {path}; in the end {sizes_in_words(last.after)}", by)
 
 
-# --- decisions --------------------------------------------------------------------------------------------------------
+# --- requests ---------------------------------------------------------------------------------------------------------
 
 
-def _by(run: Columns, told: Told) -> str:
-    """Whose decision it was. Older records do not say; then it is one of the hooks that were due."""
-    names = (told.decision or {}).get("by")
-    if names:
-        return listed(names)
-    step = int(run.step[told.row])
-    due = [hook["name"].partition("/")[2] or hook["name"] for hook in run.header["hooks"] if step % hook["every"] == 0]
-    return " or ".join(due) or "a hook"
-
-
-def _asked(told: Told) -> str:
-    decision = told.decision or {}
-    asked = []
-    if decision.get("workers") is not None:
-        asked.append(counted(decision["workers"], "worker"))
-    if decision.get("global_batch") is not None:
-        asked.append(f"a global batch of {decision['global_batch']:,}")
-    if decision.get("shares"):
-        asked.append(_shares(decision["shares"]))
-    if decision.get("stop"):
-        asked.append("the end")
-    asked += [f"{name} = {value}" for name, value in (decision.get("hyperparameters") or {}).items()]
-    return listed(asked) or "nothing"
-
-
-def _is_about_sizes(told: Told) -> bool:
-    """Whether sizes may have changed for it; a hyper-parameter that was set moves no example."""
-    decision = told.decision or {}
-    return bool(decision) and not (decision.get("hyperparameters") and _asked(told) == _values(decision))
-
-
-def _values(decision: Mapping[str, Any]) -> str:
-    return listed([f"{name} = {value}" for name, value in (decision.get("hyperparameters") or {}).items()])
-
-
-def _shares(shares: Sequence[float]) -> str:
-    if len(shares) > _FEW or sum(shares) <= 0:
-        return "another split"
-    return "a split of " + " : ".join(f"{share / sum(shares):.0%}".replace("%", " %") for share in shares)
-
-
-def _asks_for_more(told: Told) -> bool:
-    """Whether a decision asks for something else than had been asked for before; of shares one cannot tell."""
-    decision, before = told.decision or {}, told.asked or {}
-    new = decision.get("global_batch") is not None and decision["global_batch"] != before.get("global_batch")
-    numbers = before.get("workers") or [None]
-    new |= decision.get("workers") is not None and decision["workers"] != numbers[0]
-    return bool(new or decision.get("shares") or decision.get("stop") or decision.get("hyperparameters"))
-
-
-def _not_carried_out(run: Columns) -> Iterator[Change]:
-    """What was asked for in the end, and did not come to be; and who asked for the end."""
+def _unfulfilled(run: Columns) -> Iterator[Change]:
+    """What was asked for in the end, and was not in force by then; and who asked for the end."""
     for told in run.told:
-        if told.decision and told.decision.get("stop"):
-            yield Change(told.row, "stop", "The end of the run", f"{_by(run, told)} asked for it")
+        for request in asked(run, told):
+            if request.wish.get("stop"):
+                yield Change(told.row, "stop", "The end of the run", f"{request.by} asked for it")
+    waiting = (
+        _waiting_in_older(run) if run.waiting is None else [(int(r["step"]), r) for r in run.waiting if "step" in r]
+    )
+    for step, wish in waiting:
+        row = int(np.searchsorted(run.step, step))
+        what = f"Asked for, and not there by the end: {wish_in_words(wish)}"
+        yield Change(min(row, len(run) - 1), "asked", what, wish.get("hook") or wish.get("script") or "")
+
+
+def _waiting_in_older(run: Columns) -> list[tuple[int, dict[str, Any]]]:
+    """The last decision, where no sizes have changed since."""
     last = next((told for told in reversed(run.told) if told.decision), None)
-    if last and last.asked and last.row < len(run) - 1 and _asks_for_size(last) and run.changes[-1] <= last.row:
-        what = f"Asked for, and not there by the end: {_asked(last)}"
-        yield Change(last.row, "asked", what, _by(run, last))
-
-
-def _asks_for_size(told: Told) -> bool:
-    decision, before = told.decision or {}, told.asked or {}
-    return decision.get("global_batch") not in (None, before.get("global_batch"))
+    if last is None or not last.decision or not last.asked or last.row >= len(run) - 1 or run.changes[-1] > last.row:
+        return []
+    wish = {**last.decision, "hook": hooks_behind(run, last)}
+    new = wish.get("global_batch") not in (None, last.asked.get("global_batch"))
+    return [(int(run.step[last.row]), wish)] if new else []
 
 
 # --- who came, what was skipped, what was noted -----------------------------------------------------------------------
@@ -240,9 +225,7 @@ class _Move(NamedTuple):
     @property
     def why(self) -> str:
         """In a few words."""
-        lost = [seat for text in self.lost for seat in _lost_seats(text)]
-        pairs = (self.joined, "joined"), (lost, "lost"), (self.left, "left")
-        return listed([f"{workers(seats)} {what}" for seats, what in pairs if seats]) or "workers have come or gone"
+        return moved_in_words(self.joined, self.left, [seat for text in self.lost for seat in _lost_seats(text)])
 
 
 def _moves(run: Columns) -> Iterator[_Move]:
@@ -273,14 +256,14 @@ def _come_and_gone(run: Columns) -> Iterator[Change]:
     for told in run.told:
         told_already = {*told.lost, *(told.decision or {}).get("notes", ())}
         for note in told.notes:
-            if note not in told_already and "has joined on seat" not in note and not run.skipped[told.row]:
+            if note not in told_already and "has joined on seat" not in note and not note.startswith(_SKIPPED):
                 yield Change(told.row, "note", note[:1].upper() + note[1:], "")
 
 
 def _skipped(run: Columns) -> Iterator[Change]:
-    """Steps that were given up, those beside one another in one line."""
+    """Steps that were given up, those beside one another in one line. Other notes of these steps are no reason."""
     rows = np.flatnonzero(run.skipped)
-    notes = {told.row: told.notes for told in run.told if told.notes}
+    notes = {told.row: [note for note in told.notes if note.startswith(_SKIPPED)] for told in run.told}
     groups = _beside(rows)
     if len(groups) > _FOLD:
         lengths = f", in {len(groups):,} places" if len(rows) > len(groups) else ", one here and one there"

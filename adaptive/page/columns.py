@@ -51,6 +51,8 @@ class Columns:
       metrics: by name; shape=(T,).
       noise: noise scales that hooks were given, with their bounds, by name; shape=(T, 3).
       told: rows at which something was decided, or is to be said.
+      causes: by row, why its batch sizes are not those of the row before; empty in an older record.
+      waiting: who asked for batch sizes that were not in force in the last step. `None` in an older record.
     """
 
     header: dict[str, Any]
@@ -67,6 +69,8 @@ class Columns:
     metrics: dict[str, np.ndarray]
     noise: dict[str, np.ndarray]
     told: tuple[Told, ...]
+    causes: dict[int, list[dict[str, Any]]]
+    waiting: list[dict[str, Any]] | None
 
     def __len__(self) -> int:
         return len(self.step)
@@ -165,6 +169,8 @@ class _Rows:
         self._sizes: list[tuple[int, list[int]]] = []
         self._members: list[tuple[int, tuple[int, ...]]] = []
         self._told: list[Told] = []
+        self._causes: dict[int, list[dict[str, Any]]] = {}
+        self._waiting: list[dict[str, Any]] | None = None
         self._last_sizes: Any = None
         self._last_members: Any = None
 
@@ -187,6 +193,9 @@ class _Rows:
         for name, (hook, places) in self._noise.items():
             leaves = fields["hooks"].get(hook)
             self._scales[name].append([leaves[place] for place in places] if leaves else [None] * 3)
+        if causes := fields.get("causes"):
+            self._causes[row] = causes
+        self._waiting = (fields.get("asked") or {}).get("by")
         self._add_told(row, fields)
         self.count += 1
         if self.count % _BLOCK == 0:
@@ -250,6 +259,8 @@ class _Rows:
             {name: column.array() for name, column in self._metrics.items()},
             {name: column.array() for name, column in self._scales.items()},
             tuple(self._told),
+            self._causes,
+            self._waiting,
         )
 
 

@@ -45,7 +45,7 @@ class Known(NamedTuple):
 
 _SIZES = (
     *("current", "previous", "pending", "next", "shares", "wanted", "limits", "members"),
-    *("_all_ready", "_all_able"),
+    *("_all_ready", "_all_able", "causes", "_pending_by", "_next_by", "_wanted_by"),
 )
 _MEMBERSHIP = ("asked", "_there", "_generation", "_heard", "_wishes")
 _DIGEST = ("value", "step", "last")

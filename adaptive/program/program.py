@@ -609,6 +609,7 @@ class Program:
     def _finish(self, outcome: Outcome, notes: list[str]) -> Report:
         self._activity.turn(OTHER)
         ran, limits = (self._sizes.current, self._sizes.previous), self._sizes.limits
+        causes = self._sizes.causes
         sizes, members = self._sizes.current, self._sizes.members
         joined, lost, come_and_gone = self._seating.tell()
         self._step += 1
@@ -664,8 +665,8 @@ class Program:
             self._advice.take(report, self._status.seconds, self._clock.beside_compiler)
         if asked is not None:
             values = hook_values(self._hooks, outcome.hooks)
-            decided = self._decisions.decided if decision is not None else ()
-            told = limits, self._seed, values, asked, decided, self._status.seconds
+            decided, requests = self._decisions.last_asked if decision is not None else ((), ())
+            told = limits, self._seed, values, asked, decided, self._status.seconds, requests, causes
             event = StepEvent(report, epoch, ran[1], *told)
             failed = self._listeners.tell(event)
             report = replace(report, notes=(*report.notes, *failed)) if failed else report

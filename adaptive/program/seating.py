@@ -48,7 +48,7 @@ class Seating:
         self._hooks.seat(joined, self._sizes)
         self._engine.seat(self.places(there), self.places(joined))
         self.since, self._generation = there, self._world.generation
-        lost = {seat for loss in self._world.losses for seat in loss.workers}
+        lost = {seat for loss in self._world.losses[self._told :] for seat in loss.workers}  # a seat may be taken again
         self._notes += self._sizes.seat(list(there), joined, lost)
         self._joined += joined
         return joined

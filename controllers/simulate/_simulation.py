@@ -300,9 +300,9 @@ class _Run:
         sizes.agreed(ready=sizes.ready, able=sizes.able, call=self._limits.call)
         sizes.step_done()
         epoch = self._consumed / self._examples
-        decision, names = self._states.run(step, epoch, [jax.tree.leaves(v) for v in values], ran, sizes)
+        decision, _, requests = self._states.run(step, epoch, [jax.tree.leaves(v) for v in values], ran, sizes)
         if decision is not None:
-            apply_decision(decision, sizes, self._membership, names)
+            apply_decision(decision, sizes, self._membership, requests)
         return decision
 
     def _read(self, reads: tuple[str, ...] | Reader, step: int) -> tuple[Any, ...]:

@@ -63,12 +63,12 @@ def test_a_policy_is_shown_every_step_in_order_and_decides_at_due_ones():
     results = steps(hooks_of((recorder, 3)), 8)
     assert [o.step for o in recorder.seen] == [1, 2, 3, 4, 5, 6]  # 7 and 8 are shown at 9
     assert [o.due for o in recorder.seen] == [False, False, True] * 2
-    assert [decision is not None for decision, _ in results] == [s % 3 == 0 for s in range(1, 9)]
+    assert [decision is not None for decision, *_ in results] == [s % 3 == 0 for s in range(1, 9)]
 
 
 def test_what_a_policy_would_have_asked_for_in_between_is_not_done():
     recorder = Recorder(lambda o: None if o.due else Decision(stop=True), every_step=True)
-    assert [d for d, _ in steps(hooks_of((recorder, 2)), 4)] == [None] * 4
+    assert [d for d, *_ in steps(hooks_of((recorder, 2)), 4)] == [None] * 4
 
 
 def test_catching_up_shows_what_was_kept_and_decides_nothing():
@@ -169,18 +169,23 @@ def test_requests_of_several_hooks_are_one_decision_in_the_drivers_order():
         (Recorder(asks(global_batch=24)), 2),
     )
     first, second = steps(those, 2)
-    assert first == (Decision(20, notes=("more",)), ["hook0"])
-    assert second == (Decision(24, (3.0, 1.0), notes=("more", "uneven")), ["hook0", "hook2", "hook3"])
+    assert first[:2] == (Decision(20, notes=("more",)), ["hook0"])
+    assert second[:2] == (Decision(24, (3.0, 1.0), notes=("more", "uneven")), ["hook0", "hook2", "hook3"])
+    assert [(r.by, r.step, r.decision.global_batch, r.decision.shares) for r in second.requests] == [
+        ("hook0", 2, 20, None),
+        ("hook2", 2, None, (3.0, 1.0)),
+        ("hook3", 2, 24, None),
+    ]
 
 
 def test_where_nobody_asks_those_that_were_asked_are_named():
-    ((decision, names),) = steps(hooks_of((Recorder(), 1), (Recorder(), 2), (Recorder(), 1)), 1)
+    ((decision, names, _),) = steps(hooks_of((Recorder(), 1), (Recorder(), 2), (Recorder(), 1)), 1)
     assert decision is None
     assert names == ["hook0", "hook2"]
 
 
 def test_a_note_alone_is_passed_on():
-    ((decision, names),) = steps(hooks_of((Recorder(asks(notes=("waiting",))), 1)), 1)
+    ((decision, names, _),) = steps(hooks_of((Recorder(asks(notes=("waiting",))), 1)), 1)
     assert decision == Decision(notes=("waiting",))
     assert not decision
     assert names == ["hook0"]

@@ -1,0 +1,31 @@
+"""What is said of a seat is what has happened to its present worker."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+from adaptive.base.decision import Limits
+from adaptive.base.world import Loss
+from adaptive.control.batch_sizes import BatchSizes
+from adaptive.control.causes import Moved
+from adaptive.program.seating import Seating
+
+
+def test_a_worker_that_leaves_a_seat_whose_worker_was_once_lost_has_left():
+    world = SimpleNamespace(members=(0, 1), since=(0, 0), generation=0, workers=range(1), losses=())
+    ignored = SimpleNamespace(seat=lambda *_: None)
+    sizes = BatchSizes(12, None, Limits((1, 1), (20, 20)))
+    seating = Seating(world, ignored, ignored, sizes)
+
+    def then(members, since, losses):
+        world.members, world.since, world.losses, world.generation = members, since, losses, world.generation + 1
+        sizes.step_done()
+        seating.take()
+        return seating.tell()[2], sizes.causes
+
+    loss = Loss((1,), "rank 1 (pid 7 on node)", "message 1 of step 2", 0.003)
+    notes, causes = then((0,), (0,), (loss,))
+    assert (notes, causes) == ([str(loss)], (Moved((), (), (1,)),))
+    then((0, 1), (0, 2), (loss,))
+    notes, causes = then((0,), (0,), (loss,))
+    assert (notes, causes) == (["seat 1 is empty: its worker has left."], (Moved((), (1,), ()),))
