@@ -351,11 +351,14 @@ class Loss(NamedTuple):
     workers: tuple[int, ...]  # the seats that it has left empty
     process: str  # in words, as the others know it: "rank 2 (pid 4711 on node7)"
     phase: str  # what the others were doing together when they noticed: "message 1 of step 14 of program 1 ('train')"
-    seconds: float  # from then until they could go on; as the process with rank 0 has measured it
+    seconds: float  # from then until they could go on, as the process with rank 0 measured it; 0 where nobody did
 
     def __str__(self) -> str:
         who = f"worker{'s' * (len(self.workers) > 1)} {', '.join(map(str, self.workers))}"
-        return f"{who} lost: {self.process} was gone in {self.phase}; {1e3 * self.seconds:.0f} ms to repair."
+        milliseconds = 1e3 * self.seconds
+        took = f"{milliseconds:.0f}" if milliseconds >= 10 else f"{milliseconds:.1f}"
+        repaired = f"; {took} ms to repair" if self.seconds else ""
+        return f"{who} lost: {self.process} was gone in {self.phase}{repaired}."
 
 
 class MembersChanged(Exception):

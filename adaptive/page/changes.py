@@ -20,7 +20,7 @@ from .requests import (
     moved_in_words,
     wish_in_words,
 )
-from .words import counted, listed, workers
+from .words import counted, duration, listed, workers
 
 _FOLD = 4  # adjustments of one kind, one behind another, are told in one line from so many on
 _MOST = 300  # lines
@@ -67,7 +67,7 @@ def changes(run: Columns) -> tuple[list[Change], int]:
 
 
 def decided(run: Columns) -> list[str]:
-    """How often each hook has asked for something, and how often for what was so already."""
+    """How often each hook asked for something, and how often for what was so already; and which hooks never did."""
     times, new = Counter[str](), Counter[str]()
     for told in run.told:
         for request in asked(run, told):
@@ -78,7 +78,18 @@ def decided(run: Columns) -> list[str]:
         + (f", {new[by]:,} of them for something else than there was" if new[by] < times[by] else "")
         + "."
         for by in times
-    ]
+    ] + [_never(run, name, every) for name, every in _hooks(run) if name not in times]
+
+
+def _hooks(run: Columns) -> list[tuple[str, int]]:
+    return [(hook["name"].partition("/")[2] or hook["name"], hook["every"]) for hook in run.header["hooks"]]
+
+
+def _never(run: Columns, name: str, every: int) -> str:
+    due = (run.step % every == 0) & ~run.skipped
+    text = f"{name} never asked for a change: it was due {counted(int(due.sum()), 'time')}"
+    unknown = int((run.unknown[name] & due).sum()) if name in run.unknown else 0
+    return f"{text}, {unknown:,} of them without measurements (its values were NaN)." if unknown else f"{text}."
 
 
 def sizes_in_words(sizes: Sequence[int] | np.ndarray) -> str:
@@ -252,12 +263,18 @@ def _come_and_gone(run: Columns) -> Iterator[Change]:
         if move.left:
             yield Change(move.row, "left", f"{workers(move.left).capitalize()} left", "")
         for text in move.lost:
-            yield Change(move.row, "lost", text[:1].upper() + text[1:], "")
+            yield Change(move.row, "lost", text[:1].upper() + text[1:], _cost_of_loss(run, move.row))
     for told in run.told:
         told_already = {*told.lost, *(told.decision or {}).get("notes", ())}
         for note in told.notes:
             if note not in told_already and "has joined on seat" not in note and not note.startswith(_SKIPPED):
                 yield Change(told.row, "note", note[:1].upper() + note[1:], "")
+
+
+def _cost_of_loss(run: Columns, row: int) -> str:
+    """What a loss cost: more than its repair, because others wait before they notice, and the step is taken again."""
+    took, usual = duration(float(run.seconds[row])), duration(float(np.median(run.seconds)))
+    return f"noticed, repaired and taken again, step {run.step[row]:,} took {took}; the median step took {usual}"
 
 
 def _skipped(run: Columns) -> Iterator[Change]:

@@ -148,14 +148,17 @@ class _Drawing:
         figure.outline_line_color = None
         figure.min_border_left = 72  # so that charts lie exactly below one another
         figure.min_border_right = 28
-        if options.get("y_axis_type") == "log":
-            figure.yaxis.ticker = self._models.LogTicker(mantissas=[1, 2, 5], num_minor_ticks=0)
         for axis in (*figure.xaxis, *figure.yaxis):
             axis.axis_label_text_font_style = "normal"
             axis.minor_tick_line_color = None
         if top is not None:
             figure.y_range = self._models.Range1d(0, top, bounds=(0, None))
         return figure
+
+    def _logarithmic(self, figure: Any, low: float, high: float) -> None:
+        """Have the y-axis, which is not zoomed, reach from `low` to `high`, with ticks where people look for them."""
+        figure.y_range = self._models.Range1d(low, high)
+        figure.yaxis.ticker = self._models.FixedTicker(ticks=log_ticks(low, high))
 
     def _over_steps(self, label: str, top: float | None = None, **options: Any) -> Any:
         figure = self._figure(label, top, **options)
@@ -173,6 +176,11 @@ class _Drawing:
             renderers=renderers, tooltips=[*place, *lines], mode="vline", line_policy="nearest"
         )
         figure.add_tools(tool)
+
+    def _hover_alone(self, figure: Any, columns: dict[str, np.ndarray], lines: list[tuple[str, str]]) -> None:
+        """Tooltips of columns whose lines are drawn otherwise: by an invisible line through the first of them."""
+        source = self._source(**columns)
+        self._hover(figure, [figure.line("x", next(iter(columns)), source=source, line_alpha=0)], lines)
 
     @property
     def _each(self) -> str:
@@ -368,6 +376,8 @@ class _Drawing:
         for w, (_, color, dash) in enumerate(key):
             rows, sizes = corners(run.changes, run.changed[:, w], end)
             figure.step(run.step[rows], sizes, mode="after", line_color=color, line_dash=dash, line_width=1.8)
+        columns = {f"worker_{w}": run.sizes[self._bins.last, w] for w in range(run.n)}
+        self._hover_alone(figure, columns, [(k.name, f"@worker_{w}{{0,0}} examples") for w, k in enumerate(key)])
         return Chart("sizes", title, "", figure, key)
 
     def global_batch(self) -> Chart | None:
@@ -378,6 +388,8 @@ class _Drawing:
         if not scales:
             figure = self._over_steps("examples", _ROOM * float(max(sizes.max(), 1)))
             figure.step(run.step[rows], sizes, mode="after", line_color="#0072B2", line_width=2)
+            batch = {"batch": run.global_batch[self._bins.last]}
+            self._hover_alone(figure, batch, [("global batch", "@batch{0,0} examples")])
             return Chart("batch", "Global batch", "", figure, (Key("global batch", "#0072B2"),))
         figure = self._over_steps("examples", y_axis_type="log")
         key = [Key("global batch", "#0072B2")]
@@ -390,17 +402,24 @@ class _Drawing:
             color = ("#D55E00", "#009E73", "#CC79A7")[place % 3]
             lower, upper = (self._bins.middle(scale[:, i]) for i in (1, 2))
             above = 1e3 * max(high)  # bounds without end go beyond the chart
-            upper = np.where(np.isinf(upper), above, np.nan_to_num(upper, nan=above))
-            lower = np.maximum(np.nan_to_num(lower, nan=1e-3), 1e-3)
-            source = self._source(middle=np.where(middle > 0, middle, np.nan), lower=lower, upper=upper)
+            columns = {
+                "middle": np.where(middle > 0, middle, np.nan),
+                "lower": np.maximum(np.nan_to_num(lower, nan=1e-3), 1e-3),
+                "upper": np.where(np.isinf(upper), above, np.nan_to_num(upper, nan=above)),
+                "at_least": _in_words(lower),
+                "at_most": _in_words(upper),
+                "batch": run.global_batch[self._bins.last],
+            }
+            source = self._source(**columns)
             figure.varea("x", "lower", "upper", source=source, fill_color=color, fill_alpha=0.18)
             drawn = figure.line("x", "middle", source=source, line_color=color, line_width=1.8)
-            told = [(name, "@middle{0,0.0}"), ("at least", "@lower{0,0.0}"), ("at most", "@upper{0,0.0}")]
+            told = [("global batch", "@batch{0,0}"), (_called(name), "@middle{0,0.0}")]
+            told += [("at least", "@at_least"), ("at most", "@at_most")]
             self._hover(figure, [drawn], told)
             key += [Key(_called(name), color), Key("its bounds", f"{color}40")]
         figure.step(run.step[rows], sizes, mode="after", line_color="#0072B2", line_width=2, line_dash="solid")
-        figure.y_range = self._models.Range1d(min(low) / 2, 2 * max(high))
-        figure.yaxis.formatter = self._models.NumeralTickFormatter(format="0,0")
+        self._logarithmic(figure, min(low) / 2, 2 * max(high))
+        figure.yaxis.formatter = self._models.NumeralTickFormatter(format="0,0.[0000]")
         note = (
             "Where the noise scale is far above the global batch, twice the batch is worth almost twice the step; "
             f"where it is far below, almost nothing.{self._each}"
@@ -422,7 +441,7 @@ class _Drawing:
         logarithmic = bool(known.min() > 0 and high > 50 * max(low, 1e-300))
         figure = self._over_steps(name, y_axis_type="log" if logarithmic else "linear")
         if logarithmic:
-            figure.y_range = self._models.Range1d(low / 1.5, 1.5 * high)
+            self._logarithmic(figure, low / 1.5, 1.5 * high)
         else:
             room = 0.08 * (high - low) or 0.5 * abs(high) or 1.0
             figure.y_range = self._models.Range1d(low - room, high + room)
@@ -461,6 +480,19 @@ def worker_shares(run: Columns) -> dict[str, np.ndarray]:
     return {name: np.where(total > 0, took[name] / np.maximum(total, 1e-12), np.nan) for name in _OF_WORKERS}
 
 
+def log_ticks(low: float, high: float) -> list[float]:
+    """Ticks of a logarithmic axis: at least three, at 1, 2 and 5 times powers of ten where there is room for few."""
+    first, last = int(np.floor(np.log10(low))), int(np.ceil(np.log10(high)))
+    decades = range(first, last + 1, max(1, (last - first) // 7))
+    for mantissas in (1,), (1, 2, 5), (1, 1.5, 2, 3, 4, 5, 6, 8):
+        ticks = [float(f"{m}e{d}") for d in decades for m in mantissas if low <= m * 10.0**d <= high]
+        if len(ticks) > 3:
+            return ticks
+    step = 10.0 ** np.floor(np.log10((high - low) / 3))
+    step *= next(m for m in (5, 2, 1) if m * step <= (high - low) / 3)
+    return [float(f"{k * step:.12g}") for k in range(int(np.ceil(low / step)), int(high / step) + 1)]
+
+
 def _called(name: str) -> str:
     return name if "noise" in name else f"noise scale {name}"
 
@@ -474,6 +506,10 @@ def _room_for(values: np.ndarray) -> float:
         if len(values) >= 20
         else _ROOM * float(max(values.max(), 1e-6))
     )
+
+
+def _in_words(values: np.ndarray) -> np.ndarray:
+    return np.array([number(float(f"{value:.4g}")) for value in values])
 
 
 def _short(column: np.ndarray) -> np.ndarray:

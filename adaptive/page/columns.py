@@ -51,6 +51,7 @@ class Columns:
       metrics: by name; shape=(T,).
       noise: noise scales that hooks were given, with their bounds, by name; shape=(T, 3).
       told: rows at which something was decided, or is to be said.
+      unknown: by hook, whether all numbers that it was given were NaN; shape=(T,). Without hooks that are given none.
       causes: by row, why its batch sizes are not those of the row before; empty in an older record.
       waiting: who asked for batch sizes that were not in force in the last step. `None` in an older record.
     """
@@ -69,6 +70,7 @@ class Columns:
     metrics: dict[str, np.ndarray]
     noise: dict[str, np.ndarray]
     told: tuple[Told, ...]
+    unknown: dict[str, np.ndarray]
     causes: dict[int, list[dict[str, Any]]]
     waiting: list[dict[str, Any]] | None
 
@@ -169,6 +171,7 @@ class _Rows:
         self._sizes: list[tuple[int, list[int]]] = []
         self._members: list[tuple[int, tuple[int, ...]]] = []
         self._told: list[Told] = []
+        self._unknown: dict[str, list[int]] = {hook["name"]: [] for hook in header["hooks"] if hook["leaves"]}
         self._causes: dict[int, list[dict[str, Any]]] = {}
         self._waiting: list[dict[str, Any]] | None = None
         self._last_sizes: Any = None
@@ -193,6 +196,9 @@ class _Rows:
         for name, (hook, places) in self._noise.items():
             leaves = fields["hooks"].get(hook)
             self._scales[name].append([leaves[place] for place in places] if leaves else [None] * 3)
+        for hook, unknown in self._unknown.items():
+            if (values := fields["hooks"].get(hook)) and not _any_known(values):
+                unknown.append(row)
         if causes := fields.get("causes"):
             self._causes[row] = causes
         self._waiting = (fields.get("asked") or {}).get("by")
@@ -231,8 +237,7 @@ class _Rows:
 
     def columns(self) -> Columns:
         scalars = {name: column.array() for name, column in self._scalars.items()}
-        skipped = np.zeros(self.count, bool)
-        skipped[self._skipped] = True
+        skipped = _mask(self._skipped, self.count)
         changes = np.array([row for row, _ in self._sizes])
         changed = np.array([sizes for _, sizes in self._sizes], np.int64)
         if changed.ndim != 2 or changed.shape[1] != self._header["workers"]:
@@ -259,9 +264,21 @@ class _Rows:
             {name: column.array() for name, column in self._metrics.items()},
             {name: column.array() for name, column in self._scales.items()},
             tuple(self._told),
+            {name.partition("/")[2] or name: _mask(rows, self.count) for name, rows in self._unknown.items()},
             self._causes,
             self._waiting,
         )
+
+
+def _mask(rows: Sequence[int], count: int) -> np.ndarray:
+    mask = np.zeros(count, bool)
+    mask[list(rows)] = True
+    return mask
+
+
+def _any_known(value: Any) -> bool:
+    """Whether any number in nested lists is not NaN, which a record writes as `None`."""
+    return any(map(_any_known, value)) if isinstance(value, list) else value is not None
 
 
 def _noise_leaves(hooks: Sequence[dict[str, Any]]) -> dict[str, tuple[str, tuple[int, ...]]]:

@@ -29,7 +29,7 @@ def asked(**fields):
 
 
 def test_nothing_changed(listed):
-    assert listed() == ([], [])
+    assert listed() == ([], ["adapt never asked for a change: it was due 4 times."])
 
 
 GROWN = np.repeat([[32, 32], [64, 48]], [12, 28], axis=0)
@@ -217,3 +217,21 @@ def test_a_hyperparameter_that_was_set_is_no_reason_for_sizes(listed):
     ((_, _, why),), hooks = listed(sizes=sizes, told=told)
     assert why == "probably adapt, after step 8: a global batch of 112"
     assert hooks == ["adapt asked for something 1 time.", "plateau asked for something 1 time."]
+
+
+def test_a_hook_that_never_asked_is_named_with_what_it_lacked(listed):
+    scale = np.full((40, 3), np.nan)
+    assert listed(noise=scale)[1] == [
+        "adapt never asked for a change: it was due 4 times, 4 of them without measurements (its values were NaN)."
+    ]
+    assert listed(noise=np.ones((40, 3)))[1] == ["adapt never asked for a change: it was due 4 times."]
+
+
+def test_a_loss_is_told_with_what_its_step_cost(listed):
+    busy = np.full((40, 2), 0.02)
+    busy[20] = 1.45
+    lost = "worker 1 lost: rank 1 was gone in message 1 of step 21; 0.4 ms to repair."
+    lines, _ = listed(busy, told={21: {"lost": [lost]}})
+    assert lines == [
+        (21, "W" + lost[1:], "noticed, repaired and taken again, step 21 took 1.45 s; the median step took 20 ms")
+    ]
