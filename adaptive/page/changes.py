@@ -274,7 +274,8 @@ def _come_and_gone(run: Columns) -> Iterator[Change]:
 def _cost_of_loss(run: Columns, row: int) -> str:
     """What a loss cost: more than its repair, because others wait before they notice, and the step is taken again."""
     took, usual = duration(float(run.seconds[row])), duration(float(np.median(run.seconds)))
-    return f"noticed, repaired and taken again, step {run.step[row]:,} took {took}; the median step took {usual}"
+    step = f"step {run.step[row]:,} took {took} in all"
+    return f"{step}: the loss was noticed and repaired, and the step run again; the median step took {usual}"
 
 
 def _skipped(run: Columns) -> Iterator[Change]:
