@@ -11,50 +11,60 @@ import jax.numpy as jnp
 
 from adaptive.extend import Collective, Sliced, collective, whole
 
+from ._geometric_median import geometric_median as geometric_weights
+from ._geometric_median import inner_products
 from ._leaves import combine, error, known_workers
 from ._local_mean import LocalMean, local_sum
 
 T = TypeVar("T")
 
-_STEPS = 4000  # of Weiszfeld's, at most; each costs the square of the number of workers
 _SORTED_BY_SORT = 16  # workers: from here on a sort is fewer operations than comparing neighbours over and over
 
 
 class Robust(Sliced):
-    """Reduces workers' flat values, the first element of which is each worker's weight: 0 has no vote.
-
-    What is not finite counts as far out; so a worker that sends nothing else is one bad worker.
-    """
+    """Reduces workers' flat values, the first element of which is each worker's weight: 0 has no vote."""
 
     name = "robust"
 
     def statistics(self, rows: jax.Array, first: Any) -> jax.Array:
         return jnp.where(first, rows[:, 0], 0)
 
+
+class ByCoordinate(Robust):
+    """Reduces each element by itself. An infinity is far out; a worker with a NaN has no vote there."""
+
     def reduced(self, rows: jax.Array, statistics: Any, step: Any, number: Any) -> jax.Array:
-        return self.middle(jnp.where(jnp.isnan(rows), jnp.inf, rows), statistics)
+        return self.middle(rows, statistics)
 
     def middle(self, rows: jax.Array, weights: jax.Array) -> jax.Array:
-        """Of each element, by all workers' values of it. shape=(elements,)"""
+        """Reduce over the workers. NaN where more of them have NaN than the reduction can ignore.
+
+        Args:
+          rows: shape=(workers, elements).
+          weights: shape=(workers,).
+
+        Returns:
+          shape=(elements,)
+        """
         raise NotImplementedError
 
 
 @dataclass(frozen=True)
-class Median(Robust):
+class Median(ByCoordinate):
     """Of each element, the value that half of the weight is below; where that is between two, their mean."""
 
     name = "median"
 
     def middle(self, rows: jax.Array, weights: jax.Array) -> jax.Array:
-        values, shares = _sorted(jnp.where(weights[:, None] > 0, rows, jnp.inf), weights)
-        below, half = jnp.cumsum(shares, 0), weights.sum() / 2
-        lower = jnp.take_along_axis(values, jnp.argmax(below >= half, 0)[None], 0)[0]
-        upper = jnp.take_along_axis(values, jnp.argmax(below > half, 0)[None], 0)[0]
-        return lower / 2 + upper / 2
+        values, shares = _sorted(*_votes(rows, weights))
+        below, votes = jnp.cumsum(shares, 0), shares.sum(0, keepdims=True)
+        lower = jnp.take_along_axis(values, jnp.argmax(below >= votes / 2, 0)[None], 0)[0]
+        upper = jnp.take_along_axis(values, jnp.argmax(below > votes / 2, 0)[None], 0)[0]
+        return jnp.where(2 * votes[0] > weights.sum(), lower / 2 + upper / 2, jnp.nan)
 
 
 @dataclass(frozen=True)
-class TrimmedMean(Robust):
+class TrimmedMean(ByCoordinate):
     """Of each element, the weighted mean without the `trim` greatest and the `trim` least values."""
 
     trim: int
@@ -62,70 +72,62 @@ class TrimmedMean(Robust):
     name = "trimmed_mean"
 
     def middle(self, rows: jax.Array, weights: jax.Array) -> jax.Array:
-        there = (weights > 0).sum()
-        trim = jnp.minimum(self.trim, (there - 1) // 2)  # of fewer workers than there were: the middle one is left
-        values, shares = _sorted(jnp.where(weights[:, None] > 0, rows, jnp.inf), weights)
+        values, shares = _sorted(*_votes(rows, weights))
+        voters, workers = (shares > 0).sum(0, keepdims=True), (weights > 0).sum()
+        trim = jnp.minimum(self.trim, (voters - 1) // 2)  # of fewer workers than there were: the middle one is left
         place = jnp.arange(len(rows))[:, None]
-        shares = jnp.where((place >= trim) & (place < there - trim), shares, 0)
-        return jnp.where(shares > 0, shares * values, 0).sum(0) / shares.sum(0)
+        shares = jnp.where((place >= trim) & (place < voters - trim), shares, 0)
+        parts = shares / shares.sum(0, keepdims=True)  # before the product, which may overflow
+        mean = jnp.where(shares > 0, parts * values, 0).sum(0)
+        return jnp.where(workers - voters[0] <= jnp.minimum(self.trim, (workers - 1) // 2), mean, jnp.nan)
 
 
 @dataclass(frozen=True)
 class GeometricMedian(Robust):
-    """The point to which the weighted sum of all workers' distances is least: Weiszfeld's steps, from the mean.
+    """The point with the least weighted sum of distances to all workers' vectors.
 
-    Distances are between whole values, so they are added up over the slices. The point is a mean of the workers'
-    values by weights of its own, and these follow from the distances between any two workers: a small matrix, which is
-    all that slices have to tell each other.
+    Distances are between whole vectors, so slices exchange two small matrices: first the weights, then inner products
+    of all pairs of vectors. The point is a linear combination of the vectors, whose factors follow from these.
     """
 
     name = "geometric_median"
 
     def statistics(self, rows: jax.Array, first: Any) -> jax.Array:
-        """shape=(workers, workers + 2): squared distances, what is not finite, and the weight."""
-        is_weight = first & (jnp.arange(rows.shape[1]) == 0)
+        """The weight, and whether any value is not finite. shape=(workers, 2)"""
         bad = ~jnp.isfinite(rows).all(1)
-        values = jnp.where(bad[:, None] | is_weight[None], jnp.zeros((), rows.dtype), rows)
-        squares = jnp.stack([((values - row[None]) ** 2).sum(1) for row in values])
-        weights = super().statistics(rows, first)
-        return jnp.concatenate([squares, bad[:, None].astype(rows.dtype), weights[:, None]], 1)
+        return jnp.stack([super().statistics(rows, first), bad.astype(rows.dtype)], 1)
+
+    def further_statistics(self, rows: jax.Array, first: Any, statistics: jax.Array) -> jax.Array:
+        """Inner products of all pairs of vectors, relative to the reference point."""
+        is_weight = first & (jnp.arange(rows.shape[1]) == 0)
+        return inner_products(jnp.where(is_weight[None], 0, _relative(rows, statistics)[2]))
 
     def reduced(self, rows: jax.Array, statistics: Any, step: Any, number: Any) -> jax.Array:
-        n = len(rows)
-        weights = jnp.where(statistics[:, n] > 0, 0, statistics[:, n + 1])
-        shares = _weiszfeld(statistics[:, :n], weights).astype(rows.dtype)
-        return jnp.where(shares[:, None] > 0, shares[:, None] * rows, 0).sum(0)
+        first, products = statistics
+        weights, reference, halves = _relative(rows, first)
+        found = reference + 2 * geometric_weights(products, weights).combine(halves)
+        return jnp.where(2 * weights.sum() > first[:, 0].sum(), found, jnp.nan)
 
 
-def _weiszfeld(squares: jax.Array, weights: jax.Array) -> jax.Array:
-    """By what weights, which sum to 1, workers' values average to their geometric median.
+def _relative(rows: jax.Array, statistics: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """The weights of finite vectors, their coordinate-wise median, and half of each one's difference from it.
 
-    Args:
-      squares: of the distances between any two.
+    Half, because the whole could overflow.
     """
-    scale = jnp.where(weights > 0, squares, 0).max()
-    least = jnp.finfo(squares.dtype).eps * jnp.sqrt(scale)  # a distance below which a worker's value is the median
-
-    def distances(shares: jax.Array) -> jax.Array:
-        found = squares @ shares - shares @ squares @ shares / 2
-        return jnp.sqrt(jnp.maximum(found, 0))
-
-    def better(shares: jax.Array) -> jax.Array:
-        pull = weights / jnp.maximum(distances(shares), least + jnp.finfo(squares.dtype).tiny)
-        return pull / pull.sum()
-
-    def moves(state: tuple[jax.Array, jax.Array, jax.Array]) -> jax.Array:
-        steps, before, shares = state
-        return (steps < _STEPS) & (jnp.abs(shares - before).max() > jnp.finfo(squares.dtype).eps)
-
-    first = weights / weights.sum()
-    start = jnp.zeros((), jnp.int32), jnp.zeros_like(first), first
-    return jax.lax.while_loop(moves, lambda state: (state[0] + 1, state[2], better(state[2])), start)[2]
+    weights = jnp.where(statistics[:, 1] > 0, 0, statistics[:, 0])
+    finite = jnp.where(weights[:, None] > 0, rows, 0)
+    reference = Median().middle(finite, weights)
+    return weights, reference, jnp.where(weights[:, None] > 0, finite / 2 - reference[None] / 2, 0)
 
 
-def _sorted(values: jax.Array, weights: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Of each element all workers' values, from the least on, and beside each its worker's weight."""
-    shares = jnp.broadcast_to(weights[:, None], values.shape).astype(values.dtype)
+def _votes(rows: jax.Array, weights: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Values and, for each, its weight; infinity and 0 for those without a vote. Both of the shape of `rows`."""
+    voting = (weights[:, None] > 0) & ~jnp.isnan(rows)
+    return jnp.where(voting, rows, jnp.inf), jnp.where(voting, weights[:, None], 0).astype(rows.dtype)
+
+
+def _sorted(values: jax.Array, shares: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Sort each element over the workers, from the least value on, and the weights with them."""
     if len(values) >= _SORTED_BY_SORT:
         by_value = jax.lax.sort((values, shares), dimension=0, num_keys=1)
         return by_value[0], by_value[1]
@@ -204,7 +206,8 @@ def trimmed_mean(trim: int) -> TrimmedMean:
 def geometric_median() -> GeometricMedian:
     """A reduction for `all_reduce(op=…)`: the point to which the sum of all workers' distances is least.
 
-    Holds as long as the bad workers' weight is less than half. The tree is one vector: distances are of all of it.
+    Holds as long as the bad workers' weight is less than half, however large their values are. A worker with a value
+    that is not finite has no vote. The tree is one vector: distances are of all of it.
 
     Example:
       >>> import jax.numpy as jnp, collectives as comm

@@ -12,9 +12,9 @@ They are frozen dataclasses, equal on all workers, and compared by their fields.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import reduce
-from typing import Any
+from typing import Any, Protocol
 
 import jax
 import jax.numpy as jnp
@@ -52,6 +52,17 @@ class Sliced:
         """
         return None
 
+    def further_statistics(self, rows: jax.Array, first: Any, statistics: jax.Array) -> jax.Array | None:
+        """Return a second array that is summed over all slices, computed from the first sum; `None` if not needed.
+
+        If it is not `None`, `reduced` gets the pair of both sums in the place of `statistics`.
+
+        Args:
+          rows, first: as in `statistics`, which must not have returned `None`.
+          statistics: summed over all slices.
+        """
+        return None
+
     def reduced(self, rows: jax.Array, statistics: Any, step: Any, number: Any) -> jax.Array:
         """Slice number `number` of the result, in the format in which it travels. shape=(elements of the slice,)"""
         raise NotImplementedError
@@ -60,8 +71,38 @@ class Sliced:
         """The result, where all values are in one place, as one slice: of the values' shape and dtype."""
         first = rows[0]
         stacked = jnp.stack([self.sent(x.reshape(-1), step, worker) for worker, x in enumerate(rows)])
-        result = self.reduced(stacked, self.statistics(stacked, True), step, 0)
+        statistics = summed_statistics(self, stacked, True, lambda found: found)
+        result = self.reduced(stacked, statistics, step, 0)
         return result.astype(first.dtype).reshape(first.shape)
+
+
+class TakesStatistics(Protocol):
+    """A `Sliced`, or its functions, compiled."""
+
+    @property
+    def statistics(self) -> Callable[..., Any]:
+        """`Sliced.statistics`."""
+        ...
+
+    @property
+    def further_statistics(self) -> Callable[..., Any]:
+        """`Sliced.further_statistics`."""
+        ...
+
+
+def summed_statistics(op: TakesStatistics, rows: Any, first: Any, total: Callable[[Any], Any]) -> Any:
+    """Return the `statistics` that `op.reduced` gets for a slice.
+
+    Args:
+      rows, first: as in `Sliced.statistics`.
+      total: sums an array over all slices; all of them call it equally often.
+    """
+    statistics = op.statistics(rows, first)
+    if statistics is None:
+        return None
+    statistics = total(statistics)
+    further = op.further_statistics(rows, first, statistics)
+    return statistics if further is None else (statistics, total(further))
 
 
 class Mixed:

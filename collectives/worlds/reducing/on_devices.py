@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from adaptive.extend import Mixed, Sliced
+from adaptive.extend import Mixed, Sliced, summed_statistics
 
 
 def by_slices(op: Sliced, x: jax.Array, step: Any, axis: str) -> jax.Array:
@@ -19,9 +19,7 @@ def by_slices(op: Sliced, x: jax.Array, step: Any, axis: str) -> jax.Array:
     sent = op.sent(x.reshape(-1), step, number)
     sent = jnp.pad(sent, (0, -len(sent) % workers)).reshape(workers, -1)
     rows = jax.lax.all_to_all(sent, axis, 0, 0)
-    statistics = op.statistics(rows, number == 0)
-    if statistics is not None:
-        statistics = jax.lax.psum(statistics, axis)
+    statistics = summed_statistics(op, rows, number == 0, lambda found: jax.lax.psum(found, axis))
     slices = jax.lax.all_gather(op.reduced(rows, statistics, step, number), axis)
     return slices.reshape(-1)[: x.size].astype(x.dtype).reshape(x.shape)
 

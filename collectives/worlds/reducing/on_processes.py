@@ -8,14 +8,14 @@ part goes to those who average it, and nowhere else.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from functools import lru_cache
+from functools import lru_cache, partial
 from itertools import pairwise
 from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 
-from adaptive.extend import Mixed, Parts, Reduction, Sliced, average
+from adaptive.extend import Mixed, Parts, Reduction, Sliced, average, summed_statistics
 from collectives.worlds.operations import pieces
 
 from .by_hosts import ByHosts
@@ -32,11 +32,8 @@ def by_slices(comm: Any, op: Sliced, rows: Rows, received: np.ndarray, step: int
     with jax.default_device(jax.local_devices(backend="cpu")[0]):
         sent = [np.asarray(functions.sent(x.reshape(-1), number, np.int32(worker))) for worker, x in rows.items()]
         found = _slice_of_all(comm, sent, bounds)
-        statistics = functions.statistics(found, bounds[comm.rank] == 0 < bounds[comm.rank + 1])
-        if statistics is not None:
-            total = np.empty(statistics.shape, np.float64)
-            comm.Allreduce(np.asarray(statistics, np.float64), total)
-            statistics = total.astype(statistics.dtype)
+        has_first = bounds[comm.rank] == 0 < bounds[comm.rank + 1]
+        statistics = summed_statistics(functions, found, has_first, partial(_total, comm))
         own = np.asarray(functions.reduced(found, statistics, number, np.int32(comm.rank)))
     whole = np.empty(len(flat), own.dtype)
     comm.Allgatherv(_words(own), _placed(whole, np.diff(bounds)))
@@ -91,17 +88,25 @@ def mixed(comm: Any, weights: Mapping[int, Mapping[int, float]], rows: Rows, car
     }
 
 
+def _total(comm: Any, statistics: Any) -> np.ndarray:
+    """Statistics, summed over all processes' slices in double precision."""
+    total = np.empty(statistics.shape, np.float64)
+    comm.Allreduce(np.asarray(statistics, np.float64), total)
+    return total.astype(statistics.dtype)
+
+
 class _Functions(NamedTuple):
-    """What a reduction does, compiled."""
+    """A reduction's functions, compiled."""
 
     sent: Callable[..., Any]
     statistics: Callable[..., Any]
+    further_statistics: Callable[..., Any]
     reduced: Callable[..., Any]
 
 
 @lru_cache(maxsize=64)
 def _functions(op: Sliced) -> _Functions:
-    return _Functions(jax.jit(op.sent), jax.jit(op.statistics), jax.jit(op.reduced))
+    return _Functions(*(jax.jit(f) for f in (op.sent, op.statistics, op.further_statistics, op.reduced)))
 
 
 def _slice_of_all(comm: Any, sent: Sequence[np.ndarray], bounds: Sequence[int]) -> np.ndarray:

@@ -1,0 +1,129 @@
+"""The geometric median of a few vectors, from their inner products alone; vectors of any magnitude.
+
+Squares of float32 overflow above 1.8e19, and a sum of squares forgets what is 1e4 times smaller than its largest term.
+A bad worker may send both. So two things differ from the textbook:
+
+* Vectors are taken relative to a reference point near the good ones, the coordinate-wise median. Inner products of good
+  vectors then never have a bad vector's magnitude in them.
+* Elements are divided into three ranges of magnitude, each with a scale of its own at which squares neither overflow
+  nor vanish (Blum 1978, "A portable Fortran program to find the Euclidean norm of a vector"). Inner products stay sums
+  over elements, so that slices can be added up.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+_STEPS = 2000  # of Weiszfeld's, at most; each costs the cube of the number of workers
+_EXACT = jax.lax.Precision.HIGHEST  # or a GPU multiplies float32 in fewer bits
+_RANGES = 3  # of magnitudes: tiny, ordinary, huge
+_ZERO = -(1 << 20)  # the exponent of a vector of zeros: below all others
+
+
+def inner_products(rows: jax.Array) -> jax.Array:
+    """Inner products of all pairs of vectors, per range of magnitude; a sum over elements.
+
+    Args:
+      rows: shape=(workers, elements); finite.
+
+    Returns:
+      shape=(3 * workers, 3 * workers): tiny, ordinary and huge elements of each vector, each scaled.
+    """
+    n, dtype = len(rows), rows.dtype
+    size, top = jnp.abs(rows), jnp.finfo(dtype).maxexp
+    tiny, huge = size < 2.0 ** (-15 * top // 32), size > 2.0 ** (top // 4)
+    ordinary = jnp.where(tiny | huge, 0, rows)
+
+    def product(x: jax.Array) -> jax.Array:
+        return jnp.matmul(x, x.T, precision=_EXACT)
+
+    def of_all() -> jax.Array:
+        scaled = [jnp.where(tiny, rows * 2.0 ** _scale(dtype, 0), 0), ordinary]
+        return product(jnp.concatenate([*scaled, jnp.where(huge, rows * 2.0 ** _scale(dtype, 2), 0)]))
+
+    def of_ordinary() -> jax.Array:
+        return jnp.pad(product(ordinary), n)
+
+    return jax.lax.cond(jnp.any(huge | (tiny & (rows != 0))), of_all, of_ordinary)
+
+
+def _scale(dtype: jax.typing.DTypeLike, which: int) -> int:
+    """The power of two by which elements of a range are multiplied."""
+    return (1 - which) * 5 * jnp.finfo(dtype).maxexp // 8
+
+
+class Weights(NamedTuple):
+    """The geometric median, relative to the reference point, as a linear combination of vectors.
+
+        sum_i factors[i] * 2^common * (vectors[i] * 2^-exponents[i])
+
+    in this order no product overflows, and none vanishes that matters.
+    """
+
+    factors: jax.Array  # shape=(workers,)
+    exponents: jax.Array  # shape=(workers,), integers
+    common: jax.Array  # integer
+
+    def combine(self, rows: jax.Array) -> jax.Array:
+        """The combination of `rows`, element by element. shape=(elements,)"""
+        units = jnp.ldexp(rows, -jnp.maximum(self.exponents, -2 * jnp.finfo(rows.dtype).maxexp)[:, None])
+        factors = self.factors.astype(rows.dtype)[:, None]
+        return jnp.ldexp(jnp.where(factors != 0, factors * units, 0).sum(0), self.common)
+
+
+def geometric_median(products: jax.Array, weights: jax.Array) -> Weights:
+    """Find the point with the least weighted sum of distances to all vectors, by Weiszfeld's iteration.
+
+    A vector is used as a length, a power of two, times a direction. Lengths are in units of the median length; beyond
+    2^32 of these (float64: 2^256) only the direction matters, so they are clipped there.
+
+    Args:
+      products: `inner_products` of all vectors, relative to the reference point.
+      weights: shape=(workers,); a vector with weight 0 is ignored.
+    """
+    n, dtype, top = len(weights), products.dtype, jnp.finfo(products.dtype).maxexp
+    blocks = products.reshape(_RANGES, n, _RANGES, n).transpose(0, 2, 1, 3)
+    scales = jnp.array([_scale(dtype, which) for which in range(_RANGES)], jnp.int32)
+
+    squares = jnp.stack([jnp.diagonal(blocks[which, which]) for which in range(_RANGES)])
+    lengths = jnp.where(squares > 0, jnp.frexp(jnp.sqrt(squares))[1] - scales[:, None], _ZERO)
+    exponents = lengths.max(0)
+    shift = -scales[:, None, None, None] - scales[None, :, None, None]
+    shift = shift - exponents[None, None, :, None] - exponents[None, None, None, :]
+    shift = jnp.clip(shift, -4 * top, 4 * top)
+    units = jnp.ldexp(jnp.ldexp(blocks, shift // 2), shift - shift // 2).sum((0, 1))  # inner products of the directions
+
+    common = _median(exponents, weights)
+    length = jnp.ldexp(jnp.ones(n, dtype), jnp.clip(exponents - common, -top // 4, top // 4))
+    length = jnp.where(exponents == _ZERO, 0, length)
+
+    def distances(shares: jax.Array) -> jax.Array:
+        """From the point that is the mean by `shares`, without cancellation where it is near a vector."""
+        others = jnp.where(jnp.eye(n, dtype=bool), 0, shares).sum(1)
+        away = jnp.where(jnp.eye(n, dtype=bool), others * length, -shares * length)
+        return jnp.sqrt(jnp.maximum((jnp.matmul(away, units, precision=_EXACT) * away).sum(1), 0))
+
+    def pulled(shares: jax.Array) -> jax.Array:
+        """One of Weiszfeld's steps: weights in inverse proportion to the distances."""
+        pull = weights / jnp.maximum(distances(shares), jnp.finfo(dtype).eps)
+        return pull / pull.sum()
+
+    def moves(state: tuple[jax.Array, jax.Array, jax.Array]) -> jax.Array:
+        steps, before, shares = state
+        moved = jnp.abs(shares - before) * jnp.maximum(length, 1)
+        return (steps < _STEPS) & (moved.max() > 2 * jnp.finfo(dtype).eps)
+
+    near = weights / (1 + length)
+    start = jnp.zeros((), jnp.int32), jnp.full_like(near, jnp.inf), near / near.sum()
+    shares = jax.lax.while_loop(moves, lambda state: (state[0] + 1, state[2], pulled(state[2])), start)[2]
+    # Where half of the weight is at the reference point, that is the median.
+    return Weights(jnp.where(common == _ZERO, 0, shares * length), exponents, common)
+
+
+def _median(values: jax.Array, weights: jax.Array) -> jax.Array:
+    """The least value that half of the weight is not above. Scalar."""
+    order = jnp.argsort(values)
+    return values[order][jnp.argmax(jnp.cumsum(weights[order]) >= weights.sum() / 2)]

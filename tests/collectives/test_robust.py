@@ -1,0 +1,126 @@
+"""Robust reductions of vectors of any magnitude, against their definitions in extended precision."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import PartitionSpec as P
+
+import collectives as comm
+from collectives._robust import Median
+from collectives.worlds.reducing.on_devices import by_slices
+
+WEIGHTS = np.array([3.0, 2.0, 5.0, 4.0, 3.0])
+BY_DTYPE = {"float32": 2e-4, "float64": 1e-6}  # near a worker's vector Weiszfeld's iteration is slow
+HUGE = [1.0, 1e4, 1e6, 1e8, 1e15, 1e20, 1e30, 1e37]
+BEYOND_SINGLE = [1e100, 1e160, 1e290]
+
+
+@pytest.fixture(params=list(BY_DTYPE))
+def dtype(request):
+    with jax.enable_x64(request.param == "float64"):
+        yield request.param
+
+
+def in_one_place(op, rows):
+    return jax.jit(op.in_one_place)(list(rows), 1)
+
+
+def on_four_devices(op, rows):
+    """As over the devices of one process: each reduces a slice."""
+    mesh = jax.make_mesh((4,), ("worker",), axis_types=(jax.sharding.AxisType.Auto,))
+    reduce = jax.shard_map(
+        lambda x: by_slices(op, x[0], 1, "worker"), mesh=mesh, in_specs=P("worker"), out_specs=P(), check_vma=False
+    )
+    return jax.jit(reduce)(jnp.stack(rows))
+
+
+def reduced(op, vectors, weights, dtype, how=in_one_place):
+    rows = np.concatenate([weights[:, None], vectors], 1).astype(dtype)
+    with np.errstate(all="ignore"):
+        return np.asarray(how(op, [jnp.asarray(row) for row in rows]), np.longdouble)[1:]
+
+
+def vectors(bad, by, size, dtype, seed=0):
+    """Five normal vectors, the first `bad` of which are multiplied by `by`."""
+    found = np.random.default_rng(seed).normal(size=(5, size)).astype(dtype)
+    found[:bad] *= np.asarray(by, dtype)
+    return found
+
+
+def pull(point, rows, weights):
+    """How far the point is from the geometric median: the sum of weighted directions, per total weight.
+
+    At the median it is 0, or at a vector itself no more than that vector's own weight.
+    """
+    away = rows.astype(np.longdouble) - point[None]
+    far = np.sqrt((away**2).sum(1))
+    scale = np.median(far)
+    there = far < 1e-3 * scale
+    total = (weights[~there, None] * away[~there] / far[~there, None]).sum(0)
+    return max(float(np.sqrt((total**2).sum()) - weights[there].sum()), 0.0) / weights.sum()
+
+
+@pytest.mark.parametrize("size", [4, 500])
+@pytest.mark.parametrize("bad", [1, 2])
+@pytest.mark.parametrize(
+    ("dtype", "by"),
+    [("float32", by) for by in HUGE] + [("float64", by) for by in HUGE + BEYOND_SINGLE],
+    indirect=["dtype"],
+)
+def test_the_geometric_median_does_not_depend_on_how_far_bad_workers_are(dtype, by, bad, size):
+    for seed in range(3):
+        rows = vectors(bad, by, size, dtype, seed)
+        point = reduced(comm.geometric_median(), rows, WEIGHTS, dtype)
+        assert pull(point, rows, WEIGHTS) < 20 * BY_DTYPE[dtype]
+
+
+@pytest.mark.parametrize("bad", [1, 2])
+@pytest.mark.parametrize("what", [np.inf, -np.inf, np.nan])
+def test_vectors_that_are_not_finite_have_no_vote(dtype, what, bad):
+    rows = vectors(bad, 1, 50, dtype)
+    rows[:bad, 3] = what
+    point = reduced(comm.geometric_median(), rows, WEIGHTS, dtype)
+    assert pull(point, rows[bad:], WEIGHTS[bad:]) < BY_DTYPE[dtype]
+
+
+@pytest.mark.parametrize("by", [2.0**-70, 2.0**-30, 2.0**20, 2.0**120])
+@pytest.mark.parametrize("op", [comm.geometric_median(), Median(), comm.trimmed_mean(1)], ids=lambda op: op.name)
+def test_results_scale_with_the_vectors(op, by, dtype):
+    rows = vectors(1, 1e4, 50, dtype)
+    rows[0] = np.clip(rows[0], -50, 50)
+    once = reduced(op, rows, WEIGHTS, dtype)
+    np.testing.assert_array_equal(reduced(op, rows * np.asarray(by, dtype), WEIGHTS, dtype), once * by)
+
+
+def test_equal_vectors_are_their_own_geometric_median_beside_a_huge_one(dtype):
+    rows = np.tile(vectors(0, 1, 20, dtype)[:1], (5, 1))
+    rows[4] *= np.asarray(1e15, dtype)
+    np.testing.assert_array_equal(reduced(comm.geometric_median(), rows, WEIGHTS, dtype), rows[0])
+
+
+@pytest.mark.parametrize("by", [1.0, 1e6, 1e20, np.inf])
+@pytest.mark.parametrize("op", [comm.geometric_median(), Median(), comm.trimmed_mean(1)], ids=lambda op: op.name)
+def test_slices_come_to_what_one_place_does(op, by, dtype):
+    rows, weights = vectors(1, by, 37, dtype)[:4], WEIGHTS[:4]
+    found = reduced(op, rows, weights, dtype, on_four_devices)
+    np.testing.assert_allclose(found, reduced(op, rows, weights, dtype), rtol=BY_DTYPE[dtype], atol=BY_DTYPE[dtype])
+
+
+@pytest.mark.parametrize("by", [1e4, 1e20, 1e37, np.inf, np.nan])
+@pytest.mark.parametrize("op", [Median(), comm.trimmed_mean(2)], ids=lambda op: op.name)
+def test_coordinates_stay_among_those_of_good_workers(op, by, dtype):
+    rows = vectors(2, by, 50, dtype)
+    found = reduced(op, rows, np.ones(5), dtype)
+    assert (found >= rows[2:].min(0)).all()
+    assert (found <= rows[2:].max(0)).all()
+
+
+def test_a_trimmed_mean_of_huge_values_is_finite(dtype):
+    """A value times its weight can overflow, where the mean does not."""
+    largest = float(np.finfo(dtype).max)
+    rows = np.full((5, 3), largest / 2)
+    found = reduced(comm.trimmed_mean(1), rows, 64 * WEIGHTS, dtype)
+    np.testing.assert_allclose(np.asarray(found / np.longdouble(largest), float), 0.5, rtol=1e-6)
