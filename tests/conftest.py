@@ -57,8 +57,10 @@ def _set_the_compilers_speed(speed: str) -> None:
     def quick(asking):
         def asked(self, *args):
             asking(self, *args)
-            while isinstance(self._compiler, background) and not self.warm and self._compiler.error is None:
-                time.sleep(0.001)
+            if isinstance(self._compiler, background):
+                with self._compiler.without_pauses():
+                    while not self.warm and self._compiler.error is None:
+                        time.sleep(0.001)
 
         return asked
 

@@ -82,14 +82,14 @@ class Advice:
         names = value_names(plan)
         missing = ", ".join(names[value] for value in values)
         said = (
-            f"{plan.hook.name!r}{at(plan.line)} has had nothing to go by: {missing} could not be told in any of "
+            f"{plan.hook.name!r}{at(plan.line)} has no measurements yet: {missing} had no known value in any of "
             f"{steps} steps"
         )
         if beside_compiler >= STEPS:
             return (
-                f"{said}, because kernels are still being compiled behind them, and on fewer than four cores the "
-                "seconds of a step beside a compiler are not the machine's. Give each process more cores, or wait for "
-                "the kernels before the run:  program.warm_up()"
+                f"{said}, because kernels were being compiled beside all of them. On fewer than four cores a compiler "
+                "slows the steps down, so their seconds do not count. Give each process more cores, or compile before "
+                "the run:  program.warm_up()"
             )
         if any(f"{names[value]}.scale" in plan.hook.leaf_names for value in values):
             return (

@@ -23,6 +23,7 @@ from adaptive.base.phases import doing
 from adaptive.base.surroundings import unwatched
 from adaptive.base.world import World
 
+from .adapted import Adapted
 from .events import StepEvent
 from .figures import Noise, noise_of
 
@@ -96,7 +97,7 @@ class Progress:
         self._began = self._last_seen = time.monotonic()
         self._last: StepEvent | None = None
         self._recent: deque[StepEvent] = deque(maxlen=_RECENT)
-        self._rate = _Rate()
+        self._rate, self._adapted = _Rate(), Adapted()
         self._printed = self._epoch_printed = self._began
         self._steps = self._examples = 0
         self._done = threading.Event()
@@ -112,6 +113,7 @@ class Progress:
         report, first = event.report, self._last is None
         self._last, self._last_seen = event, time.monotonic()
         self._recent.append(event)
+        self._adapted.take(event)
         self._steps += 1
         self._examples += report.global_batch
         if self._world.rank:
@@ -145,7 +147,7 @@ class Progress:
         self._thread.start()
 
     def close(self, error: BaseException | None = None) -> None:
-        """The run has ended, well or not: a line that sums it up."""
+        """Print how the run ended, and what adapted in it."""
         if self._done.is_set():
             return
         self._done.set()
@@ -157,6 +159,8 @@ class Progress:
                 self._live.stop()
                 self._live = None
             self._print(self._summary(error))
+            if adapted := self._adapted.line:
+                self._print(adapted)
         self._thread.join(REFRESH_SECONDS)  # none of it is to be left when the interpreter ends
 
     # --- from the thread of the line ----------------------------------------------------------------------------------
@@ -198,7 +202,7 @@ class Progress:
             return f"waiting {still:.0f} s{self._stands_in()}"
         told = time_lost(list(self._recent))
         if not self._kernels.warm:
-            told.append(f"compiling {self._kernel_in_words()}, behind the steps")
+            told.append(f"compiling {self._kernel_in_words()} in the background")
         return f"({'; '.join(told)})" if told else ""
 
     def _stands_in(self) -> str:

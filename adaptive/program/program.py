@@ -617,7 +617,7 @@ class Program:
         self._stream.advance(sizes)
         kernels, consumed = self._engine.kernels, self._stream.consumed
         lossy = [kernels.tried_at_a_loss(local) for local in range(len(self.world.workers))]
-        self._clock.take(outcome.compute_seconds, compiling=not kernels.warm, tried_at_a_loss=lossy)
+        self._clock.take(outcome.compute_seconds, beside_compiler=kernels.step_ended(), tried_at_a_loss=lossy)
         if come_and_gone or isinstance(self._data, Shards):
             notes = [*come_and_gone, *notes, *unused_shards(self._data, *ran, first=self._step == 1)]
         if self._keeping is not None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from adaptive.base.cores import n_cores
 from adaptive.base.failure import tell
 from adaptive.base.world import World
 from adaptive.runtime.engine import Engine
@@ -13,7 +12,6 @@ from adaptive.runtime.updates import made_nans, share_found
 
 from .arguments import NonFinite
 
-FEW_CORES = 4  # with fewer, the thread of a compiler is felt
 _NAN = float("nan")
 
 
@@ -22,14 +20,12 @@ class StepClock:
 
     Attributes:
       compute_seconds: per worker of this process; NaN where not known.
-      beside_compiler: steps in a row, up to now, whose seconds are not known for that.
+      beside_compiler: steps in a row, up to now, whose seconds are not known because a compiler ran beside them.
     """
 
     def __init__(self, world: World):
-        self._few_cores = world.devices[0].platform == "cpu" and n_cores() < FEW_CORES
         self.compute_seconds = [_NAN] * len(world.workers)
         self.beside_compiler = 0
-        self._compiling = False  # in a way that slows the steps down
         self._began = _NAN
 
     def begin(self, now: float) -> float:
@@ -37,14 +33,13 @@ class StepClock:
         since, self._began = now - self._began, now
         return since
 
-    def take(self, seconds: Sequence[float], *, compiling: bool, tried_at_a_loss: Sequence[bool]) -> None:
+    def take(self, seconds: Sequence[float], *, beside_compiler: bool, tried_at_a_loss: Sequence[bool]) -> None:
         """Take the seconds of a step: NaN for one beside which this process's own compiler took much of its cores, and
-        for a worker that tried a kernel where others would have been faster. Such seconds are not the machine's, and
-        whoever balanced by them would have to take it back.
+        for a worker that tried a kernel where others would have been faster. Such seconds are not the machine's, and a
+        policy that balanced by them would have to take it back.
         """
-        before, self._compiling = self._compiling, self._few_cores and compiling
-        self.beside_compiler = self.beside_compiler + 1 if before or self._compiling else 0
-        lost = [before or self._compiling or tried for tried in tried_at_a_loss]
+        self.beside_compiler = self.beside_compiler + 1 if beside_compiler else 0
+        lost = [beside_compiler or tried for tried in tried_at_a_loss]
         self.compute_seconds = [_NAN if is_lost else s for s, is_lost in zip(seconds, lost, strict=True)]
 
     def forget(self, places: Iterable[int]) -> None:

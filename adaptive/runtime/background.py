@@ -1,11 +1,14 @@
-"""One thread that compiles behind the steps what is wanted, in order of urgency."""
+"""One thread that compiles in the background what is wanted, in order of urgency."""
 
 from __future__ import annotations
 
 import itertools
 import queue
 import threading
+import time
 import weakref
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Protocol
 
 from adaptive.base.surroundings import settings_here
@@ -13,6 +16,9 @@ from adaptive.base.surroundings import settings_here
 from . import ending as _ending
 
 Item = tuple[int, int]  # a worker of this process, and a size
+
+QUIET_STEPS = 3  # steps in a row with no compiler beside them, before each compile: what a policy can learn speeds from
+_FIRST_PAUSE = 1.0  # seconds that the first pause lasts at most; a later one lasts as long as the compile before it
 
 
 class Compiles(Protocol):
@@ -28,10 +34,22 @@ class BackgroundCompiler:
     Holds its owner weakly and ends with it. Nobody waits for it: not who closes it, nor, where that can be done safely
     (see `ending`), the end of the process.
 
+    Where a compile takes a good part of the process's cores, the seconds of the steps beside it are not the machine's.
+    With `pauses` the thread lets a few steps pass alone before each compile, so that they can be measured. A pause
+    never lasts longer than the compile before it, so it doubles the time until all is compiled at most.
+
+    Args:
+      owner: compiles an item.
+      pauses: whether to let steps pass between two compiles.
     """
 
-    def __init__(self, owner: Compiles):
+    def __init__(self, owner: Compiles, *, pauses: bool = False):
         self.error: BaseException | None = None
+        self._pauses, self._longest_pause = pauses, _FIRST_PAUSE
+        self._beside_step = False  # whether something has been compiled since the last step ended
+        self._pausing = self._in_a_hurry = False
+        # What ends a pause: of each step whether something was compiled beside it. Like the bell it needs no lock.
+        self._steps: queue.SimpleQueue[bool] = queue.SimpleQueue()
         self._waiting: dict[Item, tuple[int, int]] = {}  # and how they are ordered
         self._at: Item | None = None
         self._lock = threading.Lock()
@@ -72,8 +90,26 @@ class BackgroundCompiler:
         with self._lock:
             self._waiting.pop((local, size), None)
 
+    def step_ended(self) -> bool:
+        """Note the end of a step. Returns whether something was compiled beside it."""
+        with self._lock:
+            beside, self._beside_step = self._beside_step, self._at is not None
+        if self._pausing:
+            self._steps.put(beside)
+        return beside
+
+    @contextmanager
+    def without_pauses(self) -> Iterator[None]:
+        """Compile without pauses within the block: somebody waits, and takes no step meanwhile."""
+        self._in_a_hurry = True
+        self._steps.put(True)
+        try:
+            yield
+        finally:
+            self._in_a_hurry = False
+
     def close(self) -> None:
-        """End behind what is being compiled."""
+        """End after what is being compiled."""
         with self._lock:
             self._waiting.clear()
         self._end()
@@ -81,19 +117,36 @@ class BackgroundCompiler:
     def _end(self, _owner: object = None) -> None:
         self._ended = True
         self._bell.put(False)
+        self._steps.put(True)
 
     def _next(self) -> Item | None:
         with self._lock:
             self._at = min(self._waiting, key=self._waiting.__getitem__, default=None)
             if self._at is not None:
                 del self._waiting[self._at]
+                self._beside_step = True
             return self._at
+
+    def _pause(self) -> None:
+        """Let some steps pass with no compiler beside them."""
+        self._pausing, quiet, end = True, 0, time.monotonic() + self._longest_pause
+        try:
+            while quiet < QUIET_STEPS and not (self._in_a_hurry or self._ended):
+                beside = self._steps.get(timeout=max(0.0, end - time.monotonic()))
+                quiet = 0 if beside else quiet + 1
+        except queue.Empty:
+            pass
+        finally:
+            self._pausing = False
 
     def _run(self) -> None:
         while self._bell.get() and not self._ended:
+            if self._pauses:
+                self._pause()
             item, owner = self._next(), self._owner()
             if item is None or owner is None:
                 continue
+            began = time.monotonic()
             try:
                 with self._settings():
                     owner.compile(*item)
@@ -102,4 +155,4 @@ class BackgroundCompiler:
                 return
             finally:
                 del owner
-            self._at = None
+            self._longest_pause, self._at = time.monotonic() - began, None

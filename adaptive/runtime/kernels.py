@@ -20,6 +20,7 @@ from typing import Any
 
 import jax
 
+from adaptive.base.cores import n_cores
 from adaptive.base.phases import phase
 
 from .background import BackgroundCompiler
@@ -36,6 +37,7 @@ _RETIME = 64  # steps between two timings of a mixed batch
 _TRACES = 2  # that are kept for the other devices of this process
 _SHORT = 8  # times which a call must be shorter than the longest to tell what calls cost
 _KEPT = 16  # sizes besides the ladder whose kernels a worker keeps at least
+_FEW_CORES = 4  # with fewer, a compiler takes a good part of what the steps have
 
 
 @dataclass(frozen=True)
@@ -166,7 +168,8 @@ class Kernels:
         self.compile_order, self._lock = options.compile_order, threading.Lock()
         self._versions = itertools.count(1)
         self._ladder: set[int] = set()
-        self._compiler = BackgroundCompiler(self)
+        self.few_cores = devices[0].platform == "cpu" and n_cores() < _FEW_CORES
+        self._compiler = BackgroundCompiler(self, pauses=self.few_cores)
 
     # --- what a size is made of ---------------------------------------------------------------------------------------
 
@@ -179,10 +182,8 @@ class Kernels:
             return worker.ready.keys() >= set(self._fixed(size, self.least_calls))
         if not self.splittable or size in worker.ready:
             return size in worker.ready
-        # A few calls more than the whole ladder would need are a price for going on at once; hundreds are not.
         measured = worker.measured()
-        now, then = (self._cost(size, rungs, measured) for rungs in (list(worker.ready), self._ladder))
-        return now <= _PRICE_OF_GOING_ON * then < inf
+        return self._can_go_on(self._cost(size, list(worker.ready), measured), size, measured)
 
     @staticmethod
     def _cost(size: int, kernels: Iterable[int], measured: Mapping[int, float]) -> float:
@@ -317,6 +318,10 @@ class Kernels:
 
     # --- compiling ----------------------------------------------------------------------------------------------------
 
+    def step_ended(self) -> bool:
+        """Note the end of a step. Returns whether its seconds are not the machine's, for a compiler beside it."""
+        return self._compiler.step_ended() and self.few_cores
+
     def require(self, sizes: Sequence[int]) -> None:
         """Have what `sizes` (one per worker of this process) need, waiting for it; then build the ladder behind the
         steps.
@@ -366,9 +371,23 @@ class Kernels:
         if not missing or self._is_long_enough():
             return
         self._ladder.update(missing)
-        for rung in compile_order(missing, *self.compile_order):
-            for local in range(len(self._workers)):
-                self._put(local, rung)
+        wanted = [k for k in missing if not all(k in worker.ready for worker in self._workers)]
+        coarse = [k for k in wanted if k in self._coarse_ladder]
+        for kernels in (coarse, [k for k in wanted if k not in coarse]):
+            self._put_shared(range(len(self._workers)), kernels)
+
+    @property
+    def _coarse_ladder(self) -> set[int]:
+        """Every second rung from the longest one down, and that of one example: half of the kernels make every size, of
+        a few calls more. So they come first.
+        """
+        return {*sorted(self._ladder, reverse=True)[::2], 1}
+
+    def _put_shared(self, workers: Iterable[int], kernels: Sequence[int], *, urgent: bool = False) -> None:
+        """Put kernels in that processes which share a cache compile together: each begins with its part of them."""
+        for size in compile_order(kernels, *self.compile_order):
+            for local in workers:
+                self._put(local, size, urgent=urgent)
 
     def _is_long_enough(self) -> bool:
         """Whether the longest rung is no faster, by example, than the one before it: then nor is a longer one."""
@@ -396,10 +415,25 @@ class Kernels:
             worker.asked = size
             self._let_go(local)
             if not self.can_make(local, size):
-                of_the_ladder = cheapest(size, self._ladder, lambda k: predict(k, {})) if self.timed else None
-                microbatches = of_the_ladder if self.splittable and of_the_ladder else self._first_kernels(size)
-                for needed in sorted(set(microbatches)):
-                    self._put(local, needed, urgent=True)
+                missing = set(self._soonest_kernels(worker, size)) - worker.ready.keys()
+                self._put_shared([local], sorted(missing, reverse=True), urgent=True)
+
+    def _soonest_kernels(self, worker: _Worker, size: int) -> Sequence[int]:
+        """Kernels that can make a size soon: those that are there, and few others."""
+        if not (self.splittable and self.timed):
+            return self._first_kernels(size)
+        measured = worker.measured()
+        for kernels in ({*worker.ready, *self._coarse_ladder}, self._ladder):
+            calls = cheapest(size, kernels, lambda k: predict(k, measured))
+            if calls is not None and self._can_go_on(self._cost(size, kernels, measured), size, measured):
+                return calls
+        return self._first_kernels(size)
+
+    def _can_go_on(self, cost: float, size: int, measured: Mapping[int, float]) -> bool:
+        """Whether calls of this cost will do for a size: a few more than the whole ladder would need are a price for
+        going on at once; hundreds are not.
+        """
+        return cost <= _PRICE_OF_GOING_ON * self._cost(size, self._ladder, measured) < inf
 
     def _put(self, local: int, size: int, *, urgent: bool = False) -> None:
         if size not in self._workers[local].ready:
@@ -475,9 +509,10 @@ class Kernels:
     @phase("waiting for kernels", compiles=True)
     def finish(self) -> None:
         """Wait until all that was asked for is compiled."""
-        while not self.warm:
-            self.check()
-            time.sleep(0.005)
+        with self._compiler.without_pauses():
+            while not self.warm:
+                self.check()
+                time.sleep(0.005)
 
     def check(self) -> None:
         """Raise what the background compiler met."""

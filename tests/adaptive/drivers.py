@@ -96,6 +96,7 @@ class HeldCompiler:
 
     def __init__(self, kernels: Kernels):
         self.kernels, self.asked, self.error = kernels, [], None
+        self._was_busy = False
         kernels._compiler = self
 
     def put(self, local: int, size: int, *, urgent: bool = False) -> None:
@@ -110,6 +111,10 @@ class HeldCompiler:
     @property
     def idle(self) -> bool:
         return not self.asked
+
+    def step_ended(self) -> bool:
+        beside, self._was_busy = self._was_busy or bool(self.asked), bool(self.asked)
+        return beside
 
     def close(self) -> None:
         self.asked.clear()

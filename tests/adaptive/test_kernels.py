@@ -135,7 +135,7 @@ def test_only_the_first_size_is_waited_for(make):
     kernels = make()
     kernels.require([40])
     assert ready(kernels) == [40]
-    assert kernels._compiler.asked == [(0, 32), (0, 16), (0, 8), (0, 4), (0, 2), (0, 1)]
+    assert kernels._compiler.asked == [(0, 32), (0, 8), (0, 2), (0, 1), (0, 16), (0, 4)]  # first what makes every size
     assert not kernels.warm
     kernels._compiler.compile()
     assert kernels.warm
@@ -181,6 +181,37 @@ def test_the_ladder_makes_every_size(make, first):
         assert sum(kernels.microbatches(0, size)) == size
 
 
+@pytest.mark.parametrize("first", [2, 7, 8, 40, 1000])
+def test_half_of_the_ladder_makes_every_size(make, first):
+    """Of a few calls more, so that sizes can change long before the whole ladder is there."""
+    kernels = make()
+    kernels.require([first])
+    measure(kernels, {first: 1e-3 * first})  # beside which what a call costs is little
+    asked = [size for _, size in kernels._compiler.asked]
+    kernels._compiler.compile(*asked[: len(asked) // 2 + 1])
+    assert all(kernels.can_make(0, size) for size in range(1, 2 * first + 1))
+
+
+def test_a_size_that_has_to_wait_is_asked_for_with_few_kernels(make):
+    kernels = make()
+    kernels.require([32])
+    kernels._compiler.asked.clear()
+    kernels.ask([63], [32])
+    assert kernels._compiler.asked == [(0, 8), (0, 2), (0, 1)]  # five more calls, and two kernels less to wait for
+
+
+def test_processes_that_share_a_cache_divide_what_is_waited_for(make):
+    first = []
+    for rank in range(2):
+        kernels = make(compile_order=(rank, 2))
+        kernels.require([32])
+        kernels._compiler.asked.clear()
+        kernels.ask([42], [32])
+        assert sorted(kernels._compiler.asked) == [(0, 2), (0, 8)]
+        first.append(kernels._compiler.asked[0])
+    assert first == [(0, 8), (0, 2)]
+
+
 def test_all_workers_have_to_be_able_to_make_a_size(make):
     kernels = make(workers=2)
     kernels.require([4, 4])
@@ -224,7 +255,7 @@ def test_a_ladder_whose_longest_rung_gains_nothing_grows_no_longer(make):
     assert kernels._compiler.asked == []
     measure(kernels, {8: 5.0, 4: 4.0})  # timed again, on a quieter machine
     kernels.extend(64)
-    assert [size for _, size in kernels._compiler.asked] == [64, 32, 16]
+    assert [size for _, size in kernels._compiler.asked] == [64, 16, 32]
 
 
 def test_a_size_that_cannot_be_made_is_asked_for_once(make):
@@ -236,7 +267,7 @@ def test_a_size_that_cannot_be_made_is_asked_for_once(make):
     other._compiler.asked.clear()
     other.ask([6], [4])
     other.ask([6], [4])
-    assert other._compiler.asked == [(0, 2)]  # of the ladder, not one of its own: 6 is a call of 4 and one of 2
+    assert other._compiler.asked == [(0, 1)]  # of the ladder, not one of its own: 6 is a call of 4 and two of 1
 
 
 def test_calls_that_are_asked_for_by_name_are_all_there_is(make):
@@ -606,10 +637,10 @@ def test_an_error_behind_the_steps_is_raised_in_the_next_one():
     kernels = with_a_thread(trace_large)
     kernels.check()
     kernels.require([4])
-    with pytest.raises(ValueError, match="no such driver for 2"):
+    with pytest.raises(ValueError, match="no such driver for 1"):
         kernels.finish()
     for _ in range(2):
-        with pytest.raises(ValueError, match="no such driver for 2"):
+        with pytest.raises(ValueError, match="no such driver for 1"):
             kernels.check()
     kernels.close()
 

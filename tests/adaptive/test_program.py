@@ -16,12 +16,13 @@ import collectives as comm
 import monitors as mon
 from adaptive import operators
 from adaptive.base import failure as _failure
+from adaptive.base.cores import n_cores
 from adaptive.base.decision import Decision
 from adaptive.base.seats import Seats
 from adaptive.control.decision_digest import DecisionDigest
 from adaptive.control.status import status_length
 from adaptive.operators.sources import Source, read
-from adaptive.program import watch as _watch
+from adaptive.runtime import kernels as _kernels
 from adaptive.runtime.kernels import Kernels
 from adaptive.runtime.local_world import LocalWorld
 from adaptive.runtime.message import accumulate
@@ -137,7 +138,7 @@ def test_what_jax_is_set_to_in_this_thread_holds_behind_the_steps_too():
 def test_a_step_in_which_a_kernel_was_tried_at_a_loss_says_nothing_of_the_machine(monkeypatch):
     lossy: list[bool] = []
     monkeypatch.setattr(Kernels, "tried_at_a_loss", lambda self, local: lossy[-1])
-    monkeypatch.setattr(_watch, "n_cores", lambda: 64)
+    monkeypatch.setattr(_kernels, "n_cores", lambda: 64)
     seconds = Source("seconds", lambda r: r.compute_seconds)
 
     def driver(state, batch):
@@ -165,7 +166,7 @@ def test_every_worker_hears_what_one_more_call_costs(monkeypatch):
 )
 def test_a_step_beside_our_own_compiler_says_nothing_of_the_machine_if_it_has_few_cores(monkeypatch, cores, known):
     """Or balancing would follow what compiling costs, and take it back."""
-    monkeypatch.setattr(_watch, "n_cores", lambda: cores)
+    monkeypatch.setattr(_kernels, "n_cores", lambda: cores)
     monkeypatch.setattr(Kernels, "tried_at_a_loss", lambda self, local: False)
     seconds = Source("seconds", lambda r: r.compute_seconds)
 
@@ -186,11 +187,11 @@ def test_a_step_beside_our_own_compiler_says_nothing_of_the_machine_if_it_has_fe
 
 def test_cores_are_those_that_the_process_may_use(monkeypatch):
     monkeypatch.delenv("PJRT_NPROC", raising=False)
-    allowed = _watch.n_cores()
+    allowed = n_cores()
     assert allowed >= 1
     for told, cores in (("1", 1), ("0", allowed), ("many", allowed), (str(10**6), allowed)):
         monkeypatch.setenv("PJRT_NPROC", told)
-        assert _watch.n_cores() == cores
+        assert n_cores() == cores
 
 
 # --- reports ----------------------------------------------------------------------------------------------------------

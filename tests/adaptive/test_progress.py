@@ -151,7 +151,7 @@ def test_kernels_that_are_compiled_behind_the_steps(bench):
     there.line(event())
     assert "kernel" not in there.line._line()
     there.kernels.warm = False
-    assert there.line._line().endswith("(compiling kernel 4 of 9, behind the steps)")
+    assert there.line._line().endswith("(compiling kernel 4 of 9 in the background)")
 
 
 # --- how it is shown --------------------------------------------------------------------------------------------------

@@ -158,7 +158,7 @@ def test_what_is_made_of_an_unknown_value_is_looked_at_once_that_is_known():
         return {"w": mean * seconds + jnp.log(2.5 - state["count"]), "count": state["count"] + 1}, {}
 
     with build(driver, {"w": 0.0, "count": 0.0}) as program:
-        program._clock._few_cores = False  # else seconds may stay unknown while kernels are compiled
+        program._engine.kernels.few_cores = False  # else seconds may stay unknown while kernels are compiled
         with pytest.raises(ad.NonFiniteError, match=r"the update of step 4 made NaNs: in state\['w'\]"):
             list(program.run(steps=6))
 

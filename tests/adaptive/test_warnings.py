@@ -71,7 +71,7 @@ def test_waiting_for_input_is_said_once_and_by_whom(caplog, program):
 def test_a_policy_that_knows_nothing_beside_a_compiler(caplog, program):
     (line,) = said(caplog, program, Seen([0], (), ()), beside_compiler=STEPS)
     assert line.startswith("'balance' (test_warnings.py:")
-    assert "has had nothing to go by: seconds could not be told in any of 50 steps, because kernels are still" in line
+    assert "has no measurements yet: seconds had no known value in any of 50 steps, because kernels were" in line
     assert "program.warm_up()" in line
 
 
@@ -83,7 +83,7 @@ def test_a_policy_that_has_no_noise_scale(caplog, program):
 
 def test_a_policy_that_is_given_nothing_but_nans(caplog, program):
     (line,) = said(caplog, program, Seen((), [1], ()))
-    assert "value_1 could not be told in any of 50 steps. What the hook is given is NaN" in line
+    assert "value_1 had no known value in any of 50 steps. What the hook is given is NaN" in line
     assert said(caplog, program, Seen((), [1], (), steps=STEPS - 1)) == []
 
 

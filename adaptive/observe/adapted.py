@@ -1,0 +1,94 @@
+"""One line on what adapted in a run: batch sizes, their split, workers, hyperparameters; and who asked for it."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from .events import StepEvent
+
+
+class Adapted:
+    """Collects the changes of a run, step by step."""
+
+    def __init__(self) -> None:
+        self._first: StepEvent | None = None
+        self._last: StepEvent | None = None
+        self._changes: Counter[str] = Counter()
+        self._decisions: Counter[str] = Counter()  # by hook
+
+    def take(self, event: StepEvent) -> None:
+        """Note what is different from the step before."""
+        self._first = self._first or event
+        if self._last is not None:
+            self._compare(self._last, event)
+        self._last = event
+        self._decisions.update(event.decided)
+
+    def _compare(self, last: StepEvent, event: StepEvent) -> None:
+        before, now = last.report, event.report
+        if before.global_batch != now.global_batch:
+            self._changes["global batch"] += 1
+        elif before.batch_sizes != now.batch_sizes and before.members == now.members:
+            self._changes["split"] += 1
+        self._changes["workers"] += before.members != now.members
+        old = before.hyperparameters
+        self._changes.update(
+            f"{name}="
+            for name, value in now.hyperparameters.items()
+            if name in old and not np.array_equal(old[name], value)
+        )
+
+    @property
+    def line(self) -> str:
+        """ "adapted: global batch 64 → 1,024 in 5 changes; lr 0.1 → 0.05 in 3; asked for by adapt_batch_size 5 times".
+
+        Empty where there is nothing that could adapt: no hook, and no change.
+        """
+        if self._first is None or self._last is None:
+            return ""
+        parts = _changes(self._changes, self._first, self._last)
+        names = dict.fromkeys(hook.name.partition("/")[2] for hook in self._last.hooks)
+        asked = [f"{name} {_times(self._decisions[name])}" for name in names if self._decisions[name]]
+        if parts:
+            return "adapted: " + "; ".join([*parts, *([f"asked for by {', '.join(asked)}"] if asked else [])])
+        if not names:
+            return ""
+        silent = ", ".join(names)
+        return "adapted: nothing" + (
+            f", though asked for by {', '.join(asked)}" if asked else f"; {silent} asked for no change"
+        )
+
+
+def _changes(changes: Mapping[str, int], first: StepEvent, last: StepEvent) -> list[str]:
+    began, ended = first.report, last.report
+    parts = []
+    if changes["global batch"]:
+        parts.append(
+            f"global batch {began.global_batch:,} → {ended.global_batch:,} in {_counted(changes['global batch'])}"
+        )
+    if changes["split"]:
+        parts.append(f"its split among workers in {_counted(changes['split'])}")
+    if changes["workers"]:
+        parts.append(f"workers {len(began.members)} → {len(ended.members)} in {_counted(changes['workers'])}")
+    for name in ended.hyperparameters:
+        if count := changes[f"{name}="]:
+            old, new = (_brief(report.hyperparameters.get(name)) for report in (began, ended))
+            parts.append(f"{name} {old} → {new} in {_counted(count)}")
+    return parts
+
+
+def _brief(value: Any) -> str:
+    array = np.asarray(value)
+    return f"{array.item():.4g}" if array.ndim == 0 and array.dtype.kind in "iuf" else str(value)
+
+
+def _counted(number: int) -> str:
+    return f"{number} change{'s' * (number != 1)}"
+
+
+def _times(number: int) -> str:
+    return "once" if number == 1 else f"{number} times"
