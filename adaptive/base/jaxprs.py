@@ -21,9 +21,6 @@ from jax.extend.backend import get_compile_options
 from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, jaxprs_in_params
 from jax.interpreters import mlir
 
-NEWEST_TESTED = (0, 10)  # JAX's series with which all of this was last seen to hold
-
-
 # --- equations --------------------------------------------------------------------------------------------------------
 
 

@@ -148,5 +148,5 @@ def steps_named(plan: Plan, source: str) -> list[int]:
 
 
 def _is_number(value: Any) -> bool:
-    dtype = getattr(value, "dtype", np.asarray(value).dtype)
+    dtype: Any = getattr(value, "dtype", np.asarray(value).dtype)
     return jax.numpy.issubdtype(dtype, np.floating) or jax.numpy.issubdtype(dtype, np.integer)

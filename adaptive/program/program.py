@@ -23,6 +23,7 @@ from adaptive.base.failure import heard_by_all, tell
 from adaptive.base.phases import phase
 from adaptive.base.surroundings import Surroundings, as_made, unwatched
 from adaptive.base.told import Listening, honoured, told
+from adaptive.base.versions import warn_if_untested
 from adaptive.base.world import MembersChanged, World
 from adaptive.check.invariance import Invariance, check_invariance
 from adaptive.control.decision_digest import DecisionDigest
@@ -158,6 +159,8 @@ class Program:
     ):
         self._surroundings = Surroundings()
         self.world = world_of(world)
+        if self.world.rank == 0:
+            warn_if_untested()
         self._name = next_name(self.world, driver)
         nonfinite, self._seed = checked_nonfinite(nonfinite), count("seed", seed)
         max_skipped = count("max_skipped", max_skipped, least=1)

@@ -22,7 +22,7 @@ from collectives.worlds.launch import check_agreement, no_mpi
 from launchers.mpirun import Implementation, UsageError
 from tests.mpirun import run
 
-VERSIONS = dict.fromkeys(PACKAGES, "1.0")
+VERSIONS = {**dict.fromkeys(PACKAGES, "1.0"), "jax": "0.10.0"}
 WELL = Facts("a", 1, cpus=(0, 1, 2, 3), logical=4, python="3.11", versions=VERSIONS, code="1.0")
 OPEN_MPI = "Open MPI v5.0.11, package: …"
 RANK = replace(WELL, launcher="Open MPI's mpirun", launched=2, processes=2, library=OPEN_MPI, survives=True, threads=2)
@@ -69,6 +69,12 @@ def test_what_was_chosen_is_well(facts):
     assert list(of_process(replace(WELL, **facts))) == []
 
 
+def test_a_jax_that_is_newer_than_the_tested_ones_is_a_note():
+    found = only(of_process(replace(WELL, versions={**VERSIONS, "jax": "7.1.0"})), "note")
+    assert "JAX 7.1.0 is newer than the newest tested series" in found.what
+    assert 'pip install "jax<' in found.do
+
+
 def test_ranks_that_do_not_find_each_other_are_told_what_to_type():
     with pytest.raises(Exception, match="alone") as error:
         check_agreement(1, "MPICH Version: 4.2", {"OMPI_COMM_WORLD_SIZE": "2"})
@@ -93,7 +99,7 @@ def test_ranks_that_do_not_find_each_other_are_told_what_to_type():
         ([replace(RANK, cpus=(0,)), replace(RANK, cpus=(1,))], "note",
          "2 ranks may use 2 of 4 cores", "adaptive run -n 2"),
         ([RANK, replace(RANK, versions={**VERSIONS, "jax": "2.0"})], "wrong",
-         "jax is not the same on all ranks: 1.0 on rank 0, 2.0 on rank 1", "pip install jax==1.0"),
+         "jax is not the same on all ranks: 0.10.0 on rank 0, 2.0 on rank 1", "pip install jax==0.10.0"),
         ([RANK, *[replace(RANK, python="3.12", threads=1)] * 3], "wrong",
          "3.11 on rank 0, 3.12 on ranks 1–3", "same Python"),
         ([RANK, replace(RANK, processor="another")], "note", "Processors differ", ""),

@@ -131,6 +131,9 @@ def _reduce(
 
 
 def _reduced(op: Reduction, by_step: Any, part: int, x: jax.Array) -> jax.Array:
+    if x.size == 0 and not isinstance(op, Mixed):
+        # XLA's compiler of JAX 0.11.2 crashes where one program has an all-reduce of no elements beside another one.
+        return jnp.zeros(x.shape, x.dtype)
     if isinstance(op, Mixed):
         return mixed(x, by_step[1][part], "worker")
     return by_slices(op, x, by_step[0], "worker") if isinstance(op, Sliced) else _REDUCE[op](x)
