@@ -1,60 +1,198 @@
-"""The numbers that a Python function carries with it: what a hook or a callback may know of the batch's shape.
+"""What hooks and callbacks can read besides their arguments: recorded after each trace, and compared between traces.
 
-What a driver computes is in its graph, where two traces can be compared. What its hooks and callbacks do is Python,
-made anew in each trace; the numbers that they close over are all that can be compared of it.
+What a driver computes is in its graph, where two traces can be compared. What its hooks and callbacks do is Python.
+They may read the size of a kernel call from anything that the driver makes or writes to: a variable that they close
+over, a default argument, an attribute, a global. So whatever they can reach is compared:
+
+* What each trace makes anew is compared part by part. An object whose parts cannot be read is a difference that cannot
+  be judged, and is reported.
+* What outlives a trace is the same object for both, and differs only where a trace has written to it. So a record is
+  taken when the trace is done, of the attributes that the functions' code mentions.
 """
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Iterator, Mapping
-from types import CellType, FunctionType, MethodType
-from typing import Any
+from collections import Counter, deque
+from collections.abc import Iterable, Iterator, Sequence, Sized
+from typing import Any, NamedTuple
 
-import numpy as np
+from .reach import Label, Opaque, is_live, names_in, parts_of, same_arrays, sample_of, value_of
 
-_DEEP = 8  # objects within objects; a policy is three or four
-
-
-def numbers_within(thing: Any) -> tuple:
-    """Numbers and texts in a function's closure and defaults, a partial's arguments, an object's attributes."""
-    return tuple(_within(thing, _DEEP, set()))
+_MOST = 10_000  # objects in a record
+_LONG = 1_000  # elements, of which equality is asked as a whole first
+_ENOUGH = 20  # differences
+_ROUNDS = 6  # of finding further functions by the names that the known ones mention
 
 
-def _within(thing: Any, deep: int, seen: set[int]) -> Iterator[Any]:
-    if isinstance(thing, bool | int | float | str | np.generic):
-        yield thing
-    elif deep and id(thing) not in seen:
-        seen.add(id(thing))
-        for part in _parts(thing):
-            yield from _within(part, deep - 1, seen)
+class Difference(NamedTuple):
+    """Where two traces' functions are not alike.
+
+    Attributes:
+      path: which variable of which function, in words.
+      values: of both traces, in short.
+      judged: whether they are known to be different; otherwise they could not be compared.
+    """
+
+    path: str
+    values: tuple[str, str]
+    judged: bool
 
 
-def _parts(thing: Any) -> Iterator[Any]:
-    if isinstance(thing, FunctionType):
-        yield from thing.__closure__ or ()
-        yield from thing.__defaults__ or ()
-        yield from (thing.__kwdefaults__ or {}).values()
-    elif isinstance(thing, CellType):
-        yield from _contents(thing)
-    elif isinstance(thing, MethodType):
-        yield thing.__self__
-        yield thing.__func__
-    elif isinstance(thing, functools.partial):
-        yield thing.func
-        yield from (*thing.args, *thing.keywords.values())
-    elif isinstance(thing, tuple | list):
-        yield from thing
-    elif isinstance(thing, Mapping):
-        yield from thing.values()
-    elif not isinstance(thing, type) and hasattr(thing, "__dict__"):
-        yield from vars(thing).values()
-    for slot in getattr(type(thing), "__slots__", ()):
-        yield getattr(thing, slot, None)
+class Record:
+    """All that functions can reach, as of now.
+
+    Args:
+      roots: functions, partials, policies.
+    """
+
+    def __init__(self, roots: Sequence[Any]):
+        names: frozenset[str] = frozenset()
+        for _ in range(_ROUNDS):
+            found: set[str] = set()
+            self._roots = _recorded(roots, names, found)
+            if found <= names:
+                break
+            names |= found
+
+    def differences(self, other: Record, *, outlasting: bool = True) -> Iterator[Difference]:
+        """Compare with the record of another trace's function; the nearest differences come first.
+
+        Args:
+          outlasting: whether objects that outlive a trace are compared with what they were, too.
+        """
+        seen: set[tuple[int, int]] = set()
+        found = 0
+        pairs = zip(self._roots, other._roots, strict=False)  # two traces have the same hooks and callbacks
+        todo: deque[tuple[tuple[Label, ...], _Node, _Node]] = deque(((), one, two) for one, two in pairs)
+        while todo and found < _ENOUGH:
+            path, one, two = todo.popleft()
+            if one.value is None:
+                if (id(one), id(two)) in seen:
+                    continue
+                seen.add((id(one), id(two)))
+            alike: bool | None = True
+            parts: _Pairs = []
+            if one.thing is not two.thing:
+                alike, parts = _compared(one, two)
+            elif outlasting:
+                alike, parts = _compared_with_itself(one, two)
+            if not alike:
+                found += 1
+                yield Difference(in_words(path), (_brief(one.thing), _brief(two.thing)), alike is False)
+            todo += [((*path, label), a, b) for label, a, b in parts]
 
 
-def _contents(cell: CellType) -> Iterator[Any]:
+class _Node:
+    """An object, with what it consisted of when it was recorded.
+
+    Attributes:
+      value: what it is compared by, if it is a plain value, or an array that may be written to.
+      parts: by label, and by number among those of one label; `None` if they were not recorded.
+    """
+
+    __slots__ = ("parts", "thing", "value")
+
+    def __init__(self, thing: Any):
+        self.thing, self.value = thing, value_of(thing)
+        self.parts: dict[_Key, _Node] | None = None
+
+    def all_parts(self) -> dict[_Key, _Node]:
+        """Every part; those that were recorded as they were then."""
+        recorded = self.parts or {}
+        return {key: recorded.get(key) or _Node(part) for key, part in _numbered(parts_of(self.thing))}
+
+
+_Key = tuple[Label, int]
+_Pairs = list[tuple[Label, _Node, _Node]]
+
+
+def _recorded(roots: Sequence[Any], names: frozenset[str], found: set[str]) -> list[_Node]:
+    """Record what is reached, the nearest first; add the names to `found` that functions on the way mention."""
+    first = [_Node(root) for root in roots]
+    known, todo = {id(node.thing): node for node in first}, deque(first)
+    while todo and len(known) < _MOST:
+        node = todo.popleft()
+        found |= names_in(node.thing)
+        if node.value is None:
+            node.value = sample_of(node.thing)
+        if node.value is not None:
+            continue
+        try:
+            parts = _numbered(parts_of(node.thing, names))
+        except Opaque:
+            continue
+        node.parts = {}
+        for key, part in parts:
+            child = known.get(id(part))
+            if child is None:
+                child = known[id(part)] = _Node(part)
+                todo.append(child)
+            node.parts[key] = child
+    return first
+
+
+def _numbered(parts: list[tuple[Label, Any]]) -> list[tuple[_Key, Any]]:
+    count: Counter[Label] = Counter()
+    numbered = []
+    for label, part in parts:
+        numbered.append(((label, count[label]), part))
+        count[label] += 1
+    return numbered
+
+
+def _compared_with_itself(one: _Node, two: _Node) -> tuple[bool, _Pairs]:
+    """Compare an object with what it was after another trace."""
+    if one.parts is None or two.parts is None:
+        return one.value == two.value, []
+    return _paired(one.parts, two.parts)
+
+
+def _compared(one: _Node, two: _Node) -> tuple[bool | None, _Pairs]:
+    """Compare objects that two traces have made. `None`: they cannot be compared."""
+    a, b = one.thing, two.thing
+    if is_live(a) and is_live(b):
+        return True, []
+    arrays = same_arrays(a, b)
+    if arrays is not None:
+        return arrays, []
+    if value_of(a) is not None or value_of(b) is not None:
+        return value_of(a) == value_of(b), []
+    if type(a) is not type(b) and type(a).__qualname__ != type(b).__qualname__:
+        return False, []
+    if isinstance(a, Sized) and len(a) > _LONG and _equal(a, b):
+        return True, []
     try:
-        yield cell.cell_contents
-    except ValueError:  # nothing in it yet
-        return
+        alike, pairs = _paired(one.all_parts(), two.all_parts())
+        return alike, pairs if alike else []
+    except Opaque:
+        return True if _equal(a, b) else None, []
+
+
+def _paired(ours: dict[_Key, _Node], theirs: dict[_Key, _Node]) -> tuple[bool, _Pairs]:
+    return ours.keys() == theirs.keys(), [(key[0], ours[key], theirs[key]) for key in ours if key in theirs]
+
+
+def _equal(a: Any, b: Any) -> bool:
+    try:
+        return bool(a == b)
+    except Exception:  # whatever a library raises
+        return False
+
+
+def in_words(path: Iterable[Label]) -> str:
+    """Return which variable of which function a path leads to."""
+    text = tail = ""
+    for label in path:
+        if label.tail:
+            text, tail = label.text, label.tail
+        else:
+            text += label.text if text else label.alone or label.text.lstrip(".")
+    return f"{text}{tail}"
+
+
+def _brief(thing: Any) -> str:
+    try:
+        text = " ".join(repr(thing).split())
+    except Exception:  # an object that is not made completely
+        text = f"a {type(thing).__name__}"
+    return text if len(text) <= 50 else f"{text[:50]}…"

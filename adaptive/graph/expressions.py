@@ -22,19 +22,25 @@ from jax.extend.core import JaxprEqn, Literal, Var
 
 from adaptive.base.arrays import numbers_of
 from adaptive.base.errors import DriverError
+from adaptive.base.jaxprs import nested_equations
 from adaptive.base.where import at, line_of
 from adaptive.operators.collectives import Collective, collective_p
+from adaptive.operators.hooks import Hook
 from adaptive.operators.slots import slot_read_p
 from adaptive.operators.sources import source_p
 
-from .closures import numbers_within
+from .closures import Record
 from .flow import at_home
 from .text import params_text
 from .trace import OPERATORS, Atom, Graph, describe
 
 
 class Expressions:
-    """The expressions of a graph's values."""
+    """The expressions of a graph's values.
+
+    Attributes:
+      functions: for each of `ends`, what the Python functions there can reach, as of now; `None` where there are none.
+    """
 
     def __init__(self, graph: Graph):
         self.graph = graph
@@ -57,6 +63,7 @@ class Expressions:
             names.append([str(v.aval) for v in eqn.outvars])
             whole = _digest(*names)
             self._of.update((v, _digest(whole, i)) for i, v in enumerate(eqn.outvars))
+        self.functions = [Record(end.functions) if end.functions else None for end in self.ends()]
 
     def _inputs(self, kind: str, variables: Iterable[Var]) -> None:
         self._of.update((v, _digest(kind, i, str(v.aval))) for i, v in enumerate(variables))
@@ -99,9 +106,13 @@ class End(NamedTuple):
         return self.eqn.params["how"] if self.eqn is not None and self.eqn.primitive is collective_p else None
 
     @property
-    def numbers(self) -> tuple:
-        """What the Python function behind a hook or a callback closes over."""
-        return numbers_within([self.eqn.params.get(name) for name in ("hook", "callback")]) if self.eqn else ()
+    def functions(self) -> tuple:
+        """The Python functions of a hook or of callbacks, also of those within a loop."""
+        if self.eqn is None:
+            return ()
+        within = (self.eqn, *nested_equations(self.eqn))
+        found = (e.params.get(name) for e in within for name in ("hook", "callback"))
+        return tuple(r for f in found if f is not None for r in (_behind(f) if isinstance(f, Hook) else (f,)))
 
     @property
     def shapes(self) -> list[tuple[int, ...]]:
@@ -110,6 +121,11 @@ class End(NamedTuple):
     @property
     def where(self) -> str:
         return line_of(self.eqn.source_info) if self.eqn is not None else ""
+
+
+def _behind(hook: Hook) -> Iterable[Any]:
+    """What a hook's handler holds: the function or the policy, and not what the library has made around it."""
+    return vars(hook.handler).values() if hasattr(hook.handler, "__dict__") else (hook.handler,)
 
 
 def content(value: Any) -> bytes:

@@ -23,7 +23,8 @@ from adaptive.base.where import at
 from adaptive.operators.published import Boards
 
 from .cut import plan
-from .expressions import End, Expressions, another_program, check_same_operators, first_difference, sized
+from .expressions import Expressions, another_program, check_same_operators, first_difference, sized
+from .function_check import check_functions, check_functions_again
 from .plan import Plan
 from .stages import Groups
 from .trace import Graph, trace
@@ -87,7 +88,7 @@ class Planner:
                 self._whole = (f"the driver cannot be traced for {size} examples ({_in_short(error)})",)
             if self._second is not None:
                 check_same_operators(self._first, self._second)
-                self._check_closures(self._first, self._second)
+                check_functions(self._first, self._second, self._trace)
                 self._whole = tuple(self._sent_by_size(self._first, self._second))
             try:
                 self.reference = self._plan(self._first, self._sized(self._first, self._second))
@@ -119,8 +120,9 @@ class Planner:
             second = self._second
             there = second is not None and second.graph.examples == examples
             theirs = second if second is not None and there else self._trace(examples)
-            self._check_unchanged()
+            now = self._check_unchanged()
             check_same_operators(self._first, theirs)
+            check_functions_again(self._first, now, theirs)
             found = self._plan(theirs, self._sized(theirs, self._first))
             self._check_same(theirs, found)
             return found
@@ -137,21 +139,6 @@ class Planner:
     def _sized(self, ours: Expressions, theirs: Expressions | None) -> frozenset[Var]:
         """What belongs to the size; nothing does where all batches are of one."""
         return frozenset() if self._whole or theirs is None else sized(ours, theirs)
-
-    def _check_closures(self, ours: Expressions, theirs: Expressions) -> None:
-        """Raise where a hook or a callback closes over a number of the batch's shape: it is made for one size."""
-        of_the_call = sized(ours, theirs)
-        differing = [
-            n
-            for n, (one, other) in enumerate(zip(ours.ends(), theirs.ends(), strict=True))
-            if _told(one, other) and of_the_call.isdisjoint(a for a in one.atoms if isinstance(a, Var))
-        ]
-        if differing:  # or they differ each time that they are made, by the clock or by a counter
-            again = list(self._trace(ours.graph.examples).ends())
-            ends = list(ours.ends())
-            for n in differing:
-                if not _told(ends[n], again[n]):
-                    raise another_program(ours.graph, theirs.graph, ends[n].where, f" ({ends[n].what} closes over it)")
 
     def _sent_by_size(self, ours: Expressions, theirs: Expressions) -> Iterable[str]:
         """Which messages are larger for larger batches: rows of each example, sent to all.
@@ -184,8 +171,8 @@ class Planner:
             if where is not None:
                 raise another_program(ours.graph, theirs.graph, where)
 
-    def _check_unchanged(self) -> None:
-        """Raise unless the driver still says for the first size what it said when the program was made."""
+    def _check_unchanged(self) -> Expressions:
+        """Trace the driver for the first size again; raise unless it says what it said when the program was made."""
         now = self._trace(self._first.graph.examples)
         check_same_operators(self._first, now)
         for one, other in zip(self._first.ends(), now.ends(), strict=True):
@@ -198,6 +185,7 @@ class Planner:
                         "thread: it must not depend on what changes meanwhile (a global, an attribute, a counter, "
                         "the clock, numpy's random numbers). Keep such numbers in the state, or make another Program."
                     )
+        return now
 
 
 def _settled(state: Any, graph: Graph) -> Any:
@@ -210,10 +198,6 @@ def _settled(state: Any, graph: Graph) -> Any:
         return None
     shapes = (jax.ShapeDtypeStruct(a.shape, a.dtype) if h else a for a, h in zip(leaves, hardened, strict=True))
     return jax.tree.unflatten(tree, shapes)
-
-
-def _told(one: End, other: End) -> bool:
-    return one.numbers != other.numbers
 
 
 def _another(examples: int, multiple: int) -> int:

@@ -11,6 +11,7 @@ import pytest
 import adaptive as ad
 from tests.program.problems import difference, stream
 
+from . import cases_closures  # noqa: F401 (registers its cases)
 from .cases import CASES, FEATURES, Case, Named, Refused, Right
 
 EXAMPLES, BATCH, STEPS, SEED = 48, 24, 2, 3

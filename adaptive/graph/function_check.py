@@ -1,0 +1,87 @@
+"""Hooks and callbacks must not know the size of a kernel call: their functions are made for one of many sizes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+from jax.extend.core import Var
+
+from adaptive.base.errors import DriverError
+from adaptive.base.where import at
+
+from .closures import Difference
+from .expressions import Expressions, another_program, sized
+
+_Place = tuple[int, str]  # which end of the graph, and the path to a variable of its functions
+
+
+def check_functions(ours: Expressions, theirs: Expressions, trace: Callable[[int], Expressions]) -> None:
+    """Raise where what a hook or a callback can read differs between two sizes, or cannot be compared.
+
+    What differs whenever it is made, by the clock or by a counter, is not a matter of the size. So the driver is traced
+    again, for both sizes, in an order that a counter's parity does not follow.
+
+    Args:
+      trace: trace the driver for a number of examples.
+
+    Raises:
+      DriverError: naming the variable.
+    """
+    found = dict(_differences(ours, theirs))
+    by_size = {place: d for place, d in found.items() if d.judged}
+    for first in (theirs, ours, ours, theirs):
+        if not by_size:
+            break
+        again = trace(first.graph.examples)
+        for place, _ in _differences(first, again):
+            by_size.pop(place, None)
+    for (number, _), difference in by_size.items():
+        raise _reads_the_size(ours, theirs, number, difference)
+    for (number, _), difference in found.items():
+        if not difference.judged:
+            raise _not_comparable(ours, number, difference)
+
+
+def check_functions_again(ours: Expressions, now: Expressions, theirs: Expressions) -> None:
+    """Raise where what a trace for a further size has made for a hook differs from what the first size's has made.
+
+    Args:
+      now: another trace for the first size.
+
+    Raises:
+      DriverError: naming the variable.
+    """
+    changed = {place for place, _ in _differences(ours, now, outlasting=False)}
+    for place, difference in _differences(ours, theirs, outlasting=False):
+        if difference.judged and place not in changed:
+            raise _reads_the_size(ours, theirs, place[0], difference)
+
+
+def _differences(
+    ours: Expressions, theirs: Expressions, *, outlasting: bool = True
+) -> Iterator[tuple[_Place, Difference]]:
+    """Compare two traces' functions, but for callbacks that are given examples: those belong to a kernel call."""
+    of_the_call: frozenset[Var] | None = None
+    for number, (one, other) in enumerate(zip(ours.functions, theirs.functions, strict=True)):
+        for difference in one.differences(other, outlasting=outlasting) if one and other else ():
+            if of_the_call is None:
+                of_the_call, ends = sized(ours, theirs), list(ours.ends())
+            if of_the_call.isdisjoint(a for a in ends[number].atoms if isinstance(a, Var)):
+                yield (number, difference.path), difference
+
+
+def _reads_the_size(ours: Expressions, theirs: Expressions, number: int, found: Difference) -> DriverError:
+    end, (one, other) = list(ours.ends())[number], found.values
+    sizes = f"{one} for {ours.graph.examples} and {other} for {theirs.graph.examples}"
+    how = f" ({end.what} closes over it: {found.path}, is {sizes})"
+    return another_program(ours.graph, theirs.graph, end.where, how)
+
+
+def _not_comparable(ours: Expressions, number: int, found: Difference) -> DriverError:
+    end, (one, _) = list(ours.ends())[number], found.values
+    return DriverError(
+        f"driver {ours.graph.name!r}{at(end.where)}: {end.what} reads an object that each trace of the driver makes "
+        f"anew, and that cannot be compared between two traces: {found.path}, is {one}. It may hold the size of one "
+        "kernel call. Make it once, outside the driver; or hand the hook the number that you mean as a value:\n"
+        "    ctrl.hook(fn, ad.global_batch())"
+    )

@@ -1,0 +1,458 @@
+"""Hooks and callbacks that read the size of a kernel call, in many guises, and others that may not be refused."""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import functools
+import io
+import itertools
+import logging
+import queue
+import random
+import threading
+import types
+import weakref
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.experimental import io_callback
+
+import adaptive as ad
+import controllers as ctrl
+
+from .cases import mean_gradient, plain, refused, right, step
+
+READS = "closes over it"
+
+
+def ask(control, size):
+    """A hook would set the learning rate by this."""
+    control.stop() if size < 0 else None
+
+
+def trained(state, batch, hook, *values):
+    """A step, with a hook."""
+    gradient = mean_gradient(state, batch)
+    ctrl.hook(hook, *(values or (gradient[0],)), name="grow")
+    return step(state, gradient), {}
+
+
+# --- what a trace makes -----------------------------------------------------------------------------------------------
+
+
+def closed_over(name, make):
+    """Register a driver whose hook closes over `make(length)`."""
+
+    def driver(state, batch):
+        made = make(len(batch["y"]))
+        return trained(state, batch, lambda control, value: ask(control, bool(made)))
+
+    driver.__name__ = f"a_length_as_{name}"
+    refused(ad.DriverError, "hook 'grow' closes over it: made", "<lambda>() closes over", "ad.global_batch()")(driver)
+
+
+@dataclasses.dataclass
+class Sizes:
+    n: int
+
+
+class Slotted:
+    __slots__ = ("n",)
+
+    def __init__(self, n):
+        self.n = n
+
+
+class Growing:
+    def __init__(self, n):
+        self.n = n
+
+    def adapt(self, control, value):
+        ask(control, self.n)
+
+    def __call__(self, control, value):
+        self.adapt(control, value)
+
+
+Pair = collections.namedtuple("Pair", "n m")
+
+closed_over("an_array", np.array)
+closed_over("zeros", np.zeros)
+closed_over("a_range", range)
+closed_over("a_list_of_nothing", lambda n: [None] * n)
+closed_over("a_set", lambda n: {n})
+closed_over("bytes", bytes)
+closed_over("a_bytearray", bytearray)
+closed_over("a_key", lambda n: {n: "size"})
+closed_over("a_key_within_a_key", lambda n: {(n, "x"): "size"})
+closed_over("a_dataclass", Sizes)
+closed_over("an_object_with_slots", Slotted)
+closed_over("a_named_tuple", lambda n: Pair(n, 1))
+closed_over("a_namespace", lambda n: types.SimpleNamespace(n=n))
+closed_over("a_queue_with_two_ends", lambda n: collections.deque(maxlen=n))
+closed_over("a_count", itertools.count)
+closed_over("a_slice", slice)
+closed_over("a_generator_of_random_numbers", np.random.default_rng)
+closed_over("a_seed", random.Random)
+closed_over("a_class", lambda n: type("Sizes", (), {"n": n}))
+closed_over("a_decision", lambda n: ctrl.Decision(global_batch=4 * n))
+closed_over("a_traced_array", jnp.zeros)
+closed_over("a_complex_number", complex)
+
+
+@refused(ad.DriverError, READS, "batch")
+def a_hook_that_closes_over_the_batch(state, batch):
+    return trained(state, batch, lambda control, value: ask(control, len(batch["y"])))
+
+
+@refused(ad.DriverError, READS, "n[0], a default argument of grow()")
+def a_length_as_a_default_argument(state, batch):
+    def grow(control, value, n=(len(batch["y"]),)):  # noqa: B008
+        ask(control, n[0])
+
+    return trained(state, batch, grow)
+
+
+@refused(ad.DriverError, READS, "an argument of functools.partial")
+def a_length_as_an_argument_of_a_partial(state, batch):
+    def grow(size, control, value):
+        ask(control, len(size))
+
+    return trained(state, batch, functools.partial(grow, range(len(batch["y"]))))
+
+
+@refused(ad.DriverError, READS, "self.n of adapt()")
+def a_length_in_a_bound_method(state, batch):
+    return trained(state, batch, Growing(np.array(len(batch["y"]))).adapt)
+
+
+@refused(ad.DriverError, READS, "Growing.n")
+def a_length_in_an_object_that_is_called(state, batch):
+    return trained(state, batch, Growing([0] * len(batch["y"])))
+
+
+@refused(ad.DriverError, READS, "sizes, which inner() closes over")
+def a_length_in_a_closure_of_a_closure(state, batch):
+    sizes = [None] * len(batch["y"])
+
+    def inner():
+        return len(sizes)
+
+    def outer():
+        return inner()
+
+    return trained(state, batch, lambda control, value: ask(control, outer()))
+
+
+@refused(ad.DriverError, READS)
+def a_length_in_a_jitted_function(state, batch):
+    size = jax.jit(functools.partial(lambda n: n + 1, len(batch["y"])))
+    return trained(state, batch, lambda control, value: ask(control, size()))
+
+
+@refused(ad.DriverError, READS)
+def a_length_in_a_cached_function(state, batch):
+    sizes = np.zeros(len(batch["y"]))
+    size = functools.cache(lambda: len(sizes))
+    return trained(state, batch, lambda control, value: ask(control, size()))
+
+
+@refused(ad.DriverError, READS, "code of")
+def another_function_for_some_lengths(state, batch):
+    functions = (
+        lambda control, value: ask(control, 1),
+        lambda control, value: ask(control, 2),
+        lambda control, value: ask(control, 3),
+    )
+    return trained(state, batch, functions[len(batch["y"]) % 3])
+
+
+@refused(ad.DriverError, READS, "an attribute of the function")
+def a_length_as_an_attribute_of_a_new_function(state, batch):
+    def grow(control, value):
+        ask(control, grow.sizes)
+
+    grow.sizes = {len(batch["y"])}
+    return trained(state, batch, grow)
+
+
+@refused(ad.DriverError, "cannot be compared between two traces", "sizes, which", "outside the driver")
+def a_length_in_a_generator(state, batch):
+    sizes = (n for n in [len(batch["y"])])
+    return trained(state, batch, lambda control, value: ask(control, next(sizes)))
+
+
+@refused(ad.DriverError, READS, "factor")
+def a_length_for_a_policys_argument(state, batch):
+    gradient = mean_gradient(state, batch)
+    lr = ad.hyperparameter("lr", 0.1)
+    ctrl.hook(rate_of(np.full(2, len(batch["y"]))), gradient[0])
+    return step(state, gradient + 0 * lr), {}
+
+
+def rate_of(factor):
+    def update(observation, state):
+        return ctrl.Decision(hyperparameters={"lr": 0.01 * float(factor[0])}), state
+
+    return ctrl.Policy(lambda n_workers: (), update, "rate")
+
+
+@refused(ad.DriverError, READS, "sizes")
+def a_length_in_an_io_callback(state, batch):
+    sizes = range(len(batch["y"]))
+    gradient = mean_gradient(state, batch)
+    rate = io_callback(lambda g: np.float32(len(sizes)), jax.ShapeDtypeStruct((), np.float32), gradient[0])
+    return step(state, ad.replicated(rate) * gradient), {}
+
+
+@refused(ad.DriverError, READS, "sizes")
+def a_length_in_a_callback_for_debugging(state, batch):
+    sizes = {len(batch["y"]): 1}
+    gradient = mean_gradient(state, batch)
+    jax.debug.callback(lambda g: print(sizes), gradient[0])
+    return step(state, gradient), {}
+
+
+@refused(ad.DriverError, READS, "sizes")
+def a_length_in_a_callback_within_a_loop(state, batch):
+    sizes, one = bytes(len(batch["y"])), jax.ShapeDtypeStruct((), np.float32)
+    gradient = mean_gradient(state, batch)
+
+    def body(carry, _):
+        return carry * jax.pure_callback(lambda c: np.float32(len(sizes)), one, carry), None
+
+    rate = ad.replicated(jax.lax.scan(body, gradient[0], None, length=2)[0])
+    return step(state, rate * gradient), {}
+
+
+# --- what a trace writes to -------------------------------------------------------------------------------------------
+
+LENGTH = 0
+LENGTHS: list[int] = []
+LENGTH_BY_NAME = {"length": 0}
+LENGTH_IN_PLACE = np.zeros(3)
+
+
+@refused(ad.DriverError, READS, "LENGTH, a global that grow() reads")
+def a_length_in_a_global(state, batch):
+    global LENGTH
+    LENGTH = len(batch["y"])
+
+    def grow(control, value):
+        ask(control, LENGTH)
+
+    return trained(state, batch, grow)
+
+
+def half_of_the_length():
+    return LENGTH // 2
+
+
+@refused(ad.DriverError, READS, "LENGTH, a global that half_of_the_length() reads")
+def a_length_in_a_global_of_a_helper(state, batch):
+    global LENGTH
+    LENGTH = len(batch["y"])
+    return trained(state, batch, lambda control, value: ask(control, half_of_the_length()))
+
+
+@refused(ad.DriverError, READS, "LENGTH_BY_NAME['length']")
+def a_length_in_a_dict_of_the_module(state, batch):
+    LENGTH_BY_NAME["length"] = len(batch["y"])
+    return trained(state, batch, lambda control, value: ask(control, LENGTH_BY_NAME["length"]))
+
+
+@refused(ad.DriverError, READS, "LENGTHS[-1]")
+def a_length_appended_to_a_list(state, batch):
+    LENGTHS.append(len(batch["y"]))
+    return trained(state, batch, lambda control, value: ask(control, LENGTHS[-1]))
+
+
+@refused(ad.DriverError, READS, "LENGTH_IN_PLACE")
+def a_length_written_into_an_array(state, batch):
+    LENGTH_IN_PLACE[1] = len(batch["y"])
+    return trained(state, batch, lambda control, value: ask(control, LENGTH_IN_PLACE[1]))
+
+
+def grow_by_an_attribute(control, value):
+    ask(control, grow_by_an_attribute.length)
+
+
+@refused(ad.DriverError, READS, "grow_by_an_attribute.length")
+def a_length_as_an_attribute_of_a_known_function(state, batch):
+    grow_by_an_attribute.length = len(batch["y"])
+    return trained(state, batch, grow_by_an_attribute)
+
+
+class Trainer:
+    """A driver that is a method, as trainers have it."""
+
+    n, shared, __name__ = 0, 0, "trainer"
+
+    def __init__(self, hook):
+        self.hook = hook
+
+    def __call__(self, state, batch):
+        self.n = Trainer.shared = len(batch["y"])
+        return trained(state, batch, getattr(self, self.hook))
+
+    def by_attribute(self, control, value):
+        ask(control, self.n)
+
+    def by_a_helper(self, control, value):
+        self._helper(control)
+
+    def _helper(self, control):
+        ask(control, self.n)
+
+    def by_a_property(self, control, value):
+        ask(control, self.half)
+
+    @property
+    def half(self):
+        return self.n // 2
+
+    def by_the_class(self, control, value):
+        ask(control, Trainer.shared)
+
+    def by_all_attributes(self, control, value):
+        ask(control, vars(self)["n"])
+
+    def by_nothing(self, control, value):
+        ask(control, 1)
+
+
+def method(name, register):
+    driver = Trainer(name)
+    driver.__name__ = f"a_length_in_a_trainer_{name}"
+    register(driver)
+
+
+for _name in ("by_attribute", "by_a_helper", "by_a_property", "by_all_attributes"):
+    method(_name, refused(ad.DriverError, READS, "self.n of by_"))
+method("by_the_class", refused(ad.DriverError, READS, "shared"))
+method("by_nothing", right(plain()))  # it keeps the length, and the hook does not read it
+
+
+def _with_a_variable_of_its_own():
+    length = 0
+
+    @refused(ad.DriverError, READS, "length, which grow() closes over")
+    def a_length_in_a_variable_of_the_function_around(state, batch):
+        nonlocal length
+        length = len(batch["y"])
+
+        def grow(control, value):
+            ask(control, length)
+
+        return trained(state, batch, grow)
+
+
+_with_a_variable_of_its_own()
+
+CONFIG = types.ModuleType("config")
+CONFIG.__file__ = "/home/me/config.py"
+
+
+@refused(ad.DriverError, READS, "length")
+def a_length_in_another_module(state, batch):
+    CONFIG.length = len(batch["y"])
+    return trained(state, batch, lambda control, value: ask(control, CONFIG.length))
+
+
+# --- what is the same for both ----------------------------------------------------------------------------------------
+
+LOG, LOCK, THREAD = logging.getLogger("fooling"), threading.Lock(), threading.current_thread()
+TABLE = {"rates": [0.1, 0.2], "data": np.zeros((400, 1000), np.float32), "names": {"a", "b"}}
+DRAWS, NUMBERS, LINES = np.random.default_rng(3), (n for n in itertools.count()), io.StringIO()
+SEEN: dict[int, int] = {}
+POLICY = ctrl.Policy(lambda n_workers: (), lambda observation, state: (None, state), "nothing")
+MODEL = nn.Dense(3)
+
+
+@right(plain())
+def a_hook_with_what_a_script_has(state, batch):
+    def grow(control, value):
+        with LOCK:
+            LOG.debug("%s %s %s", THREAD.name, TABLE["rates"][0], TABLE["data"].sum())
+        print(next(NUMBERS), DRAWS.random(), MODEL.features, file=LINES)
+
+    return trained(state, batch, grow)
+
+
+@right(plain())
+def a_hook_with_what_a_driver_makes(state, batch):
+    model, lock, box = nn.Dense(3), threading.Lock(), queue.Queue()
+    table, reference, rate = {"a": [1, (2.0, {"b"})]}, weakref.ref(MODEL), jax.jit(lambda x: 2 * x)
+    sizes, draws = Sizes(3), random.Random(3)
+
+    def grow(control, value, more=np.arange(3)):  # noqa: B008
+        with lock:
+            ask(control, model.features + len(table) + more[0] + float(rate(1.0)) + sizes.n + draws.random())
+        box.put(reference())
+
+    return trained(state, batch, grow)
+
+
+@right(plain())
+def a_policy_made_by_the_script(state, batch):
+    return trained(state, batch, POLICY)
+
+
+def schedule(steps):
+    return ctrl.Policy(lambda n_workers: np.zeros(1), lambda seen, state: (None, state + steps[0]), "schedule")
+
+
+@right(plain())
+def a_policy_made_by_the_driver(state, batch):
+    return trained(state, batch, schedule(np.full(2, 10)), ad.global_batch())
+
+
+@right(plain())
+def a_hook_given_the_number_that_is_meant(state, batch):
+    return trained(state, batch, ask, ad.global_batch())
+
+
+@right(plain())
+def a_memory_by_length_that_a_hook_reads(state, batch):
+    """It grows with the first traces, and is the same from then on."""
+    SEEN[len(batch["y"])] = 1
+    return trained(state, batch, lambda control, value: ask(control, len(SEEN)))
+
+
+@right(plain())
+def a_count_of_traces_that_a_hook_reads(state, batch):
+    TABLE["traces"] = TABLE.get("traces", 0) + 1
+    return trained(state, batch, lambda control, value: ask(control, TABLE["traces"]))
+
+
+class Alternating:
+    """Something that changes beside the driver: here at each look, as a lock that is held now and then."""
+
+    def __init__(self):
+        self.busy = 0
+
+
+BESIDE = Alternating()
+
+
+@right(plain())
+def a_flag_that_goes_up_and_down_beside_the_driver(state, batch):
+    BESIDE.busy = 1 - BESIDE.busy
+    return trained(state, batch, lambda control, value: ask(control, BESIDE.busy))
+
+
+@right(plain())
+def a_length_in_an_attribute_that_no_hook_reads(state, batch):
+    BESIDE.shapes = jax.tree.map(jnp.shape, batch)
+    return trained(state, batch, lambda control, value: ask(control, BESIDE.busy))
+
+
+@right(plain())
+def a_callback_that_is_given_examples(state, batch):
+    """It belongs to a kernel call, and may know its size."""
+    n = len(batch["y"])
+    jax.debug.callback(lambda y: ask(None, n), batch["y"][0])
+    return step(state, mean_gradient(state, batch)), {}
