@@ -49,6 +49,7 @@ from adaptive.base.reductions import Reduction as Reduction
 from adaptive.base.reductions import Sliced as Sliced
 from adaptive.base.reductions import average as average
 from adaptive.base.reductions import summed_statistics as summed_statistics
+from adaptive.base.roster import with_same_members as with_same_members
 from adaptive.base.seats import Resident as Resident
 from adaptive.base.seats import Seats as Seats
 from adaptive.base.seats import number_of_workers as number_of_workers

@@ -25,8 +25,10 @@ import numpy as np
 
 from adaptive.base.errors import BatchSizeError, MembersError
 from adaptive.base.numbers import brief
+from adaptive.base.roster import Roster, with_same_members
 from adaptive.base.seats import number_of_workers
 from adaptive.base.told import Told
+from adaptive.base.world import Loss
 
 WANTS, MUST = 1, 2  # to leave: told so a moment ago; and it is time
 TOGETHER_SECONDS = 0.2  # within which all are told, where all are
@@ -40,7 +42,11 @@ class Recruiting(Protocol):
     @property
     def capacity(self) -> int: ...
     @property
+    def since(self) -> tuple[int, ...]: ...
+    @property
     def generation(self) -> int: ...
+    @property
+    def losses(self) -> Sequence[Loss]: ...
     @property
     def workers(self) -> range: ...
     @property
@@ -92,6 +98,7 @@ class Membership:
       told: what this process was told (`adaptive/base/told.py`).
       resizable: whether batch sizes change at all; without, the number of workers cannot either.
       needed: seats whose workers must stay, because the driver needs what they have.
+      roster: who is there at first; by default who is there now.
 
     Attributes:
       asked: the number of members that was asked for last, less what has been lost since; `None` if nobody has asked,
@@ -106,11 +113,13 @@ class Membership:
         resizable: bool = True,
         needed: Sequence[int] = (),
         told: Callable[[], Told | None] = lambda: None,
+        roster: Roster | None = None,
     ):
         self._world, self._tells, self._resizable, self._needed = world, tells, resizable, needed
         self._told = told
         self.asked: int | None = None
-        self._there, self._generation = len(world.members), world.generation  # as they were last looked at
+        roster = Roster.of(world) if roster is None else roster
+        self._there, self._generation = len(roster.members), roster.generation  # as they were last looked at
         self._heard = 0
         self._wishes = np.zeros(world.capacity)
 
@@ -304,14 +313,11 @@ class Membership:
           Preempted: this process has left, for good.
         """
         told = self._ask_who_leaves(about)
-        self._look()
+        ready = with_same_members(self._world, lambda: self._look_and_ask(about))
         leaving, there = self.leaving, len(self._world.members)
         if self.all_leave or not (leaving or self.pending):
             return told
-        if self.asked is not None:
-            self.asked = self.nearest(self.asked)  # of those in reserve, some may be gone
         missing = max(0, self.target - there)
-        ready = self._are_ready(about) if missing else 0
         stay = there - len(leaving)
         if leaving and self._world.respawn:
             self.asked = self.target
@@ -321,12 +327,25 @@ class Membership:
         if number > stay + ready:
             number = stay  # all of them join at once
         if leaving or number != there:
+            before = self._world.losses
             self._world.change(number, leaving)
             self._heard, self._wishes = 0, np.zeros(self._world.capacity)
+            lost = sum(len(loss.workers) for loss in self._world.losses[len(before) :])
+            if lost and self.asked is not None and not self._world.respawn:  # nor is whoever is lost meanwhile
+                self.asked = max(len(self._world.members), self.asked - lost)
             self._there, self._generation = len(self._world.members), self._world.generation
             if self.pending:
                 self._world.call_in(self.target)
         return told
+
+    def _look_and_ask(self, about: str) -> int:
+        """Bring the target up to date. Returns how many of those who are missing are ready; may communicate."""
+        self._look()
+        if self.all_leave or not (self.leaving or self.pending):
+            return 0
+        if self.asked is not None:
+            self.asked = self.nearest(self.asked)  # of those in reserve, some may be gone
+        return self._are_ready(about) if self.target > len(self._world.members) else 0
 
     def _look(self) -> None:
         """Notice who has come, and who was lost, without having been asked."""
@@ -344,9 +363,14 @@ class Membership:
             elif self.asked == before:
                 self.asked = now
 
-    def restart(self, asked: int | None) -> None:
-        """Go on with a target that was asked for before; `None` if nobody had asked."""
-        self._there, self._generation = len(self._world.members), self._world.generation
+    def restart(self, asked: int | None, roster: Roster | None = None) -> None:
+        """Go on with a target that was asked for before; `None` if nobody had asked.
+
+        Args:
+          roster: who was there when restoring began; by default who is there now.
+        """
+        roster = Roster.of(self._world) if roster is None else roster
+        self._there, self._generation = len(roster.members), roster.generation
         self.asked = None if asked is None else self.nearest(asked)
         self._heard, self._wishes = 0, np.zeros(self._world.capacity)
         self._world.call_in(self.target)

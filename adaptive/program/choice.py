@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from adaptive.base.errors import CheckpointError
+from adaptive.base.roster import said_by_first
 from adaptive.base.world import World
 from adaptive.disk.directory import belongs_to
 from adaptive.disk.whole import DamagedError, check
@@ -41,15 +42,20 @@ def chosen(world: World, where: Any, missing_ok: bool, about: str) -> Chosen | N
       CheckpointError: there is none that is whole, or this process does not see the one that rank 0 has chosen.
     """
     path = where.path if isinstance(where, Checkpoints) else path_of(where)
-    told = b""
-    if world.rank == 0:
-        told = json.dumps(_choice(path, missing_ok)).encode()
-    choice = json.loads(world.all_gather_bytes(told, f"choosing the checkpoint for the {about}")[0])
+    own = b""
+
+    def choose() -> bytes:
+        nonlocal own
+        own = json.dumps(_choice(path, missing_ok)).encode()
+        return own
+
+    said = said_by_first(world, choose, f"choosing the checkpoint for the {about}")
+    choice = json.loads(said)
     if choice is None:
         return None
     name, seal, notes = choice
     found = path / name
-    if world.rank:
+    if said != own:  # another process has chosen; it may be lost since, so ranks do not tell which one that was
         _check_same(found, seal, world.rank)
     return Chosen(load(found), belongs_to(found), notes)
 

@@ -16,6 +16,7 @@ from jax.extend.core import ClosedJaxpr
 
 from adaptive.base.errors import DriverError
 from adaptive.base.names import leaf_names
+from adaptive.base.roster import with_same_members
 from adaptive.base.world import World
 from adaptive.control.alike import digest_of_text, digest_of_tree
 from adaptive.control.split import positive
@@ -75,11 +76,14 @@ def evaluate(
         digests = _digests(closed, shapes, rows, each, op) if world.processes > 1 else {}
         return digests, [part.sent() for part in _gathered(fn, shapes, states, rows, world, those, each, op)]
 
-    generation, those = -1, list(members)
-    while generation != world.generation:  # whoever was lost in the course of it had a part of the data
-        generation = world.generation
+    those: list[int] = []  # the workers among which the data are dealt
+
+    def of_those_left() -> list[list[Any]]:
+        nonlocal those
         those = [worker for worker in members if worker in world.members]
-        everyone = together(world, about, work, _SAME_ON_ALL)
+        return together(world, about, work, _SAME_ON_ALL)
+
+    everyone = with_same_members(world, of_those_left)
     examples, shapes = whole[-1]
     parts = _parts_of(shapes, op)
     for sent in everyone:

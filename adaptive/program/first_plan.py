@@ -32,6 +32,7 @@ def first_plan(
     planner: Planner,
     data: Rows | Iterated,
     world: World,
+    members: Sequence[int],
     *,
     global_batch: int,
     shares: Sequence[float] | None,
@@ -41,6 +42,9 @@ def first_plan(
 ) -> tuple[BatchSizes, Plan]:
     """Sizes of the first step and a plan for the largest of them. The arguments are those of `Program`.
 
+    `members` are the seats that are taken. The caller reads them once for all parts of the program, because processes
+    may be lost while it is built.
+
     What sizes have to be multiples of is told by the driver's trace, which is made for a size: if that was none, both
     are made again.
     """
@@ -48,7 +52,7 @@ def first_plan(
     while True:
         limits = _limits(data, world.capacity, max_local_batch, multiple)
         unit = _checked_quantum(quantum, multiple, len(data))
-        sizes = BatchSizes(global_batch, shares, limits, quantum=unit, members=world.members)
+        sizes = BatchSizes(global_batch, shares, limits, quantum=unit, members=members)
         largest = max(sizes.current)  # of all workers, so that all processes have the same plan
         try:
             plan = planner.begin(min(largest, microbatch or largest))

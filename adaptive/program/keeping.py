@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from adaptive.base.errors import CheckpointError
 from adaptive.base.failure import heard_by_all
+from adaptive.base.roster import with_same_members
 from adaptive.observe.report import Report
 
 from .checkpoint import has_local
@@ -87,24 +88,30 @@ class Keeping:
           wait: return when it is on the disk, or has failed; and leave none out because of the one before.
         """
         self._saved = time.monotonic()
-        writes = self.world.rank == 0
-        if writes and wait:
+
+        def taken() -> tuple[bool, dict[str, Any]]:
+            writes = self.world.rank == 0 and self._is_free(wait)
+            return writes, self._program._snapshot(self._writer.copies.begin() if writes else _uncopied)
+
+        writes, checkpoint = with_same_members(self.world, taken)  # if rank 0 is lost meanwhile, its successor writes
+        if writes:
+            self._writer.write(checkpoint)
+            if wait:
+                self._writer.wait()
+
+    def _is_free(self, wait: bool) -> bool:
+        """Whether this process can write a checkpoint now. If not, note that one is left out."""
+        if wait:
             self._writer.wait()
-        busy = writes and self._writer.busy
-        self._left_out = busy
-        if busy and not self._told:
+        self._left_out = self._writer.busy
+        if self._left_out and not self._told:
             self._told = True
             self._writer.note(
                 f"no checkpoint of step {self._program.steps}: the one before is still being written. Any other that "
                 f"comes too soon is left out without a word: every={self._options.every!r} is shorter than what the "
                 "disk takes."
             )
-        writes = writes and not busy
-        checkpoint = self._program._snapshot(self._writer.copies.begin() if writes else _uncopied)
-        if writes:
-            self._writer.write(checkpoint)
-            if wait:
-                self._writer.wait()
+        return not self._left_out
 
     def end(self, *, in_any_case: bool) -> None:
         """The run has ended well: keep the last state, unless it is kept. On every process alike; may communicate.

@@ -21,6 +21,7 @@ from adaptive.base.decision import Decision
 from adaptive.base.errors import DataError, DisagreementError, DriverError, NonFiniteError, Preempted, WorkerError
 from adaptive.base.failure import heard_by_all, tell
 from adaptive.base.phases import phase
+from adaptive.base.roster import Roster, with_same_members
 from adaptive.base.surroundings import Surroundings, as_made, unwatched
 from adaptive.base.told import Listening, honoured, told
 from adaptive.base.versions import warn_if_untested
@@ -162,6 +163,7 @@ class Program:
         if self.world.rank == 0:
             warn_if_untested()
         self._name = next_name(self.world, driver)
+        roster = Roster.of(self.world)  # any operation below may change it: `Seating` finds out before the first step
         nonfinite, self._seed = checked_nonfinite(nonfinite), count("seed", seed)
         max_skipped = count("max_skipped", max_skipped, least=1)
         microbatch = None if microbatch is None else positive("microbatch", microbatch)
@@ -182,6 +184,7 @@ class Program:
             planner,
             self._data,
             self.world,
+            roster.members,
             global_batch=global_batch,
             shares=shares,
             max_local_batch=max_local_batch,
@@ -222,6 +225,7 @@ class Program:
             resizable=bool(resizable),
             needed=self._sizes.needed,
             told=told,
+            roster=roster,
         )
         self._status = Status(self.world, self._digest, self._sizes, self._membership)
         self._activity = Activity(self.world)
@@ -245,7 +249,7 @@ class Program:
             *(self.world, self._name, self._hooks, self._sizes, self._membership, self._hyperparameters, self._digest),
             heterogeneous=machines.heterogeneous,
         )
-        self._seating = Seating(self.world, self._engine, self._hooks, self._sizes)
+        self._seating = Seating(self.world, self._engine, self._hooks, self._sizes, roster)
         self._clock = StepClock(self.world)
         self._skips = Skips(nonfinite, max_skipped)
         self._update = UpdateCheck(self._engine, self._name)
@@ -765,10 +769,15 @@ class Program:
           CheckpointError: leaves of the state have names that could not be told apart when they are restored.
           DriverError: a policy's state is not built as it was when the policy began.
         """
-        return self._snapshot(None)
+        return with_same_members(self.world, lambda: self._snapshot(None))
 
     @as_made
     def _snapshot(self, copy: Callable[[Any], Any] | None) -> dict[str, Any]:
+        """Return a checkpoint. Take it again if members are lost meanwhile: its local leaves are of other workers then.
+
+        Args:
+          copy: copies an array from the device; by default into memory of its own.
+        """
         self._update.together(self._step, "a checkpoint")
         parts = (self._engine, self._hooks, self._sizes, self._membership, self._stream)
         return _checkpoint.save(*parts, step=self._step, like=self._initial.shapes, copy=copy)
@@ -797,7 +806,7 @@ class Program:
           WorkerError: another process could not restore its own. On every other process.
           DisagreementError: it is not the same on all processes. On every process.
         """
-        found = None
+        found, roster = None, Roster.of(self.world)
         if isinstance(checkpoint, str | os.PathLike | Checkpoints):
             found = chosen(self.world, checkpoint, missing_ok, f"restore of {self._name}")
             if found is None:
@@ -820,7 +829,7 @@ class Program:
         self._hyperparameters.restart()
         self._sizes.restart(parsed.batch_sizes, parsed.shares, parsed.members)
         self._seating.restart(parsed.members)
-        self._membership.restart(parsed.workers)
+        self._membership.restart(parsed.workers, roster)
         self._stream.go_on(parsed.cursors, parsed.place)
         self._step, self._skips.in_a_row, self._update.told = parsed.step, 0, False
         engine = self._engine

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
+from adaptive.base.roster import Roster
 from adaptive.base.world import Loss, World
 from adaptive.control.batch_sizes import BatchSizes
 from adaptive.control.hooks import Hooks
@@ -14,14 +15,17 @@ from adaptive.runtime.engine import Engine
 class Seating:
     """The members of a world as a program knows them. Replicated.
 
+    Args:
+      roster: who was there when the sizes were chosen. Processes may have been lost since then.
+
     Attributes:
       since: the members' seats, and in which generation each came.
     """
 
-    def __init__(self, world: World, engine: Engine, hooks: Hooks, sizes: BatchSizes):
+    def __init__(self, world: World, engine: Engine, hooks: Hooks, sizes: BatchSizes, roster: Roster):
         self._world, self._engine, self._hooks, self._sizes = world, engine, hooks, sizes
-        self.since = self._who_is_there()
-        self._generation: int | None = world.generation  # whose members `since` are; `None`: of none
+        self.since = roster.since
+        self._generation: int | None = roster.generation  # whose members `since` are; `None`: of none
         self._joined: list[int] = []  # since the last report
         self._notes: list[str] = []
         self._told = 0  # of the world's losses
@@ -43,11 +47,11 @@ class Seating:
         Returns:
           The seats with another worker than before.
         """
-        there = self._who_is_there()
+        there, generation = Roster.of(self._world)
         joined = [seat for seat, since in there.items() if self.since.get(seat) != since]
         self._hooks.seat(joined, self._sizes)
         self._engine.seat(self.places(there), self.places(joined))
-        self.since, self._generation = there, self._world.generation
+        self.since, self._generation = there, generation
         lost = {seat for loss in self._world.losses[self._told :] for seat in loss.workers}  # a seat may be taken again
         self._notes += self._sizes.seat(list(there), joined, lost)
         self._joined += joined
@@ -68,16 +72,14 @@ class Seating:
 
     def restart(self, members: Iterable[int]) -> None:
         """Go on with these members. Of those who are there now, the others will have joined by the next step."""
-        there = self._who_is_there()
+        there, generation = Roster.of(self._world)
         self.since = {seat: there.get(seat, 0) for seat in members}
-        self._generation = self._world.generation if self.since == there else None
+        self._generation = generation if self.since == there else None
         self._engine.present = self.places(self.since)
 
     def take_over(self, known: dict[str, Any]) -> None:
         """Know what another process does."""
         vars(self).update(known)
-        self._generation = self._world.generation if self.since == self._who_is_there() else None
+        there, generation = Roster.of(self._world)
+        self._generation = generation if self.since == there else None
         self._engine.present = self.places(self.since)
-
-    def _who_is_there(self) -> dict[int, int]:
-        return dict(zip(self._world.members, self._world.since, strict=True))

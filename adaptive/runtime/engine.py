@@ -21,7 +21,7 @@ import numpy as np
 from adaptive.base.activity import COMPUTING, EXCHANGING, OTHER, Activity
 from adaptive.base.cores import n_cores
 from adaptive.base.timeline import STEPS, Timeline
-from adaptive.base.world import Arriving, LookAtPiece, World, among_those_left
+from adaptive.base.world import Arrived, Arriving, LookAtPiece, World, among_those_left
 from adaptive.data.stream import Share
 from adaptive.graph.flow import Scope
 from adaptive.operators.sources import CALLS, Reading
@@ -373,10 +373,13 @@ class Engine:
 
     def exchange_status(self, about: str, more: str) -> None:
         """A message that carries the status alone."""
-        own = self.status.encode().astype(np.float32)
-        parts = [[jax.device_put(np.zeros(len(own), np.float32), d)] for d in self.world.devices]
-        with_status = partial(self.world.exchange, parts, ["sum"], own, self._channels[-1], about, more)
-        self.status.decode(among_those_left(with_status)[1])
+        parts = [[jax.device_put(np.zeros(self.status.length, np.float32), d)] for d in self.world.devices]
+
+        def exchange() -> Arrived:
+            own = self.status.encode().astype(np.float32)  # anew each time: it depends on how many processes there are
+            return self.world.exchange(parts, ["sum"], own, self._channels[-1], about, more)
+
+        self.status.decode(among_those_left(exchange)[1])
 
     def close(self) -> None:
         self.kernels.close()

@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from adaptive import Program
+from adaptive.extend import with_same_members
 from collectives._leaves import error
 
 ValueAndGrad = Callable[[Any, Any], tuple[Any, Any]]
@@ -145,7 +146,11 @@ def average(program: Program, strategy: Strategy) -> Any:
         here = jnp.asarray(strategy.counts is None or strategy.counts(state), jnp.float32)
         return here, jax.tree.map(lambda p: p * here.astype(p.dtype), strategy.model(state))
 
-    # One example for each worker, so each is asked for its own replica once.
-    share, total = program.evaluate(counted, np.zeros(len(program.members), np.float32), batch=1)
+    def evaluated() -> tuple[Any, Any]:
+        # One example for each worker, so each is asked for its own replica once.
+        there = set(program.members) & set(program.world.members)
+        return program.evaluate(counted, np.zeros(len(there), np.float32), batch=1)
+
+    share, total = with_same_members(program.world, evaluated)
     shapes = jax.eval_shape(strategy.model, program.state)
     return jax.tree.map(lambda x, like: (x / share).astype(like.dtype), total, shapes)

@@ -11,8 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import adaptive as ad
+from adaptive.base.roster import Roster
 from adaptive.base.seats import Seats
 from adaptive.base.told import Told
+from adaptive.base.world import Loss
 from adaptive.control.membership import Membership
 
 
@@ -379,3 +381,69 @@ def test_whatever_happens_somebody_is_there_and_what_is_asked_for_last_comes_tru
         said(membership, world)
         membership.change()
     assert len(world.members) == membership.target == target
+
+
+class Losing(World):
+    """A worker is lost in the operation whose name begins with `where`, once."""
+
+    def __init__(self, where, seat, **options):
+        super().__init__(size=6, workers=3, processes=6, **options)
+        self.where, self.seat = where, seat
+
+    def lose(self, name):
+        if self.where is not None and name.startswith(self.where):
+            self.where = None
+            self.losses = (Loss((self.seat,), "rank", name, 0.0),)
+            self.leave(self.seat)
+
+    def change(self, workers, leaving=()):
+        self.lose("a change")
+        stay = [seat for seat in self.members if seat not in leaving]
+        super().change(workers if self.come else min(workers, len(stay)), leaving)
+
+    def all_gather_bytes(self, value, about="", more=""):
+        self.lose(about)
+        return super().all_gather_bytes(value, about, more)
+
+
+@pytest.mark.parametrize("respawn", [False, True])
+@pytest.mark.parametrize("where", ["who leaves", "newcomers"])
+def test_who_is_lost_while_processes_ask_each_other_is_missed_only_where_workers_are_replaced(where, respawn):
+    world = Losing(where, 1, respawn=respawn)
+    membership = Membership(world, tells=False)
+    membership.request(5)
+    membership.change()
+    for _ in range(2):
+        membership.change()
+    assert world.losses
+    assert membership.target == len(world.members) == (5 if respawn else 4)
+
+
+@pytest.mark.parametrize("respawn", [False, True])
+def test_who_is_lost_while_members_change_is_missed_only_where_workers_are_replaced(respawn):
+    world = Losing("a change", 0, respawn=respawn, there=False)
+    membership = Membership(world)
+    membership.request(5)
+    said(membership, world, wishes=[0, 0, 2, 0, 0, 0])
+    membership.change()
+    assert world.losses
+    assert world.members == (1,)
+    world.come = True
+    said(membership, world)
+    membership.change()
+    assert membership.target == len(world.members) == (5 if respawn else 3)
+
+
+@pytest.mark.parametrize("restored", [False, True])
+def test_who_is_lost_while_a_program_is_built_or_restored_is_replaced(restored):
+    """What a program is made of takes a while to be built, and all of it begins with the same members."""
+    world = World(workers=3, processes=4, respawn=True)
+    there = Roster.of(world)
+    world.leave(1)
+    membership = Membership(world, roster=None if restored else there)
+    if restored:
+        membership.restart(None, there)
+    membership.change()
+    said(membership, world)
+    membership.change()
+    assert world.members == (0, 1, 2)

@@ -1,0 +1,84 @@
+"""Who is there, as code that communicates may use it: any operation may change it.
+
+Members, ranks and the number of processes change in an operation, when others are lost. So what was read before an
+operation describes the past after it. Three ways to deal with that: keep what was read, and compare later (`Roster`);
+do the work again (`with_same_members`); ask again (`said_by_first`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple, Protocol, TypeVar
+
+T = TypeVar("T")
+
+
+class Changing(Protocol):
+    """The part of a `World` that changes when workers leave and join."""
+
+    @property
+    def members(self) -> tuple[int, ...]: ...
+    @property
+    def since(self) -> tuple[int, ...]: ...
+    @property
+    def generation(self) -> int: ...
+
+
+class Speaking(Changing, Protocol):
+    """The part of a `World` by which processes tell each other something."""
+
+    @property
+    def rank(self) -> int: ...
+
+    def all_gather_bytes(self, value: bytes, about: str = "", more: str = "") -> list[bytes]: ...
+
+
+class Roster(NamedTuple):
+    """The members of a world at one moment. Replicated.
+
+    Attributes:
+      since: for each member's seat, the generation in which the member came.
+      generation: of the world at that moment.
+    """
+
+    since: dict[int, int]
+    generation: int
+
+    @staticmethod
+    def of(world: Changing) -> Roster:
+        """The members now."""
+        return Roster(dict(zip(world.members, world.since, strict=True)), world.generation)
+
+    @property
+    def members(self) -> tuple[int, ...]:
+        """The seats that are taken, in order."""
+        return tuple(self.since)
+
+
+def with_same_members(world: Changing, work: Callable[[], T]) -> T:
+    """Return what `work` returns; do the work again if members left or joined in the course of it.
+
+    Args:
+      work: communicates, and depends on who is there. Called on every process alike.
+    """
+    while True:
+        generation = world.generation
+        result = work()
+        if world.generation == generation:
+            return result
+
+
+def said_by_first(world: Speaking, say: Callable[[], bytes], about: str) -> bytes:
+    """Return what the process with rank 0 says, on every process. Communicates.
+
+    If that process is lost before the others have heard it, its successor says it.
+
+    Args:
+      say: called on the process with rank 0 only. What it raises is raised there.
+      about: the operation, in words.
+    """
+    while True:
+        mine = b"" if world.rank else b"+" + say()
+        for said in world.all_gather_bytes(mine, about):
+            if said:
+                return said[1:]

@@ -1,0 +1,224 @@
+"""Processes that die at each operation in turn of all that a program does: what the others train is what it must be."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import adaptive as ad
+import collectives as comm
+import collectives.strategies as sync
+import controllers as ctrl
+from adaptive.control import machines
+from adaptive.disk.directory import checkpoints
+from adaptive.program import overlap
+from adaptive.program.stored import load
+from adaptive.runtime.kernels import Kernels
+from tests.program.problems import stream
+from tests.threaded_world import Job, ThreadedWorld
+
+EXAMPLES, BATCH, STEPS, SEED = 60, 12, 4, 3
+DATA = {"x": np.arange(EXAMPLES, dtype=np.float32), "number": np.arange(EXAMPLES)}
+WHO = [(0,), (2,), (0, 1), (1, 2)]
+
+
+def driver(state, batch):
+    """Counts how often each example was taken, and takes a step whose result all examples decide."""
+    taken = comm.all_reduce(jnp.zeros(EXAMPLES, jnp.int32).at[batch["number"]].add(1), op="sum")
+    mean = comm.all_reduce(batch["x"].mean())
+    return {"taken": state["taken"] + taken, "sum": state["sum"] + mean}, {"mean": mean}
+
+
+def begun() -> dict[str, jax.Array]:
+    return {"taken": jnp.zeros(EXAMPLES, jnp.int32), "sum": jnp.zeros(())}
+
+
+def built(world: ThreadedWorld, **options: Any) -> ad.Program:
+    return ad.Program(driver, begun(), DATA, global_batch=BATCH, world=world, seed=SEED, **options)
+
+
+def means() -> np.ndarray:
+    return DATA["x"][stream(EXAMPLES, SEED, STEPS * BATCH)].reshape(STEPS, BATCH).mean(1)
+
+
+def check(program: ad.Program, reports: list[ad.Report]) -> None:
+    """What was trained is what one worker would have, and nobody's share is left out."""
+    numbers = stream(EXAMPLES, SEED, STEPS * BATCH)
+    np.testing.assert_array_equal(program.state["taken"], np.bincount(numbers, minlength=EXAMPLES))
+    np.testing.assert_allclose([r.metrics["mean"] for r in reports], means()[STEPS - len(reports) :], rtol=1e-6)
+    np.testing.assert_allclose(program.state["sum"], means().sum(), rtol=1e-6)
+    for report in reports:
+        assert report.global_batch == sum(report.batch_sizes) == BATCH
+        assert [seat for seat, size in enumerate(report.batch_sizes) if size] == list(report.members)
+
+
+def dying(script: Callable[[ThreadedWorld], Any], who: tuple[int, ...], first: int = 0) -> list[list[str]]:
+    """Run a script with nobody dying, and then as often as it has operations: these processes die at each in turn.
+
+    Args:
+      first: the operation to begin with.
+
+    Returns:
+      The operations of all runs, as the process that lives has seen them.
+    """
+    lives = next(number for number in range(3) if number not in who)
+    calm = Job(3)
+    calm.run(script)
+    runs = [calm.operations[lives]]
+    for at in range(first, len(runs[0])):
+        job = Job(3, dict.fromkeys(who, at))
+        try:
+            returned = job.run(script)
+        except Exception as error:
+            error.add_note(f"{who} died at operation {at}, {calm.operations[who[0]][at]}")
+            raise
+        assert sorted(returned) == [number for number in range(3) if number not in who]
+        runs.append(job.operations[lives])
+    return runs
+
+
+@pytest.mark.parametrize("who", WHO)
+def test_while_a_program_is_built_and_trained(who):
+    def script(world):
+        with built(world) as program:
+            reports = list(program.run(steps=STEPS))
+            check(program, reports)
+            assert [loss for report in reports for loss in report.lost] == list(world.losses)
+            assert program.members == world.members
+
+    runs = dying(script, who)
+    assert sum("building program" in said for said in runs[0]) > 1  # or nothing of what this is about was tried
+
+
+def test_while_a_second_program_is_built():
+    def script(world):
+        with built(world) as one:
+            reports = [one.step()]
+            with built(world) as two:
+                check(two, list(two.run(steps=STEPS)))
+            check(one, reports + list(one.run(steps=STEPS - 1)))
+
+    dying(script, (0,))
+
+
+def test_while_it_is_measured_how_long_a_message_takes(monkeypatch):
+    """Between hosts, with a message that is worth it."""
+    names = itertools.count()
+    monkeypatch.setattr(machines, "this_host", lambda: f"host {next(names)}")
+    monkeypatch.setattr(overlap, "_LEAST_BYTES", 0)
+    monkeypatch.setattr(overlap, "choose", lambda plan, most: {0: ((0,), (1,))})
+    monkeypatch.setattr(overlap, "LEAST_SECONDS", float("inf"))
+
+    def script(world):
+        with built(world) as program:
+            check(program, list(program.run(steps=STEPS)))
+
+    runs = dying(script, (0,))
+    assert sum("measuring a message" in said for said in runs[0]) == overlap._ROUNDS
+
+
+@pytest.mark.parametrize("who", WHO)
+def test_from_restoring_to_the_last_checkpoint(who, tmp_path):
+    """Rank 0 alone knows which checkpoint is restored, and writes those of the run."""
+    before = tmp_path / "before"
+    with ad.Program(driver, begun(), DATA, global_batch=BATCH, seed=SEED) as program:
+        list(program.run(steps=1, checkpoint=ad.Checkpoints(before, every="1 step")))
+
+    def script(world):
+        folder = tmp_path / str(id(world.job))
+        with built(world) as program:
+            program.restore(before)
+            assert program.steps == 1
+            reports = list(program.run(steps=STEPS - 1, checkpoint=ad.Checkpoints(folder, every="2 steps")))
+            check(program, reports)
+            mean = program.evaluate(lambda state, batch: batch["x"].mean(), DATA, batch=7)
+            np.testing.assert_allclose(mean, DATA["x"].mean(), rtol=1e-6)
+            kept = load(checkpoints(folder)[0])
+            assert kept["step"] == STEPS
+            np.testing.assert_array_equal(kept["state"]["taken"], program.state["taken"])
+
+    runs = dying(script, who)
+    assert any("choosing the checkpoint" in said for said in runs[0])
+
+
+def mixed(state, batch):
+    """Two leaves of each worker's own that are always equal."""
+    own = state["own"] + ad.worker() + 1
+    return {**state, "own": own, "same": own}, {"mean": comm.all_reduce(batch["x"].mean())}
+
+
+@pytest.mark.parametrize("who", WHO)
+def test_while_a_checkpoint_of_local_state_is_taken(who, tmp_path):
+    """Each of its leaves takes an operation; a worker's row is its own in all of them, or in none."""
+
+    def script(world):
+        folder = tmp_path / str(id(world.job))
+        state = {"own": jnp.zeros((), int), "same": jnp.zeros((), int)}
+        options = {"global_batch": BATCH, "local": lambda s: s, "seed": SEED}
+        with ad.Program(mixed, state, DATA, world=world, **options) as program:
+            list(program.run(steps=STEPS, checkpoint=ad.Checkpoints(folder, every="100 steps")))
+            for kept in (program.checkpoint(), load(checkpoints(folder)[0])):
+                np.testing.assert_array_equal(kept["state"]["own"], kept["state"]["same"])
+                own = STEPS * (np.arange(3) + 1)
+                assert all(kept["state"]["own"][seat] in (own[seat], 0) for seat in range(3))
+                assert all(kept["state"]["own"][seat] == own[seat] for seat in world.members)
+
+    dying(script, who, first=3)
+
+
+@pytest.mark.parametrize("who", [(0,), (2,)])
+def test_while_replicas_are_averaged(who):
+    """Of those that are left each counts once."""
+    strategy = SimpleNamespace(model=lambda state: state["own"].astype(jnp.float32), counts=None)
+
+    def script(world):
+        state = {"own": jnp.zeros((), int), "same": jnp.zeros((), int)}
+        with ad.Program(mixed, state, DATA, world=world, global_batch=BATCH, local=lambda s: s) as program:
+            list(program.run(steps=STEPS))
+            average = sync.average(program, strategy)
+            # Nobody takes notice of a loss before the next operation.
+            after = np.mean([STEPS * (seat + 1) for seat in world.members])
+            np.testing.assert_allclose(average, after, rtol=1e-6)
+
+    dying(script, who)
+
+
+def test_where_one_process_decides_for_all(monkeypatch):
+    """On machines of several kinds the first process's decisions count; in the last step nobody compares them."""
+    kinds = itertools.count()
+    monkeypatch.setattr(machines, "kind_of_machine", lambda devices: f"kind {next(kinds)}")
+    monkeypatch.setattr(Kernels, "examples_of_a_call", lambda kernels: 6.0)
+
+    def deciding(state, batch):
+        ctrl.hook(lambda control: control.rescale(global_batch=BATCH + control.step))
+        return driver(state, batch)
+
+    def script(world):
+        options = {"global_batch": BATCH, "seed": SEED, "deterministic": True}
+        with ad.Program(deciding, begun(), DATA, world=world, **options) as program:
+            reports = list(program.run(steps=STEPS))
+            examples = sum(report.global_batch for report in reports)
+            taken = np.bincount(stream(EXAMPLES, SEED, examples), minlength=EXAMPLES)
+            np.testing.assert_array_equal(program.state["taken"], taken)
+            assert program.global_batch == BATCH + STEPS
+            np.testing.assert_allclose(program._sizes.limits.call, 6.0, rtol=1e-6)  # the mean of those who are left
+
+    runs = dying(script, (0,))
+    assert sum("decision" in said for said in runs[0]) == STEPS
+    assert any("the end of run()" in said for said in runs[0])
+
+
+def test_while_a_trace_is_written(tmp_path):
+    def script(world):
+        with built(world) as program:
+            program.trace(tmp_path / f"{id(world.job)}.json", steps=2)
+            check(program, list(program.run(steps=STEPS)))
+
+    dying(script, (0,))
