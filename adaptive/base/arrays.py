@@ -32,12 +32,34 @@ def is_array(value: Any) -> bool:
     return isinstance(value, bytes | bytearray | memoryview | np.generic) or hasattr(type(value), "__array__")
 
 
+def check_not_sharded(value: Any) -> None:
+    """Raise if an array is divided over devices. One that every device has all of is fine.
+
+    Raises:
+      NotAnArrayError: it is sharded.
+    """
+    if not isinstance(value, jax.Array) or isinstance(value, jax.core.Tracer) or value.is_fully_replicated:
+        return
+    spec = getattr(value.sharding, "spec", None)
+    how = f"NamedSharding, {spec}" if spec is not None else type(value.sharding).__name__
+    raise NotAnArrayError(
+        f"is sharded over {len(value.sharding.device_set)} devices ({how}). A worker computes on one device, and needs "
+        "all of it there. Sharding within a worker is not supported. If the array fits on one device, gather it:  "
+        + (
+            "np.asarray(x)"
+            if value.is_fully_addressable
+            else "jax.experimental.multihost_utils.process_allgather(x, tiled=True)"
+        )
+    )
+
+
 def on_host(value: Any) -> np.ndarray:
     """A numpy array, in the width that JAX computes with; the same memory where it is so wide already.
 
     Raises:
-      NotAnArrayError: it holds no numbers, or numbers that are wider than that.
+      NotAnArrayError: it holds no numbers, or numbers that are wider than that; or it is sharded over devices.
     """
+    check_not_sharded(value)
     if isinstance(value, np.ma.MaskedArray):
         raise NotAnArrayError("is a masked array, whose mask would be lost. Give x.filled(0), and x.mask beside it.")
     if is_key(value):

@@ -17,6 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.extend.core import ClosedJaxpr, DropVar, JaxprEqn, Literal, Var
 
+from adaptive.base.arrays import NotAnArrayError, check_not_sharded
 from adaptive.base.errors import CollectiveError, DriverError
 from adaptive.base.jaxprs import axes_of, called, has_references, holder, is_checkpoint, nested, nested_equations
 from adaptive.base.names import leaf_names
@@ -101,7 +102,8 @@ def trace(driver: Callable, state: Any, batch: Any, *, workers: int, boards: Boa
       boards: those of the program, on which the driver may publish.
 
     Raises:
-      DriverError: the driver does not return `(state, metrics)`, or changes the state's structure, shapes or dtypes.
+      DriverError: the driver does not return `(state, metrics)`, or changes the state's structure, shapes or dtypes,
+        or closes over an array that is sharded over devices.
       CollectiveError: an operator stands where it cannot.
     """
     examples = jax.tree.leaves(batch)[0].shape[0]
@@ -276,6 +278,10 @@ class _Flattener:
     def _const(self, var: Var, value: Any) -> Var:
         known = self._const_vars.get(id(value))
         if known is None:
+            try:
+                check_not_sharded(value)
+            except NotAnArrayError as error:
+                raise DriverError(f"an array that the driver closes over, {var.aval.str_short()}, {error}") from error
             known = self._const_vars[id(value)] = Var(var.aval)
             # An array of the host may be written to later on, and XLA may read it where it lies.
             self.consts[known] = value if isinstance(value, jax.Array) else np.array(value)

@@ -13,6 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from adaptive.base.arrays import NotAnArrayError, check_not_sharded
 from adaptive.base.current import current_world, why_not_alone
 from adaptive.base.errors import CollectiveError, NonFiniteError
 from adaptive.base.reductions import Reduction, adds_up
@@ -28,7 +29,8 @@ def exchange_eagerly(how: Collective, values: Sequence, *, weight: Any) -> list[
     it.
 
     Raises:
-      CollectiveError: there is no world, and other processes or a world in another thread; or a mean has no weight.
+      CollectiveError: there is no world, and other processes or a world in another thread; or a mean has no weight; or
+        a value is sharded over devices.
       DisagreementError: the processes call different collectives, or are not all in one. On every process.
     """
     alone = why_not_alone()
@@ -46,6 +48,11 @@ def exchange_eagerly(how: Collective, values: Sequence, *, weight: Any) -> list[
         if weight is not None:
             _check_weight(jnp.asarray(weight))
         return [how.of_replicated(v, 1) for v in values]
+    for value in values:
+        try:
+            check_not_sharded(value)
+        except NotAnArrayError as error:
+            raise CollectiveError(f"{how.name} outside a program{at(current_line())}: an array {error}") from error
     if weight is not None and not np.isfinite(weight):
         raise CollectiveError(
             f"{how.name} outside a program{at(current_line())}: a mean is over examples, and how many each worker "

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.extend.core import Primitive
 
+from adaptive.base.arrays import NotAnArrayError, check_not_sharded
 from adaptive.base.errors import CollectiveError
 from adaptive.base.where import at, current_line
 
@@ -59,6 +60,10 @@ def slot(label: str, init: Any, update: Callable[[Any], tuple[Any, Any]]) -> Any
 
     Returns:
       `result`. The new state is replicated where all that it is computed from is.
+
+    Raises:
+      CollectiveError: `init` is not known before the first step, or is sharded over devices; or `update` returns a
+        state of another structure or shape.
     """
     leaves, tree = jax.tree.flatten(init)
     if any(isinstance(leaf, jax.core.Tracer) for leaf in leaves):
@@ -66,6 +71,11 @@ def slot(label: str, init: Any, update: Callable[[Any], tuple[Any, Any]]) -> Any
             f"slot {label!r}{at(current_line())}: its initial state must be known before the first step, but is "
             "computed in the driver. Give plain arrays; shapes may come from traced values (jnp.zeros(x.shape))."
         )
+    for leaf in leaves:
+        try:
+            check_not_sharded(leaf)
+        except NotAnArrayError as error:
+            raise CollectiveError(f"slot {label!r}{at(current_line())}: its initial state {error}") from error
     handle, *old = slot_read_p.bind(label=label, init=Frozen(leaves))
     new, result = update(jax.tree.unflatten(tree, old))
     new_leaves, new_tree = jax.tree.flatten(new)

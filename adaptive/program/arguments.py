@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from adaptive.base.arrays import NotAnArrayError, on_host
+from adaptive.base.arrays import NotAnArrayError, check_not_sharded, on_host
 from adaptive.base.current import current_world, why_not_alone
 from adaptive.base.errors import DriverError
 from adaptive.base.names import leaf_names
@@ -112,8 +112,12 @@ def _is_weak(leaf: Any) -> bool:
 
 
 def _as_array(leaf: Any, name: str, state: Any) -> Any:
+    try:
+        check_not_sharded(leaf)
+    except NotAnArrayError as error:
+        raise DriverError(f"{name} {error}") from error
     if isinstance(leaf, jax.Array):
-        return leaf
+        return leaf if leaf.is_fully_addressable else leaf.addressable_data(0)  # all of it, on each device
     try:
         return on_host(leaf)
     except NotAnArrayError as error:

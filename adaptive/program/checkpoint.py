@@ -19,7 +19,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from adaptive.base.arrays import is_key, numbers_of
+from adaptive.base.arrays import NotAnArrayError, check_not_sharded, is_key, numbers_of
 from adaptive.base.errors import AdaptiveError, CheckpointError, DriverError
 from adaptive.base.names import Leaf, Name, by_name
 from adaptive.control.alike import digest_of_tree
@@ -408,6 +408,10 @@ def _listed(labels: Sequence[str]) -> str:
 
 def _unfit(leaf: Leaf, want: _Wanted) -> str:
     """What is wrong with an array, if anything is. Nothing is cast: what is cast in silence is wrong in silence."""
+    try:
+        check_not_sharded(leaf.value)
+    except NotAnArrayError as error:
+        return f"{leaf.label} {error}"
     found = _wanted(leaf)
     if found.shape != want.shape:
         return f"{leaf.label} has shape {found.shape} for one of shape {want.shape}"

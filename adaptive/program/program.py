@@ -84,8 +84,9 @@ class Program:
     Args:
       driver: the training step. `state` and `metrics` are pytrees of arrays; `batch` is a pytree like `data`, with some
         number of examples. May be wrapped in `jax.jit`.
-      state: the initial state: any pytree of arrays and numbers, equal on all processes. Copied. Python numbers are
-        promoted like Python numbers, as under `jax.jit`, unless a step makes arrays of them.
+      state: the initial state: any pytree of arrays and numbers, equal on all processes. Copied to the device of each
+        worker, so arrays that are sharded over devices are refused. Python numbers are promoted like Python numbers, as
+        under `jax.jit`, unless a step makes arrays of them.
       data: a pytree of arrays with one leading axis; or anything with `__len__` and `__getitem__` whose items are
         pytrees, each the same whenever it is read; or a list of examples; or a loader of such; or what `ad.data` makes,
         where examples are transformed, read by processes of their own, or given by an iterator. The same whole data set

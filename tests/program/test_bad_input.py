@@ -15,6 +15,7 @@ import adaptive as ad
 import collectives as comm
 import controllers as ctrl
 import monitors as mon
+from adaptive.extend import slot
 from tests.relaxed import relaxed_tx
 
 from .problems import build
@@ -36,6 +37,84 @@ def refused(kind, *texts, driver=total, state=0.0, data=X, global_batch=12, **op
         assert text in str(caught.value)
     assert isinstance(caught.value, ad.AdaptiveError)
     assert isinstance(caught.value, ValueError)
+
+
+# --- arrays over several devices --------------------------------------------------------------------------------------
+
+
+def over_devices(array, *axes):
+    """Over two devices: `axes` of it sharded, or the whole array on both."""
+    mesh = jax.sharding.Mesh(np.array(jax.local_devices()[:2]), ("model",))
+    return jax.device_put(array, jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec(*axes)))
+
+
+def first_weight(state, batch):
+    mean = comm.all_reduce(batch["x"].mean())
+    return jax.tree.map(lambda w: w + mean, state), {"mean": mean}
+
+
+def test_a_state_that_is_sharded(world):
+    texts = ["['w'] is sharded over 2 devices (NamedSharding, ", "np.asarray(x)"]
+    state = {"b": 0.0, "w": over_devices(jnp.zeros((4, 3)), "model")}
+    refused(ad.DriverError, "state" + texts[0], texts[1], driver=first_weight, state=state)
+    refused(ad.DriverError, "state" + texts[0], driver=first_weight, state=state, local=lambda s: s["w"])
+
+
+def test_a_constant_that_is_sharded(world):
+    table = over_devices(jnp.arange(4.0), "model")
+
+    def driver(state, batch):
+        mean = comm.all_reduce(batch["x"].mean())
+        return state + mean * table.sum(), {"mean": mean}
+
+    refused(ad.DriverError, "the driver closes over, float32[4], is sharded over 2 devices", driver=driver)
+
+
+def test_an_operators_state_that_is_sharded(world):
+    table = over_devices(jnp.zeros(4), "model")
+
+    def driver(state, batch):
+        mean = comm.all_reduce(batch["x"].mean())
+        return state + mean, {"mean": slot("mine", table, lambda old: (old + mean, mean))}
+
+    refused(ad.CollectiveError, "slot 'mine' (test_bad_input.py:", "is sharded over 2 devices", driver=driver)
+
+
+def test_data_that_are_sharded(world):
+    data = {"x": over_devices(jnp.arange(24.0), "model")}
+    refused(ad.DataError, "data['x'] is sharded over 2 devices", "np.asarray(x)", data=data)
+    rows = [{"x": over_devices(jnp.arange(2.0) + i, "model")} for i in range(24)]
+    refused(ad.DataError, "['x'] is sharded over 2 devices", data=rows)
+
+
+def test_a_checkpoint_that_is_sharded(world):
+    with build(first_weight, {"w": np.zeros(4, np.float32)}, X, 12) as program:
+        checkpoint = program.checkpoint()
+        checkpoint["state"]["w"] = over_devices(jnp.ones(4), "model")
+        with pytest.raises(ad.CheckpointError, match=r"state\['w'\] is sharded over 2 devices"):
+            program.restore(checkpoint)
+        np.testing.assert_array_equal(program.state["w"], 0)
+
+
+def test_a_value_that_is_sharded_outside_a_program(workers):
+    with pytest.raises(ad.CollectiveError, match=r"all_reduce outside a program.*is sharded over 2 devices"):
+        comm.all_reduce(over_devices(jnp.arange(4), "model"), op="sum")
+
+
+def test_what_is_whole_on_every_device_is_taken(world):
+    table, state = over_devices(jnp.arange(4.0)), {"w": over_devices(jnp.zeros(4))}
+
+    def driver(state, batch):
+        mean = comm.all_reduce(batch["x"].mean())
+        return {"w": state["w"] + mean * table}, {"mean": mean}
+
+    data = {"x": over_devices(jnp.asarray(X["x"]))}
+    with build(driver, state, data, 12) as program:
+        mean = program.step().metrics["mean"]
+        checkpoint = program.checkpoint()
+        checkpoint["state"]["w"] = over_devices(jnp.asarray(checkpoint["state"]["w"]))
+        program.restore(checkpoint)
+        np.testing.assert_allclose(program.state["w"], float(mean) * np.arange(4), rtol=1e-6)
 
 
 # --- drivers ----------------------------------------------------------------------------------------------------------
