@@ -59,7 +59,9 @@ def all_reduce(
         worker, or of the one kernel call of a worker that they come from. By default the program's `nonfinite=` says
         what is done.
       wire: a format of two bytes in which a mean or sum travels both ways, `jnp.bfloat16` or `jnp.float16`: half the
-        bytes. It is added up in single precision. By default everything travels as it is.
+        bytes. It is added up in single precision. By default everything travels as it is. float16 ends at 65504: of a
+        mean over examples nothing larger than the values travels, but with `weight=` the product of weight and value,
+        and for a sum the sum, must stay below. bfloat16 has the range of float32.
       rounding: to that format: "nearest"; "stochastic", right on average, for bfloat16; or "error_feedback": each
         worker adds what was lost to what it sends the next time.
 
@@ -95,6 +97,8 @@ def all_reduce(
     if nonfinite == "drop":
         leaves, scale = _only_finite(leaves, scale)
     how = None if wire is None else narrow(wire, rounding, [leaf.dtype for leaf in leaves.values()], op)
+    if how is not None and scale is not None and weight is None:
+        scale = how.weight_of(scale)
     if how is not None and rounding == "error_feedback":
         return with_feedback(how, tree, leaves, scale, go)
     return combine(Reduce(op, how), tree, leaves, weight=scale, when=go)

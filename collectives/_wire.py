@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.typing import DTypeLike
 
-from adaptive.extend import Sliced, slot
+from adaptive.extend import GLOBAL_BATCH, Sliced, read, slot
 
 from ._leaves import combine, error
 from ._local_mean import local_sum
@@ -35,6 +35,12 @@ class Narrow(Sliced):
 
     def wire_dtype(self, dtype: np.dtype) -> np.dtype:
         return jnp.dtype(self.format)
+
+    def weight_of(self, examples: jax.Array) -> jax.Array:
+        """The weight of some of the step's examples in a mean, such that weighted values do not leave the format."""
+        if self.format != "float16":
+            return examples
+        return examples / read(GLOBAL_BATCH).astype(examples.dtype)
 
     def sent(self, x: jax.Array, step: Any, worker: Any) -> jax.Array:
         return self._rounded(x.astype(jnp.float32), step, worker, 0)

@@ -21,6 +21,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from adaptive.base.errors import NonFiniteError
+from adaptive.base.reductions import Sliced
 from adaptive.base.where import at, name_workers
 from adaptive.base.world import World
 from adaptive.graph.plan import Contribution
@@ -28,6 +29,7 @@ from adaptive.operators.eager import least_weight, mean_of_nothing
 
 from .message import Entry, Layout, must_be_finite
 
+_WIRE = ", in which it travels (wire=; with weight= weight times value travels; jnp.bfloat16 reaches as far as float32)"
 _NAMED = 3  # leaves of one all_reduce that an error lists
 
 
@@ -236,12 +238,22 @@ class Trouble:
             who = name_workers([c.worker for c in same])
             found.append(f"the contributions of {who} to {self._named(numbers)} hold infinities or NaNs")
         if self.arrived.too_large and not self.culprits:
-            dtypes = sorted({str(self.message[i].result.aval.dtype) for i in self.arrived.too_large})
-            found.append(
-                f"the sum of all workers' contributions to {self._named(self.arrived.too_large)} is too large for "
-                f"{', '.join(dtypes)}, though each is finite"
-            )
+            found += self._too_large()
         return found
+
+    def _too_large(self) -> list[str]:
+        """What has overflowed, and in which format: that of the result, or the narrower one on the wire."""
+        by_format: dict[tuple[np.dtype, bool], list[int]] = {}
+        for i in self.arrived.too_large:
+            dtype, op = np.dtype(self.message[i].result.aval.dtype), self.message[i].how.op
+            wire = np.dtype(op.wire_dtype(dtype)) if isinstance(op, Sliced) else dtype
+            narrower = float(jnp.finfo(wire).max) < float(jnp.finfo(dtype).max)
+            by_format.setdefault((wire if narrower else dtype, narrower), []).append(i)
+        return [
+            f"the sum of all workers' contributions to {self._named(numbers)} is too large for {dtype} "
+            f"({float(jnp.finfo(dtype).max):.6g} at most)" + (_WIRE if narrower else "") + ", though each is finite"
+            for (dtype, narrower), numbers in sorted(by_format.items(), key=str)
+        ]
 
     @property
     def origins(self) -> list[str]:

@@ -201,8 +201,8 @@ def test_workers_with_the_same_fault_are_named_together():
 
 def test_a_sum_is_to_blame_only_where_no_worker_is():
     assert trouble(too_large=[0]).causes == [
-        "the sum of all workers' contributions to all_reduce (driver.py:7) of ['a'] is too large for float16, though "
-        "each is finite"
+        "the sum of all workers' contributions to all_reduce (driver.py:7) of ['a'] is too large for float16 (65504 "
+        "at most), though each is finite"
     ]
     assert "too large" not in str(trouble(too_large=[0], culprits=[Culprit(0, (0,))]).causes)
 

@@ -231,6 +231,28 @@ def test_what_rounding_takes_from_half_precisions_is_known_exactly(dtype, values
         np.testing.assert_array_equal(found, wanted - travelled)
 
 
+@pytest.mark.parametrize("microbatch", [None, 2])
+@pytest.mark.parametrize("value", [60_000.0, 1e-3])
+def test_a_mean_in_float16_reaches_as_far_as_its_values(value, microbatch):
+    """What travels is of the mean's magnitude, and not the sum over examples, which float16 would not hold."""
+
+    def driver(params, batch):
+        own = value + 0 * batch["x"].sum() + jnp.arange(3.0) * value / 100
+        return params, {"mean": comm.all_reduce(own, wire=jnp.float16)}
+
+    program = built(driver, microbatch=microbatch)
+    np.testing.assert_allclose(program.step().metrics["mean"], value * (1 + np.arange(3) / 100), rtol=2e-3)
+
+
+@pytest.mark.parametrize("options", [{"op": "sum"}, {"weight": 40.0}], ids=str)
+def test_what_is_too_large_for_the_wire_is_told_of_the_wire(options):
+    def driver(params, batch):
+        return params, {"s": comm.all_reduce(30_000 + 0 * batch["x"].sum(), wire=jnp.float16, **options)}
+
+    with pytest.raises(ad.NonFiniteError, match=r"too large for float16 \(65504 at most\), in which it travels"):
+        built(driver).step()
+
+
 def test_half_the_bytes_are_counted_as_such():
     def sent(**options):
         def driver(params, batch):
