@@ -30,6 +30,7 @@ from .operators.batch_key import batch_key as batch_key
 from .operators.hyperparameters import hyperparameter as hyperparameter
 from .operators.minibatches import minibatches as minibatches
 from .operators.values import batch_size as batch_size
+from .operators.values import capacity as capacity
 from .operators.values import example_keys as example_keys
 from .operators.values import global_batch as global_batch
 from .operators.values import microbatch_size as microbatch_size

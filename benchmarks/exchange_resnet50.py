@@ -62,8 +62,8 @@ def our_way(
     def driver(state: list[jax.Array], batch: jax.Array) -> tuple[list[jax.Array], dict]:
         return comm.all_reduce([x * batch.sum() for x in state], op="sum", wire=wire), {}
 
-    graph = trace(driver, list(grads), jax.ShapeDtypeStruct((1,), np.float32), workers=world.size)
-    layout = message.lay_out(plan(graph).messages[0], workers=world.size, status=0)
+    graph = trace(driver, list(grads), jax.ShapeDtypeStruct((1,), np.float32), capacity=world.capacity)
+    layout = message.lay_out(plan(graph).messages[0], capacity=world.capacity, status=0)
     look = Look(layout, "cpu")
     large = {e.part: i for i, e in enumerate(layout.entries) if e.part and layout.parts[e.part].shape == e.shape}
     packed = [part for part in range(len(layout.parts)) if part not in large]

@@ -25,7 +25,8 @@ def all_gather(tree: T) -> T:
       tree: a pytree of arrays and numbers, each of the same shape on all workers. Local.
 
     Returns:
-      `tree` with each leaf of shape `(workers, *shape)`: row i is worker i's. Replicated.
+      `tree` with each leaf of shape `(capacity, *shape)`: row i is worker i's. Rows of workers that do not take part
+      in the step, because their seat is empty or they have no examples, are NaN, or 0 among integers. Replicated.
 
     Raises:
       CollectiveError: for leaves that cannot be sent.
@@ -46,17 +47,18 @@ class Gather(Collective):
     label = "gather"
     shows_workers = True
 
-    def result_shape(self, shape: tuple[int, ...], workers: int) -> tuple[int, ...]:
-        return (workers, *shape)
+    def result_shape(self, shape: tuple[int, ...], capacity: int) -> tuple[int, ...]:
+        return (capacity, *shape)
 
     sent_shape = result_shape
 
-    def encode(self, x: jax.Array, worker: Any, workers: int) -> jax.Array:
-        row = (jnp.arange(workers, dtype=jnp.int32) == worker).reshape((-1,) + (1,) * x.ndim)
+    def encode(self, x: jax.Array, worker: Any, capacity: int) -> jax.Array:
+        row = (jnp.arange(capacity, dtype=jnp.int32) == worker).reshape((-1,) + (1,) * x.ndim)
         return jnp.where(row, x[None], jnp.zeros((), x.dtype))
 
-    def of_replicated(self, x: jax.Array, workers: int) -> jax.Array:
-        return jnp.broadcast_to(x[None], (workers, *x.shape))
+    def of_replicated(self, x: jax.Array, taking_part: jax.Array) -> jax.Array:
+        rows = taking_part.reshape((-1,) + (1,) * x.ndim)
+        return jnp.where(rows, x[None], self.encode_nothing(x.shape, x.dtype, 0, 1))
 
     def result_axis(self, axis: int) -> int:
         return axis + 1

@@ -41,14 +41,16 @@ def all_reduce(
     all means of one weight share. Collectives that are ready at the same time share a message. Of a value that is
     replicated already it costs nothing.
 
-    A worker whose weight is zero adds nothing; where the weights of all workers are zero it is a mean of nothing,
-    0 / 0. What a program does about that, and about contributions and sums that are not finite, its `nonfinite=` says:
-    raise, skip the step, or let the result be NaN.
+    A worker with no examples, or whose weight is zero, adds nothing; where the weights of all workers are zero it is a
+    mean of nothing, 0 / 0. What a program does about that, and about contributions and sums that are not finite, its
+    `nonfinite=` says: raise, skip the step, or let the result be NaN.
 
     Args:
       tree: a pytree of arrays and numbers, each of the same shape on all workers. Local.
-      op: "mean", "sum", "max" or "min". NaNs of any worker reach the result. Means are of floats and complex
-        numbers; sums of integers too, which may overflow as they do in JAX; extremes of floats and integers.
+      op: "mean", "sum", "max" or "min", over the workers that take part in the step: those that take examples. A sum of
+        a replicated value counts them, too: it is the value times `ad.workers()`. NaNs of any worker reach the result.
+        Means are of floats and complex numbers; sums of integers too, which may overflow as they do in JAX; extremes
+        of floats and integers.
         Or what a few bad workers cannot spoil, of floats: "median", `comm.trimmed_mean(1)`, `comm.geometric_median()`.
         Each worker's value is then the mean over its own examples, and has its weight as its vote.
       weight: for a mean, a scalar `w_i` other than the number of examples: a number of tokens, say. Local. For a

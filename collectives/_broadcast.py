@@ -10,7 +10,7 @@ import jax.numpy as jnp
 
 from adaptive.extend import Collective, brief, whole
 
-from ._leaves import combine, error, known_workers, leaves_of
+from ._leaves import combine, error, known_capacity, leaves_of
 
 T = TypeVar("T")
 
@@ -36,7 +36,7 @@ def broadcast(tree: T, root: int = 0) -> T:
       >>> sorted(order.tolist())
       [0, 1, 2, 3]
     """
-    number, workers = whole(root), known_workers()
+    number, workers = whole(root), known_capacity()
     if number is None:
         raise error("broadcast", f"root={root!r} must be an integer known while tracing: a worker's number.")
     if number < 0 or (workers is not None and number >= workers):
@@ -53,7 +53,7 @@ class Broadcast(Collective):
 
     name = "broadcast"
 
-    def encode(self, x: jax.Array, worker: Any, workers: int) -> jax.Array:
+    def encode(self, x: jax.Array, worker: Any, capacity: int) -> jax.Array:
         return jnp.where(worker == self.root, x, jnp.zeros((), x.dtype))
 
     @property

@@ -68,7 +68,7 @@ def error(what: str, text: str) -> CollectiveError:
     return CollectiveError(f"{what}{at(current_line())}: {text}")
 
 
-def known_workers() -> int | None:
-    """How many workers there can be: in the program that is being traced, or in the world that was entered."""
+def known_capacity() -> int | None:
+    """Return the number of seats of the program that is being traced, or of the world; None where there is neither."""
     trace, world = tracing(), current_world.get()
-    return trace.workers if trace else world.capacity if world else None
+    return trace.capacity if trace else world.capacity if world else None

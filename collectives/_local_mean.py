@@ -60,7 +60,7 @@ class LocalSum(Collective):
     result_is_replicated = False
     travels = False
 
-    def of_replicated(self, x: jax.Array, workers: int) -> jax.Array:
+    def of_replicated(self, x: jax.Array, taking_part: jax.Array) -> jax.Array:
         return x
 
 
@@ -78,5 +78,5 @@ class LocalMean(Collective):
     def weighted(self) -> bool:
         return True
 
-    def of_replicated(self, x: jax.Array, workers: int) -> jax.Array:
+    def of_replicated(self, x: jax.Array, taking_part: jax.Array) -> jax.Array:
         return x

@@ -11,7 +11,7 @@ from jax.typing import ArrayLike
 
 from adaptive.extend import Collective, Mixed
 
-from ._leaves import combine, known_workers, leaves_of
+from ._leaves import combine, known_capacity, leaves_of
 from ._reduce import gate, problem_of_mean
 from ._schedules import Schedule, schedule_of
 
@@ -52,7 +52,7 @@ def neighbour_mean(tree: T, schedule: Schedule = "random", *, when: ArrayLike | 
       >>> print(comm.neighbour_mean(2.5, "ring"))  # outside a program: one worker
       2.5
     """
-    how = NeighbourMean(schedule_of("neighbour_mean", schedule, known_workers()))
+    how = NeighbourMean(schedule_of("neighbour_mean", schedule, known_capacity()))
     leaves = leaves_of("neighbour_mean", tree, problem_of_mean)
     shapes = {name: leaf.shape for name, leaf in leaves.items()}
     rows = {name: leaf.reshape(-1) for name, leaf in leaves.items()}
@@ -77,19 +77,19 @@ class NeighbourMean(Collective):
 
     # Behind its value a worker sends a 1, and nothing but zeros if it has no examples, so that it is in no mean.
 
-    def sent_shape(self, shape: tuple[int, ...], workers: int) -> tuple[int, ...]:
+    def sent_shape(self, shape: tuple[int, ...], capacity: int) -> tuple[int, ...]:
         return (shape[0] + 1,)
 
-    def encode(self, x: jax.Array, worker: Any, workers: int) -> jax.Array:
+    def encode(self, x: jax.Array, worker: Any, capacity: int) -> jax.Array:
         return jnp.concatenate([x, jnp.ones(1, x.dtype)])
 
-    def encode_nothing(self, shape: tuple[int, ...], dtype: Any, worker: int, workers: int) -> jax.Array:
-        return jnp.zeros(self.sent_shape(shape, workers), dtype)
+    def encode_nothing(self, shape: tuple[int, ...], dtype: Any, worker: int, capacity: int) -> jax.Array:
+        return jnp.zeros(self.sent_shape(shape, capacity), dtype)
 
-    def decode(self, x: jax.Array, worker: Any, workers: int) -> jax.Array:
+    def decode(self, x: jax.Array, worker: Any, capacity: int) -> jax.Array:
         return x[:-1] / x[-1]
 
-    def of_replicated(self, x: jax.Array, workers: int) -> jax.Array:
+    def of_replicated(self, x: jax.Array, taking_part: jax.Array) -> jax.Array:
         return x
 
     @property

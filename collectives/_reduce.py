@@ -49,8 +49,8 @@ class Reduce(Collective):
     def is_linear(self) -> bool:  # type: ignore[override]
         return self.op == "sum"
 
-    def of_replicated(self, x: jax.Array, workers: int) -> jax.Array:
-        return x * workers if self.operation == "sum" else x
+    def of_replicated(self, x: jax.Array, taking_part: jax.Array) -> jax.Array:
+        return x * taking_part.sum().astype(x.dtype) if self.operation == "sum" else x
 
     @property
     def label(self) -> str:

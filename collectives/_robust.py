@@ -13,7 +13,7 @@ from adaptive.extend import Collective, Sliced, collective, whole
 
 from ._geometric_median import geometric_median as geometric_weights
 from ._geometric_median import inner_products
-from ._leaves import combine, error, known_workers
+from ._leaves import combine, error, known_capacity
 from ._local_mean import LocalMean, local_sum
 
 T = TypeVar("T")
@@ -148,7 +148,7 @@ def robust_of(op: Robust | str) -> Robust:
     """
     if not isinstance(op, Robust):
         return Median()
-    workers = known_workers()
+    workers = known_capacity()
     if isinstance(op, TrimmedMean) and workers is not None and 1 < workers <= 2 * op.trim:
         most = (workers - 1) // 2
         instead = f"op=comm.trimmed_mean({most})" if most else "op='mean'"
@@ -231,10 +231,10 @@ class RobustReduce(Collective):
     def op(self) -> Robust:
         return self.how
 
-    def encode_nothing(self, shape: tuple[int, ...], dtype: Any, worker: int, workers: int) -> jax.Array:
+    def encode_nothing(self, shape: tuple[int, ...], dtype: Any, worker: int, capacity: int) -> jax.Array:
         return jnp.zeros(shape, dtype)
 
-    def of_replicated(self, x: jax.Array, workers: int) -> jax.Array:
+    def of_replicated(self, x: jax.Array, taking_part: jax.Array) -> jax.Array:
         return x
 
     @property

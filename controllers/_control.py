@@ -45,9 +45,12 @@ class Control:
 
     @property
     def workers(self) -> int:
-        """How many workers there may be: the number of seats, which is that of `batch_sizes` and of shares. How many
-        there are is `len(control.members)`.
-        """
+        """The number of members: how many workers there are now."""
+        return len(self._observation.members)
+
+    @property
+    def capacity(self) -> int:
+        """The number of seats: how many workers there can be. `batch_sizes` and shares have a place for each."""
         return len(self._observation.batch_sizes)
 
     @property
@@ -105,8 +108,9 @@ class Control:
         Args:
           global_batch: examples per step over all workers, rounded to an integer. Less than one example per worker, or
             more than all workers may hold, is clipped by the program, with a note in the report.
-          shares: relative weights, one per worker. Integers that sum to the global batch are taken exactly. A worker
-            whose share is 0 takes no examples, until a later request gives it some; another takes at least one.
+          shares: relative weights, one per seat (`capacity`). Integers that sum to the global batch are taken
+            exactly. A worker whose share is 0 takes no examples, until a later request gives it some; another takes at
+            least one.
           workers: how many members there are to be, rounded to an integer: KungFu's `rescale(n_peers)`. More than can
             be had, or fewer than have to stay, is clipped by the program, with a note. The highest seats leave before
             the next step; whoever is missing gets ready beside the steps. The global batch stays unless it is asked
@@ -114,7 +118,7 @@ class Control:
 
         Raises:
           BatchSizeError: a request that cannot be meant: NaN, infinite, negative, not one number; shares of another
-            number than there are workers, or all zero.
+            number than there are seats, or all zero.
           MembersError: a number of workers that cannot be meant; 0 is one.
         """
         self._check_open("rescale()")
@@ -199,7 +203,7 @@ class Control:
 
     def _check_shares(self, value: Any) -> tuple[float, ...]:
         try:
-            return tuple(check_shares(value, self.workers).tolist())
+            return tuple(check_shares(value, self.capacity).tolist())
         except BatchSizeError as error:
             self._refuse("rescale(shares=…)", str(error))
 

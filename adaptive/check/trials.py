@@ -29,7 +29,6 @@ from adaptive.runtime.kernels import KernelOptions
 from adaptive.runtime.local_world import LocalWorld
 from adaptive.runtime.message import Layout, unpack
 from adaptive.runtime.microbatches import Microbatches
-from adaptive.runtime.segment import Feed
 
 from .influence import Place
 from .widen import wide
@@ -221,7 +220,9 @@ class Bench:
             kernels=KernelOptions(timed=False),
         )
         feed = self._trial.feed
-        self._trial.feed = Feed(tuple(map(_held_fixed, feed.floats)), tuple(map(_held_fixed, feed.ints)))
+        self._trial.feed = replace(
+            feed, floats=tuple(map(_held_fixed, feed.floats)), ints=tuple(map(_held_fixed, feed.ints))
+        )
 
     def close(self) -> None:
         self._trial.close()
@@ -249,8 +250,9 @@ class Bench:
         starts = [int(s) for s in np.concatenate([[0], np.cumsum(sizes)])]
         whole = self.batch if batch is None else batch
         batches = tuple(jax.tree.map(lambda a, s=s, e=e: a[s:e], whole) for s, e in pairwise(starts))
+        taking_part = np.asarray(sizes) > 0
         readings = [
-            Reading(step, self._seed, w, self._examples, size, size, 1, begins, 1.0, 1.0)
+            Reading(step, self._seed, w, self._examples, size, size, 1, begins, 1.0, 1.0, taking_part)
             for w, (size, begins) in enumerate(zip(sizes, starts, strict=False))
         ]
         self._wire.instead, self._wire.brought = instead, []

@@ -62,7 +62,7 @@ def widened(plans: Plans) -> Planner:
         driver,
         [_wide_shape(v.aval) for v in graph.state_vars],
         lambda examples: [_wide_shape(v.aval, examples) for v in graph.batch_vars],
-        workers=graph.workers,
+        capacity=graph.capacity,
         local_state=plan.local_state,
     )
     found = planner.begin(graph.examples)

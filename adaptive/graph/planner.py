@@ -37,7 +37,7 @@ class Planner:
       driver: `driver(state, batch) -> (state, metrics)`.
       state: the state's shapes.
       batch_of: a batch of so many examples, as shapes.
-      workers: how many workers there are.
+      capacity: the number of seats.
       local_state: state leaves (by index) that may differ between workers on purpose.
       surroundings: in which to trace; those of here if not given.
 
@@ -53,12 +53,12 @@ class Planner:
         state: Any,
         batch_of: Callable[[int], Any],
         *,
-        workers: int,
+        capacity: int,
         local_state: Iterable[int] = (),
         surroundings: Surroundings | None = None,
     ):
         self._driver, self._state, self._batch_of = driver, state, batch_of
-        self._workers, self._local_state = workers, frozenset(local_state)
+        self._capacity, self._local_state = capacity, frozenset(local_state)
         self._surroundings = surroundings or Surroundings()
         self.boards = Boards()
         self._lock = threading.RLock()  # the compiler's thread asks for plans, and so does `check`
@@ -129,7 +129,7 @@ class Planner:
 
     def _trace(self, examples: int) -> Expressions:
         batch = self._batch_of(examples)
-        trace_it = partial(trace, workers=self._workers, boards=self.boards)
+        trace_it = partial(trace, capacity=self._capacity, boards=self.boards)
         graph = self._surroundings.run(trace_it, self._driver, self._state, batch)
         return Expressions(graph)
 

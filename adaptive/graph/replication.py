@@ -191,7 +191,7 @@ def _check_readable(flow: Flow, eqn: JaxprEqn) -> None:
     if check is None:
         return
     known = [Known(tuple(a.aval.shape), np.dtype(a.aval.dtype), _measured(flow, a)) for a in eqn.invars]
-    check(jax.tree.unflatten(hook.tree, known), flow.graph.workers)
+    check(jax.tree.unflatten(hook.tree, known), flow.graph.capacity)
 
 
 def _measured(flow: Flow, atom: Atom) -> frozenset[str]:

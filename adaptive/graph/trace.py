@@ -58,7 +58,7 @@ class Graph:
 
     name: str
     examples: int
-    workers: int
+    capacity: int
     invars: tuple[Var, ...]
     outvars: tuple[Atom, ...]
     eqns: tuple[JaxprEqn, ...]
@@ -92,13 +92,13 @@ class Graph:
         return self.outvars[len(self.state_names) :]
 
 
-def trace(driver: Callable, state: Any, batch: Any, *, workers: int, boards: Boards | None = None) -> Graph:
+def trace(driver: Callable, state: Any, batch: Any, *, capacity: int, boards: Boards | None = None) -> Graph:
     """Trace `driver(state, batch) -> (state, metrics)`.
 
     Args:
       state: pytree of arrays or shapes.
       batch: pytree of arrays or shapes, all with one leading axis: the examples of a kernel call.
-      workers: how many workers there are; shapes of gathered values depend on it.
+      capacity: the number of seats; shapes of gathered values depend on it.
       boards: those of the program, on which the driver may publish.
 
     Raises:
@@ -108,7 +108,7 @@ def trace(driver: Callable, state: Any, batch: Any, *, workers: int, boards: Boa
     """
     examples = jax.tree.leaves(batch)[0].shape[0]
     name = getattr(driver, "__name__", type(driver).__name__)
-    tracing, closed, shapes = _traced(driver, state, batch, workers, boards or Boards())
+    tracing, closed, shapes = _traced(driver, state, batch, capacity, boards or Boards())
     if not (isinstance(shapes, tuple) and len(shapes) == 2):
         raise DriverError(f"driver {name!r} must return (state, metrics), a pair; it returned {_kind(shapes)}.")
     new_state, metrics = shapes
@@ -122,7 +122,7 @@ def trace(driver: Callable, state: Any, batch: Any, *, workers: int, boards: Boa
     return Graph(
         name=name,
         examples=examples,
-        workers=workers,
+        capacity=capacity,
         invars=tuple(invars),
         outvars=tuple(outvars),
         eqns=tuple(eqns),
@@ -137,24 +137,33 @@ def trace(driver: Callable, state: Any, batch: Any, *, workers: int, boards: Boa
 
 
 def _traced(
-    driver: Callable, state: Any, batch: Any, workers: int, boards: Boards
+    driver: Callable, state: Any, batch: Any, capacity: int, boards: Boards
 ) -> tuple[Tracing, ClosedJaxpr, tuple[Any, ...]]:
     """The driver's jaxpr, and what the trace has taken down; traced twice where it calls what has to close over numbers
     of the worker (see `published.py`).
     """
     examples = jax.tree.leaves(batch)[0].shape[0]
-    with trace_as(workers, examples, boards) as tracing:
-        closed, shapes = jax.make_jaxpr(driver, axis_env=AXES, return_shape=True)(state, batch)
+    with trace_as(capacity, examples, boards) as tracing:
+        closed, shapes = _jaxpr_of(driver, state, batch, tracing)
     if not tracing.wants_numbers:
         return tracing, closed, shapes
-    with trace_as(workers, examples, boards) as tracing:
+    with trace_as(capacity, examples, boards) as tracing:
 
         def with_numbers(state: Any, batch: Any) -> Any:
             tracing.numbers.append(jnp.stack([read(WORKER), read(STEP), read(SEED)]))
             return driver(state, batch)
 
-        closed, shapes = jax.make_jaxpr(with_numbers, axis_env=AXES, return_shape=True)(state, batch)
+        closed, shapes = _jaxpr_of(with_numbers, state, batch, tracing)
     return tracing, closed, shapes
+
+
+def _jaxpr_of(driver: Callable, state: Any, batch: Any, tracing: Tracing) -> tuple[ClosedJaxpr, tuple[Any, ...]]:
+    try:
+        return jax.make_jaxpr(driver, axis_env=AXES, return_shape=True)(state, batch)
+    except TypeError as error:  # JAX's own, where a shape or a Python branch needs a number that is not known yet
+        for hint in dict.fromkeys(tracing.hints):
+            error.add_note(hint)
+        raise
 
 
 def _pairings(eqns: Sequence[JaxprEqn]) -> Iterator[Pairing]:

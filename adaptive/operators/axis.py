@@ -50,7 +50,7 @@ class ExampleMean(Collective):
     def weighted(self) -> bool:
         return True
 
-    def of_replicated(self, x: jax.Array, workers: int) -> jax.Array:
+    def of_replicated(self, x: jax.Array, taking_part: jax.Array) -> jax.Array:
         return x
 
 

@@ -24,6 +24,7 @@ from adaptive.base.where import at, current_line, line_search_of
 
 from .context import only_in_programs, tracing
 from .eager import exchange_eagerly
+from .sources import ALONE
 
 Shape = tuple[int, ...]
 
@@ -39,16 +40,16 @@ class Collective:
             name = "neighbours"
             result_is_replicated = False
 
-            def sent_shape(self, shape, workers):
-                return (workers, *shape)
+            def sent_shape(self, shape, capacity):
+                return (capacity, *shape)
 
-            def encode(self, x, worker, workers):
-                return jnp.zeros((workers, *x.shape), x.dtype).at[worker].set(x)
+            def encode(self, x, worker, capacity):
+                return jnp.zeros((capacity, *x.shape), x.dtype).at[worker].set(x)
 
-            def decode(self, x, worker, workers):
-                return (x[worker - 1] + x[worker] + x[(worker + 1) % workers]) / 3
+            def decode(self, x, worker, capacity):
+                return (x[worker - 1] + x[worker] + x[(worker + 1) % capacity]) / 3
 
-            def of_replicated(self, x, workers):
+            def of_replicated(self, x, taking_part):
                 return x
 
         def neighbours(x):
@@ -91,33 +92,38 @@ class Collective:
         """Workers without whose value there is no result: they must take examples."""
         return ()
 
-    def result_shape(self, shape: Shape, workers: int) -> Shape:
+    def result_shape(self, shape: Shape, capacity: int) -> Shape:
         """Of the result for a value of `shape`."""
         return shape
 
-    def sent_shape(self, shape: Shape, workers: int) -> Shape:
+    def sent_shape(self, shape: Shape, capacity: int) -> Shape:
         """Of what each worker sends, for a value of `shape`."""
         return shape
 
-    def encode(self, x: jax.Array, worker: Any, workers: int) -> jax.Array:
+    def encode(self, x: jax.Array, worker: Any, capacity: int) -> jax.Array:
         """What worker number `worker` sends; traced. `x` has the dtype in which it travels."""
         return x
 
-    def encode_nothing(self, shape: Shape, dtype: np.dtype, worker: int, workers: int) -> jax.Array:
+    def encode_nothing(self, shape: Shape, dtype: np.dtype, worker: int, capacity: int) -> jax.Array:
         """What a worker sends that has no examples, and so no value of `shape`: what changes nothing where values are
         reduced; else what `encode` makes of NaN, or of 0 among integers.
         """
         if self.reduces:
-            return jnp.full(self.sent_shape(shape, workers), _neutral(self.op, dtype), dtype)
+            return jnp.full(self.sent_shape(shape, capacity), _neutral(self.op, dtype), dtype)
         unknown = np.nan if jnp.issubdtype(dtype, jnp.inexact) else 0
-        return self.encode(jnp.full(shape, unknown, dtype), worker, workers)
+        return self.encode(jnp.full(shape, unknown, dtype), worker, capacity)
 
-    def decode(self, x: jax.Array, worker: Any, workers: int) -> jax.Array:
+    def decode(self, x: jax.Array, worker: Any, capacity: int) -> jax.Array:
         """The result, of what has been reduced over the workers (and divided by the sum of weights); traced."""
         return x
 
-    def of_replicated(self, x: jax.Array, workers: int) -> jax.Array:
-        """The result where all workers have `x`: then nothing is sent."""
+    def of_replicated(self, x: jax.Array, taking_part: jax.Array) -> jax.Array:
+        """Return the result where all workers have `x`, so that nothing is sent; traced.
+
+        Args:
+          taking_part: whether each worker takes examples in this step; boolean, shape=(capacity,). Of the others
+            nothing may be counted, as where values are sent.
+        """
         return x
 
     def result_axis(self, axis: int) -> int:
@@ -171,16 +177,15 @@ def collective(
       One array per leaf; replicated, or as `how` says; with `when`, local.
     """
     trace, world = tracing(), current_world.get()
-    n_workers = trace.workers if trace else world.capacity if world else 1
+    capacity = trace.capacity if trace else world.capacity if world else 1
     # An empty leaf is its own result, and equal on all workers: nothing of it is sent.
     sent = [i for i, leaf in enumerate(leaves) if leaf.size]
     operands = [leaves[i] for i in sent] + ([weight] if how.weighted else []) + ([] if when is None else [when])
     named = tuple(names[i] for i in sent) if names else ()
-    params = {"how": how, "names": named, "workers": n_workers, "gated": when is not None}
+    params = {"how": how, "names": named, "capacity": capacity, "gated": when is not None}
     results = iter(collective_p.bind(*operands, **params) if sent else ())
     return [
-        next(results) if leaf.size else jnp.zeros(how.result_shape(leaf.shape, n_workers), leaf.dtype)
-        for leaf in leaves
+        next(results) if leaf.size else jnp.zeros(how.result_shape(leaf.shape, capacity), leaf.dtype) for leaf in leaves
     ]
 
 
@@ -201,15 +206,15 @@ def operands(given: Sequence[Any], params: dict[str, Any]) -> Operands:
 
 @collective_p.def_abstract_eval
 def _collective_abstract(*given, **params):
-    how, workers = params["how"], params["workers"]
-    return [jax.core.ShapedArray(how.result_shape(v.shape, workers), v.dtype) for v in operands(given, params).values]
+    how, capacity = params["how"], params["capacity"]
+    return [jax.core.ShapedArray(how.result_shape(v.shape, capacity), v.dtype) for v in operands(given, params).values]
 
 
 @collective_p.def_impl
 def _collective_eager(*given, **params):
     values, weight, when = operands(given, params)
     if not params["how"].travels or (when is not None and not when):
-        return [params["how"].of_replicated(v, 1) for v in values]
+        return [params["how"].of_replicated(v, ALONE) for v in values]
     return exchange_eagerly(params["how"], values, weight=weight)
 
 

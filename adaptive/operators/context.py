@@ -27,16 +27,17 @@ class Tracing(NamedTuple):
     what to call it in an error if there is none in the graph. `minibatches` lists the ways in which the driver cuts its
     batch. `numbers` holds a value of the driver's outermost function, for operators that may stand in a loop and want
     to know the worker, the step and the seed (`published.py`): it is empty until one of them has said so, by
-    `wants_numbers`; then the driver is traced again.
+    `wants_numbers`; then the driver is traced again. `hints` are added to a TypeError that the driver raises.
     """
 
-    workers: int
+    capacity: int
     examples: int
     must_stay: list[tuple[Any, str]]
     minibatches: list[Minibatches]
     boards: Any
     numbers: list[Any]
     wants_numbers: list[str]
+    hints: list[str]
 
 
 class Minibatches(NamedTuple):
@@ -67,13 +68,13 @@ def tracing() -> Tracing | None:
 
 
 @contextmanager
-def trace_as(workers: int, examples: int, boards: Any = None) -> Iterator[Tracing]:
-    """Trace a driver for that many workers, and examples in a call.
+def trace_as(capacity: int, examples: int, boards: Any = None) -> Iterator[Tracing]:
+    """Trace a driver for that many seats, and examples in a call.
 
     Args:
       boards: of the program, on which the driver may publish.
     """
-    trace = Tracing(workers, examples, [], [], boards, [], [])
+    trace = Tracing(capacity, examples, [], [], boards, [], [], [])
     token = _tracing.set(trace)
     try:
         with traced_anew():

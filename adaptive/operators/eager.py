@@ -20,6 +20,8 @@ from adaptive.base.reductions import Reduction, adds_up
 from adaptive.base.where import at, current_line
 from adaptive.base.world import Arrived, World, among_those_left
 
+from .sources import ALONE
+
 if TYPE_CHECKING:
     from .collectives import Collective
 
@@ -47,7 +49,7 @@ def exchange_eagerly(how: Collective, values: Sequence, *, weight: Any) -> list[
     if world is None or world.capacity == 1:
         if weight is not None:
             _check_weight(jnp.asarray(weight))
-        return [how.of_replicated(v, 1) for v in values]
+        return [how.of_replicated(v, jnp.asarray(ALONE)) for v in values]
     for value in values:
         try:
             check_not_sharded(value)

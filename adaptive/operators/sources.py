@@ -15,6 +15,8 @@ from adaptive.base.current import current_world
 
 from .context import only_in_programs
 
+ALONE = np.ones(1, bool)  # one worker, which takes examples
+
 
 class Reading(NamedTuple):
     """What the runtime knows of one worker at the start of a step; a source picks its value from here.
@@ -32,6 +34,7 @@ class Reading(NamedTuple):
     offset: int  # position of the call's first example in the step's global batch
     compute_seconds: float  # the previous step's computation on this worker; NaN where not known
     iteration_seconds: float  # from the start of the previous step to the start of this one; NaN in the first
+    taking_part: np.ndarray = ALONE  # boolean, shape=(capacity,): whether each worker takes examples in this step
 
 
 @dataclass(frozen=True, eq=False)
@@ -61,6 +64,7 @@ SEED = Source("seed", lambda r: r.seed & 0x7FFFFFFF, np.int32, scope="all")  # a
 GLOBAL_BATCH = Source("global_batch", lambda r: r.global_batch, np.int32, scope="all", stand_in=1)
 BATCH_SIZE = Source("batch_size", lambda r: r.batch_size, np.int32, stand_in=1)
 WORKER = Source("worker", lambda r: r.worker, np.int32)
+WORKERS = Source("workers", lambda r: int(r.taking_part.sum()), np.int32, scope="all", stand_in=1)
 
 source_p = Primitive("source")
 only_in_programs(source_p)
@@ -72,8 +76,11 @@ def _source_eager(*, source):
     # How many examples this process holds is not known outside a program: a mean over several workers must not
     # pretend that it is, and says so (see eager).
     world = current_world.get()
-    unknown = source is EXAMPLES and world is not None and world.capacity > 1
-    return jnp.asarray(np.nan if unknown else source.stand_in, source.dtype)
+    if source is EXAMPLES and world is not None and world.capacity > 1:
+        return jnp.asarray(np.nan, source.dtype)
+    if source is WORKERS and world is not None:
+        return jnp.asarray(world.size, source.dtype)
+    return jnp.asarray(source.stand_in, source.dtype)
 
 
 def read(source: Source) -> jax.Array:

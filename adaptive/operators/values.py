@@ -13,7 +13,7 @@ from adaptive.base.where import at, current_line
 
 from .claims import claim
 from .context import tracing
-from .sources import BATCH_SIZE, EXAMPLES, GLOBAL_BATCH, OFFSET, SEED, STEP, WORKER, read
+from .sources import BATCH_SIZE, EXAMPLES, GLOBAL_BATCH, OFFSET, SEED, STEP, WORKER, WORKERS, read
 
 T = TypeVar("T")
 
@@ -53,22 +53,55 @@ def worker() -> jax.Array:
     return read(WORKER)
 
 
-def workers() -> int:
-    """How many workers there are: a Python number, so shapes may depend on it. Replicated.
+def workers() -> jax.Array:
+    """The workers that take part in this step, an int32 scalar: those that take examples. Replicated. No recompile when
+    it changes. Sums count the same workers, so it is `comm.all_reduce(1, op="sum")` at no cost.
+
+    Less than `ad.capacity()` while seats are empty or a worker's share is 0. It is not known while the driver is
+    traced, so shapes come from `ad.capacity()`. Outside a program: the members of the world, or 1 without a world.
 
     Raises:
       CollectiveError: outside a program and a world, in one of several processes.
+
+    Example:
+      >>> import adaptive as ad
+      >>> print(ad.workers())  # outside a program: one worker
+      1
     """
+    _check_world("ad.workers()")
     trace = tracing()
     if trace is not None:
-        return trace.workers
-    world, alone = current_world.get(), why_not_alone()
+        trace.hints.append(
+            f"ad.workers(){at(current_line())} changes from step to step, and is not known while the driver is traced. "
+            "Make shapes of  ad.capacity(), the number of seats."
+        )
+    return read(WORKERS)
+
+
+def capacity() -> int:
+    """The number of seats: how many workers there can be. A Python number that stays the same, so shapes may depend on
+    it; gathered values have a row for each seat. Replicated. 1 without a world.
+
+    Raises:
+      CollectiveError: outside a program and a world, in one of several processes.
+
+    Example:
+      >>> import adaptive as ad
+      >>> ad.capacity()  # outside a program: one worker
+      1
+    """
+    _check_world("ad.capacity()")
+    trace, world = tracing(), current_world.get()
+    return trace.capacity if trace else world.capacity if world else 1
+
+
+def _check_world(what: str) -> None:
+    alone = why_not_alone() if tracing() is None else None
     if alone:
         raise CollectiveError(
-            f"ad.workers(){at(current_line())} outside a program has no world to count: {alone}. Write it inside the "
+            f"{what}{at(current_line())} outside a program has no world to count: {alone}. Write it inside the "
             "world's block, in the thread that has entered it:  with comm.world(): …"
         )
-    return 1 if world is None else world.capacity
 
 
 def replicated(tree: T) -> T:

@@ -111,9 +111,9 @@ def stages_for(seconds: float) -> int:
     return min(MOST_STAGES, max(2, int(seconds / LEAST_SECONDS)))
 
 
-def _nbytes(plan: Plan, level: int, workers: int) -> int:
+def _nbytes(plan: Plan, level: int, capacity: int) -> int:
     message = always_sent(plan, level)
-    return 0 if message is None else lay_out(message.contributions, workers=workers, status=0).nbytes
+    return 0 if message is None else lay_out(message.contributions, capacity=capacity, status=0).nbytes
 
 
 def measured(world: World, nbytes: int, about: str) -> float:

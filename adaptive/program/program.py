@@ -177,7 +177,7 @@ class Program:
             driver,
             self._initial.shapes,
             self._data.shapes,
-            workers=self.world.capacity,
+            capacity=self.world.capacity,
             local_state=self._initial.local,
             surroundings=self._surroundings,
         )
@@ -602,9 +602,21 @@ class Program:
 
     def _run_engine(self, share: Share, since: float) -> Outcome:
         sizes, seconds = self._sizes.current, self._clock.compute_seconds
-        total = sum(sizes)
+        total, taking_part = sum(sizes), np.asarray(sizes) > 0
         readings = [
-            Reading(self._step, self._seed, w, total, sizes[w], sizes[w], 1, share.offsets[i], seconds[i], since)
+            Reading(
+                self._step,
+                self._seed,
+                w,
+                total,
+                sizes[w],
+                sizes[w],
+                1,
+                share.offsets[i],
+                seconds[i],
+                since,
+                taking_part,
+            )
             for i, w in enumerate(self.world.workers)
         ]
 

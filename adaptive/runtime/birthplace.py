@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from enum import IntEnum
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.extend.core import DropVar, JaxprEqn, Literal, Var
@@ -34,7 +35,7 @@ class _Kind(IntEnum):
 _PLURAL = {_Kind.INFINITE: "infinities", _Kind.NAN: "NaNs"}
 
 
-def birthplace(plan: Plan, known: Mapping[Var, Any], atoms: Sequence[Atom]) -> str:
+def birthplace(plan: Plan, known: Mapping[Var, Any], atoms: Sequence[Atom], taking_part: jax.Array) -> str:
     """In words, where the first value comes from that makes one of `atoms` not finite.
 
     Args:
@@ -42,17 +43,18 @@ def birthplace(plan: Plan, known: Mapping[Var, Any], atoms: Sequence[Atom]) -> s
       known: values of all that the graph is given: state, batch, constants, slots, sources, what earlier messages
         brought.
       atoms: values of the graph.
+      taking_part: whether each worker takes part in the step; boolean, shape=(capacity,).
 
     Returns:
       "the first NaNs come from log (driver.py:12)", "batch['x'] holds NaNs"; "" if all of `atoms` are finite.
     """
-    walk = _Walk(plan, known, atoms)
+    walk = _Walk(plan, known, atoms, taking_part)
     return next((walk.back_from(atom) for atom in atoms if walk.kind_of(atom) > _Kind.FINITE), "")
 
 
 class _Walk:
-    def __init__(self, plan: Plan, known: Mapping[Var, Any], atoms: Sequence[Atom]):
-        self._plan, self._known = plan, known
+    def __init__(self, plan: Plan, known: Mapping[Var, Any], atoms: Sequence[Atom], taking_part: jax.Array):
+        self._plan, self._known, self._taking_part = plan, known, taking_part
         self._producer = {v: eqn for eqn in plan.graph.eqns for v in eqn.outvars if not isinstance(v, DropVar)}
         self._kinds: dict[Var, _Kind] = {}
         self._run(atoms)
@@ -85,7 +87,8 @@ class _Walk:
 
         for number, eqn in enumerate(eqns):
             operands = operands_of(eqn)
-            for var, value in zip(eqn.outvars, evaluate(eqn, [value_of(a) for a in operands]), strict=True):
+            values_of = evaluate(eqn, [value_of(a) for a in operands], self._taking_part)
+            for var, value in zip(eqn.outvars, values_of, strict=True):
                 if var in last:
                     values[var] = value
                 self._kinds[var] = _kind(value)

@@ -57,8 +57,8 @@ class Calls:
 
     def __call__(self, examples: int) -> dict[int, Call]:
         plan = self._plans(examples)
-        workers = self._layouts[0].workers if self._layouts else 1
-        layouts = lay_out_all(plan.messages, workers=workers, status=sum(layout.status for layout in self._layouts))
+        capacity = plan.graph.capacity
+        layouts = lay_out_all(plan.messages, capacity=capacity, status=sum(layout.status for layout in self._layouts))
         values, found = list(plan.graph.consts.values()), {}
 
         def program(segment: Segment, sent: Sequence[int]) -> tuple[Callable, dict[str, Any]]:
@@ -86,7 +86,7 @@ def segment_shapes(segment: Segment, feed: Feed, layouts: Sequence[Layout]) -> d
         elif origin.kind == "crossing":
             shapes.setdefault("crossing", []).append(jax.ShapeDtypeStruct(var.aval.shape, var.aval.dtype))
     shapes["floats"] = jax.ShapeDtypeStruct((1 + len(feed.floats),), np.float32)
-    shapes["ints"] = jax.ShapeDtypeStruct((len(feed.ints),), np.int32)
+    shapes["ints"] = jax.ShapeDtypeStruct((len(feed.ints) + feed.capacity,), np.int32)
     shapes["message"] = [
         [jax.ShapeDtypeStruct(p.shape, p.dtype) for p in layouts[number].parts] for number in segment.read_messages
     ]

@@ -99,7 +99,7 @@ class Engine:
         self._label = re.sub(r"\W+", "_", plan.graph.name).strip("_") + "_"  # what names in profiles begin with
         self.feed = Feed.of(plan)
         self.status = status or NoStatus()
-        self.layouts = lay_out_all(plan.messages, workers=world.capacity, status=self.status.length)
+        self.layouts = lay_out_all(plan.messages, capacity=world.capacity, status=self.status.length)
         self.looks = [Look(layout, world.devices[0].platform) for layout in self.layouts] if finite else []
         # A noise scale needs two groups of examples at least; a lone worker makes them by splitting its batch.
         self._compares_groups = any(s.name == CALLS.name for s in plan.sources)

@@ -78,6 +78,7 @@ class Layout:
       entries: one per contribution, in order.
       weights: one per contribution, `None` where there is nothing to divide by. Equal weights share one entry.
       status: elements at the end of part 0 that belong to the runtime; 0 but in a step's last message.
+      capacity: the number of seats.
     """
 
     contributions: tuple[Contribution, ...]
@@ -85,7 +86,7 @@ class Layout:
     weights: tuple[Entry | None, ...]
     parts: tuple[Part, ...]
     status: int
-    workers: int
+    capacity: int
 
     @cached_property
     def nbytes(self) -> int:
@@ -105,21 +106,21 @@ def must_be_finite(c: Contribution) -> bool:
     return (of_examples or c.how.must_be_finite) and jnp.issubdtype(c.value.aval.dtype, jnp.inexact)
 
 
-def lay_out_all(messages: Sequence[Message], *, workers: int, status: int) -> list[Layout]:
+def lay_out_all(messages: Sequence[Message], *, capacity: int, status: int) -> list[Layout]:
     """Lay out the messages of a step. The status is in the last one that is always sent."""
     last = max((n for n, m in enumerate(messages) if m.travels and m.gate is None), default=-1)
     return [
-        lay_out(m.contributions, workers=workers, status=status if n == last else 0) for n, m in enumerate(messages)
+        lay_out(m.contributions, capacity=capacity, status=status if n == last else 0) for n, m in enumerate(messages)
     ]
 
 
-def lay_out(contributions: Sequence[Contribution], *, workers: int, status: int) -> Layout:
+def lay_out(contributions: Sequence[Contribution], *, capacity: int, status: int) -> Layout:
     """Find a place for everything in one message.
 
     What is weighed alike, and must be finite, lies side by side: so few operations weigh it, and few look at it.
     """
     wire = [wire_dtype(c.value.aval.dtype) for c in contributions]
-    shapes = [tuple(c.how.sent_shape(c.value.aval.shape, workers)) for c in contributions]
+    shapes = [tuple(c.how.sent_shape(c.value.aval.shape, capacity)) for c in contributions]
     ops = [c.how.op for c in contributions]
     size = [int(np.prod(s, dtype=int)) for s in shapes]
     large = [_by_itself(op, n * d.itemsize) for op, n, d in zip(ops, size, wire, strict=True)]
@@ -165,7 +166,7 @@ def lay_out(contributions: Sequence[Contribution], *, workers: int, status: int)
         if is_large:
             entries[i] = Entry(len(parts), 0, shapes[i], wire[i])
             parts.append(Part(ops[i], wire[i], shapes[i]))
-    return Layout(tuple(contributions), tuple(e for e in entries if e), tuple(weights), tuple(parts), status, workers)
+    return Layout(tuple(contributions), tuple(e for e in entries if e), tuple(weights), tuple(parts), status, capacity)
 
 
 def _by_itself(op: Reduction, nbytes: int) -> bool:
@@ -187,7 +188,7 @@ def pack(layout: Layout, values: Sequence[jax.Array], weights: Sequence[jax.Arra
     weights_written = set()
     for i, (c, entry, value) in enumerate(zip(layout.contributions, layout.entries, values, strict=True)):
         x = jnp.asarray(value).astype(entry.dtype)
-        x = c.how.encode(x, worker, layout.workers)
+        x = c.how.encode(x, worker, layout.capacity)
         weight, once = layout.weights[i], c.scope < Scope.CALL and adds_up(c.how.op)
         factor = None if weight is None else weights[i]
         pieces[entry.part].append(_Piece(entry.offset, x, weight.offset if weight else -1, factor, once))
@@ -257,7 +258,7 @@ def unpack(layout: Layout, parts: Sequence[jax.Array], wanted: Sequence[int], *,
                 # Of a worker without examples; where that is all workers, a mean of nothing is an error.
                 inverse[weight.offset] = total if c.how.travels else jnp.where(total == 0, 1, total)
             x = divided(x, inverse[weight.offset])
-        return c.how.decode(x, worker, layout.workers).astype(c.result.aval.dtype)
+        return c.how.decode(x, worker, layout.capacity).astype(c.result.aval.dtype)
 
     return [one(i) for i in wanted]
 

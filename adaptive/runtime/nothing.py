@@ -84,7 +84,7 @@ def _gaps(layout: Layout, seats: Sequence[int]) -> dict[int, np.ndarray]:
 
 def _nothing(c: Contribution, entry: Entry, worker: int, layout: Layout) -> np.ndarray:
     """What a worker sends of one contribution, flat."""
-    return np.asarray(c.how.encode_nothing(c.value.aval.shape, entry.dtype, worker, layout.workers)).reshape(-1)
+    return np.asarray(c.how.encode_nothing(c.value.aval.shape, entry.dtype, worker, layout.capacity)).reshape(-1)
 
 
 def parts_of_nothing(layout: Layout, worker: int) -> list[np.ndarray]:

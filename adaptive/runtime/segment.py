@@ -20,7 +20,7 @@ from adaptive.graph.plan import Plan, Segment
 from adaptive.graph.trace import Atom, operands_of
 from adaptive.operators.claims import claim_p
 from adaptive.operators.collectives import collective_p
-from adaptive.operators.sources import WORKER, Reading, Source
+from adaptive.operators.sources import ALONE, WORKER, Reading, Source
 
 from .message import Layout, pack, unpack
 
@@ -29,21 +29,27 @@ from .message import Layout, pack, unpack
 class Feed:
     """How sources reach the segments: which stands where in the two vectors.
 
-    `first` (1 in the first call of a worker's step, else 0) and the worker's number are always there.
+    `first` (1 in the first call of a worker's step, else 0) and the worker's number are always there. So is, at the end
+    of the integers, whether each worker takes part in the step: collectives of replicated values count those who do.
     """
 
     floats: tuple[Source, ...]
     ints: tuple[Source, ...]
+    capacity: int
 
     @staticmethod
     def of(plan: Plan) -> Feed:
         floats = tuple(s for s in plan.sources if np.dtype(s.dtype).kind == "f")
-        return Feed(floats, (WORKER, *(s for s in plan.sources if s not in floats and s.name != WORKER.name)))
+        ints = (WORKER, *(s for s in plan.sources if s not in floats and s.name != WORKER.name))
+        return Feed(floats, ints, plan.graph.capacity)
 
     def measure(self, reading: Reading) -> tuple[np.ndarray, np.ndarray]:
         """Both vectors at the start of a worker's step."""
         floats = np.array([1.0, *(s.read(reading) for s in self.floats)], np.float32)
-        return floats, np.array([s.read(reading) for s in self.ints], np.int32)
+        ints = np.empty(len(self.ints) + self.capacity, np.int32)
+        ints[: len(self.ints)] = [s.read(reading) for s in self.ints]
+        ints[len(self.ints) :] = reading.taking_part
+        return floats, ints
 
     def for_call(
         self, vectors: tuple[np.ndarray, np.ndarray], reading: Reading, first: bool
@@ -61,6 +67,10 @@ class Feed:
         named = {s.name: ints[i] for i, s in enumerate(self.ints)}
         named.update((s.name, floats[i]) for i, s in enumerate(self.floats, 1))
         return named
+
+    def taking_part(self, ints: jax.Array) -> jax.Array:
+        """Whether each worker takes part in the step; boolean, shape=(capacity,)."""
+        return ints[len(self.ints) :] > 0
 
 
 def segment_function(
@@ -81,7 +91,7 @@ def segment_function(
 
     def run(given: dict[str, Any]) -> dict[str, Any]:
         env: dict[Var, Any] = {}
-        scalars = feed.values(given["floats"], given["ints"])
+        scalars, taking_part = feed.values(given["floats"], given["ints"]), feed.taking_part(given["ints"])
         at = dict.fromkeys(given, 0)
         results = {
             number: iter(
@@ -107,7 +117,8 @@ def segment_function(
             return atom.val if isinstance(atom, Literal) else env[atom]
 
         for eqn in eqns:
-            env.update(zip(eqn.outvars, evaluate(eqn, [value_of(a) for a in operands_of(eqn)]), strict=True))
+            results_of = evaluate(eqn, [value_of(a) for a in operands_of(eqn)], taking_part)
+            env.update(zip(eqn.outvars, results_of, strict=True))
         out: dict[str, Any] = {"outputs": [jnp.asarray(value_of(a)) for a in outputs]}
         for layout in writes:
             values = [value_of(c.value) for c in layout.contributions]
@@ -119,16 +130,20 @@ def segment_function(
     return run
 
 
-def evaluate(eqn: JaxprEqn, operands: list[Any]) -> list[Any]:
-    """An equation's results: traced, or computed at once where operands are numbers."""
+def evaluate(eqn: JaxprEqn, operands: list[Any], taking_part: jax.Array) -> list[Any]:
+    """Return an equation's results: traced, or computed at once where operands are numbers.
+
+    Args:
+      taking_part: see `Feed.taking_part`.
+    """
     if eqn.primitive is claim_p:
         return operands
     if eqn.primitive is collective_p:  # of replicated values: every worker knows the result already
-        how, workers = eqn.params["how"], eqn.params["workers"]
+        how = eqn.params["how"]
         values = operands[:-1] if eqn.params["gated"] else operands
-        results = [how.of_replicated(jnp.asarray(v), workers) for v in values]
+        results = [how.of_replicated(jnp.asarray(v), taking_part) for v in values]
         if eqn.params["gated"]:
-            alone = [how.of_replicated(jnp.asarray(v), 1) for v in values]
+            alone = [how.of_replicated(jnp.asarray(v), ALONE) for v in values]
             results = [jnp.where(operands[-1], x, own) for x, own in zip(results, alone, strict=True)]
         return results
     return bind(eqn, operands)

@@ -289,14 +289,14 @@ class Step:
 
     def _origin(self, local: int, message: int, numbers: Sequence[int]) -> str:
         """Where the values of a worker were made that are not finite, as far as that can be found."""
-        start = 0
+        start, taking_part = 0, jnp.asarray(self.readings[local].taking_part)
         try:
             for call, size in enumerate(self.microbatches[local]):
                 plan = self.engine.plans(size)
                 sent = [plan.messages[message][i] for i in numbers]
                 ends = [a for c in sent for a in (c.value, c.weight)]
                 known = self._known(plan, local, plan.messages[message].level, call, start)
-                found = birthplace(plan, known, [a for a in ends if a is not None])
+                found = birthplace(plan, known, [a for a in ends if a is not None], taking_part)
                 if found:
                     return found
                 start += size

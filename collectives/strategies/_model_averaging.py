@@ -14,7 +14,7 @@ from collectives._leaves import error
 from collectives._local_mean import local_mean
 
 from ._strategy import Strategy, one_step
-from ._trees import active_workers, all_reduced, arrays, check_optimizer, check_wire, minus, plus, zeros
+from ._trees import all_reduced, arrays, check_optimizer, check_wire, minus, plus, zeros
 
 
 class ModelAveraging(NamedTuple):
@@ -82,7 +82,7 @@ def model_averaging(
     def update(state: ModelAveraging, grads: Any, when: jax.Array | None) -> tuple[ModelAveraging, None]:
         # The local batch's size stands for its weight, and not that of a call: the difference is one for all calls.
         mean = all_reduced(state.apart, when, weight=ad.batch_size(), wire=wire)
-        n = active_workers(when)
+        n = ad.workers()
         if alpha is None:
             pulled, moved = jax.tree.map(lambda x: x / n.astype(x.dtype), state.apart), mean
         else:

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from collectives._leaves import known_workers
+from collectives._leaves import known_capacity
 from collectives._local_mean import local_mean
 from collectives._neighbour_mean import neighbour_mean
 from collectives._schedules import Schedule, schedule_of
@@ -59,7 +59,7 @@ def pair_averaging(optimizer: optax.GradientTransformation, schedule: Schedule =
       Lian et al. 2017, "Can decentralized algorithms outperform centralized algorithms?", NeurIPS, algorithm 1.
     """
     check_optimizer("pair_averaging", optimizer)
-    schedule_of("pair_averaging", schedule, known_workers())
+    schedule_of("pair_averaging", schedule, known_capacity())
 
     def init(params: Any) -> PairAveraging:
         params = arrays(params)

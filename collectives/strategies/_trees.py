@@ -50,12 +50,6 @@ def all_reduced(tree: T, when: jax.Array | None, **options: Any) -> T:
     return ad.replicated(jax.tree.map(lambda x: jnp.where(when, x, jnp.zeros((), x.dtype)), found))
 
 
-def active_workers(when: jax.Array | None = None) -> jax.Array:
-    """How many workers take examples in this step, a float32. Replicated; 4 bytes on the message."""
-    one = (ad.worker() >= 0).astype(jnp.float32)  # of each that takes examples: a constant would count empty seats
-    return all_reduced(one, when, op="sum")
-
-
 def check_optimizer(what: str, optimizer: Any, name: str = "optimizer") -> optax.GradientTransformation:
     """An optimizer as optax has them.
 

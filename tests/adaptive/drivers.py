@@ -39,7 +39,7 @@ def batch_of(examples: int) -> dict[str, jax.ShapeDtypeStruct]:
 
 
 def traced(driver: Callable, state: Any, examples: int = 4, *, workers: int = 2) -> Graph:
-    return trace(driver, shapes(state), batch_of(examples), workers=workers)
+    return trace(driver, shapes(state), batch_of(examples), capacity=workers)
 
 
 def planned(
@@ -49,7 +49,7 @@ def planned(
 
 
 def planner(driver: Callable, state: Any, *, workers: int = 2) -> Planner:
-    return Planner(driver, shapes(state), batch_of, workers=workers)
+    return Planner(driver, shapes(state), batch_of, capacity=workers)
 
 
 def make_data(examples: int = 24, seed: int = 0) -> dict[str, np.ndarray]:

@@ -98,7 +98,7 @@ def test_in_another_thread_than_the_block_a_world_has_to_be_given():
 
 def test_a_kernel_that_is_compiled_in_the_compilers_thread_has_the_programs_world():
     def counts(state, batch):
-        return state + comm.all_reduce(batch["y"].mean()) * ad.workers(), {}
+        return state + comm.all_reduce(batch["y"].mean()) * ad.workers().astype(jnp.float32), {}
 
     with comm.DeviceWorld() as world, ad.Program(counts, 0.0, make_data(32), global_batch=16, world=world) as program:
         program.step()

@@ -50,8 +50,9 @@ def step(engine, batch, split, *, number=0, seconds=None):
     starts = np.concatenate([[0], np.cumsum(sizes)]).tolist()
     batches = tuple(jax.tree.map(lambda a, s=s, e=e: a[s:e], batch) for s, e in pairwise(starts))
     seconds = seconds or [0.1 * (w + 1) for w in range(len(split))]
+    there = np.asarray(sizes) > 0
     readings = [
-        Reading(number, 0, w, sum(sizes), size, size, 1, start, seconds[w], 1.0)
+        Reading(number, 0, w, sum(sizes), size, size, 1, start, seconds[w], 1.0, there)
         for w, (size, start) in enumerate(zip(sizes, starts, strict=False))
     ]
     share = Share(tuple(sizes), tuple(starts[:-1]), batches)
@@ -188,9 +189,9 @@ def driver_of(program):
                     pool.append(comm.all_reduce(mixed, op=what))
                 case "gather":
                     rows = comm.all_gather(a)
-                    pool.append(jnp.sin(rows @ jnp.arange(1.0, 1 + ad.workers())))
+                    pool.append(jnp.sin(rows @ jnp.arange(1.0, 1 + ad.capacity())))
                 case "broadcast":
-                    pool.append(comm.broadcast(a, j % ad.workers()))
+                    pool.append(comm.broadcast(a, j % ad.capacity()))
                 case "slot":
                     update = lambda old, a=a: (0.5 * old + 0.3 * a, old - 0.1 * a)  # noqa: E731
                     pool.append(operators.slot("s", np.full((), 0.25, np.float32), update))

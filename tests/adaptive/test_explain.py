@@ -39,7 +39,7 @@ def driver(state, batch):
 def text_of(driver, state=W, batch_sizes=(4, 4), shards=(), ways=()):
     workers = len(batch_sizes)
     plan = planned(driver, state, workers=workers)
-    layouts = lay_out_all(plan.messages, workers=workers, status=status_length(workers))
+    layouts = lay_out_all(plan.messages, capacity=workers, status=status_length(workers))
     return explain(plan, layouts, batch_sizes, shards, ways=ways), layouts
 
 

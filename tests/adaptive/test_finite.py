@@ -37,7 +37,7 @@ def contribution(dtype="float32", shape=(2,), op="mean", how=None, scope=Scope.C
 
 def arrive(contributions, values, weights=1.0, workers=2):
     """The layout, each worker's parts, and what arrives, where both workers send `values[worker]`."""
-    layout = lay_out(contributions, workers=workers, status=3)
+    layout = lay_out(contributions, capacity=workers, status=3)
     weights = np.broadcast_to(weights, (workers, len(contributions)))
     sent = []
     for worker, (row, ws) in enumerate(zip(values, weights, strict=True)):
@@ -110,7 +110,7 @@ def test_a_half_that_overflows_where_it_is_half_again_is_seen(half, sums):
     """Halves travel in single precision; the sum there is finite."""
     for total in sums:
         leaf = contribution(half, op="sum")
-        layout = lay_out([leaf], workers=1, status=3)
+        layout = lay_out([leaf], capacity=1, status=3)
         parts = [jnp.array([total, total, 0, 0, 0], np.float32)]
         finite = bool(jnp.isfinite(unpack(layout, parts, [0], worker=0)[0]).all())
         assert [Look(layout, p).passes(parts) for p in ("cpu", "gpu")] == [finite] * 2, total
@@ -137,7 +137,7 @@ def test_what_was_not_looked_at_while_it_arrived_is_looked_at_then():
 
 def test_a_division_that_overflows_is_seen():
     assert passes([contribution()], [[1e30], [1e30]], 1e-30)
-    layout = lay_out([contribution()], workers=1, status=3)
+    layout = lay_out([contribution()], capacity=1, status=3)
     parts = [jnp.array([1e20, 1, 1e-20, 0, 0, 0], np.float32)]  # numerators, their weight, the status
     assert [Look(layout, p).passes(parts) for p in ("cpu", "gpu")] == [False, False]
 
@@ -169,9 +169,9 @@ def test_what_may_be_nan_is_let_through():
 
 
 def test_neighbours_are_looked_at_as_one():
-    layout = lay_out([contribution(shape=(n,)) for n in (3, 4, 5)], workers=2, status=3)
+    layout = lay_out([contribution(shape=(n,)) for n in (3, 4, 5)], capacity=2, status=3)
     assert [(r.start, r.stop) for r, _ in Look(layout, "cpu")._ranges] == [(0, 12)]
-    layout = lay_out([contribution(), contribution(weight=TOKENS), contribution("bfloat16")], workers=2, status=3)
+    layout = lay_out([contribution(), contribution(weight=TOKENS), contribution("bfloat16")], capacity=2, status=3)
     assert len(Look(layout, "cpu")._ranges) == 3
 
 

@@ -111,7 +111,7 @@ class _Named:
 
 
 def named(leaves, workers, status=STATUS):
-    return _Named(lay_out(contributions(leaves, workers), workers=workers, status=status), [x.weight for x in leaves])
+    return _Named(lay_out(contributions(leaves, workers), capacity=workers, status=status), [x.weight for x in leaves])
 
 
 def expected(number, leaf, values, weights):
@@ -279,7 +279,7 @@ def test_literal_weights_are_shared_by_value():
         x = Var(aval)
         return Contribution("", Reduce("mean"), x, Literal(np.float32(value), aval), Var(aval), Scope.CALL, "")
 
-    weights = lay_out([weighted(1.0), weighted(1.0), weighted(2.0)], workers=2, status=0).weights
+    weights = lay_out([weighted(1.0), weighted(1.0), weighted(2.0)], capacity=2, status=0).weights
     assert weights[0] == weights[1] != weights[2]
 
 
@@ -326,7 +326,7 @@ def test_weights_of_large_double_leaves_are_double():
                     variable((8,), "float64"), Scope.CALL, "",
                 )
             ],
-            workers=2,
+            capacity=2,
             status=2,
         )  # fmt: skip
         parts = [

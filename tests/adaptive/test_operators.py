@@ -19,7 +19,7 @@ from adaptive.runtime.segment import Feed
 
 from .drivers import Recorder, planned, pointed_at, traced
 
-READING = Reading(3, 7, 1, 16, 6, 6, 1, 5, 0.1, 0.2)
+READING = Reading(3, 7, 1, 16, 6, 6, 1, 5, 0.1, 0.2, np.ones(2, bool))
 
 
 def count(label="count", init=None, update=lambda n: (n + 1, n)):
@@ -151,8 +151,8 @@ def test_a_trace_is_known_while_it_lasts():
     with trace_as(3, 8) as outer:
         assert tracing() is outer
         with trace_as(2, 4):
-            assert (tracing().workers, tracing().examples) == (2, 4)
-        assert (tracing().workers, tracing().examples) == (3, 8)
+            assert (tracing().capacity, tracing().examples) == (2, 4)
+        assert (tracing().capacity, tracing().examples) == (3, 8)
     assert tracing() is None
 
 

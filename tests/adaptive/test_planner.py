@@ -223,7 +223,7 @@ def test_flax_interceptors_are_what_they_were_where_the_program_was_made():
         return state, {"mean": comm.all_reduce(model.apply(state, batch["x"]).mean())}
 
     with nn.intercept_methods(twice):
-        plans = Planner(driver, jax.eval_shape(lambda: params), batch_of, workers=2)
+        plans = Planner(driver, jax.eval_shape(lambda: params), batch_of, capacity=2)
         plans.begin(8)
     plan = in_another_thread(lambda: plans(3))
     doubled = [[e for e in p.graph.eqns if "2.0" in str(e.invars[:1])] for p in (plans.reference, plan)]

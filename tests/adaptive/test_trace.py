@@ -50,7 +50,7 @@ def test_names_say_where_a_leaf_is():
     assert graph.state_names == ("state['params']['kernel']", "state['step']")
     assert graph.batch_names == ("batch['x']", "batch['y']")
     assert graph.metric_names == ("['mean']", "['pair'][0]", "['pair'][1]")
-    assert (graph.examples, graph.workers) == (4, 2)
+    assert (graph.examples, graph.capacity) == (4, 2)
     assert [v.aval.shape for v in graph.state_vars] == [(FEATURES,), ()]
     assert [v.aval.shape for v in graph.batch_vars] == [(4, FEATURES), (4,)]
     assert [a.aval.shape for a in graph.metrics] == [(), (), (2,)]
@@ -96,7 +96,7 @@ def test_a_jitted_helper_called_twice_reduces_twice():
 
 @jax.jit
 def rows_of_workers(x):
-    return comm.all_gather(x) / ad.workers()
+    return comm.all_gather(x) / ad.capacity()
 
 
 @jax.jit
@@ -222,7 +222,7 @@ def test_keys_may_be_state():
         key, use = jax.random.split(state["key"])
         return {"key": key, "w": state["w"] + jax.random.normal(use)}, {}
 
-    graph = trace(driver, {"key": jax.random.key(0), "w": jnp.zeros(())}, batch_of(2), workers=1)
+    graph = trace(driver, {"key": jax.random.key(0), "w": jnp.zeros(())}, batch_of(2), capacity=1)
     assert jax.dtypes.issubdtype(graph.new_state[0].aval.dtype, jax.dtypes.prng_key)
 
 
@@ -456,4 +456,4 @@ def test_errors_of_the_driver_itself_pass_through():
     with pytest.raises(ZeroDivisionError):
         traced(lambda s, b: 1 / 0, W)
     with pytest.raises(TypeError):
-        trace(lambda s, b: (s @ b["y"], {}), shapes(W), batch_of(4), workers=1)
+        trace(lambda s, b: (s @ b["y"], {}), shapes(W), batch_of(4), capacity=1)

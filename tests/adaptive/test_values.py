@@ -19,7 +19,7 @@ from .drivers import batch_of, planned, traced
 
 
 def reading(**given):
-    base = Reading(3, 7, 1, 16, 6, 6, 1, 5, 0.1, 0.2)
+    base = Reading(3, 7, 1, 16, 6, 6, 1, 5, 0.1, 0.2, np.ones(2, bool))
     return base._replace(**given)
 
 

@@ -100,7 +100,7 @@ def test_a_root_is_the_number_of_a_worker(root, message):
 def test_a_root_beyond_the_workers_is_refused_as_soon_as_they_are_known(world):
     with pytest.raises(CollectiveError, match="no worker root=3: the workers are 0 to 2"):
         comm.broadcast(1.0, root=3)
-    with trace_as(workers=5, examples=1):  # of a program: what counts there is its world
+    with trace_as(capacity=5, examples=1):  # of a program: what counts there is its world
         jax.make_jaxpr(lambda x: comm.broadcast(x, root=4))(1.0)
         with pytest.raises(CollectiveError, match="no worker root=5: the workers are 0 to 4"):
             jax.make_jaxpr(lambda x: comm.broadcast(x, root=5))(1.0)
@@ -165,7 +165,7 @@ def test_a_tree_is_one_equation_that_knows_its_leaves_by_path():
     grads = {"dense": {"bias": jnp.zeros(3), "kernel": jnp.zeros((2, 3))}, "scale": jnp.zeros((), jnp.bfloat16)}
     (eqn,), avals = collectives_in(comm.all_reduce, grads)
     assert eqn.params["names"] == ("['dense']['bias']", "['dense']['kernel']", "['scale']")
-    assert (eqn.params["how"].about, eqn.params["workers"]) == ("all_reduce(op='mean')", 4)
+    assert (eqn.params["how"].about, eqn.params["capacity"]) == ("all_reduce(op='mean')", 4)
     assert [str(a) for a in avals] == ["float32[3]", "float32[2,3]", "bfloat16[]"]
     assert [str(v.aval) for v in eqn.invars] == ["float32[3]", "float32[2,3]", "bfloat16[]", "float32[]"]
 

@@ -182,7 +182,7 @@ def handler_of(fn_or_policy, *values, **kwargs):
         ctrl.hook(fn_or_policy, *values, **kwargs)
         return state, {}
 
-    graph = trace(driver, np.zeros((), np.float32), np.zeros((2, 1), np.float32), workers=2)
+    graph = trace(driver, np.zeros((), np.float32), np.zeros((2, 1), np.float32), capacity=2)
     (eqn,) = [e for e in graph.eqns if e.primitive is hook_p]
     return eqn.params["hook"]
 

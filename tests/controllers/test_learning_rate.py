@@ -74,7 +74,7 @@ def test_the_batch_is_read_in_the_graph():
     def driver(state, batch):
         return state, {"u": jax.jit(lambda u: tx.update(u, tx.init(u))[0])(jnp.ones(2))}
 
-    graph = trace(driver, np.zeros((), np.float32), np.zeros((2, 1), np.float32), workers=2)
+    graph = trace(driver, np.zeros((), np.float32), np.zeros((2, 1), np.float32), capacity=2)
     assert [e.primitive for e in graph.eqns].count(source_p) == 1
 
 

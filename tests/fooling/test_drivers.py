@@ -11,7 +11,10 @@ import pytest
 import adaptive as ad
 from tests.program.problems import difference, stream
 
-from . import cases_closures  # noqa: F401 (registers its cases)
+from . import (
+    cases_closures,  # noqa: F401 (registers its cases)
+    cases_workers,  # noqa: F401
+)
 from .cases import CASES, FEATURES, Case, Named, Refused, Right
 
 EXAMPLES, BATCH, STEPS, SEED = 48, 24, 2, 3
@@ -48,8 +51,9 @@ def test_there_are_enough_of_them():
 def test_it_is_refused(world, case):
     with pytest.raises(case.verdict.error) as caught:
         build(case, world)
+    said = "\n".join([str(caught.value), *getattr(caught.value, "__notes__", ())])
     for text in case.verdict.texts:
-        assert text in str(caught.value)
+        assert text in said
 
 
 @pytest.mark.parametrize("case", of_verdict(Right))

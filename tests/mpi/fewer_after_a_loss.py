@@ -10,6 +10,8 @@ import signal
 import time
 
 import jax
+import jax.numpy as jnp
+import numpy as np
 
 jax.config.update("jax_enable_x64", True)
 
@@ -19,11 +21,23 @@ from tests.program.problems import adam_driver, adam_state, difference, make_dat
 
 STEPS, GLOBAL_BATCH, SEED = 30, 48, 3
 
+
+def driver(state, batch):
+    new, metrics = adam_driver(state, batch)
+    rows = [comm.all_gather(1.0), comm.all_gather((ad.worker() >= 0).astype(jnp.float32))]
+    counts = [ad.workers(), comm.all_reduce(1, op="sum"), comm.all_reduce(ad.worker() * 0 + 1, op="sum")]
+    return new, {**metrics, "counts": counts, "rows": rows}
+
+
 with comm.world() as world:
     own = world.workers[0]
-    program = ad.Program(adam_driver, adam_state(), make_data(160), global_batch=GLOBAL_BATCH, seed=SEED)
+    program = ad.Program(driver, adam_state(), make_data(160), global_batch=GLOBAL_BATCH, seed=SEED)
     program.warm_up()
     for report in program.run(steps=STEPS):
+        there = [seat in report.members for seat in range(world.capacity)]
+        assert [int(count) for count in report.metrics["counts"]] == [sum(there)] * 3, report.metrics["counts"]
+        assert all(np.array_equal(np.isfinite(row), there) for row in report.metrics["rows"]), report.metrics["rows"]
+        assert world.capacity == 3
         if report.step == 3 and own == 2:
             os.kill(os.getpid(), signal.SIGKILL)
         if report.step == 6:

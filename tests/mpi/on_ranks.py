@@ -197,7 +197,7 @@ def decide(world, ask):
 
 ASKS = {
     "another batch": lambda control, odd: control.rescale(global_batch=20 + 4 * odd),
-    "another split": lambda control, odd: control.rescale(shares=[1.0 + odd, *[1.0] * (control.workers - 1)]),
+    "another split": lambda control, odd: control.rescale(shares=[1.0 + odd, *[1.0] * (control.capacity - 1)]),
     "nothing": lambda control, odd: odd and control.rescale(global_batch=20),
     "to stop": lambda control, odd: odd and control.stop(),
 }
@@ -240,7 +240,7 @@ def test_hooks_that_decide_alike_at_different_speeds(world):
     """Kernels are ready earlier on one rank than on another; all take up the new sizes at the same step."""
 
     def adapt(control, loss):
-        control.rescale(global_batch=20 + control.step, shares=range(1, control.workers + 1))
+        control.rescale(global_batch=20 + control.step, shares=range(1, control.capacity + 1))
 
     def driver(state, batch):
         state, metrics = descend(state, batch)

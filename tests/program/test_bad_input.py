@@ -502,8 +502,8 @@ def test_numbers_of_any_kind_and_size_are_taken_alike(world):
         (lambda control: control.rescale("64"), "the global batch is one number; got '64'"),
         (lambda control: control.rescale(np.bytes_(b"64")), "the global batch is one number; got "),
         (lambda control: control.rescale(12 + 0j), "the global batch is one number; got (12+0j)"),
-        (lambda control: control.rescale(shares=["1"] * control.workers), "shares are numbers, one per worker"),
-        (lambda control: control.rescale(shares=[10**400] * control.workers), "is infinite"),
+        (lambda control: control.rescale(shares=["1"] * control.capacity), "shares are numbers, one per worker"),
+        (lambda control: control.rescale(shares=[10**400] * control.capacity), "is infinite"),
     ],
 )
 def test_a_hook_that_asks_for_what_is_no_number(world, request_, says):

@@ -313,7 +313,7 @@ def decide(world, wanted="auto", hosts=2, deterministic=False):
         return jax.tree.map(lambda p, g: p - g, params, comm.all_reduce(jax.grad(loss)(params, batch))), {}
 
     shapes = jax.eval_shape(mlp)
-    planner = Planner(driver, shapes, lambda n: jax.tree.map(lambda a: _rows(n, a), data()), workers=world.size)
+    planner = Planner(driver, shapes, lambda n: jax.tree.map(lambda a: _rows(n, a), data()), capacity=world.size)
     planner.begin(4)
     found = overlapped(planner, world, wanted, hosts=hosts, deterministic=deterministic, about="a message")
     assert (planner.reference.stages.keys(), planner(2).stages.keys()) == (found.stages.keys(),) * 2

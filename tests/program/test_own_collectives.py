@@ -22,13 +22,13 @@ class Median(Collective):
 
     name = "median"
 
-    def sent_shape(self, shape, workers):
-        return (workers, *shape)
+    def sent_shape(self, shape, capacity):
+        return (capacity, *shape)
 
-    def encode(self, x, worker, workers):
-        return jnp.zeros((workers, *x.shape), x.dtype).at[worker].set(x)
+    def encode(self, x, worker, capacity):
+        return jnp.zeros((capacity, *x.shape), x.dtype).at[worker].set(x)
 
-    def decode(self, x, worker, workers):
+    def decode(self, x, worker, capacity):
         return jnp.median(x, axis=0)
 
 
@@ -41,14 +41,14 @@ class Shifted(Collective):
     name = "shifted"
     result_is_replicated = False
 
-    def sent_shape(self, shape, workers):
-        return (workers, *shape)
+    def sent_shape(self, shape, capacity):
+        return (capacity, *shape)
 
-    def encode(self, x, worker, workers):
-        return jnp.zeros((workers, *x.shape), x.dtype).at[worker].set(x)
+    def encode(self, x, worker, capacity):
+        return jnp.zeros((capacity, *x.shape), x.dtype).at[worker].set(x)
 
-    def decode(self, x, worker, workers):
-        return x[(worker + self.by) % workers]
+    def decode(self, x, worker, capacity):
+        return x[(worker + self.by) % capacity]
 
     @property
     def about(self):

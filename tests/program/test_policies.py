@@ -169,7 +169,7 @@ def test_hooks_share_one_decision(world):
 
     def split(control):
         saw.append(control.global_batch)
-        control.rescale(shares=[2.0] + [1.0] * (control.workers - 1))
+        control.rescale(shares=[2.0] + [1.0] * (control.capacity - 1))
 
     def driver(state, batch_):
         ctrl.hook(batch, every=2)
@@ -207,7 +207,7 @@ def test_what_a_hook_is_given_is_plain(world):
     given = []
 
     def look(control, tree, pair):
-        given.append((control.step, control.epoch, control.workers, control.batch_sizes, tree, pair))
+        given.append((control.step, control.epoch, control.capacity, control.batch_sizes, tree, pair))
 
     def driver(state, batch):
         state, metrics = descend(state, batch)

@@ -108,7 +108,7 @@ def test_a_hook_asks_for_workers_and_their_batch():
 
     def adapt(control):
         noise = next(noises)
-        told.append((control.target_workers, control.most_workers, len(control.members), control.workers))
+        told.append((control.target_workers, control.most_workers, len(control.members), control.capacity))
         control.barrier()
         control.rescale(workers=noise / 8, global_batch=noise)
         control.barrier()

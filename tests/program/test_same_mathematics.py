@@ -139,7 +139,7 @@ def trajectory(world) -> tuple[list[float], list[int], dict]:
     def resize(control, step):
         if step in RESIZES:
             global_batch, shares = RESIZES[step]
-            control.rescale(global_batch=global_batch, shares=shares[: control.workers])
+            control.rescale(global_batch=global_batch, shares=shares[: control.capacity])
 
     def driver(state, batch):
         ctrl.hook(resize, ad.step() + 1)
@@ -176,7 +176,7 @@ def rounds(state, batch):
     most = comm.all_reduce(jnp.abs(batch["x"]).max(), op="max")
     spread = comm.all_reduce(jnp.square(batch["x"] - mean[None]).mean(0))
     count = comm.all_reduce(len(batch["x"]), op="sum")
-    ctrl.hook(lambda control, most: control.step < 3 and control.rescale(shares=range(1, control.workers + 1)), most)
+    ctrl.hook(lambda control, most: control.step < 3 and control.rescale(shares=range(1, control.capacity + 1)), most)
     return state + mean + spread / most, {"most": most, "count": count, "shares": shares, "spread": spread.sum()}
 
 

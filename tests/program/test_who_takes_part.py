@@ -1,0 +1,194 @@
+"""Sums, gathered rows and `ad.workers()` mean the same workers: those that take examples in the step."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import adaptive as ad
+import collectives as comm
+import collectives.strategies as sync
+import controllers as ctrl
+import monitors as mon
+from adaptive.runtime.local_world import LocalWorld
+
+SEATS = 4
+
+
+def data():
+    return {"x": np.arange(120, dtype=np.float32)}
+
+
+def counts(state, batch):
+    own = jnp.asarray(ad.worker() * 0 + 1)  # local: each worker sends its own
+    x = batch["x"].mean()
+    found = {
+        "workers": ad.workers(),
+        "sum": comm.all_reduce(1, op="sum"),
+        "half": comm.all_reduce(jnp.asarray(0.5, jnp.float16), op="sum"),
+        "own": comm.all_reduce(own, op="sum"),
+        "rows": comm.all_gather(jnp.asarray(7.0)),
+        "own_rows": comm.all_gather(own.astype(jnp.float32) * 7.0),
+        "numbers": comm.all_gather(3),
+        "own_numbers": comm.all_gather(own * 3),
+        "least": comm.all_reduce(2, op="min"),
+        "most": comm.all_reduce(own * 2, op="max"),
+        "mean": comm.all_reduce(jnp.asarray(4.0)),
+        "seats": jnp.zeros(ad.capacity()),
+    }
+    return state + comm.all_reduce(x), found
+
+
+def check_counts(report, there):
+    """All of a report's counts are of the workers that are there."""
+    n, m = len(there), {name: np.asarray(value).astype(float).tolist() for name, value in report.metrics.items()}
+    capacity = len(report.batch_sizes)
+    assert [seat for seat, size in enumerate(report.batch_sizes) if size] == list(there)
+    assert [m[name] for name in ("workers", "sum", "own", "least", "most", "mean")] == [n, n, n, 2, 2, 4]
+    assert m["half"] == n / 2
+    rows = [7.0 if seat in there else np.nan for seat in range(capacity)]
+    np.testing.assert_array_equal(m["rows"], rows)
+    np.testing.assert_array_equal(m["own_rows"], rows)
+    assert m["numbers"] == m["own_numbers"] == [3.0 * (seat in there) for seat in range(capacity)]
+    assert len(m["seats"]) == capacity
+
+
+@pytest.fixture(params=["local", "devices"])
+def make_world(request):
+    if request.param == "local":
+        return lambda workers=None: LocalWorld(SEATS, workers=workers)
+    return lambda workers=None: comm.DeviceWorld(jax.local_devices()[:SEATS], workers=workers)
+
+
+def test_two_members_on_four_seats_are_two(make_world):
+    world = make_world(2)
+    with ad.Program(counts, 0.0, data(), global_batch=12, world=world) as program:
+        check_counts(program.step(), (0, 1))
+        assert (world.size, world.capacity) == (2, 4)
+
+
+def test_who_leaves_and_who_joins_is_counted_at_once_and_nothing_is_compiled(make_world):
+    world = make_world()
+    with ad.Program(counts, 0.0, data(), global_batch=20, world=world) as program:
+        program.warm_up()
+        report = program.step()
+        check_counts(report, range(4))
+        world.leave(3)
+        check_counts(program.step(), (0, 1, 2))
+        world.leave(0)
+        check_counts(program.step(), (1, 2))
+        world.join(3)
+        check_counts(program.step(), (1, 2, 3))
+        program.rescale(workers=4)
+        program.step()
+        last = program.step()
+        check_counts(last, range(4))
+
+
+@pytest.mark.parametrize("shares", [(1, 0, 5, 1), (0, 0, 3, 0), (4, 1, 1, 2)])
+def test_a_worker_whose_share_is_zero_takes_no_part(make_world, shares):
+    with ad.Program(counts, 0.0, data(), global_batch=18, shares=shares, world=make_world()) as program:
+        program.warm_up()
+        there = [seat for seat, share in enumerate(shares) if share]
+        check_counts(program.step(), there)
+        program.rescale(shares=[1] * SEATS)
+        program.step()
+        check_counts(program.step(), range(SEATS))
+
+
+def test_microbatches_are_no_workers():
+    options = {"microbatch": 2, "world": LocalWorld(3)}
+    with ad.Program(counts, 0.0, data(), global_batch=18, shares=(6, 12, 0), **options) as program:
+        report = program.step()
+        assert len(report.microbatches[1]) > 1
+        check_counts(report, (0, 1))
+
+
+def test_a_program_whose_collectives_send_nothing_counts_too():
+    def driver(state, batch):
+        return state + comm.all_reduce(1.0, op="sum"), {"rows": comm.all_gather(1.0)}
+
+    with ad.Program(driver, 0.0, data(), global_batch=10, world=LocalWorld(4, workers=3)) as program:
+        report = program.step()
+        assert float(program.state) == 3
+        np.testing.assert_array_equal(report.metrics["rows"], [1, 1, 1, np.nan])
+
+
+def test_a_gated_sum_of_a_replicated_value():
+    def driver(state, batch):
+        return state, {"n": comm.all_gather(comm.all_reduce(2.0, op="sum", when=ad.step() % 2 == 0))}
+
+    with ad.Program(driver, 0.0, data(), global_batch=10, world=LocalWorld(4, workers=3)) as program:
+        assert [np.asarray(program.step().metrics["n"])[:3].tolist() for _ in range(2)] == [[6.0] * 3, [2.0] * 3]
+
+
+def test_the_number_of_workers_may_gate_a_message_and_lead_a_hook():
+    seen = []
+
+    def driver(state, batch):
+        ctrl.hook(lambda control, n: seen.append((int(n), control.workers, control.capacity)), ad.workers())
+        own = (ad.worker() * 0).astype(jnp.float32) + 1.0
+        own = comm.all_reduce(own, op="sum", when=ad.workers() > 2)
+        return state + comm.all_reduce(batch["x"].mean()), {"s": comm.all_gather(own)}
+
+    world = LocalWorld(4)
+    with ad.Program(driver, 0.0, data(), global_batch=12, world=world) as program:
+        assert np.asarray(program.step().metrics["s"]).tolist() == [4.0] * 4
+        world.leave(0)
+        world.leave(3)
+        assert np.asarray(program.step().metrics["s"])[1:3].tolist() == [1.0] * 2
+    assert seen == [(4, 4, 4), (2, 2, 4)]
+
+
+def test_model_averaging_pulls_by_the_workers_that_take_part():
+    def run(world, shares):
+        strategy = sync.model_averaging(optax.sgd(0.1))
+
+        def driver(state, batch):
+            state, loss = strategy.step(state, jax.value_and_grad(lambda w, b: ((b["x"] / 100 - w) ** 2).mean()), batch)
+            return state, {"loss": comm.all_reduce(loss)}
+
+        options = {"global_batch": 12, "shares": shares, "world": world, "local": strategy.local}
+        with ad.Program(driver, strategy.init(jnp.zeros(())), data(), **options) as program:
+            for _ in range(4):
+                program.step()
+            return float(strategy.model(program.state))
+
+    assert run(LocalWorld(5), (1, 2, 0, 0, 0)) == pytest.approx(run(LocalWorld(2), (1, 2)), rel=1e-6)
+
+
+def test_the_noise_scale_does_not_count_who_takes_no_part():
+    def run(world, shares):
+        def driver(w, batch):
+            grads = jax.grad(lambda w: ((batch["x"] / 100 - w) ** 2).mean())(w)
+            mean = comm.all_reduce(grads)
+            return w - 0.1 * mean, {"noise": mon.noise_scale(grads, mean).scale}
+
+        alike = {"world": world, "deterministic": True}
+        with ad.Program(driver, jnp.zeros(()), data(), global_batch=12, shares=shares, **alike) as program:
+            return [float(program.step().metrics["noise"]) for _ in range(8)]
+
+    np.testing.assert_allclose(run(LocalWorld(5), (1, 0, 2, 0, 0)), run(LocalWorld(2), (1, 2)), rtol=1e-5)
+
+
+def test_outside_a_program_members_count():
+    world = comm.DeviceWorld(jax.local_devices()[:4])
+    with world:
+        world.leave(1)
+        assert (int(ad.workers()), ad.capacity()) == (3, 4)
+        assert float(comm.all_reduce(1.0, op="sum")) == 3
+        np.testing.assert_array_equal(comm.all_gather(2.0), [2, np.nan, 2, 2])
+
+
+def test_a_shape_cannot_be_made_of_who_is_there_now():
+    def driver(state, batch):
+        return state, {"x": jnp.zeros(ad.workers())}
+
+    with pytest.raises(TypeError) as failed:
+        ad.Program(driver, 0.0, data(), global_batch=10, world=LocalWorld(2))
+    note = " ".join(failed.value.__notes__)
+    assert "ad.workers() (test_who_takes_part.py:" in note
+    assert "ad.capacity()" in note
