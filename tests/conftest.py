@@ -18,6 +18,10 @@ if "JAX_COMPILATION_CACHE_DIR" not in os.environ:  # most time goes into compili
     os.environ["JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES"] = "-1"
     atexit.register(shutil.rmtree, _cache, ignore_errors=True)
 
+from tests import speed
+
+os.environ.setdefault("PYTEST_TIMEOUT", f"{speed.last_resort():.0f}")  # of a test; pytest-timeout reads it
+
 import hypothesis
 import jax
 import pytest

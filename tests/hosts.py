@@ -21,6 +21,8 @@ from pathlib import Path
 import psutil
 import pytest
 
+from tests.speed import limit
+
 _TOOLS = ("unshare", "nsenter", "ip", "bash", "mount")
 _BURST, _QUEUE = "128kb", "50ms"  # of a link whose rate is limited
 _NET = "10.77.0"
@@ -78,7 +80,7 @@ class Hosts:
     def wait_until_gone(self, host: str, program: str, timeout: float) -> bool:
         """Whether all processes of a host that run a program have ended, within so many seconds."""
         own = self.command(host, ["readlink", "/proc/self/ns/net"])
-        network = subprocess.run(own, check=True, capture_output=True, text=True, timeout=10).stdout.strip()
+        network = subprocess.run(own, check=True, capture_output=True, text=True, timeout=limit(10)).stdout.strip()
         until = time.monotonic() + timeout
         while time.monotonic() < until:
             if not any(program in _command_line(pid) for pid in psutil.pids() if _network(pid) == network):
@@ -98,7 +100,7 @@ class Hosts:
         }
 
     def _link(self, host: str, state: str) -> None:
-        subprocess.run(self.command(host, ["ip", "link", "set", "e0", state]), check=True, timeout=10)
+        subprocess.run(self.command(host, ["ip", "link", "set", "e0", state]), check=True, timeout=limit(10))
 
     def _pid(self, host: str) -> str:
         return (self._folder / f"pid.{host.removeprefix('h')}").read_text().strip()
@@ -157,7 +159,7 @@ def _start(command: Sequence[str], rate: str) -> subprocess.Popen:
 
 def _end(switch: subprocess.Popen) -> None:
     """Returns when all that ran there is gone: the kernel reaps a process namespace before its first process."""
-    switch.communicate(timeout=30)
+    switch.communicate(timeout=limit(30))
 
 
 @lru_cache(maxsize=1)

@@ -9,15 +9,16 @@ import sys
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
 import pytest
 
 from tests.mpirun import ROOT, Result, plain_environment
+from tests.speed import Deadline, at_start
 
 JOB = "TESTS_JAX_JOB"  # COORDINATOR RANK PROCESSES, for `join`
-HEARTBEAT = 60  # seconds after which JAX takes a process for dead, and ends the others
+HEARTBEAT = round(60 * at_start())  # seconds after which JAX takes a process for dead, and ends the others
 
 
 def join() -> None:
@@ -49,7 +50,8 @@ def run(
     Args:
       script: a script, or it and its arguments; `["-m", "module", …]` runs a module. It calls `join()`.
       n: how many processes.
-      timeout: seconds, after which all are killed and the test fails.
+      timeout: seconds in which all end on an idle machine. Some time later, by how slow this one is, all are killed and
+        the test fails.
       env: variables to add to the environment.
       expect_failure: all processes must end with an exit status other than 0, rather than with 0.
 
@@ -58,7 +60,7 @@ def run(
     """
     arguments = [str(part) for part in ([script] if isinstance(script, (str, Path)) else script)]
     address = free_address()
-    start = time.monotonic()
+    start, deadline = time.monotonic(), Deadline(timeout)
     with ExitStack() as open_files:
         started = []
         for rank in range(n):
@@ -73,13 +75,17 @@ def run(
                 stderr=err,
             )
             started.append((process, out, err))
-        in_time = _wait([process for process, _, _ in started], start + timeout)
+        in_time = _wait([process for process, _, _ in started], deadline)
         results = []
         for process, out, err in started:
             out.seek(0), err.seek(0)
             results.append(Result(process.returncode, out.read(), err.read(), time.monotonic() - start))
     if not in_time or any((result.returncode != 0) != expect_failure for result in results):
-        what = f"no end after {timeout:g} s" if not in_time else f"to {'fail' if expect_failure else 'end with 0'}"
+        what = (
+            f"no end after {deadline.limit:.0f} s"
+            if not in_time
+            else f"to {'fail' if expect_failure else 'end with 0'}"
+        )
         said = "\n".join(f"=== process {rank}: {result}" for rank, result in enumerate(results))
         pytest.fail(f"{n} processes of {' '.join(arguments)}: {what}\n{said}", pytrace=False)
     return results
@@ -92,14 +98,16 @@ def free_address() -> str:
         return f"127.0.0.1:{free.getsockname()[1]}"
 
 
-def _wait(processes: Sequence[subprocess.Popen], deadline: float) -> bool:
-    """Until all have ended, or are killed since the time is over: then False."""
+def _wait(processes: Sequence[subprocess.Popen], deadline: Deadline) -> bool:
+    """Wait until all have ended; kill them at the deadline, and return False then."""
     try:
         for process in processes:
-            process.wait(max(0.1, deadline - time.monotonic()))
+            while process.poll() is None:
+                if not (left := deadline.left()):
+                    return False
+                with suppress(subprocess.TimeoutExpired):
+                    process.wait(left)
         return True
-    except subprocess.TimeoutExpired:
-        return False
     finally:
         for process in processes:
             process.kill()

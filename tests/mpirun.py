@@ -16,6 +16,8 @@ from pathlib import Path
 import psutil
 import pytest
 
+from tests.speed import Deadline, last_resort, limit
+
 ROOT = Path(__file__).resolve().parents[1]
 STARTED = "TESTS_STARTED"  # set in what these tests start
 WITHOUT_MPI = "TESTS_WITHOUT_MPI"  # set to 1, tests that need mpirun are skipped; else they fail where there is none
@@ -68,7 +70,8 @@ def run(
     Args:
       script: a script, or it and its arguments; `["-m", "module", …]` runs a module.
       n: how many ranks.
-      timeout: seconds, after which every process of the job is killed and the test fails.
+      timeout: seconds in which the job ends on an idle machine. Some time later, by how slow this one is, every
+        process of the job is killed and the test fails.
       env: variables to add to the environment.
       options: of mpirun.
       ours: start it by `adaptive run` instead.
@@ -83,7 +86,7 @@ def run(
     python = [] if ours else [sys.executable, *(["-m", "mpi4py"] * by_mpi4py)]
     command = [*launcher, *options, "-n", str(n), *python, *arguments]
     for _ in range(_ATTEMPTS):
-        result = _run(command, _environment(env or {}, timeout), timeout)
+        result = _run(command, _environment(env or {}), timeout)
         started = _NOT_STARTED not in result.stderr
         if started:
             break
@@ -99,7 +102,9 @@ def mpirun_version() -> str:
     path = _find()
     if path is None:
         return f"not found ({WITHOUT_MPI}={os.environ.get(WITHOUT_MPI, '')})"
-    done = subprocess.run([path, "--version"], capture_output=True, text=True, stdin=subprocess.DEVNULL, timeout=30)
+    done = subprocess.run(
+        [path, "--version"], capture_output=True, text=True, stdin=subprocess.DEVNULL, timeout=limit(30)
+    )
     return (done.stdout.strip().splitlines() or ["of unknown version"])[0]
 
 
@@ -133,13 +138,13 @@ def plain_environment(extra: Mapping[str, str]) -> dict[str, str]:
     return {**_DEFAULTS, **inherited, "PYTHONPATH": os.pathsep.join(paths), **extra}
 
 
-def _environment(extra: Mapping[str, str], timeout: float) -> dict[str, str]:
-    # mpirun keeps a time limit of its own, a little later than ours: should pytest be killed, the job still ends.
-    return plain_environment({"MPIEXEC_TIMEOUT": str(int(timeout) + 15), **extra})
+def _environment(extra: Mapping[str, str]) -> dict[str, str]:
+    # mpirun keeps a time limit of its own, later than ours: should pytest be killed, the job still ends.
+    return plain_environment({"MPIEXEC_TIMEOUT": str(int(last_resort())), **extra})
 
 
 def _run(command: list[str], env: dict[str, str], timeout: float) -> Result:
-    start = time.monotonic()
+    start, deadline = time.monotonic(), Deadline(timeout)
     process = subprocess.Popen(
         command,
         env=env,
@@ -151,12 +156,16 @@ def _run(command: list[str], env: dict[str, str], timeout: float) -> Result:
         start_new_session=True,
     )
     try:
-        stdout, stderr = process.communicate(timeout=timeout)
-    except subprocess.TimeoutExpired:
-        _kill(process)
-        stdout, stderr = process.communicate()
-        result = Result(process.returncode, stdout, stderr, time.monotonic() - start)
-        pytest.fail(f"no end after {timeout:g} s: {' '.join(command)}\nkilled: {result}", pytrace=False)
+        ended = False
+        while not ended and (left := deadline.left()):
+            with suppress(subprocess.TimeoutExpired):
+                stdout, stderr = process.communicate(timeout=left)
+                ended = True
+        if not ended:
+            _kill(process)
+            stdout, stderr = process.communicate()
+            result = Result(process.returncode, stdout, stderr, time.monotonic() - start)
+            pytest.fail(f"no end after {deadline.limit:.0f} s: {' '.join(command)}\nkilled: {result}", pytrace=False)
     except BaseException:
         _kill(process)
         process.communicate()
@@ -173,4 +182,4 @@ def _kill(process: subprocess.Popen) -> None:
     for member in tree:
         with suppress(psutil.NoSuchProcess):
             member.kill()
-    psutil.wait_procs(tree, timeout=10)
+    psutil.wait_procs(tree, timeout=limit(10))

@@ -16,6 +16,8 @@ from types import ModuleType
 
 import pytest
 
+from tests.speed import limit
+
 ROOT = Path(__file__).resolve().parents[1]
 
 # What other packages come in by.
@@ -197,7 +199,7 @@ def test_one_file_imports_mpi4py():
 def test_what_starts_jobs_is_there_at_once():
     """JAX takes most of a second to import, for a process that only starts others."""
     program = "import sys, launchers.command, launchers.run; sys.exit('jax' in sys.modules or 'mpi4py' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", program], cwd=ROOT, timeout=100).returncode == 0
+    assert subprocess.run([sys.executable, "-c", program], cwd=ROOT, timeout=limit(100)).returncode == 0
 
 
 def test_the_trunk_starts_no_jobs():
@@ -216,7 +218,7 @@ def test_one_file_imports_orbax():
 def test_all_packages_can_be_imported_without(missing):
     modules = [*MAY_IMPORT, "controllers.simulate"]
     program = f"import sys; sys.modules['{missing}'] = None; import {', '.join(modules)}"
-    done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, timeout=100)
+    done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, timeout=limit(100))
     assert done.returncode == 0, done.stderr
 
 

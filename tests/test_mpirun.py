@@ -56,7 +56,7 @@ def test_a_launcher_that_did_not_start_is_tried_again(script, monkeypatch, failu
 
 
 def test_a_job_that_hangs_fails_the_test_and_leaves_no_process(script):
-    with pytest.raises(pytest.fail.Exception, match="no end after 3 s"):
-        run([script, "hang"], timeout=3, expect_failure=True)
+    with pytest.raises(pytest.fail.Exception, match="no end after "):
+        run([script, "hang"], timeout=1, expect_failure=True)
     lines = [" ".join(p.info["cmdline"] or ()) for p in psutil.process_iter(["cmdline"])]
     assert not [line for line in lines if str(script) in line]

@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.speed import limit
+
 BATCH = Path(__file__).parents[1] / "examples" / "slurm_requeue.sbatch"
 # Says that it is there; ends at once with CODE, or, when it is told by SIGTERM, with 143 or as TOLD says.
 ADAPTIVE = """#!/bin/bash
@@ -38,7 +40,7 @@ def start(environment):
 
 def end(batch) -> tuple[int, str]:
     try:
-        said = batch.communicate(timeout=60)[0]
+        said = batch.communicate(timeout=limit(60))[0]
     finally:
         if batch.poll() is None:
             os.killpg(batch.pid, signal.SIGKILL)

@@ -9,6 +9,7 @@ import tomllib
 import zipfile
 
 from tests.mpirun import ROOT
+from tests.speed import limit
 
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 PACKAGES = ("adaptive", "collectives", "monitors", "controllers", "launchers")
@@ -35,7 +36,7 @@ def test_a_wheel_has_all_files(tmp_path):
         shutil.copy(ROOT / file, source)
     options = ["-q", "--no-deps", "--no-build-isolation", "-w", str(tmp_path)]
     command = [sys.executable, "-m", "pip", "wheel", *options, str(source)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=170)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=limit(170))
     assert done.returncode == 0, done.stderr
     (wheel,) = tmp_path.glob("adaptive_dataflow-*.whl")
     built = {name for name in zipfile.ZipFile(wheel).namelist() if ".dist-info/" not in name}

@@ -12,6 +12,7 @@ import pytest
 
 from adaptive.runtime import cache as _cache
 from adaptive.runtime.cache import CompilationCacheWarning, share_compilations
+from tests.speed import limit
 
 
 @pytest.fixture
@@ -107,7 +108,7 @@ def test_of_processes_that_compile_one_program_the_others_wait_for_the_first(tmp
     order, inside = [], threading.Event()
 
     def second():
-        inside.wait(30)
+        inside.wait(limit(30))
         with _cache.one_compiles("final"):
             order.append("second")
 
@@ -120,7 +121,7 @@ def test_of_processes_that_compile_one_program_the_others_wait_for_the_first(tmp
                 order.append("another")
             other.join(0.1)
             order.append("first")
-        other.join(30)
+        other.join(limit(30))
         monkeypatch.setattr(_cache, "_MOST_SECONDS", 0.05)
         with _cache.one_compiles("final"), _cache.one_compiles("final"):  # who is stopped is not waited for for ever
             order.append("went on")

@@ -29,6 +29,7 @@ from adaptive.program.stored import Table
 from adaptive.program.writer import Writer
 from adaptive.runtime.local_world import LocalWorld
 from tests.relaxed import relaxed, relaxed_tx
+from tests.speed import limit
 
 from .test_checkpoint import Averaged, Growing, W, averaging, build, counting, course, driver_of, local, plain, state
 
@@ -295,7 +296,7 @@ def slow_disk(monkeypatch):
     ready, write = threading.Event(), Table.write
 
     def waits(table, folder):
-        assert ready.wait(60)
+        assert ready.wait(limit(60))
         write(table, folder)
 
     monkeypatch.setattr(Table, "write", waits)
@@ -485,7 +486,7 @@ with ad.Program(driver, 0.0, {{"x": np.ones(8)}}, global_batch=1) as program:
             first_step_is_not_taken(program, ad.Checkpoints(tmp_path), match)
     finally:
         other.send_signal(signal.SIGKILL)
-        other.communicate(timeout=60)
+        other.communicate(timeout=limit(60))
     assert (tmp_path / LOCK).exists()
 
     def driver(state, batch):

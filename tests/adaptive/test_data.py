@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 import adaptive as ad
 from adaptive.data.examples import Examples, RandomAccess
 from adaptive.data.stream import Stream
+from tests.speed import limit
 
 
 def numbered(n):
@@ -166,7 +167,7 @@ def test_what_was_fetched_ahead_is_taken(stream_of):
     stream = stream_of(data)
     stream.take((4,))
     stream.prefetch((4,))
-    ahead = stream._ahead[2].result(timeout=30)
+    ahead = stream._ahead[2].result(timeout=limit(30))
     stream.advance((4,))
     assert stream.take((4,)) is ahead
 

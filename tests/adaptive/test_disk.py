@@ -15,6 +15,7 @@ from adaptive.disk import arrays
 from adaptive.disk.directory import checkpoints, commit, newest_whole, prune, sweep
 from adaptive.disk.lock import LOCK, HeldError, Lock
 from adaptive.disk.whole import DamagedError, check
+from tests.speed import limit
 
 BEAT = 0.02  # seconds
 
@@ -147,7 +148,7 @@ def fill(folder):
     os.kill(os.getpid(), signal.SIGKILL)
 commit(Path({str(tmp_path)!r}), 1, fill, lambda: None)
 """
-    done = subprocess.run([sys.executable, "-c", program], timeout=60, check=False)
+    done = subprocess.run([sys.executable, "-c", program], timeout=limit(60), check=False)
     assert done.returncode == -9
     (left,) = tmp_path.iterdir()
     assert (left / "half").exists()
@@ -226,7 +227,7 @@ sys.stdin.read()
     with pytest.raises(HeldError, match=f" by process {other.pid} on .*, since 20"):
         Lock(tmp_path).acquire()
     other.kill()
-    other.communicate(timeout=60)
+    other.communicate(timeout=limit(60))
     mine = Lock(tmp_path, beat=3600)  # nothing is waited for: it can be seen that the owner is dead
     mine.acquire()
     assert mine.held

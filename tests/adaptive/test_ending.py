@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests import mpirun
+from tests.speed import limit
 
 pytestmark = pytest.mark.ranks
 
@@ -26,7 +27,7 @@ def ended(how, marker, *options):
         env={**os.environ, **ENVIRONMENT, "PYTHONPATH": paths},
         capture_output=True,
         text=True,
-        timeout=150,
+        timeout=limit(150),
     )
     assert done.returncode == STATUS[how], done.stderr
     assert done.stdout == "the last word"

@@ -19,6 +19,7 @@ import pytest
 import adaptive as ad
 import collectives as comm
 from adaptive.data.stream import Stream
+from tests.speed import limit
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -173,7 +174,7 @@ def test_no_process_outlives_the_one_that_started_it(end, tmp_path):
             if number is not None:
                 running.send_signal(number)
             with suppress(subprocess.TimeoutExpired):
-                running.wait(timeout=10)
+                running.wait(timeout=limit(10))
                 break
         assert running.returncode is not None
         assert gone(readers)

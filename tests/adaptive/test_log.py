@@ -29,6 +29,7 @@ from adaptive.observe.events import HookValues
 from adaptive.observe.figures import Noise, noise_of
 from adaptive.runtime.local_world import LocalWorld
 from controllers.simulate import read_trace
+from tests.speed import limit
 
 from .drivers import event, make_data
 
@@ -175,12 +176,12 @@ def test_one_that_hangs_holds_nobody_up(program, monkeypatch, caplog):
             super().write(event)
             if len(self.steps) > 1:
                 hangs.set()
-                let_go.wait(30)
+                let_go.wait(limit(30))
 
     sink = Hangs()
     with caplog.at_level(logging.WARNING, "adaptive"):
         for number, _ in enumerate(program.run(steps=8, log=[sink])):
-            assert number == 0 or hangs.wait(30)
+            assert number == 0 or hangs.wait(limit(30))
     let_go.set()
     assert len(sink.steps) == 2
     assert "cannot keep up" in caplog.text
@@ -247,7 +248,11 @@ def test_a_process_that_ends_without_its_last_line_of_python_writes(tmp_path):
     )
     for end, code in (("error", 1), ("exit", 3)):
         done = subprocess.run(
-            [sys.executable, "-c", script, str(tmp_path), end], cwd=ROOT, capture_output=True, text=True, timeout=100
+            [sys.executable, "-c", script, str(tmp_path), end],
+            cwd=ROOT,
+            capture_output=True,
+            text=True,
+            timeout=limit(100),
         )
         assert done.returncode == code, done.stderr
         assert [step.step for step in read_trace(tmp_path / end).steps] == [1, 2, 3]

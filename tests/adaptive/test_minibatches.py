@@ -19,6 +19,7 @@ from adaptive.base.decision import Decision, Limits
 from adaptive.control.batch_sizes import BatchSizes
 from adaptive.control.split import equal, split
 from adaptive.runtime.local_world import LocalWorld
+from tests.speed import limit
 
 from .drivers import HeldCompiler, make_data, mean_loss, planned, pointed_at
 
@@ -300,7 +301,7 @@ def test_a_new_size_is_compiled_while_the_old_one_goes_on(monkeypatch):
 
         def behind_a_gate(local, size):
             assert threading.current_thread().name == "adaptive-compiler"
-            assert gate.wait(60)
+            assert gate.wait(limit(60))
             compile_kernel(local, size)
 
         monkeypatch.setattr(kernels, "compile", behind_a_gate)

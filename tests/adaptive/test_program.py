@@ -26,6 +26,7 @@ from adaptive.runtime import kernels as _kernels
 from adaptive.runtime.kernels import Kernels
 from adaptive.runtime.local_world import LocalWorld
 from adaptive.runtime.message import accumulate
+from tests.speed import limit
 
 from .drivers import FEATURES, HeldCompiler, Recorder, make_data, mean_loss, sizes_of, two_statuses, uncompiled
 
@@ -365,7 +366,7 @@ def test_an_error_of_the_data_leaves_everything_as_it_was_and_the_program_goes_o
     with build(sgd, W, data=data) as program:
         program.step()
         before, size = program.state, program._stream.consumed
-        program._stream._ahead[2].result(timeout=30)  # what is fetched ahead is there before the data break
+        program._stream._ahead[2].result(timeout=limit(30))  # what is fetched ahead is there before the data break
         data.bad = set(range(24))
         with pytest.raises(OSError, match="is gone") as error:
             [program.step() for _ in range(2)]  # the first of them was fetched ahead

@@ -19,6 +19,7 @@ from adaptive.observe import progress as _progress
 from adaptive.observe.events import HookValues
 from adaptive.observe.progress import Course, Progress, figures_in_short, sizes_in_short, slowest, time_lost
 from adaptive.runtime.local_world import LocalWorld
+from tests.speed import limit
 
 from .drivers import event, make_data
 
@@ -231,7 +232,7 @@ def test_a_run_shows_it_until_its_end(capsys):
 
 
 def _lives(thread):
-    thread.join(5)
+    thread.join(limit(5))
     return thread.is_alive()
 
 

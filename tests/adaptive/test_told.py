@@ -13,6 +13,7 @@ import pytest
 
 from adaptive.base import told
 from adaptive.base.told import Listening
+from tests.speed import limit
 
 
 @pytest.fixture(autouse=True)
@@ -121,11 +122,11 @@ def test_a_forked_child_ends_as_it_always_did():
         child.start()
         assert here.poll(30)
         child.terminate()
-        child.join(30)
+        child.join(limit(30))
         assert child.exitcode == -signal.SIGTERM
         assert told.told() is None
 
 
 def test_where_nobody_listens_a_signal_does_what_it_always_does():
     code = "import adaptive, signal; signal.raise_signal(signal.SIGTERM); print('still there')"
-    assert subprocess.run([sys.executable, "-c", code], timeout=60).returncode == -signal.SIGTERM
+    assert subprocess.run([sys.executable, "-c", code], timeout=limit(60)).returncode == -signal.SIGTERM

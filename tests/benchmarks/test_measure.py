@@ -13,6 +13,7 @@ import pytest
 
 from benchmarks._measure import alternate, contention, readable, report, summary
 from tests.mpirun import ROOT
+from tests.speed import limit
 
 needs_linux = pytest.mark.skipif(sys.platform != "linux", reason="elsewhere processes cannot be pinned to cores")
 
@@ -67,7 +68,7 @@ def test_pin_moves_threads_that_are_there_already():
         "assert len(there) > 1 and all(there)"
     )
     # In a process of its own: here it would slow down the rest of the suite.
-    subprocess.run([sys.executable, "-c", program], cwd=ROOT, check=True, timeout=100)
+    subprocess.run([sys.executable, "-c", program], cwd=ROOT, check=True, timeout=limit(100))
 
 
 @needs_linux
@@ -92,7 +93,7 @@ def test_contention_ends_when_its_parent_is_killed():
     finally:
         parent.kill()
         parent.communicate()
-    _, alive = psutil.wait_procs([neighbour], timeout=30)
+    _, alive = psutil.wait_procs([neighbour], timeout=limit(30))
     assert not alive
 
 

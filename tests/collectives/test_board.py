@@ -19,6 +19,7 @@ from collectives.worlds.boards.memory import Files
 from collectives.worlds.boards.serving import QUESTION, Owner, Service, Shown
 from collectives.worlds.processes import Process
 from collectives.worlds.shared_file import Told
+from tests.speed import limit
 
 NUMBERS = 1000
 
@@ -27,7 +28,7 @@ class Meeting:
     """Processes that are threads of this one: what a board takes of a communicator."""
 
     def __init__(self, n: int):
-        self._told, self._all = [None] * n, threading.Barrier(n, timeout=20)
+        self._told, self._all = [None] * n, threading.Barrier(n, timeout=limit(20))
         self._own = threading.local()
 
     def come(self, rank):
@@ -90,7 +91,7 @@ def seen(found):
 
 
 def until(is_so):
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + limit(20)
     while not is_so():
         assert time.monotonic() < deadline
         time.sleep(0.001)
@@ -162,7 +163,7 @@ def test_whoever_does_not_answer_costs_a_moment_once(services, monkeypatch):
 
 def test_a_late_answer_is_taken_and_then_there_is_another(services, monkeypatch):
     may, newest = threading.Event(), Shown.newest
-    monkeypatch.setattr(Shown, "newest", lambda self, place, round: may.wait(20) and newest(self, place, round))
+    monkeypatch.setattr(Shown, "newest", lambda self, place, round: may.wait(limit(20)) and newest(self, place, round))
     board, owner = shown(services[0])
     late = link(owner)
     assert late.look(0, 3) is None
@@ -206,7 +207,7 @@ def test_strangers_are_neither_answered_nor_believed(services):
     without = link(owner._replace(key=b"another"))
     until(lambda: without.look(0, 3) is None and without._line is None)
     with socket.create_connection(owner.addresses[0]) as stranger:
-        stranger.settimeout(20)
+        stranger.settimeout(limit(20))
         stranger.sendall(b"\0" * 48 + QUESTION.pack(1, 0, 3))
         assert len(stranger.recv(1000)) == 16  # what is to be sealed
         with suppress(ConnectionResetError):  # it is, if what was sent was not read

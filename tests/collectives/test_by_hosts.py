@@ -12,6 +12,7 @@ import pytest
 from collectives.worlds.reducing import by_hosts
 from collectives.worlds.reducing.by_hosts import ByHosts
 from collectives.worlds.reducing.parts import Part, pieces
+from tests.speed import limit
 
 SIZES = [1, 1000, 3, 257, 900]  # of parts
 
@@ -38,7 +39,7 @@ class Common:
     """What the threads of a communicator share."""
 
     def __init__(self, size):
-        self.size, self.given, self.barrier = size, [None] * size, threading.Barrier(size, timeout=10)
+        self.size, self.given, self.barrier = size, [None] * size, threading.Barrier(size, timeout=limit(10))
         self.mail: dict[tuple, SimpleQueue] = {}
 
 
@@ -92,7 +93,7 @@ class Comm:
         box = self._box(source, self.rank, tag)
 
         def wait():
-            sent, before = box.get(timeout=10)
+            sent, before = box.get(timeout=limit(10))
             assert np.array_equal(sent, before)  # nobody has written to it meanwhile
             array[:] = before
 

@@ -15,8 +15,8 @@ from collectives.worlds.shared_file import SharedFile, Told
 from tests.jaxrun import HEARTBEAT, free_address, run
 from tests.mpirun import run as mpirun
 
-LIMIT = 300.0  # seconds: many tests in one launch
-pytestmark = [pytest.mark.ranks, pytest.mark.timeout(LIMIT + 30)]
+LIMIT = 200.0  # seconds: many tests in one launch
+pytestmark = pytest.mark.ranks
 
 HERE = Path(__file__).parent
 MPI, PROGRAM = HERE.parent / "mpi", HERE.parent / "program"

@@ -29,6 +29,7 @@ from collectives.worlds.datagrams import Datagrams
 from collectives.worlds.operations import BARRIER, Operation
 from collectives.worlds.patience import checked, introduce, watch
 from collectives.worlds.stuck import Finding, State, report
+from tests.speed import limit
 
 
 @pytest.mark.parametrize("patience", [-1, -1e-9, math.nan, math.inf, "60", None, True, [60], 1j])
@@ -255,7 +256,7 @@ def test_a_world_that_is_let_go_of_takes_its_watch_along():
         del world
         other.serve(5.0, lambda message: None, lambda: 0 in other.left)
         assert "has let go of its world" in other.left[0]
-        watching._thread.join(5.0)
+        watching._thread.join(limit(5.0))
         assert not watching._thread.is_alive()
 
 

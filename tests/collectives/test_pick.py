@@ -17,6 +17,7 @@ from adaptive.base.launcher import Launcher, launcher, tasks_not_started
 from collectives.worlds.launch import check_agreement
 from collectives.worlds.threads import oversubscription
 from tests.mpirun import ROOT, run
+from tests.speed import limit
 
 
 def python(program, **environment):
@@ -29,7 +30,7 @@ def python(program, **environment):
         env={**clean, "JAX_PLATFORMS": "cpu", **environment},
         capture_output=True,
         text=True,
-        timeout=100,
+        timeout=limit(100),
     )
 
 

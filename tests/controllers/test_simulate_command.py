@@ -14,6 +14,7 @@ import controllers as ctrl
 from controllers.simulate import Cluster, names, simulate
 from controllers.simulate import _command as command
 from controllers.simulate._draw import draw
+from tests.speed import limit
 
 from .test_replay import write
 
@@ -162,7 +163,7 @@ def test_the_very_observations_can_be_shown_to_another_policy(trace):
 def test_it_runs_as_a_module_without_a_word_on_stderr():
     done = subprocess.run(
         [sys.executable, "-W", "error", "-m", "controllers.simulate", "equal", "--steps", "5", "--policy", "equal"],
-        cwd=ROOT, capture_output=True, text=True, timeout=100,
+        cwd=ROOT, capture_output=True, text=True, timeout=limit(100),
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     assert done.stderr == ""

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.mpirun import ROOT
+from tests.speed import limit
 
 EXAMPLES = ROOT / "examples"
 ALONE = ["listing_1", "batch_norm", "equinox_mlp", "nnx", "resume"]  # nnx is run by test_nnx.py
@@ -23,7 +24,7 @@ def started(script: str, folder: Path, *options: str) -> subprocess.CompletedPro
     copy.write_text((EXAMPLES / copy.name).read_text())
     env = {**os.environ, "PYTHONPATH": str(ROOT)}
     command = [sys.executable, str(copy), *options]
-    return subprocess.run(command, env=env, cwd=folder, capture_output=True, text=True, timeout=170)
+    return subprocess.run(command, env=env, cwd=folder, capture_output=True, text=True, timeout=limit(170))
 
 
 def accuracy(done: subprocess.CompletedProcess[str]) -> float:

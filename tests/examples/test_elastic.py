@@ -11,6 +11,7 @@ import sys
 import pytest
 
 from tests.mpirun import ROOT, run, survives_losses
+from tests.speed import limit
 
 pytestmark = pytest.mark.ranks
 
@@ -62,7 +63,7 @@ def alone(*arguments: str, devices: int = 1) -> subprocess.CompletedProcess[str]
         start = f"import jax, runpy, sys; jax.config.update('jax_num_cpu_devices', {devices}); sys.argv = sys.argv[1:]"
         path = f"sys.path.insert(0, {str(SCRIPT.parent)!r})"
         command[1:2] = ["-c", f"{start}; {path}; runpy.run_path(sys.argv[0], run_name='__main__')", str(SCRIPT)]
-    return subprocess.run(command, env=env, capture_output=True, text=True, timeout=100)
+    return subprocess.run(command, env=env, capture_output=True, text=True, timeout=limit(100))
 
 
 @pytest.mark.long

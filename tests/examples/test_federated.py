@@ -10,6 +10,7 @@ import sys
 import pytest
 
 from tests.mpirun import ROOT, run
+from tests.speed import limit
 
 pytestmark = pytest.mark.ranks
 
@@ -41,6 +42,6 @@ def test_under_mpirun():
 def test_in_one_process(clients):
     command = [sys.executable, str(SCRIPT), *BRIEF, "--clients", str(clients)]
     env = {**os.environ, "PYTHONPATH": str(ROOT)}
-    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=100)
+    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=limit(100))
     assert done.returncode == 0, done.stderr
     check(done.stdout, clients)

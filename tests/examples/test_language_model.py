@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from tests.mpirun import ROOT, run
+from tests.speed import limit
 
 pytestmark = pytest.mark.ranks
 
@@ -47,6 +48,6 @@ def test_under_mpirun(script):
 def test_in_one_process(script, devices):
     command = [sys.executable, str(script), *shlex.split(TINY), "--devices", str(devices)]
     env = {**os.environ, "PYTHONPATH": str(ROOT)}
-    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=100)
+    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=limit(100))
     assert done.returncode == 0, done.stderr
     check(done.stdout, workers=devices)

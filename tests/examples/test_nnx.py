@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from tests.mpirun import ROOT, run
+from tests.speed import limit
 
 BEFORE, AFTER = ROOT / "tests" / "examples" / "nnx_on_one_device.py", ROOT / "examples" / "nnx.py"
 STEPS = 40
@@ -73,6 +74,6 @@ def test_the_tutorial_learns(tmp_path):
 
 def alone(script: Path) -> str:
     env = {**os.environ, "PYTHONPATH": str(ROOT)}
-    done = subprocess.run([sys.executable, str(script)], env=env, capture_output=True, text=True, timeout=170)
+    done = subprocess.run([sys.executable, str(script)], env=env, capture_output=True, text=True, timeout=limit(170))
     assert done.returncode == 0, done.stderr
     return done.stdout

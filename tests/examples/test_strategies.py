@@ -10,6 +10,7 @@ import sys
 import pytest
 
 from tests.mpirun import ROOT, run
+from tests.speed import limit
 
 pytestmark = pytest.mark.ranks
 
@@ -24,7 +25,7 @@ def accuracies(printed: str) -> dict[str, float]:
 def test_one_word_picks_a_strategy():
     command = [sys.executable, str(SCRIPT), "--workers", "2", "--epochs", "2", "--strategy", "hybrid"]
     env = {**os.environ, "PYTHONPATH": str(ROOT)}
-    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=100)
+    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=limit(100))
     assert done.returncode == 0, done.stderr
     assert list(accuracies(done.stdout)) == ["hybrid"]
     assert accuracies(done.stdout)["hybrid"] > 30  # of ten classes: it learns

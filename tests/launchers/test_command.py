@@ -13,6 +13,7 @@ from click.testing import CliRunner
 
 from launchers import command
 from tests.mpirun import ROOT
+from tests.speed import limit
 
 
 def adaptive(*words):
@@ -35,7 +36,7 @@ def test_what_is_listed_is_not_imported():
         "import sys\nfrom click.testing import CliRunner\nfrom launchers.command import adaptive\n"
         "print(CliRunner().invoke(adaptive, ['--help']).output)\nsys.exit('jax' in sys.modules)"
     )
-    done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, timeout=100)
+    done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, timeout=limit(100))
     assert done.returncode == 0, done.stderr
     for name, text in command.OURS.items():
         assert f"  {name}" in done.stdout
@@ -45,7 +46,7 @@ def test_what_is_listed_is_not_imported():
 def test_it_is_a_module_too():
     done = subprocess.run(
         [sys.executable, "-m", "adaptive", "run", "--show", "-n", "1", "--mpirun", "/nowhere/mpirun", "x.py"],
-        cwd=ROOT, capture_output=True, text=True, timeout=100,
+        cwd=ROOT, capture_output=True, text=True, timeout=limit(100),
     )  # fmt: skip
     assert done.returncode == 2
     assert "Usage: adaptive" in done.stderr

@@ -21,6 +21,7 @@ from launchers.places import places
 from launchers.rank import GPUS, see_one_gpu
 from launchers.verdict import Process, verdict
 from tests.mpirun import ROOT
+from tests.speed import limit
 
 OPEN_MPI, OLD = Implementation("mpirun", "Open MPI", (5, 0, 11)), Implementation("mpirun", "Open MPI", (4, 1))
 MPICH, STRANGE = Implementation("mpiexec", "MPICH", (4, 2)), Implementation("mpiexec", "")
@@ -341,7 +342,7 @@ def test_the_line_is_printed_and_the_code_passed_on(launcher):
     for module in ("launchers.run", "collectives.mpirun"):
         done = subprocess.run(
             [sys.executable, "-m", module, "--mpirun", path, "-n", "3", "--", "true"],
-            env={**os.environ, "CODE": "7"}, cwd=ROOT, capture_output=True, text=True, timeout=60,
+            env={**os.environ, "CODE": "7"}, cwd=ROOT, capture_output=True, text=True, timeout=limit(60),
         )  # fmt: skip
         assert done.returncode == 7
         assert done.stdout.endswith(" true\n")
@@ -358,7 +359,7 @@ def test_ranks_have_cores_threads_and_a_gpu_of_their_own():
     options = ["-n", "2", "--gpus-per-host", "2"]
     done = subprocess.run(
         [sys.executable, "-m", "launchers.run", *options, "--", sys.executable, "-c", says],
-        env=environ, cwd=ROOT, capture_output=True, text=True, timeout=60,
+        env=environ, cwd=ROOT, capture_output=True, text=True, timeout=limit(60),
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     found = sorted(line.rsplit(" ", 2) for line in done.stdout.splitlines())

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import psutil
 
-from tests import mpirun
+from tests import mpirun, speed
 
 from .chaos import STEPS, Schedule, schedule
 from .chaos_reference import plain_loop, taken
@@ -72,10 +72,10 @@ class Verdict:
 def run(seed: int, *, limit: float = LIMIT) -> Verdict:
     """Run the job of a seed; nothing of it survives this call."""
     plan = schedule(seed)
-    verdict = Verdict(plan)
+    verdict, deadline = Verdict(plan), speed.Deadline(limit)
     with tempfile.TemporaryDirectory() as folder:
         command = [sys.executable, "-m", "launchers.run", "-n", str(plan.processes)]
-        env = mpirun._environment({"CHAOS_STACKS": str(limit - 10)}, limit)
+        env = mpirun._environment({"CHAOS_STACKS": str(deadline.limit - 10)})
         began = time.monotonic()
         with open(Path(folder) / "output", "w+") as output:
             process = subprocess.Popen(
@@ -83,7 +83,7 @@ def run(seed: int, *, limit: float = LIMIT) -> Verdict:
                 env=env, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT, start_new_session=True,
             )  # fmt: skip
             try:
-                _wait(process, Path(folder) / "log", verdict, began + limit)
+                _wait(process, Path(folder) / "log", verdict, deadline)
             finally:
                 verdict.wrong += [f"left behind: {name}" for name in _kill(process)]
             verdict.seconds = time.monotonic() - began
@@ -94,9 +94,9 @@ def run(seed: int, *, limit: float = LIMIT) -> Verdict:
     return verdict
 
 
-def _wait(process: subprocess.Popen[bytes], log: Path, verdict: Verdict, until: float) -> None:
+def _wait(process: subprocess.Popen[bytes], log: Path, verdict: Verdict, deadline: speed.Deadline) -> None:
     ended_at = None
-    while time.monotonic() < until:
+    while deadline.left():
         with suppress(subprocess.TimeoutExpired):
             verdict.code = process.wait(0.1)
             return
@@ -105,7 +105,7 @@ def _wait(process: subprocess.Popen[bytes], log: Path, verdict: Verdict, until: 
         alive = {line["pid"] for line in lines if line["what"] == "begun" and _is_there(line["pid"])}
         if ended and alive <= ended:
             ended_at = ended_at or time.monotonic()
-            if time.monotonic() - ended_at > ENDING:
+            if time.monotonic() - ended_at > speed.limit(ENDING):
                 verdict.wrong.append("slow end")
                 return
     verdict.wrong.append("hang")
@@ -127,7 +127,7 @@ def _kill(process: subprocess.Popen[bytes]) -> list[str]:
     ended = process.returncode is not None
     left = []
     if ended:
-        _, alive = psutil.wait_procs(session, timeout=2)
+        _, alive = psutil.wait_procs(session, timeout=speed.limit(2))
         left = [str(p) for p in alive]
     for member in session:
         with suppress(psutil.NoSuchProcess):

@@ -19,6 +19,7 @@ import adaptive as ad
 import collectives as comm
 import controllers as ctrl
 from tests.program.problems import build, descend, make_data, same_everywhere
+from tests.speed import limit
 
 N = 16
 KIND = os.environ.get("TESTS_WORLD", "mpi")
@@ -263,7 +264,7 @@ def in_threads(*works):
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(60)
+        thread.join(limit(60))
         assert not thread.is_alive()
     return results
 

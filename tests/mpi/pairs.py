@@ -21,6 +21,7 @@ from jax.experimental import io_callback
 import adaptive as ad
 import collectives as comm
 from collectives.worlds.boards.board import ProcessBoard
+from tests.speed import limit
 
 FOLDER, CASES = Path(sys.argv[1]), sys.argv[2:]
 NUMBERS = 50_000
@@ -311,7 +312,7 @@ def joins(world) -> None:
 
     ProcessBoard.look = noted
     with ad.Program(driver, jnp.zeros(5), data, global_batch=72) as program:
-        joined, more, deadline = 0, len(world.members) + 1, time.monotonic() + 60
+        joined, more, deadline = 0, len(world.members) + 1, time.monotonic() + limit(60)
         for report in program.run():
             time.sleep(0.005)  # or the newcomer hardly gets to import anything
             if report.step == 3:

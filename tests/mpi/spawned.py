@@ -16,6 +16,7 @@ import adaptive as ad  # noqa: E402
 import collectives as comm  # noqa: E402
 import controllers as ctrl  # noqa: E402
 from tests.program.problems import adam_driver, adam_state, difference, make_data, plain_adam, stream  # noqa: E402
+from tests.speed import limit  # noqa: E402
 
 EXAMPLES, GLOBAL_BATCH, SEED = 160, 48, 3
 CASE = sys.argv[1]
@@ -41,7 +42,7 @@ data = {**make_data(EXAMPLES), "number": np.arange(EXAMPLES)}
 with comm.world(max_workers=3) as world:
     state = {"adam": adam_state(), "taken": jnp.zeros(EXAMPLES, jnp.int32)}
     program = ad.Program(driver, state, data, global_batch=GLOBAL_BATCH, seed=SEED)
-    joined, deadline = 0, time.monotonic() + 60
+    joined, deadline = 0, time.monotonic() + limit(60)
     for report in program.run():
         time.sleep(0.005)  # or the newcomer hardly gets to import anything
         joined = joined or (report.step if report.joined else 0)

@@ -11,9 +11,9 @@ import pytest
 
 from tests.mpirun import run
 
-from .test_programs_on_ranks import LIMIT, run_suite
+from .test_programs_on_ranks import run_suite
 
-pytestmark = [pytest.mark.ranks, pytest.mark.timeout(LIMIT + 30)]
+pytestmark = pytest.mark.ranks
 
 HERE = Path(__file__).parent
 

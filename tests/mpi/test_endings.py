@@ -12,6 +12,7 @@ import pytest
 from tests import mpirun
 from tests.hosts import hosts
 from tests.mpirun import Result, run, survives_losses
+from tests.speed import limit
 
 pytestmark = [pytest.mark.ranks, survives_losses]
 
@@ -77,14 +78,14 @@ def test_a_spawned_worker():
 )
 def test_signals_reach_all_ranks_and_leave_them_time(number, code, monkeypatch):
     arguments = [*GRACE, "-n", "2", str(SCRIPT), "waits for a signal:0", "waits for a signal:1"]
-    environ = mpirun._environment({}, 60)
+    environ = mpirun._environment({})
     command = [sys.executable, "-m", "launchers.run", *arguments]
     with subprocess.Popen(command, env=environ, stdout=subprocess.PIPE, text=True, start_new_session=True) as job:
         try:
             assert job.stdout is not None
             assert [job.stdout.readline(), job.stdout.readline()] == ["waiting\n"] * 2
             job.send_signal(number)
-            said = job.communicate(timeout=30)[0]
+            said = job.communicate(timeout=limit(30))[0]
         finally:
             mpirun._kill(job)
     assert job.returncode == code, said
@@ -95,7 +96,7 @@ def test_signals_reach_all_ranks_and_leave_them_time(number, code, monkeypatch):
 def test_a_host_that_is_cut_off(here):
     """The launcher's side goes on, and ends well; the other side ends."""
     with hosts(2) as made:
-        environ = {**mpirun._environment({}, 60), **made.environment(), "PRTE_MCA_rmaps_default_mapping_policy": "slot"}
+        environ = {**mpirun._environment({}), **made.environment(), "PRTE_MCA_rmaps_default_mapping_policy": "slot"}
         ranks = [f"meets until one is lost:{rank}" for rank in range(here + 1)]
         options = ["--detect", "4", "-n", str(here + 1), "-H", f"h1:{here},h2:1"]
         command = made.command("h1", [sys.executable, "-m", "launchers.run", *options, str(SCRIPT), *ranks])
@@ -105,9 +106,9 @@ def test_a_host_that_is_cut_off(here):
                 where = (line for line in job.stdout if line.startswith("on "))
                 assert sorted(next(where) for _ in ranks) == ["on h1\n"] * here + ["on h2\n"]
                 made.cut("h2")
-                said = job.communicate(timeout=60)[0]
+                said = job.communicate(timeout=limit(60))[0]
             finally:
                 mpirun._kill(job)
         assert job.returncode == 0, said
         assert said.count(f"of {here} ended well") == here, said
-        assert made.wait_until_gone("h2", SCRIPT.name, timeout=60)
+        assert made.wait_until_gone("h2", SCRIPT.name, timeout=limit(60))

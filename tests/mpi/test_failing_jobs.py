@@ -9,6 +9,7 @@ import psutil
 import pytest
 
 from tests.mpirun import Result, run
+from tests.speed import limit
 
 pytestmark = pytest.mark.ranks
 
@@ -21,7 +22,7 @@ def fail(case: str) -> Result:
     pids = [int(pid) for pid in re.findall(r"pid (\d+)", result.stdout)]
     assert len(pids) == 2, result
     alive = [p for p in map(_process, pids) if p is not None and p.status() != psutil.STATUS_ZOMBIE]
-    assert not psutil.wait_procs(alive, timeout=10)[1], result
+    assert not psutil.wait_procs(alive, timeout=limit(10))[1], result
     assert "ended well" not in result.stdout, result
     return result
 

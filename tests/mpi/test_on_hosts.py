@@ -12,6 +12,7 @@ import pytest
 from tests import mpirun
 from tests.hosts import hosts
 from tests.mpirun import Result, run, survives_losses
+from tests.speed import limit
 
 pytestmark = pytest.mark.ranks
 
@@ -67,9 +68,9 @@ def test_a_rank_that_dies_leaves_nobody_waiting(where, death):
 @pytest.mark.long
 def test_on_hosts_of_their_own():
     with hosts(2, rate="1gbit") as made:
-        environ = {**mpirun._environment({}, 60), **made.environment()}
+        environ = {**mpirun._environment({}), **made.environment()}
         environ["PRTE_MCA_rmaps_default_mapping_policy"] = "slot:oversubscribe"
         options = ["-n", "4", "-H", "h1:2,h2:2"]
         command = made.command("h1", [sys.executable, "-m", "launchers.run", *options, str(SCRIPT), "found"])
-        done = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=60)
+        done = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=limit(60))
     ended(Result(done.returncode, done.stdout, done.stderr, 0.0), 4, MEASURED)

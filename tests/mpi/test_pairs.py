@@ -13,6 +13,7 @@ import pytest
 from tests import mpirun
 from tests.hosts import Hosts, hosts
 from tests.mpirun import run, survives_losses
+from tests.speed import limit
 
 pytestmark = pytest.mark.ranks
 
@@ -62,7 +63,7 @@ def test_who_is_spawned_is_looked_at_and_looks(tmp_path):
 
 def job_on(made: Hosts, launcher: Sequence[str], *arguments: object) -> subprocess.Popen:
     """Three ranks, or so many as the launcher is told: the first on host h1, the others on h2."""
-    environ = {**mpirun._environment({}, 60), **made.environment()}
+    environ = {**mpirun._environment({}), **made.environment()}
     environ["PRTE_MCA_rmaps_default_mapping_policy"] = "slot:oversubscribe"
     options = [] if "-n" in launcher else ["-n", "3"]
     command = made.command("h1", [*launcher, *options, *map(str, arguments)])
@@ -71,7 +72,7 @@ def job_on(made: Hosts, launcher: Sequence[str], *arguments: object) -> subproce
 
 def said_by(job: subprocess.Popen) -> str:
     try:
-        said = job.communicate(timeout=60)[0]
+        said = job.communicate(timeout=limit(60))[0]
     finally:
         mpirun._kill(job)
     assert job.returncode == 0, said

@@ -13,6 +13,7 @@ import pytest
 from adaptive.disk.directory import checkpoints
 from tests import mpirun
 from tests.mpirun import Result, run, survives_losses
+from tests.speed import limit
 
 pytestmark = [pytest.mark.ranks, survives_losses]
 
@@ -92,13 +93,13 @@ def test_in_reserve_where_processes_cannot_leave_alone(tmp_path):
 def by_our_launcher(directory: Path) -> Result:
     """It is told, and tells all ranks."""
     command = [sys.executable, "-m", "launchers.run", "-n", "3", str(SCRIPT), str(directory)]
-    environ, pipe = mpirun._environment({}, 60), subprocess.PIPE
+    environ, pipe = mpirun._environment({}), subprocess.PIPE
     with subprocess.Popen(command, env=environ, stdout=pipe, stderr=pipe, text=True, start_new_session=True) as job:
         try:
             assert job.stdout is not None
             assert job.stdout.readline() == "under way\n"
             os.kill(job.pid, signal.SIGTERM)
-            stdout, stderr = job.communicate(timeout=60)
+            stdout, stderr = job.communicate(timeout=limit(60))
         finally:
             mpirun._kill(job)
     return Result(job.returncode, stdout, stderr, 0.0)

@@ -9,8 +9,8 @@ import pytest
 
 from tests.mpirun import run
 
-LIMIT = 300.0  # seconds: many tests in one launch
-pytestmark = [pytest.mark.ranks, pytest.mark.timeout(LIMIT + 30)]
+LIMIT = 200.0  # seconds: many tests in one launch
+pytestmark = pytest.mark.ranks
 
 HERE = Path(__file__).parent
 PROGRAM, FOOLING = HERE.parent / "program", HERE.parent / "fooling"

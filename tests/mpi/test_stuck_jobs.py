@@ -10,6 +10,7 @@ import psutil
 import pytest
 
 from tests.mpirun import Result, run, survives_losses
+from tests.speed import limit
 
 pytestmark = pytest.mark.ranks
 
@@ -26,7 +27,7 @@ def start(
     pids = [int(pid) for _, pid in ranks(result)]
     assert len(pids) == n, str(result)
     alive = [process for process in map(_process, pids) if process is not None]
-    assert not psutil.wait_procs(alive, timeout=10)[1], str(result)
+    assert not psutil.wait_procs(alive, timeout=limit(10))[1], str(result)
     return result
 
 

@@ -18,6 +18,7 @@ from adaptive.page.command import report
 from adaptive.page.page import write
 from adaptive.page.thin import Bins, corners
 from adaptive.page.words import duration, number, percent, workers
+from tests.speed import limit
 
 from .made_up import record, uneven
 
@@ -196,7 +197,7 @@ def test_a_page_goes_down_a_pipe_and_leaves_it_there(run, tmp_path):
     reader = threading.Thread(target=lambda: read.append(pipe.read_text()), daemon=True)
     reader.start()
     write("<!DOCTYPE html>", pipe)
-    reader.join(10)
+    reader.join(limit(10))
     assert read == ["<!DOCTYPE html>"]
     assert pipe.is_fifo()
 

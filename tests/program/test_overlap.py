@@ -21,6 +21,7 @@ from adaptive.graph.planner import Planner
 from adaptive.program import overlap as _overlap
 from adaptive.program.overlap import overlapped, stages_for
 from adaptive.runtime.local_world import LocalWorld
+from tests.speed import limit
 
 FEATURES, LAYERS, EXAMPLES = 12, 4, 60
 
@@ -241,7 +242,7 @@ class TellingWorld(LocalWorld):
         def exchange():
             began = beside and beside()
             self.asked.set()
-            until = time.monotonic() + 10
+            until = time.monotonic() + limit(10)
             while beside and beside() and time.monotonic() < until:
                 time.sleep(0.001)
             self.told.append((began, beside and beside()))
@@ -259,7 +260,7 @@ def test_worlds_are_told_what_is_computed_beside_a_message():
         return x
 
     def waited(g):
-        world.asked.wait(10)
+        world.asked.wait(limit(10))
         return g
 
     waiting.defvjp(

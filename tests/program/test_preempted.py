@@ -18,6 +18,7 @@ import collectives as comm
 import controllers as ctrl
 from adaptive.base import told
 from tests.program.problems import build, descend, make_data
+from tests.speed import limit
 
 WORLDS = {
     "none": None,
@@ -152,6 +153,6 @@ def test_a_script_ends_with_143():
         "    program = ad.Program(driver, jnp.zeros(()), {'x': jnp.arange(8.0)}, global_batch=4)\n"
         "    for report in program.run(): report.step == 3 and os.kill(os.getpid(), signal.SIGUSR1)\n"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=100)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=limit(100))
     assert done.returncode == 143, done
     assert "ends after step 3" in done.stderr, done

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 import controllers as ctrl
+from tests.speed import limit
 
 from .problems import build, descend, make_data, same_everywhere, warm
 
@@ -94,7 +95,7 @@ def test_a_size_that_is_not_ready_is_waited_for_without_standing_still(world):
     with build(descend, 0.0, make_data(), 48, world=world, resizable=True) as program:
         first = program.step()
         program.rescale(global_batch=60, shares=range(1, world.size + 1))
-        reports, deadline = [], time.monotonic() + 60
+        reports, deadline = [], time.monotonic() + limit(60)
         while program.global_batch == 48:  # for no step at all, where kernels are there at once
             reports.append(program.step())
             assert time.monotonic() < deadline
@@ -118,7 +119,7 @@ def test_a_driver_that_cannot_be_split_waits_for_its_kernel(world, compiles):
         assert not program.plan.splittable
         first = program.step()
         program.rescale(global_batch=12 * n)
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + limit(60)
         while program.global_batch == 8 * n:
             report = program.step()
             assert time.monotonic() < deadline

@@ -1,0 +1,75 @@
+"""Limits in seconds: they grow with how slow the machine is, and only those of `tests.speed` are used."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from types import SimpleNamespace
+
+import pytest
+
+from tests import speed
+from tests.mpirun import ROOT
+
+# Seconds that are waited for, as a number beside the name of a limit. A job of `tests.mpirun` scales its own.
+_WAITS = re.compile(r"\btimeout=[1-9]|\.(?:wait|result|settimeout)\([1-9]|(?:thread|child|reader|other)\.join\([1-9]")
+_JOB = re.compile(r"(?<![.\w])(?:mpirun\.|jaxrun\.)?run\(")
+
+
+@pytest.fixture
+def machine(monkeypatch):
+    """A machine that is as slow as the test says, and its clock."""
+    found = SimpleNamespace(slow=1.0, now=0.0)
+    monkeypatch.setenv(speed.SLOWNESS, "1.0")
+    monkeypatch.setattr(speed, "slowness", lambda: found.slow)
+    monkeypatch.setattr(speed, "time", SimpleNamespace(monotonic=lambda: found.now))
+    return found
+
+
+def test_limits_grow_with_the_load_now_and_at_the_start(machine, monkeypatch):
+    quiet = speed.limit(10)
+    assert quiet > 10
+    machine.slow = 3.0
+    assert speed.limit(10) == 3 * quiet
+    machine.slow = 1.0
+    monkeypatch.setenv(speed.SLOWNESS, "5.0")
+    assert speed.limit(10) == 5 * quiet
+
+
+def test_a_deadline_moves_while_the_machine_is_slower_than_it_was(machine):
+    deadline = speed.Deadline(10)
+    first = deadline.limit
+    machine.now, machine.slow = first, 4.0
+    assert deadline.left() == 3 * first
+    machine.now = 4 * first
+    assert deadline.left() == 0
+    machine.slow = 2.0  # earlier than it was: the limit never shrinks
+    assert deadline.limit == 4 * first
+
+
+def test_a_deadline_is_over_before_the_suite_is_ended(machine):
+    machine.slow = 100.0
+    deadline = speed.Deadline(1000)
+    machine.now = deadline.limit
+    assert (deadline.left(), deadline.limit < speed.last_resort()) == (0, True)
+
+
+def test_pytest_has_the_limit_of_a_whole_test(pytestconfig):
+    assert float(pytestconfig._env_timeout) >= speed.last_resort() - 1 or pytestconfig.getoption("timeout")
+
+
+def test_what_is_measured_is_inherited():
+    program = "from tests import speed; speed.slowness = None; print(speed.at_start())"
+    done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, check=True, capture_output=True, text=True)
+    assert float(done.stdout) == speed.at_start()
+
+
+def test_no_limit_is_a_plain_number_of_seconds():
+    fixed = []
+    for path in sorted((ROOT / "tests").rglob("*.py")):
+        for number, line in enumerate(path.read_text().splitlines(), 1):
+            code = line.partition("#")[0]
+            if _WAITS.search(code) and not (_JOB.search(code) and "subprocess" not in code):
+                fixed.append(f"{path.relative_to(ROOT)}:{number}: {code.strip()}")
+    assert fixed == [], "write limit(seconds), of tests.speed"
