@@ -8,8 +8,9 @@ import pytest
 
 from adaptive.runtime import background as _background
 from adaptive.runtime.background import QUIET_STEPS, BackgroundCompiler
+from tests.speed import limit
 
-DEADLINE = 60.0
+DEADLINE = limit(60)
 
 
 class Compiles:

@@ -94,8 +94,8 @@ def pids_of(data):
     return set(data._pool._executor._processes) if data._pool._executor else set()
 
 
-def gone(processes, seconds=20.0):
-    _, alive = psutil.wait_procs(processes, timeout=seconds)
+def gone(processes):
+    _, alive = psutil.wait_procs(processes, timeout=limit(20))
     return not alive
 
 

@@ -20,10 +20,11 @@ from adaptive.runtime.cache import compile_order
 from adaptive.runtime.calls import Call
 from adaptive.runtime.compile import compile_segment
 from adaptive.runtime.kernels import KernelOptions, Kernels
+from tests.speed import limit
 
 from .drivers import HeldCompiler
 
-DEADLINE = 60.0  # seconds, for what happens in a moment
+DEADLINE = limit(60)  # seconds, for what happens in a moment
 
 
 def trace(size):

@@ -29,7 +29,7 @@ from adaptive.observe.events import HookValues
 from adaptive.observe.figures import Noise, noise_of
 from adaptive.runtime.local_world import LocalWorld
 from controllers.simulate import read_trace
-from tests.speed import limit
+from tests.speed import Deadline, limit
 
 from .drivers import event, make_data
 
@@ -88,12 +88,12 @@ def test_a_sink_is_told_of_every_step_and_closed(program):
 
 def test_it_is_told_behind_the_steps_too(program, monkeypatch):
     monkeypatch.setattr(_sinks, "INTERVAL", 0.01)
-    own, run = Kept(), None
+    own, deadline = Kept(), Deadline(60)
     run = program.run(log=[own])
-    for _ in range(200):
-        next(run)
-        if len(own.threads) > 1:
-            break
+    next(run)  # written at once; the next one by the thread
+    next(run)
+    while len(own.threads) < 2:
+        assert deadline.left()
         threading.Event().wait(0.005)
     run.close()
     assert {thread.name for thread in own.threads} == {threading.current_thread().name, "adaptive-log"}

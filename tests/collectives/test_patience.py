@@ -218,10 +218,10 @@ def test_a_host_that_could_never_be_reached_is_not_accused():
         asking, other = Asking(peers, 0, sockets[0]), Asking(peers, 1, sockets[1])
         assert find(asking) is State.UNKNOWN
         other.send([0], "hello")
-        asking.serve(5.0, lambda message: None, lambda: 1 in asking._reached)
+        asking.serve(limit(5.0), lambda message: None, lambda: 1 in asking._reached)
         assert find(asking) is State.CUT_OFF
         other.send([0], "bye", why="over")
-        asking.serve(5.0, lambda message: None, lambda: 1 in asking.left)
+        asking.serve(limit(5.0), lambda message: None, lambda: 1 in asking.left)
         assert find(asking) is State.ENDED
 
 
@@ -254,7 +254,7 @@ def test_a_world_that_is_let_go_of_takes_its_watch_along():
         watching = watch(world, peers, 0, sockets[0], lambda status: None)
         other = Asking(peers, 1, sockets[1])
         del world
-        other.serve(5.0, lambda message: None, lambda: 0 in other.left)
+        other.serve(limit(5.0), lambda message: None, lambda: 0 in other.left)
         assert "has let go of its world" in other.left[0]
         watching._thread.join(limit(5.0))
         assert not watching._thread.is_alive()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from math import ceil
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ import psutil
 import pytest
 
 from tests.mpirun import Result, run, survives_losses
-from tests.speed import limit
+from tests.speed import at_start, limit, slowness
 
 pytestmark = pytest.mark.ranks
 
@@ -21,7 +22,12 @@ ADAPTIVE = r"(?m)^{} of pid (\d+): rank \d has waited"  # how a report begins
 def start(
     *ways: str, n: int = 2, patience: float = 1.0, block: bool = False, fails: bool = True, **more: Any
 ) -> Result:
-    """Run a job whose last ranks go these ways, under a plain `python`; nothing of it is left."""
+    """Run a job whose last ranks go these ways, under a plain `python`; nothing of it is left.
+
+    Args:
+      patience: seconds, on an idle machine: a slow one must not make a rank that is well look stuck.
+    """
+    patience = ceil(patience * max(slowness(), at_start()))
     arguments = [SCRIPT, str(patience), "block" if block else "bare", *ways]
     result = run(arguments, n=n, expect_failure=fails, timeout=60, by_mpi4py=False, **more)
     pids = [int(pid) for _, pid in ranks(result)]
@@ -64,7 +70,7 @@ def test_ranks_that_do_not_come():
         r"rank 2 \(.*\) is stopped \(SIGSTOP.*`kill -CONT \d+`",
         "rank 3 .* runs, but Python in it does not: C code keeps the interpreter's lock",
         r"Current thread \S+ \(most recent call first\):\n.*in match\n.*stuck_jobs.py\", line \d+ in goes_its_own_way",
-        r"Unless ranks 1, 2, 3 come, the job ends when that is 2 s\. patience= of comm\.world\(\)",
+        r"Unless ranks 1, 2, 3 come, the job ends when that is \d+ s\. patience= of comm\.world\(\)",
         "The job ends because of ranks 1, 2, 3",
         errors=2,
     )
@@ -76,7 +82,7 @@ def test_a_stuck_rank_is_killed_where_its_loss_is_survived():
     result = start(
         "is stopped", n=3, block=True, fails=False, ours=True
     )  # mpirun itself now and then does not end then
-    told = "Unless rank 2 comes, rank 2 will be killed when that is 2 s"
+    told = r"Unless rank 2 comes, rank 2 will be killed when that is \d+ s"
     check_said(result, told, "rank 2: killed, and lost.", errors=2)
     assert result.stdout.count("ended well") == 2, str(result)
 
