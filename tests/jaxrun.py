@@ -8,8 +8,8 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
-from contextlib import ExitStack, suppress
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 import pytest
@@ -59,9 +59,8 @@ def run(
       What became of each.
     """
     arguments = [str(part) for part in ([script] if isinstance(script, (str, Path)) else script)]
-    address = free_address()
     start, deadline = time.monotonic(), Deadline(timeout)
-    with ExitStack() as open_files:
+    with reserved_address() as address, ExitStack() as open_files:
         started = []
         for rank in range(n):
             out, err = (open_files.enter_context(tempfile.TemporaryFile("w+", errors="replace")) for _ in range(2))
@@ -91,11 +90,17 @@ def run(
     return results
 
 
-def free_address() -> str:
-    """For a coordinator: a port of this host that was free a moment ago."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        return f"127.0.0.1:{free.getsockname()[1]}"
+@contextmanager
+def reserved_address() -> Iterator[str]:
+    """Reserve an address of this host for a coordinator.
+
+    Of a port that is merely free, another job's connection may take the number before the coordinator has imported JAX.
+    This one stays bound, and is shared (SO_REUSEPORT) with the coordinator, whose gRPC asks for the same.
+    """
+    with socket.socket() as held:
+        held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        held.bind(("127.0.0.1", 0))
+        yield f"127.0.0.1:{held.getsockname()[1]}"
 
 
 def _wait(processes: Sequence[subprocess.Popen], deadline: Deadline) -> bool:

@@ -12,7 +12,7 @@ import pytest
 
 from collectives.worlds.reducing.by_memory import ROW, shared_rows
 from collectives.worlds.shared_file import SharedFile, Told
-from tests.jaxrun import HEARTBEAT, free_address, run
+from tests.jaxrun import HEARTBEAT, reserved_address, run
 from tests.mpirun import run as mpirun
 
 LIMIT = 200.0  # seconds: many tests in one launch
@@ -201,5 +201,6 @@ with comm.world() as world:
 def test_under_mpirun_whoever_initialises_jax_distributed_means_it(tmp_path, joined, world):
     path = tmp_path / "under.py"
     path.write_text(UNDER_MPIRUN)
-    done = mpirun([path, *(["joined", free_address()] if joined else [])], n=2)
+    with reserved_address() as address:
+        done = mpirun([path, *(["joined", address] if joined else [])], n=2)
     assert done.stdout.count(f"{world} 2.0") == 2, done

@@ -21,7 +21,7 @@ from jax.experimental import io_callback
 import adaptive as ad
 import collectives as comm
 from collectives.worlds.boards.board import ProcessBoard
-from tests.speed import limit
+from tests.speed import Deadline
 
 FOLDER, CASES = Path(sys.argv[1]), sys.argv[2:]
 NUMBERS = 50_000
@@ -312,18 +312,19 @@ def joins(world) -> None:
 
     ProcessBoard.look = noted
     with ad.Program(driver, jnp.zeros(5), data, global_batch=72) as program:
-        joined, more, deadline = 0, len(world.members) + 1, time.monotonic() + limit(60)
+        joined, more, deadline, own = 0, len(world.members) + 1, Deadline(60), world.workers[0]
         for report in program.run():
             time.sleep(0.005)  # or the newcomer hardly gets to import anything
             if report.step == 3:
                 program.rescale(workers=more)
             joined = joined or (report.step if report.joined else 0)
-            late = float(comm.all_reduce(float(time.monotonic() > deadline), op="max"))
-            if (joined and report.step > joined + 20) or late:
+            all_seen = {(other, own) for other in program.members if other != own}
+            waits = float(not joined or report.step <= joined + 20 or seen != all_seen)
+            waits, over = comm.all_reduce((waits, float(not deadline.left())), op="max")
+            if over or not waits:
                 break
         assert joined
-        own, everyone = world.workers[0], set(program.members)
-        assert seen == {(other, own) for other in everyone - {own}}, seen
+        assert seen == all_seen, (seen, all_seen)
         np.testing.assert_allclose(program.state, data.mean(0), atol=0.2)
     print("seen by each other", flush=True)
 
