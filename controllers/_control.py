@@ -148,7 +148,8 @@ class Control:
         """
         self._check_open("set()")
         try:
-            self._values |= checked_hyperparameters(self._observation.hyperparameters, values)
+            seen = self._observation
+            self._values |= checked_hyperparameters(seen.hyperparameters, values, seen.hyperparameter_types)
         except DriverError as error:
             raise DriverError(f"hook {self._name!r}{self._where}, step {self.step}: {error}") from None
 

@@ -75,6 +75,7 @@ class Observation(NamedTuple):
     least_workers: int = 0  # a number of workers that is asked for is clipped to these two
     most_workers: int = 0
     hyperparameters: Mapping[str, Any] = MappingProxyType({})  # of the next step as asked for so far, by name
+    hyperparameter_types: Mapping[str, np.dtype] = MappingProxyType({})  # in which each is computed, by name
 
 
 @dataclass(frozen=True)

@@ -47,6 +47,45 @@ def reals(values: Any) -> np.ndarray | None:
     return array.astype(float) if _is_real(array.dtype) else None
 
 
+def wholes(values: Any) -> np.ndarray | None:
+    """A sequence or an array of whole numbers, of any shape, as Python's integers; or `None`."""
+    if isinstance(values, jax.core.Tracer):
+        return None
+    try:
+        array = np.asarray(values)
+    except (TypeError, ValueError):
+        return None
+    each = [whole(value) for value in (array.flat if array.ndim else [array[()]])]
+    found = np.empty(len(each), object)
+    found[:] = each
+    return None if None in each else found.reshape(array.shape)
+
+
+def why_not_in(numbers: np.ndarray, dtype: Any) -> str | None:
+    """Why a type cannot hold finite real numbers, in words: too large, or so small that they become 0; or `None`."""
+    dtype = np.dtype(dtype)
+    if dtype.kind in "iu":
+        limits = np.iinfo(dtype)
+        for number in numbers.flat:
+            if not limits.min <= number <= limits.max:
+                return f"{brief(number)} does not fit into {dtype}, which ends at {limits.min} and {limits.max}"
+        return None
+    if not jnp.issubdtype(dtype, jnp.floating):
+        return None
+    range_ = jnp.finfo(dtype)
+    most, least = float(range_.max), float(range_.tiny)
+    if least > np.finfo(np.float32).tiny:  # XLA computes in single, where this type's subnormal numbers are normal
+        least = float(range_.smallest_subnormal)
+    with np.errstate(over="ignore", under="ignore"):
+        there = numbers.astype(dtype).astype(float)
+    for number, held in zip(numbers.flat, there.flat, strict=True):
+        if not np.isfinite(held):
+            return f"{number:g} would be infinite in {dtype}, whose largest number is {most:.3g}"
+        if number and abs(held) < least:  # XLA takes what is below the least normal number for zero
+            return f"{number:g} would be 0 in {dtype}, whose smallest positive number is {least:.3g}"
+    return None
+
+
 def truths(values: Any) -> np.ndarray | None:
     """A truth value, or an array of them, as booleans; or `None`. Numbers are none."""
     if isinstance(values, jax.core.Tracer):

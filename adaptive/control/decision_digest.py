@@ -16,40 +16,54 @@ from adaptive.base.errors import DisagreementError
 from adaptive.base.where import name_workers
 
 _BITS = 24  # a float32 holds whole numbers of so many exactly
+_REMEMBERED = 4  # requests that were not compared; a program without messages never compares
+_HOOK = "hook"
 
 
 class DecisionDigest:
-    """Of every decision so far, with what is known of the last one.
+    """Of every decision so far, with what is known of those that have not been compared yet.
 
     Attributes:
       value: a positive whole number, which a float32 holds.
-      step: behind which the last decision was taken; 0 before the first.
-      last: in words, who asked for what then.
+      step: after which the last decision was taken; 0 before the first.
+      asked: in words, who asked for what since processes last compared, or, if nobody has since, before it. At most the
+        last few.
     """
 
     def __init__(self) -> None:
         self.value = 1
         self.step = 0
-        self.last = "nothing was decided yet"
+        self.asked: tuple[str, ...] = ("nothing was decided yet",)
+        self._compared = True
 
-    def enter(self, step: int, names: Sequence[str], decision: Decision | None) -> None:
-        """Take down what was asked for after `step`, even if that is nothing.
+    @property
+    def last(self) -> str:
+        """`asked`, as one text."""
+        return "; then ".join(self.asked)
+
+    def enter(self, step: int, who: str, decision: Decision | None) -> None:
+        """Note what was asked for after `step`, even if that is nothing.
 
         Args:
-          names: of the hooks that were asked; none for a call of `Program.rescale`.
+          who: `hooks_in_words`, or the call of a script: "program.rescale".
         """
-        who = ("hook " + ", ".join(map(repr, names))) if names else "program.rescale"
-        self.step, self.last = step, f"{who} asked for {_wish(decision)}"
+        self.step = step
+        self._note(f"{who} asked for {_wish(decision)}")
         if decision:
             values = sorted(decision.hyperparameters.items())
             asked = (decision.global_batch, decision.shares, decision.stop, decision.workers, *values)
             self.value = _digest(repr((self.value, step, *asked)))
 
+    def _note(self, text: str) -> None:
+        self.asked = (text,) if self._compared else (*self.asked, text)[-_REMEMBERED:]
+        self._compared = False
+
     def restart(self, step: int, digests: Mapping[str, str]) -> None:
         """Begin anew after a restored step: equal on all processes that restored the same, whatever they did before,
         and unlike that of one which has not restored.
         """
-        self.step, self.last = step, f"program.restore went back to step {step}"
+        self.step = step
+        self._note(f"program.restore went back to step {step}")
         self.value = _digest(repr(sorted(digests.items())))
 
     def compare(self, values: np.ndarray, *, own: range) -> None:
@@ -63,14 +77,32 @@ class DecisionDigest:
           DisagreementError: some worker has decided otherwise.
         """
         told = values.tolist()
-        if told.count(self.value) < len(told):
-            others = np.flatnonzero(values != self.value)
-            raise DisagreementError(
-                f"workers decided differently after step {self.step}: {name_workers(others.tolist())} "
-                f"did not do what this process ({name_workers(own)}) did.\n"
-                f"Here {self.last}.\n"
-                "A hook must decide from its arguments alone: no rank, clock, random number or file."
+        if told.count(self.value) == len(told):
+            self._compared = True
+            return
+        others = np.flatnonzero(values != self.value)
+        raise DisagreementError(
+            f"workers decided differently after step {self.step}: {name_workers(others.tolist())} "
+            f"did not do what this process ({name_workers(own)}) did.\n"
+            f"Here {self.last}.\n" + self._advice()
+        )
+
+    def _advice(self) -> str:
+        by_hook = [text.startswith(_HOOK) for text in self.asked]
+        advice = []
+        if any(by_hook):
+            advice.append("A hook must decide from its arguments alone: no rank, clock, random number or file.")
+        if not all(by_hook):
+            advice.append(
+                "What a script asks of a program between two steps, it must ask on every process alike, with the same "
+                "values: by no rank, clock, random number or file. To take one's values:  comm.broadcast(x)"
             )
+        return "\n".join(advice)
+
+
+def hooks_in_words(names: Sequence[str]) -> str:
+    """Return "hook 'grow'", or "hooks 'grow', 'stop'"."""
+    return f"{_HOOK}{'s' * (len(names) > 1)} {', '.join(map(repr, names))}"
 
 
 def _digest(text: str) -> int:

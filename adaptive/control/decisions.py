@@ -13,7 +13,7 @@ from adaptive.base.world import World
 
 from .batch_sizes import BatchSizes, Split
 from .causes import Request, names_of
-from .decision_digest import DecisionDigest
+from .decision_digest import DecisionDigest, hooks_in_words
 from .hooks import Hooks
 from .hyperparameters import Hyperparameters, checked_hyperparameters
 from .machines import decided_by_first
@@ -71,7 +71,7 @@ class Decisions:
         if names and self._heterogeneous:
             decision = decided_by_first(self._world, decision, f"decision {step} of {self._name}")
         if names:
-            self._digest.enter(step, names, decision)
+            self._digest.enter(step, hooks_in_words(names), decision)
         if decision is None:
             return None, []
         self.stopped, self.last_asked = decision.stop, (tuple(names), requests)
@@ -90,7 +90,7 @@ class Decisions:
         seats = members.expected(coming) if coming != len(self._world.members) else None
         decision = replace(self._sizes.exactly(global_batch, shares, seats), workers=number)
         apply_decision(decision, self._sizes, members, [Request("program.rescale", step, decision, hook=False)])
-        self._digest.enter(step, (), decision)
+        self._digest.enter(step, "program.rescale", decision)
 
     def set_by_hand(self, step: int, values: Mapping[str, Any]) -> None:
         """What `Program.set` asks for after `step`.
@@ -98,9 +98,10 @@ class Decisions:
         Raises:
           DriverError: it cannot be.
         """
-        decision = Decision(hyperparameters=checked_hyperparameters(self._hyperparameters.values, values))
+        there = self._hyperparameters
+        decision = Decision(hyperparameters=checked_hyperparameters(there.values, values, there.types))
         self._hyperparameters.request(decision.hyperparameters)
-        self._digest.enter(step, (), decision)
+        self._digest.enter(step, "program.set", decision)
 
 
 def apply_decision(

@@ -173,7 +173,9 @@ class Hooks:
         bounds = sizes.bounds(None if asked.shares is None else sizes.checked(asked.shares))
         wanted = bounds.nearest(sum(sizes.target) if asked.global_batch is None else asked.global_batch)
         numbers = self._numbers(sizes, asked)
-        there = NONE if self._hyperparameters is None else self._hyperparameters.values
+        there, types = NONE, NONE
+        if self._hyperparameters is not None:
+            there, types = self._hyperparameters.values, self._hyperparameters.types
         values_so_far = {**there, **asked.hyperparameters}
         seen, self._seen[i] = self._seen[i], []
         for number, step in enumerate(seen, 1):
@@ -194,6 +196,7 @@ class Hooks:
                 step.joined,
                 *numbers,
                 values_so_far,
+                types,
             )
             decision, self.states[i] = hook.handler(observation, self.states[i])
         return decision

@@ -6,14 +6,16 @@ from collections.abc import Callable, Iterable, Mapping
 from types import MappingProxyType
 from typing import Any
 
+import jax
 import numpy as np
 
 from adaptive.base.errors import DriverError
-from adaptive.base.numbers import reals, truths
+from adaptive.base.numbers import reals, truths, wholes, why_not_in
 from adaptive.graph.plan import Slot
 from adaptive.operators.hyperparameters import name_of
 
 Values = Mapping[str, Any]
+Types = Mapping[str, np.dtype]
 NONE: Values = MappingProxyType({})
 
 
@@ -53,6 +55,11 @@ class Hyperparameters:
         """Of the next step, by name: numbers, and lists of them."""
         return {name: value.tolist() for name, value in self._values.items()}
 
+    @property
+    def types(self) -> Types:
+        """The type that each is computed in, by name."""
+        return {name: value.dtype for name, value in self._values.items()}
+
     def request(self, values: Values) -> None:
         """Have these values from the next step on; they are as `checked_hyperparameters` has returned them."""
         for name, value in values.items():
@@ -66,21 +73,22 @@ class Hyperparameters:
             self._values[name] = self._read(k)
 
 
-def checked_hyperparameters(known: Values, values: Values) -> dict[str, Any]:
+def checked_hyperparameters(known: Values, values: Values, types: Types = MappingProxyType({})) -> dict[str, Any]:
     """Values as they are asked for: numbers, and lists of them.
 
     Args:
       known: those that there are.
+      types: in which each is computed; for those without, JAX's default type for such numbers.
 
     Raises:
       DriverError: there is none of this name, or it cannot be of this value.
     """
     if not values:
         raise DriverError("set() without a value: give one by its name, such as  set(lr=0.05).")
-    return {name: _checked(known, name, value) for name, value in values.items()}
+    return {name: _checked(known, types, name, value) for name, value in values.items()}
 
 
-def _checked(known: Values, name: str, value: Any) -> Any:
+def _checked(known: Values, types: Types, name: str, value: Any) -> Any:
     if name not in known:
         there = f"it has {', '.join(sorted(known))}" if known else "it has none"
         raise DriverError(
@@ -88,19 +96,28 @@ def _checked(known: Values, name: str, value: Any) -> Any:
             f'    {name} = ad.hyperparameter("{name}", …)'
         )
     present = np.asarray(known[name])
-    numbers = truths(value) if present.dtype == np.bool_ else reals(value)
+    dtype = np.dtype(types.get(name, jax.dtypes.canonicalize_dtype(present.dtype)))
+    numbers = truths(value) if dtype == np.bool_ else reals(value)
     if numbers is None or numbers.shape != present.shape:
-        one = "True or False" if present.dtype == np.bool_ else "one number"
+        one = "True or False" if dtype == np.bool_ else "one number"
         wanted = f"an array of shape {present.shape}" if present.shape else one
         raise DriverError(f"set({name}={_brief(value)}): {name} is {wanted}, and stays so.")
-    if not np.isfinite(numbers).all():
+    if not (np.isfinite(numbers) | _is_whole(value, dtype)).all():
         raise DriverError(f"set({name}={_brief(value)}): not finite. Ask where it is known, by np.isfinite.")
-    if present.dtype.kind in "iu":
-        whole = np.round(numbers).astype(np.int64)
-        if (whole != numbers).any():
+    if dtype.kind in "iu":
+        integers = wholes(value)
+        if integers is None:
             raise DriverError(f"set({name}={_brief(value)}): {name} is a whole number, and stays one.")
-        return whole.tolist()
+        numbers = integers
+    why = why_not_in(numbers, dtype)
+    if why:
+        raise DriverError(f"set({name}={_brief(value)}): {why}.")
     return numbers.tolist()
+
+
+def _is_whole(value: Any, dtype: np.dtype) -> bool:
+    """Whether a value is of integers, some of which may be larger than any float."""
+    return dtype.kind in "iu" and wholes(value) is not None
 
 
 def _shown(value: np.ndarray) -> str:

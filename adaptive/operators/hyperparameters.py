@@ -12,7 +12,7 @@ import jax
 import numpy as np
 
 from adaptive.base.errors import DriverError
-from adaptive.base.numbers import reals, truths
+from adaptive.base.numbers import reals, truths, wholes, why_not_in
 from adaptive.base.where import at, current_line
 
 from .slots import slot
@@ -38,7 +38,8 @@ def hyperparameter(name: str, value: Any) -> jax.Array:
       Its value in this step; outside a program, `value`.
 
     Raises:
-      DriverError: the name is none, or the value is no array of finite numbers that are known before the first step.
+      DriverError: the name is none, or the value is no array of finite numbers that are known before the first step and
+        that its type can hold.
     """
     if not (isinstance(name, str) and name.isidentifier()):
         raise DriverError(
@@ -52,7 +53,15 @@ def hyperparameter(name: str, value: Any) -> jax.Array:
             f"that is known before the first step; got {value!r}."
         )
     first = np.asarray(value)
-    return slot(_LABEL + name, first, lambda present: (present, present))
+    integers = wholes(value) if first.dtype.kind in "iuO" else None
+    if integers is not None:
+        numbers = integers
+    kind = first.dtype if first.dtype != object else float if integers is None else int
+    dtype = jax.dtypes.canonicalize_dtype(kind)
+    why = why_not_in(numbers, dtype)
+    if why:
+        raise DriverError(f"hyperparameter {name!r}{at(current_line())}: its first value {why}.")
+    return slot(_LABEL + name, numbers.astype(dtype), lambda present: (present, present))
 
 
 def name_of(slot_name: str) -> str | None:

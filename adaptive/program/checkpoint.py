@@ -10,6 +10,7 @@ cannot fail half way.
 
 from __future__ import annotations
 
+import itertools
 import pickle
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -29,6 +30,7 @@ from adaptive.control.membership import Membership
 from adaptive.control.split import check_shares, equal
 from adaptive.data.stream import Stream
 from adaptive.graph.flow import Scope
+from adaptive.operators.hyperparameters import name_of
 from adaptive.runtime.engine import Engine, copied
 
 Checkpoint = dict[str, Any]
@@ -264,9 +266,23 @@ def parse(checkpoint: Any, engine: Engine, hooks: Hooks, sizes: BatchSizes, stre
         members=members,
         workers=(_whole(fields["workers"], "workers") or None) if before == here else None,
         state=_arrays(fields, "state", wanted_state),
-        slots=_arrays(fields, "slots", wanted_slots),
+        slots=_checked_hyperparameters(_arrays(fields, "slots", wanted_slots), engine),
         hooks=restored_hooks(fields, hooks) if before == here else dict(zip(hooks.names, hooks.begun(), strict=True)),
     )
+
+
+def _checked_hyperparameters(slots: dict[str, np.ndarray], engine: Engine) -> dict[str, np.ndarray]:
+    """Raise where a hyperparameter is not finite: `set` would not have taken it."""
+    leaves = iter(slots.values())
+    for slot in engine.plan.slots:
+        for value in itertools.islice(leaves, len(slot.init)):
+            name = name_of(slot.name)
+            if name is not None and value.dtype != np.bool_ and not np.isfinite(value).all():
+                raise CheckpointError(
+                    f"the checkpoint's hyperparameter {name!r} is {value.tolist()}, which is not finite. Restore an "
+                    "earlier one, or give the hyperparameter another value in the checkpoint."
+                )
+    return slots
 
 
 def placed(parsed: Parsed, engine: Engine) -> tuple[list[list[jax.Array]], list[list[list[jax.Array]]]]:

@@ -48,7 +48,7 @@ _SIZES = (
     *("_all_ready", "_all_able", "causes", "_pending_by", "_next_by", "_wanted_by"),
 )
 _MEMBERSHIP = ("asked", "_there", "_generation", "_heard", "_wishes")
-_DIGEST = ("value", "step", "last")
+_DIGEST = ("value", "step", "asked")
 _SEATING = ("since", "_joined", "_notes", "_told")
 
 

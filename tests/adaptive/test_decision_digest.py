@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 import adaptive as ad
 from adaptive.base.decision import Decision
-from adaptive.control.decision_digest import DecisionDigest
+from adaptive.control.decision_digest import DecisionDigest, hooks_in_words
 
 DECISIONS = [
     Decision(global_batch=8),
@@ -26,7 +26,7 @@ entries = st.lists(st.tuples(st.integers(1, 3), st.sampled_from(DECISIONS)), max
 def digest_of(entered):
     digest = DecisionDigest()
     for step, decision in entered:
-        digest.enter(step, ["hook"], decision)
+        digest.enter(step, "hook 'hook'", decision)
     return digest
 
 
@@ -45,28 +45,37 @@ def test_a_digest_survives_single_precision_and_is_never_zero(entered):
 def test_silence_and_notes_leave_the_digest_but_are_remembered():
     digest = digest_of([(3, DECISIONS[0])])
     before = digest.value
-    digest.enter(4, ["quiet"], None)
-    digest.enter(5, ["quiet"], Decision(notes=("seen",)))
+    digest.enter(4, "hook 'quiet'", None)
+    digest.enter(5, "hook 'quiet'", Decision(notes=("seen",)))
     assert digest.value == before
     assert digest.step == 5
     assert "hook 'quiet' asked for nothing" in digest.last
 
 
 @pytest.mark.parametrize(
-    ("names", "decision", "said"),
+    ("who", "decision", "said"),
     [
         (
-            ["grow", "stop"],
+            hooks_in_words(["grow", "stop"]),
             Decision(global_batch=64, stop=True),
-            "hook 'grow', 'stop' asked for rescale(global_batch=64)",
+            "hooks 'grow', 'stop' asked for rescale(global_batch=64)",
         ),
-        (["grow"], Decision(workers=4, global_batch=64), "hook 'grow' asked for rescale(workers=4, global_batch=64)"),
-        ([], Decision(shares=(1.0, 3.0)), "program.rescale asked for rescale(shares=(1.0, 3.0))"),
+        (
+            hooks_in_words(["grow"]),
+            Decision(workers=4, global_batch=64),
+            "hook 'grow' asked for rescale(workers=4, global_batch=64)",
+        ),
+        (
+            "program.rescale",
+            Decision(shares=(1.0, 3.0)),
+            "program.rescale asked for rescale(shares=(1.0, 3.0))",
+        ),
+        ("program.set", Decision(hyperparameters={"lr": 0.1}), "program.set asked for set(lr=0.1)"),
     ],
 )
-def test_a_digest_says_who_asked_for_what(names, decision, said):
+def test_a_digest_says_who_asked_for_what(who, decision, said):
     digest = DecisionDigest()
-    digest.enter(7, names, decision)
+    digest.enter(7, who, decision)
     assert said in digest.last
 
 
@@ -77,7 +86,7 @@ def test_all_is_well_if_all_digests_are_ones_own():
 
 def test_a_worker_that_decided_otherwise_is_named_with_what_was_decided_here():
     digest = DecisionDigest()
-    digest.enter(4, ["grow"], Decision(global_batch=64))
+    digest.enter(4, "hook 'grow'", Decision(global_batch=64))
     theirs = digest_of([(4, Decision(global_batch=65))])
     with pytest.raises(ad.DisagreementError) as error:
         digest.compare(np.array([digest.value, theirs.value]), own=range(1))
@@ -85,3 +94,30 @@ def test_a_worker_that_decided_otherwise_is_named_with_what_was_decided_here():
     assert "after step 4: worker 1 did not do what this process (worker 0) did" in text
     assert "hook 'grow' asked for rescale(global_batch=64)" in text
     assert "no rank, clock, random number or file" in text
+
+
+def disagreement(*entered):
+    digest = DecisionDigest()
+    digest.enter(3, "hook 'before'", None)
+    digest.compare(np.full(2, float(digest.value)), own=range(1))
+    for who, decision in entered:
+        digest.enter(4, who, decision)
+    with pytest.raises(ad.DisagreementError) as error:
+        digest.compare(np.array([digest.value, digest.value % 2**24 + 1]), own=range(1))
+    return str(error.value)
+
+
+def test_all_who_asked_since_processes_last_compared_are_named():
+    rate, quiet = ("program.set", Decision(hyperparameters={"lr": 0.1})), ("hook 'quiet'", None)
+    text = disagreement(quiet, rate)
+    assert "Here hook 'quiet' asked for nothing; then program.set asked for set(lr=0.1).\n" in text
+    assert "A hook must decide" in text
+    assert "on every process alike" in text
+    assert "before" not in text
+
+
+def test_hooks_are_not_blamed_for_what_a_script_asked_for():
+    text = disagreement(("program.rescale", DECISIONS[0]), ("program.set", Decision(hyperparameters={"lr": 0.1})))
+    assert "program.rescale asked for rescale(global_batch=8); then program.set asked for set(lr=0.1)" in text
+    assert "A hook must" not in text
+    assert "every process" not in disagreement(("hook 'grow'", DECISIONS[0]))

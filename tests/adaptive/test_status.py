@@ -113,7 +113,7 @@ def test_when_one_asks_for_a_checkpoint_all_hear_of_it_once(asking):
 def test_a_process_that_decided_otherwise_is_found_by_all_and_takes_nothing_up(counts):
     these = processes(counts, [{"ready": True}] * len(counts))
     for number, process in enumerate(these):
-        process.digest.enter(3, ["grow"], Decision(global_batch=64 if number != 1 else 65))
+        process.digest.enter(3, "hook 'grow'", Decision(global_batch=64 if number != 1 else 65))
     total = sum(p.status.encode().astype(np.float32) for p in these)
     for process in these:
         with pytest.raises(ad.DisagreementError, match="decided differently"):
@@ -131,6 +131,6 @@ def test_of_seats_that_no_process_carries_nobody_expects_a_digest():
     for process in (first, second):
         process.unattended, process.processes = tuple(gone.workers), 2
     exchange([first, second])
-    second.digest.enter(1, ["a hook"], Decision(global_batch=8))
+    second.digest.enter(1, "hook 'a'", Decision(global_batch=8))
     with pytest.raises(ad.DisagreementError, match="decided differently"):
         exchange([first, second])

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import fractions
+
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -18,7 +20,7 @@ def program_of(hook, *, first=0.5):
     def driver(state, batch):
         lr, k = ad.hyperparameter("lr", first), ad.hyperparameter("k", 3)
         ctrl.hook(hook)
-        return state - lr * k.astype(float) * comm.all_reduce(batch["x"].mean()), {}
+        return state - lr.astype(float) * k.astype(float) * comm.all_reduce(batch["x"].mean()), {}
 
     return ad.Program(driver, 0.0, {"x": jnp.ones(8)}, global_batch=4, world=LocalWorld(2), resizable=False)
 
@@ -32,8 +34,14 @@ def program_of(hook, *, first=0.5):
         ({"lr": "0.1"}, "lr is one number"),
         ({"k": 2.5}, "k is a whole number"),
         ({}, "set() without a value"),
+        ({"lr": 1e39}, "set(lr=1e+39): 1e+39 would be infinite in float32, whose largest number is 3.4e+38"),
+        ({"lr": -1e39}, "would be infinite in float32"),
+        ({"lr": 1e-50}, "set(lr=1e-50): 1e-50 would be 0 in float32, whose smallest positive number is 1.18e-38"),
+        ({"k": 2**31}, "set(k=2147483648): 2147483648 does not fit into int32"),
+        ({"k": 10**400}, "does not fit into int32"),
+        ({"k": 3e9}, "3000000000 does not fit into int32"),
+        ({"k": float("inf")}, "set(k=inf): not finite"),
     ],
-    ids=["unknown", "not a number", "another shape", "text", "a fraction", "nothing"],
 )
 def test_what_cannot_be_is_refused_with_the_hooks_line(values, message):
     def hook(control):
@@ -59,6 +67,73 @@ def test_what_cannot_be_one_is_refused_when_the_program_is_built(name, value, me
 
     with pytest.raises(ad.DriverError, match=message):
         ad.Program(driver, 0.0, {"x": jnp.ones(8)}, global_batch=4)
+
+
+@pytest.mark.parametrize(
+    ("first", "message"),
+    [
+        (1e39, "1e\\+39 would be infinite in float32"),
+        (1e-50, "1e-50 would be 0 in float32"),
+        (jnp.float32(1e-40), "9.99995e-41 would be 0 in float32"),
+        (2**31, "2147483648 does not fit into int32"),
+        ([1, 2**70], "1180591620717411303424 does not fit into int32"),
+    ],
+)
+def test_a_first_value_that_its_type_cannot_hold_is_refused(first, message):
+    with pytest.raises(ad.DriverError, match=rf"hyperparameter 'lr' \(test_hyper.*: its first value {message}"):
+        ad.hyperparameter("lr", first)
+
+
+def test_first_values_of_any_kind_of_number():
+    assert ad.hyperparameter("lr", fractions.Fraction(1, 2)).dtype == jnp.float32
+    assert ad.hyperparameter("lr", np.array([1, 2], object)).tolist() == [1, 2]
+    assert ad.hyperparameter("lr", jnp.bfloat16(0.5)).dtype == jnp.bfloat16
+    assert ad.hyperparameter("lr", np.float64(0)).tolist() == 0
+    assert ad.hyperparameter("lr", np.float16(3e-5)).tolist() == np.float16(3e-5)  # subnormal, but not 0
+
+
+def test_what_can_be_set_follows_from_the_type_that_it_is_computed_in():
+    def hook(control):
+        control.set(lr=60_000 if control.step == 1 else 70_000)
+
+    with program_of(hook, first=np.float16(0.5)) as program:
+        program.step()
+        assert program.hyperparameters["lr"] == 60_000
+        with pytest.raises(
+            ad.DriverError, match=r"70000 would be infinite in float16, whose largest number is 6.55e\+04"
+        ):
+            program.step()
+
+
+def test_a_request_that_is_refused_changes_nothing():
+    with program_of(lambda control: None) as program:
+        with pytest.raises(ad.DriverError):
+            program.set(k=4, lr=1e39)
+        assert program.hyperparameters == {"lr": 0.5, "k": 3}
+        program.step()
+
+
+def test_what_a_policy_decides_is_checked_too():
+    decide = lambda seen, state: (ctrl.Decision(hyperparameters={"lr": 10.0 ** (39 * seen.step)}), state)  # noqa: E731
+    policy = ctrl.Policy(lambda n: (), decide, "rates")
+    with (
+        program_of(policy) as program,
+        pytest.raises(ad.DriverError, match=r"hook .rates. .*would be infinite in float32"),
+    ):
+        program.step()
+
+
+def test_a_checkpoint_with_a_value_that_could_not_be_set_is_refused():
+    with program_of(lambda control: None) as program:
+        program.step()
+        kept = program.checkpoint()
+        (name,) = (name for name in kept["slots"] if name.startswith("hyperparameter lr"))
+        bad = {**kept, "slots": {**kept["slots"], name: [np.float32(np.inf)]}}
+        with pytest.raises(
+            ad.CheckpointError, match="the checkpoint's hyperparameter 'lr' is inf, which is not finite"
+        ):
+            program.restore(bad)
+        program.restore(kept)
 
 
 def test_one_name_has_one_first_value():

@@ -236,6 +236,20 @@ def test_a_rescale_between_steps_that_differs(world):
             program.step()
 
 
+def test_a_hyperparameter_that_is_set_differently(world):
+    def driver(state, batch):
+        lr = ad.hyperparameter("lr", 0.5)
+        return state - lr * comm.all_reduce(batch["x"].mean()), {}
+
+    with build(driver, 0.0, make_data(), N, world=world) as program:
+        program.step()
+        program.set(lr=0.1 + odd(world))
+        with pytest.raises(ad.DisagreementError) as caught:
+            program.step()
+    assert f"Here program.set asked for set(lr={0.1 + odd(world)})." in str(caught.value)
+    assert "A hook must" not in str(caught.value)
+
+
 def test_hooks_that_decide_alike_at_different_speeds(world):
     """Kernels are ready earlier on one rank than on another; all take up the new sizes at the same step."""
 
