@@ -32,10 +32,13 @@ class Advice:
       plan: of a step.
       hooks: that are shown the steps.
       resizable: whether sizes change.
+      deterministic: whether the program waits for kernels so that no measured time decides when sizes change.
+      tells: whether a message travels in which processes say that their kernels are ready.
     """
 
-    def __init__(self, plan: Plan, hooks: Hooks, resizable: bool):
+    def __init__(self, plan: Plan, hooks: Hooks, resizable: bool, *, deterministic: bool, tells: bool):
         self._plan, self._hooks, self._resizable = plan, hooks, resizable
+        self._deterministic, self._tells = deterministic, tells
         self._said: set[object] = set()
         self._steps, self._seconds = 0, 0.0
         self._input: np.ndarray | float = 0.0
@@ -106,10 +109,20 @@ class Advice:
             )
         elif not self._resizable:
             why = "a program that is not resizable takes other sizes only from a checkpoint."
+        elif self._deterministic:
+            why = (
+                "deterministic programs wait for the kernels of a new size. Compile them before the run "
+                "(program.warm_up()), or let sizes change when their kernels are ready (deterministic=False)."
+            )
+        elif not self._tells:
+            why = (
+                "this driver sends no message in every step in which processes could say that their kernels are ready, "
+                "so a new size waits for its kernels. Compile them before the run:  program.warm_up()"
+            )
         else:
             why = (
-                "deterministic programs wait for the kernels of a new size. Have them compiled before the run "
-                "(program.warm_up()), or let sizes be taken up when their kernels are there (deterministic=False)."
+                "they needed kernels that were not compiled yet. That happens where a batch must be split anew at "
+                "once, as after a worker is lost. Compile more of them before the run:  program.warm_up()"
             )
         self._say("compiler", f"up to step {report.step} steps have waited {seconds:.1f} s for a compiler: {why}")
 

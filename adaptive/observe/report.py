@@ -6,13 +6,18 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+import jax
+
 from adaptive.base.activity import Breakdown
+from adaptive.base.arrays import numbers_of
 from adaptive.base.decision import Decision
 from adaptive.base.world import Loss
 from adaptive.runtime.microbatches import Microbatches
 
+_SHOWN = 4  # metrics in one line
 
-@dataclass(frozen=True)
+
+@dataclass(frozen=True, repr=False)
 class Report:
     """One step, as `Program.step` and `Program.run` report it.
 
@@ -74,3 +79,20 @@ class Report:
     def examples_per_second(self) -> float:
         """Of all workers, by this process's `seconds`. Local."""
         return self.global_batch / self.seconds if self.seconds > 0 else 0.0
+
+    def __repr__(self) -> str:
+        """One line: what a reader of a REPL wants to see. Everything else is an attribute."""
+        parts = [f"step={self.step}", f"epoch={self.epoch}", f"global_batch={self.global_batch}", *self._metrics()]
+        parts.append(f"seconds={self.seconds:.3g}")
+        parts += ["skipped=True"] if self.skipped else []
+        parts += [f"notes={len(self.notes)}"] if self.notes else []
+        return f"Report({', '.join(parts)})"
+
+    def _metrics(self) -> list[str]:
+        leaves = jax.tree_util.tree_leaves_with_path(self.metrics)
+        shown = []
+        for path, leaf in leaves[:_SHOWN]:
+            name = jax.tree_util.keystr(path, simple=True, separator=".") or "metrics"
+            value = numbers_of(leaf)
+            shown.append(f"{name}={f'{value.dtype}{list(value.shape)}' if value.ndim else f'{value.item():.5g}'}")
+        return shown + ["…"] * (len(leaves) > _SHOWN)

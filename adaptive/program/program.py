@@ -67,7 +67,7 @@ from .keeping import Keeping
 from .overlap import checked as checked_overlap
 from .overlap import overlapped
 from .seating import Seating
-from .tracing import Traced, Tracing
+from .tracing import Traced, Tracing, check_writable
 from .watch import Skips, StepClock, UpdateCheck
 
 _log = logging.getLogger("adaptive")
@@ -261,7 +261,11 @@ class Program:
         self._company = Company(self.world, self._name, known, self._clock, self._update)
         self._listeners = Listeners()
         self._tracing = Tracing(self.world, self._name, self._engine, self._activity)
-        self._advice = Advice(self._plan, self._hooks, bool(resizable))
+        self._advice = Advice(
+            *(self._plan, self._hooks, bool(resizable)),
+            deterministic=bool(deterministic),
+            tells=self._engine.tells,
+        )
         self._keeping: Keeping | None = None  # of the run that is under way
         self._directories: set[Path] = set()  # of checkpoints that this program goes on from, or has written
         self._notes = list(self._data.notes)  # for the next report
@@ -468,11 +472,13 @@ class Program:
 
     @heard_by_all("in trace of")
     def trace(self, path: str | os.PathLike[str], *, steps: int = 20) -> None:
-        """Have a timeline of the next steps written, for https://ui.perfetto.dev: a track per worker, with input, each
-        kernel call and its size, messages and their parts, waiting, the final segment, and hooks; and of compilers.
+        """Write a timeline of the next steps, for https://ui.perfetto.dev: a track per worker, with input, each kernel
+        call and its size, messages and their parts, waiting, the final segment, and hooks; and of compilers.
 
-        While steps are traced, each kernel call is waited for, so that it is known how long it took. Call it on every
-        process alike. What there is by the end of `run()` is written then.
+        Call it before the steps, on every process alike: steps that are done cannot be traced any more. The file is
+        written after the last of the steps, or at the end of `run()` if that comes first, or, of one process, when the
+        program is closed. A warning says so if no step was taken. While steps are traced, the program waits for each
+        kernel call, so that it is known how long it took.
 
         Args:
           path: the file, which rank 0 writes; `.json`.
@@ -483,9 +489,8 @@ class Program:
         """
         steps = count("steps", steps, least=1)
         if not self.world.rank:
-            with open(path, "a"):  # rather now than behind the steps
-                pass
-        self._tracing.traced = Traced(os.fspath(path), self._step + steps)
+            check_writable(Path(path))
+        self._tracing.traced = Traced(os.fspath(path), self._step + steps, self._step)
 
     def step(self) -> Report:
         """Run one step.
@@ -928,6 +933,7 @@ class Program:
 
     def close(self) -> None:
         """End the background work. Also done when the process ends."""
+        self._tracing.close()
         self._engine.close()
         self._stream.close()
 

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
 from adaptive.base.activity import Activity
+from adaptive.base.last_words import at_the_end
 from adaptive.base.timeline import COMPILER, Timeline
 from adaptive.base.world import World
 from adaptive.observe.trace import OfProcess, write_trace
@@ -20,7 +22,21 @@ class Traced(NamedTuple):
     """Which steps are traced, and where to. Replicated."""
 
     path: str
-    until: int  # the step behind which it is written
+    until: int  # the step after which it is written
+    since: int  # the step after which it began
+
+
+def check_writable(path: Path) -> None:
+    """Raise now rather than after the steps where a file cannot be written. Leaves no file behind.
+
+    Raises:
+      OSError: it cannot.
+    """
+    there = path.exists()
+    with open(path, "a"):
+        pass
+    if not there:
+        path.unlink()
 
 
 class Tracing:
@@ -33,6 +49,8 @@ class Tracing:
     def __init__(self, world: World, name: str, engine: Engine, activity: Activity):
         self._world, self._name, self._engine, self._activity = world, name, engine, activity
         self._traced: Traced | None = None
+        self._step = 0  # that was traced last
+        self._forget: Callable[[], None] | None = None
 
     @property
     def traced(self) -> Traced | None:
@@ -46,10 +64,15 @@ class Tracing:
             timeline = None if traced is None else Timeline()
             self._engine.timeline = timeline
             self._activity.turned = None if timeline is None else timeline.turned
+            if self._forget is not None:
+                self._forget()
+            self._forget = None if traced is None else at_the_end(self.close)
         self._traced = traced
+        self._step = 0 if traced is None else traced.since
 
     def after(self, step: int) -> None:
         """A step is done: if it was the last of them, write the trace. On every process alike; may communicate."""
+        self._step = step
         if self._traced is not None and step >= self._traced.until:
             self.end()
 
@@ -64,12 +87,33 @@ class Tracing:
             if ended > timeline.began:
                 timeline.add(COMPILER, f"compile {size} examples", began, min(ended, now))
         own = OfProcess.of(timeline, self._who(), world.workers)
-        gathered = world.all_gather_bytes(own.encode(), f"the trace of {self._name} until step {traced.until}")
+        about = f"the trace of {self._name} until step {traced.until}"
+        gathered = world.all_gather_bytes(own.encode(), about) if world.processes > 1 else [own.encode()]
         if not world.rank:
             try:
                 write_trace(Path(traced.path), [OfProcess.decode(sent) for sent in gathered])
             except OSError as error:
                 _log.warning("the trace is not written: %s: %s", error.strerror or error, traced.path)
+
+    def close(self) -> None:
+        """Write what there is, of one process; or say that nothing is written. Communicates nothing."""
+        traced = self._traced
+        if traced is None:
+            return
+        done, wanted = self._step - traced.since, traced.until - traced.since
+        if done and self._world.processes == 1:
+            self.end()
+            return
+        self.traced = None
+        if not self._world.rank:
+            why = (
+                f"only {done} of the {wanted} steps that were to be traced were taken, and several processes write a "
+                "trace together, after the last of them or at the end of run(). Trace fewer steps"
+                if done
+                else f"no step was taken after program.trace(), which traces the next {wanted} steps. Call it before "
+                "the steps, or take some"
+            )
+            _log.warning("the trace is not written: %s: %s", traced.path, why)
 
     def _who(self) -> str:
         first, *others = self._world.workers

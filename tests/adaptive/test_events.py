@@ -17,7 +17,7 @@ from adaptive.extend import HookValues, StepEvent, Unsubscribe
 from adaptive.program import program as _program
 from adaptive.runtime.local_world import LocalWorld
 
-from .drivers import make_data
+from .drivers import event, make_data
 
 
 def adapt(control, noise, rows, *rest):
@@ -132,3 +132,22 @@ def test_a_listener_cannot_take_a_step():
         program.subscribe(lambda event: program.step())
         assert "is in a step already" in program.step().notes[-1]
         assert program.step().step == 2
+
+
+def test_a_report_prints_as_one_short_line():
+    report = event(
+        3, metrics={"loss": np.float32(0.123456789), "grads": jnp.ones((2, 3)), "fine": jnp.array(True)}
+    ).report
+    assert repr(report) == str(report)
+    assert repr(report) == (
+        "Report(step=3, epoch=0, global_batch=4, fine=1, grads=float32[2, 3], loss=0.12346, seconds=0.5)"
+    )
+    assert repr(event(1, metrics={}).report) == "Report(step=1, epoch=0, global_batch=4, seconds=0.5)"
+    assert "metrics=2," in repr(event(1, metrics=jnp.float32(2)).report)
+    many = repr(event(1, metrics=list(range(1000)), notes=["clipped"], skipped=True).report)
+    assert many.endswith("0=0, 1=1, 2=2, 3=3, …, seconds=0.5, skipped=True, notes=1)")
+
+
+def test_the_report_of_a_step_is_short():
+    with build() as program:
+        assert len(repr(program.step())) < 120

@@ -45,9 +45,21 @@ class Seen:
 NONE = Seen((), (), ())
 
 
-def said(caplog, program, hooks=NONE, steps=2 * STEPS, beside_compiler=0, input_=(0.0, 0.0), waited=(), resizable=True):
+def said(
+    caplog,
+    program,
+    hooks=NONE,
+    steps=2 * STEPS,
+    beside_compiler=0,
+    input_=(0.0, 0.0),
+    waited=(),
+    resizable=True,
+    deterministic=False,
+    tells=True,
+):
     """What is logged in so many steps of half a second each."""
-    advice, seconds = Advice(program.plan, hooks, resizable), WorkerSeconds(np.array(input_), *[np.ones(2)] * 2)
+    advice = Advice(program.plan, hooks, resizable, deterministic=deterministic, tells=tells)
+    seconds = WorkerSeconds(np.array(input_), *[np.ones(2)] * 2)
     caplog.clear()
     with caplog.at_level(logging.WARNING, "adaptive"):
         advice.begin()
@@ -87,12 +99,21 @@ def test_a_policy_that_is_given_nothing_but_nans(caplog, program):
     assert said(caplog, program, Seen((), [1], (), steps=STEPS - 1)) == []
 
 
-@pytest.mark.parametrize(("resizable", "advice"), [(True, "program.warm_up()"), (False, "only from a checkpoint")])
-def test_steps_that_wait_for_a_compiler(caplog, program, resizable, advice):
+@pytest.mark.parametrize(
+    ("options", "advice"),
+    [
+        ({"deterministic": True}, "deterministic programs wait for the kernels of a new size"),
+        ({"tells": False}, "sends no message"),
+        ({}, "as after a worker is lost"),
+        ({"resizable": False}, "only from a checkpoint"),
+    ],
+)
+def test_steps_that_wait_for_a_compiler(caplog, program, options, advice):
     assert said(caplog, program, waited=[(1, 7.0)]) == []  # all of it at the start
-    (line,) = said(caplog, program, waited=[(1, 7.0), (5, 7.4), (9, 8.0)], resizable=resizable)
+    (line,) = said(caplog, program, waited=[(1, 7.0), (5, 7.4), (9, 8.0)], **options)
     assert line.startswith("up to step 5 steps have waited 0.4 s for a compiler: ")
     assert advice in line
+    assert ("deterministic" in line) == ("deterministic" in options)
 
 
 def test_values_are_called_what_the_policy_calls_them(program):

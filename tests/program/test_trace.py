@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import tempfile
 from collections import Counter, defaultdict
 from pathlib import Path
@@ -103,6 +104,41 @@ def test_a_file_that_cannot_be_written_is_said_at_once(world, folder):
                 program.trace(folder / "trace.json", steps=0)
         report = program.step()
         same_everywhere(world, report.step)
+
+
+def test_a_trace_after_the_run_is_not_an_empty_file(world, folder, caplog):
+    """It traces the steps to come, and there are none."""
+    path = folder / "trace.json"
+    with caplog.at_level(logging.WARNING, "adaptive"), built(world) as program:
+        list(program.run(steps=2))
+        program.trace(path, steps=3)
+        assert not path.exists()
+    said = [r.message for r in caplog.records if "trace" in r.message]
+    assert not path.exists()
+    assert len(said) == (world.rank == 0)
+    assert all("no step was taken after program.trace(), which traces the next 3 steps" in line for line in said)
+
+
+def test_what_is_traced_when_a_program_is_closed_is_written_or_missed_aloud(world, folder, caplog):
+    path = folder / "trace.json"
+    with caplog.at_level(logging.WARNING, "adaptive"), built(world) as program:
+        program.trace(path)
+        program.step()
+    said = [r.message for r in caplog.records if "trace" in r.message]
+    if world.processes == 1:
+        assert said == []
+        assert spans_of(path)[0]
+    else:
+        assert not path.exists()
+        assert [("only 1 of the 20 steps" in line) for line in said] == [True] * (world.rank == 0)
+
+
+def test_a_file_that_was_there_is_kept_until_it_is_written(world, folder):
+    path = folder / "trace.json"
+    path.write_text("before")
+    with built(world) as program:
+        program.trace(path)
+    assert path.read_text() == "before"
 
 
 def test_clocks_of_other_hosts_are_compared_by_what_arrived(folder):
