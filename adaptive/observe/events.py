@@ -118,14 +118,43 @@ class StepEvent:
 
     @cached_property
     def scalars(self) -> dict[str, float]:
-        """Of the driver's metrics those that are single numbers, by their names: "loss", "noise.scale". Copied from the
-        device when first asked for, which waits for the step. Replicated.
+        """The driver's metrics that are single numbers, by name: "loss", "noise.scale". Of an object with a `compute()`,
+        such as the metrics of flax, clu and metrax, the numbers that it returns. Copied from the device when first asked
+        for, which waits for the step. Replicated.
         """
-        leaves, tree = jax.tree.flatten(self.report.metrics)
-        single = {name: x for name, x in zip(_names(tree), leaves, strict=True) if not getattr(x, "ndim", 0)}
-        # By numpy: `float` of a JAX array takes ten times as long.
-        numbers = {name: np.asarray(x).item() for name, x in single.items() if not is_key(x)}
-        return {name: float(x) for name, x in numbers.items() if not isinstance(x, complex)}
+        nodes, tree = jax.tree.flatten(self.report.metrics, is_leaf=_computes)
+        found: dict[str, float] = {}
+        for name, node in zip(_names(tree), nodes, strict=True):
+            found.update(_computed(name, node) if _computes(node) else _number(name, node))
+        return found
+
+
+def _computes(node: Any) -> bool:
+    """Whether a node of the metrics is an object from which its value is computed, such as `nnx.metrics.Accuracy`."""
+    return not isinstance(node, type) and callable(getattr(node, "compute", None))
+
+
+def _computed(name: str, metric: Any) -> dict[str, float]:
+    """The numbers that `metric.compute()` returns; those that it keeps, where it cannot be computed on the host."""
+    on_host = jax.tree.map(lambda leaf: leaf if is_key(leaf) else np.asarray(leaf), metric)
+    try:
+        with np.errstate(all="ignore"):  # of no examples it is 0 / 0
+            result = on_host.compute()
+    except Exception:  # of whatever library the metric is
+        result = metric
+    leaves, tree = jax.tree.flatten(result)
+    numbers: dict[str, float] = {}
+    for within, leaf in zip(_names(tree), leaves, strict=True):
+        numbers.update(_number(".".join(filter(None, (name, within))), leaf))
+    return numbers
+
+
+def _number(name: str, x: Any) -> dict[str, float]:
+    """A leaf by its name, if it is a single real number."""
+    if getattr(x, "ndim", 0) or is_key(x):
+        return {}
+    number = np.asarray(x).item()  # by numpy: `float` of a JAX array takes ten times as long
+    return {name: float(number)} if isinstance(number, int | float) else {}
 
 
 @lru_cache(maxsize=64)
