@@ -60,7 +60,7 @@ def scale_by_batch(
       `optax.tree.get(opt_state, "progress")`.
     """
     rules: dict[str, Callable[[jax.Array, jax.Array], jax.Array]] = {
-        "fixed": lambda s, noise: jnp.ones(()),
+        "fixed": lambda s, noise: jnp.ones_like(s),
         "linear": lambda s, noise: s,
         "sqrt": lambda s, noise: jnp.sqrt(s),
         "adascale": _adascale,
@@ -72,7 +72,7 @@ def scale_by_batch(
 
     def init_fn(params: optax.Params) -> ScaleByBatchState:
         del params
-        return ScaleByBatchState(factor=jnp.ones(()), progress=jnp.zeros(()))
+        return ScaleByBatchState(factor=jnp.ones((), jnp.float32), progress=jnp.zeros((), jnp.float32))
 
     def update_fn(
         updates: optax.Updates, state: ScaleByBatchState, params: optax.Params | None = None, **extra: Any

@@ -65,7 +65,8 @@ def divergence(params: Any, average: Any = None) -> jax.Array:
     first = sketches[jnp.argmax(sizes > 0)]
     # From one of them, so that replicas that are alike are not apart by rounding. Who has no examples sends NaN.
     away = jnp.where((sizes > 0)[:, None], sketches - first[None], jnp.zeros((), first.dtype))
-    shares = (sizes / sizes.sum()).astype(away.dtype)
+    examples = sizes.astype(away.dtype)  # a sum of int32 is int64 in double precision
+    shares = examples / examples.sum()
     to_mean = shares @ away
     apart = shares @ ((away - to_mean[None]) ** 2).sum(1)
     return _relative(apart, (first + to_mean) @ (first + to_mean))

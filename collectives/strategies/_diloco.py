@@ -92,7 +92,7 @@ def rounds(
         new = Rounds(optax.apply_updates(state.params, updates), outer_state, opt_state)
         return new, jax.tree.map(lambda x: x.mean(0), losses), None, None
 
-    return Strategy(name, init, take, lambda state: state.inner, lambda state: state.params)
+    return Strategy(name, init, take, lambda state: state.inner, lambda state: state.params, kind=Rounds)
 
 
 def _as_before(new: Any, old: Any) -> Any:

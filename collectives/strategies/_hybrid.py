@@ -86,6 +86,7 @@ def hybrid(first: Strategy, then: Strategy, *, name: str = "synchronous") -> Str
         local=lambda state: (first.local(state.first), then.local(state.then)),
         model=lambda state: then.model(state.then),  # at rest it is as if it began with the other's model
         replica=replica,
+        kind=Hybrid,
     )
 
 

@@ -104,6 +104,7 @@ def model_averaging(
         update=update,
         local=lambda state: (state.apart, state.opt_state),
         model=lambda state: state.center,
+        kind=ModelAveraging,
     )
 
 

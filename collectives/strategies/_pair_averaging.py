@@ -80,6 +80,7 @@ def pair_averaging(optimizer: optax.GradientTransformation, schedule: Schedule =
         update=update,
         local=lambda state: (state.params, state.opt_state, state.knows),
         model=lambda state: state.params,
+        kind=PairAveraging,
         counts=lambda state: state.knows | ~state.begun,
     )
 

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from functools import wraps
+from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from adaptive import Program
+from adaptive import CollectiveError, Program
 from adaptive.extend import with_same_members
 from collectives._leaves import error
 
@@ -42,6 +43,11 @@ class Strategy:
       update: `update(state, grads, when) -> (state, avg_grads)`, for `hybrid`: a step by gradients, whose collectives
         are sent when `when` is true; `None` is always.
       counts: of the state, whether this replica counts in `average`; `None` is always.
+      kind: the type of the state, by which another one is refused, and `average` finds it within a larger state; `None`
+        where it has no type of its own.
+
+    Raises:
+      CollectiveError: any of its functions is given a state that is not of `kind`.
 
     Example:
       >>> import jax, jax.numpy as jnp, optax, collectives.strategies as sync
@@ -60,6 +66,54 @@ class Strategy:
     replica: Callable[[Any], Any] | None = None
     update: Callable[[Any, Any, jax.Array | None], tuple[Any, Any]] | None = None
     counts: Callable[[Any], Any] | None = None
+    kind: type | None = None
+
+    def __post_init__(self) -> None:
+        if self.kind is None:
+            return
+        for name in ("take", "local", "model", "replica", "update", "counts"):
+            function = getattr(self, name)
+            if function is not None:
+                object.__setattr__(self, name, self._checked(name, function))
+
+    def _checked(self, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+        @wraps(function)
+        def of_kind(state: Any, *args: Any, **options: Any) -> Any:
+            if not isinstance(state, cast(type, self.kind)):
+                raise self._not_of_kind("step" if name == "take" else name, state)
+            return function(state, *args, **options)
+
+        return of_kind
+
+    def _not_of_kind(self, what: str, state: Any) -> CollectiveError:
+        kind, within = cast(type, self.kind), self._within(state)
+        advice = f"Its own state is  state{next(iter(within))}" if within else "Give what strategy.init(params) made."
+        return error(f"{self.name}.{what}", f"needs a {kind.__name__}, and got a {type(state).__name__}. {advice}")
+
+    def _within(self, state: Any) -> dict[str, Any]:
+        """States of this strategy in a larger one, by the paths to them; "" is the whole."""
+        kind = cast(type, self.kind)
+        nodes = jax.tree_util.tree_leaves_with_path(state, is_leaf=lambda node: isinstance(node, kind))
+        return {jax.tree_util.keystr(path): node for path, node in nodes if isinstance(node, kind)}
+
+    def find(self, state: Any) -> Any:
+        """Return the strategy's state out of a larger one that holds it, such as a dict with other entries.
+
+        Args:
+          state: any pytree; the strategy's own state is returned as it is.
+
+        Raises:
+          CollectiveError: there is no such state in it, or more than one.
+        """
+        if self.kind is None:
+            return state
+        found = self._within(state)
+        if len(found) == 1:
+            return next(iter(found.values()))
+        what = f"no {self.kind.__name__}, which strategy.init(params) makes; it is a {type(state).__name__}"
+        if found:
+            what = f"{len(found)} states of type {self.kind.__name__}: state{', state'.join(found)}. Pick one"
+        raise error(self.name, f"the program's state has {what}.")
 
     def step(self, state: Any, value_and_grad: ValueAndGrad, batch: Any) -> tuple[Any, Any]:
         """A step of the driver.
@@ -111,6 +165,7 @@ def one_step(
     update: Callable[[Any, Any, jax.Array | None], tuple[Any, Any]],
     local: Callable[[Any], Any],
     model: Callable[[Any], Any],
+    kind: type,
     counts: Callable[[Any], Any] | None = None,
 ) -> Strategy:
     """A strategy whose step computes one gradient, by the replica that there is."""
@@ -120,17 +175,19 @@ def one_step(
         state, avg_grads = update(state, grads, None)
         return state, loss, grads, avg_grads
 
-    return Strategy(name, init, take, local, model, replica, update, counts)
+    return Strategy(name, init, take, local, model, replica, update, counts, kind)
 
 
-def average(program: Program, strategy: Strategy) -> Any:
+def average(program: Program, strategy: Strategy, *, state: Callable[[Any], Any] | None = None) -> Any:
     """The mean over all replicas, each counting alike: of `pair_averaging` the model to save. Communicates once.
 
     Of strategies whose model is replicated it is that model. Every process calls this, between two steps.
 
     Args:
       program: that has run the strategy.
-      strategy: whose state the program's state is.
+      strategy: whose state the program's state is, or holds.
+      state: picks the strategy's state out of the program's, where that holds several of one kind:
+        `lambda state: state["teacher"]`.
 
     Returns:
       The parameters, as numpy arrays of their dtypes; summed in double precision. Replicated.
@@ -140,11 +197,15 @@ def average(program: Program, strategy: Strategy) -> Any:
 
     Raises:
       NonFiniteError: the last update made NaNs.
+      CollectiveError: the program's state holds no state of this strategy, or more than one.
     """
+    pick = strategy.find if state is None else state
+    pick(program.state)  # an error is the caller's, before anything is sent
 
-    def counted(state: Any, _: Any) -> Any:
-        here = jnp.asarray(strategy.counts is None or strategy.counts(state), jnp.float32)
-        return here, jax.tree.map(lambda p: p * here.astype(p.dtype), strategy.model(state))
+    def counted(whole: Any, _: Any) -> Any:
+        own = pick(whole)
+        here = jnp.asarray(strategy.counts is None or strategy.counts(own), jnp.float32)
+        return here, jax.tree.map(lambda p: p * here.astype(p.dtype), strategy.model(own))
 
     def evaluated() -> tuple[Any, Any]:
         # One example for each worker, so each is asked for its own replica once.
@@ -152,5 +213,5 @@ def average(program: Program, strategy: Strategy) -> Any:
         return program.evaluate(counted, np.zeros(len(there), np.float32), batch=1)
 
     share, total = with_same_members(program.world, evaluated)
-    shapes = jax.eval_shape(strategy.model, program.state)
+    shapes = jax.eval_shape(lambda whole: strategy.model(pick(whole)), program.state)
     return jax.tree.map(lambda x, like: (x / share).astype(like.dtype), total, shapes)

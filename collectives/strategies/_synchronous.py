@@ -70,4 +70,5 @@ def synchronous(
         update=update,
         local=lambda state: (),
         model=lambda state: state.params,
+        kind=Synchronous,
     )

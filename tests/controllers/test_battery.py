@@ -142,6 +142,13 @@ def test_something_is_decided_at_all(name):
 
 
 @every_policy
+def test_in_double_precision_it_works_as_in_single(name):
+    with jax.enable_x64(True):
+        sim = run(name, steps=60)
+    assert len(sim.changes) >= 1
+
+
+@every_policy
 def test_states_survive_a_checkpoint_behind_every_step(name):
     """By way of a library that keeps names and arrays, and no containers."""
     factory = POLICIES[name].make

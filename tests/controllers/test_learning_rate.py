@@ -21,15 +21,15 @@ class Noise(NamedTuple):
     scale: jax.Array
 
 
-def factors(rule, batches, *, noise=None, **settings):
+def factors(rule, batches, *, noise=None, dtype="float32", **settings):
     """What updates are multiplied by in a program whose hook sets these global batches, one after the other."""
     tx = optax.chain(optax.sgd(1.0), ctrl.scale_by_batch(rule, base=4, **settings))
-    params = {"w": jnp.zeros(3)}
+    params = {"w": jnp.zeros(3, dtype)}
 
     def driver(state, batch):
         params, opt_state = state
         extra = {} if noise is None else {"noise": Noise(jnp.float32(noise))}
-        updates, opt_state = tx.update({"w": -jnp.ones(3)}, opt_state, params, **extra)
+        updates, opt_state = tx.update({"w": -jnp.ones(3, dtype)}, opt_state, params, **extra)
         ctrl.hook(lambda control: control.rescale(global_batch=[*batches, batches[-1]][control.step]))
         return (params, opt_state), {"factor": updates["w"][0], "progress": optax.tree.get(opt_state, "progress")}
 
@@ -59,6 +59,14 @@ def test_adascale():
     np.testing.assert_allclose(factors("adascale", [4, 64], noise=0.0), [1, 1], rtol=1e-6)  # no noise: nothing gained
     np.testing.assert_allclose(factors("adascale", [4, 64], noise=math.nan), [1, 1], rtol=1e-6)  # not known yet
     np.testing.assert_allclose(factors("adascale", [4, 64], noise=1e9, power=0.5), [1, 4], rtol=1e-5)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("rule", ["fixed", "linear", "sqrt", "adascale"])
+def test_in_double_precision_a_state_keeps_its_dtypes(rule, dtype):
+    with jax.enable_x64(True):
+        found = factors(rule, [4, 8, 64], noise=8.0 if rule == "adascale" else None, warmup=2, dtype=dtype)
+    assert found[0] == 1
 
 
 def test_a_warm_up_goes_to_the_new_factor_over_some_steps():

@@ -189,6 +189,73 @@ def test_inner_state_is_kept_from_round_to_round_and_is_each_workers_own():
         close(vector(strategy.model(program.state)), vector(z))
 
 
+# --- states within larger ones ----------------------------------------------------------------------------------------
+
+
+def nested(strategies, **options):
+    """A program whose state holds those of strategies, by name, beside a counter."""
+
+    def driver(state, batch):
+        new, losses = {"steps": state["steps"] + 1}, []
+        for key, strategy in strategies.items():
+            new[key], loss = strategy.step(state[key], value_and_grad, batch)
+            losses.append(comm.all_reduce(loss))
+        return new, {"loss": sum(losses)}
+
+    state = {"steps": 0, **{key: strategy.init(PARAMS) for key, strategy in strategies.items()}}
+    own = {"local": lambda state: [strategy.local(state[key]) for key, strategy in strategies.items()]}
+    given = {"shares": SIZES, "global_batch": 12, "world": LocalWorld(3), "resizable": False} | own | options
+    return ad.Program(driver, state, data(), **given)
+
+
+def every_strategy():
+    return [
+        sync.synchronous(optax.sgd(RATE)),
+        sync.model_averaging(optax.sgd(RATE)),
+        sync.pair_averaging(optax.sgd(RATE), "ring"),
+        sync.local_steps(optax.sgd(RATE), 2),
+        sync.hybrid(sync.model_averaging(optax.sgd(RATE)), sync.synchronous(optax.sgd(RATE))),
+    ]
+
+
+@pytest.mark.parametrize("strategy", every_strategy(), ids=lambda s: s.name)
+def test_the_average_finds_the_strategys_state_in_the_programs(strategy):
+    alone, program = built(strategy), nested({"model": strategy})
+    for _ in range(3):
+        alone.step(), program.step()
+    np.testing.assert_array_equal(vector(sync.average(program, strategy)), vector(sync.average(alone, strategy)))
+
+
+def test_of_several_states_of_one_kind_the_average_needs_a_choice():
+    slow, fast = sync.pair_averaging(optax.sgd(RATE), "ring"), sync.pair_averaging(optax.sgd(2 * RATE), "ring")
+    program, alone = nested({"slow": slow, "fast": fast}), built(fast)
+    for _ in range(3):
+        alone.step(), program.step()
+    with pytest.raises(CollectiveError, match=r"2 states of type PairAveraging: state\['fast'\], state\['slow'\]"):
+        sync.average(program, fast)
+    found = sync.average(program, fast, state=lambda state: state["fast"])
+    np.testing.assert_array_equal(vector(found), vector(sync.average(alone, fast)))
+
+
+@pytest.mark.parametrize("strategy", every_strategy(), ids=lambda s: s.name)
+def test_a_state_that_is_not_the_strategys_is_refused_by_name(strategy):
+    own = strategy.init(PARAMS)
+    other = next(s for s in every_strategy() if s.name != strategy.name)
+    calls = {
+        "step": lambda state: strategy.step(state, value_and_grad, data(8)),
+        "local": strategy.local,
+        "model": strategy.model,
+        **({"replica": strategy.replica} if strategy.replica else {}),
+    }
+    for what, call in calls.items():
+        with pytest.raises(CollectiveError, match=rf"{strategy.name}.{what}.*a dict. Its own state is  state\['a'\]"):
+            call({"a": own})
+        with pytest.raises(CollectiveError, match=rf"{strategy.name}.{what}.*Give what strategy.init\(params\) made"):
+            call(other.init(PARAMS))
+    with pytest.raises(CollectiveError, match="the program's state has no"):
+        sync.average(built(other), strategy)
+
+
 # --- who comes, who goes, who rests -----------------------------------------------------------------------------------
 
 BY_ONE = [

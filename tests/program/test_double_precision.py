@@ -1,0 +1,134 @@
+"""Operators under `jax_enable_x64`, with parameters of either precision: they run, and keep the dtypes of a state."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import adaptive as ad
+import collectives as comm
+import collectives.strategies as sync
+import controllers as ctrl
+import monitors as mon
+from adaptive.runtime.local_world import LocalWorld
+from tests.relaxed import relaxed_tx
+
+pytestmark = pytest.mark.usefixtures("double_precision")
+
+either = pytest.mark.parametrize("dtype", ["float32", "float64"])
+
+
+def data(dtype):
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(240, 4))
+    return {"x": x.astype(dtype), "y": (x @ np.arange(4.0)).astype(dtype)}
+
+
+def mean_loss(params, batch):
+    return ((batch["x"] @ params - batch["y"]) ** 2).mean()
+
+
+def run(driver, state, dtype, steps=6, **options):
+    options = {"world": LocalWorld(3), "global_batch": 24, "shares": (3, 2, 1), "deterministic": True} | options
+    before = [jnp.asarray(x).dtype for x in jax.tree.leaves(state)]
+    with ad.Program(driver, state, data(dtype), **options) as program:
+        reports = [program.step() for _ in range(steps)]
+        assert [x.dtype for x in jax.tree.leaves(program.state)] == before
+    return reports
+
+
+@either
+@pytest.mark.parametrize("rule", ["fixed", "linear", "sqrt", "adascale"])
+@pytest.mark.parametrize("optimizer", [optax.sgd(0.01, momentum=0.9), optax.adam(0.01)], ids=["sgd", "adam"])
+def test_learning_rate_rules_beside_all_monitors_and_a_policy(optimizer, rule, dtype):
+    tx = relaxed_tx(optax.chain(optimizer, ctrl.scale_by_batch(rule, base=24, warmup=3)))
+
+    def driver(state, batch):
+        params, opt_state = state
+        loss, grads = jax.value_and_grad(mean_loss)(params, batch)
+        avg_grads, loss = comm.all_reduce((grads, loss))
+        noise = mon.noise_scale(grads, avg_grads)
+        updates, opt_state = tx.update(avg_grads, opt_state, params, noise=noise)
+        seconds = comm.all_gather(mon.compute_seconds())
+        metrics = {
+            "loss": mon.ema(loss, decay=0.9),
+            "noise": noise.scale,
+            "variance": mon.gradient_variance(grads, avg_grads),
+            "norm": mon.gradient_norm(avg_grads),
+            "nonfinite": mon.nonfinite(grads),
+            "iteration": comm.all_reduce(mon.iteration_seconds(), op="max"),
+            "cpu": comm.all_gather(mon.cpu_available()),
+            "memory": comm.all_gather(mon.memory_available()),
+        }
+        ctrl.hook(ctrl.balance(), seconds, every=2)
+        ctrl.hook(lambda control, scale: control.rescale(global_batch=24 + 6 * (control.step % 2)), noise.scale)
+        return (optax.apply_updates(params, updates), opt_state), metrics
+
+    params = jnp.zeros(4, dtype)
+    reports = run(driver, (params, tx.init(params)), dtype)
+    assert {report.global_batch for report in reports} == {24, 30}
+    assert reports[-1].metrics["loss"] < reports[0].metrics["loss"]
+    assert np.isfinite(reports[-1].metrics["noise"])
+
+
+def learns(strategy, dtype):
+    def driver(state, batch):
+        new, loss = strategy.step(state, jax.value_and_grad(mean_loss), batch)
+        metrics = {"loss": comm.all_reduce(loss)}
+        if strategy.name == "model_averaging":
+            metrics["apart"] = mon.divergence(strategy.replica(state), strategy.model(state))
+        if strategy.name == "pair_averaging":
+            metrics["apart"] = mon.divergence(strategy.model(state))
+        return new, metrics
+
+    reports = run(driver, strategy.init(jnp.zeros(4, dtype)), dtype, steps=30, local=strategy.local)
+    assert reports[-1].metrics["loss"] < 0.7 * reports[0].metrics["loss"]
+
+
+@either
+@pytest.mark.parametrize("op", ["mean", "median", comm.trimmed_mean(1), comm.geometric_median()], ids=str)
+def test_synchronous_strategies(op, dtype):
+    learns(sync.synchronous(relaxed_tx(optax.adam(0.05)), op=op), dtype)
+
+
+@either
+@pytest.mark.parametrize(
+    "strategy",
+    [
+        sync.synchronous(optax.sgd(0.02), nonfinite="drop", wire=jnp.bfloat16, rounding="error_feedback"),
+        sync.synchronous(optax.sgd(0.02), wire=jnp.float16),
+        sync.model_averaging(relaxed_tx(optax.adam(0.05)), momentum=0.5),
+        sync.pair_averaging(relaxed_tx(optax.adam(0.05))),
+        sync.local_steps(relaxed_tx(optax.adam(0.05)), 2),
+        sync.diloco(relaxed_tx(optax.adam(0.05)), optax.sgd(0.7, momentum=0.9, nesterov=True), 2),
+        sync.hybrid(sync.model_averaging(optax.sgd(0.02)), sync.synchronous(optax.sgd(0.02))),
+    ],
+    ids=lambda strategy: strategy.name,
+)
+def test_other_strategies(strategy, dtype):
+    learns(strategy, dtype)
+
+
+@either
+@pytest.mark.parametrize(
+    "rule",
+    [
+        ctrl.plateau("lr", patience=1),
+        ctrl.by_epochs(lr=lambda epoch: 0.01 / (1 + epoch)),
+        ctrl.by_examples(240, lr=lambda examples: 0.01 / (1 + examples)),
+        ctrl.momentum_of_batch("lr", 0.01, base=12),
+    ],
+    ids=lambda rule: rule.name,
+)
+def test_rules_for_hyperparameters(rule, dtype):
+    def driver(params, batch):
+        loss, grads = jax.value_and_grad(mean_loss)(params, batch)
+        grads, loss = comm.all_reduce((grads, loss))
+        rate = ad.hyperparameter("lr", 0.01)
+        ctrl.hook(rule, *([loss] if rule.name == "plateau" else []))
+        return params - rate.astype(dtype) * grads, {"loss": loss}
+
+    run(driver, jnp.zeros(4, dtype), dtype)
