@@ -118,9 +118,9 @@ class StepEvent:
 
     @cached_property
     def scalars(self) -> dict[str, float]:
-        """The driver's metrics that are single numbers, by name: "loss", "noise.scale". Of an object with a `compute()`,
-        such as the metrics of flax, clu and metrax, the numbers that it returns. Copied from the device when first asked
-        for, which waits for the step. Replicated.
+        """The driver's metrics that are single numbers, by name: "loss", "noise.scale". Of an object with `compute()`,
+        such as the metrics of flax, clu and metrax, the numbers that it returns. Copied from the device on the first
+        access, which waits for the step. Replicated.
         """
         nodes, tree = jax.tree.flatten(self.report.metrics, is_leaf=_computes)
         found: dict[str, float] = {}

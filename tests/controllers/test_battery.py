@@ -144,7 +144,7 @@ def test_something_is_decided_at_all(name):
 @every_policy
 def test_in_double_precision_it_works_as_in_single(name):
     with jax.enable_x64(True):
-        sim = run(name, steps=60)
+        sim = run(name, steps=100)
     assert len(sim.changes) >= 1
 
 
