@@ -10,6 +10,7 @@ RANKS   ?= 2
 EXAMPLE ?= examples/listing_1.py
 TESTS   ?=
 JOBS    ?= 2
+PORT    ?= 8000
 
 # All packages that make installs have the versions of this file: the tested ones, for each supported Python.
 CONSTRAINTS := constraints.txt
@@ -21,10 +22,10 @@ export OMPI_ALLOW_RUN_AS_ROOT := 1
 export OMPI_ALLOW_RUN_AS_ROOT_CONFIRM := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help run test test-all lint types format docs install lock clean
+.PHONY: help run test test-all lint types format docs docs-serve install lock clean
 
 help:  ## show this
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 run: $(STAMP)  ## run the main example on several ranks (RANKS=2, EXAMPLE=examples/listing_1.py)
 	@$(BIN)/adaptive run -n $(RANKS) $(EXAMPLE) $(ARGS)
@@ -47,11 +48,16 @@ format: $(STAMP)  ## mend what `make lint` complains of, where that needs no tho
 	@$(BIN)/python -m ruff format
 
 # Pages are copied in their places, so that links between them and to other files are the same here and in the site.
-docs: $(DOCS)  ## build the documentation into site/ (open site/index.html)
+docs: $(DOCS)  ## build the documentation into site/
 	@rm -rf build/pages site && mkdir -p build/pages
 	@cp -R README.md CHANGELOG.md CONTRIBUTING.md LICENSE docs examples benchmarks build/pages
 	@find build/pages -name __pycache__ -type d -prune -exec rm -rf {} +
 	@$(BIN)/zensical build --strict --clean
+	@echo "Read it, with its search:  make docs-serve.  Without search:  site/index.html"
+
+docs-serve: docs  ## build the documentation, and serve it on this machine (PORT=8000) until Ctrl-C
+	@echo "http://localhost:$(PORT)/"
+	@$(BIN)/python -m http.server --bind 127.0.0.1 --directory site $(PORT) || test $$? -eq 130
 
 install: $(STAMP)  ## make .venv, or bring it up to date with pyproject.toml and constraints.txt
 
