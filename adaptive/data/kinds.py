@@ -31,8 +31,9 @@ def from_source(
         data = ad.data.from_source(files, map=decode, random_map=crop, workers=8)
         program = ad.Program(driver, state, data, global_batch=96)
 
-    Each example comes once per epoch, in an order of the program's seed, whatever is resized. Needed where examples are
-    transformed, or read by processes of their own; otherwise `Program(data=…)` takes the same data as they are.
+    Each example comes once per epoch, in an order of the program's seed, whatever is resized. A batch that spans the
+    end of an epoch can hold one example twice, once for each epoch. Needed where examples are transformed, or read by
+    processes of their own; otherwise `Program(data=…)` takes the same data as they are.
 
     Args:
       data: as for `Program`, if it has an index: `data[i]` or arrays.

@@ -26,8 +26,9 @@ class Shards:
         program = ad.Program(driver, state, ad.Shards([data_0, data_1, data_2]), global_batch=96)
 
     Worker i takes the next examples of shard i, which it goes through in another order in each epoch of the *shard*:
-    each example once per shard epoch, whatever is resized. How many it takes per step is its batch size, so a worker
-    with a larger batch goes through its shard more often. The program's own epochs count examples: as many as there are
+    each example once per shard epoch, whatever is resized. A batch that spans the end of a shard epoch can hold one
+    example twice. How many it takes per step is its batch size, so a worker with a larger batch goes through its
+    shard more often. The program's own epochs count examples: as many as there are
     in all shards, whoever takes them.
 
     Every process is given all the shards, of which it reads those of its own workers. Numbered end to end they are one

@@ -2,7 +2,8 @@
 
 Epoch after epoch, each in an order of its own, lie end to end. A step takes the next `global_batch` positions, and each
 worker its share of them, in the order of workers. So the set and order of examples depend on the seed and the global
-batches alone, and not on the split nor on the number of workers. The cursor is one integer.
+batches alone, and not on the split nor on the number of workers. The cursor is one integer. A batch that spans the end
+of an epoch takes examples in both orders, and so can hold one example twice.
 
 Where workers have data of their own (`Shards`), each has such a *shard range*, with a cursor of its own. What stands at
 a position is known to others: of data with an index to `ByIndex`, of iterators to `InTurn`.

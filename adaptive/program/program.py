@@ -363,8 +363,8 @@ class Program:
         """Run steps, and report each.
 
         Args:
-          epochs: until so many more epoch ends have been passed. A batch may span an epoch's end, so the last step may
-            reach into the epoch behind.
+          epochs: until so many more epochs have ended. A batch may span the end of an epoch. It then takes the last
+            examples of one epoch and the first of the next one, among which one example can be in it twice.
           steps: at most so many more steps.
           progress: show on rank 0 where the run stands: one live line on a terminal, plain lines elsewhere, on stderr;
             and what it is waiting for when a step takes long.

@@ -45,7 +45,9 @@ def check(words: list[str]) -> str | None:
         unknown = [word for word in rest if "=" not in word and word not in TARGETS]
         return f"make has no target {unknown[0]}" if unknown else None
     if program == "pip":
-        extras = re.findall(r"adaptive-dataflow\[([\w,]+)\]", " ".join(rest))
+        if any(word.startswith("adaptive-dataflow") for word in rest):
+            return "adaptive-dataflow is not published: install '.' in a copy of the repository"
+        extras = re.findall(r"\.\[([\w,]+)\]", " ".join(rest))
         unknown = set(",".join(extras).split(",")) - {"", *PYPROJECT["optional-dependencies"]}
         return f"there is no extra {unknown.pop()}" if unknown else None
     if program in LAUNCHERS:
@@ -109,7 +111,11 @@ def test_commands_name_what_there_is(page):
     ("command", "complaint"),
     [
         ("make tset", "make has no target tset"),
-        ('pip install "adaptive-dataflow[openmpi,cuda11]"', "there is no extra cuda11"),
+        ('pip install ".[openmpi,cuda11]"', "there is no extra cuda11"),
+        (
+            'pip install "adaptive-dataflow[openmpi]"',
+            "adaptive-dataflow is not published: install '.' in a copy of the repository",
+        ),
         ("PJRT_NPROC=1 mpirun -n 2 python -m mpi4py examples/listing_2.py", "there is no examples/listing_2.py"),
         (
             "python -m collectives.mpirun -n 2 examples/elastic.py --kil 0@190",

@@ -1,0 +1,138 @@
+"""What the readme and the tutorial show as printed is printed, by the programs beside it."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from controllers import balance
+from controllers.simulate import scenario
+from controllers.simulate import simulate as simulated
+from controllers.simulate._command import simulate
+from tests.docs.outputs import differs, printed_below, session
+from tests.docs.pages import ROOT, fences
+from tests.docs.pasted import pasted
+from tests.mpirun import plain_environment, run
+
+README, TUTORIAL = ROOT / "README.md", ROOT / "docs" / "tutorial.md"
+
+
+def file_of(page: Path, path: Path) -> Path:
+    """The blocks of a page in a file, as the reader is asked to save them."""
+    path.write_text("\n\n".join(text for _, text in fences(page, "python")))
+    return path
+
+
+def test_the_readmes_program_prints_once_what_is_shown(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    file = file_of(README, tmp_path / "train.py")
+    shown, varies = session(README, "adaptive run -n 2 train.py")
+    printed = run(file, 2, ours=True).stdout
+    assert varies
+    assert differs(shown, printed, varies=True) == ""
+    steps = [line.split()[0] for line in printed.splitlines()]
+    assert len(steps) == len(set(steps)), "one rank prints"
+    assert abs(len(steps) - len(shown.splitlines())) <= 2, "an epoch has about as many steps"
+
+
+def test_the_simulation_that_the_readme_shows(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    command = "adaptive simulate step_change --png step_change.png"
+    shown, varies = session(README, command)
+    done = CliRunner().invoke(simulate, command.split()[2:])
+    assert (done.exit_code, varies) == (0, False)
+    assert differs(shown, done.output) == ""
+
+
+def test_balance_follows_as_fast_as_the_readme_says():
+    made = scenario("step_change")
+    sizes = simulated(balance(), made.cluster, made.global_batch, 600).sizes
+    others = [step + 1 for step in range(1, 600) if (sizes[step] != sizes[step - 1]).any()]
+    (text,) = [line for line in README.read_text().splitlines() if "new sizes in steps" in line]
+    first, second = map(int, re.findall(r"in steps (\d+) and (\d+)", text)[0])
+    assert {first, second} <= set(others)
+    assert not set(range(200, first)) & set(others)
+    assert not set(range(400, second)) & set(others)
+
+
+@pytest.mark.long
+def test_the_tutorial_can_be_pasted_and_prints_what_is_shown(tmp_path):
+    command = [sys.executable, "-m", "tests.docs.pasted", str(TUTORIAL), str(tmp_path / "out.json")]
+    env = plain_environment({"JAX_NUM_CPU_DEVICES": "4", "JAX_PLATFORMS": "cpu"})
+    subprocess.run(command, cwd=tmp_path, env=env, check=True, stdin=subprocess.DEVNULL)
+    found = json.loads((tmp_path / "out.json").read_text())
+    complaints = []
+    for (line, _, shown), block in zip(printed_below(TUTORIAL), found, strict=True):
+        why = block["errors"] or (differs(shown, block["printed"]) if shown is not None else "")
+        complaints += [f"line {line}: {why}"] if why else []
+    assert complaints == []
+    assert sum(shown is not None for *_, shown in printed_below(TUTORIAL)) >= 7
+
+
+@pytest.mark.long
+def test_the_tutorials_blocks_are_a_program_for_several_ranks(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    run(file_of(TUTORIAL, tmp_path / "train.py"), 4, ours=True, timeout=300)
+
+
+# --- how that is compared ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("shown", "got", "why"),
+    [
+        ("a 1\n", "a 1.01\n", ""),
+        ("a 1\n", "a 1.1\n", "'a 1' is shown, and 'a 1.1' was printed"),
+        ("a 1\n", "b 1\n", "'a 1' is shown, and 'b 1' was printed"),
+        ("a 1\nb\n", "a 1\n", "'b' is shown, and was not printed"),
+        ("a 1\n", "a 1\nb\n", "'b' was printed, and is not shown"),
+        ("a\n…\nd\n", "a\nb\nc\nd\n", ""),
+        ("a\n…\n", "a\nb\n", ""),
+        ("a\n…\nd\n", "a\nb\nc\n", "'d' is shown, and was not printed"),
+        ("", "b\n", "'b' was printed, and is not shown"),
+    ],
+)
+def test_outputs_are_compared_by_words_and_by_numbers(shown, got, why):
+    assert differs(shown, got) == why
+
+
+@pytest.mark.parametrize(
+    ("shown", "got", "why"),
+    [
+        ("40 loss 1.1 (46, 44)\n80 loss 0.5 (9, 8)\n", "40 loss 0.9 (1, 2)\n", ""),
+        ("40 loss 1.1 (46, 44)\n", "41 loss 1.1 (46, 44)\n", "shown"),
+        ("40 loss 1.1 (46, 44)\n", "40 loss 1.1 (46,)\n", "shown"),
+        ("40 loss 1.1 (46, 44)\n", "", "nothing was printed"),
+        ("", "40 loss 1.1 (46, 44)\n", "nothing is shown"),
+    ],
+)
+def test_of_numbers_that_vary_the_first_and_the_form_are_compared(shown, got, why):
+    found = differs(shown, got, varies=True)
+    assert why in found
+    assert bool(found) == bool(why)
+
+
+def test_blocks_that_cannot_be_pasted_are_seen():
+    loop = "for i in range(2):\n    x = i\n"
+    good, bad = pasted([loop + "\nprint(x)\n"]), pasted([loop + "print(x)\n"])
+    assert good == [{"printed": "1\n", "errors": ""}]
+    assert "SyntaxError" in bad[0]["errors"]
+    assert "ZeroDivisionError" in pasted(["1 / 0\n"])[0]["errors"]
+
+
+def test_what_a_page_shows_is_found(tmp_path):
+    page = tmp_path / "page.md"
+    page.write_text(
+        "```python\na\n```\n\n```text\nb\n```\n\n```python\nc\n```\n\ntext\n\n```text\nd\n```\n\n"
+        "<!--- output: varies -->\n```console\n$ ls\ne\n$ cd\n```\n"
+    )
+    assert [(text, shown) for _, text, shown in printed_below(page)] == [("a\n", "b\n"), ("c\n", None)]
+    assert (session(page, "ls"), session(page, "cd")) == (("e\n", True), ("\n", True))
+    with pytest.raises(AssertionError, match="shows no command"):
+        session(page, "pwd")
