@@ -1,24 +1,31 @@
-"""How a process of a job ends: it tells the launcher, and does not wait in MPI for processes that are gone.
+"""How a process of a job ends: it reports to the launcher, and does not wait in MPI for processes that are gone.
 
-`adaptive run` names itself in an environment variable. A process connects to it, by TCP, and says
+`adaptive run` names itself in an environment variable. A process sends it lines of JSON: through its supervisor
+(`supervisor.py`), which has the TCP connection, or through a connection of its own. They have these fields:
 
-    hello    who it is
-    world    it has made a world, or has come to the end of one: whoever dies inside one can be done without
-    ends     with which exit code; said when it is known, at the latest when Python ends
-    left     the same, of one that leaves for good while the others go on (`leave_job`)
+    token    and who the process is: the first line
+    making   whether the process makes a world of all processes, and so waits for all of them
+    world    in how many worlds the process is; training continues when it dies inside one
+    joined   a spawned process has become a member of the job
+    ends     the exit code, as soon as it is known, at the latest when Python ends
+    left     the same, of a process that leaves for good while the others go on (`leave_job`)
+    exited   the exit status, and
+    killed   the signal that ended the process: both from the supervisor
 
-One that says nothing has died. One whose launcher has not answered for so many seconds is cut off from the others: it
-ends, since they go on without it. The launcher may answer
+The launcher may answer
 
-    signal   which the process is to send itself: so it reaches processes on all hosts, and none but them
+    signal   which the process is to get: so it reaches processes on all hosts, and none but them
     lost     a rank that is cut off; MPI is told (`declare.py`)
 
-MPI_Finalize can wait for ever where processes were lost or have left. In a job that survives losses a process whose
-exit code is known does without it, which mpirun does not mind: Python's exit handlers are run, files are flushed, and
-it is gone. Else (plain `python train.py`) MPI_Finalize runs in a thread that is waited for until a deadline; mpi4py
-sees that MPI is finalized, or being so, and leaves it at that.
+A process whose launcher has not answered for so many seconds is cut off from the others: it is killed, since they go
+on without it.
 
-The launcher's `rank.py` loads this file before anything else, so it knows nothing but the standard library.
+MPI_Finalize can wait for ever where processes were lost or have left. In a job that survives losses a process whose
+exit code is known leaves it out, which mpirun does not mind: Python's exit handlers are run, files are flushed, and
+the process is gone. Else (plain `python train.py`) MPI_Finalize runs in a thread, with a deadline; mpi4py sees that
+MPI is finalized, or being so, and leaves it at that.
+
+The launcher's `rank.py` loads this file before anything else, so it imports nothing but the standard library.
 """
 
 from __future__ import annotations
@@ -34,11 +41,12 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from typing import Any, NoReturn
 
 LAUNCHER = "ADAPTIVE_LAUNCHER"  # TOKEN SECONDS HOST ADDRESS:PORT ADDRESS:PORT …
+RECRUIT = "ADAPTIVE_RECRUIT"  # in the environment of processes that others of the job have spawned
 SURVIVES = "OMPI_MCA_mpi_ft_enable"  # set by mpirun --with-ft ulfm
 FINALIZE_SECONDS = 2.0  # waited for MPI_Finalize at the end of a job that survives losses
 HURRY_SECONDS = 0.2  # where others go on, or this process has failed: it only has to have begun
@@ -63,26 +71,58 @@ class _Ending:
 _me = _Ending()
 
 
+def attach(line: socket.socket) -> None:
+    """Report by this connection, to a supervisor that has introduced this process to the launcher."""
+    _me.line = line
+
+
 def prepare() -> None:
     """Connect to the launcher, if there is one of ours, and see to the end of MPI. Again, it does nothing."""
     if _me.prepared:
         return
     _me.prepared = True
     atexit.register(_end)
-    _connect(os.environ)
+    if _me.line is None:
+        _me.line = connect(os.environ)
+        if _me.line is not None:
+            _say(**introduction(os.environ, os.getpid()))
+    if _me.line is not None:
+        threading.Thread(target=_listen, args=(_me.line, os.getpid()), name="adaptive-launcher", daemon=True).start()
+
+
+@contextmanager
+def making_world(of_all: bool) -> Iterator[None]:
+    """Around the making of a world.
+
+    Args:
+      of_all: the world is of all processes of the job, so this process waits for each of them.
+    """
+    prepare()
+    if not of_all:
+        yield
+        return
+    _say(making=True)
+    try:
+        yield
+    finally:
+        _say(making=False)
 
 
 def world_made() -> None:
-    """Others can do without this process from now on, if it dies."""
-    prepare()
+    """Report that training continues from now on if this process dies."""
     _me.worlds += 1
     _say(world=_me.worlds)
 
 
 def world_ended() -> None:
-    """The world has come to its end, on all processes."""
+    """Report that the world has come to its end, on all processes."""
     _me.worlds -= 1
     _say(world=_me.worlds)
+
+
+def joined() -> None:
+    """Report that this process, which was spawned, is a member of the job: from now on its end counts."""
+    _say(joined=True)
 
 
 def all_have_heard() -> None:
@@ -122,25 +162,41 @@ def leave_job(code: int = 0) -> NoReturn:
     raise SystemExit(code)
 
 
-def _connect(environ: Mapping[str, str]) -> None:
+def connect(environ: Mapping[str, str]) -> socket.socket | None:
+    """Return a connection to the launcher; None without a launcher of ours, or where it cannot be reached."""
     token, seconds, host, *addresses = environ.get(LAUNCHER, "").split() or ["", "", ""]
-    rank, size = _number(environ, _RANKS), _number(environ, _SIZES)
+    rank = _number(environ, _RANKS)
     if not token or rank is None:
-        return
+        return None
     here = socket.gethostname() == host
     for address in sorted(addresses, key=lambda a: a.startswith("127.") != here):  # its own first, or last
         name, _, port = address.rpartition(":")
         with suppress(OSError):
-            _me.line = socket.create_connection((name, int(port)), timeout=CONNECT_SECONDS)
-            break
-    else:
-        sys.stderr.write(f"rank {rank} cannot reach its launcher on {host}, by {', '.join(addresses)}\n")
-        return
-    _me.line.settimeout(None)
-    give_up_after(_me.line, float(seconds))
-    job, host = environ.get("PMIX_NAMESPACE", ""), socket.gethostname()
-    _say(token=token, rank=rank, size=size or rank + 1, job=job, pid=os.getpid(), host=host)
-    threading.Thread(target=_listen, args=(_me.line, os.getpid()), name="adaptive-launcher", daemon=True).start()
+            line = socket.create_connection((name, int(port)), timeout=CONNECT_SECONDS)
+            line.settimeout(None)
+            give_up_after(line, float(seconds))
+            return line
+    sys.stderr.write(f"rank {rank} cannot reach its launcher on {host}, by {', '.join(addresses)}\n")
+    return None
+
+
+def introduction(environ: Mapping[str, str], pid: int, supervised: bool = False) -> dict[str, Any]:
+    """Return the first line of a process to the launcher: who it is.
+
+    Args:
+      supervised: it comes from the supervisor of the process `pid`.
+    """
+    rank = _number(environ, _RANKS) or 0
+    return {
+        "token": environ[LAUNCHER].split()[0],
+        "rank": rank,
+        "size": _number(environ, _SIZES) or rank + 1,
+        "job": environ.get("PMIX_NAMESPACE", ""),
+        "spawned": RECRUIT in environ,
+        "host": socket.gethostname(),
+        "pid": pid,
+        "supervised": supervised,
+    }
 
 
 def _number(environ: Mapping[str, str], names: Sequence[str]) -> int | None:
@@ -150,11 +206,20 @@ def _number(environ: Mapping[str, str], names: Sequence[str]) -> int | None:
 def _say(**what: Any) -> None:
     with suppress(OSError), _me.said:  # the launcher may be gone, and then nobody asks
         if _me.line is not None:
-            _me.line.sendall(json.dumps(what).encode() + b"\n")
+            send(_me.line, **what)
+
+
+def send(line: socket.socket, **what: Any) -> None:
+    """Send a line to the launcher.
+
+    Raises:
+      OSError: the connection is closed.
+    """
+    line.sendall(json.dumps(what).encode() + b"\n")
 
 
 def _listen(line: socket.socket, pid: int) -> None:
-    """Do as the launcher says; kill this process where it is cut off from the launcher."""
+    """Obey the launcher; kill this process where it is cut off from the launcher."""
     try:
         with line.makefile("r") as lines:
             for words in lines:
@@ -164,9 +229,14 @@ def _listen(line: socket.socket, pid: int) -> None:
                     case ["lost", rank]:
                         _lost(int(rank))
     except OSError as error:
-        if not isinstance(error, ConnectionError):  # that is a launcher that has died
-            sys.stderr.write(f"pid {pid} on {socket.gethostname()} is cut off from its launcher ({error})\n")
-            os.kill(pid, signal.SIGKILL)
+        if_cut_off(error, pid)
+
+
+def if_cut_off(error: OSError, pid: int) -> None:
+    """Kill a process if its launcher does not answer any more. A launcher that has died closes the connection."""
+    if not isinstance(error, ConnectionError):
+        sys.stderr.write(f"pid {pid} on {socket.gethostname()} is cut off from its launcher ({error})\n")
+        os.kill(pid, signal.SIGKILL)
 
 
 def _lost(rank: int) -> None:
@@ -215,8 +285,12 @@ def _flush() -> None:
 
 
 def _finalize(mpi: Any, seconds: float) -> None:
-    """Finalize MPI, and wait for that no longer than so; the process ends all the same."""
-    thread = threading.Thread(target=mpi.Finalize, name="adaptive-finalize", daemon=True)
+    """Finalize MPI, and wait for that no longer than `seconds`; the process ends all the same.
+
+    `MPI.Finalize` of mpi4py holds the interpreter's lock, so no Python thread could count the seconds. The same
+    function of C, called by ctypes, does not.
+    """
+    thread = threading.Thread(target=_finalize_of(mpi), name="adaptive-finalize", daemon=True)
     thread.start()
     thread.join(seconds)
     while thread.is_alive() and not mpi.Is_finalized():  # from its first moments on it is
@@ -226,3 +300,11 @@ def _finalize(mpi: Any, seconds: float) -> None:
         if hasattr(c, "on_exit"):
             c.on_exit(c._exit, None)
             c.__cxa_atexit(c.fflush, None, None)
+
+
+def _finalize_of(mpi: Any) -> Callable[[], object]:
+    """Return MPI_Finalize of the library that mpi4py has loaded, as a function that lets other Python threads run."""
+    try:
+        return ctypes.CDLL(mpi.__file__).MPI_Finalize
+    except (OSError, AttributeError):  # mpi4py was linked in another way
+        return mpi.Finalize

@@ -13,11 +13,12 @@ import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from typing import Any
 
 import psutil
 
 from .ending import LAUNCHER, give_up_after
-from .verdict import Process, verdict
+from .verdict import Process, reason_to_end, remark, verdict
 
 AFTER_SECONDS = 2.0  # from the end of the program to that of its launcher; from one rank's error to the others' end
 CLEANING_SECONDS = 1.5  # what the MPI's launcher gets to end its ranks and to remove its files
@@ -43,30 +44,37 @@ class Job:
         self._command, self._environ, self._grace, self._detect = list(command), dict(environ), grace, detect
         self._addresses = addresses
         self._token = secrets.token_hex(16)
-        self._processes: dict[asyncio.StreamWriter, Process] = {}
+        self._processes: list[Process] = []
+        self._lines: dict[asyncio.StreamWriter, Process] = {}  # open ones; of a process the last one reaches it
         self._talks: set[asyncio.Task] = set()
         self._ended: list[Process] = []  # in this order
         self._told: signal.Signals | None = None  # the signal that ends it
-        self._launcher: asyncio.subprocess.Process
+        self._launcher: asyncio.subprocess.Process | None = None
         self._deadline: asyncio.TimerHandle | None = None
         self._forced = False  # the launcher did not end by itself
+        self._said = False  # why the job is ended
 
     async def run(self) -> int:
-        """Start it and wait for its end; returns its exit code."""
+        """Start the job, and wait for its end; returns its exit code."""
+        loop = asyncio.get_running_loop()
+        for number in PASSED_ON:  # before there is a job: whenever a signal comes, it is passed on
+            loop.add_signal_handler(number, self._pass_on, number)
         server = await asyncio.start_server(self._hear, "", 0, family=socket.AF_INET)
         port = server.sockets[0].getsockname()[1]
         names = [f"{address}:{port}" for address in self._addresses]
         self._environ[LAUNCHER] = " ".join([self._token, str(self._detect), socket.gethostname(), *names])
+        if self._told is not None:
+            return 128 + self._told
+        own_pid = os.getpid()
         self._launcher = await asyncio.create_subprocess_exec(
             *self._command,
             env=self._environ,
             stdin=subprocess.DEVNULL if sys.stdin is None or sys.stdin.isatty() else None,
             process_group=0,  # Ctrl-C is for us alone, who pass it on
-            preexec_fn=_end_with_parent,
+            preexec_fn=lambda: _end_with(own_pid),
         )
-        loop = asyncio.get_running_loop()
-        for number in PASSED_ON:
-            loop.add_signal_handler(number, self._pass_on, number)
+        if self._told is not None:  # meanwhile
+            self._terminate()
         own = await self._launcher.wait()
         if self._talks:
             await asyncio.wait(self._talks, timeout=LAST_WORDS_SECONDS)
@@ -75,16 +83,23 @@ class Job:
 
     def _verdict(self, own: int) -> int:
         own = own if own >= 0 else 128 - own
-        quiet = [process for process in self._processes.values() if process not in self._ended]
+        quiet = [process for process in self._processes if process not in self._ended]
         for process in quiet:
+            process.cut_short |= process.connected
             process.connected = False
+        cut_short = any(process.cut_short and process.counts for process in quiet)
         code = verdict([*self._ended, *quiet], None if self._forced else own)
         nobody_said = not any(process.ended is not None for process in self._ended)
-        return 128 + self._told if self._told is not None and nobody_said else code
+        failed = any(process.ended for process in self._ended)
+        if self._told is not None and (nobody_said or (cut_short and not failed)):
+            return 128 + self._told
+        return code
+
+    # --- what processes report ----------------------------------------------------------------------------------------
 
     async def _hear(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """What one process says, from its first word on."""
-        process, talk = None, asyncio.current_task()
+        """Take down what comes by one connection, from its first line on."""
+        talk = asyncio.current_task()
         assert talk is not None
         self._talks.add(talk)
         talk.add_done_callback(self._talks.discard)
@@ -94,84 +109,114 @@ class Job:
             if not secrets.compare_digest(str(said["token"]), self._token):
                 writer.close()
                 return
-            process = Process(said["job"], said["rank"], said["size"], said["host"], said["pid"])
-            self._processes[writer] = process
+            process = self._introduced(said, writer)
             try:
                 while words := await reader.readline():
                     self._take_down(process, json.loads(words))
             except TimeoutError:
                 self._lose(process)
         writer.close()
-        if process is not None:
-            process.connected = False
-            self._end_of(process)
+        if (known := self._lines.pop(writer, None)) is not None and known not in self._lines.values():
+            known.connected = False
+            self._look_at(known)
+
+    def _introduced(self, said: Mapping[str, Any], writer: asyncio.StreamWriter) -> Process:
+        """The process that has said this: a new one, or a part of a command that a supervisor has introduced."""
+        who = said["job"], said["rank"], said["host"], said["spawned"]
+        same = (p for p in self._lines.values() if (p.job, p.rank, p.host, p.spawned) == who)
+        process = None if said["supervised"] else next(same, None)
+        if process is None:
+            process = Process(said["job"], said["rank"], said["size"], said["host"], said["pid"], said["spawned"])
+            self._processes.append(process)
+        process.pid = said["pid"]
+        self._lines[writer] = process
+        if self._told is not None:  # the process has come too late to get it with the others
+            self._send(writer, "signal", int(self._told))
+        return process
 
     def _take_down(self, process: Process, said: Mapping[str, int]) -> None:
+        if process.cut_short:  # what it reports now is our doing
+            return
         process.worlds = said.get("world", process.worlds)
-        if "left" in said:
-            process.left = True
-        if "ends" in said and process.ended is None:
-            process.ended, process.heard = int(said["ends"]), bool(said.get("heard"))
-            self._end_of(process)
+        process.worked |= process.worlds > 0
+        process.making = bool(said.get("making", process.making))
+        process.joined |= "joined" in said
+        process.left |= "left" in said
+        if process.ended is None:
+            if "ends" in said:
+                process.ended, process.heard = int(said["ends"]), bool(said.get("heard"))
+            elif said.get("exited") or ("exited" in said and process.worlds == 0):
+                process.ended = int(said["exited"])
+        if "killed" in said:
+            process.killed = int(said["killed"])
+        if "killed" in said or "exited" in said:
+            process.connected = False
+        self._look_at(process)
 
-    def _end_of(self, process: Process) -> None:
-        if process not in self._ended:
+    def _look_at(self, process: Process) -> None:
+        """See what follows from what is known now."""
+        if process.over and process not in self._ended:
             self._ended.append(process)
-        if process.ended and not process.left:
-            self._end_in(AFTER_SECONDS, f"{process} ended with {process.ended}, and others go on")
-        elif not any(p.connected and p.ended is None for p in self._processes.values()) and self._all_were_there():
-            self._end_in(AFTER_SECONDS, "")
+            if text := remark(process):
+                sys.stderr.write(f"adaptive run: {text}\n")
+        why = reason_to_end(self._processes)
+        if why is not None:
+            self._end_in(AFTER_SECONDS)
+        if why and not (self._said or self._told or self._forced):
+            self._said = True
+            sys.stderr.write(f"adaptive run: {why}\n")
 
     def _lose(self, process: Process) -> None:
-        """A process that does not answer has ended by itself by now, or will; the others are told to go on."""
+        """Have the others go on without a process that does not answer; it has ended by itself by now, or will."""
         sys.stderr.write(f"adaptive run: {process} is cut off; the others go on without it.\n")
-        for writer, other in self._processes.items():
+        for writer, other in self._lines.items():
             if other.connected and other is not process and other.job == process.job:
-                with suppress(OSError):
-                    writer.write(f"lost {process.rank}\n".encode())
+                self._send(writer, "lost", process.rank)
 
-    def _all_were_there(self) -> bool:
-        """Whether those who have said something were all; else others may be on their way, or never say anything."""
-        ranks = {(process.job, process.rank) for process in self._processes.values()}
-        return all((p.job, rank) in ranks for p in self._processes.values() for rank in range(p.size))
+    def _send(self, writer: asyncio.StreamWriter, word: str, number: int) -> None:
+        with suppress(OSError):
+            writer.write(f"{word} {number}\n".encode())
+
+    # --- signals and the end ------------------------------------------------------------------------------------------
 
     def _pass_on(self, number: signal.Signals) -> None:
         """A signal to this process: to all ranks, and with an end to the job if it is one that ends."""
         again = self._told is not None
-        reached = False
-        for writer, process in self._processes.items():
-            if process.connected:
-                with suppress(OSError):
-                    writer.write(f"signal {int(number)}\n".encode())
-                    reached = True
+        reached = {process: writer for writer, process in self._lines.items() if process.connected}
+        for writer in reached.values():
+            self._send(writer, "signal", int(number))
         if number in ENDING:
             self._told = self._told or number
-            self._end_in(self._grace if reached and not again else 0.0, "")
-        elif not reached:
+            self._end_in(self._grace if reached and not again else 0.0)
+        elif not reached and self._launcher is not None:
             with suppress(ProcessLookupError):
                 self._launcher.send_signal(number)
 
-    def _end_in(self, seconds: float, why: str) -> None:
-        """End the launcher, and with it all ranks, unless it has ended by then. What is to be sooner counts."""
+    def _end_in(self, seconds: float) -> None:
+        """End the launcher, and with it all ranks, unless it has ended by then. The earliest deadline counts."""
         loop = asyncio.get_running_loop()
         if self._deadline is not None:
             if self._deadline.when() <= loop.time() + seconds:
                 return
             self._deadline.cancel()
-        self._deadline = loop.call_later(seconds, self._terminate, why)
+        self._deadline = loop.call_later(seconds, self._terminate)
 
-    def _terminate(self, why: str) -> None:
-        if self._launcher.returncode is not None:
+    def _terminate(self) -> None:
+        if self._launcher is None or self._launcher.returncode is not None:
             return
         self._forced = True
-        if why:
-            sys.stderr.write(f"adaptive run: {why}; the job is ended.\n")
+        unfinished = [process for process in self._processes if process.counts and not process.over]
+        for process in unfinished:
+            process.cut_short = True
+        if unfinished:
+            sys.stderr.write("adaptive run: the job is ended, with all ranks that go on.\n")
         with suppress(ProcessLookupError):
             self._launcher.terminate()
         asyncio.get_running_loop().call_later(CLEANING_SECONDS, self._kill)
 
     def _kill(self) -> None:
         """The launcher, and what there is of it on this host: Open MPI's ranks are in process groups of their own."""
+        assert self._launcher is not None
         with suppress(psutil.NoSuchProcess):
             for child in psutil.Process(self._launcher.pid).children(recursive=True):
                 with suppress(psutil.NoSuchProcess):
@@ -186,9 +231,9 @@ def addresses() -> list[str]:
     return sorted(found, key=lambda address: not address.startswith("127."))
 
 
-def _end_with_parent() -> None:
-    """Should this process be killed, the MPI's launcher is told to end."""
+def _end_with(parent: int) -> None:
+    """Have the MPI's launcher end, whose process this is about to be, when ours is killed."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(1, signal.SIGTERM)  # PR_SET_PDEATHSIG
-        if os.getppid() == 1:
+        if os.getppid() != parent:
             os._exit(1)

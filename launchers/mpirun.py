@@ -105,12 +105,8 @@ def split(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
     return list(arguments), []
 
 
-def program(words: Sequence[str], prepared: bool = False) -> list[str]:
-    """The command of a rank: scripts and modules are run by `rank.py`, everything else as it is.
-
-    Args:
-      prepared: `rank.py` is to come before everything else, too.
-    """
+def program(words: Sequence[str]) -> list[str]:
+    """The command of a rank, which `rank.py` runs: a script or a module itself, anything else as a command."""
     python, rest = [sys.executable], list(words)
     if _PYTHON.fullmatch(Path(words[0]).name):
         python, rest = [rest.pop(0)], rest
@@ -121,7 +117,7 @@ def program(words: Sequence[str], prepared: bool = False) -> list[str]:
             rest = rest[2:]
     if rest and (rest[0].endswith(".py") or (rest[0] == "-m" and len(rest) > 1)):
         return [*python, str(RANK), *rest]
-    return [sys.executable, str(RANK), "--", *words] if prepared else list(words)
+    return [sys.executable, str(RANK), "--", *words]
 
 
 def script(command: Sequence[str]) -> str | None:

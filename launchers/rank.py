@@ -1,8 +1,9 @@
 """What the launcher starts on each rank: `python rank.py train.py …`, `-m module …`, or `-- command …`.
 
-As `python -m mpi4py`, but a rank that fails does not abort the others: it tells the launcher, who knows whether they
-end by themselves. It is started by its path, so that nothing is imported that the script has not asked for: JAX reads
-some of its settings when it is imported, and scripts set them before.
+As `python -m mpi4py`, but a rank that fails does not abort the others: it reports to the launcher, which knows whether
+they end by themselves. The rank is a child of the process that mpirun starts (`supervisor.py`). This file is started by
+its path, so that nothing is imported that the script has not asked for: JAX reads some of its settings when it is
+imported, and scripts set them before.
 """
 
 from __future__ import annotations
@@ -19,8 +20,8 @@ import signal
 from collections.abc import Mapping, MutableMapping, Sequence
 from pathlib import Path
 from types import ModuleType
+from typing import NoReturn
 
-ENDING = "launchers.ending"
 GPUS = "ADAPTIVE_GPUS_PER_HOST"  # set by the launcher: each rank sees one of so many; 0 for all
 _LOCAL_RANKS = ("OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID", "PMI_LOCAL_RANK", "SLURM_LOCALID")
 _LOCAL_SIZES = ("OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS", "PMI_LOCAL_SIZE")
@@ -29,12 +30,13 @@ _VISIBLE = "CUDA_VISIBLE_DEVICES"
 _MEMORY = ("XLA_PYTHON_CLIENT_MEM_FRACTION", "XLA_CLIENT_MEM_FRACTION", "XLA_PYTHON_CLIENT_PREALLOCATE")
 
 
-def load_ending() -> ModuleType:
-    """The module, without its package: whoever imports that later finds it."""
-    spec = importlib.util.spec_from_file_location(ENDING, Path(__file__).with_name("ending.py"))
+def load(name: str) -> ModuleType:
+    """Return a module of the package `launchers`, without importing the package; a later import finds the module."""
+    whole = f"launchers.{name}"
+    spec = importlib.util.spec_from_file_location(whole, Path(__file__).with_name(f"{name}.py"))
     assert spec is not None
     assert spec.loader is not None
-    module = sys.modules[ENDING] = importlib.util.module_from_spec(spec)
+    module = sys.modules[whole] = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
 
@@ -117,11 +119,27 @@ def run(arguments: list[str]) -> int:
     return 0
 
 
+def execute(command: list[str]) -> NoReturn:
+    """Become this command.
+
+    Raises:
+      SystemExit: it cannot be run.
+    """
+    try:
+        os.execvp(command[0], command)
+    except OSError as error:
+        sys.stderr.write(f"adaptive run: {command[0]} cannot be run: {error.strerror}\n")
+        raise SystemExit(127) from error
+
+
 if __name__ == "__main__":
     see_one_gpu(os.environ)
+    ending = load("ending")
+    line = load("supervisor").supervise(ending, os.environ) if hasattr(os, "fork") else None
     if sys.argv[1] == "--":
-        os.execvp(sys.argv[2], sys.argv[2:])
-    ending = load_ending()
+        execute(sys.argv[2:])
+    if line is not None:
+        ending.attach(line)
     ending.prepare()
     code = run(sys.argv[1:])
     ending.ends(code)

@@ -134,7 +134,7 @@ def run(
             mpi, ranks, where, cores(), gpus=gpus_per_host or None, oversubscribe=oversubscribe, options=options
         )
         placed = ["-n", str(chosen.ranks), *on_hosts(mpi, where), *chosen.options]
-        command = program(words, prepared=gpus_per_host is not None)
+        command = program(words)
         _check_script(script(command), options, where)
     except (UsageError, ValueError, OSError) as error:
         raise click.UsageError(str(error)) from error

@@ -6,7 +6,7 @@ import itertools
 import sys
 import time
 from collections.abc import Callable, Hashable, Iterator, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from functools import partial
 from threading import Lock, current_thread, get_ident
 from types import ModuleType
@@ -120,36 +120,6 @@ class MPIWorld(Starting, InTurn, Staff, Scope):
     ):
         Scope.__init__(self)
         patience = checked(patience)
-        self._mpi = mpi = _load(devices)
-        self.library: str = mpi.Get_library_version().strip("\0\n ").splitlines()[0]
-        if comm is None:
-            check_agreement(mpi.COMM_WORLD.size, self.library)
-        self.survives = survives(lost)
-        offered = recruited(mpi) if comm is None else None
-        with _making:
-            whole = (mpi.COMM_WORLD if comm is None else comm).Dup()
-        whole.Set_errhandler(mpi.ERRORS_RETURN)  # errors become exceptions, whatever the user's communicator does
-        if whole.size > 1:
-            share_compilations()  # what scripts compile before they build a program, too
-        host = whole.Split_type(mpi.COMM_TYPE_SHARED)
-        self.devices: Sequence[jax.Device] = (_default_device(host.rank),) if devices is None else tuple(devices)
-        check_devices(self.devices)
-        self._frame = Frame()
-        self._watch: Watch | None = None
-        self._ways: Ways | None = None
-        self._on_devices = OnAccelerators(mpi, self.devices[0])
-        everyone = Together(whole, all_processes(whole, host, len(self.devices)))
-        self.respawn, self.spawns = respawn, max_workers is not None
-        if offered is None:
-            self._start_staff(everyone, workers, min_workers, max_workers)
-        else:
-            everyone = self._start_recruit(everyone, *offered, min_workers)
-        if self.devices[0].platform == "cpu":
-            self._warn_if_oversubscribed(host)
-        host.Free()
-
-        self._local = DeviceWorld(self.devices)
-        self._ops = {"sum": mpi.SUM, "max": mpi.MAX, "min": mpi.MIN}
         self._inboxes: dict[tuple[Layout, int, Hashable], Iterator[Inbox]] = {}
         self._latest: tuple[Any, Iterator[Inbox]] = None, iter(())  # of the inboxes, used last
         self._boards = boards.Boards()
@@ -161,8 +131,41 @@ class MPIWorld(Starting, InTurn, Staff, Scope):
         self._left: tuple[Together, tuple[str, float]] | None = None  # who is together from the next operation on
         self.waited = 0.0
         self._operation = self._last  # the one that it is in, or behind: for the watch
-        ending.world_made()  # before the watch: what is done last is undone first, and MPI ends behind a farewell
-        self._start_watch(everyone, patience)
+        self._frame = Frame()
+        self._watch: Watch | None = None
+        self._ways: Ways | None = None
+        self.respawn, self.spawns = respawn, max_workers is not None
+        with ending.making_world(of_all=comm is None), _as_worker_error():
+            self._mpi = mpi = _load(devices)
+            self.library: str = mpi.Get_library_version().strip("\0\n ").splitlines()[0]
+            if comm is None:
+                check_agreement(mpi.COMM_WORLD.size, self.library)
+            self.survives = survives(lost)
+            offered = recruited(mpi) if comm is None else None
+            with _making:
+                whole = (mpi.COMM_WORLD if comm is None else comm).Dup()
+            whole.Set_errhandler(mpi.ERRORS_RETURN)  # errors become exceptions, whatever the user's communicator does
+            if whole.size > 1:
+                share_compilations()  # what scripts compile before they build a program, too
+            host = whole.Split_type(mpi.COMM_TYPE_SHARED)
+            self.devices: Sequence[jax.Device] = (_default_device(host.rank),) if devices is None else tuple(devices)
+            check_devices(self.devices)
+            self._local = DeviceWorld(self.devices)
+            self._ops = {"sum": mpi.SUM, "max": mpi.MAX, "min": mpi.MIN}
+            self._on_devices = OnAccelerators(mpi, self.devices[0])
+            everyone = Together(whole, all_processes(whole, host, len(self.devices)))
+            if offered is None:
+                self._start_staff(everyone, workers, min_workers, max_workers)
+            else:
+                everyone = self._start_recruit(everyone, *offered, min_workers)
+            if self.devices[0].platform == "cpu":
+                self._warn_if_oversubscribed(host)
+            host.Free()
+            self._start_watch(everyone, patience)
+            ending.world_made()
+            if self.survives and not all_agree(mpi, whole, True):
+                ending.world_ended()
+                raise WorkerError("A process was lost while comm.world() was made, before losses are survived.")
 
     def start(
         self,
@@ -572,6 +575,21 @@ def _load(devices: Sequence[jax.Device] | None) -> ModuleType | Any:
     except (ImportError, RuntimeError) as error:
         raise no_mpi(error) from error
     return MPI
+
+
+@contextmanager
+def _as_worker_error() -> Iterator[None]:
+    """Raise WorkerError for an error of MPI, where a world is made."""
+    try:
+        yield
+    except Exception as error:
+        mpi = sys.modules.get("mpi4py.MPI")
+        if mpi is None or not isinstance(error, mpi.Exception):
+            raise
+        raise WorkerError(
+            f"comm.world() could not be made: MPI gave up ({mpi.Exception.Get_error_string(error)}). Most likely "
+            "another rank has ended before, or in, its own comm.world()."
+        ) from error
 
 
 def _abort(mpi: Any, status: int) -> None:

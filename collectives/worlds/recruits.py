@@ -15,12 +15,11 @@ import threading
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from launchers.ending import leave_job
+from launchers.ending import RECRUIT, leave_job
 
 from .processes import Process
 from .reserve import ASK, CLOSED, READY, REFUSED, Words
 
-RECRUIT = "ADAPTIVE_RECRUIT"  # in the environment of those who were spawned
 _OFFER_TAG, _MERGE_TAG = 7102, 7103
 _log = logging.getLogger("adaptive")
 

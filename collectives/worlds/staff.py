@@ -350,7 +350,9 @@ class Staff:
                 *(self._mpi, self._job, role, plan), survives=self.survives, recruits=recruits, pair=self._entry
             )
         self._recruiting.let_in(recruits)
-        self._entry = None
+        if self._entry is not None:
+            ending.joined()
+            self._entry = None
         self._job = outcome.job
         self._words = Words(self._mpi, self._job.comm)
         if outcome.plan is None:

@@ -1,0 +1,158 @@
+"""The parent of a rank's process: it has the connection to the launcher, and sees how the process ends.
+
+A process cannot report that it was killed, nor that C code ended it, nor anything while C code keeps Python's lock.
+Its parent can. So a rank forks before it imports anything: the child is the rank, and the parent
+
+* passes lines on, between the child and the launcher,
+* sends the child the signals that the launcher names, and those that it gets itself,
+* kills the child where the launcher does not answer any more,
+* reports the child's exit status, or the signal that killed it, and ends in the same way, so that mpirun sees it too.
+
+It is started by `rank.py`, and imports nothing but the standard library.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import resource
+import selectors
+import signal
+import socket
+import sys
+from collections.abc import Mapping
+from contextlib import suppress
+from types import ModuleType
+from typing import NoReturn
+
+PASSED_ON = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2)
+_PR_SET_NAME, _PR_SET_PDEATHSIG = 15, 1
+_AT_ONCE = 1 << 16  # bytes
+
+
+def supervise(ending: ModuleType, environ: Mapping[str, str]) -> socket.socket | None:
+    """Fork. Returns in the child only: its end of a connection to its supervisor.
+
+    Without a launcher of ours nobody needs a supervisor: the process does not fork, and gets None.
+
+    Args:
+      ending: the module `launchers.ending`.
+    """
+    launcher = ending.connect(environ)
+    if launcher is None:
+        return None
+    ours, theirs = socket.socketpair()
+    signals = {signal.SIGCHLD, *PASSED_ON}
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, signals)  # until each of the two has its handlers
+    parent = os.getpid()
+    child = os.fork()
+    if child == 0:
+        ours.close()
+        launcher.close()
+        _end_with(parent)
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        return theirs
+    theirs.close()
+    supervisor = _Supervisor(ending, environ, launcher, ours, child)
+    signal.pthread_sigmask(signal.SIG_SETMASK, before)
+    return supervisor.run()
+
+
+def _end_with(parent: int) -> None:
+    """Have this process killed when its parent dies."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        if os.getppid() != parent:
+            os._exit(1)
+
+
+class _Supervisor:
+    """The parent's part. Nothing is done in signal handlers: Python writes the numbers into a pipe."""
+
+    def __init__(
+        self,
+        ending: ModuleType,
+        environ: Mapping[str, str],
+        launcher: socket.socket,
+        rank: socket.socket,
+        child: int,
+    ):
+        self._ending, self._launcher, self._rank, self._child = ending, launcher, rank, child
+        self._heard = b""
+        self._signals, wakeup = os.pipe()
+        os.set_blocking(wakeup, False)
+        signal.set_wakeup_fd(wakeup)
+        for number in (signal.SIGCHLD, *PASSED_ON):
+            signal.signal(number, lambda number, frame: None)
+        if sys.platform == "linux":
+            ctypes.CDLL(None).prctl(_PR_SET_NAME, b"adaptive-rank")
+        self._report(**ending.introduction(environ, child, supervised=True))
+
+    def run(self) -> NoReturn:
+        """Stay until the child has ended, and end in the same way."""
+        with selectors.DefaultSelector() as selector:
+            selector.register(self._launcher, selectors.EVENT_READ, self._from_launcher)
+            selector.register(self._rank, selectors.EVENT_READ, self._from_rank)
+            selector.register(self._signals, selectors.EVENT_READ, self._from_signals)
+            while True:
+                for key, _ in selector.select():
+                    if not key.data():
+                        selector.unregister(key.fileobj)
+
+    def _from_rank(self) -> bool:
+        """Pass on what the child reports. Returns whether there may be more."""
+        said = self._rank.recv(_AT_ONCE)
+        with suppress(OSError):
+            self._launcher.sendall(said)
+        return bool(said)
+
+    def _from_launcher(self) -> bool:
+        """Obey the launcher, or have the child do so. Returns whether there may be more."""
+        try:
+            said = self._launcher.recv(_AT_ONCE)
+        except OSError as error:
+            self._ending.if_cut_off(error, self._child)
+            return False
+        *lines, self._heard = (self._heard + said).split(b"\n")
+        for line in lines:
+            match line.split():
+                case [b"signal", number]:
+                    self._send(int(number))
+                case _:
+                    with suppress(OSError):
+                        self._rank.sendall(line + b"\n")
+        return bool(said)
+
+    def _from_signals(self) -> bool:
+        for number in os.read(self._signals, _AT_ONCE):
+            if number != signal.SIGCHLD:
+                self._send(number)
+        pid, status = os.waitpid(self._child, os.WNOHANG)
+        if pid:
+            self._end(status)
+        return True
+
+    def _send(self, number: int) -> None:
+        with suppress(ProcessLookupError):
+            os.kill(self._child, number)
+
+    def _report(self, **what: object) -> None:
+        with suppress(OSError):  # the launcher is gone
+            self._ending.send(self._launcher, **what)
+
+    def _end(self, status: int) -> NoReturn:
+        self._rank.setblocking(False)  # a child's children may have its end, too
+        with suppress(BlockingIOError):
+            while self._from_rank():
+                pass
+        if not os.WIFSIGNALED(status):
+            code = os.WEXITSTATUS(status)
+            self._report(exited=code)
+            os._exit(code)
+        number = os.WTERMSIG(status)
+        self._report(killed=number)
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # the child may have left one
+        if number not in (signal.SIGKILL, signal.SIGSTOP):
+            signal.signal(number, signal.SIG_DFL)
+        os.kill(os.getpid(), number)
+        os._exit(128 + number)
