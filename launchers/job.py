@@ -157,7 +157,7 @@ class Job:
         """See what follows from what is known now."""
         if process.over and process not in self._ended:
             self._ended.append(process)
-            if text := remark(process):
+            if (text := remark(process)) and not self._forced:
                 sys.stderr.write(f"adaptive run: {text}\n")
         why = reason_to_end(self._processes)
         if why is not None:
@@ -205,10 +205,10 @@ class Job:
         if self._launcher is None or self._launcher.returncode is not None:
             return
         self._forced = True
-        unfinished = [process for process in self._processes if process.counts and not process.over]
+        unfinished = [process for process in self._processes if not process.over]
         for process in unfinished:
             process.cut_short = True
-        if unfinished:
+        if any(process.counts for process in unfinished):
             sys.stderr.write("adaptive run: the job is ended, with all ranks that go on.\n")
         with suppress(ProcessLookupError):
             self._launcher.terminate()

@@ -119,9 +119,9 @@ def reason_to_end(processes: Collection[Process]) -> str | None:
 
 def remark(process: Process) -> str:
     """Return what to say of a process that has died while the job goes on, or "" where a world says it."""
-    if process.left or process.connected or process.ended is not None:
+    if process.left or not process.over:
         return ""
-    if not process.counts:
+    if not process.counts and process.ended != 0:
         return f"{process} {process.how} {process.where}; the others go on without it."
     if process.crashed and process.worked:
         return (
