@@ -50,9 +50,8 @@ class Job:
         self._ended: list[Process] = []  # in this order
         self._told: signal.Signals | None = None  # the signal that ends it
         self._launcher: asyncio.subprocess.Process | None = None
-        self._deadline: asyncio.TimerHandle | None = None
+        self._check: asyncio.TimerHandle | None = None  # whether there is still a reason to end the job
         self._forced = False  # the launcher did not end by itself
-        self._said = False  # why the job is ended
 
     async def run(self) -> int:
         """Start the job, and wait for its end; returns its exit code."""
@@ -83,11 +82,14 @@ class Job:
 
     def _verdict(self, own: int) -> int:
         own = own if own >= 0 else 128 - own
+        self._say_why()
         quiet = [process for process in self._processes if process not in self._ended]
         for process in quiet:
             process.cut_short |= process.connected
             process.connected = False
-        cut_short = any(process.cut_short and process.counts for process in quiet)
+        cut_short = [process for process in quiet if process.cut_short and process.counts]
+        if cut_short and not self._forced:
+            sys.stderr.write(f"adaptive run: mpirun ended with {own}, while {cut_short[0]} went on.\n")
         code = verdict([*self._ended, *quiet], None if self._forced else own)
         nobody_said = not any(process.ended is not None for process in self._ended)
         failed = any(process.ended for process in self._ended)
@@ -128,6 +130,8 @@ class Job:
         if process is None:
             process = Process(said["job"], said["rank"], said["size"], said["host"], said["pid"], said["spawned"])
             self._processes.append(process)
+        else:
+            process.is_command = True
         process.pid = said["pid"]
         self._lines[writer] = process
         if self._told is not None:  # the process has come too late to get it with the others
@@ -142,7 +146,9 @@ class Job:
         process.making = bool(said.get("making", process.making))
         process.joined |= "joined" in said
         process.left |= "left" in said
-        if process.ended is None:
+        if "ends" in said and process.is_command:
+            process.worlds = 0  # the command may go on
+        elif process.ended is None:
             if "ends" in said:
                 process.ended, process.heard = int(said["ends"]), bool(said.get("heard"))
             elif said.get("exited") or ("exited" in said and process.worlds == 0):
@@ -159,11 +165,23 @@ class Job:
             self._ended.append(process)
             if (text := remark(process)) and not self._forced:
                 sys.stderr.write(f"adaptive run: {text}\n")
-        why = reason_to_end(self._processes)
-        if why is not None:
-            self._end_in(AFTER_SECONDS)
-        if why and not (self._said or self._told or self._forced):
-            self._said = True
+        self._look_again()
+
+    def _look_again(self) -> None:
+        if self._check is None and (why := reason_to_end(self._processes)) is not None:
+            self._check = asyncio.get_running_loop().call_later(AFTER_SECONDS, self._end_because, why)
+
+    def _end_because(self, why: str) -> None:
+        """End the job, if the reason still holds: what another process has reported may have been on its way."""
+        self._check = None
+        if reason_to_end(self._processes) == why:
+            self._say_why()
+            self._terminate()
+        else:
+            self._look_again()
+
+    def _say_why(self) -> None:
+        if not self._forced and self._told is None and (why := reason_to_end(self._processes)):
             sys.stderr.write(f"adaptive run: {why}\n")
 
     def _lose(self, process: Process) -> None:
@@ -187,22 +205,14 @@ class Job:
             self._send(writer, "signal", int(number))
         if number in ENDING:
             self._told = self._told or number
-            self._end_in(self._grace if reached and not again else 0.0)
+            asyncio.get_running_loop().call_later(self._grace if reached and not again else 0.0, self._terminate)
         elif not reached and self._launcher is not None:
             with suppress(ProcessLookupError):
                 self._launcher.send_signal(number)
 
-    def _end_in(self, seconds: float) -> None:
-        """End the launcher, and with it all ranks, unless it has ended by then. The earliest deadline counts."""
-        loop = asyncio.get_running_loop()
-        if self._deadline is not None:
-            if self._deadline.when() <= loop.time() + seconds:
-                return
-            self._deadline.cancel()
-        self._deadline = loop.call_later(seconds, self._terminate)
-
     def _terminate(self) -> None:
-        if self._launcher is None or self._launcher.returncode is not None:
+        """End the MPI's launcher, and with it all ranks."""
+        if self._launcher is None or self._launcher.returncode is not None or self._forced:
             return
         self._forced = True
         unfinished = [process for process in self._processes if not process.over]

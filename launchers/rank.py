@@ -135,8 +135,9 @@ def execute(command: list[str]) -> NoReturn:
 if __name__ == "__main__":
     see_one_gpu(os.environ)
     ending = load("ending")
-    line = load("supervisor").supervise(ending, os.environ) if hasattr(os, "fork") else None
-    if sys.argv[1] == "--":
+    command = sys.argv[1] == "--"
+    line = load("supervisor").supervise(ending, os.environ, command) if hasattr(os, "fork") else None
+    if command:
         execute(sys.argv[2:])
     if line is not None:
         ending.attach(line)

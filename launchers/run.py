@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import shlex
+import signal
 import sys
 from collections.abc import Mapping, Sequence
 from difflib import get_close_matches
@@ -57,6 +58,13 @@ class _Run(click.Command):
         super().parse_args(ctx, ours)
         ctx.params |= {"options": theirs, "words": words}
         return []
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """Run the job. Ctrl-C before it has begun ends with the code that it has later."""
+        try:
+            return super().invoke(ctx)
+        except KeyboardInterrupt:
+            raise SystemExit(128 + signal.SIGINT) from None
 
     def _divide(self, ctx: click.Context, words: Sequence[str]) -> tuple[list[str], list[str]]:
         known = {name: option for option in self.get_params(ctx) for name in option.opts}
@@ -122,8 +130,9 @@ def run(
     Options of mpirun that place or bind ranks take the place of that. Open MPI 5 is told --with-ft ulfm, so that
     the others go on when ranks are lost. Root is allowed to run it.
 
-    Exit code: 0 if the program ended well, whoever was lost or left on the way. Else the code of the first rank that
-    ended badly. Within 5 seconds of the end of the program, whatever mpirun does.
+    Exit code: 0 if the program ended well, no matter which ranks were lost in a world or left. Else the code of the
+    first rank that ended badly, or 128 + the signal that killed it outside a world. At most 5 seconds after the end of
+    the program, whatever mpirun does.
     """
     try:
         mpi = ask(launcher) if launcher else find()

@@ -30,13 +30,14 @@ _PR_SET_NAME, _PR_SET_PDEATHSIG = 15, 1
 _AT_ONCE = 1 << 16  # bytes
 
 
-def supervise(ending: ModuleType, environ: Mapping[str, str]) -> socket.socket | None:
+def supervise(ending: ModuleType, environ: Mapping[str, str], of_command: bool = False) -> socket.socket | None:
     """Fork. Returns in the child only: its end of a connection to its supervisor.
 
     Without a launcher of ours nobody needs a supervisor: the process does not fork, and gets None.
 
     Args:
       ending: the module `launchers.ending`.
+      of_command: the child becomes a command, such as a shell that starts others: signals go to all of them.
     """
     launcher = ending.connect(environ)
     if launcher is None:
@@ -53,7 +54,7 @@ def supervise(ending: ModuleType, environ: Mapping[str, str]) -> socket.socket |
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
         return theirs
     theirs.close()
-    supervisor = _Supervisor(ending, environ, launcher, ours, child)
+    supervisor = _Supervisor(ending, environ, launcher, ours, child, of_command)
     signal.pthread_sigmask(signal.SIG_SETMASK, before)
     return supervisor.run()
 
@@ -76,7 +77,9 @@ class _Supervisor:
         launcher: socket.socket,
         rank: socket.socket,
         child: int,
+        of_command: bool,
     ):
+        self._whole_group = of_command and os.getpgrp() == os.getpid()
         self._ending, self._launcher, self._rank, self._child = ending, launcher, rank, child
         self._heard = b""
         self._signals, wakeup = os.pipe()
@@ -116,6 +119,8 @@ class _Supervisor:
         *lines, self._heard = (self._heard + said).split(b"\n")
         for line in lines:
             match line.split():
+                case [b"signal", number] if self._whole_group:
+                    self._send_to_group(int(number))
                 case [b"signal", number]:
                     self._send(int(number))
                 case _:
@@ -135,6 +140,11 @@ class _Supervisor:
     def _send(self, number: int) -> None:
         with suppress(ProcessLookupError):
             os.kill(self._child, number)
+
+    def _send_to_group(self, number: int) -> None:
+        ours = signal.signal(number, signal.SIG_IGN)
+        os.killpg(0, number)
+        signal.signal(number, ours)
 
     def _report(self, **what: object) -> None:
         with suppress(OSError):  # the launcher is gone

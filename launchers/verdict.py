@@ -14,6 +14,7 @@ class Process:
     Attributes:
       job: the name of the job in the MPI's launcher: those that are spawned are another one.
       size: how many processes that job has.
+      is_command: it is of a command, of which any part may report.
       spawned: by others of the job, whose training does not depend on it before it has `joined`.
       connected: whether it runs, as far as is known.
       worlds: how many worlds it is in.
@@ -32,6 +33,7 @@ class Process:
     host: str
     pid: int
     spawned: bool = False
+    is_command: bool = False
     joined: bool = False
     connected: bool = True
     worlds: int = 0

@@ -13,7 +13,8 @@ import sys
 import threading
 import time
 
-import collectives as comm
+import psutil
+
 from launchers import ending
 
 CASES = {int(rank): case for case, _, rank in (argument.partition(":") for argument in sys.argv[1:]) if rank}
@@ -32,8 +33,7 @@ def half_way(case: str, world: comm.MPIWorld) -> None:
             raise OSError("no space left for a checkpoint")
         case "sys.exit 3":
             sys.exit(3)
-        case "leaves by exit 3":
-            ending.ends(3)
+        case "os._exit 3":
             os._exit(3)
         case "hangs":
             threading.Event().wait()
@@ -60,8 +60,19 @@ def half_way(case: str, world: comm.MPIWorld) -> None:
             print(f"told {signal.Signals(told[0]).name}", flush=True)
 
 
+def before_its_world(case: str) -> None:
+    match case:
+        case "killed in its import":
+            die()
+        case "exit 0 in its import":
+            sys.exit()
+
+
+before_its_world(CASES.get(int(os.environ["OMPI_COMM_WORLD_RANK"]), ""))
+import collectives as comm  # noqa: E402
+
 with comm.world() as world:
-    case = CASES.get(world.rank, "")
+    case, first = CASES.get(world.rank, ""), world.comm.bcast(os.getpid())
     for step in range(20):
         if step == 10:
             half_way(case, world)
@@ -72,3 +83,6 @@ match case:
         die()
     case "exit 4 in the end":
         sys.exit(4)
+    case "waits until rank 0 is gone":
+        while psutil.pid_exists(first):
+            time.sleep(0.01)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import signal
 import subprocess
 import sys
@@ -53,14 +54,31 @@ def test_the_code_of_one_rank_is_the_jobs():
 
 
 def test_others_are_ended_though_they_wait_for_what_never_comes():
-    end("leaves by exit 3:1", n=2, code=3)
+    """The rank says nothing: whoever started it sees how it ends."""
+    result = end("os._exit 3:1", n=2, code=3)
+    assert re.search(r"adaptive run: rank 1 \(pid .*\) ended with exit code 3\.", result.stderr), result
+
+
+def test_a_rank_that_is_killed_before_its_world():
+    """The others would wait in MPI_Init without end."""
+    result = end("killed in its import:2", code=137)
+    assert re.search(r"rank 2 \(pid .*\) was killed by SIGKILL before its first world", result.stderr), result
+
+
+@pytest.mark.long
+def test_a_rank_that_ends_before_its_world():
+    result = end("exit 0 in its import:0", code=1)
+    said = r"rank 0 \(pid .*\) ended with exit code 0 before its first world, and rank . .* waits for it in comm.world"
+    assert re.search(said, result.stderr), result
 
 
 @pytest.mark.long
 def test_codes_behind_the_world():
     """Nobody does what a rank does there, so it cannot be lost."""
     assert end("exit 4 in the end:2", code=4).stdout.count("ended well") == 3
-    assert end("killed behind its world:1", code=1).stdout.count("ended well") == 3
+    result = end("killed behind its world:1", code=137)
+    assert result.stdout.count("ended well") == 3, result
+    assert re.search(r"rank 1 .* was killed by SIGKILL after its last world; the others go on", result.stderr), result
 
 
 def test_a_spawned_worker():
@@ -112,3 +130,9 @@ def test_a_host_that_is_cut_off(here):
         assert job.returncode == 0, said
         assert said.count(f"of {here} ended well") == here, said
         assert made.wait_until_gone("h2", SCRIPT.name, timeout=limit(60))
+
+
+def test_plain_mpirun_does_not_wait_for_those_who_finalize_later():
+    """Rank 1 finalizes when rank 0 is gone, so rank 0 must not wait for it in MPI_Finalize for more than its time."""
+    result = run([SCRIPT, "waits until rank 0 is gone:1"], n=2, options=["--with-ft", "ulfm"])
+    assert result.stdout.count("ended well") == 2, result

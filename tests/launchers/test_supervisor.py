@@ -1,0 +1,135 @@
+"""The parent of a rank's process: what it reports, passes on, and how it ends."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+
+import psutil
+import pytest
+
+from launchers.mpirun import RANK
+from tests.mpirun import ROOT
+
+
+class Rank:
+    """A rank without MPI, and its launcher's end of the connection."""
+
+    def __init__(self, folder, code: str):
+        script = folder / "train.py"
+        script.write_text(code)
+        with socket.create_server(("127.0.0.1", 0)) as server:
+            server.settimeout(100)
+            address = f"127.0.0.1:{server.getsockname()[1]}"
+            environ = {"ADAPTIVE_LAUNCHER": f"secret 30 {socket.gethostname()} {address}"}
+            place = {"OMPI_COMM_WORLD_RANK": "1", "OMPI_COMM_WORLD_SIZE": "3", "PMIX_NAMESPACE": "job"}
+            self.process = subprocess.Popen(
+                [sys.executable, str(RANK), str(script)],
+                env={**os.environ, **environ, **place, "PYTHONPATH": str(ROOT)},
+                stdout=subprocess.PIPE, text=True, start_new_session=True,
+            )  # fmt: skip
+            self.line = server.accept()[0]
+        self.line.settimeout(100)
+        self._lines = self.line.makefile("r")
+        self.who = self.heard()
+
+    def heard(self) -> dict:
+        return json.loads(self._lines.readline())
+
+    def said(self) -> str:
+        return self.process.stdout.readline().rstrip()
+
+    def end(self) -> tuple[list[dict], int]:
+        """The rest of what is reported, and the exit status."""
+        rest = [json.loads(line) for line in self._lines]
+        return rest, self.process.wait(100)
+
+
+@pytest.fixture
+def start(tmp_path):
+    """Starts a rank; nothing of it survives the test."""
+    ranks: list[Rank] = []
+
+    def begin(code: str) -> Rank:
+        ranks.append(Rank(tmp_path, code))
+        return ranks[-1]
+
+    yield begin
+    for rank in ranks:
+        rank.line.close()
+        rank.process.kill()
+        rank.process.communicate()
+
+
+WAITS = "print('there', flush=True)\nimport signal\nsignal.pause()"
+HOLDS_THE_LOCK = "print('there', flush=True)\nimport ctypes\nctypes.PyDLL(None).pause()"
+
+
+def test_it_says_who_the_rank_is(start):
+    rank = start("import os; print(os.getpid(), flush=True)")
+    pid = int(rank.said())
+    assert pid == rank.who["pid"] != rank.process.pid
+    assert (rank.who["rank"], rank.who["size"], rank.who["job"], rank.who["token"]) == (1, 3, "job", "secret")
+    assert rank.end() == ([{"ends": 0}, {"exited": 0}], 0)
+
+
+@pytest.mark.parametrize(
+    ("code", "reports", "status"),
+    [
+        ("raise SystemExit(3)", [{"ends": 3, "heard": False}, {"exited": 3}], 3),
+        ("import os; os._exit(3)", [{"exited": 3}], 3),
+        ("import ctypes; ctypes.CDLL(None).exit(4)", [{"exited": 4}], 4),  # C code, which says nothing to Python
+        ("import os; os.kill(os.getpid(), 9)", [{"killed": 9}], -9),
+        ("import os, signal; signal.signal(11, signal.SIG_DFL); os.kill(os.getpid(), 11)", [{"killed": 11}], -11),
+        ("from launchers import ending; ending.world_made(); import os; os._exit(0)", [{"world": 1}, {"exited": 0}], 0),
+    ],
+)  # fmt: skip
+def test_it_reports_how_the_rank_has_ended_and_ends_alike(code, reports, status, start):
+    assert start(code).end() == (reports, status)
+
+
+@pytest.mark.parametrize("code", [WAITS, HOLDS_THE_LOCK])
+def test_signals_of_the_launcher_reach_a_rank_whatever_it_does(code, start):
+    rank = start(code)
+    assert rank.said() == "there"
+    rank.line.sendall(b"signal 15\n")
+    assert rank.end() == ([{"killed": 15}], -15)
+
+
+def test_its_own_signals_are_the_ranks(start):
+    rank = start("import signal\nsignal.signal(signal.SIGUSR1, lambda *_: print('heard', flush=True))\n" + WAITS)
+    assert rank.said() == "there"
+    rank.process.send_signal(signal.SIGUSR1)
+    assert rank.said() == "heard"
+    assert rank.end() == ([{"ends": 0}, {"exited": 0}], 0)
+
+
+def test_other_words_of_the_launcher_reach_the_rank(start):
+    code = "from launchers import ending\nending._lost = lambda rank: print('lost', rank, flush=True)\n" + WAITS
+    rank = start(code)
+    assert rank.said() == "there"
+    rank.line.sendall(b"lost 2\n")
+    assert rank.said() == "lost 2"
+    rank.process.send_signal(signal.SIGTERM)
+    assert rank.end() == ([{"killed": 15}], -15)
+
+
+def test_a_rank_does_not_outlive_it(start):
+    rank = start(WAITS)
+    assert rank.said() == "there"
+    child = psutil.Process(rank.who["pid"])
+    rank.process.kill()
+    assert child.wait(100) is None  # it is not our child: only that it is gone is known
+    assert rank.end() == ([], -9)
+
+
+def test_what_a_rank_has_forked_may_go_on(start):
+    """The end of the rank is reported, although others have its connection open."""
+    rank = start("import os, signal\nif os.fork():\n    os._exit(3)\nsignal.pause()")
+    assert rank.heard() == {"exited": 3}
+    assert rank.process.wait(100) == 3
+    os.killpg(rank.process.pid, signal.SIGKILL)

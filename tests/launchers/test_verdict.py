@@ -1,0 +1,86 @@
+"""What follows from how the processes of a job have ended."""
+
+from __future__ import annotations
+
+import pytest
+
+from launchers.verdict import Process, reason_to_end, remark, verdict
+
+
+def process(rank: int = 0, **known) -> Process:
+    return Process("job", rank, 3, "here", 1, **{"connected": False, **known})
+
+
+@pytest.mark.parametrize(
+    ("processes", "own", "code"),
+    [
+        ([process(ended=0), process(ended=0)], 0, 0),
+        ([process(ended=0), process(worlds=1)], 137, 0),  # it died in its world
+        ([process(ended=0), process()], 0, 1),  # after it
+        ([process(ended=0), process(killed=9)], 139, 137),
+        ([process(ended=0), process()], 139, 139),  # by what, nobody knows
+        ([process(worlds=1), process(worlds=1)], 0, 1),  # all did
+        ([process(worlds=1, killed=9), process(worlds=1, killed=11)], 0, 139),
+        ([process(ended=0), process(ended=3), process(ended=1)], 0, 3),
+        ([process(ended=1, heard=True), process(ended=3), process(ended=4)], 0, 3),
+        ([process(killed=9), process(ended=1)], 0, 137),  # the first of them
+        ([process(ended=1, heard=True), process(killed=9)], 0, 137),
+        ([process(ended=1, heard=True), process(worlds=1)], 0, 1),
+        ([process(ended=0), process(left=True, ended=None)], 0, 0),
+        ([process(ended=0), process(spawned=True, ended=3), process(spawned=True, killed=9)], 139, 0),
+        ([process(ended=0), process(spawned=True, joined=True, ended=3)], 0, 3),
+        ([process(ended=0), process(worlds=1, cut_short=True)], None, 1),
+        ([process(left=True)], 5, 5),
+        ([process(ended=0)], None, 0),  # mpirun had to be ended
+        ([process(worlds=1)], None, 1),
+        ([], 7, 7),
+        ([], 0, 0),
+    ],
+)
+def test_whether_a_job_ended_well(processes, own, code):
+    assert verdict(processes, own) == code
+
+
+def alive(rank: int, **known) -> Process:
+    return process(rank, connected=True, **known)
+
+
+@pytest.mark.parametrize(
+    ("processes", "reason"),
+    [
+        ([alive(0), alive(1)], None),
+        ([alive(0, making=True), alive(1)], None),
+        ([process(0, ended=0), process(1, ended=0), process(2, ended=0)], ""),
+        ([process(0, ended=0), process(1, ended=0)], None),  # rank 2 is on its way, or never says anything
+        ([process(0, ended=0), process(1, ended=0), alive(2)], None),
+        ([alive(0, worlds=1), process(1, worlds=1, worked=True), alive(2)], None),
+        ([alive(0, worlds=1), process(1, worked=True, killed=9), alive(2)], None),
+        ([alive(0), process(1, killed=9)], "rank 1 (pid 1 on here) was killed by SIGKILL before its first world, and"),
+        ([alive(0), process(1)], "rank 1 (pid 1 on here) died before its first world, and"),
+        ([alive(0, making=True), process(1, ended=0)], "rank 1 (pid 1 on here) ended with exit code 0 before its"),
+        ([alive(0, making=True), process(1, worked=True, killed=9)], "rank 1 (pid 1 on here) was killed by"),
+        ([alive(0), process(1, ended=0)], None),
+        ([alive(0), process(1, ended=3)], "rank 1 (pid 1 on here) ended with exit code 3."),
+        ([alive(0), process(1, ended=3, left=True)], None),
+        ([alive(0), process(1, ended=1, heard=True), alive(2)], ""),
+        ([alive(0), process(0, spawned=True, ended=3), process(0, spawned=True, killed=9)], None),
+    ],
+)  # fmt: skip
+def test_whether_a_job_has_to_be_ended(processes, reason):
+    found = reason_to_end(processes)
+    assert found == reason if not reason else found is not None and found.startswith(reason)
+
+
+@pytest.mark.parametrize(
+    ("one", "said"),
+    [
+        (process(0, worlds=1, worked=True, killed=9), ""),  # the others say so
+        (process(0, killed=9), ""),  # it is the reason for the end
+        (process(0, ended=0), ""),
+        (process(0, worked=True, killed=70), "was killed by signal 70 after its last world; the others go on, and"),
+        (process(0, spawned=True, killed=9), "of a spawned job (pid 1 on here) was killed by SIGKILL before it joined"),
+        (process(0, spawned=True, left=True), ""),
+    ],
+)
+def test_what_is_said_of_a_process_while_the_job_goes_on(one, said):
+    assert said in remark(one) if said else not remark(one)
