@@ -22,8 +22,8 @@ on without it.
 
 MPI_Finalize can wait for ever where processes were lost or have left. In a job that survives losses a process whose
 exit code is known leaves it out, which mpirun does not mind: Python's exit handlers are run, files are flushed, and
-the process is gone. Else (plain `python train.py`) MPI_Finalize runs in a thread, with a deadline; mpi4py sees that
-MPI is finalized, or being so, and leaves it at that.
+the process is gone. Else (plain `python train.py`) MPI_Finalize runs in a thread, with a deadline, and mpi4py, which
+would call it once more, is told to leave it to us (`collectives/worlds/mpi.py`).
 
 The launcher's `rank.py` loads this file before anything else, so it imports nothing but the standard library.
 """
@@ -40,7 +40,6 @@ import signal
 import socket
 import sys
 import threading
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any, NoReturn
@@ -293,8 +292,6 @@ def _finalize(mpi: Any, seconds: float) -> None:
     thread = threading.Thread(target=_finalize_of(mpi), name="adaptive-finalize", daemon=True)
     thread.start()
     thread.join(seconds)
-    while thread.is_alive() and not mpi.Is_finalized():  # from its first moments on it is
-        time.sleep(0.002)
     if thread.is_alive() and sys.platform == "linux":  # not under the feet of C's own handlers
         c = ctypes.CDLL(None)
         if hasattr(c, "on_exit"):

@@ -571,6 +571,10 @@ def _load(devices: Sequence[jax.Device] | None) -> ModuleType | Any:
         on_accelerators.prepare(devices)
         boards.prepare()
     try:
+        if enabled():
+            import mpi4py
+
+            mpi4py.rc.finalize = False  # it would wait for ever for those who are gone: `launchers.ending` does it
         from mpi4py import MPI
     except (ImportError, RuntimeError) as error:
         raise no_mpi(error) from error
