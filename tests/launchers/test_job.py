@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.mpirun import ROOT
+from tests.speed import limit
 
 HERE = Path(__file__).parent
 WITH_SHORT_DEADLINES = """
@@ -53,7 +54,7 @@ def end(start):
     def run(*words: str, n: int = 3, **given):
         with start(*words, n=n, **given) as job:
             try:
-                stdout, stderr = job.communicate(timeout=100)
+                stdout, stderr = job.communicate(timeout=limit(100))
             finally:
                 job.kill()
         said = [line for line in stderr.splitlines() if line.startswith("adaptive run: ")]
@@ -217,7 +218,7 @@ def test_a_signal_while_ranks_import(number, start):
         try:
             assert job.stdout.readline() == "there\n"  # of one of them
             job.send_signal(number)
-            job.communicate(timeout=60)
+            job.communicate(timeout=limit(60))
         finally:
             job.kill()
     assert job.returncode == 128 + number
@@ -230,7 +231,7 @@ def test_a_signal_before_there_is_a_rank(number, start):
         try:
             assert any("mpirun" in line for line in job.stderr)
             job.send_signal(number)
-            job.communicate(timeout=60)
+            job.communicate(timeout=limit(60))
         finally:
             job.kill()
     assert job.returncode == 128 + number

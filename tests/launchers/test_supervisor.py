@@ -14,6 +14,7 @@ import pytest
 
 from launchers.mpirun import RANK
 from tests.mpirun import ROOT
+from tests.speed import limit
 
 
 class Rank:
@@ -23,7 +24,7 @@ class Rank:
         script = folder / "train.py"
         script.write_text(code)
         with socket.create_server(("127.0.0.1", 0)) as server:
-            server.settimeout(100)
+            server.settimeout(limit(100))
             address = f"127.0.0.1:{server.getsockname()[1]}"
             environ = {"ADAPTIVE_LAUNCHER": f"secret 30 {socket.gethostname()} {address}"}
             place = {"OMPI_COMM_WORLD_RANK": "1", "OMPI_COMM_WORLD_SIZE": "3", "PMIX_NAMESPACE": "job"}
@@ -33,7 +34,7 @@ class Rank:
                 stdout=subprocess.PIPE, text=True, start_new_session=True,
             )  # fmt: skip
             self.line = server.accept()[0]
-        self.line.settimeout(100)
+        self.line.settimeout(limit(100))
         self._lines = self.line.makefile("r")
         self.who = self.heard()
 
@@ -46,7 +47,7 @@ class Rank:
     def end(self) -> tuple[list[dict], int]:
         """The rest of what is reported, and the exit status."""
         rest = [json.loads(line) for line in self._lines]
-        return rest, self.process.wait(100)
+        return rest, self.process.wait(limit(100))
 
 
 @pytest.fixture
@@ -123,7 +124,7 @@ def test_a_rank_does_not_outlive_it(start):
     assert rank.said() == "there"
     child = psutil.Process(rank.who["pid"])
     rank.process.kill()
-    assert child.wait(100) is None  # it is not our child: only that it is gone is known
+    assert child.wait(limit(100)) is None  # it is not our child: only that it is gone is known
     assert rank.end() == ([], -9)
 
 
@@ -131,5 +132,5 @@ def test_what_a_rank_has_forked_may_go_on(start):
     """The end of the rank is reported, although others have its connection open."""
     rank = start("import os, signal\nif os.fork():\n    os._exit(3)\nsignal.pause()")
     assert rank.heard() == {"exited": 3}
-    assert rank.process.wait(100) == 3
+    assert rank.process.wait(limit(100)) == 3
     os.killpg(rank.process.pid, signal.SIGKILL)
