@@ -286,12 +286,22 @@ class BatchSizes:
         """Who asked for sizes that are not in force yet; empty where all are."""
         return followed_by(self._pending_by, self._next_by)
 
-    def restart(self, sizes: Sequence[int], shares: Sequence[float], members: Sequence[int] | None = None) -> None:
-        """Take up a split that was in force before, the shares that it was made by, and who was there, if others were
-        than now. All must be valid.
+    def restart(
+        self,
+        sizes: Sequence[int],
+        shares: Sequence[float],
+        members: Sequence[int] | None = None,
+        wanted: int | None = None,
+    ) -> None:
+        """Take up a split that was in force before, and the shares that it was made by. All must be valid.
+
+        Args:
+          members: the seats that had a worker then; by default those that have one now.
+          wanted: the global batch that was asked for then; by default that of the split. Where it is larger, the
+            members of then could not hold it, and others may.
         """
         self.members = self.members if members is None else tuple(members)
-        self.shares, self.wanted = tuple(shares), sum(sizes)
+        self.shares, self.wanted = tuple(shares), sum(sizes) if wanted is None else wanted
         restored = Request("program.restore", 0, Decision(), hook=False)
         self.causes = (restored,) if tuple(sizes) != self.current else ()
         self._pending_by, self._next_by, self._wanted_by = (), (), None

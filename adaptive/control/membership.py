@@ -363,12 +363,16 @@ class Membership:
             elif self.asked == before:
                 self.asked = now
 
-    def restart(self, asked: int | None, roster: Roster | None = None) -> None:
+    def restart(self, asked: int | None, roster: Roster | None = None, *, members: int | None = None) -> None:
         """Go on with a target that was asked for before; `None` if nobody had asked.
 
         Args:
           roster: who was there when restoring began; by default who is there now.
+          members: how many there were. They become the target where nobody had asked then, and somebody has since: that
+            request is taken back.
         """
+        if asked is None and self.asked is not None:
+            asked = members
         roster = Roster.of(self._world) if roster is None else roster
         self._there, self._generation = len(roster.members), roster.generation
         self.asked = None if asked is None else self.nearest(asked)

@@ -91,6 +91,7 @@ def save(
         "step": step,
         "cursor": stream.cursors[0] if len(stream.shard_ranges) == 1 else list(stream.cursors),
         "batch_sizes": list(sizes.target),
+        "global_batch": sizes.wanted,
         "shares": list(sizes.shares),
         "members": list(sizes.members),
         "workers": membership.asked or 0,
@@ -193,6 +194,7 @@ class Parsed:
     Attributes:
       place: where an iterator stood; nothing, of data that have an index.
       batch_sizes, shares: for the workers of this world.
+      wanted: the global batch that was asked for; the workers of then may not have been able to hold it.
       members: the seats that had a worker. Whoever is there besides, joins; whoever is not, has left.
       workers: how many there were to be; `None` if nobody had asked, or on another number of seats.
       state, slots: arrays by their labels, in the order of the program; of what is local, a row per worker.
@@ -204,6 +206,7 @@ class Parsed:
     place: str
     batch_sizes: tuple[int, ...]
     shares: tuple[float, ...]
+    wanted: int
     members: tuple[int, ...]
     workers: int | None
     state: dict[str, np.ndarray]
@@ -219,6 +222,7 @@ class Parsed:
             "place": self.place,
             "batch sizes": str(self.batch_sizes),
             "shares": str(self.shares),
+            "global batch": str(self.wanted),
             "members": str(self.members),
             "workers": str(self.workers),
             **{label: digest_of_tree(leaf) for label, leaf in leaves.items()},
@@ -241,6 +245,8 @@ def parse(checkpoint: Any, engine: Engine, hooks: Hooks, sizes: BatchSizes, stre
     fields = _fields(checkpoint)
     cursors = _check_data(fields, stream)
     batch_sizes = [_whole(n, "batch_sizes", least=0) for n in _numbers(fields["batch_sizes"], "batch_sizes")]
+    # A checkpoint of an earlier version knows of no other global batch than that of its sizes.
+    wanted = _whole(fields.get("global_batch", sum(batch_sizes)), "global_batch", least=1)
     before, here = len(batch_sizes), engine.world.capacity
     wanted_state, wanted_slots = _of_state(engine, like), _of_slots(engine)
     if before != here and has_local(engine):
@@ -254,7 +260,9 @@ def parse(checkpoint: Any, engine: Engine, hooks: Hooks, sizes: BatchSizes, stre
             split, members = _fitting(batch_sizes, shares, sizes), _members(fields, here)
         else:
             shares, members = tuple(float(seat in sizes.members) for seat in range(here)), sizes.members
-            split = equal(sizes.check_global(sum(batch_sizes), shares), sizes.bounds(shares))
+            bounds = sizes.bounds(shares)
+            clipped = wanted != sum(batch_sizes)  # then already, so that it may be clipped to another size here
+            split = equal(bounds.nearest(wanted) if clipped else sizes.check_global(wanted, shares), bounds)
     except (AdaptiveError, TypeError, ValueError) as error:
         raise CheckpointError(f"the checkpoint's sizes cannot be used here: {error}") from error
     return Parsed(
@@ -263,6 +271,7 @@ def parse(checkpoint: Any, engine: Engine, hooks: Hooks, sizes: BatchSizes, stre
         place=_text(fields.get("place", ""), "place"),
         batch_sizes=split,
         shares=shares,
+        wanted=wanted,
         members=members,
         workers=(_whole(fields["workers"], "workers") or None) if before == here else None,
         state=_arrays(fields, "state", wanted_state),

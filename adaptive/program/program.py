@@ -845,9 +845,9 @@ class Program:
         ((parsed, digests, (self._engine.states, self._engine.slots)),) = prepared
         self._hooks.restart([parsed.hooks[name] for name in self._hooks.names])
         self._hyperparameters.restart()
-        self._sizes.restart(parsed.batch_sizes, parsed.shares, parsed.members)
+        self._sizes.restart(parsed.batch_sizes, parsed.shares, parsed.members, parsed.wanted)
         self._seating.restart(parsed.members)
-        self._membership.restart(parsed.workers, roster)
+        self._membership.restart(parsed.workers, roster, members=len(parsed.members))
         self._stream.go_on(parsed.cursors, parsed.place)
         self._step, self._skips.in_a_row, self._update.told = parsed.step, 0, False
         engine = self._engine

@@ -1,0 +1,139 @@
+"""What was asked for goes to the disk with a checkpoint, and not only what could be had of it when it was taken."""
+
+from __future__ import annotations
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import adaptive as ad
+import collectives as comm
+from adaptive.program.stored import Table, load
+from adaptive.runtime.local_world import LocalWorld
+
+
+def driver(state, batch):
+    return state + comm.all_reduce(batch["x"].mean()), {"n": ad.workers()}
+
+
+def build(world, global_batch=30):
+    data = {"x": np.arange(300.0, dtype=np.float32)}
+    return ad.Program(driver, jnp.zeros(()), data, global_batch=global_batch, max_local_batch=10, world=world)
+
+
+def stored(kept, tmp_path):
+    """The checkpoint as it comes back from the disk."""
+    Table(kept).write(tmp_path)
+    return load(tmp_path)
+
+
+def clipped_by_a_leave():
+    world = LocalWorld(3)
+    with build(world) as program:
+        program.step()
+        world.leave(2)
+        assert program.step().batch_sizes == (10, 10, 0)
+        return program.checkpoint()
+
+
+def clipped_as_nobody_has_joined_yet():
+    class Slow(LocalWorld):
+        ready = 0
+
+    with build(Slow(3, workers=2), global_batch=14) as program:
+        program.warm_up()
+        program.step()
+        program.rescale(workers=3, global_batch=30)
+        assert program.step().batch_sizes == (10, 10, 0)
+        return program.checkpoint()
+
+
+CLIPPED = [clipped_by_a_leave, clipped_as_nobody_has_joined_yet]
+
+
+@pytest.mark.parametrize("clipped", CLIPPED)
+def test_a_batch_that_was_clipped_is_as_large_as_was_asked_when_all_are_there_again(clipped, tmp_path):
+    with build(LocalWorld(3), global_batch=9) as program:
+        program.restore(stored(clipped(), tmp_path))
+        assert program.step().batch_sizes == (10, 10, 10)
+
+
+@pytest.mark.parametrize("clipped", CLIPPED)
+def test_it_is_so_among_the_same_workers_too_as_soon_as_others_join(clipped, tmp_path):
+    world = LocalWorld(3, workers=2)
+    with build(world, global_batch=9) as program:
+        program.restore({**stored(clipped(), tmp_path), "workers": 0})
+        assert program.step().batch_sizes == (10, 10, 0)
+        again = program.checkpoint()
+        assert again["global_batch"] == 30
+        world.join(2)
+        assert program.step().batch_sizes == (10, 10, 10)
+
+
+@pytest.mark.parametrize(("seats", "sizes"), [(2, (10, 10)), (4, (8, 8, 7, 7)), (1, (10,))])
+def test_on_another_number_of_seats_it_is_what_these_can_hold(seats, sizes):
+    kept = clipped_by_a_leave()
+    with build(LocalWorld(seats), global_batch=seats) as program:
+        program.restore(kept)
+        assert program.step().batch_sizes == sizes
+        assert program.checkpoint()["global_batch"] == 30
+
+
+def test_a_batch_that_a_shard_has_clipped():
+    def shards(*lengths):
+        return ad.Shards([{"x": np.zeros(n, np.float32)} for n in lengths])
+
+    def make(world):
+        return ad.Program(driver, jnp.zeros(()), shards(40, 40, 4), global_batch=24, shares=(1, 1, 0), world=world)
+
+    world = LocalWorld(3)
+    with make(world) as program:
+        program.step()
+        world.leave(0)
+        world.leave(1)
+        assert program.step().batch_sizes == (0, 0, 4)
+        kept = program.checkpoint()
+    with make(LocalWorld(3)) as program:
+        program.restore(kept)
+        assert sum(program.step().batch_sizes) == 24
+
+
+def test_an_earlier_checkpoint_has_the_batch_of_its_sizes():
+    kept = clipped_by_a_leave()
+    del kept["global_batch"]
+    with build(LocalWorld(3), global_batch=9) as program:
+        program.restore(kept)
+        assert sum(program.step().batch_sizes) == 20
+
+
+@pytest.mark.parametrize("wrong", [0, -3, 2.5, "thirty", [30]])
+def test_a_global_batch_that_is_none_is_refused(wrong):
+    kept = {**clipped_by_a_leave(), "global_batch": wrong}
+    with build(LocalWorld(3)) as program, pytest.raises(ad.CheckpointError, match="global_batch"):
+        program.restore(kept)
+
+
+@pytest.mark.parametrize(("at_first", "then"), [(3, 2), (2, 3), (1, 3)])
+def test_in_place_as_many_work_as_when_it_was_taken(at_first, then):
+    """A request behind a checkpoint is taken back with the rest, whether anybody had asked before or not."""
+    world = LocalWorld(3, workers=at_first)
+    with build(world, global_batch=10) as program:
+        program.step()
+        kept = program.checkpoint()
+        program.rescale(workers=then)
+        program.step()
+        assert program.step().metrics["n"] == then
+        program.restore(kept)
+        assert program.target_workers == at_first
+        program.step()
+        assert program.step().metrics["n"] == at_first
+
+
+def test_elsewhere_as_many_work_as_there_are_where_nobody_had_asked():
+    with build(LocalWorld(3, workers=2), global_batch=10) as program:
+        program.step()
+        kept = program.checkpoint()
+    with build(LocalWorld(3), global_batch=10) as program:
+        program.restore(kept)
+        assert program.target_workers == 3
+        assert program.step().metrics["n"] == 3
