@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import logging
+import os
+import re
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,11 +22,12 @@ def write(arrays: Mapping[str, np.ndarray], folder: Path) -> None:
     """Write arrays, none of them empty, to a folder that is not there yet. They are on the disk when this returns.
 
     Raises:
-      Exception: whatever orbax and the libraries below it say where it cannot be done.
+      OSError: the system refuses it, because the disk is full.
+      Exception: whatever else orbax and the libraries below it say where it cannot be done.
     """
     import orbax.checkpoint as ocp
 
-    with _checkpointer() as checkpointer:
+    with _errors_are_raised_only(), _checkpointer() as checkpointer:
         as_they_are = {name: array.view(_NotCopied) for name, array in arrays.items()}
         checkpointer.save(folder.absolute(), args=ocp.args.PyTreeSave(as_they_are))
 
@@ -35,6 +41,52 @@ def read(folder: Path) -> dict[str, np.ndarray]:
         how = {name: ocp.RestoreArgs(restore_type=np.ndarray) for name in metadata.tree}
         found = checkpointer.restore(folder.absolute(), args=ocp.args.PyTreeRestore(restore_args=how))
     return {name: np.asarray(value) for name, value in found.items()}
+
+
+_OS_ERROR = re.compile(r"os_error_code='(\d+)'")
+
+
+@contextmanager
+def _errors_are_raised_only() -> Iterator[None]:
+    """Raise errors of writing, and keep orbax and tensorstore from printing their tracebacks besides.
+
+    orbax logs an error in each of its threads. It then closes its event loop, and every array that tensorstore is still
+    writing prints that the loop is closed, also when this has returned.
+    """
+    absl, hook = logging.getLogger("absl"), _WithoutClosedLoops(sys.unraisablehook)
+    absl.addFilter(_not_of_orbax)
+    sys.unraisablehook = hook
+    try:
+        yield
+    except Exception as error:
+        code = _OS_ERROR.search(str(error))
+        if code is None:
+            raise
+        raise OSError(int(code[1]), os.strerror(int(code[1]))) from error
+    else:
+        if sys.unraisablehook is hook:
+            sys.unraisablehook = hook.before
+    finally:
+        absl.removeFilter(_not_of_orbax)
+
+
+def _not_of_orbax(record: logging.LogRecord) -> bool:
+    return record.levelno < logging.ERROR or f"{os.sep}orbax{os.sep}" not in record.pathname
+
+
+class _WithoutClosedLoops:
+    """An `unraisablehook` that passes over "Event loop is closed" where no code of Python's has called the loop."""
+
+    before: Callable[[Any], Any]
+
+    def __init__(self, before: Callable[[Any], Any]):
+        self.before = before.before if isinstance(before, _WithoutClosedLoops) else before
+
+    def __call__(self, unraisable: Any) -> None:
+        trace = unraisable.exc_traceback
+        of_a_loop = trace is not None and trace.tb_frame.f_code.co_name == "call_soon_threadsafe"
+        if not (of_a_loop and isinstance(unraisable.exc_value, RuntimeError)):
+            self.before(unraisable)
 
 
 class _NotCopied(np.ndarray):

@@ -53,22 +53,36 @@ def belongs_to(path: Path) -> Path:
     return path.parent if _NAME.fullmatch(path.name) and path.is_dir() else path
 
 
-def newest_whole(path: Path) -> Whole | None:
-    """The newest checkpoint of a directory that is whole; or the one that `path` itself is.
+def step_of(path: Path) -> int | None:
+    """Return the step in a checkpoint's name; None for a folder of another name."""
+    match = _NAME.fullmatch(path.name)
+    return None if match is None else int(match[2])
 
-    Returns:
-      `None` if there is none at all.
+
+def newest_whole(path: Path, fits: Callable[[Path], None] = lambda _: None) -> Whole | None:
+    """Return the newest checkpoint of a directory that is whole, or the one that `path` itself is; None if there is
+    none at all. A checkpoint that a live writer deletes meanwhile is not there.
+
+    Args:
+      fits: raises DamagedError where a checkpoint that is whole cannot be used.
 
     Raises:
       DamagedError: there are, and none is whole.
       OSError: the directory cannot be read.
     """
     notes: list[str] = []
+    gone = False
     for each in [path] if belongs_to(path) != path else checkpoints(path):
         try:
-            return Whole(each, check(each), tuple(notes))
+            digest = check(each)
+            fits(each)
+            return Whole(each, digest, tuple(notes))
         except DamagedError as error:
-            notes.append(f"the checkpoint {each.name} is passed over: {error}")
+            if each.is_dir():
+                notes.append(f"the checkpoint {each.name} is passed over: {error}")
+            gone = gone or not each.is_dir()
+    if gone:  # a writer deletes a checkpoint when it has finished newer ones
+        return newest_whole(path, fits)
     if notes:
         raise DamagedError("\n".join(notes))
     return None

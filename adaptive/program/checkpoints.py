@@ -14,7 +14,7 @@ from adaptive.base.numbers import whole
 from adaptive.disk.directory import Whole, newest_whole
 from adaptive.disk.whole import DamagedError
 
-from .stored import load
+from .stored import check_step, load
 
 _EVERY = re.compile(r"\s*(\d+(?:\.\d+)?)\s*(step|epoch|minute)s?\s*")
 _TAKES = '"100 steps", "1 epoch", "0.5 epochs", "10 minutes", or a whole number of steps'
@@ -103,7 +103,11 @@ class Checkpoints:
         Raises:
           CheckpointError: there is none, or none that is whole.
         """
-        return load(found_at(self.path).path)
+        while True:
+            try:
+                return load_found(found_at(self.path).path)
+            except DeletedError:
+                continue
 
 
 def path_of(directory: Any) -> Path:
@@ -128,7 +132,7 @@ def found_at(path: Path) -> Whole:
       CheckpointError: there is none at all (a `NoneThereError`), or none is whole.
     """
     try:
-        found = newest_whole(path)
+        found = newest_whole(path, check_step)
     except DamagedError as error:
         raise CheckpointError(f"no checkpoint in {path} is whole:\n{error}") from None
     except OSError as error:
@@ -139,6 +143,28 @@ def found_at(path: Path) -> Whole:
             f"there is nothing to restore: {path} {what}. To begin anew then:  program.restore(…, missing_ok=True)"
         )
     return found
+
+
+def load_found(folder: Path) -> dict[str, Any]:
+    """Load a checkpoint that was found whole a moment ago.
+
+    Raises:
+      DeletedError: a writer has deleted it meanwhile, as it has finished newer ones. There may be others.
+      CheckpointError: it cannot be read.
+    """
+    try:
+        found = load(folder)
+    except CheckpointError as error:
+        if folder.is_dir():
+            raise
+        raise DeletedError(f"{folder} was deleted while it was read.") from error
+    if not folder.is_dir():  # of some files nothing may have been read
+        raise DeletedError(f"{folder} was deleted while it was read.")
+    return found
+
+
+class DeletedError(CheckpointError):
+    """A checkpoint was deleted while it was read."""
 
 
 class NoneThereError(CheckpointError):

@@ -12,8 +12,7 @@ from adaptive.base.world import World
 from adaptive.disk.directory import belongs_to
 from adaptive.disk.whole import DamagedError, check
 
-from .checkpoints import Checkpoints, NoneThereError, found_at, path_of
-from .stored import load
+from .checkpoints import Checkpoints, NoneThereError, found_at, load_found, path_of
 
 
 class Chosen(NamedTuple):
@@ -42,22 +41,49 @@ def chosen(world: World, where: Any, missing_ok: bool, about: str) -> Chosen | N
       CheckpointError: there is none that is whole, or this process does not see the one that rank 0 has chosen.
     """
     path = where.path if isinstance(where, Checkpoints) else path_of(where)
-    own = b""
+    before, failed = b"", None
+    while True:
+        own = b""
 
-    def choose() -> bytes:
-        nonlocal own
-        own = json.dumps(_choice(path, missing_ok)).encode()
-        return own
+        def choose() -> bytes:
+            nonlocal own
+            own = json.dumps(_choice(path, missing_ok)).encode()
+            return own
 
-    said = said_by_first(world, choose, f"choosing the checkpoint for the {about}")
-    choice = json.loads(said)
-    if choice is None:
-        return None
-    name, seal, notes = choice
-    found = path / name
-    if said != own:  # another process has chosen; it may be lost since, so ranks do not tell which one that was
-        _check_same(found, seal, world.rank)
-    return Chosen(load(found), belongs_to(found), notes)
+        said = said_by_first(world, choose, f"choosing the checkpoint for the {about}")
+        choice = json.loads(said)
+        if choice is None:
+            return None
+        if failed is not None and said == before:  # rank 0 still sees what this process does not
+            raise failed
+        name, seal, notes = choice
+        found = path / name
+        checkpoint, failed = _read(found, seal, world.rank, chosen_here=said == own)
+        everyone = world.all_gather_bytes(
+            b"" if failed is None else b"deleted", f"reading a checkpoint for the {about}"
+        )
+        if not any(everyone):
+            assert checkpoint is not None
+            return Chosen(checkpoint, belongs_to(found), notes)
+        before = said  # a writer has deleted it meanwhile: there is a newer one
+
+
+def _read(
+    found: Path, seal: str, rank: int, *, chosen_here: bool
+) -> tuple[dict[str, Any] | None, CheckpointError | None]:
+    """Return the checkpoint, or an error to be raised if it was not deleted by a writer.
+
+    Args:
+      chosen_here: whether this process has chosen it, and so looked at it.
+    """
+    try:
+        if not chosen_here:  # another process has chosen; it may be lost since, so ranks do not tell which one that was
+            _check_same(found, seal, rank)
+        return load_found(found), None
+    except CheckpointError as error:
+        if found.is_dir():
+            raise
+        return None, error
 
 
 def _choice(path: Path, missing_ok: bool) -> tuple[str, str, tuple[str, ...]] | None:

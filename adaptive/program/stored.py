@@ -20,7 +20,8 @@ import numpy as np
 from adaptive.base.errors import CheckpointError
 from adaptive.base.names import Name, by_name
 from adaptive.disk import arrays
-from adaptive.disk.whole import write_through
+from adaptive.disk.directory import step_of
+from adaptive.disk.whole import DamagedError, write_through
 
 _FORMAT = 1
 _TREES = ("state", "slots", "hooks")
@@ -71,6 +72,19 @@ class Table:
         key = f"{len(self.arrays):05}"
         self.arrays[key] = array
         return {**entry, "array": key}
+
+
+def check_step(folder: Path) -> None:
+    """Raise DamagedError if the folder's name is that of another step than it holds."""
+    named = step_of(folder)
+    try:
+        step = json.loads((folder / "program.json").read_bytes())["fields"]["step"]
+    except (OSError, ValueError, LookupError, TypeError):
+        return  # `load` says what is wrong with it
+    if named is not None and step != named:
+        raise DamagedError(
+            f"it holds step {step}, and its name says step {named}: it was renamed. Give it the name of its step again"
+        )
 
 
 def load(folder: Path) -> dict[str, Any]:

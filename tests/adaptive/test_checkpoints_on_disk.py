@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import resource
@@ -11,6 +12,7 @@ import subprocess
 import sys
 import threading
 from contextlib import contextmanager
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import flax.linen as nn
@@ -23,6 +25,7 @@ from flax.training.train_state import TrainState
 
 import adaptive as ad
 import collectives as comm
+from adaptive.disk import arrays
 from adaptive.disk.directory import checkpoints
 from adaptive.disk.lock import LOCK
 from adaptive.program.stored import Table
@@ -548,6 +551,45 @@ def test_a_full_disk_is_noted_and_the_run_goes_on(tmp_path, patient, caplog):
         assert len(reports[0].notes) >= 1  # of the last one, which nobody had heard of yet
         assert names(tmp_path)[-1] == "000003-step-6"
         program.restore(tmp_path)
+
+
+@pytest.mark.filterwarnings("error::pytest.PytestUnraisableExceptionWarning")
+def test_a_full_disk_is_said_once_and_in_words(tmp_path, patient, caplog, capfd):
+    """Of many arrays: the libraries below write them side by side, and each would print what has become of it."""
+    hook = sys.unraisablehook
+    many = {f"w{i:02}": np.zeros(20_000, np.float32) for i in range(20)}
+    with build(lambda s, b: ({k: v + comm.all_reduce(b["y"].mean()) for k, v in s.items()}, {}), many) as program:
+        program.warm_up()
+        program.step()
+        with full_disk():
+            run(program, tmp_path, 1)
+        said = f"no checkpoint of step 2 in {tmp_path}: File too large"
+        assert [r.getMessage() for r in caplog.records] == [said] * 2  # when it was due, and once more at the end
+        run(program, tmp_path, 1)
+        program.restore(tmp_path)
+    out, err = capfd.readouterr()
+    assert "Traceback" not in out + err
+    sys.unraisablehook = hook
+
+
+def test_what_else_cannot_be_raised_is_printed_as_ever():
+    seen = []
+    hook = arrays._WithoutClosedLoops(seen.append)
+    errors = [SimpleNamespace(exc_value=RuntimeError("Event loop is closed"), exc_traceback=None)]
+    try:
+        raise TypeError("of another kind")
+    except TypeError as error:
+        errors.append(SimpleNamespace(exc_value=error, exc_traceback=error.__traceback__))
+    for each in errors:
+        hook(each)
+    assert seen == errors
+    loop = asyncio.new_event_loop()
+    loop.close()
+    try:
+        loop.call_soon_threadsafe(print)
+    except RuntimeError as error:
+        hook(SimpleNamespace(exc_value=error, exc_traceback=error.__traceback__.tb_next))
+    assert seen == errors
 
 
 def test_a_directory_that_goes_away_is_noted_and_made_again(tmp_path, patient):
