@@ -158,6 +158,7 @@ def _what_to_reduce(flow: Flow, name: str, new: Atom) -> str:
         f"The gradients may be reduced, but {name} is made of one worker's examples, by one kernel call. Where it is a "
         "running average of batch normalisation, let the layer take its statistics over all examples of the step:\n"
         '    BatchNorm(..., axis_name="workers")        see docs/batch_norm.md\n'
+        '    eqx.nn.BatchNorm(..., axis_name=("batch", "workers"))        see docs/equinox.md\n'
         "Else reduce it, too (of batch normalisation only the running averages would be right, the gradient would go "
         "by the split):\n"
         "    new = comm.all_reduce(new)\n"

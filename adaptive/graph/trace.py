@@ -22,7 +22,17 @@ from adaptive.base.errors import CollectiveError, DriverError
 from adaptive.base.jaxprs import axes_of, called, has_references, holder, is_checkpoint, nested, nested_equations
 from adaptive.base.names import leaf_names
 from adaptive.base.where import at, line_of, line_search_of
-from adaptive.operators.axis import AXES, WORKERS, Sum, as_collective, is_over_workers, without_divisions
+from adaptive.operators.axis import (
+    AXES,
+    WORKERS,
+    Sum,
+    as_collective,
+    before_spread,
+    is_over_workers,
+    sizes_of,
+    spread_size,
+    without_divisions,
+)
 from adaptive.operators.batch_key import check_rows
 from adaptive.operators.claims import claim_p
 from adaptive.operators.collectives import collective_p, operands
@@ -220,6 +230,7 @@ class _Flattener:
         self.sums: list[Sum] = []
         self._const_vars: dict[int, Var] = {}
         self._sources: dict[str, JaxprEqn] = {}
+        self._made: dict[Atom, JaxprEqn] = {}  # the equations that make variables
 
     def inline(self, closed: ClosedJaxpr, args: Sequence[Atom], site: Any = None) -> list[Atom]:
         """Take over the equations of a jaxpr, `site` being the source of the equation that calls it, if one does: JAX's
@@ -244,9 +255,7 @@ class _Flattener:
                 env.update(zip(eqn.outvars, results, strict=True))
                 continue
             if is_over_workers(eqn):
-                results = self.inline(as_collective(eqn), operands, source)
-                self.sums.append(Sum(eqn, operands, results))
-                env.update(zip(eqn.outvars, results, strict=True))
+                env.update(zip(eqn.outvars, self._mean_over_workers(eqn, operands, source), strict=True))
                 continue
             within = sorted(_operators_within(eqn), key=lambda e: _kind_of(e) != "collective")
             if within:  # a mean reads a source too, which the user has not written
@@ -257,9 +266,23 @@ class _Flattener:
             fresh = [v if isinstance(v, DropVar) else Var(v.aval) for v in eqn.outvars]
             env.update(zip(eqn.outvars, fresh, strict=True))
             self.eqns.append(eqn.replace(invars=operands, outvars=fresh, source_info=source))
+            self._made.update((v, self.eqns[-1]) for v in fresh)
             if eqn.primitive is source_p:
                 self._sources[eqn.params["source"].name] = self.eqns[-1]
         return [look_up(a) for a in closed.jaxpr.outvars]
+
+    def _mean_over_workers(self, eqn: JaxprEqn, operands: list[Atom], source: Any) -> list[Atom]:
+        """Take over one of JAX's own sums over the workers, as a mean: see `adaptive/operators/axis.py`."""
+        spread = before_spread(eqn.replace(invars=operands), self._made)
+        if spread is None:
+            results = self.inline(as_collective(eqn), operands, source)
+            self.sums.append(Sum(eqn, operands, results, sizes_of(eqn)))
+            return results
+        means = self.inline(as_collective(eqn.replace(invars=spread.invars[:1])), spread.invars[:1], source)
+        self.sums.append(Sum(eqn, spread.invars[:1], means, [spread_size(spread)]))
+        wide = Var(spread.outvars[0].aval)
+        self.eqns.append(spread.replace(invars=[means[0], *spread.invars[1:]], outvars=[wide]))
+        return [wide]
 
     def as_variable(self, atom: Atom) -> Atom:
         """A number that leaves the graph as it stands, as a constant: whether it is one of the batch's shape is a fact

@@ -13,17 +13,25 @@ of the workers' losses L_i and y = sum_j w_j x_j / W, it is
 so the mean of dL_i/dy is what worker j goes on with, and `all_reduce` of its gradient brings dJ/dp, on any split. That
 holds for gradients that are averaged over examples, as all here are by default, and of a loss that is such a mean.
 
+A layer that sees one example at a time, as equinox's do, takes its mean over an axis of `jax.vmap` and the workers at
+once: `axis_name=("batch", "workers")`. For JAX that is a sum over an axis of the array and the workers, and a division
+by the product of their sizes. In reverse mode the cotangent is divided by the product, spread over the examples, and
+summed over the workers; here it is averaged before it is spread, since calls differ in their examples.
+
 A sum alone (`psum`) is refused: what JAX's would mean, with workers of different batches that run as several calls, is
 another thing than the mean times a number, and nobody can have meant that.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
+import numpy as np
 from jax.extend.core import ClosedJaxpr, JaxprEqn, Literal, Var
 
 from adaptive.base.errors import CollectiveError
@@ -60,6 +68,7 @@ class Sum(NamedTuple):
     eqn: JaxprEqn
     operands: Sequence[Any]
     results: Sequence[Any]
+    sizes: Sequence[int]  # for each operand, of the array's axes that the mean is over as well
 
 
 def is_over_workers(eqn: JaxprEqn) -> bool:
@@ -76,16 +85,48 @@ def as_collective(eqn: JaxprEqn) -> ClosedJaxpr:
     """
     if eqn.primitive.name != "psum" or eqn.params.get("axis_index_groups") is not None:
         raise _no_mean(eqn)
-    if tuple(eqn.params["axes"]) != (WORKERS,):
+    axes = _axes_of_array(eqn)
+    if len(axes) + 1 != len(eqn.params["axes"]):
         raise CollectiveError(
-            f"jax.lax.pmean{at(line_of(eqn.source_info))} is over {WORKERS!r} and another axis at once. Take one mean "
-            f'of the other:\n    jax.lax.pmean(jax.lax.pmean(x, "examples"), "{WORKERS}")'
+            f"jax.lax.pmean{at(line_of(eqn.source_info))} is over {WORKERS!r} and an axis that is not one of jax.vmap. "
+            f'Take one mean of the other:\n    jax.lax.pmean(jax.lax.pmean(x, "examples"), "{WORKERS}")'
         )
 
     def mean(*values: jax.Array) -> list[jax.Array]:
-        return collective(ExampleMean(), values, weight=read(EXAMPLES))
+        return collective(ExampleMean(), [v.mean(axes) if axes else v for v in values], weight=read(EXAMPLES))
 
     return jax.make_jaxpr(mean)(*(v.aval for v in eqn.invars))
+
+
+def _axes_of_array(eqn: JaxprEqn) -> tuple[int, ...]:
+    """The axes of the operands that an equation sums over, beside those that have names."""
+    return tuple(axis for axis in eqn.params["axes"] if isinstance(axis, int))
+
+
+def sizes_of(eqn: JaxprEqn) -> list[int]:
+    """For each operand of a sum, how many elements of the array go into one of the result."""
+    return [math.prod(v.aval.shape[axis] for axis in _axes_of_array(eqn)) for v in eqn.invars]
+
+
+def before_spread(eqn: JaxprEqn, made: Mapping[Any, JaxprEqn]) -> JaxprEqn | None:
+    """Return the equation that spreads the operand of a sum over examples, where that is a mean's cotangent.
+
+    Args:
+      eqn: a sum over the workers, by the driver's variables.
+      made: equations by the variables that they make.
+    """
+    if len(eqn.invars) != 1 or eqn.primitive.name != "psum" or tuple(eqn.params["axes"]) != (WORKERS,):
+        return None
+    spread = made.get(eqn.invars[0]) if isinstance(eqn.invars[0], Var) else None
+    if spread is None or spread.primitive.name != "broadcast_in_dim" or not isinstance(spread.invars[0], Var):
+        return None
+    divided = made.get(spread.invars[0])
+    return spread if divided is not None and _divides(divided, spread_size(spread)) else None
+
+
+def spread_size(spread: JaxprEqn) -> int:
+    """Over how many elements each one is spread."""
+    return spread.outvars[0].aval.size // max(spread.invars[0].aval.size, 1)
 
 
 def without_divisions(
@@ -96,7 +137,7 @@ def without_divisions(
     Raises:
       CollectiveError: a sum is divided neither before nor behind, so it belongs to no mean.
     """
-    made = {v: e for e in eqns if _divides(e) for v in e.outvars}
+    made = {v: e for e in eqns for v in e.outvars}
     used: dict[Any, list[JaxprEqn]] = {result: [] for s in sums for result in s.results}
     for eqn in eqns:
         for atom in eqn.invars:
@@ -104,14 +145,20 @@ def without_divisions(
                 used[atom].append(eqn)
     quotients: dict[Any, Any] = {}  # by what stands for each: the mean
     dividends: dict[Any, Any] = {}  # by the mean that is taken of each
-    for eqn, operands, results in sums:
-        for operand, result in zip(operands, results, strict=True):
-            if used[result] and all(map(_divides, used[result])) and result not in outvars:
+    divisions: dict[Any, JaxprEqn] = {}  # by the mean that is still to be divided, by the number of examples
+    for eqn, operands, results, sizes in sums:
+        for operand, result, size in zip(operands, results, sizes, strict=True):
+            if used[result] and all(_divides(e, size) for e in used[result]) and result not in outvars:
                 quotients.update((e.outvars[0], result) for e in used[result])
-            elif isinstance(operand, Var) and operand in made:  # by reverse mode
-                dividends[result] = made[operand].invars[0]
+            elif isinstance(operand, Var) and operand in made and _divides(made[operand], size):  # by reverse mode
+                division = made[operand]
+                dividends[result] = division.invars[0]
+                if size > 1:
+                    by = Literal(np.asarray(size, result.aval.dtype), division.invars[1].aval)
+                    divisions[result] = division.replace(invars=[result, by], outvars=[Var(result.aval)])
             elif used[result] or result in outvars:
                 raise _no_mean(eqn)
+    quotients.update((mean, division.outvars[0]) for mean, division in divisions.items())
 
     def mended(eqn: JaxprEqn) -> JaxprEqn:
         operands = list(eqn.invars)
@@ -120,7 +167,11 @@ def without_divisions(
                 operands[place] = dividends.get(mean, operands[place])
         return eqn.replace(invars=[_look_up(quotients, a) for a in operands])
 
-    kept = [mended(e) for e in eqns if not any(v in quotients for v in e.outvars)]
+    kept: list[JaxprEqn] = []
+    removed = {v for v in quotients if v not in divisions}
+    for eqn in eqns:
+        if not any(v in removed for v in eqn.outvars):
+            kept += [mended(eqn), *(divisions[v] for v in eqn.outvars if v in divisions)]
     return kept, [_look_up(quotients, a) for a in outvars]
 
 
@@ -128,9 +179,11 @@ def _look_up(instead: dict[Any, Any], atom: Any) -> Any:
     return instead.get(atom, atom) if isinstance(atom, Var) else atom
 
 
-def _divides(eqn: JaxprEqn) -> bool:
+def _divides(eqn: JaxprEqn, size: int) -> bool:
+    """Whether an equation divides by the number of workers in the trace, times `size`."""
     by = eqn.invars[1] if eqn.primitive.name == "div" else None
-    return isinstance(by, Literal) and by.aval.shape == () and by.val == _SIZE
+    # As it is rounded in the trace: in half precision, and there infinite from some sizes on.
+    return isinstance(by, Literal) and by.aval.shape == () and by.val == jnp.asarray(_SIZE * size).astype(by.aval.dtype)
 
 
 def _no_mean(eqn: JaxprEqn) -> CollectiveError:

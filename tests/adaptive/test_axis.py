@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from functools import partial
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -14,6 +15,7 @@ import collectives as comm
 from adaptive.base.errors import CollectiveError
 from adaptive.operators.collectives import collective_p
 from adaptive.runtime.local_world import LocalWorld
+from tests.relaxed import relaxed
 
 from .drivers import FEATURES, make_data, traced
 
@@ -50,6 +52,97 @@ def test_a_mean_in_the_forward_pass_has_a_derivative(dtype):
     tolerance = {np.float16: 2e-2, np.float32: 1e-5}[dtype]
     assert ours["loss"] == pytest.approx(float(theirs[0]), rel=tolerance)
     np.testing.assert_allclose(ours["grads"], theirs[1], rtol=tolerance)
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32"])
+def test_a_mean_over_the_mapped_examples_and_the_workers_has_a_derivative(dtype):
+    """As equinox takes it, in a function of one example."""
+    data = jax.tree.map(lambda a: a.astype(jnp.float32), make_data())
+
+    def loss_fn(w, batch, axes):
+        def of_one(x, y):
+            z = (x @ w).astype(dtype)
+            centre = jax.lax.pmean(z, axes)
+            square = jax.lax.pmean((z - centre) ** 2, axes)
+            return ((z - centre) / jnp.sqrt(square + jnp.asarray(1, dtype))).astype(jnp.float32) * y + square.astype(
+                jnp.float32
+            )
+
+        return jax.vmap(of_one, axis_name="batch")(batch["x"], batch["y"]).mean()
+
+    def driver(w, batch):
+        loss, grads = jax.value_and_grad(loss_fn)(w, batch, ("batch", "workers"))
+        return w, comm.all_reduce({"loss": loss, "grads": grads})
+
+    w = jnp.asarray([0.1, -0.2, 0.3], jnp.float32)
+    with ad.Program(driver, w, data, global_batch=24, world=LocalWorld(3), **UNEVEN) as program:
+        ours = program.step().metrics
+    theirs = jax.value_and_grad(loss_fn)(w, data, "batch")
+    tolerance = {"float16": 2e-2, "bfloat16": 1e-1, "float32": 1e-5}[dtype]
+    assert ours["loss"] == pytest.approx(float(theirs[0]), rel=tolerance)
+    np.testing.assert_allclose(ours["grads"], theirs[1], rtol=tolerance, atol=tolerance)
+
+
+class Net(eqx.Module):
+    first: eqx.nn.Linear
+    norm: eqx.nn.BatchNorm
+    second: eqx.nn.BatchNorm
+    last: eqx.nn.Linear
+
+    def __init__(self, axes, mode):
+        first, last = jax.random.split(jax.random.key(0))
+        self.first, self.last = eqx.nn.Linear(FEATURES, 6, key=first), eqx.nn.Linear(6, "scalar", key=last)
+        self.norm = eqx.nn.BatchNorm(6, axis_name=axes, mode=mode)
+        self.second = eqx.nn.BatchNorm(6, axis_name=axes, mode=mode)
+
+    def __call__(self, x, stats):
+        x, stats = self.norm(self.first(x), stats)
+        x, stats = self.second(jax.nn.tanh(x), stats)
+        return self.last(jax.nn.relu(x)), stats
+
+
+@pytest.mark.parametrize("mode", ["batch", "ema"])
+def test_equinox_normalises_by_the_whole_steps_batch(mode):
+    """Against a plain loop on whole batches: uneven workers, in several calls, and a step at another split."""
+
+    def training(axes):
+        model, stats = eqx.nn.make_with_state(Net)(axes, mode)
+        params, static = eqx.partition(model, eqx.is_inexact_array)
+
+        def loss_fn(params, stats, batch):
+            model = eqx.combine(params, static)
+            mapped = jax.vmap(model, axis_name="batch", in_axes=(0, None), out_axes=(0, None))
+            predicted, stats = relaxed(mapped)(batch["x"], stats)
+            return ((predicted - batch["y"]) ** 2).mean(), stats
+
+        return (params, stats), jax.value_and_grad(relaxed(loss_fn), has_aux=True)
+
+    def stepped(state, grads, stats):
+        return jax.tree.map(lambda p, g: p - 0.1 * g, state[0], grads), stats
+
+    state, value_and_grad = training(("batch", "workers"))
+
+    def driver(state, batch):
+        (loss, stats), grads = value_and_grad(*state, batch)
+        return stepped(state, comm.all_reduce(grads), stats), {"loss": comm.all_reduce(loss)}
+
+    data = jax.tree.map(lambda a: a.astype(np.float32), make_data())
+    options = {"shares": [5, 1, 6], "microbatch": 2}
+    with ad.Program(driver, state, data, global_batch=24, world=LocalWorld(3), **options) as program:
+        ours = [float(program.step().metrics["loss"]) for _ in range(2)]
+        program.rescale(shares=[1, 1, 1])
+        ours += [float(program.step().metrics["loss"]) for _ in range(2)]
+        end = jax.tree.leaves(program.state)
+    plain, value_and_grad = training("batch")
+    theirs = []
+    for _ in range(4):  # an epoch is one batch: its order does not matter
+        (loss, stats), grads = value_and_grad(*plain, data)
+        plain = stepped(plain, grads, stats)
+        theirs.append(float(loss))
+    np.testing.assert_allclose(ours, theirs, rtol=1e-4)
+    for own, other in zip(end, jax.tree.leaves(plain), strict=True):
+        assert own.dtype == other.dtype
+        np.testing.assert_allclose(own, other, rtol=1e-3, atol=1e-4)
 
 
 def test_a_step_with_it_does_not_depend_on_the_split():
@@ -101,8 +194,8 @@ def test_of_what_is_replicated_nothing_is_sent():
         (lambda x: jax.lax.scan(lambda c, _: (pmean(c), None), x, length=2)[0], "stands inside jax.lax.scan"),
         (lambda x: jax.grad(jax.checkpoint(lambda x: pmean(x * x)))(x), "stands inside jax.checkpoint"),
         (
-            lambda x: jax.vmap(lambda r: jax.lax.pmean(r, ("rows", "workers")), axis_name="rows")(x[None])[0],
-            'jax.lax.pmean(jax.lax.pmean(x, "examples"), "workers")',
+            lambda x: jax.vmap(lambda r: jax.lax.psum(r, ("rows", "workers")), axis_name="rows")(x[None])[0],
+            "jax.lax.psum over 'workers' (test_axis.py:",
         ),
     ],
     ids=["psum", "divided", "pmax", "axis_index", "groups", "all_gather", "scan", "checkpoint", "two axes"],

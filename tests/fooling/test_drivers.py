@@ -13,6 +13,7 @@ from tests.program.problems import difference, stream
 
 from . import (
     cases_closures,  # noqa: F401 (registers its cases)
+    cases_numerics,  # noqa: F401
     cases_workers,  # noqa: F401
 )
 from .cases import CASES, FEATURES, Case, Named, Refused, Right

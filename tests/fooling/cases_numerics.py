@@ -1,0 +1,138 @@
+"""Drivers that sum over the workers and another axis, close over sharded arrays, or mix up strategies' states."""
+
+from __future__ import annotations
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+import adaptive as ad
+import collectives as comm
+import collectives.strategies as sync
+from adaptive.extend import slot
+
+from .cases import FEATURES, refused, right
+
+BOTH = ("examples", "workers")
+
+
+def loss(w, batch, axes, mean=jax.lax.pmean):
+    """Of predictions that are normalised over `axes`, in a function of one example."""
+
+    def of_one(x, y):
+        z = x @ w
+        centre = mean(z, axes)
+        return (z - centre) / jnp.sqrt(mean((z - centre) ** 2, axes) + 1) - y
+
+    return (jax.vmap(of_one, axis_name="examples")(batch["x"], batch["y"]) ** 2).mean()
+
+
+def plain_normalised(state, batch):
+    value, grad = jax.value_and_grad(loss)(state["w"], batch, "examples")
+    return {"w": state["w"] - 0.1 * grad}, {"loss": value}
+
+
+@right(plain_normalised)
+def normalised_over_examples_and_workers(state, batch):
+    value, grad = comm.all_reduce(jax.value_and_grad(loss)(state["w"], batch, BOTH))
+    return {"w": state["w"] - 0.1 * grad}, {"loss": value}
+
+
+@right(plain_normalised)
+def normalised_over_workers_and_examples(state, batch):
+    value, grad = comm.all_reduce(jax.value_and_grad(loss)(state["w"], batch, BOTH[::-1]))
+    return {"w": state["w"] - 0.1 * grad}, {"loss": value}
+
+
+@refused(ad.CollectiveError, "jax.lax.psum over 'workers' (cases_numerics.py:", 'comm.all_reduce(x, op="sum")')
+def summed_over_examples_and_workers(state, batch):
+    value, grad = comm.all_reduce(jax.value_and_grad(loss)(state["w"], batch, BOTH, jax.lax.psum))
+    return {"w": state["w"] - 0.1 * grad}, {"loss": value}
+
+
+@refused(ad.CollectiveError, "jax.lax.psum over 'workers' (cases_numerics.py:")
+def summed_over_both_and_divided_by_the_calls_examples(state, batch):
+    def mean(x, axes):
+        return jax.lax.psum(x, axes) / len(batch["x"])
+
+    value, grad = comm.all_reduce(jax.value_and_grad(loss)(state["w"], batch, BOTH, mean))
+    return {"w": state["w"] - 0.1 * grad}, {"loss": value}
+
+
+@refused(ad.CollectiveError, "jax.lax.pmax over 'workers'")
+def the_greatest_over_both(state, batch):
+    top = jax.vmap(lambda x: jax.lax.pmax(x.sum(), BOTH), axis_name="examples")(batch["x"])
+    return state, {"top": comm.all_reduce(top.mean())}
+
+
+# --- arrays over several devices --------------------------------------------------------------------------------------
+
+
+@functools.cache
+def sharded():
+    mesh = jax.sharding.Mesh(np.array(jax.local_devices()[:FEATURES]), ("model",))
+    with jax.ensure_compile_time_eval():  # the first call is in a trace
+        return jax.device_put(
+            np.ones(3, np.float32), jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec("model"))
+        )
+
+
+@refused(ad.DriverError, "an array that the driver closes over, float32[3], is sharded over 3 devices")
+def closes_over_a_sharded_array(state, batch):
+    return {"w": state["w"] + comm.all_reduce(batch["x"].mean()) * sharded()}, {}
+
+
+@refused(ad.DriverError, "an array that the driver closes over, float32[3], is sharded over 3 devices")
+def closes_over_a_sharded_array_in_a_nested_function(state, batch):
+    @jax.jit
+    def scaled(x):
+        return (x @ sharded()).mean()
+
+    return {"w": state["w"] + comm.all_reduce(scaled(batch["x"]))}, {}
+
+
+@refused(ad.CollectiveError, "slot 'mine' (cases_numerics.py:", "is sharded over 3 devices")
+def a_sharded_state_of_an_operator(state, batch):
+    mean = comm.all_reduce(batch["x"].mean())
+    return {"w": state["w"] + slot("mine", sharded(), lambda old: (old + mean, mean))}, {}
+
+
+# --- strategies' states -----------------------------------------------------------------------------------------------
+
+ONE, PAIRS = sync.synchronous(optax.sgd(0.1)), sync.pair_averaging(optax.sgd(0.1), "ring")
+
+
+def of_model(w, batch):
+    return ((batch["x"] @ w - batch["y"]) ** 2).mean()
+
+
+@refused(ad.CollectiveError, "synchronous.step (cases_numerics.py:", "got a dict. Give what strategy.init(params) made")
+def a_strategy_that_is_given_parameters(state, batch):
+    new, value = ONE.step(state, jax.value_and_grad(of_model), batch)
+    return new, {"loss": comm.all_reduce(value)}
+
+
+@refused(ad.CollectiveError, "pair_averaging.step (cases_numerics.py:", "needs a PairAveraging, and got a Synchronous")
+def a_strategy_that_is_given_anothers_state(state, batch):
+    new, value = PAIRS.step(ONE.init(state["w"]), jax.value_and_grad(of_model), batch)
+    return {"w": PAIRS.model(new)}, {"loss": comm.all_reduce(value)}
+
+
+@refused(ad.CollectiveError, "synchronous.model (cases_numerics.py:", "Its own state is  state['of']")
+def a_model_of_a_state_that_is_nested(state, batch):
+    new, value = ONE.step(ONE.init(state["w"]), jax.value_and_grad(of_model), batch)
+    return {"w": ONE.model({"of": new})}, {"loss": comm.all_reduce(value)}
+
+
+def plain_steps(state, batch):
+    value, grad = jax.value_and_grad(of_model)(state["w"], batch)
+    return {"w": state["w"] - 0.1 * grad}, {"loss": value}
+
+
+@right(plain_steps)
+def a_strategy_beside_a_state_of_ones_own(state, batch):
+    new, value = ONE.step(ONE.init(state["w"]), jax.value_and_grad(of_model), batch)
+    return {"w": ONE.model(ONE.find({"of": new, "more": 0}))}, {"loss": comm.all_reduce(value)}
