@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from time import sleep
 
 from jax.extend.core import Var
 
 from adaptive.base.errors import DriverError
 from adaptive.base.where import at
 
-from .closures import Difference
+from .closures import Difference, Record
 from .expressions import Expressions, another_program, sized
+
+_LOOKS, _PAUSE = 20, 0.005  # seconds; only where a difference was found
 
 _Place = tuple[int, str]  # which end of the graph, and the path to a variable of its functions
 
@@ -19,7 +22,8 @@ def check_functions(ours: Expressions, theirs: Expressions, trace: Callable[[int
     """Raise where what a hook or a callback can read differs between two sizes, or cannot be compared.
 
     What differs whenever it is made, by the clock or by a counter, is not a matter of the size. So the driver is traced
-    again, for both sizes, in an order that a counter's parity does not follow.
+    again, for both sizes, in an order that a counter's parity does not follow. Nor is what changes between two traces:
+    a thread does that.
 
     Args:
       trace: trace the driver for a number of examples.
@@ -29,11 +33,11 @@ def check_functions(ours: Expressions, theirs: Expressions, trace: Callable[[int
     """
     found = dict(_differences(ours, theirs))
     by_size = {place: d for place, d in found.items() if d.judged}
-    for first in (theirs, ours, ours, theirs):
+    for first in (theirs, ours, ours, theirs, ours):
         if not by_size:
             break
         again = trace(first.graph.examples)
-        for place, _ in _differences(first, again):
+        for place in (*(place for place, _ in _differences(first, again)), *_changed_meanwhile(again)):
             by_size.pop(place, None)
     for (number, _), difference in by_size.items():
         raise _reads_the_size(ours, theirs, number, difference)
@@ -68,6 +72,16 @@ def _differences(
                 of_the_call, ends = sized(ours, theirs), list(ours.ends())
             if of_the_call.isdisjoint(a for a in ends[number].atoms if isinstance(a, Var)):
                 yield (number, difference.path), difference
+
+
+def _changed_meanwhile(traced: Expressions) -> Iterator[_Place]:
+    """What is another now, some moments after a trace, though nothing was traced since."""
+    ends = list(traced.ends())
+    for _ in range(_LOOKS):
+        sleep(_PAUSE)
+        for number, (end, record) in enumerate(zip(ends, traced.functions, strict=True)):
+            for difference in record.differences(Record(end.functions)) if record else ():
+                yield number, difference.path
 
 
 def _reads_the_size(ours: Expressions, theirs: Expressions, number: int, found: Difference) -> DriverError:

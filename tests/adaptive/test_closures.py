@@ -12,6 +12,7 @@ import pytest
 import adaptive as ad
 import collectives as comm
 import controllers as ctrl
+from adaptive.graph import function_check
 from adaptive.graph.closures import Record
 from adaptive.runtime.local_world import LocalWorld
 
@@ -126,6 +127,20 @@ def test_a_hook_may_ask_for_its_rank():
 
     with ad.Program(driver, jnp.zeros(()), {"y": np.arange(48.0)}, global_batch=24, world=world) as program:
         program.step()
+
+
+def test_what_a_thread_changes_between_two_traces_is_not_the_drivers(monkeypatch):
+    busy = Busy()
+
+    def driver(state, batch):
+        busy.rank = len(batch["y"])  # as it happens to be after each trace
+        ctrl.hook(lambda control, value: busy.rank, comm.all_reduce(batch["y"].mean()), name="look")
+        return state, {}
+
+    with pytest.raises(ad.DriverError, match=r"hook 'look' closes over it: busy\.rank"):
+        planner(driver, W).begin(8)
+    monkeypatch.setattr(function_check, "sleep", lambda seconds: setattr(busy, "rank", -1))
+    planner(driver, W).begin(8)
 
 
 def test_a_function_that_only_a_third_size_shows_is_found_there():
