@@ -27,6 +27,7 @@ from _measure import readable, report
 from adaptive.base.activity import Breakdown, WorkerSeconds
 from adaptive.base.decision import Decision, Limits
 from adaptive.base.world import Loss
+from adaptive.control.causes import Moved, Request
 from adaptive.control.membership import Numbers
 from adaptive.observe.events import Asked, HookValues, StepEvent
 from adaptive.observe.record import JSONL
@@ -49,7 +50,7 @@ def write_record(path: Path, steps: int, workers: int, seed: int = 0) -> None:
     even = np.round(32 / speed).astype(int)
     sizes = previous = tuple(map(int, even))
     members = tuple(range(workers))
-    consumed = 0
+    consumed, requests = 0, ()
     for step in range(1, steps + 1):
         at = step / steps
         slow = speed.copy()
@@ -60,6 +61,8 @@ def write_record(path: Path, steps: int, workers: int, seed: int = 0) -> None:
             members = tuple(w for w in range(workers) if came or w != workers - 1)
         there = np.isin(np.arange(workers), members)
         previous, sizes = sizes, tuple(int(size) for size in np.where(there, np.where(sizes, sizes, even), 0))
+        gone, new = (workers - 1,) * left, (workers - 1,) * came
+        causes = (*requests, *([Moved(new, (), gone)] if left or came else []))
         input_ = np.where(there, rng.exponential(12e-3 if 0.2 <= at < 0.25 else 5e-5, workers), 0.0)
         computing = np.array(sizes) * EXAMPLE_SECONDS * slow * rng.lognormal(0, 0.03, workers)
         busy = np.where(there, computing + input_ + 4e-4, 0.0)
@@ -69,11 +72,12 @@ def write_record(path: Path, steps: int, workers: int, seed: int = 0) -> None:
         consumed += sum(sizes)
         loss = 0.05 + 2.25 * np.exp(-6 * at) + rng.normal(0, 0.02)
         scale = float(200 + 4000 * at + rng.normal(0, 80))
-        decision, notes = None, []
+        decision, notes, requests = None, [], ()
         if step % CHANGES_EVERY == 0:
             shares = even + np.roll(trade := rng.integers(-1, 2, workers), 1) - trade  # the global batch stays
             decision = Decision(shares=tuple(map(float, shares)), notes=())
             following = tuple(map(int, shares))
+            requests = (Request("balance", step, decision),)
         hooks = (
             HookValues("0/adapt_batch_size", 20, tuple(f"noise.{field}" for field in NOISE),
                        [np.array(x) for x in (scale, 20.0, 0.1, scale * 0.8, scale * 1.3)]),
@@ -87,7 +91,7 @@ def write_record(path: Path, steps: int, workers: int, seed: int = 0) -> None:
         )  # fmt: skip
         asked = Asked(sum(sizes), members, Numbers(len(members), 1, workers))
         record.write(StepEvent(told, consumed / 10**6, previous, limits, seed, hooks, asked,
-                         ("balance",) if decision else (), of_workers))  # fmt: skip
+                         ("balance",) if decision else (), of_workers, requests, causes))  # fmt: skip
         if decision is not None:
             sizes = following
     record.close()

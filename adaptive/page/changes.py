@@ -274,8 +274,7 @@ def _come_and_gone(run: Columns) -> Iterator[Change]:
 def _cost_of_loss(run: Columns, row: int) -> str:
     """What a loss cost: more than its repair, because others wait before they notice, and the step is taken again."""
     took, usual = duration(float(run.seconds[row])), duration(float(np.median(run.seconds)))
-    step = f"step {run.step[row]:,} took {took} in all"
-    return f"{step}: the loss was noticed and repaired, and the step run again; the median step took {usual}"
+    return f"step {run.step[row]:,} took {took}, repair and retry included; the median step took {usual}"
 
 
 def _skipped(run: Columns) -> Iterator[Change]:
