@@ -13,7 +13,9 @@ from tests import speed
 from tests.mpirun import ROOT
 
 # Seconds that are waited for, as a number beside the name of a limit. A job of `tests.mpirun` scales its own.
-_WAITS = re.compile(r"\btimeout=[1-9]|\.(?:wait|result|settimeout)\([1-9]|(?:thread|child|reader|other)\.join\([1-9]")
+_WAITS = re.compile(
+    r"\btimeout=[1-9]|\.(?:wait|result|settimeout|poll)\([1-9]|(?:thread|child|reader|other)\.join\([1-9]"
+)
 _JOB = re.compile(r"(?<![.\w])(?:mpirun\.|jaxrun\.)?run\(")
 
 

@@ -120,7 +120,7 @@ def test_a_forked_child_ends_as_it_always_did():
     with Listening():
         child = multiprocessing.get_context("fork").Process(target=wait_for_ever, args=(there,))
         child.start()
-        assert here.poll(30)
+        assert here.poll(limit(30))
         child.terminate()
         child.join(limit(30))
         assert child.exitcode == -signal.SIGTERM

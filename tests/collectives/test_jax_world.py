@@ -114,6 +114,7 @@ def test_memory_that_one_cannot_have_nobody_has():
 LOST = """
 import os, signal, sys, time
 from tests.jaxrun import join
+from tests.speed import at_start
 join()
 import jax, numpy as np
 import adaptive as ad, collectives as comm
@@ -121,7 +122,7 @@ from collectives.worlds.reducing.by_memory import ByMemory
 from collectives.worlds.reducing.sharded import Sharded
 
 how, lost = sys.argv[1], int(sys.argv[2])
-with comm.world(patience=3) as world:
+with comm.world(patience=3 * at_start()) as world:  # the same on all
     comm.all_reduce(np.ones(1000, np.float32), op="sum")
     if how.endswith("by XLA"): world._memory = None
     if world.rank == lost:

@@ -40,7 +40,7 @@ def check_table(printed: str, seats: int) -> list[tuple[int, list[str], int]]:
 @pytest.mark.long
 @survives_losses
 def test_rank_0_killed_and_another_one_stopped():
-    harm = ["--workers", "3", "--kill", "0@15", "--stop", "1@25", "--patience", "5"]
+    harm = ["--workers", "3", "--kill", "0@15", "--stop", "1@25", "--patience", f"{limit(2.5):.1f}"]
     result = run([SCRIPT, *BRIEF, *harm], n=3, ours=True, options=["--oversubscribe"])
     pids = re.findall(r"^worker \d is process (\d+)$", result.stdout, re.MULTILINE)
     assert len(pids) == 3, str(result)
