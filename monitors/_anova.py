@@ -34,13 +34,15 @@ from collectives import all_reduce
 
 from ._squares import at_least_single, squared_norm
 
+_UNKNOWN = -(2.0**20)  # groups: fewer than there can be others
+
 
 class Totals(NamedTuple):
     """Sums over all groups."""
 
     squares: jax.Array  # sum_i b_i |g_i|^2
     examples: jax.Array  # B
-    groups: jax.Array  # n: those that hold examples
+    groups: jax.Array  # n: those that hold examples; negative where a gradient's square is not finite
 
 
 def totals(grads: Any, what: str) -> Totals:
@@ -54,7 +56,14 @@ def totals(grads: Any, what: str) -> Totals:
     examples = read(EXAMPLES)
     squares = squared_norm(grads)
     examples, calls = examples.astype(squares.dtype), read(CALLS).astype(squares.dtype)
-    return all_reduce(Totals(examples * squares, examples, calls), op="sum")
+    # A sum that is not finite would end the step, also where the driver leaves such a gradient out, or only its square
+    # overflows. So the number of groups says that nothing is known.
+    weighed = examples * squares
+    known = jnp.isfinite(weighed)
+    return all_reduce(
+        Totals(jnp.where(known, weighed, 0), examples, jnp.where(known, calls, jnp.asarray(_UNKNOWN, calls.dtype))),
+        op="sum",
+    )
 
 
 def estimate(sums: Totals, mean_squared_norm: jax.Array, dataset_size: float | None) -> tuple[jax.Array, jax.Array]:

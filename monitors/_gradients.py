@@ -16,7 +16,8 @@ from ._squares import check_alike, squared_norm
 def gradient_norm(grads: Any) -> jax.Array:
     """The gradient's Euclidean norm over all leaves, `sqrt(sum |g|^2)`.
 
-    Costs nothing on a message. Half precisions are squared in float32, where their squares do not overflow.
+    Costs nothing on a message. Half precisions are squared in float32, where their squares do not overflow. Infinite
+    where the sum of squares is not a float32: from a norm of 1.8e19 on.
 
     Args:
       grads: pytree of arrays; local, or averaged.
@@ -47,7 +48,7 @@ def gradient_variance(grads: Any, avg_grads: Any) -> jax.Array:
 
     Returns:
       A scalar of float32 (float64 if gradients are), in gradient units squared. Replicated. NaN where there are fewer
-      than two groups.
+      than two groups, or a gradient's square is not finite.
 
     Raises:
       CollectiveError: gradients of different structure or shapes, one gradient in both places, or, when the program is

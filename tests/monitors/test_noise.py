@@ -11,6 +11,7 @@ from jax.extend.core import Var
 import adaptive as ad
 import collectives as comm
 import monitors as mon
+from adaptive.runtime.local_world import LocalWorld
 from monitors._averages import add_sample, no_samples
 from monitors._noise import summary
 
@@ -229,3 +230,23 @@ def test_micro_batches_are_workers():
     np.testing.assert_allclose(alone, together, rtol=1e-3)
     assert 0 < together[-1].lower < together[-1].scale < together[-1].upper < np.inf
     assert messages == 1
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf, 1e25])
+def test_a_gradient_whose_square_is_not_finite_is_passed_over(bad):
+    """The driver leaves it out, or it is finite itself: the monitor does not end the step, and keeps its averages."""
+
+    def driver(w, batch):
+        grads = batch.mean(0) - w
+        spoilt = (ad.step() == 2) & (ad.worker() == 1)
+        grads = jnp.where(spoilt, jnp.asarray(bad, grads.dtype), grads)
+        avg_grads = comm.all_reduce(grads, nonfinite="drop")
+        noise = mon.noise_scale(grads, avg_grads)
+        return w, {"scale": noise.scale, "variance": mon.gradient_variance(grads, avg_grads)}
+
+    data = np.random.default_rng(0).normal(size=(60, 3)).astype(np.float32) + 1
+    with ad.Program(driver, jnp.zeros(3), data, global_batch=12, world=LocalWorld(3)) as program:
+        metrics = [program.step().metrics for _ in range(4)]
+    scales = [float(m["scale"]) for m in metrics]
+    assert scales[2] == scales[1] != scales[3]
+    assert [bool(np.isfinite(m["variance"])) for m in metrics] == [True, True, False, True]
