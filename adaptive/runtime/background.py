@@ -107,6 +107,8 @@ class BackgroundCompiler:
             yield
         finally:
             self._in_a_hurry = False
+            with self._lock:
+                self._beside_step = self._at is not None
 
     def close(self) -> None:
         """End after what is being compiled."""

@@ -69,32 +69,40 @@ def test_some_steps_pass_alone_before_a_kernel_is_compiled(owner, compiler):
 
 
 def test_a_step_is_beside_the_compiler_from_where_it_begins_to_where_it_ends(owner, compiler):
-    with compiler.without_pauses():
-        compiler.put(0, 8)
-        happens(owner.began)
-        assert [compiler.step_ended() for _ in range(3)] == [True, True, True]
-        owner.may_end.release()
-        has_ended(compiler)
+    compiler._longest_pause = 0.0
+    compiler.put(0, 8)
+    happens(owner.began)
+    assert [compiler.step_ended() for _ in range(3)] == [True, True, True]
+    owner.may_end.release()
+    has_ended(compiler)
     assert compiler.step_ended()  # it began beside it
     assert not compiler.step_ended()
 
 
 def test_a_compile_within_one_step_counts(owner, compiler):
     owner.may_end.release()
-    with compiler.without_pauses():
-        compiler.put(0, 8)
-        has_ended(compiler)
+    compiler._longest_pause = 0.0
+    compiler.put(0, 8)
+    has_ended(compiler)
     assert owner.compiled == [8]
     assert [compiler.step_ended() for _ in range(2)] == [True, False]
 
 
-def test_a_step_that_began_beside_a_compiler_does_not_count(owner, compiler):
+def test_what_was_waited_for_is_beside_no_step(owner, compiler):
+    owner.may_end.release()
     with compiler.without_pauses():
         compiler.put(0, 8)
-        happens(owner.began)
-        assert compiler.step_ended()
-        owner.may_end.release()
         has_ended(compiler)
+    assert not compiler.step_ended()
+
+
+def test_a_step_that_began_beside_a_compiler_does_not_count(owner, compiler):
+    compiler._longest_pause = 0.0
+    compiler.put(0, 8)
+    happens(owner.began)
+    assert compiler.step_ended()
+    owner.may_end.release()
+    has_ended(compiler)
     compiler._longest_pause = DEADLINE
     compiler.put(0, 4)
     waits_for_steps(compiler)
