@@ -9,6 +9,8 @@
     joined   a spawned process has become a member of the job
     ends     the exit code, as soon as it is known, at the latest when Python ends
     left     the same, of a process that leaves for good while the others go on (`leave_job`)
+    asks     a question, by its number: whether the process still belongs to the job (`confirm`)
+    again    as `token`, of a process whose connection broke: whether the others go on without it (`if_given_up`)
     exited   the exit status, and
     killed   the signal that ended the process: both from the supervisor
 
@@ -16,6 +18,8 @@ The launcher may answer
 
     signal   which the process is to get: so it reaches processes on all hosts, and none but them
     lost     a rank that is cut off; MPI is told (`declare.py`)
+    here     the number of a question
+    given up the others go on without the process
 
 A process whose launcher has not answered for so many seconds is cut off from the others: it is killed, since they go
 on without it.
@@ -65,6 +69,10 @@ class _Ending:
         self.line: socket.socket | None = None
         self.said = threading.Lock()
         self.prepared = False
+        self.changed = threading.Condition()  # of the questions to the launcher
+        self.asked = self.answered = 0
+        self.listening = False
+        self.supervised = False
 
 
 _me = _Ending()
@@ -72,7 +80,7 @@ _me = _Ending()
 
 def attach(line: socket.socket) -> None:
     """Report by this connection, to a supervisor that has introduced this process to the launcher."""
-    _me.line = line
+    _me.line, _me.supervised = line, True
 
 
 def prepare() -> None:
@@ -86,6 +94,7 @@ def prepare() -> None:
         if _me.line is not None:
             _say(**introduction(os.environ, os.getpid()))
     if _me.line is not None:
+        _me.listening = True
         threading.Thread(target=_listen, args=(_me.line, os.getpid()), name="adaptive-launcher", daemon=True).start()
 
 
@@ -161,8 +170,27 @@ def leave_job(code: int = 0) -> NoReturn:
     raise SystemExit(code)
 
 
-def connect(environ: Mapping[str, str]) -> socket.socket | None:
-    """Return a connection to the launcher; None without a launcher of ours, or where it cannot be reached."""
+def confirm() -> None:
+    """Return when the launcher has confirmed that this process belongs to the job, or cannot answer.
+
+    Called before this process takes others for lost. If it was given up while it could not answer, they are not lost:
+    it is killed then.
+    """
+    with _me.changed:
+        if not _me.listening:
+            return
+        _me.asked += 1
+        wanted = _me.asked
+        _say(asks=wanted)
+        _me.changed.wait_for(lambda: _me.answered >= wanted or not _me.listening, _detect(os.environ))
+
+
+def connect(environ: Mapping[str, str], *, quiet: bool = False) -> socket.socket | None:
+    """Return a connection to the launcher; None without a launcher of ours, or where it cannot be reached.
+
+    Args:
+      quiet: do not report that it cannot be reached.
+    """
     token, seconds, host, *addresses = environ.get(LAUNCHER, "").split() or ["", "", ""]
     rank = _number(environ, _RANKS)
     if not token or rank is None:
@@ -175,7 +203,8 @@ def connect(environ: Mapping[str, str]) -> socket.socket | None:
             line.settimeout(None)
             give_up_after(line, float(seconds))
             return line
-    sys.stderr.write(f"rank {rank} cannot reach its launcher on {host}, by {', '.join(addresses)}\n")
+    if not quiet:
+        sys.stderr.write(f"rank {rank} cannot reach its launcher on {host}, by {', '.join(addresses)}\n")
     return None
 
 
@@ -227,15 +256,49 @@ def _listen(line: socket.socket, pid: int) -> None:
                         os.kill(pid, int(number))
                     case ["lost", rank]:
                         _lost(int(rank))
+                    case ["here", number]:
+                        with _me.changed:
+                            _me.answered = int(number)
+                            _me.changed.notify_all()
     except OSError as error:
         if_cut_off(error, pid)
+    if not _me.supervised:
+        if_given_up(os.environ, pid)
+    with _me.changed:
+        _me.listening = False
+        _me.changed.notify_all()
 
 
 def if_cut_off(error: OSError, pid: int) -> None:
-    """Kill a process if its launcher does not answer any more. A launcher that has died closes the connection."""
+    """Kill a process if its launcher does not answer any more."""
     if not isinstance(error, ConnectionError):
         sys.stderr.write(f"pid {pid} on {socket.gethostname()} is cut off from its launcher ({error})\n")
         os.kill(pid, signal.SIGKILL)
+
+
+def if_given_up(environ: Mapping[str, str], pid: int) -> None:
+    """Kill a process whose connection to the launcher broke, if the others go on without it.
+
+    The connection breaks when the launcher dies, too. Then nobody answers, and the process goes on.
+    """
+    line = connect(environ, quiet=True)
+    if line is None:
+        return
+    line.settimeout(CONNECT_SECONDS)
+    with line, suppress(OSError):
+        send(line, **introduction(environ, pid), again=True)
+        if line.makefile("r").readline().strip() == "given up":
+            sys.stderr.write(
+                f"pid {pid} on {socket.gethostname()} was given up: its host did not answer the launcher for "
+                f"{_detect(environ):g} s (--detect), and the others go on without it. Was the host stopped, or its "
+                "network down? The process is killed, and writes no checkpoint.\n"
+            )
+            os.kill(pid, signal.SIGKILL)
+
+
+def _detect(environ: Mapping[str, str]) -> float:
+    """Seconds after which a process that does not answer the launcher is lost."""
+    return float(environ[LAUNCHER].split()[1])
 
 
 def _lost(rank: int) -> None:

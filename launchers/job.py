@@ -48,6 +48,7 @@ class Job:
         self._lines: dict[asyncio.StreamWriter, Process] = {}  # open ones; of a process the last one reaches it
         self._talks: set[asyncio.Task] = set()
         self._ended: list[Process] = []  # in this order
+        self._lost: list[Process] = []  # the others go on without them
         self._told: signal.Signals | None = None  # the signal that ends it
         self._launcher: asyncio.subprocess.Process | None = None
         self._check: asyncio.TimerHandle | None = None  # whether there is still a reason to end the job
@@ -111,10 +112,17 @@ class Job:
             if not secrets.compare_digest(str(said["token"]), self._token):
                 writer.close()
                 return
+            if "again" in said:
+                writer.write(b"given up\n" if self._is_lost(said) else b"unknown\n")
+                writer.close()
+                return
             process = self._introduced(said, writer)
             try:
                 while words := await reader.readline():
-                    self._take_down(process, json.loads(words))
+                    said = json.loads(words)
+                    self._take_down(process, said)
+                    if "asks" in said:
+                        self._send(writer, "here", int(said["asks"]))
             except TimeoutError:
                 self._lose(process)
         writer.close()
@@ -187,9 +195,15 @@ class Job:
     def _lose(self, process: Process) -> None:
         """Have the others go on without a process that does not answer; it has ended by itself by now, or will."""
         sys.stderr.write(f"adaptive run: {process} is cut off; the others go on without it.\n")
+        self._lost.append(process)
         for writer, other in self._lines.items():
             if other.connected and other is not process and other.job == process.job:
                 self._send(writer, "lost", process.rank)
+
+    def _is_lost(self, said: Mapping[str, Any]) -> bool:
+        """Whether the others go on without the process that introduces itself so."""
+        who = said["job"], said["rank"], said["host"], said["spawned"]
+        return any((p.job, p.rank, p.host, p.spawned) == who for p in self._lost)
 
     def _send(self, writer: asyncio.StreamWriter, word: str, number: int) -> None:
         with suppress(OSError):

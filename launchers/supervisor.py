@@ -5,7 +5,7 @@ Its parent can. So a rank forks before it imports anything: the child is the ran
 
 * passes lines on, between the child and the launcher,
 * sends the child the signals that the launcher names, and those that it gets itself,
-* kills the child where the launcher does not answer any more,
+* kills the child where the launcher does not answer any more, or says that the others go on without it,
 * reports the child's exit status, or the signal that killed it, and ends in the same way, so that mpirun sees it too.
 
 It is started by `rank.py`, and imports nothing but the standard library.
@@ -81,6 +81,7 @@ class _Supervisor:
     ):
         self._whole_group = of_command and os.getpgrp() == os.getpid()
         self._ending, self._launcher, self._rank, self._child = ending, launcher, rank, child
+        self._environ = environ
         self._heard = b""
         self._signals, wakeup = os.pipe()
         os.set_blocking(wakeup, False)
@@ -115,7 +116,11 @@ class _Supervisor:
             said = self._launcher.recv(_AT_ONCE)
         except OSError as error:
             self._ending.if_cut_off(error, self._child)
-            return False
+            said = b""
+        if not said:
+            self._ending.if_given_up(self._environ, self._child)
+            with suppress(OSError):
+                self._rank.shutdown(socket.SHUT_WR)  # so that the child does not wait for an answer
         *lines, self._heard = (self._heard + said).split(b"\n")
         for line in lines:
             match line.split():

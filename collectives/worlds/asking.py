@@ -6,6 +6,7 @@ meanwhile. Datagrams may be lost and may come twice: questions are repeated, and
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -19,6 +20,7 @@ from .stuck import Finding, State
 _SECONDS_TO_DO = 2 * stacks.SECONDS_TO_WRITE
 _TIMES = 3  # that a question is sent
 _HELLOS = 10
+_MARKS = 20  # that are sent to oneself, until one comes
 
 Message = dict[str, Any]
 
@@ -58,6 +60,10 @@ class Asking:
         self._hellos = _HELLOS
         self._question = 0
         self._came: dict[str, dict[int, Message]] = {}  # since the last question, by kind and sender
+        self._first = frozenset(peer.number for peer in peers)
+        self._marks = 0  # that this rank has sent itself, to know what it has read
+        self._read = 0  # the last of them that has come back
+        self._mark_read = threading.Condition()
         self.keep(peers)
 
     def keep(self, peers: Sequence[Peer]) -> None:
@@ -159,9 +165,28 @@ class Asking:
             if left <= 0:
                 return False
             message = self._datagrams.receive(left)
-            if message is not None and message["from"] in self._peers:
+            if message is None:
+                continue
+            if message["from"] in self._peers:
                 self._take(message, here)
+            elif message["kind"] == "stop" and message["from"] in self._first:
+                here(message)  # from one that this rank takes for lost, and that has given up this rank
         return True
+
+    def caught_up(self, seconds: float) -> bool:
+        """Return whether all datagrams that have come by now are dealt with. Waits up to `seconds` until they are.
+
+        For another thread than the one that serves. Datagrams to oneself come behind those that are there; where the
+        system's buffer is full they are dropped, so they are sent again.
+        """
+        with self._mark_read:
+            self._marks += 1
+            wanted = self._marks
+            for _ in range(_MARKS):
+                self.send([self.me.number], "mark", mark=wanted)
+                if self._mark_read.wait_for(lambda: self._read >= wanted, seconds / _MARKS):
+                    return True
+        return False
 
     def _take(self, message: Message, here: Callable[[Message], None]) -> None:
         sender = self._peers[message["from"]]
@@ -173,10 +198,14 @@ class Asking:
                 self._came["answer"][sender.number] = message
             case "done" | "heard" as kind:
                 self._came.setdefault(kind, {})[sender.number] = message
+            case "mark":
+                with self._mark_read:
+                    self._read = max(self._read, message["mark"])
+                    self._mark_read.notify_all()
             case "bye":
                 self.left[sender.number] = message["why"]
             case "look" | "kill" as what:
-                if self._peers[message["number"]].group == self.me.group != message["number"]:
+                if self._peers[message["number"]].group == self.me.group:
                     self.send([sender.number], "done", result=self._do(what, message["number"]))
             case "ask" | "report" | "stop":
                 here(message)

@@ -442,6 +442,7 @@ class MPIWorld(Starting, InTurn, Staff, Scope):
           Whether others had completed the operation: then it is completed here, too.
         """
         noticed = time.perf_counter()
+        self._make_sure()
 
         def level(comm: MPI.Comm) -> tuple[bool, tuple[str, float]]:
             counts = np.zeros(comm.size, np.int64)
@@ -458,6 +459,14 @@ class MPIWorld(Starting, InTurn, Staff, Scope):
             raise error  # nobody was lost
         self._left = left, how
         return behind
+
+    def _make_sure(self) -> None:
+        """Return if others are lost to this process, and not it to them; else it ends. Where it was stopped for so long
+        that they gave it up, it must not go on alone.
+        """
+        if self._watch is not None:
+            self._watch.caught_up()
+        ending.confirm()
 
     def _go_on(self, left: Together, how: tuple[str, float]) -> None:
         """From now on without those who are lost: the same operation on all processes.

@@ -59,6 +59,7 @@ class Staff:
     survives: bool
     _all_go: bool
     _abandon: Callable[[str], None]
+    _make_sure: Callable[[], None]
     _together: Together
     _completed: int
     _operation: Operation
@@ -349,6 +350,8 @@ class Staff:
             outcome = meeting(
                 *(self._mpi, self._job, role, plan), survives=self.survives, recruits=recruits, pair=self._entry
             )
+        if self._job.gone(outcome.job):
+            self._make_sure()
         self._recruiting.let_in(recruits)
         if self._entry is not None:
             ending.joined()

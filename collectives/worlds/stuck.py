@@ -110,6 +110,20 @@ def report(rank: int, about: str, line: str, waited: float, findings: Sequence[F
     return f"{body[:_MOST]}\n{rest}"
 
 
+def given_up(about: str, waited: float, patience: float) -> str:
+    """What a rank says that the others have waited for in vain.
+
+    Args:
+      about: in what they waited.
+      waited: for how many seconds.
+    """
+    return (
+        f"The others have given this process up: they waited for it for {_seconds(waited)} in {about}, and it did not "
+        "answer. Was it stopped, or its host? The job has ended because of it, so it ends too. patience= of "
+        f"comm.world() sets how long the others wait ({patience:g} s)."
+    )
+
+
 def names(ranks: Iterable[int]) -> str:
     """`rank 1`, or `ranks 1, 2`."""
     numbers = sorted(ranks)

@@ -21,7 +21,7 @@ from adaptive.extend import FAILURE_THREAD, doing, last_words
 from . import stacks
 from .asking import Asking, Message, Peer
 from .operations import CLOSE, Operation
-from .stuck import Finding, State, names, report
+from .stuck import Finding, State, given_up, names, report
 
 _TICKS = 20  # looks in `patience`
 _LONGEST_TICK = 1.0  # seconds
@@ -73,6 +73,15 @@ class Watch:
         """Those who are together from now on, in the order of their ranks: they begin what they are in anew."""
         self.asking.keep(peers)
         self._anew = True
+
+    def caught_up(self) -> None:
+        """Return when this rank has heard what the others had told it by now.
+
+        For the thread of the world, before it takes others for lost: a process that was stopped for long may find that
+        it is the one that was given up. It does not return from here then.
+        """
+        if not self._closed and threading.current_thread() is not self._thread:
+            self.asking.caught_up(_SECONDS_TO_ANSWER)
 
     def close(self, why: str = "") -> None:
         """End. The others are told if this rank leaves them: `why`, what it does instead of coming."""
@@ -207,8 +216,9 @@ class Watch:
         self.asking.serve(_SECONDS_TO_PRINT, self._take, lambda: False)
         # Who answers ends by itself. The others are killed, since an MPI that survives losses does not end them.
         self._kill({number: helper for number, helper in helpers.items() if number not in runs})
+        given_up = {"because_of": sorted(due), "about": self._operation.about, "waited": self._waited}
         for _ in range(3):
-            self.asking.send([peer.number for peer in self.asking.others], "stop")
+            self.asking.send([peer.number for peer in self.asking.others], "stop", **given_up)
         self._stop()
 
     def _can_be_killed(self, due: Findings, helpers: dict[int, int | None]) -> bool:
@@ -279,6 +289,8 @@ class Watch:
                 if speaks:
                     self.asking.send([message["from"]], "heard")
             case "stop":
+                if self.asking.me.number in message["because_of"]:
+                    _log.error(given_up(message["about"], message["waited"], self._patience))
                 self._stop()
 
     def _own_state(self) -> dict[str, Any]:

@@ -235,6 +235,57 @@ def test_ranks_counted_anew():
         assert asking.find(0.1, lambda message: None) == {}
 
 
+@contextmanager
+def serving(asking, heard=lambda message: None):
+    """A thread that answers for a rank."""
+    over = threading.Event()
+    thread = threading.Thread(target=lambda: asking.serve(60.0, heard, over.is_set))
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        asking.ring()
+        thread.join()
+
+
+def test_who_was_given_up_hears_of_it_before_it_takes_the_others_for_lost():
+    """A process that was stopped wakes up: the others have ended meanwhile, and what they have said is still there."""
+    with two() as (peers, sockets):
+        awake, other = Asking(peers, 1, sockets[1]), Asking(peers, 0, sockets[0])
+        for question in range(20):
+            other.send([1], "ask", question=question)
+        other.send([1], "stop", because_of=[1])
+        other.send([1], "bye", why="over")
+        awake.keep(peers[1:])  # its own thread is faster, and has taken the other one for dead
+        heard = []
+        with serving(awake, heard.append):
+            assert awake.caught_up(30.0)
+        assert [message["kind"] for message in heard] == ["stop"]
+        assert awake.left == {}
+
+
+def test_nobody_waits_for_a_thread_that_does_not_serve():
+    with two() as (peers, sockets):
+        assert not Asking(peers, 1, sockets[1]).caught_up(0.01)
+
+
+def test_any_rank_of_a_host_is_killed_by_another_one(held, monkeypatch):
+    """The first one, by whose number the host is known, like the others; and one that is alone there by itself."""
+    killed = []
+    monkeypatch.setattr(stacks, "kill", lambda process: killed.append(process) or True)
+    with two(groups=(0, 0, 2)) as (peers, sockets):
+        peers[0] = peers[0]._replace(process=held)
+        asks, helps = Asking(peers, 2, sockets[2]), Asking(peers, 1, sockets[1])
+        with serving(helps):
+            assert asks.have_done(1, "kill", 0, lambda message: None) is True
+        helps.send([2], "hello")
+        with serving(asks):
+            assert helps.have_done(2, "kill", 2, lambda message: None) is True
+            assert helps.have_done(2, "kill", 0, lambda message: None) is None  # of another host
+    assert killed == [held, peers[2].process]
+
+
 def test_patience_must_be_the_same_on_all_ranks():
     with two() as (peers, sockets), pytest.raises(ad.DisagreementError, match="rank 0: 60, rank 1: 5"):
         watch(FakeWorld(), [peers[0], peers[1]._replace(patience=5.0)], 0, sockets[0], lambda status: None)

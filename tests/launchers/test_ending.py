@@ -1,0 +1,128 @@
+"""What a process and its launcher say to each other when their connection breaks."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import socket
+import struct
+import subprocess
+import sys
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from launchers.job import Job
+from launchers.mpirun import RANK
+from launchers.verdict import Process
+from tests.mpirun import ROOT
+from tests.speed import limit
+
+SCRIPT = """
+from launchers import ending
+ending.prepare()
+ending.confirm()
+print("goes on", flush=True)
+"""
+HELLO = {
+    "token": "secret",
+    "rank": 1,
+    "size": 2,
+    "job": "a",
+    "pid": 7,
+    "host": "h",
+    "spawned": False,
+    "supervised": True,
+}
+
+
+def started(script: Path, port: int, supervised: bool) -> subprocess.Popen[str]:
+    """A process whose launcher is behind a port here."""
+    script.write_text(SCRIPT)
+    command = [sys.executable, *([str(RANK)] if supervised else []), str(script)]
+    environ = {**os.environ, "ADAPTIVE_LAUNCHER": f"secret 30 {socket.gethostname()} 127.0.0.1:{port}"}
+    environ["OMPI_COMM_WORLD_RANK"] = "1"
+    pipe = subprocess.PIPE
+    environ["PYTHONPATH"] = str(ROOT)
+    return subprocess.Popen(command, env=environ, stdout=pipe, stderr=pipe, text=True)
+
+
+@pytest.fixture(params=["supervised", "alone"])
+def talk(request, tmp_path) -> Callable[..., tuple[int, str, str]]:
+    """How a process ends whose launcher does `first` with its connection, and answers the next with `then`; `None`:
+    there is no launcher any more.
+    """
+    return partial(_talk, tmp_path / "train.py", request.param == "supervised")
+
+
+def _talk(script: Path, supervised: bool, first: Callable, then: bytes | None) -> tuple[int, str, str]:
+    with (
+        socket.create_server(("127.0.0.1", 0)) as server,
+        started(script, server.getsockname()[1], supervised) as process,
+    ):
+        server.settimeout(limit(60))
+        line, _ = server.accept()
+        with line, line.makefile("r") as said:
+            assert json.loads(said.readline())["rank"] == 1
+            assert json.loads(said.readline()) == {"asks": 1}
+            if then is None:
+                server.close()
+            first(line)
+            if then:
+                again, _ = server.accept()
+                with again, again.makefile("r") as said_again:
+                    hello = json.loads(said_again.readline())
+                    assert (hello["again"], hello["rank"]) == (True, 1)
+                    again.sendall(then)
+            out, err = process.communicate(timeout=limit(60))
+        return process.returncode, out, err
+
+
+def reset(line: socket.socket) -> None:
+    line.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    os.close(line.detach())
+
+
+def test_who_asks_is_answered(talk):
+    code, out, err = talk(lambda line: line.sendall(b"here 1\n"), b"")
+    assert (code, out, err) == (0, "goes on\n", "")
+
+
+def test_who_was_given_up_ends(talk):
+    code, out, err = talk(reset, b"given up\n")
+    assert (code, out) == (-signal.SIGKILL, "")
+    assert "was given up" in err
+    assert "for 30 s (--detect)" in err
+
+
+@pytest.mark.parametrize("then", [b"unknown\n", None])
+def test_who_was_not_given_up_goes_on(talk, then):
+    code, out, _ = talk(reset, then)
+    assert (code, out) == (0, "goes on\n")
+
+
+def test_the_launcher_knows_whom_it_has_given_up(capsys):
+    async def answers() -> list[bytes]:
+        job = Job([], {}, 1.0, 30.0, [])
+        job._token = "secret"
+        server = await asyncio.start_server(job._hear, "127.0.0.1", 0)
+        port = server.sockets[0].getsockname()[1]
+
+        async def answer(**said: object) -> bytes:
+            reader, writer = await asyncio.open_connection("127.0.0.1", port)
+            writer.write(b"".join(json.dumps(line).encode() + b"\n" for line in ({**HELLO, **said}, {"asks": 3})))
+            line = await reader.readline()
+            writer.close()
+            return line
+
+        found = [await answer(), await answer(again=True)]
+        job._lose(Process("a", 1, 2, "h", 7, False))
+        found += [await answer(again=True), await answer(again=True, host="i"), await answer(again=True, token="other")]
+        server.close()
+        return found
+
+    assert asyncio.run(answers()) == [b"here 3\n", b"unknown\n", b"given up\n", b"unknown\n", b""]
