@@ -1,7 +1,7 @@
 """What in a step depends on what: which reductions a value is computed from, how, and in what precision.
 
-One pass forward over the graph. `check` asks it which results a difference can reach, and which values look at the
-split on purpose.
+One pass forward over the graph. `check` uses it to find which results a difference can reach, and which values look at
+the split on purpose.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from adaptive.operators.sources import CALLS, EXAMPLES, source_p
 
 Place = tuple[int, int]  # a contribution: its message and its number in it
 _DECIDES = ("argmax", "argmin")  # and all that gives booleans
+_COMPARES = ("eq", "ne", "lt", "le", "gt", "ge")
 
 
 @dataclass(frozen=True)
@@ -33,14 +34,18 @@ class Facts:
 
     Attributes:
       through: the contributions that it is computed from, a bit for each.
-      steadily: those among them from which a way leads here that is more than a decision (a comparison, an argmax).
+      decided: those among them from which a way leads here on which more is asked than whether a value is finite.
+      steadily: those among `decided` from which a way leads here without a decision (a comparison, an argmax), so that
+        a small difference there makes a difference here.
       slots: the slots that it is computed from, a bit for each.
-      of_data: whether it depends on examples, or on local state, which has seen some.
+      of_data: whether it depends on examples, on their number in a call as the batch's shape tells it, or on local
+        state, which has seen some.
       sources: names of those call sources that it is computed from, other than as a mean's weight.
       eps: the distance from 1 to the next number in the least precision on its way; 0 where nothing was rounded.
     """
 
     through: int = 0
+    decided: int = 0
     steadily: int = 0
     slots: int = 0
     of_data: bool = False
@@ -54,11 +59,12 @@ _NOTHING = Facts()
 def _joined(facts: Sequence[Facts]) -> Facts:
     if len(facts) < 2:
         return facts[0] if facts else _NOTHING
-    through = steadily = slots = 0
+    through = decided = steadily = slots = 0
     for f in facts:
-        through, steadily, slots = through | f.through, steadily | f.steadily, slots | f.slots
+        through, decided = through | f.through, decided | f.decided
+        steadily, slots = steadily | f.steadily, slots | f.slots
     sources = frozenset().union(*(f.sources for f in facts))
-    return Facts(through, steadily, slots, any(f.of_data for f in facts), sources, max(f.eps for f in facts))
+    return Facts(through, decided, steadily, slots, any(f.of_data for f in facts), sources, max(f.eps for f in facts))
 
 
 class Influence:
@@ -72,6 +78,7 @@ class Influence:
         self._plan = plan
         self._facts: dict[Var, Facts] = {v: Facts(of_data=True) for v in graph.batch_vars}
         self._facts.update((graph.state_vars[i], Facts(of_data=True)) for i in plan.local_state)
+        self._facts.update((v, Facts(of_data=True)) for v in graph.consts if v in plan.sized)
         for k, slot in enumerate(plan.slots):
             self._facts.update((v, Facts(slots=1 << k, of_data=slot.scope > Scope.ALL)) for v in slot.values)
         for eqn in graph.eqns:
@@ -96,10 +103,26 @@ class Influence:
     def _of_equation(self, eqn: JaxprEqn) -> None:
         known = _joined([self.of(a) for a in eqn.invars])
         inner = max((eps_of(v.aval) for nested in nested_equations(eqn) for v in nested.outvars), default=0.0)
+        if self._asks_if_finite(eqn):
+            known = replace(known, decided=0)
         for var in eqn.outvars:
             decides = eqn.primitive.name in _DECIDES or getattr(var.aval, "dtype", None) == np.bool_
             facts = replace(known, steadily=0) if decides else known
-            self._facts[var] = replace(facts, eps=max(facts.eps, inner, eps_of(var.aval)))
+            of_data = facts.of_data or var in self._plan.sized
+            self._facts[var] = replace(facts, of_data=of_data, eps=max(facts.eps, inner, eps_of(var.aval)))
+
+    def _asks_if_finite(self, eqn: JaxprEqn) -> bool:
+        """Whether all finite values give the same: `isfinite(x)`, `isnan(x)`, which is `x != x`, and `isinf(x)`."""
+        if eqn.primitive.name == "is_finite":
+            return True
+        if eqn.primitive.name not in _COMPARES:
+            return False
+        a, b = eqn.invars
+        return (isinstance(a, Var) and a is b) or any(map(self._is_infinite, (a, b)))
+
+    def _is_infinite(self, atom: Atom) -> bool:
+        value = self._plan.graph.consts.get(atom) if isinstance(atom, Var) else atom.val
+        return value is not None and _is_number(value) and np.size(value) == 1 and bool(np.isinf(value).all())
 
     def _of_collective(self, eqn: JaxprEqn) -> None:
         for value, result in zip(operands_of(eqn), eqn.outvars, strict=True):
@@ -110,7 +133,9 @@ class Influence:
                 weight = _NOTHING if c.weight is None else replace(self.of(c.weight), sources=frozenset(), eps=0.0)
                 known = _joined([known, weight])
                 bit = self.bit[place]
-                known = replace(known, through=known.through | bit, steadily=known.steadily | bit)
+                known = replace(
+                    known, through=known.through | bit, decided=known.decided | bit, steadily=known.steadily | bit
+                )
             self._facts[result] = replace(known, eps=max(known.eps, eps_of(result.aval)))
 
 
@@ -127,7 +152,11 @@ def dtypes_of(eqns: Sequence[JaxprEqn]) -> set[np.dtype]:
 
 def eps_of(aval: Any) -> float:
     """The distance from 1 to the next number of a value's dtype; 0 for what is no floating-point number."""
-    dtype = getattr(aval, "dtype", np.dtype(bool))
+    return eps_of_dtype(getattr(aval, "dtype", np.dtype(bool)))
+
+
+def eps_of_dtype(dtype: Any) -> float:
+    """The distance from 1 to the next number; 0 for what is no floating-point number."""
     return float(jax.numpy.finfo(dtype).eps) if jax.numpy.issubdtype(dtype, np.inexact) else 0.0
 
 

@@ -2,12 +2,13 @@
 
 Steps are run on one batch in equal shares, and again in random uneven ones of several calls: a few steps in a row, and,
 where the driver reads the step's number, others. Every trial of a step starts from the same state, so that rounding
-does not grow from step to step.
+does not grow from step to step. All is computed in double precision where that can be done.
 
 What is compared first is what messages bring, where rounding is well understood, and only then the state, metrics and
 hook values: an optimizer such as Adam magnifies rounding where gradients are near zero, so a difference there counts
-only if something that was brought differs on the way to it. What counts as rounding is found for each leaf from its own
-arithmetic: inputs are moved by their last place, and what then moves by as much does not count.
+only if something that was brought differs on the way to it. And it is compared element by element, as many optimizers
+work: to Adam an element of 1 beside one of 1e7 is no smaller. What counts as rounding is found for each leaf from its
+own arithmetic: inputs are moved by their last place, and what then moves by as much does not count.
 
 Some operators look at the split on purpose. Metrics and hook values may differ (the state may not) where all that
 differs on the way to them is
@@ -16,13 +17,19 @@ differs on the way to them is
     gathered, and shown as it is   all_gather(loss), a row for each worker
     a statistic over calls         the noise scale, which counts them: it reads how many calls and examples there are
 
-Where what is sent, or stays, is each worker's own on purpose, a step goes by its split by what it is, and nothing is
+A number of the batch's shape, such as len(batch), is none of these: it is the size of one kernel call.
+
+A decision (a comparison, an argmax) can hide a difference: it comes out the same until it does not. Where something
+differs and all that follows it are decisions that came out the same, the answer is "not known".
+
+Where what is sent, or stays, is each worker's own on purpose, a step depends on its split by what it is, and nothing is
 compared: what workers average for themselves, or with some others, or reduce in some steps only.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -39,8 +46,8 @@ from adaptive.operators.sources import CALLS, STEP
 from adaptive.runtime.engine import Engine
 
 from .influence import Influence, Place, steps_named
-from .trials import Bench, Output, Result, Split, Start, even_split, uneven_splits
-from .widen import must_widen, widened
+from .trials import Bench, Output, Result, Split, Start, even_split, fine_split, outputs_of, uneven_splits
+from .widen import SINGLE, CannotWidenError, Width, widened, widths_for
 
 _SPLITS = 3
 _STEPS_IN_A_ROW = 3
@@ -51,11 +58,14 @@ _MULTIPLE = 16  # of what moving inputs by their last place does
 _NUDGES = 2
 _NOISY = 0.03  # a value that rounding moves by this part of it cannot be compared
 _NEGLIGIBLE = 1e-4  # unless it is so small beside what else is reduced that it is zero but for rounding
+_OF_ELEMENT = 100  # of what that does to a single element, of which a leaf may have many
+_OF_LARGEST = 4  # units in the last place of a leaf's largest element, below which no element is compared
+_SINGLE_EPS = float(np.finfo(SINGLE).eps)
 
 
 @dataclass(frozen=True)
 class Invariance:
-    """What `Program.check` found. True where steps were compared and do not depend on the split, and only there.
+    """What `Program.check` found: "yes", "no" or "not known". True for "yes" alone, so that it can be asserted.
 
     Attributes:
       differences: state leaves that come out differently, by name, with the largest difference found, relative to the
@@ -63,8 +73,8 @@ class Invariance:
       reports: metrics and hook values that do, relative to their value.
       reductions: where they come from: "grads['kernel'] (driver.py:15)", with the largest difference relative to
         the value.
-      hidden: reductions that differ, and that the state follows, though it came out the same in the steps tried: for
-        a learning rate of zero, say.
+      hidden: reductions that differ, and that the state, a metric or a hook value follows, though it came out the same
+        in the steps tried: for a learning rate of zero, say.
       splits: what was tried: per split, each worker's calls.
       steps: the numbers of the steps that were tried.
       note: why it is not known, if it is not.
@@ -110,7 +120,7 @@ class Invariance:
         lines += _listed("these leaves of the state come out differently:", self.differences, "its change")
         lines += _listed("these metrics and hook values come out differently:", self.reports, "its value")
         lines += _listed("through these reductions:", self.reductions, "its value")
-        same = "these reductions do, and the state follows them, if not in these steps (a learning rate of zero?):"
+        same = "these reductions do, and what follows them does not show it in these steps (a learning rate of zero?):"
         lines += _listed(same, self.hidden, "its value")
         if self.drawn:
             lines += [
@@ -143,7 +153,7 @@ def check_invariance(
 
     Args:
       seed: of the splits.
-      tolerance: relative to what is reduced; by default 100 units in the last place.
+      tolerance: relative to what is reduced as a whole; by default 100 units in the last place of each element.
       step: steps done so far.
       program_seed: what `step_key` is made of.
     """
@@ -167,12 +177,22 @@ def check_invariance(
     splits = uneven_splits(rng, _SPLITS, even, plan, least=least, most=most)
     if not splits:
         return few
-    plans = widened(engine.plans) if must_widen(plan, engine.world.devices[0]) else engine.plans
-    bench = Bench(plans, engine, batch, seed=program_seed)
-    try:
-        return _Comparison(bench, even, splits, rng, tolerance).of_steps(step)
-    finally:
-        bench.close()
+    fine = fine_split(examples, n, plan, most=most)
+
+    def compared(width: Width | None) -> Invariance:
+        with width.settings() if width else nullcontext():
+            plans = widened(engine.plans, width) if width else engine.plans
+            bench = Bench(plans, engine, batch, seed=program_seed, width=width)
+            try:
+                return _Comparison(bench, plan, even, splits, fine, rng, tolerance).of_steps(step)
+            finally:
+                bench.close()
+
+    *better, own = widths_for(plan, engine.world.devices[0])
+    for width in better:
+        with suppress(CannotWidenError, jax.errors.JaxRuntimeError):  # there may not be the memory for it
+            return compared(width)
+    return compared(own)
 
 
 def _each_workers_own(plan: Plan) -> str:
@@ -203,17 +223,26 @@ class _Comparison:
     """Trials of one driver, and what they have shown so far."""
 
     def __init__(
-        self, bench: Bench, even: Split, splits: tuple[Split, ...], rng: np.random.Generator, tolerance: float | None
+        self,
+        bench: Bench,
+        driver: Plan,
+        even: Split,
+        splits: tuple[Split, ...],
+        fine: Split,
+        rng: np.random.Generator,
+        tolerance: float | None,
     ):
-        self.bench, self.even, self.splits, self.rng, self.tolerance = bench, even, splits, rng, tolerance
+        self.bench, self.even, self.splits, self.fine = bench, even, splits, fine
+        self.rng, self.tolerance = rng, tolerance
         self.plan, self.influence, self.outputs = bench.plan, Influence(bench.plan), bench.outputs
+        self.precisions = _Precisions(self.plan, self.influence, self.outputs, driver)
         self.states: dict[str, float] = {}
         self.reports: dict[str, float] = {}
         self.reductions: dict[str, float] = {}
         self.differing: dict[Place, _Difference] = {}
         self.noisy: dict[str, float] = {}
         self.not_finite: dict[str, None] = {}
-        self.floors = _Floors({}, [0.0] * len(self.outputs))
+        self.floors = _Floors({}, {})
 
     def of_steps(self, first: int) -> Invariance:
         start, tried = self.bench.start, []
@@ -227,6 +256,8 @@ class _Comparison:
         for step in [] if self.states or self.reports else self._later_steps(tried):
             tried.append(step)
             self._of_step(start, step, [self.splits[len(tried) % len(self.splits)]])
+        if self._undecided():  # a maximum, say, is least like that of the whole in the smallest calls
+            self._of_step(self.bench.start, first, [self.fine])
         hidden = {} if self.states else {self._name(p): self.differing[p].value for p in self._hidden()}
         return Invariance(
             self.states, self.reductions, self.splits, self.reports, hidden, tuple(tried), self._note(), self._drawn()
@@ -248,6 +279,11 @@ class _Comparison:
         if self.noisy:
             by = max(self.noisy.values())
             return f"rounding alone moves {_some(self.noisy)} by {by:.2g} of its value, which hides any difference."
+        if undecided := self._undecided():
+            return (
+                f"{_some(undecided)} depends on the split, and what follows it only compares it, or takes its argmax. "
+                "That came out the same in what was tried; for another batch, or a later state, it need not."
+            )
         if not any(self._facts(p).of_data for p in self._relevant):
             return "nothing to compare: the state, metrics and hook values are computed from no examples."
         return ""
@@ -285,33 +321,42 @@ class _Comparison:
         found = {}
         for place in self._relevant:
             a, b = whole.contributions[place], other.contributions[place]
-            apart, norm = _apart(a, b), max(_norm(a), _norm(b))
-            if apart <= self._relative(self._facts(place).eps) * norm:
+            gaps = _gaps(a, b)
+            if not gaps.any():
                 continue
-            floor = self.floors.contributions.get(place, 0.0)
-            if apart > _MULTIPLE * floor:
-                found[place] = apart / (norm or 1.0)
-            elif floor > _NOISY * norm and not self._is_negligible(place, whole):
-                self.noisy[self._name(place)] = floor / (norm or 1.0)
+            own, computed = self.precisions.of_place(place)
+            value, allowed = np.maximum(np.abs(a), np.abs(b)), self._relative(own)
+            floor = self.floors.contributions.get(place)
+            ratio = _beyond(gaps, value, allowed * value, (own, computed), floor, by_element=self.tolerance is None)
+            if ratio is not None:
+                found[place] = ratio
+            elif floor is not None and _is_noisy(gaps, value, allowed, floor) and not self._is_negligible(place, whole):
+                self.noisy[self._name(place)] = _norm(floor) / (_norm(value) or 1.0)
         return found
 
     def _follow(self, whole: Result, other: Result, found: dict[Place, float]) -> None:
         """Note the outputs that differ because of those contributions."""
         for k, output in enumerate(self.outputs):
             through = [p for p in found if self._counts(p, output)]
-            if not through or not self._differs(k, whole, other, self.floors.outputs[k]):
+            ratio = self._difference(k, whole, other, self.floors.outputs.get(k)) if through else None
+            if ratio is None:
                 continue
             noted = self.states if self._is_state(output) else self.reports
-            apart = _apart(whole.outputs[k], other.outputs[k])
-            _raise_to(noted, output.name, apart / (_change(whole, k) or 1.0))
+            _raise_to(noted, output.name, ratio)
             for place in through:
                 _raise_to(self.reductions, self._name(place), found[place])
 
-    def _differs(self, k: int, whole: Result, other: Result, floor: float = 0.0) -> bool:
-        """Whether an output differs by more than rounding, of what has changed it and of what it is."""
+    def _difference(self, k: int, whole: Result, other: Result, floor: np.ndarray | None = None) -> float | None:
+        """By how much an output differs, relative to what has changed it; `None` if by no more than rounding, of that
+        and of what it is.
+        """
         a, b = whole.outputs[k], other.outputs[k]
-        eps = self.influence.of(self.outputs[k].atom).eps
-        return _apart(a, b) > max(self._relative(eps) * _change(whole, k) + 4 * eps * _norm(a), _MULTIPLE * floor)
+        own, _ = self.precisions.outputs[k]
+        change = _changes(whole, k)
+        allowed = self._relative(own) * change + 4 * own * np.abs(a)
+        return _beyond(
+            _gaps(a, b), change, allowed, self.precisions.outputs[k], floor, by_element=self.tolerance is None
+        )
 
     def _relative(self, eps: float) -> float:
         return self.tolerance if self.tolerance is not None else _ROUNDING * eps
@@ -388,19 +433,45 @@ class _Comparison:
             read = more
 
     def _hidden(self) -> list[Place]:
-        """What differs and the state follows, though it did not show it: for a learning rate of zero, say.
+        """What differs, and something that counts follows it, though it did not show it: for a learning rate of zero,
+        say.
 
-        If the state does not react to one of them alone, it did not show the difference. If it does react to each, and
+        If that does not react to one of them alone, it did not show the difference. If it does react to each, and
         all that differs makes no difference together, then it is the same by its own arithmetic.
         """
-        followed = {p: outputs for p in self.differing if self._facts(p).of_data and (outputs := self._state_behind(p))}
+        followed = {p: outputs for p in self.differing if self._facts(p).of_data and (outputs := self._unshown(p))}
         for place, outputs in followed.items():
             difference = self.differing[place]
             instead = self.bench.taking(difference.other, place)
             alone = self.bench.run(difference.start, self.even, difference.step, instead=instead)
-            if not any(self._differs(k, difference.even, alone) for k in outputs):
+            if all(self._difference(k, difference.even, alone) is None for k in outputs):
                 return list(followed)
         return []
+
+    def _unshown(self, place: Place) -> list[int]:
+        """The outputs that follow a contribution by more than a decision, and that came out the same."""
+        bit, shown = self.influence.bit[place], {**self.states, **self.reports}
+        followers = enumerate(self.outputs)
+        return [k for k, o in followers if o.name not in shown and self._counts(place, o) and self._steadily(o) & bit]
+
+    def _undecided(self) -> dict[str, None]:
+        """Names of contributions that differ, and that something which came out the same follows by decisions alone."""
+        shown = {**self.states, **self.reports}
+        found: dict[str, None] = {}
+        for place in self.differing:
+            bit = self.influence.bit[place]
+            if any(
+                o.name not in shown and self._counts(place, o) and self._decided(o) & ~self._steadily(o) & bit
+                for o in self.outputs
+            ):
+                found[self._name(place)] = None
+        return found
+
+    def _steadily(self, output: Output) -> int:
+        return self.influence.of(output.atom).steadily
+
+    def _decided(self, output: Output) -> int:
+        return self.influence.of(output.atom).decided
 
     def _state_behind(self, place: Place) -> list[int]:
         """The outputs of the state that follow a contribution by more than a decision."""
@@ -423,24 +494,89 @@ class _Comparison:
         return f"{c.name or 'a value'}{how}{at(c.line)}"
 
 
+class _Precisions:
+    """For every contribution and output the distance from 1 to the next number: in the least precision that the driver
+    has on the way to it, half precisions taken for single, and in that in which it is computed here.
+    """
+
+    def __init__(self, plan: Plan, influence: Influence, outputs: Sequence[Output], driver: Plan):
+        given = influence if driver is plan else Influence(driver)
+        self._same = given.places == influence.places
+        self._driver, self._plan, self._given, self._influence = driver, plan, given, influence
+        atoms = [o.atom for o in outputs]
+        theirs = [o.atom for o in outputs_of(driver)]
+        self.outputs = [self._both(given.of(t).eps, influence.of(a).eps) for a, t in zip(atoms, theirs, strict=True)]
+
+    def of_place(self, place: Place) -> tuple[float, float]:
+        level, i = place
+        computed = self._influence.carried(self._plan.messages[level][i]).eps
+        own = self._given.carried(self._driver.messages[level][i]).eps if self._same else _SINGLE_EPS
+        return self._both(own, computed)
+
+    def _both(self, own: float, computed: float) -> tuple[float, float]:
+        return max(computed, min(own, _SINGLE_EPS)), computed
+
+
 @dataclass
 class _Floors:
-    """The most that anything moved by rounding."""
+    """The most that each element of anything moved by rounding."""
 
-    contributions: dict[Place, float]
-    outputs: list[float]
+    contributions: dict[Place, np.ndarray]
+    outputs: dict[int, np.ndarray]
 
     def add(self, a: Result, b: Result, *, outputs: bool = True) -> None:
         for place, value in a.contributions.items():
-            _raise_to(self.contributions, place, _apart(value, b.contributions[place]))
-        if not outputs:
-            return
-        moved = map(_apart, a.outputs, b.outputs)
-        self.outputs = [max(old, new) for old, new in zip(self.outputs, moved, strict=True)]
+            _raise_each(self.contributions, place, _gaps(value, b.contributions[place]))
+        for k, value in enumerate(a.outputs if outputs else ()):
+            _raise_each(self.outputs, k, _gaps(value, b.outputs[k]))
 
 
 def _raise_to(found: dict, key: Any, value: float) -> None:
     found[key] = max(value, found.get(key, 0.0))
+
+
+def _raise_each(found: dict, key: Any, values: np.ndarray) -> None:
+    found[key] = np.maximum(values, found[key]) if key in found else values
+
+
+def _beyond(
+    gaps: np.ndarray,
+    value: np.ndarray,
+    allowed: np.ndarray,
+    precisions: tuple[float, float],
+    floor: np.ndarray | None,
+    *,
+    by_element: bool,
+) -> float | None:
+    """The difference of two arrays relative to their value; `None` if it may be rounding.
+
+    Args:
+      gaps, value: how far elements are apart, and how large they are.
+      allowed: by how much an element may be off in the driver's own precision.
+      precisions: the distance from 1 to the next number, in the driver's own precision, and in that in which they were
+        computed.
+      floor: by how much elements moved by rounding, if that has been looked at.
+      by_element: whether one element can be too far off, or only all together.
+    """
+    own, computed = precisions
+    noise = 0.0 if floor is None else _MULTIPLE * _norm(floor)
+    if np.isinf(gaps).any() and np.isfinite(noise):
+        return np.inf
+    if _norm(gaps) > max(_norm(allowed), noise):
+        return _norm(gaps) / (_norm(value) or 1.0)
+    if not by_element or not gaps.size:
+        return None
+    least: Any = _OF_LARGEST * computed * float(value.max())
+    if floor is not None:
+        # Far below the driver's own precision each element has its own; else some would pass by chance.
+        least = least + (_OF_ELEMENT * floor if computed < own else _MULTIPLE * float(floor.max()))
+    off = gaps > allowed + least
+    return float((gaps[off] / np.where(value[off] > 0, value[off], 1.0)).max()) if off.any() else None
+
+
+def _is_noisy(gaps: np.ndarray, value: np.ndarray, allowed: float, floor: np.ndarray) -> bool:
+    """Whether rounding moves an array by so much that a difference cannot be told from it."""
+    return _norm(gaps) > allowed * _norm(value) and _norm(floor) > _NOISY * _norm(value)
 
 
 def _some(names: dict[str, Any]) -> str:
@@ -448,24 +584,22 @@ def _some(names: dict[str, Any]) -> str:
     return f"{first} (and {len(others)} more)" if others else first
 
 
-def _apart(a: np.ndarray, b: np.ndarray) -> float:
-    """The norm of a difference; infinite where only one of two is finite."""
-    same = (a == b) | ((a != a) & (b != b))
-    if same.all():
-        return 0.0
+def _gaps(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    """How far elements are apart; infinitely where only one of two is finite."""
     with np.errstate(all="ignore"):
-        difference = _norm(_minus(a[~same], b[~same]))
-    return difference if np.isfinite(difference) and difference > 0 else np.inf
+        gaps = np.abs(_in_double(a) - _in_double(b))
+    gaps = np.where((a == b) | ((a != a) & (b != b)), 0.0, gaps)
+    return np.where(np.isfinite(gaps), gaps, np.inf)
 
 
-def _change(result: Result, k: int) -> float:
+def _apart(a: np.ndarray, b: np.ndarray) -> float:
+    return _norm(_gaps(a, b))
+
+
+def _changes(result: Result, k: int) -> np.ndarray:
     """By how much the step changes an output; of metrics and hook values, which are new each time, all of it."""
-    before = result.before[k]
-    return _norm(result.outputs[k] if before is None else _minus(result.outputs[k], before))
-
-
-def _minus(a: np.ndarray, b: np.ndarray) -> np.ndarray:
-    return _in_double(a) - _in_double(b)
+    before, after = result.before[k], _in_double(result.outputs[k])
+    return np.abs(after if before is None else after - _in_double(before))
 
 
 def _in_double(x: np.ndarray) -> np.ndarray:

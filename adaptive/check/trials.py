@@ -31,7 +31,7 @@ from adaptive.runtime.message import Layout, unpack
 from adaptive.runtime.microbatches import Microbatches
 
 from .influence import Place
-from .widen import wide
+from .widen import Width
 
 Split = tuple[Microbatches, ...]  # each worker's calls
 
@@ -59,6 +59,15 @@ def uneven_splits(
         if len(found) > count:
             break
     return tuple(found[1:])
+
+
+def fine_split(examples: int, workers: int, plan: Plan, *, most: int | None = None) -> Split:
+    """Nearly equal shares, in calls that are as small as they can be with no more than some 64 of them in all."""
+    sizes = [plan.multiple * n for n in _even_parts(examples // plan.multiple, workers)]
+    if not plan.splittable:
+        return tuple((size,) for size in sizes)
+    call = min(most or examples, plan.multiple * -(-examples // (64 * plan.multiple)))
+    return tuple(_cut(size, call) for size in sizes)
 
 
 def _random_split(
@@ -200,11 +209,16 @@ class Bench:
       engine: whose state and slots the first trial starts from. Not changed.
       batch: the examples, as one batch.
       seed: the program's.
+      width: of `plans`, if it is not the driver's own precision.
     """
 
-    def __init__(self, plans: Plans, engine: Engine, batch: Any, *, seed: int):
+    def __init__(self, plans: Plans, engine: Engine, batch: Any, *, seed: int, width: Width | None = None):
         plan, n, device = plans.reference, engine.world.capacity, engine.world.devices[0]
-        self.plan, self.batch, self._seed = plan, jax.tree.map(_as_row_dtype, batch), seed
+        wide = width.wide if width else _unchanged
+        leaves, tree = jax.tree.flatten(batch)
+        pairs = zip(leaves, engine.plan.graph.batch_vars, strict=True)
+        rows = [wide(np.asarray(leaf).astype(v.aval.dtype, copy=False)) for leaf, v in pairs]
+        self.plan, self.batch, self._seed = plan, jax.tree.unflatten(tree, rows), seed
         self._examples = len(jax.tree.leaves(batch)[0])
         self._wire, self.outputs = _Wire(n, device), outputs_of(plan)
         there = engine.present
@@ -311,9 +325,8 @@ class Bench:
         return jax.tree.map(lambda a: a[order], self.batch)
 
 
-def _as_row_dtype(leaf: Any) -> np.ndarray:
-    array = np.asarray(leaf)
-    return wide(array.astype(jax.dtypes.canonicalize_dtype(array.dtype), copy=False))
+def _unchanged(value: Any) -> Any:
+    return value
 
 
 def _held_fixed(source: Source) -> Source:

@@ -1,14 +1,16 @@
-"""A driver's mathematics in single precision: what it computes in half precisions, computed in single.
+"""A driver's mathematics in more precision: what it computes in single or half precision, computed in double.
 
-A half precision rounds each sum over examples to two or three digits, and a mean over three examples otherwise than
-one over four. Whether a step depends on how its batch is split is a question about its mathematics, which such rounding
-would hide. So `check` asks it of this driver.
+Whether a step depends on how its batch is split is a question about its mathematics. Rounding hides the answer: a half
+precision rounds each sum over examples to two or three digits, and single precision hides what happens to an element
+of 1 beside one of 1e7. In double precision rounding is far below any difference that the driver's own precision could
+show. Where double precision is not to be had, half precisions are computed in single.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, replace
 from typing import Any
 
 import jax
@@ -16,7 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal, Var
 
-from adaptive.base.jaxprs import bind, called
+from adaptive.base.jaxprs import asks_the_host, bind, called, has_effects
 from adaptive.graph.plan import Plan
 from adaptive.graph.planner import Planner
 from adaptive.graph.trace import Atom
@@ -26,44 +28,88 @@ from adaptive.runtime.calls import Plans
 
 from .influence import dtypes_of
 
-SINGLE = np.dtype(np.float32)
-_BY_BITS = ("bitcast_convert_type", "nextafter")  # what they do is of the dtype itself
+SINGLE, DOUBLE = np.dtype(np.float32), np.dtype(np.float64)
+# What they do is of the dtype itself, or written for it.
+_BY_BITS = ("bitcast_convert_type", "nextafter", "ffi_call", "pallas_call", "triton_kernel_call", "tpu_custom_call")
 _PRECISE = ("dot_general", "conv_general_dilated")
 
 
-def is_half(dtype: Any) -> bool:
-    return bool(jnp.issubdtype(dtype, jnp.floating)) and np.dtype(dtype).itemsize < SINGLE.itemsize
+class CannotWidenError(Exception):
+    """Something in a driver can be computed in its own precision only."""
 
 
-def must_widen(plan: Plan, device: jax.Device) -> bool:
-    """Whether anything is computed in less than single precision: said so by the driver, or taken so by the device,
-    which may round what it multiplies.
+@dataclass(frozen=True)
+class Width:
+    """The least precision that is left.
+
+    Attributes:
+      real: `SINGLE` or `DOUBLE`. Double precision needs JAX's `enable_x64` around all that is done with it.
     """
-    values = {v.aval.dtype for v in (*plan.graph.invars, *plan.graph.consts)}
-    return device.platform != "cpu" or any(map(is_half, values | dtypes_of(plan.graph.eqns)))
+
+    real: np.dtype
+
+    def is_narrow(self, dtype: Any) -> bool:
+        """Whether a dtype is of floating-point numbers, real or complex, in less than this precision."""
+        if jnp.issubdtype(dtype, jnp.floating):
+            return np.dtype(dtype).itemsize < self.real.itemsize
+        return bool(jnp.issubdtype(dtype, jnp.complexfloating)) and np.dtype(dtype).itemsize < 2 * self.real.itemsize
+
+    def of(self, dtype: Any) -> Any:
+        """The dtype that takes the place of one."""
+        if not self.is_narrow(dtype):
+            return dtype
+        return np.dtype(np.complex128) if jnp.issubdtype(dtype, jnp.complexfloating) else self.real
+
+    def wide(self, value: Any) -> Any:
+        """An array or number, in this precision if it is of less."""
+        dtype = getattr(value, "dtype", bool)
+        return value.astype(self.of(dtype)) if self.is_narrow(dtype) else value
+
+    def shape(self, aval: Any, examples: int | None = None) -> jax.ShapeDtypeStruct:
+        """A value's shape and dtype; of so many examples, if given."""
+        shape = aval.shape if examples is None else (examples, *aval.shape[1:])
+        return jax.ShapeDtypeStruct(shape, self.of(aval.dtype))
+
+    def settings(self) -> AbstractContextManager[Any]:
+        """JAX's settings for work in this precision."""
+        return jax.enable_x64(True) if self.real == DOUBLE else nullcontext()
 
 
-def widened(plans: Plans) -> Planner:
-    """The plans of the same driver, with half precisions replaced by single, and products at their full precision."""
+def widths_for(plan: Plan, device: jax.Device) -> list[Width | None]:
+    """In which precisions to compute a driver, the best first; `None` for its own."""
+    values = {v.aval.dtype for v in (*plan.graph.invars, *plan.graph.consts)} | dtypes_of(plan.graph.eqns)
+    double, single = Width(DOUBLE), Width(SINGLE)
+    # A device may round what it multiplies, even in single precision.
+    own: list[Width | None] = [single] if device.platform != "cpu" or any(map(single.is_narrow, values)) else [None]
+    return [double, *own] if any(map(double.is_narrow, values)) and device.platform != "tpu" else own
+
+
+def widened(plans: Plans, width: Width) -> Planner:
+    """The plans of the same driver in that precision, with products at their full precision.
+
+    Raises:
+      CannotWidenError: the driver has something that is made for its dtypes, and double precision was asked for.
+    """
     plan, graph = plans.reference, plans.reference.graph
+    evaluation = Evaluation(width)
 
     def driver(state: list[Any], batch: list[Any]) -> tuple[list[Any], list[Any]]:
         narrow, current = plans(len(batch[0])).graph, tracing()
         assert current is not None
         current.minibatches.extend(narrow.minibatches)
-        env: dict[Var, Any] = dict(zip(narrow.invars, [*state, *batch], strict=True))
-        env.update((var, wide(value)) for var, value in narrow.consts.items())
-        _evaluate(narrow.eqns, env)
-        results = [_value(env, a) for a in narrow.outvars]
+        results = evaluation.of(
+            narrow.eqns, narrow.outvars, dict(zip(narrow.invars, [*state, *batch], strict=True)), narrow.consts
+        )
         return results[: len(state)], results[len(state) :]
 
     driver.__name__ = graph.name
     planner = Planner(
         driver,
-        [_wide_shape(v.aval) for v in graph.state_vars],
-        lambda examples: [_wide_shape(v.aval, examples) for v in graph.batch_vars],
+        [width.shape(v.aval) for v in graph.state_vars],
+        lambda examples: [width.shape(v.aval, examples) for v in graph.batch_vars],
         capacity=graph.capacity,
         local_state=plan.local_state,
+        functions_checked=True,  # by the driver's own planner, which does not make them anew for each trace here
     )
     found = planner.begin(graph.examples)
     names = {key: getattr(graph, key) for key in ("state_names", "batch_names", "metric_names", "metrics_tree")}
@@ -71,76 +117,83 @@ def widened(plans: Plans) -> Planner:
     return planner
 
 
-def wide(value: Any) -> Any:
-    """An array or number, in single precision if it is of less."""
-    return value.astype(SINGLE) if is_half(getattr(value, "dtype", bool)) else value
+class Evaluation:
+    """Computes equations in another precision than they are written in."""
 
+    def __init__(self, width: Width):
+        self._width = width
 
-def _wide_shape(aval: Any, examples: int | None = None) -> jax.ShapeDtypeStruct:
-    shape = aval.shape if examples is None else (examples, *aval.shape[1:])
-    return jax.ShapeDtypeStruct(shape, SINGLE if is_half(aval.dtype) else aval.dtype)
+    def of(
+        self, eqns: Sequence[JaxprEqn], results: Sequence[Atom], env: dict[Var, Any], consts: Mapping[Var, Any]
+    ) -> list[Any]:
+        """The values of `results`, where the inputs are as `env` says, in this precision already."""
+        env.update((var, self._width.wide(value)) for var, value in consts.items())
+        for eqn in eqns:
+            env.update(zip(eqn.outvars, self._results(eqn, [self._value(env, a) for a in eqn.invars]), strict=True))
+        return [self._value(env, a) for a in results]
 
+    def _value(self, env: dict[Var, Any], atom: Atom) -> Any:
+        if not isinstance(atom, Literal):
+            return env[atom]
+        # A bare number of Python's would be another dtype where 64 bits are enabled.
+        is_plain = jnp.issubdtype(atom.aval.dtype, np.number) or atom.aval.dtype == np.bool_
+        return self._width.wide(np.asarray(atom.val, atom.aval.dtype)) if is_plain else atom.val
 
-def _value(env: dict[Var, Any], atom: Atom) -> Any:
-    if isinstance(atom, Literal):
-        return wide(np.asarray(atom.val)) if is_half(atom.aval.dtype) else atom.val
-    return env[atom]
+    def _results(self, eqn: JaxprEqn, operands: list[Any]) -> list[Any]:
+        name = eqn.primitive.name
+        if name == "reduce_precision":
+            return operands
+        function = called(eqn, derivatives=True, checkpoints=True)
+        if function is not None:
+            return self.inlined(function, operands)
+        as_it_is = name in _BY_BITS or asks_the_host(eqn) or has_effects(eqn)
+        if not as_it_is:
+            params = {key: self._parameter(value) for key, value in eqn.params.items()}
+            if name in _PRECISE:
+                params["precision"] = (jax.lax.Precision.HIGHEST, jax.lax.Precision.HIGHEST)
+            try:
+                results = bind(eqn, operands, params)
+            except CannotWidenError:
+                raise
+            except Exception:  # a primitive that is made for its dtypes: computed in them
+                results = None
+            if results is not None and all(map(self._is_as_meant, results, eqn.outvars)):
+                return results
+        narrow = [self._narrowed(x, a) for x, a in zip(operands, eqn.invars, strict=True)]
+        rounds = any(n is not x for n, x in zip(narrow, operands, strict=True))
+        if self._width.real == DOUBLE and rounds and eqn.outvars and not asks_the_host(eqn):
+            raise CannotWidenError(name)
+        return [self._width.wide(x) for x in bind(eqn, narrow)]
 
+    def _is_as_meant(self, result: Any, var: Var) -> bool:
+        meant = var.aval
+        return not hasattr(meant, "shape") or (jnp.shape(result), result.dtype) == (
+            meant.shape,
+            self._width.of(meant.dtype),
+        )
 
-def _evaluate(eqns: Sequence[JaxprEqn], env: dict[Var, Any]) -> None:
-    for eqn in eqns:
-        env.update(zip(eqn.outvars, _results(eqn, [_value(env, a) for a in eqn.invars]), strict=True))
+    def _narrowed(self, value: Any, atom: Atom) -> Any:
+        dtype = getattr(atom.aval, "dtype", bool)
+        return jnp.asarray(value).astype(dtype) if self._width.is_narrow(dtype) else value
 
+    def inlined(self, nested: ClosedJaxpr | Jaxpr, operands: Sequence[Any]) -> list[Any]:
+        """What a jaxpr computes, of operands in this precision."""
+        jaxpr, consts = (nested.jaxpr, nested.consts) if isinstance(nested, ClosedJaxpr) else (nested, ())
+        env = dict(zip(jaxpr.invars, operands, strict=True))
+        return self.of(jaxpr.eqns, jaxpr.outvars, env, dict(zip(jaxpr.constvars, consts, strict=True)))
 
-def _results(eqn: JaxprEqn, operands: list[Any]) -> list[Any]:
-    name = eqn.primitive.name
-    if name == "reduce_precision":
-        return operands
-    function = called(eqn, derivatives=True, checkpoints=True)
-    if function is not None:
-        return _inlined(function, operands)
-    if name not in _BY_BITS:
-        params = {key: _wide_parameter(value) for key, value in eqn.params.items()}
-        if name in _PRECISE:
-            params["precision"] = (jax.lax.Precision.HIGHEST, jax.lax.Precision.HIGHEST)
-        try:
-            results = bind(eqn, operands, params)
-        except Exception:  # a primitive that is made for its dtypes: done in them
-            results = None
-        if results is not None and all(map(_is_as_meant, results, eqn.outvars)):
-            return results
-    narrow = [_narrowed(x, a) for x, a in zip(operands, eqn.invars, strict=True)]
-    return [wide(x) for x in bind(eqn, narrow)]
-
-
-def _is_as_meant(result: Any, var: Var) -> bool:
-    shape = jnp.shape(result)
-    return not hasattr(var.aval, "shape") or (shape, result.dtype) == (var.aval.shape, _wide_shape(var.aval).dtype)
-
-
-def _narrowed(value: Any, atom: Atom) -> Any:
-    dtype = getattr(atom.aval, "dtype", bool)
-    return jnp.asarray(value).astype(dtype) if is_half(dtype) else value
-
-
-def _inlined(nested: ClosedJaxpr | Jaxpr, operands: Sequence[Any]) -> list[Any]:
-    jaxpr, consts = (nested.jaxpr, nested.consts) if isinstance(nested, ClosedJaxpr) else (nested, ())
-    env: dict[Var, Any] = dict(zip(jaxpr.invars, operands, strict=True))
-    env.update(zip(jaxpr.constvars, map(wide, consts), strict=True))
-    _evaluate(jaxpr.eqns, env)
-    return [_value(env, a) for a in jaxpr.outvars]
-
-
-def _wide_parameter(value: Any) -> Any:
-    match value:
-        case ClosedJaxpr():
-            return jax.make_jaxpr(lambda *a: _inlined(value, a))(*(_wide_shape(v.aval) for v in value.jaxpr.invars))
-        case Jaxpr() if not value.constvars:
-            return jax.make_jaxpr(lambda *a: _inlined(value, a))(*(_wide_shape(v.aval) for v in value.invars)).jaxpr
-        case tuple() if any(isinstance(v, ClosedJaxpr) for v in value):
-            return tuple(map(_wide_parameter, value))
-        case Frozen():
-            return Frozen([wide(leaf) for leaf in value.leaves])
-        case np.dtype() if is_half(value):
-            return SINGLE
-    return value
+    def _parameter(self, value: Any) -> Any:
+        match value:
+            case ClosedJaxpr():
+                shapes = map(self._width.shape, (v.aval for v in value.jaxpr.invars))
+                return jax.make_jaxpr(lambda *a: self.inlined(value, a))(*shapes)
+            case Jaxpr() if not value.constvars:
+                shapes = map(self._width.shape, (v.aval for v in value.invars))
+                return jax.make_jaxpr(lambda *a: self.inlined(value, a))(*shapes).jaxpr
+            case tuple() if any(isinstance(v, ClosedJaxpr) for v in value):
+                return tuple(map(self._parameter, value))
+            case Frozen():
+                return Frozen([self._width.wide(leaf) for leaf in value.leaves])
+            case np.dtype() if self._width.is_narrow(value):
+                return self._width.of(value)
+        return value

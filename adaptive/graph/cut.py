@@ -285,6 +285,7 @@ class _Cutter:
             unsplittable=(*self.whole, *self._reasons(segments)),
             fixed=tuple(self._fixed(segments)),
             stages={level: self._cut(segments["call", level]) for level in self.stages},
+            sized=self.flow.sized,
         )
 
     def _cut(self, segment: Segment) -> tuple[Stage, ...]:

@@ -153,6 +153,7 @@ class Plan:
     unsplittable: tuple[str, ...] = field(default=())  # why a local batch cannot run as several calls; empty if it can
     fixed: tuple[Atom, ...] = field(default=())  # what is computed once, and must be the same for every size
     stages: dict[int, tuple[Stage, ...]] = field(default_factory=dict)  # of the call segments that are cut, by level
+    sized: frozenset[Var] = frozenset()  # values that follow from the number of examples in a call (see `expressions`)
 
     @property
     def splittable(self) -> bool:

@@ -291,7 +291,7 @@ class _Flattener:
         if not isinstance(atom, Literal):
             return atom
         var = Var(atom.aval)
-        self.consts[var] = atom.val
+        self.consts[var] = np.asarray(atom.val, atom.aval.dtype)  # or a bare number would be as wide as JAX is by then
         return var
 
     def _known_source(self, eqn: JaxprEqn) -> bool:

@@ -18,6 +18,7 @@ from adaptive.base.errors import DriverError
 from adaptive.base.names import leaf_names
 from adaptive.base.roster import with_same_members
 from adaptive.base.world import World
+from adaptive.check.means import MeanCheck
 from adaptive.control.alike import digest_of_text, digest_of_tree
 from adaptive.control.split import positive
 from adaptive.control.together import together
@@ -42,6 +43,7 @@ def evaluate(
     about: str = "",
     members: Sequence[int] | None = None,
     op: Literal["mean", "sum"] = "mean",
+    check: MeanCheck | None = None,
 ) -> Any:
     """Means of `fn(state, batch)` over `data`, weighted by examples, or sums; of metrics, all merged. Communicates
     once.
@@ -53,11 +55,13 @@ def evaluate(
       about: which evaluation this is, in words.
       members: the workers that take part; those of the world by default.
       op: what is made of arrays: their mean over examples, or their sum over batches.
+      check: compares a few examples with parts of them; knows the functions that it has seen.
 
     Returns:
       A pytree of numpy arrays, and of metrics. Replicated, to the last bit.
 
     Raises:
+      DriverError: what `fn` returns is no mean over examples, or no sum, or no metric that can be merged.
       WorkerError: another process failed. On every other process.
       DisagreementError: processes differ in what they evaluate. On every process.
     """
@@ -72,10 +76,12 @@ def evaluate(
         rows, each = rows_of(data), positive("batch", batch)
         closed, shapes = jax.make_jaxpr(fn, return_shape=True)(state, rows.shapes(min(each, len(rows))))
         _check(fn, shapes, state, rows, each, op)
+        looks(fn, state, rows.rows, (len(rows), each), _combined(shapes), op)
         whole.append((len(rows), shapes))
         digests = _digests(closed, shapes, rows, each, op) if world.processes > 1 else {}
         return digests, [part.sent() for part in _gathered(fn, shapes, states, rows, world, those, each, op)]
 
+    looks = check or MeanCheck()
     those: list[int] = []  # the workers among which the data are dealt
 
     def of_those_left() -> list[list[Any]]:
@@ -90,6 +96,16 @@ def evaluate(
         for part, value in zip(parts, sent, strict=True):
             part.receive(value)
     return jax.tree.structure(shapes, is_leaf=is_metric).unflatten([part.result(examples) for part in parts])
+
+
+def _combined(shapes: Any) -> list[str | None]:
+    """Names of the leaves that are averaged or summed; `None` for those of metrics, which are merged."""
+    named, _ = jax.tree.flatten_with_path(shapes, is_leaf=is_metric)
+    found: list[str | None] = []
+    for path, node in named:
+        name = jax.tree_util.keystr(path) or "what fn returns"
+        found += [None] * len(jax.tree.leaves(node)) if is_metric(node) else [name]
+    return found
 
 
 def is_metric(node: Any) -> bool:

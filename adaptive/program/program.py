@@ -27,6 +27,7 @@ from adaptive.base.told import Listening, honoured, told
 from adaptive.base.versions import warn_if_untested
 from adaptive.base.world import MembersChanged, World
 from adaptive.check.invariance import Invariance, check_invariance
+from adaptive.check.means import MeanCheck
 from adaptive.control.decision_digest import DecisionDigest
 from adaptive.control.decisions import Decisions
 from adaptive.control.hooks import Hooks
@@ -160,6 +161,7 @@ class Program:
         overlap: bool | int | Literal["auto"] = "auto",
     ):
         self._surroundings = Surroundings()
+        self._means = MeanCheck()
         self.world = world_of(world)
         if self.world.rank == 0:
             warn_if_untested()
@@ -883,7 +885,8 @@ class Program:
 
         Raises:
           NonFiniteError: the last update made NaNs.
-          DriverError: what `fn` returns is no mean, or no metric that can be merged.
+          DriverError: what `fn` returns is no mean over examples (or no sum, if `op` is "sum"), so that it would depend
+            on `batch`, or no metric that can be merged. Found by comparing a few examples with two parts of them.
           DataError: the data cannot be used.
           BatchSizeError: `batch` is not a positive whole number.
           WorkerError: another process failed in this call. On every other process.
@@ -892,7 +895,7 @@ class Program:
         self._update.together(self._step, "evaluate")
         states = [self._as_given(leaves) for leaves in self._engine.states]
         about = f"evaluate of {self._name} after step {self._step}"
-        return evaluate(fn, states, data, self.world, batch, about, tuple(self._seating.since), op)
+        return evaluate(fn, states, data, self.world, batch, about, tuple(self._seating.since), op, self._means)
 
     @as_made
     def check(self, batch: Any = None, *, seed: int = 0, tolerance: float | None = None) -> Invariance:
@@ -901,19 +904,21 @@ class Program:
         Batch norm, summed losses and losses that couple examples are not, and training with them depends on the
         number of workers and on their speeds. Runs some steps on one batch, in equal shares and in random uneven ones
         of several calls, on this process alone, and changes nothing. The state is compared, and metrics and hook
-        values, but for what looks at the split on purpose: gathered rows, the noise scale. Half precisions are computed
-        in single. State that is marked as local is not compared. A driver in which workers average for themselves, or
-        with some others, or in some steps only, depends on its split by what it is, and is told so.
+        values, but for what looks at the split on purpose: gathered rows, the noise scale. Steps are computed in double
+        precision where that can be done, and compared element by element. State that is marked as local is not
+        compared. Where workers average for themselves, or with some others, or in some steps only, the verdict is "no"
+        without a comparison.
 
         Args:
           batch: a pytree like the data; by default the next `global_batch` examples.
           seed: of the splits.
-          tolerance: the largest difference, relative to what is reduced, that counts as rounding; by default a hundred
-            units in its last place, or what moving the inputs by theirs does, if that is more.
+          tolerance: the largest difference, relative to what is reduced as a whole, that counts as rounding; by
+            default, for each element, a hundred units in its last place, or what moving the inputs by theirs does, if
+            that is more.
 
         Returns:
-          An `Invariance`: true if the step is. Its `verdict` is "yes", "no", or "not known" where it could not be
-          compared, which is not true either. Prints as what differs, or why it is not known.
+          An `Invariance`. Its `verdict` is "yes", "no", or "not known", where nothing could be compared or not all of
+          it. It is true for "yes" alone. Prints as what differs, or as the reason why it is not known.
         """
         if batch is None:
             batch = self._stream.peek(self._sizes.current)

@@ -14,7 +14,8 @@ import collectives as comm
 import controllers as ctrl
 import monitors as mon
 from adaptive import operators
-from adaptive.check.trials import even_split, uneven_splits
+from adaptive.check.trials import even_split, fine_split, uneven_splits
+from adaptive.check.widen import DOUBLE, Width, widths_for
 from adaptive.runtime.local_world import LocalWorld
 from tests.relaxed import relaxed_tx
 
@@ -391,6 +392,110 @@ def test_losses_that_are_no_means_over_examples_are_found(loss, workers):
     assert all("all_reduce" in line for line in pointed_at(RuntimeError(str(found))))
 
 
+# --- single elements --------------------------------------------------------------------------------------------------
+
+OPTIMIZERS = {
+    "sgd": optax.sgd(0.1),
+    "momentum": optax.sgd(0.1, momentum=0.9),
+    "adam": optax.adam(0.1),
+    "adamw": optax.adamw(0.1),
+    "lion": optax.lion(0.01),
+    "adagrad": optax.adagrad(0.1),
+    "rmsprop": optax.rmsprop(0.1),
+    "sign": optax.sign_sgd(0.1),
+}
+
+
+def beside_a_large_one(scale, *, normed):
+    """A loss whose first gradient is `scale` times as large as the others, of which one may be normalised in calls."""
+
+    def loss(w, batch):
+        x = batch["x"]
+        if normed:
+            x = x.at[:, 1].set((x[:, 1] - x[:, 1].mean()) / (x[:, 1].std() + 0.1))
+        return jnp.mean((x[:, 1:] @ w[1:] - batch["y"]) ** 2) + scale * jnp.mean(x[:, 0] * w[0] - batch["y"] * w[0])
+
+    return loss
+
+
+@pytest.mark.parametrize("tx", OPTIMIZERS.values(), ids=OPTIMIZERS)
+@pytest.mark.parametrize("scale", [1e5, 1e12])
+def test_one_element_counts_beside_another_that_is_much_larger(tx, scale):
+    """To Adam, and to what takes signs, they are alike."""
+    driver, init = train(beside_a_large_one(scale, normed=True), tx)
+    assert check(driver, init(W), global_batch=8).verdict == "no"
+    driver, init = train(beside_a_large_one(scale, normed=False), tx)
+    found = check(driver, init(W), global_batch=8)
+    assert found, found
+
+
+def test_what_can_be_computed_in_its_own_precision_only_is_compared_in_that():
+    """Bits of a number, taken as they are, are others in double precision."""
+
+    def bits(x):
+        return jax.lax.bitcast_convert_type(jax.lax.bitcast_convert_type(x, jnp.int32) | 1, jnp.float32)
+
+    for loss, verdict in ((mean_loss, "yes"), (contrastive, "no")):
+        driver, init = train(lambda w, b, loss=loss: loss(w, {**b, "x": bits(b["x"])}))
+        assert check(driver, init(W)).verdict == verdict
+    plans = planned(lambda w, b: (w + comm.all_reduce(bits(b["x"]).mean(0)), {}), W)
+    assert widths_for(plans, jax.devices()[0]) == [Width(DOUBLE), None]
+
+
+def test_numbers_of_python_are_of_the_dtype_that_they_had():
+    """In double precision JAX would take them for 64 bits wide."""
+
+    def driver(state, batch):
+        total, count = comm.all_reduce((batch["y"].sum(), len(batch["y"])), op="sum")
+        return {"w": state["w"] + total / count.astype(float), "n": state["n"] + count}, {"three": 3, "half": 0.5}
+
+    assert check(driver, {"w": 0.0, "n": 0})
+
+
+# --- decisions --------------------------------------------------------------------------------------------------------
+
+
+def deciding(decide):
+    """A driver that takes steps by what `decide` makes of a mean of maxima, and of the largest loss of all."""
+
+    def driver(w, batch):
+        losses = (batch["x"] @ w - batch["y"]) ** 2
+        rate = decide(comm.all_reduce(losses.max()), comm.all_reduce(losses.max(), op="max"))
+        return w - rate * comm.all_reduce(jax.grad(mean_loss)(w, batch)), {}
+
+    return driver
+
+
+@pytest.mark.parametrize(
+    ("decide", "verdict"),
+    [
+        (lambda mean, most: jnp.where(mean > 1e6, 0.1, 0.2), "not known"),
+        (lambda mean, most: jnp.where((mean > 1e6) & jnp.isfinite(most), 0.1, 0.2), "not known"),
+        (lambda mean, most: jnp.where(jnp.isfinite(mean) & ~jnp.isnan(mean) & (most < 1e6), 0.1, 0.2), "yes"),
+        (lambda mean, most: jnp.where(jnp.isinf(mean) | (mean == -jnp.inf), 0.1, 0.2), "yes"),
+        (lambda mean, most: jnp.where(most > 1, 0.1, 0.2), "yes"),
+        (lambda mean, most: jnp.where(mean < 0.49 * most, 0.1, 0.2), "no"),  # of single examples; of halves it is not
+        (lambda mean, most: jnp.clip(mean, 1e6, 2e6) * 1e-7, "no"),
+        (lambda mean, most: 0.1 + 0 * jnp.sort(jnp.stack([mean, most]))[0], "no"),
+    ],
+)
+def test_a_difference_that_is_only_compared_is_not_known(decide, verdict):
+    found = check(deciding(decide), W, global_batch=8)
+    assert found.verdict == verdict, found
+    assert bool(found) == (verdict == "yes")
+    assert ("only compares it" in str(found)) == (verdict == "not known")
+
+
+def test_a_report_that_hides_a_difference_is_named():
+    def driver(state, batch):
+        new, _ = descend(state, batch)
+        return new, {"loss": 0 * comm.all_reduce(jnp.exp(5 * mean_loss(state, batch)))}
+
+    found = check(driver, W)
+    assert found.verdict == "no"
+    assert len(found.hidden) == 1
+
+
 # --- what a first step does not show ----------------------------------------------------------------------------------
 
 
@@ -512,6 +617,9 @@ def test_every_split_differs_from_the_others(workers, examples, most):
             assert sum(map(sum, split)) == examples
             assert all(0 < microbatch <= (most or examples) for microbatches in split for microbatch in microbatches)
         assert any(microbatch % 2 for split in splits for microbatches in split for microbatch in microbatches)
+    fine = fine_split(examples, workers, plan, most=most)
+    assert sum(map(sum, fine)) == examples
+    assert {call for calls in fine for call in calls} == {1}
 
 
 def test_calls_are_no_longer_than_the_program_may_make_them():

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 import adaptive as ad
 import collectives as comm
+from adaptive.check.means import MeanCheck
 from adaptive.program.evaluate import evaluate
 from adaptive.runtime.local_world import LocalWorld
 
@@ -58,7 +59,8 @@ def test_no_example_is_taken_twice_and_none_is_left_out():
 
     data = Counting()
     found = evaluate(lambda s, b: b["n"].mean(), [0.0] * 2, data, LocalWorld(2), 4)
-    assert sorted(data.taken) == sorted([0, *range(11)])  # the first one is looked at before
+    # The first one is looked at before, and the first four are compared with parts of them.
+    assert sorted(data.taken) == sorted([0, *range(4), *range(11)])
     assert float(found) == 5.0
 
 
@@ -113,6 +115,121 @@ def test_a_program_evaluates_its_state_on_other_data():
             )
             with pytest.raises(ad.BatchSizeError, match="batch must be positive"):
                 program.evaluate(mean_loss, test, batch=0)
+
+
+# --- what is no mean over examples ------------------------------------------------------------------------------------
+
+
+def apart(w, batch):
+    return (batch["x"] @ w - batch["y"]) ** 2
+
+
+def masked_mean(w, batch):
+    mask = (batch["y"] > 0).astype(jnp.float32)
+    return (mask * apart(w, batch)).sum() / jnp.maximum(mask.sum(), 1)
+
+
+def normalised(w, batch):
+    x = (batch["x"] - batch["x"].mean(0)[None]) / (batch["x"].std(0)[None] + 1e-3)
+    return (x @ w).std() + mean_loss(w, batch)
+
+
+NO_MEANS = {
+    "exp": lambda w, b: jnp.exp(mean_loss(w, b)),
+    "root": lambda w, b: jnp.sqrt(mean_loss(w, b)),
+    "max": lambda w, b: apart(w, b).max(),
+    "median": lambda w, b: jnp.median(apart(w, b)),
+    "variance": lambda w, b: jnp.var(b["y"]),
+    "length": lambda w, b: len(b["y"]),
+    "sum": lambda w, b: apart(w, b).sum(),
+    "count": lambda w, b: (b["y"] > 0).sum(),
+    "masked": masked_mean,
+    "batch norm": normalised,
+    "first": lambda w, b: b["y"][0],
+    "half precision": lambda w, b: jnp.exp(mean_loss(w.astype(jnp.bfloat16), jax.tree.map(jnp.bfloat16, b))),
+}
+
+
+@pytest.mark.parametrize("batch", [4, 256])
+@pytest.mark.parametrize("fn", NO_MEANS.values(), ids=NO_MEANS)
+def test_what_is_no_mean_over_examples_is_refused(fn, batch):
+    """It would be another number for each size of batch."""
+    data = make_data(20)
+    with pytest.raises(ad.DriverError, match=r"evaluate: what fn returns is no mean (?s:.*)depend on batch="):
+        evaluate(fn, [W] * 2, data, LocalWorld(2), batch)
+    with pytest.raises(ad.DriverError, match=r"\['b'\]\[1\] is no mean"):
+        evaluate(lambda w, b: {"a": mean_loss(w, b), "b": (1.0, fn(w, b))}, [W], data, LocalWorld(1), batch)
+
+
+@pytest.mark.parametrize(
+    "fn",
+    [mean_loss, lambda w, b: jnp.exp(apart(w, b).sum()), lambda w, b: apart(w, b).max(), lambda w, b: jnp.ones(2)],
+    ids=["mean", "exp", "max", "constant"],
+)
+def test_what_is_no_sum_over_examples_is_refused_where_sums_are_asked_for(fn):
+    with pytest.raises(ad.DriverError, match="evaluate: what fn returns is no sum over"):
+        evaluate(fn, [W], make_data(20), LocalWorld(1), 4, op="sum")
+
+
+def zero_but_for_rounding(w, batch):
+    return jax.nn.softmax(batch["x"] * 3, axis=-1).sum(-1).mean() - 1
+
+
+MEANS = {
+    "large": lambda w, b: 1e6 + mean_loss(w, b),
+    "small": lambda w, b: 1e-6 * mean_loss(w, b),
+    "zero but for rounding": zero_but_for_rounding,
+    "half precision": lambda w, b: mean_loss(w.astype(jnp.bfloat16), jax.tree.map(jnp.bfloat16, b)),
+    "whole numbers": lambda w, b: jnp.int32(3),
+    "truth": lambda w, b: jnp.array([True, False]),
+    "share": lambda w, b: (b["y"] > 0).sum() / len(b["y"]),
+    "a reshaped batch": lambda w, b: b["y"].reshape(2, -1).mean(),
+    "not finite": lambda w, b: mean_loss(w, b) * jnp.nan,
+    "infinite": lambda w, b: jnp.log(0 * b["y"]).mean(),
+    "random": lambda w, b: (b["y"] + jax.random.normal(jax.random.key(0), b["y"].shape)).mean(),
+    "its own dtype": lambda w, b: (jax.lax.bitcast_convert_type(b["y"], jnp.int32) & 1).mean(),
+}
+
+
+@pytest.mark.parametrize("examples", [1, 2, 3, 40])
+@pytest.mark.parametrize("fn", MEANS.values(), ids=MEANS)
+def test_means_and_what_cannot_be_compared_are_not_refused(fn, examples):
+    if fn is MEANS["a reshaped batch"]:
+        examples *= 2
+    evaluate(fn, [W] * 3, make_data(examples), LocalWorld(3), 8 if examples % 8 == 0 else examples)
+
+
+def test_what_has_an_effect_is_carried_out_once_for_each_batch():
+    seen = []
+
+    def fn(w, batch):
+        jax.debug.callback(lambda y: seen.append(len(y)), batch["y"])
+        return mean_loss(w, batch)
+
+    evaluate(fn, [W], make_data(20), LocalWorld(1), 8)
+    jax.effects_barrier()
+    assert sorted(seen) == [4, 8, 8]
+
+
+def test_a_function_is_looked_at_once_unless_nothing_was_to_be_seen():
+    looked, data = [], make_data(20)
+
+    class Counting(MeanCheck):
+        def _look(self, trial, names, op):
+            leaves = trial.leaves
+            trial.leaves = lambda: looked.append(1) or leaves()
+            super()._look(trial, names, op)
+
+    def evaluated(fn, w):
+        evaluate(lambda w, b: fn(w, b), [w], data, LocalWorld(1), 8, check=check)
+        return len(looked)
+
+    check = Counting()
+    assert [evaluated(mean_loss, W) for _ in range(3)] == [1, 1, 1]
+    perplexity = lambda w, b: jnp.exp((b["x"] @ w).mean())  # noqa: E731
+    assert evaluated(perplexity, 0 * W) == 2  # all predictions are equal yet
+    with pytest.raises(ad.DriverError, match="no mean"):
+        evaluated(perplexity, W)
 
 
 # --- sums and metrics -------------------------------------------------------------------------------------------------

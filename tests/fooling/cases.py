@@ -3,6 +3,7 @@
     refused(error, *texts)   building the program fails, on every worker, and says so
     right(plain)             it simply works: it agrees with `plain`, one worker's step on whole batches, on any split
     named(*leaves)           it runs, and `check` says that it depends on the split, and where
+    not_known(*texts)        it runs, and `check` says that it cannot know, and why
 
 A driver is given `{"w": weights of a linear model, …}` as state, and batches of `{"x": features, "y": targets}`.
 """
@@ -53,6 +54,11 @@ class Named:
     leaves: tuple[str, ...]  # in what `check` prints
 
 
+@dataclass(frozen=True)
+class NotKnown:
+    texts: tuple[str, ...]  # in what `check` prints
+
+
 CASES: dict[str, Case] = {}
 
 
@@ -66,6 +72,10 @@ def right(plain: Callable, **options: Any):
 
 def named(*leaves: str, **options: Any):
     return _case(Named(leaves), options)
+
+
+def not_known(*texts: str, **options: Any):
+    return _case(NotKnown(texts), options)
 
 
 def _case(verdict: Any, options: dict[str, Any]):

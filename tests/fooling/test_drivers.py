@@ -9,14 +9,16 @@ import numpy as np
 import pytest
 
 import adaptive as ad
+from adaptive.runtime.local_world import LocalWorld
 from tests.program.problems import difference, stream
 
 from . import (
     cases_closures,  # noqa: F401 (registers its cases)
     cases_numerics,  # noqa: F401
+    cases_splits,  # noqa: F401
     cases_workers,  # noqa: F401
 )
-from .cases import CASES, FEATURES, Case, Named, Refused, Right
+from .cases import CASES, FEATURES, Case, Named, NotKnown, Refused, Right
 
 EXAMPLES, BATCH, STEPS, SEED = 48, 24, 2, 3
 
@@ -84,5 +86,23 @@ def test_it_is_named_by_check(workers, case):
     with build(case, workers) as program:
         found = program.check()
     assert not found
+    assert found.verdict == "no"
     for leaf in case.verdict.leaves:
         assert leaf in str(found)
+
+
+@pytest.mark.parametrize("case", of_verdict(NotKnown))
+def test_check_says_that_it_is_not_known(workers, case):
+    with build(case, workers) as program:
+        found = program.check()
+    assert not found
+    assert found.verdict == "not known"
+    for text in case.verdict.texts:
+        assert text in str(found)
+
+
+@pytest.mark.parametrize("case", of_verdict(Right))
+def test_check_does_not_accuse_what_is_right(case):
+    with build(case, LocalWorld(2)) as program:
+        found = program.check()
+    assert found.verdict != "no", found

@@ -1,0 +1,204 @@
+"""Is what a function returns for a batch a mean over its examples, or a sum?
+
+`evaluate` combines batches by weighted means or sums. Of an exponential of a mean loss, a maximum, or a mean over
+tokens, that gives another number for each size of batch. So a few examples are computed at once, and in two parts, in
+double precision where that can be done, and compared.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import nullcontext
+from functools import partial
+from typing import Any, Literal
+
+import jax
+import numpy as np
+from jax.extend.core import ClosedJaxpr, JaxprEqn, jaxpr_as_fun
+
+from adaptive.base.errors import DriverError
+from adaptive.base.jaxprs import asks_the_host, has_effects, nested_equations
+
+from .influence import dtypes_of, eps_of_dtype
+from .widen import DOUBLE, CannotWidenError, Evaluation, Width
+
+_FEW = 8  # examples that are looked at: of few, a function that is no mean is furthest from one
+_LOOKS = 3  # at one function, while both parts give the same, as at first where all predictions are equal
+_RELATIVE = 1e-5  # to the largest of what is compared; below single precision nothing counts
+_ABSOLUTE = 1e-10  # what a sum of terms near 1 that is zero may be off by
+_ROUNDING = 1000  # units in the last place, where double precision is not to be had
+_MULTIPLE = 16  # of what another order of the examples does
+_MOST_ROUNDING = 1e-6  # where their order does more than that, it counts
+_RANDOM = ("random_bits", "threefry2x32", "rng_bit_generator")
+
+Op = Literal["mean", "sum"]
+
+
+class MeanCheck:
+    """Compares functions on a few examples with parts of them, each function once."""
+
+    def __init__(self) -> None:
+        self._looks: dict[int, int] = {}
+
+    def __call__(
+        self,
+        fn: Callable[[Any, Any], Any],
+        state: Any,
+        rows: Callable[[np.ndarray], Any],
+        sizes: tuple[int, int],
+        names: Sequence[str | None],
+        op: Op,
+    ) -> None:
+        """Raise unless the leaves that `fn(state, batch)` returns are means over the batch's examples, or sums.
+
+        What cannot be compared is not refused: functions with effects, random numbers drawn for a whole batch,
+        functions for batches of one size, values that are not finite.
+
+        Args:
+          rows: the examples at some places, as a batch.
+          sizes: how many examples there are, and how many make a batch.
+          names: of the leaves; `None` for one that is merged in another way.
+          op: "mean" or "sum".
+
+        Raises:
+          DriverError: a leaf is no mean, or no sum.
+        """
+        most = min(sizes)
+        few = min(_FEW, most)
+        # Unequal parts first: what is weighed by anything but examples can be the same in equal ones by chance.
+        for parts in [(max(1, 3 * few // 8), few - max(1, 3 * few // 8)), (most // 2, most // 2)]:
+            if not all(parts):
+                continue
+            try:
+                batch = rows(np.arange(sum(parts)))
+                traced = [jax.make_jaxpr(fn)(state, _of_size(batch, n)) for n in (sum(parts), *parts)]
+            except Exception:  # the function's own: it may be written for batches of one size
+                continue
+            self._look(_Trial(traced, state, batch, parts), names, op)
+            return
+
+    def _look(self, trial: _Trial, names: Sequence[str | None], op: Op) -> None:
+        known = hash(str(trial.traced[0].jaxpr))
+        if self._looks.get(known, 0) >= _LOOKS or not trial.can_be_repeated:
+            return
+        tells = True
+        for name, one in zip(names, trial.leaves(), strict=True):
+            if name is not None:
+                _refuse(name, one, op)
+                tells = tells and one.tells
+        self._looks[known] = _LOOKS if tells else self._looks.get(known, 0) + 1
+
+
+class _Leaf:
+    """One leaf of what the function returns: for all examples, in two orders, and for both parts of them."""
+
+    def __init__(self, values: Sequence[np.ndarray], parts: tuple[int, int], relative: float):
+        kind = np.complex128 if np.iscomplexobj(values[0]) else np.float64
+        self.whole, self.turned, self.first, self.second = (np.asarray(v).astype(kind) for v in values)
+        self.parts, self._relative = parts, relative
+
+    def combined(self, op: Op) -> np.ndarray:
+        if op == "sum":
+            return self.first + self.second
+        return (self.parts[0] * self.first + self.parts[1] * self.second) / sum(self.parts)
+
+    def off(self, op: Op) -> np.ndarray:
+        """Which elements of the parts do not combine to the whole."""
+        with np.errstate(all="ignore"):
+            gaps = np.abs(self.whole - self.combined(op))
+            order = np.abs(self.whole - self.turned)
+            noise = _MULTIPLE * float(order.max(initial=0.0, where=order < _MOST_ROUNDING))
+            return np.isfinite(gaps) & (gaps > self._relative * self._scale() + noise + _ABSOLUTE)
+
+    @property
+    def tells(self) -> bool:
+        """Whether the parts differ: else anything looks like a mean."""
+        with np.errstate(all="ignore"):
+            return bool((np.abs(self.first - self.second) > self._relative * self._scale()).any())
+
+    def _scale(self) -> np.ndarray:
+        return np.max(np.abs([self.whole, self.first, self.second]), axis=0)
+
+
+class _Trial:
+    """A function of all examples and of both parts of them, as jaxprs; and the examples."""
+
+    def __init__(self, traced: Sequence[ClosedJaxpr], state: Any, batch: Any, parts: tuple[int, int]):
+        self.traced, self._state, self._batch, self._parts = traced, state, batch, parts
+
+    @property
+    def can_be_repeated(self) -> bool:
+        """Whether the function does nothing but compute, and draws no random numbers for a whole batch."""
+        whole, first, second = ([*_equations(closed)] for closed in self.traced)
+        pure = not any(has_effects(e) or asks_the_host(e) for e in whole)
+        return pure and _drawn(whole) == _drawn(first) == _drawn(second)
+
+    def leaves(self) -> Iterator[_Leaf]:
+        first = self._parts[0]
+        turned = jax.tree.map(lambda a: np.asarray(a)[::-1], self._batch)
+        given = [
+            [self._batch, turned],
+            [_of_size(self._batch, first)],
+            [jax.tree.map(lambda a: a[first:], self._batch)],
+        ]
+        try:
+            relative, found = _RELATIVE, self._computed(given, Width(DOUBLE))
+        except (CannotWidenError, jax.errors.JaxRuntimeError):
+            eps = max(map(eps_of_dtype, dtypes_of(self.traced[0].jaxpr.eqns)), default=0.0)
+            relative, found = max(_RELATIVE, _ROUNDING * eps), self._computed(given, None)
+        for values in zip(*found, strict=True):
+            yield _Leaf(values, self._parts, relative)
+
+    def _computed(self, given: Sequence[Sequence[Any]], width: Width | None) -> list[list[np.ndarray]]:
+        """What the function returns for batches of each size, as lists of leaves."""
+        found = []
+        with width.settings() if width else nullcontext():
+            for closed, batches in zip(self.traced, given, strict=True):
+                function = jax.jit(partial(_wide, closed, width) if width else jaxpr_as_fun(closed))
+                for batch in batches:
+                    leaves = zip(jax.tree.leaves((self._state, batch)), closed.in_avals, strict=True)
+                    typed = [_as(leaf, aval) for leaf, aval in leaves]
+                    results = function(*map(width.wide, typed) if width else typed)
+                    found.append([np.asarray(v) for v in results])
+        return found
+
+
+def _wide(closed: ClosedJaxpr, width: Width, *operands: Any) -> list[Any]:
+    return Evaluation(width).inlined(closed, operands)
+
+
+def _as(leaf: Any, aval: Any) -> Any:
+    """A leaf in the dtype that a function has been traced for."""
+    return leaf if hasattr(leaf, "dtype") and leaf.dtype == aval.dtype else np.asarray(leaf).astype(aval.dtype)
+
+
+def _of_size(batch: Any, count: int) -> Any:
+    return jax.tree.map(lambda a: a[:count], batch)
+
+
+def _equations(closed: ClosedJaxpr) -> Iterator[JaxprEqn]:
+    for eqn in closed.jaxpr.eqns:
+        yield eqn
+        yield from nested_equations(eqn)
+
+
+def _drawn(eqns: Sequence[JaxprEqn]) -> list[tuple[int, ...]]:
+    return [v.aval.shape for e in eqns if e.primitive.name in _RANDOM for v in e.outvars]
+
+
+def _refuse(name: str, leaf: _Leaf, op: Op) -> None:
+    off = leaf.off(op)
+    if not off.any():
+        return
+    at = np.unravel_index(int(np.argmax(off)), off.shape)
+    whole, one, other, both = (f"{v[at]:.6g}" for v in (leaf.whole, leaf.first, leaf.second, leaf.combined(op)))
+    first, second = leaf.parts
+    raise DriverError(
+        f"evaluate: {name} is no {op} over the batch's examples: {first + second} examples give {whole}; the first "
+        f"{first} give {one} and the other {second} give {other}, of which the {op} is {both}. So the result would "
+        "depend on batch=. What to write instead:\n"
+        "    a function of a mean   evaluate the mean, and apply the function to the result:  np.exp(loss)\n"
+        '    a mean over tokens, or over what a mask leaves   evaluate both sums with op="sum", and divide\n'
+        "    an extreme, a rank, the area under a curve   a metric with merge(): see docs/metrics.md\n"
+        "    batch normalisation    its running averages"
+    )
