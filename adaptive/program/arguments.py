@@ -95,13 +95,20 @@ class InitialState:
         return InitialState(arrays, shapes, _picked(local, jax.tree.structure(state)))
 
     def as_given(self, leaves: list[jax.Array], weak: list[bool]) -> Any:
-        """Leaves as the user knows the state: what is a Python number in the driver is promoted like one here too.
+        """Return the state as the user knows it: what is a Python number in the driver is promoted like one here too.
+
+        The arrays do not say which leaves are: a worker that takes no examples still has those that it was given, and
+        the others have those that a step has made.
 
         Args:
           weak: which of the leaves are weakly typed in the driver.
         """
-        values = [jnp.asarray(leaf.item()) if w else leaf for leaf, w in zip(leaves, weak, strict=True)]
+        values = [jnp.asarray(leaf.item()) if w else _strong(leaf) for leaf, w in zip(leaves, weak, strict=True)]
         return jax.tree.unflatten(jax.tree.structure(self.shapes), values)
+
+
+def _strong(leaf: jax.Array) -> jax.Array:
+    return jax.lax.convert_element_type(leaf, leaf.dtype) if getattr(leaf, "weak_type", False) else leaf
 
 
 def _is_weak(leaf: Any) -> bool:

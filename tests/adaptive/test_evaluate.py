@@ -266,3 +266,29 @@ def test_a_metric_of_nnx_is_summed_where_sums_are_asked_for():
     assert found["loss"] == pytest.approx(by_hand(data)["loss"], rel=1e-6)
     with pytest.raises(ad.DriverError, match=r'MultiMetric has no merge(?s:.*)op="sum"'):
         evaluate(fn, [W] * 2, data, LocalWorld(2), 5)
+
+
+@pytest.mark.parametrize("leaf", [0.3, jnp.asarray(0.3), jnp.full(3, 0.3), jnp.asarray(2), np.float32(0.3)])
+def test_all_workers_evaluate_a_state_of_one_type(leaf):
+    """A worker that takes no examples keeps the leaves that it was given, and the others have those of a step."""
+
+    def driver(state, batch):
+        moved = state["own"] + batch["y"].mean().astype(jnp.float32).astype(jnp.result_type(state["own"]))
+        return {"own": moved, "kept": state["kept"]}, {"mean": comm.all_reduce(batch["y"].mean())}
+
+    seen = []
+
+    def fn(state, batch):
+        seen.append(str(jax.make_jaxpr(lambda s: s)(state)))
+        return batch["n"].mean()
+
+    data = {"y": np.arange(24, dtype=np.float32)}
+    options = {"global_batch": 6, "shares": (1, 0), "world": LocalWorld(2), "local": lambda state: state["own"]}
+    with ad.Program(driver, {"own": leaf, "kept": leaf}, data, **options) as program:
+        for _ in range(3):
+            given = [program._as_given(leaves) for leaves in program._engine.states]
+            types = [[jax.typeof(x).str_short() + str(x.weak_type) for x in jax.tree.leaves(tree)] for tree in given]
+            assert types[0] == types[1]
+            program.evaluate(fn, {"n": np.arange(4.0)}, batch=1)
+            program.step()
+    assert len(set(seen)) == 1

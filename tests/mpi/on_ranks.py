@@ -423,6 +423,30 @@ def test_ranks_that_evaluate_otherwise(trained, name):
     assert float(trained.evaluate(**alike)) == 1.0
 
 
+@pytest.mark.parametrize("leaf", [0.3, jnp.asarray(0.3), jnp.full(3, 0.3)], ids=["number", "scalar", "vector"])
+def test_a_rank_without_examples_has_state_of_the_types_of_the_others(world, leaf):
+    """Of what was given as a Python number, and arrays made of one, that a step makes an array of its own."""
+    strategy = sync.pair_averaging(optax.sgd(0.1))
+
+    def loss_fn(params, batch):
+        return ((batch["x"].mean() - params["a"]) ** 2).mean()
+
+    def driver(state, batch):
+        state, loss = strategy.step(state, jax.value_and_grad(loss_fn), batch)
+        return state, {"loss": comm.all_reduce(loss)}
+
+    shares = [float(worker < world.capacity - 1) for worker in range(world.capacity)]
+    options = {"shares": shares, "world": world, "local": strategy.local}
+    with build(driver, strategy.init({"a": leaf}), make_data(), N, **options) as program:
+        for _ in range(2):
+            program.step()
+            mean = program.evaluate(
+                lambda state, batch: jnp.mean(strategy.model(state)["a"]), {"x": np.ones(8)}, batch=2
+            )
+            assert np.isfinite(mean)
+            assert np.isfinite(sync.average(program, strategy)["a"]).all()
+
+
 def raises_here(state, batch):
     raise ArithmeticError("no such loss")
 
