@@ -1,7 +1,8 @@
 """Jobs to which all kinds of things happen: `adaptive run -n 4 chaos.py SEED FOLDER`.
 
 What happens follows from the seed (`schedule`): processes are killed, told to go, stopped for a while and slowed down,
-in whatever they do; workers are asked to come and to go; batches and shares change. A job that is to end badly does so
+in whatever they do, also while a program is built or restored; workers are asked to come and to go; batches and shares
+change. A job that is to end badly does so
 by its last event. `tests/mpi/chaotic.py` starts such jobs, and says whether all went as it must.
 
 Each process appends to FOLDER/log, a line of JSON each: events as they happen, repairs, and what it has in the end.
@@ -16,7 +17,9 @@ import select
 import signal
 import sys
 import time
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from functools import partial
 from typing import Any, NamedTuple
 
 STEPS = 400
@@ -25,6 +28,7 @@ BATCHES = (16, 24, 32, 48, 64)
 
 EACH_STEP = ("between", "a hook", "a frame", "an exchange", "a commit")
 AT_CHANGES = ("a change", "a meeting", "a regroup", "an agreement", "a hand-over", "a repair", "a wait")
+GATHERS = ("building 1", "building 2", "building 3", "restoring 1", "restoring 2")  # one of those of a stage
 BESIDE = ("evaluate", "a checkpoint", "a compile", "any time")
 
 
@@ -97,6 +101,7 @@ def schedule(seed: int) -> Schedule:
             r.choice([seat for seat in mortal if seat not in kills] or mortal),
             r.choice((EACH_STEP, AT_CHANGES, BESIDE)),
         )
+    _add_to_gathers(random.Random(f"{seed}, gathers"), events, mortal if ends == "well" else [])
     if ends == "too few":
         last = add("kill", keeps, EACH_STEP)
         events[:] = [e for e in events if e.kind != "kill"]
@@ -114,6 +119,17 @@ def schedule(seed: int) -> Schedule:
         ends,
         tuple(sorted(events, key=lambda e: e.step)),
     )
+
+
+def _add_to_gathers(r: random.Random, events: list[Event], mortal: list[int]) -> None:
+    """Kill another process while a program is built or restored; or, if all that may die do so anyway, one of these."""
+    gone = [n for n, event in enumerate(events) if event.kind in ("kill", "told to go")]
+    free = [seat for seat in mortal if seat not in {events[n].seat for n in gone}]
+    if free:
+        events.append(Event(0, "kill", r.choice(free), r.choice(GATHERS), 0.0))
+    elif mortal and r.random() < 0.5:
+        n = r.choice([n for n in gone if events[n].kind == "kill"])
+        events[n] = events[n]._replace(step=0, phase=r.choice(GATHERS), delay=0.0)
 
 
 # --- in a job ---------------------------------------------------------------------------------------------------------
@@ -179,6 +195,22 @@ class Chaos:
         self._left = [event for event in plan.events if event.seat >= 0]
         self.seat, self.step, self.in_reserve = -1, 0, lambda: False
         self._inside = False
+        self._stage, self._gathers = "", 0
+
+    @contextmanager
+    def stage(self, name: str) -> Iterator[None]:
+        """Every gather in here is a phase: "building 1" is the first while a program is built."""
+        self._stage, self._gathers = name, 0
+        try:
+            yield
+        finally:
+            self._stage = ""
+
+    def gather(self) -> None:
+        """This process comes to a gather."""
+        if self._stage:
+            self._gathers += 1
+            self.phase(f"{self._stage} {self._gathers}")
 
     def phase(self, name: str) -> None:
         """This process comes to a phase."""
@@ -216,10 +248,14 @@ class Chaos:
 
     def around(self, name: str, kind: Any, method: str) -> None:
         """Make a function a phase."""
+        self.before(partial(self.phase, name), kind, method)
+
+    def before(self, happens: Callable[[], None], kind: Any, method: str) -> None:
+        """Have something happen before a function."""
         original = getattr(kind, method)
 
         def wrapped(*args: Any, **kwargs: Any) -> Any:
-            self.phase(name)
+            happens()
             return original(*args, **kwargs)
 
         setattr(kind, method, wrapped)
@@ -265,6 +301,7 @@ def main(seed: int, folder: str) -> None:
         ("a compile", Kernels, "compile"),
     ):
         chaos.around(name, kind, method)
+    chaos.before(chaos.gather, operations.Gather, "carry_out")
     to_all: dict[tuple[str, int], list[Event]] = {}
     for event in plan.events:
         if event.seat < 0:
@@ -319,13 +356,15 @@ def main(seed: int, folder: str) -> None:
             "batches": jnp.zeros(STEPS, jnp.int32),
             "step": jnp.zeros((), jnp.int32),
         }
-        program = ad.Program(driver, nothing_yet, examples, global_batch=plan.batch, seed=plan.seed)
+        with chaos.stage("building"):
+            program = ad.Program(driver, nothing_yet, examples, global_batch=plan.batch, seed=plan.seed)
+        kept = ad.Checkpoints(os.path.join(folder, "kept"), every="100 steps")
         if plan.warm:
             program.warm_up()
         lost = 0
         for steps in plan.steps:
             log.write("run", seat=chaos.seat)
-            for report in program.run(steps=steps):
+            for report in program.run(steps=steps, checkpoint=kept):
                 chaos.step = report.step
                 assert sum(report.batch_sizes) == report.global_batch, report
                 assert all(size == 0 for seat, size in enumerate(report.batch_sizes) if seat not in report.members)
@@ -340,6 +379,9 @@ def main(seed: int, folder: str) -> None:
             mean = program.evaluate(lambda state, batch: jnp.square(batch["x"]).mean(), examples, batch=48)
             np.testing.assert_allclose(mean, np.square(examples["x"]).mean(), rtol=1e-12)
             program.checkpoint()
+            with chaos.stage("restoring"):
+                program.restore(kept)
+            assert program.steps == chaos.step
         state = program.state
         assert program.steps == STEPS == state["step"], (program.steps, state["step"])
         result = {
