@@ -1,0 +1,70 @@
+"""Processes that are killed while they start, at any point: the job ends, as documented, and names the process."""
+
+from __future__ import annotations
+
+import random
+import re
+from pathlib import Path
+
+import pytest
+
+from tests.mpirun import Result, run, survives_losses
+
+pytestmark = [pytest.mark.ranks, survives_losses]
+
+SCRIPT = Path(__file__).parent / "starting.py"
+MOST = {"import": 2500, "MPI_Init": 1000, "world": 40, "spawning": 3000}  # the number for which something is under way
+LAUNCHED = ["--oversubscribe", "--bind-to", "none"]
+
+
+def number(phase: str, seed: int) -> int:
+    return random.Random(seed).randrange(1, MOST[phase])
+
+
+def start(who: str, phase: str, seed: int, *, n: int) -> Result:
+    """Run a job in which a process is killed; return how it ended, by itself."""
+    arguments = [SCRIPT, who, phase, str(number(phase, seed))]
+    result = run(arguments, n=n, ours=True, options=LAUNCHED, expect_failure=None)
+    print(result)
+    return result
+
+
+@pytest.mark.parametrize(
+    ("phase", "seed"),
+    [
+        ("import", 1),
+        ("world", 1),
+        *(pytest.param("import", seed, marks=pytest.mark.long) for seed in range(2, 6)),
+        *(pytest.param("MPI_Init", seed, marks=pytest.mark.long) for seed in range(1, 5)),
+        *(pytest.param("world", seed, marks=pytest.mark.long) for seed in range(2, 8)),
+    ],
+)
+def test_a_rank_is_killed_before_its_world_is_made(phase, seed):
+    """Where it has made its world by then, the others go on; else the job ends, because of it."""
+    result = start(str(seed % 3), phase, seed, n=3)
+    if result.returncode == 0:
+        assert result.stdout.count("ended well") >= 2, result
+        return
+    assert result.returncode in (137, 1), result
+    assert "ended well" not in result.stdout, result
+    killed = re.search(rf"rank {seed % 3} .* was killed by SIGKILL before its first world", result.stderr)
+    assert killed or "A process was lost while comm.world() was made" in result.stderr, result
+    assert result.returncode == (137 if killed else 1), result
+
+
+@pytest.mark.parametrize(
+    ("who", "phase", "seed"),
+    [
+        ("0", "spawning", 1),
+        ("spawned", "import", 1),
+        *(pytest.param("0", "spawning", seed, marks=pytest.mark.long) for seed in range(2, 7)),
+        *(pytest.param("spawned", "import", seed, marks=pytest.mark.long) for seed in range(2, 4)),
+        *(pytest.param("spawned", "MPI_Init", seed, marks=pytest.mark.long) for seed in range(1, 4)),
+        *(pytest.param("spawned", "world", seed, marks=pytest.mark.long) for seed in range(1, 4)),
+    ],
+)
+def test_a_process_is_killed_while_another_is_spawned(who, phase, seed):
+    """Those who train end well, whatever becomes of the others, and of mpirun."""
+    result = start(who, phase, seed, n=2)
+    assert result.returncode == 0, result
+    assert result.stdout.count("ended well") >= (1 if who == "0" else 2), result
