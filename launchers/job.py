@@ -91,7 +91,7 @@ class Job:
         cut_short = [process for process in quiet if process.cut_short and process.counts]
         if cut_short and not self._forced:
             sys.stderr.write(f"adaptive run: mpirun ended with {own}, while {cut_short[0]} went on.\n")
-        code = verdict([*self._ended, *quiet], None if self._forced else own)
+        code = verdict(self._in_order(), None if self._forced else own)
         nobody_said = not any(process.ended is not None for process in self._ended)
         failed = any(process.ended for process in self._ended)
         if self._told is not None and (nobody_said or (cut_short and not failed)):
@@ -175,21 +175,25 @@ class Job:
                 sys.stderr.write(f"adaptive run: {text}\n")
         self._look_again()
 
+    def _in_order(self) -> list[Process]:
+        """Processes in the order in which they have ended, and then the others."""
+        return [*self._ended, *(process for process in self._processes if process not in self._ended)]
+
     def _look_again(self) -> None:
-        if self._check is None and (why := reason_to_end(self._processes)) is not None:
+        if self._check is None and (why := reason_to_end(self._in_order())) is not None:
             self._check = asyncio.get_running_loop().call_later(AFTER_SECONDS, self._end_because, why)
 
     def _end_because(self, why: str) -> None:
         """End the job, if the reason still holds: what another process has reported may have been on its way."""
         self._check = None
-        if reason_to_end(self._processes) == why:
+        if reason_to_end(self._in_order()) == why:
             self._say_why()
             self._terminate()
         else:
             self._look_again()
 
     def _say_why(self) -> None:
-        if not self._forced and self._told is None and (why := reason_to_end(self._processes)):
+        if not self._forced and self._told is None and (why := reason_to_end(self._in_order())):
             sys.stderr.write(f"adaptive run: {why}\n")
 
     def _lose(self, process: Process) -> None:

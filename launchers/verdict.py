@@ -93,9 +93,9 @@ def verdict(processes: Sequence[Process], own: int | None) -> int:
       own: the exit code of the MPI's launcher; `None` where it had to be ended.
     """
     counted = [process for process in processes if process.counts]
-    bad = [process for process in counted if process.ended or process.crashed]
-    if bad:
-        return _code(min(bad, key=lambda process: process.heard), own)
+    first = _first_bad(counted)
+    if first is not None:
+        return _code(first, own)
     if any(process.ended == 0 for process in counted):
         return 0
     lost = [process for process in counted if process.killed is not None]
@@ -105,14 +105,17 @@ def verdict(processes: Sequence[Process], own: int | None) -> int:
 
 
 def reason_to_end(processes: Collection[Process]) -> str | None:
-    """Return why the job has to be ended soon: a sentence, or "" where nothing has to be said. None: it goes on."""
+    """Return why the job has to be ended soon: a sentence, or "" where nothing has to be said. None: it goes on.
+
+    Args:
+      processes: in the order in which they ended, and then those that go on.
+    """
     counted = [process for process in processes if process.counts]
-    bad = sorted((process for process in counted if process.ended), key=lambda process: process.heard)
-    if bad:
-        return "" if bad[0].heard else f"{bad[0]} {bad[0].how}."
-    for process in counted:
-        if process.crashed and not process.worked:
-            return f"{process} {process.how} {process.where}, and the others cannot go on without it."
+    first = _first_bad([process for process in counted if process.ended or not process.worked])
+    if first is not None and first.ended:
+        return "" if first.heard else f"{first} {first.how}."
+    if first is not None:
+        return f"{first} {first.how} {first.where}, and the others cannot go on without it."
     for process in processes:
         if process.over and process.worlds == 0 and (waiting := _waiting(counted, process)):
             return f"{process} {process.how} {process.where}, and {waiting} waits for it in comm.world()."
@@ -130,6 +133,12 @@ def remark(process: Process) -> str:
             f"{process} {process.how} {process.where}; the others go on, and the job ends with {_code(process, None)}."
         )
     return ""
+
+
+def _first_bad(processes: Iterable[Process]) -> Process | None:
+    """The first process that ended badly, and not because of another one, if there is such."""
+    bad = (process for process in processes if process.ended or process.crashed)
+    return min(bad, key=lambda process: process.heard, default=None)
 
 
 def _waiting(processes: Iterable[Process], process: Process) -> Process | None:

@@ -1,13 +1,15 @@
-"""Jobs in which a process is killed while it starts: `adaptive run starting.py WHO PHASE NUMBER`; see test_starting.py.
+"""Jobs in which a process is killed while it starts: `adaptive run starting.py WHO PHASE NUMBER FILE`.
+
+See test_starting.py. The process leaves FILE when it is about to be killed.
 
 WHO is a rank, or "spawned". The process is killed
 
     import     at its so-manieth import
     MPI_Init   so many milliseconds after it has begun to load mpi4py
-    world      at its so-manieth call of MPI in comm.world()
+    world      at the so-manieth line of ours in comm.world()
     spawning   so many milliseconds after it has begun to spawn another
 
-The others end well if they can, after as many steps as they take by then.
+The others end well if they can, some steps after it was killed or has joined.
 """
 
 from __future__ import annotations
@@ -17,18 +19,19 @@ import signal
 import subprocess
 import sys
 import threading
-import time
+from pathlib import Path
 from typing import Any
 
 WHO, PHASE, NUMBER = sys.argv[1], sys.argv[2], int(sys.argv[3])
 IS_SPAWNED = "ADAPTIVE_RECRUIT" in os.environ
 SPAWNS = WHO == "spawned" or PHASE == "spawning"
 DIES = IS_SPAWNED if WHO == "spawned" else not IS_SPAWNED and os.environ["OMPI_COMM_WORLD_RANK"] == WHO
-STEPS = 40
+FILE, STEPS = Path(sys.argv[4]), 20
 _left = NUMBER
 
 
 def die() -> None:
+    FILE.touch()
     os.kill(os.getpid(), signal.SIGKILL)
 
 
@@ -36,6 +39,7 @@ def die_later() -> None:
     """By another process: in MPI_Init no thread of this one runs."""
     code = f"import os, time; time.sleep({NUMBER / 1000}); os.kill({os.getpid()}, 9)"
     subprocess.Popen([sys.executable, "-S", "-c", code])
+    FILE.touch()
 
 
 def at_an_import(event: str, arguments: Any) -> None:
@@ -48,13 +52,16 @@ def at_an_import(event: str, arguments: Any) -> None:
         die_later()
 
 
-def at_a_call(frame: Any, event: str, function: Any) -> None:
-    """A profile function."""
+def at_a_line(frame: Any, event: str, argument: Any) -> Any:
+    """A trace function."""
     global _left
-    if event == "c_call" and type(getattr(function, "__self__", None)).__module__.startswith("mpi4py"):
+    if "/collectives/worlds/" not in frame.f_code.co_filename:
+        return None
+    if event == "line":
         _left -= 1
         if _left == 0:
             die()
+    return at_a_line
 
 
 if DIES:
@@ -94,13 +101,20 @@ def grow(control):
 
 
 if DIES and PHASE == "world":
-    sys.setprofile(at_a_call)
+    sys.settrace(at_a_line)
 with comm.world(max_workers=3 if SPAWNS else None) as world:
-    sys.setprofile(None)
+    sys.settrace(None)
     own = world.workers[0]
     program = ad.Program(driver, 0.0, {"x": np.arange(64, dtype=np.float32)}, global_batch=24, world=world)
-    until = time.monotonic() + 1 + (NUMBER / 1000 if SPAWNS else 0)
+    if "TESTS_COUNT" in os.environ:
+        print("lines", NUMBER - _left)
+    last = None
     for report in program.run():
-        if report.step >= STEPS and comm.all_reduce(float(time.monotonic() > until), op="min"):
+        if last is None and not SPAWNS:
+            last = report.step + STEPS
+        elif last is None:
+            over = FILE.exists() or len(world.members) > 2
+            last = report.step + STEPS if comm.all_reduce(float(over), op="max") else None
+        elif report.step >= last:
             break
     print(f"worker {own} ended well", flush=True)
