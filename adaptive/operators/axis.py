@@ -30,7 +30,6 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from jax.extend.core import ClosedJaxpr, JaxprEqn, Literal, Var
 
@@ -182,8 +181,12 @@ def _look_up(instead: dict[Any, Any], atom: Any) -> Any:
 def _divides(eqn: JaxprEqn, size: int) -> bool:
     """Whether an equation divides by the number of workers in the trace, times `size`."""
     by = eqn.invars[1] if eqn.primitive.name == "div" else None
-    # As it is rounded in the trace: in half precision, and there infinite from some sizes on.
-    return isinstance(by, Literal) and by.aval.shape == () and by.val == jnp.asarray(_SIZE * size).astype(by.aval.dtype)
+    if not isinstance(by, Literal) or by.aval.shape != ():
+        return False
+    # As it is rounded in the trace: in half precision, and there infinite from some sizes on. By numpy, since the check
+    # comes here while it traces the driver again.
+    with np.errstate(over="ignore"):
+        return bool(by.val == np.asarray(_SIZE * size).astype(by.aval.dtype))
 
 
 def _no_mean(eqn: JaxprEqn) -> CollectiveError:
