@@ -18,6 +18,7 @@ import subprocess
 import sys
 import sysconfig
 import threading
+import warnings
 import weakref
 from collections import deque
 from collections.abc import Hashable, Iterator, Mapping, Set
@@ -269,7 +270,9 @@ def _reduced(thing: Any, *, optional: bool) -> list[Part]:
     if optional and not own:
         return []
     try:
-        made = thing.__reduce_ex__(4)
+        with warnings.catch_warnings():  # since Python 3.12 itertools warn that 3.14 cannot pickle them
+            warnings.simplefilter("ignore", DeprecationWarning)
+            made = thing.__reduce_ex__(4)
     except Exception as error:
         if optional:
             return []
