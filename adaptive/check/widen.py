@@ -21,7 +21,7 @@ from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal, Var
 from adaptive.base.jaxprs import asks_the_host, bind, called, has_effects
 from adaptive.graph.plan import Plan
 from adaptive.graph.planner import Planner
-from adaptive.graph.trace import Atom
+from adaptive.graph.trace import Atom, Graph
 from adaptive.operators.context import tracing
 from adaptive.operators.slots import Frozen
 from adaptive.runtime.calls import Plans
@@ -92,9 +92,15 @@ def widened(plans: Plans, width: Width) -> Planner:
     """
     plan, graph = plans.reference, plans.reference.graph
     evaluation = Evaluation(width)
+    graphs: dict[int, Graph] = {}
+
+    def batch_of(examples: int) -> list[jax.ShapeDtypeStruct]:
+        # The driver is traced here, where nothing else is being traced: its constants must stay numbers.
+        graphs[examples] = plans(examples).graph
+        return [width.shape(v.aval, examples) for v in graph.batch_vars]
 
     def driver(state: list[Any], batch: list[Any]) -> tuple[list[Any], list[Any]]:
-        narrow, current = plans(len(batch[0])).graph, tracing()
+        narrow, current = graphs[len(batch[0])], tracing()
         assert current is not None
         current.minibatches.extend(narrow.minibatches)
         results = evaluation.of(
@@ -106,7 +112,7 @@ def widened(plans: Plans, width: Width) -> Planner:
     planner = Planner(
         driver,
         [width.shape(v.aval) for v in graph.state_vars],
-        lambda examples: [width.shape(v.aval, examples) for v in graph.batch_vars],
+        batch_of,
         capacity=graph.capacity,
         local_state=plan.local_state,
         functions_checked=True,  # by the driver's own planner, which does not make them anew for each trace here

@@ -15,11 +15,11 @@ import controllers as ctrl
 import monitors as mon
 from adaptive import operators
 from adaptive.check.trials import even_split, fine_split, uneven_splits
-from adaptive.check.widen import DOUBLE, Width, widths_for
+from adaptive.check.widen import DOUBLE, Width, widened, widths_for
 from adaptive.runtime.local_world import LocalWorld
 from tests.relaxed import relaxed_tx
 
-from .drivers import FEATURES, Recorder, make_data, mean_loss, planned, pointed_at
+from .drivers import FEATURES, Recorder, make_data, mean_loss, planned, planner, pointed_at
 
 W = jnp.array([0.3, -0.2, 0.1])
 DATA = make_data(32)
@@ -450,6 +450,28 @@ def test_numbers_of_python_are_of_the_dtype_that_they_had():
         return {"w": state["w"] + total / count.astype(float), "n": state["n"] + count}, {"three": 3, "half": 0.5}
 
     assert check(driver, {"w": 0.0, "n": 0})
+
+
+def test_a_driver_is_not_traced_within_another_trace():
+    """What its trace computes for itself would be no number there."""
+
+    class Outside:
+        """Asks, wherever a plan is, whether numbers are computed at once."""
+
+        def __init__(self, plans):
+            self._plans, self.reference = plans, plans.reference
+
+        def __call__(self, examples):
+            assert bool(jnp.float32(1) == jnp.float32(1))
+            return self._plans(examples)
+
+    driver, init = train(mean_loss)
+    narrow = planner(lambda state, batch: driver(tuple(state), batch), init(W))
+    narrow.begin(4)
+    width = Width(DOUBLE)
+    with width.settings():
+        wide = widened(Outside(narrow), width)
+        assert {v.aval.dtype for v in wide(7).graph.batch_vars} == {np.dtype(np.float64)}
 
 
 # --- decisions --------------------------------------------------------------------------------------------------------
