@@ -11,7 +11,7 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -54,11 +54,16 @@ class Job:
         self._check: asyncio.TimerHandle | None = None  # whether there is still a reason to end the job
         self._forced = False  # the launcher did not end by itself
 
-    async def run(self) -> int:
-        """Start the job, and wait for its end; returns its exit code."""
+    async def run(self, announce: Callable[[], object] = lambda: None) -> int:
+        """Start the job, and wait for its end; returns its exit code.
+
+        Args:
+          announce: called before the job is started, when signals are passed on to it.
+        """
         loop = asyncio.get_running_loop()
         for number in PASSED_ON:  # before there is a job: whenever a signal comes, it is passed on
             loop.add_signal_handler(number, self._pass_on, number)
+        announce()
         server = await asyncio.start_server(self._hear, "", 0, family=socket.AF_INET)
         port = server.sockets[0].getsockname()[1]
         names = [f"{address}:{port}" for address in self._addresses]

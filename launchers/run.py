@@ -155,10 +155,11 @@ def run(
     shown = shlex.join([*(["env", *(f"{name}={value}" for name, value in extra.items())] if extra else []), *whole])
     for sentence in chosen.said:
         click.echo(f"adaptive run: {sentence}", err=True)
-    click.echo(shown if show else f"+ {shown}", err=not show)
-    if not show:
-        job = Job(whole, {**clean(), **extra}, grace, detect, addresses())
-        raise SystemExit(asyncio.run(job.run()))
+    if show:
+        click.echo(shown)
+        return
+    job = Job(whole, {**clean(), **extra}, grace, detect, addresses())
+    raise SystemExit(asyncio.run(job.run(lambda: click.echo(f"+ {shown}", err=True))))
 
 
 def _forwarded(chosen: Places, elsewhere: bool, environ: Mapping[str, str]) -> list[str]:

@@ -78,9 +78,8 @@ def test_the_tutorial_can_be_pasted_and_prints_what_is_shown(tmp_path):
 @pytest.mark.long
 def test_the_tutorials_blocks_are_a_program_for_several_ranks(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    run(
-        file_of(TUTORIAL, tmp_path / "train.py"), 2, ours=True, timeout=280
-    )  # two ranks load a small machine less than four
+    # Two ranks load a small machine less than four.
+    run(file_of(TUTORIAL, tmp_path / "train.py"), 2, ours=True, timeout=280)
 
 
 # --- how that is compared ---------------------------------------------------------------------------------------------

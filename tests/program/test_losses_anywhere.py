@@ -176,7 +176,7 @@ def test_while_a_checkpoint_of_local_state_is_taken(who, tmp_path):
 @pytest.mark.parametrize("who", [(0,), (2,)])
 def test_while_replicas_are_averaged(who):
     """Of those that are left each counts once."""
-    strategy = SimpleNamespace(model=lambda state: state["own"].astype(jnp.float32), counts=None)
+    strategy = SimpleNamespace(find=lambda state: state, model=lambda s: s["own"].astype(jnp.float32), counts=None)
 
     def script(world):
         state = {"own": jnp.zeros((), int), "same": jnp.zeros((), int)}

@@ -5,6 +5,7 @@ from __future__ import annotations
 from types import SimpleNamespace
 
 from adaptive.base.decision import Limits
+from adaptive.base.roster import Roster
 from adaptive.base.world import Loss
 from adaptive.control.batch_sizes import BatchSizes
 from adaptive.control.causes import Moved
@@ -15,7 +16,7 @@ def test_a_worker_that_leaves_a_seat_whose_worker_was_once_lost_has_left():
     world = SimpleNamespace(members=(0, 1), since=(0, 0), generation=0, workers=range(1), losses=())
     ignored = SimpleNamespace(seat=lambda *_: None)
     sizes = BatchSizes(12, None, Limits((1, 1), (20, 20)))
-    seating = Seating(world, ignored, ignored, sizes)
+    seating = Seating(world, ignored, ignored, sizes, Roster.of(world))
 
     def then(members, since, losses):
         world.members, world.since, world.losses, world.generation = members, since, losses, world.generation + 1
