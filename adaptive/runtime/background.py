@@ -36,7 +36,8 @@ class BackgroundCompiler:
 
     Where a compile takes a good part of the process's cores, the seconds of the steps beside it are not the machine's.
     With `pauses` the thread lets a few steps pass alone before each compile, so that they can be measured. A pause
-    never lasts longer than the compile before it, so it doubles the time until all is compiled at most.
+    never lasts longer than the compile before it, so it doubles the time until all is compiled at most. There is none
+    after a compile in which no step has ended: nobody takes steps, as in reserve, or they are longer than a compile.
 
     Args:
       owner: compiles an item.
@@ -47,6 +48,7 @@ class BackgroundCompiler:
         self.error: BaseException | None = None
         self._pauses, self._longest_pause = pauses, _FIRST_PAUSE
         self._beside_step = False  # whether something has been compiled since the last step ended
+        self._stepped = True  # whether a step has ended since the last compile began
         self._pausing = self._in_a_hurry = False
         # What ends a pause: of each step whether something was compiled beside it. Like the bell it needs no lock.
         self._steps: queue.SimpleQueue[bool] = queue.SimpleQueue()
@@ -94,6 +96,7 @@ class BackgroundCompiler:
         """Note the end of a step. Returns whether something was compiled beside it."""
         with self._lock:
             beside, self._beside_step = self._beside_step, self._at is not None
+            self._stepped = True
         if self._pausing:
             self._steps.put(beside)
         return beside
@@ -126,7 +129,7 @@ class BackgroundCompiler:
             self._at = min(self._waiting, key=self._waiting.__getitem__, default=None)
             if self._at is not None:
                 del self._waiting[self._at]
-                self._beside_step = True
+                self._beside_step, self._stepped = True, False
             return self._at
 
     def _pause(self) -> None:
@@ -143,7 +146,7 @@ class BackgroundCompiler:
 
     def _run(self) -> None:
         while self._bell.get() and not self._ended:
-            if self._pauses:
+            if self._pauses and self._stepped:
                 self._pause()
             item, owner = self._next(), self._owner()
             if item is None or owner is None:

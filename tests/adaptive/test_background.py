@@ -123,6 +123,18 @@ def test_a_pause_lasts_no_longer_than_the_compile_before_it(owner, compiler):
     happens(owner.ended)
 
 
+def test_there_is_no_pause_where_nobody_takes_steps(owner, compiler):
+    owner.may_end.release(3)
+    compiler._longest_pause = 0.0
+    compiler.put(0, 8)
+    has_ended(compiler)
+    compiler._longest_pause = DEADLINE
+    compiler.put(0, 4)
+    happens(owner.ended)
+    happens(owner.ended)
+    assert owner.compiled == [8, 4]
+
+
 def test_who_waits_for_the_kernels_ends_a_pause(owner, compiler):
     owner.may_end.release(2)
     compiler.put(0, 8)
