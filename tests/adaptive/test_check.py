@@ -419,7 +419,7 @@ def beside_a_large_one(scale, *, normed):
 
 
 @pytest.mark.parametrize("tx", OPTIMIZERS.values(), ids=OPTIMIZERS)
-@pytest.mark.parametrize("scale", [1e5, 1e12])
+@pytest.mark.parametrize("scale", [pytest.param(1e5, marks=pytest.mark.long), 1e12])
 def test_one_element_counts_beside_another_that_is_much_larger(tx, scale):
     """To Adam, and to what takes signs, they are alike."""
     driver, init = train(beside_a_large_one(scale, normed=True), tx)

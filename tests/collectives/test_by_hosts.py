@@ -127,7 +127,9 @@ def small_pieces(monkeypatch):
     monkeypatch.setattr(by_hosts, "UNDER_WAY_BYTES", 1500)
 
 
-@pytest.mark.parametrize("dtype", [np.float32, np.int64, np.complex64])
+@pytest.mark.parametrize(
+    "dtype", [np.float32, *(pytest.param(dtype, marks=pytest.mark.long) for dtype in (np.int64, np.complex64))]
+)
 @pytest.mark.parametrize("hosts", [[0, 1, 0, 1], [2, 5, 5, 2, 7, 5], [0, 1, 1, 3, 4]])
 def test_all_have_the_same_sums_and_look_at_each_piece_of_them(small_pieces, hosts, dtype):
     results = sum_by_hosts(hosts, dtype)

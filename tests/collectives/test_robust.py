@@ -63,7 +63,7 @@ def pull(point, rows, weights):
     return max(float(np.sqrt((total**2).sum()) - weights[there].sum()), 0.0) / weights.sum()
 
 
-@pytest.mark.parametrize("size", [4, 500])
+@pytest.mark.parametrize("size", [4, pytest.param(500, marks=pytest.mark.long)])
 @pytest.mark.parametrize("bad", [1, 2])
 @pytest.mark.parametrize(
     ("dtype", "by"),

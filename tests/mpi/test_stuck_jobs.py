@@ -126,6 +126,7 @@ def test_a_rank_that_has_left_where_losses_are_survived():
     assert result.stdout.count("ended well") == 2, str(result)
 
 
+@pytest.mark.long
 def test_a_rank_that_takes_one_step_more():
     result = start("takes one step more", patience=20)
     assert re.search(r"rank 1 has waited for \S+ s in message 1 of step 9 of program 1", result.stderr), str(result)
@@ -142,6 +143,7 @@ def test_sys_exit_in_the_block_of_a_world():
     assert "rank 0: message 1 of step 4 of program 1" in result.stderr, str(result)
 
 
+@pytest.mark.long
 def test_a_rank_that_waits_in_another_world():
     result = start("is in another world")
     check_said(result, r"rank 1 .* is in a collective of another world", "The job ends because of rank 1", errors=2)

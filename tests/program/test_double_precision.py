@@ -42,7 +42,13 @@ def run(driver, state, dtype, steps=6, **options):
 
 @either
 @pytest.mark.parametrize("rule", ["fixed", "linear", "sqrt", "adascale"])
-@pytest.mark.parametrize("optimizer", [optax.sgd(0.01, momentum=0.9), optax.adam(0.01)], ids=["sgd", "adam"])
+@pytest.mark.parametrize(
+    "optimizer",
+    [
+        pytest.param(optax.sgd(0.01, momentum=0.9), id="sgd", marks=pytest.mark.long),
+        pytest.param(optax.adam(0.01), id="adam"),
+    ],
+)
 def test_learning_rate_rules_beside_all_monitors_and_a_policy(optimizer, rule, dtype):
     tx = relaxed_tx(optax.chain(optimizer, ctrl.scale_by_batch(rule, base=24, warmup=3)))
 

@@ -26,7 +26,7 @@ from tests.threaded_world import Job, ThreadedWorld
 
 EXAMPLES, BATCH, STEPS, SEED = 60, 12, 4, 3
 DATA = {"x": np.arange(EXAMPLES, dtype=np.float32), "number": np.arange(EXAMPLES)}
-WHO = [(0,), (2,), (0, 1), (1, 2)]
+WHO = [(0,), (2,), (0, 1), pytest.param((1, 2), marks=pytest.mark.long)]
 
 
 def driver(state, batch):
