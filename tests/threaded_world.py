@@ -8,6 +8,7 @@ it, is the same to a program as to die before the next one: that it is, the test
 
 from __future__ import annotations
 
+import itertools
 import threading
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from copy import deepcopy
@@ -45,10 +46,14 @@ class Job:
 
     Attributes:
       operations: what each process has come to so far, in words.
+      name: no two jobs have the same.
     """
+
+    _numbers = itertools.count(1)
 
     def __init__(self, processes: int, dies: Mapping[int, int] | None = None):
         self.processes, self.dies = processes, dict(dies or {})
+        self.name = f"job {next(self._numbers)}"
         self.operations: dict[int, list[str]] = {number: [] for number in range(processes)}
         self._there = set(range(processes))
         self._seats, self._losses = Seats(processes), ()

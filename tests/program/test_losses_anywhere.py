@@ -132,7 +132,7 @@ def test_from_restoring_to_the_last_checkpoint(who, tmp_path):
         list(program.run(steps=1, checkpoint=ad.Checkpoints(before, every="1 step")))
 
     def script(world):
-        folder = tmp_path / str(id(world.job))
+        folder = tmp_path / world.job.name
         with built(world) as program:
             program.restore(before)
             assert program.steps == 1
@@ -159,7 +159,7 @@ def test_while_a_checkpoint_of_local_state_is_taken(who, tmp_path):
     """Each of its leaves takes an operation; a worker's row is its own in all of them, or in none."""
 
     def script(world):
-        folder = tmp_path / str(id(world.job))
+        folder = tmp_path / world.job.name
         state = {"own": jnp.zeros((), int), "same": jnp.zeros((), int)}
         options = {"global_batch": BATCH, "local": lambda s: s, "seed": SEED}
         with ad.Program(mixed, state, DATA, world=world, **options) as program:
@@ -218,7 +218,7 @@ def test_where_one_process_decides_for_all(monkeypatch):
 def test_while_a_trace_is_written(tmp_path):
     def script(world):
         with built(world) as program:
-            program.trace(tmp_path / f"{id(world.job)}.json", steps=2)
+            program.trace(tmp_path / f"{world.job.name}.json", steps=2)
             check(program, list(program.run(steps=STEPS)))
 
     dying(script, (0,))
