@@ -331,7 +331,7 @@ class Membership:
             self._world.change(number, leaving)
             self._heard, self._wishes = 0, np.zeros(self._world.capacity)
             lost = sum(len(loss.workers) for loss in self._world.losses[len(before) :])
-            if lost and self.asked is not None and not self._world.respawn:  # nor is whoever is lost meanwhile
+            if lost and self.asked is not None and not self._world.respawn:  # lost while members changed: not replaced
                 self.asked = max(len(self._world.members), self.asked - lost)
             self._there, self._generation = len(self._world.members), self._world.generation
             if self.pending:

@@ -343,7 +343,7 @@ def test_a_global_batch_that_waited_for_more_workers_is_a_cause_when_they_join()
 
 def test_where_sizes_stay_there_is_no_cause():
     sizes = in_force(upper=(20, 20, 20), shares=(1, 1, 0))
-    sizes.seat([0, 1], [])  # whoever leaves took no examples
+    sizes.seat([0, 1], [])  # the worker that leaves took no examples
     assert why(sizes) == []
 
 

@@ -54,7 +54,7 @@ def test_the_code_of_one_rank_is_the_jobs():
 
 
 def test_others_are_ended_though_they_wait_for_what_never_comes():
-    """The rank says nothing: whoever started it sees how it ends."""
+    """The rank reports nothing: its parent sees how it ends."""
     result = end("os._exit 3:1", n=2, code=3)
     assert re.search(r"adaptive run: rank 1 \(pid .*\) ended with exit code 3\.", result.stderr), result
 
