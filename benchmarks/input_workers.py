@@ -82,7 +82,7 @@ def main() -> None:
         data = {"arrays": {"x": np.zeros((EXAMPLES, FEATURES), np.float32)}}
         for kind, source in (("waits", Waiting()), ("computes", Computing())):
             data[f"{kind}, read in a thread"] = source
-            data[f"{kind}, {args.workers} processes"] = ad.data.from_source(source, workers=each)
+            data[f"{kind}, {args.workers} processes"] = ad.data.from_source(source, num_readers=each)
         state = jnp.eye(FEATURES) / 2
         programs = {
             name: ad.Program(driver, state, source, global_batch=LOCAL_BATCH * world.size, resizable=False)

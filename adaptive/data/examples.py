@@ -15,6 +15,7 @@ from adaptive.base.names import leaf_names
 
 from .pool import Pool
 from .reading import FIRST_PASS, Passes, Reading, Table, is_list, taken, with_arrays
+from .stored_arrays import is_mapped
 
 _ENDLESS = 2**62  # as many as no data set has: grain says 2**63 - 1 of what repeats without end
 _SHOWN = 8  # leaves of a data set that an error lists
@@ -54,7 +55,7 @@ class Rows(Protocol):
         ...
 
     @property
-    def workers(self) -> int:
+    def num_readers(self) -> int:
         """Processes that read rows beside this one; 0 if it reads them itself."""
         ...
 
@@ -91,7 +92,7 @@ class Examples:
         refused; a tuple is one always.
       transform: of an example.
       augment: of an example and its random numbers.
-      workers: processes that read.
+      num_readers: processes that read.
       notes: what is to be said of how the data were taken.
 
     Raises:
@@ -105,10 +106,10 @@ class Examples:
         *,
         transform: Callable[[Any], Any] | None = None,
         augment: Callable[[Any, np.random.Generator], Any] | None = None,
-        workers: int = 0,
+        num_readers: int = 0,
         notes: tuple[str, ...] = (),
     ):
-        self.mapped, self.notes, self.workers = False, notes, workers
+        self.mapped, self.notes, self.num_readers = False, notes, num_readers
         self._reading: Reading | None = None
         if _is_source(data):
             self.length = len(data)
@@ -125,10 +126,10 @@ class Examples:
             arrays = _columns(_stacked(data))
             self.length = _check_columns(data, arrays)
             self._columns, self._tree = jax.tree.flatten(arrays)
-            self.mapped = any(map(_is_mapped, self._columns))
-            if transform or augment or workers:
+            self.mapped = any(map(is_mapped, self._columns))
+            if transform or augment or num_readers:
                 self._reading = Reading(Table(self._columns, self._tree), transform, augment)
-        self._pool = Pool(self._reading, workers) if self._reading and workers else None
+        self._pool = Pool(self._reading, num_readers) if self._reading and num_readers else None
         if self._reading is None:
             self.example = jax.tree.map(lambda a: on_host(a[0]), arrays)
         else:
@@ -139,7 +140,7 @@ class Examples:
         return self.length
 
     def __repr__(self) -> str:
-        beside = f", read by {self.workers} processes" if self.workers else ""
+        beside = f", read by {self.num_readers} processes" if self.num_readers else ""
         return f"{self.length} examples{beside}"
 
     @property
@@ -253,21 +254,13 @@ def _stack(items: list[Any]) -> Any:
 def _columns(data: Any) -> Any:
     """All leaves on the host; files that are mapped into memory stay so, in the width that they have."""
     for name, leaf in zip(leaf_names(data, "data"), jax.tree.leaves(data), strict=True):
-        if _is_mapped(leaf):
+        if is_mapped(leaf):
             taken(np.asarray(leaf)[:1], name)
     return (
-        jax.tree.map(lambda leaf: np.asarray(leaf) if _is_mapped(leaf) else taken(leaf, ""), data)
-        if any(map(_is_mapped, jax.tree.leaves(data)))
+        jax.tree.map(lambda leaf: np.asarray(leaf) if is_mapped(leaf) else taken(leaf, ""), data)
+        if any(map(is_mapped, jax.tree.leaves(data)))
         else taken(data, "data")
     )
-
-
-def _is_mapped(array: Any) -> bool:
-    while isinstance(array, np.ndarray):
-        if isinstance(array, np.memmap):
-            return True
-        array = array.base
-    return False
 
 
 def _are_alike(items: Any) -> bool:

@@ -39,11 +39,11 @@ class Pool:
 
     Args:
       reading: what they read; sent to each once.
-      workers: how many.
+      num_readers: how many.
     """
 
-    def __init__(self, reading: Reading, workers: int):
-        self._reading, self.workers = reading, workers
+    def __init__(self, reading: Reading, num_readers: int):
+        self._reading, self.num_readers = reading, num_readers
         self._executor: Any = None
         self._lock = threading.Lock()
 
@@ -58,13 +58,13 @@ class Pool:
 
     def _ready(self) -> Any:
         if self._executor is None:
-            self._executor = _started(self._reading, self.workers)
+            self._executor = _started(self._reading, self.num_readers)
             self._finalizer = weakref.finalize(self, _end, self._executor)
         return self._executor
 
     def rows(self, indices: np.ndarray, passes: Passes) -> Any:
         """The same by all processes, waited for."""
-        size = chunk(len(indices), self.workers)
+        size = chunk(len(indices), self.num_readers)
         parts = [slice(start, start + size) for start in range(0, len(indices), size)]
         futures = [self.submit(indices[part], passes.part(part)) for part in parts]
         return joined([result(future) for future in futures])
@@ -77,9 +77,9 @@ class Pool:
             self._finalizer()
 
 
-def chunk(examples: int, workers: int) -> int:
+def chunk(examples: int, num_readers: int) -> int:
     """How many of so many examples one of several processes is given at once."""
-    return min(max(1, -(-examples // (_CHUNKS * workers))), _LARGEST_CHUNK)
+    return min(max(1, -(-examples // (_CHUNKS * num_readers))), _LARGEST_CHUNK)
 
 
 def result(future: Future[Any]) -> Any:
@@ -88,12 +88,12 @@ def result(future: Future[Any]) -> Any:
         return future.result()
     except BrokenExecutor as error:
         raise DataError(
-            f"a process that reads examples was lost: {error}\nIf it was killed for memory, give fewer workers=, or "
+            f"a process that reads examples was lost: {error}\nIf it was killed for memory, give fewer num_readers=, or "
             "data that each of them opens for itself instead of holding them."
         ) from error
 
 
-def _started(reading: Reading, workers: int) -> Any:
+def _started(reading: Reading, num_readers: int) -> Any:
     import cloudpickle
     import loky
 
@@ -101,12 +101,12 @@ def _started(reading: Reading, workers: int) -> Any:
         pickled = cloudpickle.dumps(reading)
     except Exception as error:
         raise DataError(
-            f"workers={workers}: the data cannot be sent to other processes: {type(error).__name__}: {error}\nLet them "
-            "open files and connections when the first example is read, not before."
+            f"num_readers={num_readers}: the data cannot be sent to other processes: {type(error).__name__}: {error}\n"
+            "Let them open files and connections when the first example is read, not before."
         ) from error
     args = (pickled, os.getpid(), jax.config.jax_enable_x64)
     return loky.ProcessPoolExecutor(
-        workers,
+        num_readers,
         initializer=_begin,
         initargs=args,
         env={

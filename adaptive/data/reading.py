@@ -13,6 +13,8 @@ from adaptive.base.arrays import NotAnArrayError, on_host
 from adaptive.base.errors import DataError
 from adaptive.base.names import leaf_names
 
+from .stored_arrays import MappedFile
+
 
 class Passes(NamedTuple):
     """Which time it is that examples are read: what their random numbers depend on, besides their own.
@@ -113,38 +115,12 @@ class Table:
 
     def __getstate__(self) -> tuple[Any, Any]:
         example = self._tree.unflatten(range(self._tree.num_leaves))
-        return [_File.of(column) or column for column in self._columns], example
+        return [MappedFile.of(column) or column for column in self._columns], example
 
     def __setstate__(self, state: tuple[Any, Any]) -> None:
         columns, example = state
-        self._columns = [column.opened() if isinstance(column, _File) else column for column in columns]
+        self._columns = [column.opened() if isinstance(column, MappedFile) else column for column in columns]
         self._tree = jax.tree.structure(example)
-
-
-class _File(NamedTuple):
-    """A file that is mapped into memory, for another process: pickled as it is, it would be read as a whole."""
-
-    name: str
-    offset: int
-    dtype: np.dtype
-    shape: tuple[int, ...]
-    strides: tuple[int, ...]
-
-    @classmethod
-    def of(cls, array: np.ndarray) -> _File | None:
-        mapped: Any = array
-        while isinstance(mapped, np.ndarray) and not (isinstance(mapped, np.memmap) and mapped.filename):
-            mapped = mapped.base
-        if not isinstance(mapped, np.memmap):
-            return None
-        while isinstance(mapped.base, np.memmap):
-            mapped = mapped.base
-        place = array.__array_interface__["data"][0] - mapped.__array_interface__["data"][0] + mapped.offset
-        return cls(str(mapped.filename), place, array.dtype, array.shape, array.strides)
-
-    def opened(self) -> np.ndarray:
-        whole = np.memmap(self.name, np.uint8, "r")
-        return np.ndarray(self.shape, self.dtype, whole, self.offset, self.strides)
 
 
 # --- one example ------------------------------------------------------------------------------------------------------

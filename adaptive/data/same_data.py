@@ -10,7 +10,7 @@ import numpy as np
 from adaptive.base.names import leaf_names
 
 from .examples import Rows
-from .iterated import Iterated
+from .iterable import IterableData
 from .reading import stacked
 
 # All that is in memory is compared (0.8 s per GB), up to so many bytes. Beyond, and of sources, whose rows cost a
@@ -24,13 +24,13 @@ _ROWS_READ_TWICE = 16
 _FIRST_OF_ITERATORS = 16
 
 
-def digests_of_data(data: Rows | Iterated, all_bytes: int = _ALL_BYTES) -> dict[str, str]:
+def digests_of_data(data: Rows | IterableData, all_bytes: int = _ALL_BYTES) -> dict[str, str]:
     """Of the number of examples (in each shard), and of the contents of each leaf. Local.
 
     Args:
       all_bytes: how large a data set in memory is read as a whole.
     """
-    if isinstance(data, Iterated):
+    if isinstance(data, IterableData):
         return _digests_of_first(data)
     if data.mapped:
         all_bytes = min(all_bytes, _ALL_BYTES_EACH_TIME)
@@ -54,7 +54,7 @@ def digest_of_data(data: Rows) -> str:
     return ", ".join(digests_of_data(data, _ALL_BYTES_EACH_TIME).values())
 
 
-def _digests_of_first(data: Iterated) -> dict[str, str]:
+def _digests_of_first(data: IterableData) -> dict[str, str]:
     """Of the first examples, which stay where the stream will take them; of iterators of each worker's own, how the
     examples are built.
     """
@@ -70,9 +70,9 @@ def _digests_of_first(data: Iterated) -> dict[str, str]:
     return {"data": "an iterator", **{name: f"{kind} {digest.hexdigest()}" for (name, kind), digest in said}}
 
 
-def steadiness(data: Rows | Iterated, rank: int) -> dict[str, str]:
+def steadiness(data: Rows | IterableData, rank: int) -> dict[str, str]:
     """Whether a source's rows are the same when they are read again: equal on all processes if they are on all."""
-    if isinstance(data, Iterated) or data.in_memory:
+    if isinstance(data, IterableData) or data.in_memory:
         return {}
     for row in _sample(len(data), _ROWS_READ_TWICE):
         try:

@@ -14,9 +14,9 @@ from adaptive.base.errors import DataError
 from adaptive.base.names import leaf_names
 from adaptive.base.where import name_workers
 
+from .adapters import examples_of
 from .examples import Examples, Rows, ShardRange, shapes_of
-from .iterated import FromIterator, Iterated
-from .kinds import examples_of
+from .iterable import FromIterator, IterableData
 from .reading import FIRST_PASS, Passes
 
 
@@ -73,9 +73,9 @@ class Shards:
         return any(shard.mapped for shard in self._shards)
 
     @property
-    def workers(self) -> int:
+    def num_readers(self) -> int:
         """Processes that read, of the shard that has most; each shard has its own."""
-        return max(shard.workers for shard in self._shards)
+        return max(shard.num_readers for shard in self._shards)
 
     @property
     def notes(self) -> tuple[str, ...]:
@@ -110,7 +110,7 @@ class Shards:
         return shapes_of(self.example, examples)
 
 
-def stream_of(data: Any, workers: int, mine: Sequence[int]) -> Rows | Iterated:
+def stream_of(data: Any, workers: int, mine: Sequence[int]) -> Rows | IterableData:
     """What a user gave as data to train on.
 
     Args:
@@ -121,7 +121,7 @@ def stream_of(data: Any, workers: int, mine: Sequence[int]) -> Rows | Iterated:
       DataError: it cannot be used.
     """
     found = data if isinstance(data, Shards) else examples_of(data)
-    return Iterated(found, workers, mine) if isinstance(found, FromIterator) else rows_of(found, workers)
+    return IterableData(found, workers, mine) if isinstance(found, FromIterator) else rows_of(found, workers)
 
 
 def rows_of(data: Any, workers: int | None = None) -> Rows:
@@ -173,7 +173,9 @@ def _check_like(first: Any, example: Any, number: int) -> None:
             )
 
 
-def unused_shards(data: Rows | Iterated, sizes: Sequence[int], previous: Sequence[int], *, first: bool) -> list[str]:
+def unused_shards(
+    data: Rows | IterableData, sizes: Sequence[int], previous: Sequence[int], *, first: bool
+) -> list[str]:
     """What is to be said of workers whose own data are not used from a step of these sizes on.
 
     Args:

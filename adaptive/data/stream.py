@@ -6,7 +6,7 @@ batches alone, and not on the split nor on the number of workers. The cursor is 
 of an epoch takes examples in both orders, and so can hold one example twice.
 
 Where workers have data of their own (`Shards`), each has such a *shard range*, with a cursor of its own. What stands at
-a position is known to others: of data with an index to `ByIndex`, of iterators to `InTurn`.
+a position is known to others: of data with an index to `RandomAccessReader`, of iterators to `SequentialReader`.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ import numpy as np
 from adaptive.base.errors import DataError
 from adaptive.base.surroundings import Surroundings
 
-from .by_index import ByIndex, Span, Wanted
 from .examples import Rows
-from .in_turn import InTurn
-from .iterated import Iterated
+from .iterable import IterableData
+from .random_access import RandomAccessReader, Span, Wanted
 from .reading import joined
+from .sequential import SequentialReader
 
 T = TypeVar("T")
 QUICK_SECONDS = 300e-6
@@ -65,11 +65,13 @@ class Stream:
       workers: the workers of this process.
     """
 
-    def __init__(self, data: Rows | Iterated, *, seed: int, workers: range):
+    def __init__(self, data: Rows | IterableData, *, seed: int, workers: range):
         self.data, self.seed, self.workers = data, seed, workers
         self.shard_ranges = data.shard_ranges
         self.cursors: Cursors = (0,) * len(self.shard_ranges)
-        self._reader = InTurn(data, seed) if isinstance(data, Iterated) else ByIndex(data, seed)
+        self._reader = (
+            SequentialReader(data, seed) if isinstance(data, IterableData) else RandomAccessReader(data, seed)
+        )
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="adaptive-input")
         self._surroundings = Surroundings()  # of the thread that the data set was looked at in
         self._ahead: tuple[Cursors, tuple[int, ...], Future[Share] | _There] | None = None
@@ -84,19 +86,19 @@ class Stream:
     @property
     def epoch(self) -> int:
         """Whole epochs of data consumed. Replicated."""
-        return int(self.epochs) if isinstance(self._reader, InTurn) else self.consumed // len(self.data)
+        return int(self.epochs) if isinstance(self._reader, SequentialReader) else self.consumed // len(self.data)
 
     @property
     def epochs(self) -> float:
         """Epochs of data consumed, as a fraction. Replicated."""
-        if isinstance(self._reader, InTurn):
+        if isinstance(self._reader, SequentialReader):
             return self._reader.epochs(self.cursors)
         return self.consumed / len(self.data)
 
     @property
     def epoch_length(self) -> int | None:
         """Examples of an epoch; `None` if that is not known, or there are none. Replicated."""
-        return self._reader.epoch_length(self.cursors) if isinstance(self._reader, InTurn) else len(self.data)
+        return self._reader.epoch_length(self.cursors) if isinstance(self._reader, SequentialReader) else len(self.data)
 
     def check_epochs(self, instead: str) -> None:
         """Raise if there are no epochs to go by.
@@ -107,15 +109,15 @@ class Stream:
         Raises:
           DataError: nobody can tell them.
         """
-        why = self.data.epochs_are_unknown() if isinstance(self.data, Iterated) else ""
+        why = self.data.epochs_are_unknown() if isinstance(self.data, IterableData) else ""
         if why:
             raise DataError(f"{why}. Write {instead}, or give from_iterator the length= of what counts as one.")
 
     def in_words(self) -> list[str]:
         """What can be relied on, of data that are not simply arrays."""
-        if isinstance(self.data, Iterated) or self.data.in_memory:
+        if isinstance(self.data, IterableData) or self.data.in_memory:
             return list(self.data.notes)
-        read = f"{self.data.workers} processes" if self.data.workers else "a thread"
+        read = f"{self.data.num_readers} processes" if self.data.num_readers else "a thread"
         return [f"data with an index, read by {read}: each example once per epoch", *self.data.notes]
 
     def take(self, sizes: Sequence[int]) -> Share:
@@ -151,7 +153,7 @@ class Stream:
         Raises:
           DataError: other processes have iterators of their own.
         """
-        if isinstance(self.data, Iterated) and self.data.how.per_worker and len(sizes) > len(self.workers):
+        if isinstance(self.data, IterableData) and self.data.how.per_worker and len(sizes) > len(self.workers):
             raise DataError("each worker has an iterator of its own, which others cannot read. Give check a batch.")
         wanted = self._wanted(self.cursors, sizes, range(len(sizes)), self.cursors)
         return joined([batch for batch in self._in_thread(self._reader.read, wanted).result() if batch is not None])
@@ -193,12 +195,12 @@ class Stream:
 
     def indices(self, position: int, count: int, shard: int = 0) -> np.ndarray:
         """Which examples stand at `count` positions of a shard, of data that have an index."""
-        assert isinstance(self._reader, ByIndex)
+        assert isinstance(self._reader, RandomAccessReader)
         return self._reader.indices(Span(shard, position, count))
 
     def place(self) -> str:
         """What else than the cursors is needed to go on from here, as text; none of data that have an index."""
-        return self._reader.place(self.cursors) if isinstance(self._reader, InTurn) else ""
+        return self._reader.place(self.cursors) if isinstance(self._reader, SequentialReader) else ""
 
     def go_on(self, cursors: Cursors, place: str) -> None:
         """Go on from where another stream of these data stood.
@@ -209,13 +211,13 @@ class Stream:
         if self._ahead is not None:
             self._ahead[2].cancel()
         self.cursors, self._ahead = cursors, None
-        if isinstance(self._reader, InTurn):
+        if isinstance(self._reader, SequentialReader):
             self._in_thread(self._reader.go_on, cursors, place).result()
 
     def close(self) -> None:
         if self._ahead is not None:
             self._ahead[2].cancel()
-        if isinstance(self.data, Iterated):
+        if isinstance(self.data, IterableData):
             self._pool.submit(self.data.close)  # iterators are ended where they are read
             self._pool.shutdown(wait=False)
         else:

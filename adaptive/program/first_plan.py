@@ -19,7 +19,7 @@ from adaptive.control.alike import check_built_alike, digest_of_plan, digest_of_
 from adaptive.control.batch_sizes import BatchSizes
 from adaptive.control.split import most_of_each
 from adaptive.data.examples import Rows
-from adaptive.data.iterated import Iterated
+from adaptive.data.iterable import IterableData
 from adaptive.data.same_data import digests_of_data, steadiness
 from adaptive.graph.plan import Plan
 from adaptive.graph.planner import Planner
@@ -30,7 +30,7 @@ from .arguments import InitialState
 
 def first_plan(
     planner: Planner,
-    data: Rows | Iterated,
+    data: Rows | IterableData,
     world: World,
     members: Sequence[int],
     *,
@@ -69,7 +69,9 @@ def first_plan(
         multiple = lcm(multiple, found)
 
 
-def _limits(data: Rows | Iterated, workers: int, max_local_batch: int | Sequence[int] | None, multiple: int) -> Limits:
+def _limits(
+    data: Rows | IterableData, workers: int, max_local_batch: int | Sequence[int] | None, multiple: int
+) -> Limits:
     examples = len(data)
     largest = [examples] * workers if max_local_batch is None else most_of_each(max_local_batch, workers)
     lengths = np.broadcast_to([shard.length for shard in data.shard_ranges], (workers,))
@@ -97,7 +99,7 @@ def _no_microbatches(microbatch: int, why: str) -> DriverError:
 
 
 def check_alike(
-    world: World, name: str, state: InitialState, data: Rows | Iterated, plan: Plan, settings: dict[str, Any]
+    world: World, name: str, state: InitialState, data: Rows | IterableData, plan: Plan, settings: dict[str, Any]
 ) -> dict[str, str]:
     """Raise, on all processes, unless all build the same program. Communicates.
 

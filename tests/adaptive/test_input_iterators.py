@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 import adaptive as ad
 import collectives as comm
-from adaptive.data.iterated import Iterated
+from adaptive.data.iterable import IterableData
 from adaptive.data.same_data import digests_of_data, steadiness
 from adaptive.data.shards import stream_of
 from adaptive.data.stream import Stream
@@ -376,7 +376,7 @@ def test_the_first_examples_are_compared_and_taken_all_the_same():
             yield {"i": i + (i == 7), "epoch": epoch}
 
     digests = [
-        digests_of_data(Iterated(ad.data.from_iterator(rows), 1, [0])) for rows in (counted(20), counted(20), odd)
+        digests_of_data(IterableData(ad.data.from_iterator(rows), 1, [0])) for rows in (counted(20), counted(20), odd)
     ]
     assert digests[0] == digests[1]
     assert [name for name in digests[0] if digests[0][name] != digests[2][name]] == ["data['i']"]
@@ -385,5 +385,5 @@ def test_the_first_examples_are_compared_and_taken_all_the_same():
     assert steadiness(stream.data, 0) == {}
     assert flat(walk(stream, [(20,)])) == list(range(20))
     stream.close()
-    own_data = [Iterated(ad.data.from_iterator(own), 2, [k]) for k in range(2)]
+    own_data = [IterableData(ad.data.from_iterator(own), 2, [k]) for k in range(2)]
     assert digests_of_data(own_data[0]) == digests_of_data(own_data[1])

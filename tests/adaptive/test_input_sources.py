@@ -14,8 +14,8 @@ import pytest
 
 import adaptive as ad
 import collectives as comm
+from adaptive.data.adapters import examples_of
 from adaptive.data.examples import Examples
-from adaptive.data.kinds import examples_of
 from adaptive.data.reading import Passes, Table
 from adaptive.data.same_data import digests_of_data, steadiness
 from adaptive.data.stream import Stream
@@ -105,7 +105,7 @@ def refused(data, says):
 def test_of_a_loader_its_data_set_is_taken_by_its_index_and_that_is_said():
     loader = DataLoader(Squares(), sampler=RandomSampler(Squares()), num_workers=3)
     data = examples_of(loader)
-    assert (len(data), data.workers) == (12, 3)
+    assert (len(data), data.num_readers) == (12, 3)
     assert "batch_size=4, shuffling and drop_last go unused" in data.notes[0]
     assert "read by 3 processes" in data.notes[0]
 
@@ -152,7 +152,7 @@ def test_a_loader_without_an_index_is_gone_through(monkeypatch):
     data = type("Mine", (torch.IterableDataset,), {"__getitem__": lambda self, index: 1 / 0})()
     found = examples_of(DataLoader(data))
     assert found.batched
-    assert [batch["x"].tolist() for batch in numbers(ad.data.iterated.Iterated(found, 1, [0]), 2, (6,))] == [
+    assert [batch["x"].tolist() for batch in numbers(ad.data.iterable.IterableData(found, 1, [0]), 2, (6,))] == [
         [0, 1, 2, 3, 4, 5],
         [6, 7, 8, 9, 10, 11],
     ]
@@ -222,7 +222,7 @@ def test_iterable_data_sets_of_hugging_face_are_gone_through():
             self.epoch = epoch
 
     data = IterableDataset()
-    (batch,) = numbers(ad.data.iterated.Iterated(examples_of(data), 1, [0]), 1, (7,))
+    (batch,) = numbers(ad.data.iterable.IterableData(examples_of(data), 1, [0]), 1, (7,))
     assert batch["x"].tolist() == [[i % 5, 1.5] for i in range(7)]
     assert data.epoch == 1
 
@@ -250,7 +250,7 @@ def test_what_is_repeated_without_end_is_refused_and_not_eaten():
     refused(data.repeat(), f"len(data) is {sys.maxsize}: data that are repeated without end. Leave out .repeat()")
     assert len(examples_of(data.repeat(3))) == 60
     endless = examples_of(data.repeat().to_iter_dataset())
-    batches = numbers(ad.data.iterated.Iterated(endless, 1, [0]), 3, (16,))
+    batches = numbers(ad.data.iterable.IterableData(endless, 1, [0]), 3, (16,))
     assert np.concatenate(list(batches)).tolist() == [i % 20 for i in range(48)]
 
 
@@ -359,15 +359,15 @@ def test_an_error_says_which_example_it_is_of():
     assert "in reading example 0 of the data" in error.value.__notes__
 
 
-@pytest.mark.parametrize("workers", [-1, 1.5, "2", True])
-def test_a_number_of_processes_that_cannot_be_is_refused(workers):
+@pytest.mark.parametrize("num_readers", [-1, 1.5, "2", True])
+def test_a_number_of_processes_that_cannot_be_is_refused(num_readers):
     with pytest.raises(ad.DataError, match="how many processes read"):
-        ad.data.from_source(Squares(), workers=workers)
+        ad.data.from_source(Squares(), num_readers=num_readers)
 
 
 def test_options_are_given_once():
     with pytest.raises(ad.DataError, match="in one call"):
-        ad.data.from_source(augmented(), workers=2)
+        ad.data.from_source(augmented(), num_readers=2)
     assert ad.data.from_source(done := augmented()) is done
 
 

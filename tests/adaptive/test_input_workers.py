@@ -61,7 +61,7 @@ def noise(example, rng):
 @pytest.fixture(scope="module")
 def read():
     """Data that two processes read; they stay for the tests of this module."""
-    data = ad.data.from_source(Numbers(), random_map=noise, workers=2)
+    data = ad.data.from_source(Numbers(), random_map=noise, num_readers=2)
     yield data
     data.close()
 
@@ -100,7 +100,7 @@ def gone(processes):
 
 
 def test_what_goes_wrong_is_told_and_the_rest_goes_on(tmp_path):
-    data = ad.data.from_source(Broken(str(tmp_path / "dead")), workers=1)
+    data = ad.data.from_source(Broken(str(tmp_path / "dead")), num_readers=1)
     try:
         with pytest.raises(ad.DataError, match="UserError: 13: no such file") as error:
             data.rows(np.arange(10, 20))
@@ -118,7 +118,7 @@ def test_what_goes_wrong_is_told_and_the_rest_goes_on(tmp_path):
 def test_what_cannot_be_sent_to_another_process_is_refused():
     source = Numbers()
     source.lock = threading.Lock()
-    data = ad.data.from_source(source, workers=1)
+    data = ad.data.from_source(source, num_readers=1)
     with pytest.raises(ad.DataError, match="cannot be sent to other processes: TypeError"):
         data.rows(np.arange(2))
 
@@ -137,7 +137,8 @@ class Numbers:  # in the script itself, which has no `if __name__ == "__main__"`
 def driver(state, batch):
     return state, {"n": comm.all_reduce(batch["x"].mean())}
 
-program = ad.Program(driver, jnp.zeros(()), ad.data.from_source(Numbers(), workers=1), global_batch=8, resizable=False)
+data = ad.data.from_source(Numbers(), num_readers=1)
+program = ad.Program(driver, jnp.zeros(()), data, global_batch=8, resizable=False)
 for report in program.run():
     if report.step == 3:
         print(*program._data._pool._executor._processes, flush=True)

@@ -49,7 +49,7 @@ def expect(program, report, order):
 
 with comm.world() as world:
     own = world.workers[0]
-    source = ad.data.from_source(Numbers(), workers=1)
+    source = ad.data.from_source(Numbers(), num_readers=1)
     with ad.Program(driver, jnp.zeros(()), source, global_batch=6, seed=4) as program:
         for report in program.run(epochs=2):
             expect(program, report, lambda p: int(program._stream.indices(p, 1)[0]))

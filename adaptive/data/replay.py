@@ -35,7 +35,7 @@ class Mark(NamedTuple):
     state: Any
 
 
-class Run:
+class ReplayableIterator:
     """One iterator's examples, by their positions, which can be gone through once.
 
     Args:

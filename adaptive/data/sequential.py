@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from .by_index import Wanted
-from .iterated import Iterated
+from .iterable import IterableData
+from .random_access import Wanted
 from .reading import stacked
 
 
-class InTurn:
+class SequentialReader:
     """Examples at positions.
 
     Args:
@@ -18,7 +18,7 @@ class InTurn:
       seed: of random numbers.
     """
 
-    def __init__(self, data: Iterated, seed: int):
+    def __init__(self, data: IterableData, seed: int):
         self._data, self._seed = data, seed
         self._shared = not data.how.per_worker
 

@@ -49,7 +49,7 @@ class Wanted(NamedTuple):
     end: Sequence[int]
 
 
-class ByIndex:
+class RandomAccessReader:
     """Examples at positions.
 
     Args:
@@ -67,8 +67,8 @@ class ByIndex:
 
     def steps_ahead(self, examples: int) -> int:
         """How many steps of so many examples, in this process, are to be requested beyond the one that is fetched."""
-        workers = self._rows.workers
-        return max(_STEPS_AHEAD, -(-2 * workers // max(1, examples))) if workers else 0
+        num_readers = self._rows.num_readers
+        return max(_STEPS_AHEAD, -(-2 * num_readers // max(1, examples))) if num_readers else 0
 
     def indices(self, span: Span) -> np.ndarray:
         """Which examples stand there."""
@@ -88,7 +88,7 @@ class ByIndex:
     def _request(self, span: Span) -> None:
         """Begin to fetch what is not there yet."""
         missing = [p for p in range(span.start, span.stop) if (span.shard, p) not in self._kept]
-        size = chunk(span.examples, self._rows.workers) if self._rows.workers else span.examples
+        size = chunk(span.examples, self._rows.num_readers) if self._rows.num_readers else span.examples
         first = 0
         for i in range(1, len(missing) + 1):
             if i == len(missing) or missing[i] != missing[i - 1] + 1 or i - first == size:

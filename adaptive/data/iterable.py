@@ -11,8 +11,7 @@ from __future__ import annotations
 
 import inspect
 import math
-import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -25,8 +24,9 @@ from adaptive.base.names import leaf_names
 from adaptive.base.numbers import whole
 
 from .examples import ShardRange, shapes_of
+from .grain_pipelines import refuse_batches
 from .reading import checked, has_lists, random_numbers, taken, with_arrays
-from .run import Run
+from .replay import ReplayableIterator
 
 _MANY = 2**31 - 1  # the most examples of a batch, where no data set says so
 
@@ -62,7 +62,7 @@ class FromIterator:
         return "data of an iterator" + " for each worker" * self.per_worker
 
 
-class Iterated:
+class IterableData:
     """Iterators that have begun: one, or one for each worker of this process.
 
     Args:
@@ -81,7 +81,7 @@ class Iterated:
         own = list(mine) or [0]
         length = None if how.per_worker else how.length
         self.runs = {
-            shard: Run(partial(how.begin, worker=shard, workers=workers), how.batched, length)
+            shard: ReplayableIterator(partial(how.begin, worker=shard, workers=workers), how.batched, length)
             for shard in (own if how.per_worker else [0])
         }
         first = self.runs[own[0] if how.per_worker else 0]
@@ -100,7 +100,7 @@ class Iterated:
         leaves = ", ".join(f"{name} {leaf.dtype}{list(leaf.shape)}" for name, leaf in named)
         return (*self.how.notes, f"of the iterator, one example is {leaves}")
 
-    def taken(self, run: Run, shard: int, position: int, seed: int) -> Any:
+    def taken(self, run: ReplayableIterator, shard: int, position: int, seed: int) -> Any:
         """The example at a position, on the host."""
         item = run.example(position)
         try:
@@ -233,34 +233,3 @@ class _Again:
         if hasattr(self._iterable, "set_epoch"):
             self._iterable.set_epoch(epoch)
         return self._iterable
-
-
-# --- data sets of grain -----------------------------------------------------------------------------------------------
-
-
-def refuse_batches(data: Any) -> None:
-    """Raise for a data set of grain's that gives batches."""
-    for node in _chain(data):
-        kind = type(node).__name__
-        if kind in ("BatchMapDataset", "BatchIterDataset"):
-            raise DataError(
-                "the data set gives batches: leave out .batch(…), since the program makes batches of its own, whose "
-                "sizes change. To have batches taken apart:  ad.data.from_iterator(data, batched=True)"
-            )
-
-
-def _chain(data: Any) -> Iterator[Any]:
-    """A data set of grain's and those that it is made of, as long as each of its elements is one of its parent's."""
-    node: Any = data
-    while module_of(node) == "grain":
-        yield node
-        kind, parents = type(node).__name__, list(getattr(node, "parents", ()))
-        if len(parents) != 1 or any(word in kind for word in ("FlatMap", "Rebatch", "Pack", "Unbatch")):
-            return
-        node = parents[0]
-
-
-def module_of(data: Any) -> str:
-    """The package that its type is of, if that has been imported."""
-    package = type(data).__module__.partition(".")[0]
-    return package if package in sys.modules else ""
