@@ -10,6 +10,7 @@ RANKS   ?= 2
 EXAMPLE ?= examples/listing_1.py
 TESTS   ?=
 JOBS    ?= 2
+TORCH   ?= torch==2.13.0+cpu
 PORT    ?= 8000
 
 # All packages that make installs have the versions of this file: the tested ones, for each supported Python.
@@ -22,7 +23,7 @@ export OMPI_ALLOW_RUN_AS_ROOT := 1
 export OMPI_ALLOW_RUN_AS_ROOT_CONFIRM := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help run test test-all lint types format docs docs-serve install lock clean
+.PHONY: help run test test-all torch lint types format docs docs-serve install lock clean
 
 help:  ## show this
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -35,6 +36,10 @@ test: $(STAMP)  ## run the tests, those under mpirun included (TESTS="tests/adap
 
 test-all: $(STAMP)  ## run all of them: more kills, signals and chaos; twice the time
 	@$(BIN)/python -m pytest -q -n $(JOBS) --dist worksteal $(TESTS)
+
+# Not among what is installed for all: its ordinary wheel for Linux brings 4 GB of CUDA, and not every index has the CPU build.
+torch: $(STAMP)  ## install PyTorch for the tests of its loaders, which are skipped without it (TORCH=torch==2.13.0+cpu)
+	@$(INSTALL) "$(TORCH)"
 
 lint: $(STAMP)  ## check style and formatting
 	@$(BIN)/python -m ruff check

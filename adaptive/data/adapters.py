@@ -49,11 +49,11 @@ def from_source(
     Raises:
       DataError: the data cannot be used, or have no index.
     """
-    if num_readers is not None and (whole(num_readers) is None or num_readers < 0):
-        raise DataError(f"num_readers= takes how many processes read; got {num_readers!r}.")
-    found = examples_of(
-        data, transform=map, augment=random_map, num_readers=None if num_readers is None else int(num_readers)
-    )
+    if num_readers is not None:
+        if whole(num_readers) is None or num_readers < 0:
+            raise DataError(f"num_readers= takes how many processes read; got {num_readers!r}.")
+        num_readers = int(num_readers)
+    found = examples_of(data, transform=map, augment=random_map, num_readers=num_readers)
     if isinstance(found, FromIterator):
         raise DataError(f"a {type(data).__name__} has no index:  ad.data.from_iterator(data, map=…)")
     return found

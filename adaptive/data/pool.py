@@ -88,8 +88,8 @@ def result(future: Future[Any]) -> Any:
         return future.result()
     except BrokenExecutor as error:
         raise DataError(
-            f"a process that reads examples was lost: {error}\nIf it was killed for memory, give fewer num_readers=, or "
-            "data that each of them opens for itself instead of holding them."
+            f"a process that reads examples was lost: {error}\nIf it was killed for memory, lower num_readers=, or "
+            "give data that each of them opens for itself instead of holding them."
         ) from error
 
 
