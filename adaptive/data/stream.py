@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from itertools import accumulate
 from typing import Any, NamedTuple, TypeVar
 
@@ -23,6 +23,7 @@ from adaptive.base.errors import DataError
 from adaptive.base.surroundings import Surroundings
 
 from .examples import Rows
+from .fetch_thread import FetchThread
 from .iterable import IterableData
 from .random_access import RandomAccessReader, Span, Wanted
 from .reading import joined
@@ -72,10 +73,11 @@ class Stream:
         self._reader = (
             SequentialReader(data, seed) if isinstance(data, IterableData) else RandomAccessReader(data, seed)
         )
-        self._pool = ThreadPoolExecutor(1, thread_name_prefix="adaptive-input")
+        self._thread = FetchThread("adaptive-input")
         self._surroundings = Surroundings()  # of the thread that the data set was looked at in
         self._ahead: tuple[Cursors, tuple[int, ...], Future[Share] | _There] | None = None
         self._before: Cursors = ()  # where the cursors were when that was asked for
+        self._closed = False
         self._quick = False  # whether the last share was fetched faster than a thread is woken up
 
     @property
@@ -159,7 +161,7 @@ class Stream:
         return joined([batch for batch in self._in_thread(self._reader.read, wanted).result() if batch is not None])
 
     def _in_thread(self, function: Callable[..., T], *args: Any) -> Future[T]:
-        return self._pool.submit(self._surroundings.run, function, *args)
+        return self._thread.submit(self._surroundings.run, function, *args)
 
     def _fetch(self, cursors: Cursors, sizes: tuple[int, ...], committed: Cursors) -> Share:
         began = time.thread_time()  # its own time: kernels may be running on this core meanwhile
@@ -215,11 +217,14 @@ class Stream:
             self._in_thread(self._reader.go_on, cursors, place).result()
 
     def close(self) -> None:
+        """End the fetch thread and what the data keep open. Waits for no read: one that hangs is left behind."""
+        if self._closed:
+            return
+        self._closed = True
         if self._ahead is not None:
             self._ahead[2].cancel()
         if isinstance(self.data, IterableData):
-            self._pool.submit(self.data.close)  # iterators are ended where they are read
-            self._pool.shutdown(wait=False)
+            self._thread.submit(self.data.close)  # iterators are ended where they are read
         else:
-            self._pool.shutdown(wait=False, cancel_futures=True)
-            self.data.close()
+            self.data.close()  # ends processes that the thread may be waiting for
+        self._thread.close()
