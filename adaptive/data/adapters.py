@@ -19,6 +19,7 @@ from . import torch_loaders
 from .examples import Examples, RandomAccess
 from .grain_pipelines import module_of, refuse_batches
 from .iterable import FromIterator, from_iterator
+from .stored_arrays import arrays_of_group
 
 
 def from_source(
@@ -84,6 +85,7 @@ def examples_of(
         num_readers = data.num_workers if num_readers is None else num_readers
         notes = (torch_loaders.note_of_loader(data, num_readers),)
         data = data.dataset
+    data = arrays_of_group(data)
     if _has_no_index(data):
         return from_iterator(data)
     refuse_batches(data)

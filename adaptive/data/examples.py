@@ -15,7 +15,7 @@ from adaptive.base.names import leaf_names
 
 from .pool import Pool
 from .reading import FIRST_PASS, Passes, Reading, Table, is_list, taken, with_arrays
-from .stored_arrays import is_mapped
+from .stored_arrays import StoredArray, is_mapped, is_stored
 
 _ENDLESS = 2**62  # as many as no data set has: grain says 2**63 - 1 of what repeats without end
 _SHOWN = 8  # leaves of a data set that an error lists
@@ -127,7 +127,7 @@ class Examples:
             self.length = _check_columns(data, arrays)
             self._columns, self._tree = jax.tree.flatten(arrays)
             self.mapped = any(map(is_mapped, self._columns))
-            if transform or augment or num_readers:
+            if transform or augment or num_readers or any(isinstance(c, StoredArray) for c in self._columns):
                 self._reading = Reading(Table(self._columns, self._tree), transform, augment)
         self._pool = Pool(self._reading, num_readers) if self._reading and num_readers else None
         if self._reading is None:
@@ -252,15 +252,18 @@ def _stack(items: list[Any]) -> Any:
 
 
 def _columns(data: Any) -> Any:
-    """All leaves on the host; files that are mapped into memory stay so, in the width that they have."""
-    for name, leaf in zip(leaf_names(data, "data"), jax.tree.leaves(data), strict=True):
-        if is_mapped(leaf):
-            taken(np.asarray(leaf)[:1], name)
-    return (
-        jax.tree.map(lambda leaf: np.asarray(leaf) if is_mapped(leaf) else taken(leaf, ""), data)
-        if any(map(is_mapped, jax.tree.leaves(data)))
-        else taken(data, "data")
-    )
+    """All leaves on the host; mapped files and arrays of HDF5 and zarr stay where they are, in the width they have."""
+    leaves, tree = jax.tree.flatten(data)
+    return tree.unflatten(map(_column, leaves, leaf_names(data, "data")))
+
+
+def _column(leaf: Any, name: str) -> Any:
+    if is_stored(leaf):
+        return StoredArray(leaf, name)
+    if is_mapped(leaf):
+        taken(np.asarray(leaf)[:1], name)
+        return np.asarray(leaf)
+    return taken(leaf, name)
 
 
 def _are_alike(items: Any) -> bool:

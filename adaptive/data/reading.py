@@ -13,7 +13,7 @@ from adaptive.base.arrays import NotAnArrayError, on_host
 from adaptive.base.errors import DataError
 from adaptive.base.names import leaf_names
 
-from .stored_arrays import MappedFile
+from .stored_arrays import MappedFile, StoredArray
 
 
 class Passes(NamedTuple):
@@ -75,6 +75,8 @@ class Reading:
 
     def rows(self, indices: np.ndarray, passes: Passes) -> Any:
         """The examples numbered `indices`, stacked."""
+        if isinstance(self.source, Table) and self._transform is None and self._augment is None:
+            return self.source.rows(indices)
         items = zip(indices, self._items(indices, passes), strict=True)
         rows = [checked(taken(item, f"data[{i}]"), self.example, f"example {i}") for i, item in items]
         return stacked(rows)
@@ -104,18 +106,39 @@ class Reading:
 class Table:
     """Arrays, as a source of their rows."""
 
-    def __init__(self, columns: Sequence[np.ndarray], tree: Any):
+    def __init__(self, columns: Sequence[np.ndarray | StoredArray], tree: Any):
         self._columns, self._tree = list(columns), tree
 
     def __len__(self) -> int:
-        return len(self._columns[0])
+        return int(self._columns[0].shape[0])
 
     def __getitem__(self, index: int) -> Any:
         return self._tree.unflatten([column[index] for column in self._columns])
 
+    def __getitems__(self, indices: Sequence[int]) -> list[Any]:
+        """The rows of these numbers, one by one, read at once."""
+        columns = [column[np.asarray(indices)] for column in self._columns]
+        return [self._tree.unflatten(row) for row in zip(*columns, strict=True)]
+
+    def rows(self, indices: np.ndarray) -> Any:
+        """The rows of these numbers, stacked.
+
+        Raises:
+          DataError: a row holds what JAX's width cannot.
+        """
+        columns = [column[indices] for column in self._columns]
+        try:
+            return self._tree.unflatten(map(on_host, columns))
+        except NotAnArrayError:
+            names = leaf_names(self._tree.unflatten(columns), "data")
+            for name, column in zip(names, columns, strict=True):
+                for index, row in zip(indices, column, strict=True):
+                    taken(row, f"{name}[{index}]")
+            raise
+
     def __getstate__(self) -> tuple[Any, Any]:
         example = self._tree.unflatten(range(self._tree.num_leaves))
-        return [MappedFile.of(column) or column for column in self._columns], example
+        return [(isinstance(c, np.ndarray) and MappedFile.of(c)) or c for c in self._columns], example
 
     def __setstate__(self, state: tuple[Any, Any]) -> None:
         columns, example = state
