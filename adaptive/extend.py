@@ -16,6 +16,8 @@ word in the changelog.
 
 from adaptive.base.activity import Breakdown as Breakdown
 from adaptive.base.activity import WorkerSeconds as WorkerSeconds
+from adaptive.base.arrays import NotAnArrayError as NotAnArrayError
+from adaptive.base.arrays import as_jax as as_jax
 from adaptive.base.arrays import is_key as is_key
 from adaptive.base.board import Board as Board
 from adaptive.base.board import LocalBoards as LocalBoards

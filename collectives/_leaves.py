@@ -6,10 +6,19 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 import jax
-import jax.numpy as jnp
 
 from adaptive import CollectiveError
-from adaptive.extend import Collective, at, collective, current_line, current_world, is_key, tracing
+from adaptive.extend import (
+    Collective,
+    NotAnArrayError,
+    as_jax,
+    at,
+    collective,
+    current_line,
+    current_world,
+    is_key,
+    tracing,
+)
 
 T = TypeVar("T")
 
@@ -35,10 +44,10 @@ def leaves_of(
     leaves = {}
     for path, value in jax.tree_util.tree_leaves_with_path(tree):
         name = jax.tree_util.keystr(path)
-        problem = _problem(value) or problem_of_dtype(jnp.asarray(value).dtype)
+        problem = _problem(value) or problem_of_dtype(as_jax(value).dtype)
         if problem:
             raise error(what, f"{name or 'the value'} is {problem}")
-        leaves[name] = jnp.asarray(value)
+        leaves[name] = as_jax(value)
     return leaves
 
 
@@ -56,8 +65,10 @@ def _problem(value: Any) -> str | None:
             "    jax.random.wrap_key_data(comm.broadcast(jax.random.key_data(key)))"
         )
     try:
-        jnp.asarray(value)
+        as_jax(value)
     except (TypeError, ValueError, OverflowError) as error:
+        if isinstance(error, NotAnArrayError):
+            return f"a tensor that {error}"
         text = str(error).splitlines()[0] if isinstance(error, OverflowError) else "neither an array nor a number"
         return f"{value!r}: {text}. Leave it out of the tree."
     return None

@@ -56,7 +56,7 @@ def hook(fn_or_policy: Callable[..., Any] | Policy, *values: Any, every: int = 1
     every = _check_every(every, name, where)
     try:
         extend.hook(name, handler, values, every=every, value_names=reads)
-    except TypeError as error:
+    except (TypeError, extend.NotAnArrayError) as error:
         raise CollectiveError(f"hook {name!r}{where}: values must be pytrees of numbers: {error}") from error
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any
 
@@ -9,17 +10,49 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-_KINDS = {"O": "Python objects", "U": "text", "S": "bytes", "M": "times", "m": "times"}  # by numpy's kinds
+from .torch_tensors import is_tensor, numpy_of_tensor
+
+_KINDS = {"U": "text", "T": "text", "S": "bytes", "M": "times", "m": "times"}  # by numpy's kinds
+# What is as wide as JAX computes, with and without its x64 mode, and is most of what is read.
+_NARROW = frozenset(
+    map(np.dtype, ("?", "int8", "int16", "int32", "uint8", "uint16", "uint32", "float16", "float32", "complex64"))
+)
+_PLAIN = (np.ndarray, float, int, bool, *{np.dtype(c).type for c in np.typecodes["AllInteger"] + "fde?"})
 
 
 class NotAnArrayError(ValueError):
-    """Something cannot be made an array of numbers; says why, with no name for it."""
+    """Something cannot be made an array of numbers; says why, with no name for it.
+
+    Args:
+      why: a sentence whose subject is the array, or the element at `index`.
+      index: of the element that is the reason; empty if the whole array is.
+    """
+
+    def __init__(self, why: str, index: tuple[int, ...] = ()):
+        super().__init__(why)
+        self.index = index
+
+    def about(self, name: str, rows: Sequence[int] | np.ndarray | None = None) -> str:
+        """Return the message with a name: `data['x'][7, 2] holds 1e+40, which …`.
+
+        Args:
+          name: of the array.
+          rows: the numbers in the data set of the array's rows; by default they are numbered from 0.
+        """
+        index = self.index if rows is None or not self.index else (int(rows[self.index[0]]), *self.index[1:])
+        at = f"[{', '.join(map(str, index))}]" if index else ""
+        return f"{name}{at} {self}"
 
 
 def is_key(value: Any) -> bool:
     """Whether `value`, an array or its shape and dtype, is of PRNG keys, whose elements are no numbers."""
     dtype = getattr(value, "dtype", None)
-    return dtype is not None and jax.dtypes.issubdtype(dtype, jax.dtypes.prng_key)
+    if dtype is None or isinstance(dtype, np.dtype):
+        return False
+    try:
+        return jax.dtypes.issubdtype(dtype, jax.dtypes.prng_key)
+    except TypeError:  # another library's dtype, which numpy does not know
+        return False
 
 
 def numbers_of(value: Any) -> np.ndarray:
@@ -28,8 +61,35 @@ def numbers_of(value: Any) -> np.ndarray:
 
 
 def is_array(value: Any) -> bool:
-    """Whether `value` is an array, or can be read as one as a whole: of numpy, JAX, pandas, torch, h5py, or bytes."""
-    return isinstance(value, bytes | bytearray | memoryview | np.generic) or hasattr(type(value), "__array__")
+    """Whether `value` is an array, or can be read as one as a whole: of numpy, JAX, pandas, torch, or bytes. Sparse
+    matrices count as arrays, which `on_host` refuses.
+    """
+    known = isinstance(value, bytes | bytearray | memoryview | np.generic)
+    return known or hasattr(type(value), "__array__") or is_sparse(value)
+
+
+def is_sparse(value: object) -> bool:
+    """Return whether `value` is a sparse matrix of scipy, jax.experimental.sparse or pydata's sparse."""
+    return _sparse_advice(type(value)) is not None  # type: ignore[arg-type]  # mypy: a class is not hashable
+
+
+@lru_cache(maxsize=1024)
+def _sparse_advice(cls: type) -> str | None:
+    """What to write instead of a sparse matrix; `None` for any other class."""
+    modules = {c.__module__ for c in cls.__mro__}
+    if hasattr(cls, "toarray") and any(m.startswith("scipy.sparse") for m in modules):
+        return "x.toarray()"
+    sparse = any(m == "sparse" or m.startswith(("sparse.", "jax.experimental.sparse")) for m in modules)
+    return "x.todense()" if sparse and hasattr(cls, "todense") else None
+
+
+def as_jax(value: Any) -> jax.Array:
+    """Return `value` as a JAX array; PyTorch's tensors too, as constants that have no gradient.
+
+    Raises:
+      NotAnArrayError: a tensor of PyTorch cannot be made one.
+    """
+    return jnp.asarray(as_numpy(value) if is_tensor(value) else value)
 
 
 def check_not_sharded(value: Any) -> None:
@@ -54,52 +114,157 @@ def check_not_sharded(value: Any) -> None:
 
 
 def on_host(value: Any) -> np.ndarray:
-    """A numpy array, in the width that JAX computes with; the same memory where it is so wide already.
+    """Return a numpy array in the width that JAX computes with; the same memory where it is so wide already.
 
     Raises:
       NotAnArrayError: it holds no numbers, or numbers that are wider than that; or it is sharded over devices.
     """
+    array = as_numpy(value)
+    if array.dtype in _NARROW:
+        return array
+    dtype = jax.dtypes.canonicalize_dtype(array.dtype)
+    return array if dtype == array.dtype else _narrowed(array, dtype)
+
+
+def as_numpy(value: Any) -> np.ndarray:
+    """Return a numpy array of numbers, of the dtype that it has, in this machine's byte order; without a copy where
+    that is possible.
+
+    Raises:
+      NotAnArrayError: it holds no numbers, or numbers that JAX has no type for; or it is sharded over devices.
+    """
+    if type(value) in _PLAIN:
+        array = np.asarray(value)
+    elif is_tensor(value):
+        try:
+            array = numpy_of_tensor(value)
+        except ValueError as error:
+            raise NotAnArrayError(str(error)) from error
+    else:
+        array = _as_array(value)
+    if array.dtype in _NARROW:
+        return array
+    if not _are_numbers(array.dtype):
+        raise _no_numbers(array)
+    return array if array.dtype.isnative else array.astype(array.dtype.newbyteorder("="))
+
+
+def _as_array(value: Any) -> np.ndarray:
+    """An array of a class that has to be looked at."""
     check_not_sharded(value)
     if isinstance(value, np.ma.MaskedArray):
-        raise NotAnArrayError("is a masked array, whose mask would be lost. Give x.filled(0), and x.mask beside it.")
+        return _unmasked(value)
     if is_key(value):
         raise NotAnArrayError(
             "holds PRNG keys. Give what they are made of, jax.random.key_data(keys), and make keys of it in the "
             "driver:  jax.random.wrap_key_data(x)"
         )
+    advice = _sparse_advice(type(value))  # type: ignore[arg-type]
+    if advice is not None:
+        raise NotAnArrayError(f"is a sparse matrix ({type(value).__name__}). Give {advice}.")
     try:
-        array = np.asarray(value)
+        return np.asarray(value)
     except Exception as error:  # whatever the library it comes from says
         raise NotAnArrayError(f"cannot be read as an array: {error}") from error
-    if not _are_numbers(array.dtype):
-        if array.dtype.names:
-            raise NotAnArrayError(
-                f"is a structured array. Give its fields:  {{name: x[name] for name in {list(array.dtype.names)}}}"
-            )
+
+
+def is_narrowed(value: Any) -> bool:
+    """Return whether `value` is an array of float64 or complex128, which JAX computes with in half that width. A
+    Python float has no width of its own, so it is not.
+    """
+    dtype = getattr(value, "dtype", None)
+    if is_tensor(value):
+        wide = str(dtype) in ("torch.float64", "torch.complex128")
+    else:
+        wide = isinstance(dtype, np.dtype) and (dtype.kind, dtype.itemsize) in (("f", 8), ("c", 16))
+    return wide and jax.dtypes.canonicalize_dtype(np.float64) == np.float32
+
+
+def _unmasked(array: np.ma.MaskedArray) -> np.ndarray:
+    """A masked array of which nothing is masked, as an array."""
+    masked = np.argwhere(np.ma.getmaskarray(array))
+    if len(masked):
+        raise NotAnArrayError(
+            "is masked, and the mask would be lost. Give x.filled(0), and x.mask beside it.", tuple(masked[0].tolist())
+        )
+    return array.data
+
+
+def _no_numbers(array: np.ndarray) -> NotAnArrayError:
+    """Why an array is none of numbers."""
+    if array.dtype.names:
+        return NotAnArrayError(
+            f"is a structured array. Give its fields:  {{name: x[name] for name in {list(array.dtype.names)}}}"
+        )
+    if array.dtype.kind in "fc":  # longdouble
+        return NotAnArrayError(f"holds {array.dtype}, which JAX does not have. Give x.astype(np.float64).")
+    if array.dtype.kind != "O":
         what = _KINDS.get(array.dtype.kind, f"elements of {array.dtype}")
-        raise NotAnArrayError(f"holds {what}; it must be an array of numbers.")
-    dtype = jax.dtypes.canonicalize_dtype(array.dtype)
-    if dtype == array.dtype:
-        return array
-    _check_range(array, dtype)
-    return array.astype(dtype)
+        return NotAnArrayError(f"holds {what}; it must be an array of numbers.")
+    elements = list(np.ndenumerate(array))
+    for index, element in elements:
+        if isinstance(element, str | bytes):
+            return NotAnArrayError(f"holds {'text' if isinstance(element, str) else 'bytes'}, {element!r:.40}.", index)
+    for index, element in elements:
+        if element is None:
+            return NotAnArrayError(f"holds None. {GIVE_A_MASK}", index)
+    element = elements[0][1] if elements else None
+    what = type(element).__name__
+    if isinstance(element, np.ndarray | list | tuple):
+        return NotAnArrayError(
+            f"holds Python objects, as arrays of different lengths are ({what}). {PAD_THEM} If all have one shape, "
+            "np.stack(x)."
+        )
+    return NotAnArrayError(f"holds Python objects (the first is {what}); it must be an array of numbers.")
+
+
+PAD_THEM = "Examples must have the same shapes: pad them, and give a mask beside that says which numbers count."
+GIVE_A_MASK = "Write a number in its place, 0 for example, and give a mask beside that says which numbers count."
 
 
 @lru_cache
 def _are_numbers(dtype: np.dtype) -> bool:
+    if dtype.kind in "fc" and dtype.itemsize > (8 if dtype.kind == "f" else 16):
+        return False
     return dtype.kind == "b" or jnp.issubdtype(dtype, np.number)
 
 
-def _check_range(array: np.ndarray, dtype: np.dtype) -> None:
-    """Raise where integers would be wrapped around."""
-    if array.dtype.kind not in "iu" or not array.size:
+def _narrowed(array: np.ndarray, dtype: np.dtype) -> np.ndarray:
+    """An array in a narrower type.
+
+    Raises:
+      NotAnArrayError: integers would wrap around, or finite numbers become infinite.
+    """
+    if array.dtype.kind in "iu":
+        _check_integers(array, dtype)
+        return array.astype(dtype)
+    if array.ndim == 0 and array.dtype.kind == "f" and -1e38 < array.item() < 1e38:
+        return array.astype(dtype)  # at once, since np.errstate takes longer than all the rest
+    try:
+        with np.errstate(over="raise"):  # numbers that are infinite already overflow nowhere
+            return array.astype(dtype)
+    except FloatingPointError:
+        with np.errstate(over="ignore"):
+            narrow = array.astype(dtype)
+        parts = ((narrow.real, array.real), (narrow.imag, array.imag))
+        lost = np.argwhere(np.logical_or(*(~np.isfinite(n) & np.isfinite(a) for n, a in parts)))
+        raise _too_large(array, dtype, tuple(lost[0].tolist())) from None
+
+
+def _check_integers(array: np.ndarray, dtype: np.dtype) -> None:
+    if not array.size:
         return
-    if array.ndim == 0 and -(2**31) <= array < 2**31 and dtype.kind == "i":
+    if array.ndim == 0 and dtype.kind == "i" and -(2**31) <= array.item() < 2**31:
         return  # the common case, of a source's labels
-    range_, extremes = np.iinfo(dtype), (int(array.min()), int(array.max()))
-    for value in extremes:
-        if not range_.min <= value <= range_.max:
-            raise NotAnArrayError(
-                f"holds {value}, which {dtype} cannot: JAX computes in 32 bits unless told otherwise, by "
-                "jax.config.update('jax_enable_x64', True)."
-            )
+    range_ = np.iinfo(dtype)
+    if int(array.min()) < range_.min or int(array.max()) > range_.max:
+        outside = np.argwhere((array < range_.min) | (array > range_.max))
+        raise _too_large(array, dtype, tuple(outside[0].tolist()))
+
+
+def _too_large(array: np.ndarray, dtype: np.dtype, index: tuple[int, ...]) -> NotAnArrayError:
+    return NotAnArrayError(
+        f"holds {array[index].item()!r}, which {dtype} cannot: JAX computes in 32 bits unless told otherwise, by "
+        "jax.config.update('jax_enable_x64', True).",
+        index,
+    )

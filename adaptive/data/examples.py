@@ -9,7 +9,7 @@ from typing import Any, NamedTuple, Protocol, runtime_checkable
 import jax
 import numpy as np
 
-from adaptive.base.arrays import is_array, on_host
+from adaptive.base.arrays import NotAnArrayError, is_array, on_host
 from adaptive.base.errors import DataError
 from adaptive.base.names import leaf_names
 
@@ -151,10 +151,22 @@ class Examples:
         """The examples numbered `indices`, stacked."""
         if self._reading is None:
             rows = [column[indices] for column in self._columns]
-            return self._tree.unflatten([*map(on_host, rows)] if self.mapped else rows)
+            return self._on_host(rows, indices) if self.mapped else self._tree.unflatten(rows)
         if self._pool is None:
             return self._reading.rows(indices, passes)
         return self._pool.rows(indices, passes)
+
+    def _on_host(self, rows: list[Any], indices: np.ndarray) -> Any:
+        """Rows of mapped files, in the width that JAX computes with."""
+        try:
+            return self._tree.unflatten(map(on_host, rows))
+        except NotAnArrayError:
+            for name, leaf in zip(leaf_names(self._tree.unflatten(rows), "data"), rows, strict=True):
+                try:
+                    on_host(leaf)
+                except NotAnArrayError as error:
+                    raise DataError(error.about(name, indices)) from error
+            raise
 
     def submit(self, indices: np.ndarray, passes: Passes) -> Future[Any]:
         """The same, in a process that reads, if there are any."""

@@ -132,8 +132,10 @@ class Table:
         except NotAnArrayError:
             names = leaf_names(self._tree.unflatten(columns), "data")
             for name, column in zip(names, columns, strict=True):
-                for index, row in zip(indices, column, strict=True):
-                    taken(row, f"{name}[{index}]")
+                try:
+                    on_host(column)
+                except NotAnArrayError as error:
+                    raise DataError(error.about(name, indices)) from error
             raise
 
     def __getstate__(self) -> tuple[Any, Any]:
@@ -181,7 +183,7 @@ def taken(tree: Any, root: str) -> Any:
             try:
                 on_host(leaf)
             except NotAnArrayError as error:
-                raise DataError(f"{name} {error}") from error
+                raise DataError(error.about(name)) from error
         raise
 
 

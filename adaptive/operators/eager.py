@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from adaptive.base.arrays import NotAnArrayError, check_not_sharded
+from adaptive.base.arrays import NotAnArrayError, as_jax, check_not_sharded
 from adaptive.base.current import current_world, why_not_alone
 from adaptive.base.errors import CollectiveError, NonFiniteError
 from adaptive.base.reductions import Reduction, adds_up
@@ -43,7 +43,7 @@ def exchange_eagerly(how: Collective, values: Sequence, *, weight: Any) -> list[
             "    with comm.world():\n"
             f"        x = comm.{how.name}(x)"
         )
-    values = [jnp.asarray(v) for v in values]
+    values = [as_jax(v) for v in values]
     dtypes = [v.dtype for v in values]
     world = current_world.get()
     if world is None or world.capacity == 1:

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 from jax.extend.core import Primitive
 
+from adaptive.base.arrays import as_jax
 from adaptive.base.decision import Handler
 from adaptive.base.names import leaf_names
 
@@ -48,4 +48,4 @@ def hook(
     names = [name for root, value in zip(roots, values, strict=True) for name in leaf_names(value, root)]
     hook = Hook(name, handler, every, tree, tuple(names))
     stays(f"hook {name!r}", hook)
-    hook_p.bind(*map(jnp.asarray, leaves), hook=hook)
+    hook_p.bind(*map(as_jax, leaves), hook=hook)

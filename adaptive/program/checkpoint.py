@@ -23,6 +23,7 @@ import numpy as np
 from adaptive.base.arrays import NotAnArrayError, check_not_sharded, is_key, numbers_of
 from adaptive.base.errors import AdaptiveError, CheckpointError, DriverError
 from adaptive.base.names import Leaf, Name, by_name
+from adaptive.base.torch_tensors import is_tensor
 from adaptive.control.alike import digest_of_tree
 from adaptive.control.batch_sizes import BatchSizes
 from adaptive.control.hooks import Hooks
@@ -437,6 +438,8 @@ def _unfit(leaf: Leaf, want: _Wanted) -> str:
         check_not_sharded(leaf.value)
     except NotAnArrayError as error:
         return f"{leaf.label} {error}"
+    if is_tensor(leaf.value):
+        return f"{leaf.label} is a tensor of PyTorch. Give x.numpy()"
     found = _wanted(leaf)
     if found.shape != want.shape:
         return f"{leaf.label} has shape {found.shape} for one of shape {want.shape}"

@@ -1,0 +1,62 @@
+"""PyTorch's tensors as numpy arrays, without importing torch: whoever passes a tensor has imported it."""
+
+from __future__ import annotations
+
+import sys
+from functools import lru_cache
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+
+# Types that numpy has from ml_dtypes, which torch does not know: their bits are handed over, as integers.
+_BITS = {"bfloat16": "int16", **dict.fromkeys(("float8_e4m3fn", "float8_e5m2"), "uint8")}
+_BITS |= dict.fromkeys(("float8_e4m3fnuz", "float8_e5m2fnuz", "float8_e8m0fnu"), "uint8")
+
+
+def is_tensor(value: object) -> bool:
+    """Return whether `value` is a `torch.Tensor`, or of a class derived from it."""
+    return _is_tensor_class(type(value))  # type: ignore[arg-type]  # mypy: a class is not hashable
+
+
+@lru_cache(maxsize=1024)
+def _is_tensor_class(cls: type) -> bool:
+    return any(c.__name__ == "Tensor" and c.__module__.partition(".")[0] == "torch" for c in cls.__mro__)
+
+
+def numpy_of_tensor(tensor: Any) -> np.ndarray:
+    """Return a tensor's numbers as a numpy array of the same dtype; shares the tensor's memory where that is possible.
+
+    Tensors that require gradients are detached; those on another device are copied from it.
+
+    Raises:
+      ValueError: the tensor is sparse, nested, quantized or without memory, or numpy lacks its dtype. The message
+        continues a sentence whose subject is the tensor.
+    """
+    try:
+        return tensor.numpy()
+    except (TypeError, RuntimeError):
+        _refuse_without_numbers(tensor)
+    name = str(tensor.dtype).removeprefix("torch.")
+    tensor = tensor.detach().cpu().resolve_conj().resolve_neg()
+    try:
+        if name not in _BITS:
+            return tensor.numpy()
+        return tensor.view(getattr(sys.modules["torch"], _BITS[name])).numpy().view(jnp.dtype(name))
+    except TypeError as error:
+        raise ValueError(f"is a tensor of {name}, which numpy does not have. Give x.float().") from error
+
+
+def _refuse_without_numbers(tensor: Any) -> None:
+    """Raise for a tensor that has no numbers in memory, one after another."""
+    if tensor.is_nested:
+        raise ValueError(
+            "is a nested tensor, with rows of different lengths. Pad it,  torch.nested.to_padded_tensor(x, 0),  and "
+            "give a mask beside it that says which numbers count."
+        )
+    if str(tensor.layout) != "torch.strided":
+        raise ValueError(f"is a sparse tensor ({tensor.layout}). Give x.to_dense().")
+    if tensor.is_meta:
+        raise ValueError("is a tensor on the device 'meta', which has a shape and no numbers.")
+    if tensor.is_quantized:
+        raise ValueError("is a quantized tensor. Give x.dequantize().")

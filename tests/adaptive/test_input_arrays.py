@@ -1,0 +1,258 @@
+"""Arrays of other libraries as data, as state and in collectives: the same numbers, or refused by name."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import ml_dtypes
+import numpy as np
+import pytest
+
+import adaptive as ad
+import collectives as comm
+import controllers as ctrl
+from adaptive.base.arrays import NotAnArrayError, as_numpy, on_host
+from adaptive.data.adapters import examples_of
+from adaptive.data.examples import Examples
+
+X = np.arange(12, dtype=np.float32).reshape(4, 3)
+
+
+def trained(data, driver=None, state=None, steps=1, **options):
+    """The batches that a program's driver sees, as numpy arrays, in the data set's order of leaves."""
+    seen = []
+
+    def keep(control, batch):
+        seen.append(batch)
+
+    def default(state, batch):
+        ctrl.hook(keep, jax.tree.map(lambda a: comm.broadcast(a.astype(jnp.float32)), batch))
+        return state, {}
+
+    with ad.Program(driver or default, jnp.zeros(()) if state is None else state, data, **options) as program:
+        reports = list(program.run(steps=steps))
+        return program, reports, seen
+
+
+def refused(data, says):
+    with pytest.raises(ad.DataError) as error:
+        examples_of(data)
+    assert says in str(error.value)
+
+
+class Source:
+    """Examples, one by one."""
+
+    def __init__(self, x):
+        self.x = x
+
+    def __len__(self):
+        return len(self.x)
+
+    def __getitem__(self, i):
+        return {"x": self.x[i]}
+
+
+# --- tensors ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def torch():
+    return pytest.importorskip("torch")
+
+
+EXACT = [
+    *("float32", "float16", "bfloat16", "float8_e4m3fn", "float8_e5m2", "bool", "uint8", "int8", "int16", "int32"),
+    *("uint16", "uint32", "complex64"),
+]
+
+
+@pytest.mark.parametrize("name", EXACT)
+def test_a_tensor_is_the_array_of_the_same_bits(torch, name):
+    dtype = jnp.dtype(name)
+    raw = np.random.default_rng(0).integers(0, 256, 16 * dtype.itemsize, np.uint8)
+    raw = raw % 2 if name == "bool" else raw
+    tensor = torch.from_numpy(raw).view(getattr(torch, name))
+    array = on_host(tensor)
+    assert array.dtype == dtype
+    assert array.tobytes() == raw.tobytes()
+    row = examples_of({"x": tensor}).rows(np.array([3]))["x"]
+    assert (row.dtype, row.tobytes()) == (dtype, raw.view(dtype)[3:4].tobytes())
+
+
+def test_tensors_are_detached_and_views_resolved(torch):
+    z = torch.tensor([1 + 2j, 3 - 4j], requires_grad=True)
+    assert on_host(z.conj()).tolist() == [1 - 2j, 3 + 4j]
+    assert on_host(z.conj().imag).tolist() == [-2, 4]
+    assert on_host(torch.nn.Parameter(torch.ones(2))).tolist() == [1, 1]
+    assert on_host(torch.tensor(2.5)).shape == ()
+    assert on_host(torch.arange(6).reshape(2, 3).T).tolist() == [[0, 3], [1, 4], [2, 5]]
+    assert on_host(torch.ones(2, requires_grad=True).bfloat16()).dtype == ml_dtypes.bfloat16
+
+
+def test_a_tensor_is_not_copied(torch):
+    tensor = torch.zeros(3)
+    array = on_host(tensor)
+    tensor += 1
+    assert array.tolist() == [1, 1, 1]
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")  # torch's own, of what it calls beta
+def test_tensors_that_have_no_numbers_are_refused_by_name(torch):
+    eye = torch.eye(4)
+    refused({"x": eye.to_sparse()}, "data['x'] is a sparse tensor (torch.sparse_coo). Give x.to_dense().")
+    refused({"x": eye.to_sparse_csr()}, "data['x'] is a sparse tensor (torch.sparse_csr). Give x.to_dense().")
+    refused({"x": eye.to("meta")}, "data['x'] is a tensor on the device 'meta', which has a shape and no numbers")
+    ragged = torch.nested.nested_tensor([torch.ones(2), torch.ones(3)], layout=torch.jagged)
+    refused({"x": ragged}, "data['x'] is a nested tensor, with rows of different lengths. Pad it")
+    refused(
+        {"x": torch.ones(4, dtype=torch.complex32)}, "data['x'] is a tensor of complex32, which numpy does not have"
+    )
+
+
+@pytest.mark.parametrize("name", ["float32", "bfloat16"])
+def test_a_state_of_tensors_is_a_state_of_arrays(torch, name):
+    state = {"w": torch.full((2,), 0.5, dtype=getattr(torch, name), requires_grad=True)}
+
+    def driver(state, batch):
+        return {"w": state["w"] + comm.all_reduce(batch.mean()).astype(state["w"].dtype)}, {}
+
+    program, *_ = trained(np.ones((4, 2), np.float32), driver, state, global_batch=4)
+    assert program.state["w"].dtype == jnp.dtype(name)
+    assert program.state["w"].tolist() == [1.5, 1.5]
+    assert state["w"].tolist() == [0.5, 0.5]
+
+
+def test_collectives_and_hooks_take_tensors_as_constants(torch):
+    for tensor in (torch.full((2,), 3.0, requires_grad=True), torch.full((2,), 3.0, dtype=torch.bfloat16)):
+        assert comm.all_reduce(tensor, op="sum").tolist() == [3, 3]
+        seen = []
+
+        def driver(state, batch, tensor=tensor, seen=seen):
+            ctrl.hook(lambda control, value: seen.append(value.tolist()), tensor)
+            return state, {"sum": comm.all_reduce(tensor, op="sum")}
+
+        _, (report,), _ = trained(X, driver, global_batch=4)
+        assert report.metrics["sum"].tolist() == [3, 3]
+        assert seen == [[3, 3]]
+    with pytest.raises(ad.CollectiveError, match=r"the value is a tensor that is a sparse tensor .*Give x.to_dense"):
+        comm.all_reduce(torch.eye(2).to_sparse(), op="sum")
+
+    def driver(state, batch):
+        ctrl.hook(lambda control, value: None, torch.eye(2).to_sparse())
+        return state, {}
+
+    with pytest.raises(ad.CollectiveError, match="values must be pytrees of numbers: is a sparse tensor"):
+        trained(X, driver, global_batch=4)
+
+
+def test_tensors_in_a_checkpoint_are_refused_by_name(torch):
+    with ad.Program(lambda state, batch: (state, {}), {"w": jnp.zeros(2)}, X, global_batch=4) as program:
+        checkpoint = program.checkpoint()
+        checkpoint["state"] = {"w": torch.zeros(2)}
+        with pytest.raises(ad.CheckpointError, match=r"state\['w'\] is a tensor of PyTorch. Give x.numpy\(\)"):
+            program.restore(checkpoint)
+
+
+# --- what numpy and others have ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", ["f2", "f4", "f8", "i2", "i4", "i8", "u2", "c8"])
+def test_big_endian_numbers_are_read_in_this_machines_order(dtype, tmp_path):
+    swapped = np.arange(12).reshape(4, 3).astype(f">{dtype}")
+    swapped.tofile(tmp_path / "x")
+    mapped = np.memmap(tmp_path / "x", f">{dtype}", "r", shape=(4, 3))
+    fields = np.zeros(4, [("a", f">{dtype}", 3)])
+    fields["a"] = swapped
+    for given in (
+        swapped,
+        mapped,
+        fields["a"],
+        list(swapped),
+        ad.data.from_source({"x": swapped}, map=lambda e: e["x"]),
+    ):
+        row = examples_of([{"x": x} for x in given] if isinstance(given, list) else given).rows(np.array([1]))
+        row = row["x"] if isinstance(row, dict) else row
+        assert row.dtype.isnative
+        assert row.dtype == jax.dtypes.canonicalize_dtype(np.dtype(dtype))
+        assert row.tolist() == [[3, 4, 5]]
+
+
+def test_sparse_matrices_are_refused_with_what_to_write():
+    sparse = pytest.importorskip("scipy.sparse")
+    for make in (sparse.csr_matrix, sparse.csr_array, sparse.coo_array, sparse.lil_matrix):
+        refused({"x": make(X)}, f"data['x'] is a sparse matrix ({make.__name__}). Give x.toarray().")
+        refused(make(X), f"data is a sparse matrix ({make.__name__}). Give x.toarray().")
+
+
+def test_masked_arrays_of_which_nothing_is_masked_are_arrays():
+    assert np.array_equal(Examples(np.ma.array(X)).rows(np.arange(4)), X)
+    refused(np.ma.array(X, mask=X == 7), "data[2, 1] is masked, and the mask would be lost. Give x.filled(0)")
+
+
+@pytest.mark.skipif(np.dtype(np.longdouble).itemsize == 8, reason="long doubles are doubles here")
+def test_long_doubles_are_refused():
+    refused({"x": np.zeros(4, np.longdouble)}, "which JAX does not have. Give x.astype(np.float64).")
+    refused({"x": np.zeros(4, np.clongdouble)}, "which JAX does not have. Give x.astype(np.float64).")
+
+
+def test_images_of_pillow_are_arrays_of_uint8():
+    image = pytest.importorskip("PIL.Image")
+    pixels = np.random.default_rng(0).integers(0, 256, (4, 5, 6, 3), np.uint8)
+    rows = examples_of([{"x": image.fromarray(p), "y": i} for i, p in enumerate(pixels)]).rows(np.array([2, 0]))
+    assert rows["x"].dtype == np.uint8
+    assert np.array_equal(rows["x"], pixels[[2, 0]])
+
+
+def test_what_has_array_and_raises_says_what_its_library_says():
+    class Mine:
+        def __array__(self, dtype=None, copy=None):
+            raise RuntimeError("copy it from the device first")
+
+    refused({"x": Mine()}, "data['x'] cannot be read as an array: copy it from the device first")
+
+
+# --- numbers that do not fit ------------------------------------------------------------------------------------------
+
+
+WIDE = [(np.int64, 2**31), (np.int64, -(2**31) - 1), (np.uint64, 2**32), (np.float64, 1e40), (np.float64, -1e39)]
+
+
+@pytest.mark.parametrize(("dtype", "value"), WIDE)
+def test_a_number_that_does_not_fit_is_named_by_leaf_row_and_value(dtype, value, tmp_path):
+    array = np.zeros((6, 2), dtype)
+    array[4, 1] = value
+    says = f"[4, 1] holds {array[4, 1].item()!r}, which {jax.dtypes.canonicalize_dtype(dtype)} cannot"
+    refused({"x": array}, f"data['x']{says}")
+
+    np.save(tmp_path / "x.npy", array)
+    mapped = examples_of({"x": np.load(tmp_path / "x.npy", mmap_mode="r")})
+    with pytest.raises(ad.DataError) as error:
+        mapped.rows(np.array([0, 5, 4, 2]))
+    assert f"data['x']{says}" in str(error.value)
+
+    source = examples_of(Source(array))
+    with pytest.raises(ad.DataError) as error:
+        source.rows(np.array([0, 5, 4, 2]))
+    assert f"data[4]['x']{says.replace('4, ', '')}" in str(error.value)
+
+
+def test_what_is_infinite_already_stays_so():
+    given = np.array([np.inf, -np.inf, np.nan, 1e-300, 3e38])
+    assert np.array_equal(on_host(given), given.astype(np.float32), equal_nan=True)
+    both = np.array([complex(np.inf, 1), complex(np.nan, np.inf)])
+    assert np.array_equal(on_host(both), both.astype(np.complex64), equal_nan=True)
+    with pytest.raises(NotAnArrayError):
+        on_host(np.array([complex(np.inf, 1e40)]))
+    with jax.enable_x64(True):
+        assert on_host(np.array([1e40])).tolist() == [1e40]
+
+
+def test_a_python_number_that_does_not_fit_is_refused():
+    for value in (1e40, 2**40, 2**70):
+        refused([{"y": 0}, {"y": value}], "data[1]['y'] holds ")
+
+
+def test_numbers_keep_their_width_until_they_are_computed_with():
+    assert as_numpy(np.zeros(2)).dtype == np.float64
+    assert as_numpy(np.zeros(2, ">f8")).dtype.isnative
