@@ -1,0 +1,64 @@
+"""Data sets and loaders of grain."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import adaptive as ad
+
+from .plain import Files
+from .rows import DICT, IDS, Group, Row, X
+
+
+def even(example):
+    return example["i"] % 2 == 0
+
+
+def double(example):
+    return {**example, "x": 2 * example["x"]}
+
+
+def names(folder: Path) -> dict[str, Any]:
+    """The names of the table."""
+    import grain
+
+    def loader(*operations: Any, **options: Any) -> Any:
+        sampler = grain.samplers.IndexSampler(24, num_epochs=1, shard_options=grain.sharding.NoSharding(), seed=0)
+        return grain.DataLoader(data_source=Files(), sampler=sampler, operations=operations, **options)
+
+    return {
+        "ad": ad,
+        "grain": grain,
+        "data": grain.MapDataset.source(Files()),
+        "loader": loader,
+        "even": even,
+        "double": double,
+        "Batch": grain.transforms.Batch,
+    }
+
+
+TWICE = {"i": IDS, "x": 2 * X}
+
+GRAIN = Group(
+    "grain",
+    ("grain",),
+    "`data` is `grain.MapDataset.source(Files())`; `loader(*operations)` is a `grain.DataLoader` whose `IndexSampler` "
+    "has one epoch.",
+    names,
+    (
+        Row("data", DICT),
+        Row("data.shuffle(seed=1).map(double)", TWICE),
+        Row("data.to_iter_dataset()", DICT, quick=True),
+        Row("data.shuffle(seed=1).to_iter_dataset().map(double)", TWICE),
+        Row("ad.data.from_iterator(data.to_iter_dataset().batch(8), batched=True)", DICT),
+        Row("data.filter(even).to_iter_dataset()", {"i": IDS[::2], "x": X[::2]}),
+        Row("loader()", DICT),
+        Row("loader(Batch(8, drop_remainder=True))", DICT),
+        Row("ad.data.from_iterator(loader(Batch(8)), batched=True)", DICT),
+        Row("data.batch(8)", refused="the data set gives batches: leave out .batch(…)"),
+        Row("data.to_iter_dataset().batch(8)", refused="the data set gives batches: leave out .batch(…)"),
+        Row("data.filter(even)", refused=".to_iter_dataset()"),
+        Row("data.repeat()", refused="repeated without end. Leave out .repeat()"),
+    ),
+)

@@ -1,0 +1,48 @@
+"""Every kind of source on three ranks: workers leave, come back and die in mid-epoch, and programs are restored."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.mpirun import run, survives_losses
+from tests.sources.catalogue import GROUPS, PENDING
+from tests.sources.rows import Group, name
+
+pytestmark = [pytest.mark.ranks, survives_losses]
+
+SCRIPT = Path(__file__).parent / "on_ranks.py"
+WALKS = 8  # sources in one job
+
+
+def names(group: Group, *, quick: bool) -> list[str]:
+    """The sources of a group that can be taken here."""
+    if group.missing():
+        return []
+    found = [name(group, row) for row in group.rows if row.taken and row.quick == quick]
+    return [n for n in found if n not in PENDING]
+
+
+def jobs(size: int) -> list[pytest.ParameterSet]:
+    """All sources, so many in each job: first those of `make test`."""
+    quick, long = ([n for group in GROUPS for n in names(group, quick=quick)] for quick in (True, False))
+    return [
+        pytest.param(found[k : k + size], id=f"{found[k]} …", marks=[] if found is quick else [pytest.mark.long])
+        for found in (quick, long)
+        for k in range(0, len(found), size)
+    ]
+
+
+@pytest.mark.parametrize("sources", jobs(WALKS))
+def test_a_worker_leaves_and_comes_back_and_a_restored_program_repeats_the_steps(sources):
+    result = run([SCRIPT, "walk", *sources], n=3, ours=True)
+    assert result.stdout.count("ended well") == 3, result
+    assert result.stdout.count("walk ") == 3 * len(sources), result
+
+
+@pytest.mark.parametrize("sources", jobs(2))
+def test_a_rank_dies_and_the_others_take_each_example_once(sources):
+    result = run([SCRIPT, "kill", *sources], n=3, ours=True)
+    assert result.stdout.count("ended well") == 3 - len(sources), result
+    assert result.stdout.count(f"kill {sources[0]}") == 2, result
