@@ -109,7 +109,7 @@ class Examples:
         num_readers: int = 0,
         notes: tuple[str, ...] = (),
     ):
-        self.mapped, self.notes, self.num_readers = False, notes, num_readers
+        self.mapped, self._notes, self.num_readers = False, notes, num_readers
         self._reading: Reading | None = None
         if _is_source(data):
             self.length = len(data)
@@ -146,6 +146,12 @@ class Examples:
     @property
     def in_memory(self) -> bool:
         return self._reading is None
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What is to be said of how the data were taken, and are read."""
+        note = self._reading.note if self._reading is not None else ""
+        return (*self._notes, note) if note else self._notes
 
     def rows(self, indices: np.ndarray, passes: Passes = FIRST_PASS) -> Any:
         """The examples numbered `indices`, stacked."""
@@ -184,6 +190,8 @@ class Examples:
         """End the processes that read; they are started again when they are needed."""
         if self._pool is not None:
             self._pool.close()
+        if self._reading is not None:
+            self._reading.close()
 
 
 def shapes_of(example: Any, examples: int) -> Any:

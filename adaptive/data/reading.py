@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -13,6 +14,7 @@ from adaptive.base.arrays import NotAnArrayError, on_host
 from adaptive.base.errors import DataError
 from adaptive.base.names import leaf_names
 
+from .reader_threads import Functions, Own, ReaderThreads
 from .stored_arrays import MappedFile, StoredArray
 
 
@@ -65,10 +67,11 @@ class Reading:
         self.source, self._transform, self._augment = source, transform, augment
         self.example: Any = None
         self._lists = False
+        self._threads: ReaderThreads | None = None
 
     def first(self) -> Any:
         """Example 0, like which all others have to be."""
-        example = next(self._items(np.zeros(1, int), FIRST_PASS))
+        (example,) = self._items(np.zeros(1, int), FIRST_PASS)
         self._lists = has_lists(example)
         self.example = taken(with_arrays(example) if self._lists else example, "data[0]")
         return self.example
@@ -77,30 +80,63 @@ class Reading:
         """The examples numbered `indices`, stacked."""
         if isinstance(self.source, Table) and self._transform is None and self._augment is None:
             return self.source.rows(indices)
-        items = zip(indices, self._items(indices, passes), strict=True)
-        rows = [checked(taken(item, f"data[{i}]"), self.example, f"example {i}") for i, item in items]
-        return stacked(rows)
+        return stacked(self._items(indices, passes))
 
-    def _items(self, indices: np.ndarray, passes: Passes) -> Any:
+    @property
+    def note(self) -> str:
+        """Why one thread reads although several would take less time, or ""."""
+        return self._threads.note if self._threads is not None else ""
+
+    def close(self) -> None:
+        """End the threads that read; they are started again when they are needed."""
+        if self._threads is not None:
+            self._threads.close()
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**vars(self), "_threads": None}
+
+    def _items(self, indices: np.ndarray, passes: Passes) -> list[Any]:
+        """The examples one by one; as arrays on the host, once it is known how the first is built."""
         numbers = [int(i) for i in indices]
+        epochs = np.broadcast_to(passes.epochs, len(numbers))
         several = getattr(self.source, "__getitems__", None)  # as torch has it, of sources that read many at once
-        items = several(numbers) if several is not None else map(self.source.__getitem__, numbers)
-        items, epochs = iter(items), np.broadcast_to(passes.epochs, len(numbers))
-        for number, epoch in zip(numbers, epochs, strict=True):
-            try:
-                item = next(items)
-                if self._transform is not None:
-                    item = self._transform(item)
-                if self._augment is not None:
-                    item = self._augment(item, random_numbers(number, int(epoch), passes.seed, passes.shard))
-            except StopIteration:
-                raise DataError(
-                    f"the data set's __getitems__ gave fewer examples than it was asked for: {len(numbers)}."
-                ) from None
-            except Exception as error:
-                error.add_note(f"in reading example {number} of the data")
-                raise
-            yield with_arrays(item) if self._lists else item
+        if several is None:
+            if self._threads is None:  # before anything is read
+                self._threads = ReaderThreads(self.source, (self._transform, self._augment))
+
+            def read(own: Own, place: int) -> Any:
+                return self._read(own[0].__getitem__, own[1], numbers[place], int(epochs[place]), passes)
+
+            return self._threads.read(read, len(numbers))
+        items, functions = list(several(numbers)), (self._transform, self._augment)
+        if len(items) != len(numbers):
+            raise DataError(f"the data set's __getitems__ gave {len(items)} examples for {len(numbers)} numbers.")
+        return [
+            self._read(partial(_given, item), functions, number, int(epoch), passes)
+            for item, number, epoch in zip(items, numbers, epochs, strict=True)
+        ]
+
+    def _read(self, get: Callable[[int], Any], functions: Functions, number: int, epoch: int, passes: Passes) -> Any:
+        transform, augment = functions
+        try:
+            item = get(number)
+            if transform is not None:
+                item = transform(item)
+            if augment is not None:
+                item = augment(item, random_numbers(number, epoch, passes.seed, passes.shard))
+        except Exception as error:
+            error.add_note(f"in reading example {number} of the data")
+            raise
+        if self.example is None:
+            return item
+        row = taken(with_arrays(item) if self._lists else item, f"data[{number}]")
+        return checked(row, self.example, f"example {number}")
+
+
+def _given(item: Any, number: int) -> Any:
+    """An example that has been read with others at once."""
+    del number
+    return item
 
 
 class Table:
