@@ -16,8 +16,9 @@ from adaptive.base.errors import DataError
 from adaptive.base.numbers import whole
 
 from . import torch_loaders
+from .batches import refuse_batches
 from .examples import Examples, RandomAccess
-from .grain_pipelines import module_of, refuse_batches
+from .grain_pipelines import check_has_index, module_of
 from .iterable import FromIterator, from_iterator
 from .stored_arrays import arrays_of_group
 
@@ -79,7 +80,7 @@ def examples_of(
     notes: tuple[str, ...] = ()
     if torch_loaders.is_loader(data):
         if torch_loaders.is_iterable_dataset(data.dataset):
-            return from_iterator(data, batched=data.batch_size is not None)
+            return from_iterator(data, batched=torch_loaders.gives_batches(data))
         one_by_one = torch_loaders.collate_function(data)
         transform = _Both(one_by_one, transform) if one_by_one and transform else one_by_one or transform
         num_readers = data.num_workers if num_readers is None else num_readers
@@ -89,6 +90,7 @@ def examples_of(
     if _has_no_index(data):
         return from_iterator(data)
     refuse_batches(data)
+    check_has_index(data)
     if (
         module_of(data) == "datasets"
         and hasattr(data, "with_format")

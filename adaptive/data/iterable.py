@@ -23,10 +23,11 @@ from adaptive.base.errors import DataError
 from adaptive.base.names import leaf_names
 from adaptive.base.numbers import whole
 
+from .batches import refuse_batches, refuse_parts
 from .examples import ShardRange, shapes_of
-from .grain_pipelines import refuse_batches
 from .reading import checked, has_lists, random_numbers, taken, with_arrays
 from .replay import ReplayableIterator
+from .torch_loaders import LoaderEpochs, is_loader
 
 _MANY = 2**31 - 1  # the most examples of a batch, where no data set says so
 
@@ -54,9 +55,15 @@ class FromIterator:
         return "worker" in self.names
 
     def begin(self, epoch: int, worker: int, workers: int) -> Iterable[Any]:
-        """What an epoch's examples come from."""
+        """Return what an epoch's examples come from.
+
+        Raises:
+          DataError: it gives batches where examples are expected, or a part of the data to each process.
+        """
         known = {"epoch": epoch, "worker": worker, "workers": workers}
-        return self.make(**{name: known[name] for name in self.names})
+        made = self.make(**{name: known[name] for name in self.names})
+        check_made(made, self.batched, self.per_worker)
+        return made
 
     def __repr__(self) -> str:
         return "data of an iterator" + " for each worker" * self.per_worker
@@ -80,15 +87,19 @@ class IterableData:
         self.how = how
         own = list(mine) or [0]
         length = None if how.per_worker else how.length
-        self.runs = {
-            shard: ReplayableIterator(partial(how.begin, worker=shard, workers=workers), how.batched, length)
-            for shard in (own if how.per_worker else [0])
-        }
+        shards = own if how.per_worker else [0]
+        self._workers = workers
+        self._loaders = {shard: LoaderEpochs(warns=how.per_worker or 0 in mine) for shard in shards}
+        self.runs = {shard: ReplayableIterator(partial(self._begin, shard), how.batched, length) for shard in shards}
         first = self.runs[own[0] if how.per_worker else 0]
         first.reach(0)
         self.example = self.taken(first, own[0] if how.per_worker else 0, 0, seed=0)
         self.length = int(how.length) if how.length is not None and how.length != math.inf else _MANY
         self.shard_ranges = (ShardRange(0, self.length),) * (workers if how.per_worker else 1)
+
+    def _begin(self, shard: int, epoch: int) -> Iterable[Any]:
+        made = self.how.begin(epoch, shard, self._workers)
+        return self._loaders[shard].begin(made, epoch) if is_loader(made) else made
 
     def __len__(self) -> int:
         return self.length
@@ -98,7 +109,8 @@ class IterableData:
         """What is to be said of how the data were taken."""
         named = zip(leaf_names(self.example, "example"), jax.tree.leaves(self.example), strict=True)
         leaves = ", ".join(f"{name} {leaf.dtype}{list(leaf.shape)}" for name, leaf in named)
-        return (*self.how.notes, f"of the iterator, one example is {leaves}")
+        processes = dict.fromkeys(note for loader in self._loaders.values() for note in loader.notes)
+        return (*self.how.notes, *processes, f"of the iterator, one example is {leaves}")
 
     def taken(self, run: ReplayableIterator, shard: int, position: int, seed: int) -> Any:
         """The example at a position, on the host."""
@@ -142,6 +154,8 @@ class IterableData:
         """End the iterators."""
         for run in self.runs.values():
             run.close()
+        for loader in self._loaders.values():
+            loader.close()
 
 
 def from_iterator(
@@ -179,14 +193,14 @@ def from_iterator(
         iterator gives until it ends; of `math.inf` there are none.
 
     Raises:
-      DataError: `make` is an iterator, which can be gone through once only; or it cannot be called so.
+      DataError: `make` is an iterator, which can be gone through once only; or it cannot be called so; or it gives
+        batches, and `batched` is not set; or one part of the data of several.
     """
     if length is not None and length != math.inf:
         length = whole(length)
         if length is None or length < 1:
             raise DataError("length= takes the number of examples in an epoch, or math.inf where there are none.")
-    if not batched:
-        refuse_batches(make)
+    check_made(make, batched, per_worker=False)
     how = FromIterator(*_maker(make), map, random_map, bool(batched), length)
     return replace(how, notes=(_PROMISE_OF_EACH if how.per_worker else _PROMISE,))
 
@@ -200,6 +214,19 @@ _PROMISE_OF_EACH = (
     "leaves takes the rest of its data with it."
 )
 _KNOWN = ("epoch", "worker", "workers")
+
+
+def check_made(made: Any, batched: bool, per_worker: bool) -> None:
+    """Raise if what is iterated is known to give something else than it is taken for.
+
+    Raises:
+      DataError: batches where examples are expected; or one part of the data of several, to processes that each are to
+        go through all of it.
+    """
+    if not batched:
+        refuse_batches(made)
+    if not per_worker:
+        refuse_parts(made)
 
 
 def _maker(make: Any) -> tuple[Callable[..., Iterable[Any]], frozenset[str]]:

@@ -15,6 +15,9 @@ import jax
 import numpy as np
 
 from adaptive.base.errors import DataError
+from adaptive.base.names import leaf_names
+
+from .reading import has_lists, taken, with_arrays
 
 _log = logging.getLogger("adaptive")
 
@@ -195,13 +198,21 @@ class ReplayableIterator:
 
 
 def _apart(batch: Any) -> list[Any]:
-    """The examples of a batch."""
-    arrays = jax.tree.map(np.asarray, batch)
-    lengths = {a.shape[:1] for a in jax.tree.leaves(arrays)}
-    if len(lengths) != 1 or () in lengths:
-        raise DataError(f"a batch of the iterator has leaves of different lengths: {sorted(lengths)}.")
-    ((length,),) = lengths
-    return [jax.tree.map(lambda a, i=i: a[i], arrays) for i in range(length)]
+    """Return the examples of a batch.
+
+    Raises:
+      DataError: its leaves have no common leading axis.
+    """
+    batch = taken(with_arrays(batch) if has_lists(batch) else batch, "batch")
+    leaves = jax.tree.leaves(batch)
+    if len({leaf.shape[:1] for leaf in leaves}) == 1 and leaves[0].ndim:
+        return [jax.tree.map(lambda leaf, i=i: leaf[i], batch) for i in range(len(leaves[0]))]
+    named = zip(leaf_names(batch, "batch"), leaves, strict=True)
+    shapes = ", ".join(f"{name} {list(leaf.shape)}" for name, leaf in named)
+    raise DataError(
+        "batched=True, but what the iterator gave is no batch. Its leaves have no common leading axis, with a row for "
+        f"each example: {shapes or 'there are none'}. If these are examples, leave out batched=True."
+    )
 
 
 def _number(value: Any) -> Any:

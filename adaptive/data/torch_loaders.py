@@ -1,30 +1,59 @@
-"""PyTorch's loaders and data sets, recognised by what they have, so that torch is not imported here."""
+"""PyTorch's loaders and data sets, recognised by their attributes, so that torch is not imported here."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import copy
+import hashlib
+import logging
+import multiprocessing
+import sys
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
 import numpy as np
 
+from adaptive.base.arrays import NotAnArrayError, on_host
 from adaptive.base.errors import DataError
 
-
-def is_loader(data: Any) -> bool:
-    return all(hasattr(data, name) for name in ("dataset", "batch_size", "sampler", "collate_fn", "num_workers"))
-
-
-def is_iterable_dataset(data: Any) -> bool:
-    """PyTorch's, which inherit a `__getitem__` that only raises."""
-    return any(c.__name__ == "IterableDataset" and c.__module__.startswith("torch.") for c in type(data).__mro__)
-
+_log = logging.getLogger("adaptive")
 
 _OURS = {"SequentialSampler", "RandomSampler", "DistributedSampler"}  # that say in which order, and not which examples
 
 
+def is_loader(data: Any) -> bool:
+    """Whether `data` is a `torch.utils.data.DataLoader`, or like one."""
+    return all(hasattr(data, name) for name in ("dataset", "batch_size", "sampler", "collate_fn", "num_workers"))
+
+
+def is_iterable_dataset(data: Any) -> bool:
+    """Whether `data` is a torch `IterableDataset`, which inherits a `__getitem__` that only raises."""
+    return any(c.__name__ == "IterableDataset" and c.__module__.startswith("torch.") for c in type(data).__mro__)
+
+
+def gives_batches(loader: Any) -> bool:
+    """Whether a loader makes batches of its data set's examples."""
+    return getattr(loader, "batch_sampler", None) is not None
+
+
+def replicas_of(data: Any) -> int:
+    """Return among how many processes a loader's sampler divides the data set."""
+    if not is_loader(data):
+        return 1
+    samplers = (data.sampler, getattr(getattr(data, "batch_sampler", None), "sampler", None))
+    return max(_replicas(sampler) for sampler in samplers)
+
+
+def _replicas(sampler: Any) -> int:
+    known = any(c.__name__ == "DistributedSampler" for c in type(sampler).__mro__)
+    return int(sampler.num_replicas) if known else 1
+
+
+# --- a loader whose data set has an index -----------------------------------------------------------------------------
+
+
 def collate_function(loader: Any) -> Callable[[Any], Any] | None:
-    """What a loader does to each example, if it is something that a loader of single examples would do.
+    """Return what a loader does to each example, if it is something that a loader of single examples would do.
 
     Raises:
       DataError: its sampler means something that the program's order does not.
@@ -52,6 +81,7 @@ def _other_order(what: str, sampler: Any) -> DataError:
 
 
 def note_of_loader(loader: Any, num_readers: int) -> str:
+    """Describe what of a loader is used where its data set is taken by index."""
     read = (
         f"read by {num_readers} processes"
         if num_readers
@@ -60,9 +90,12 @@ def note_of_loader(loader: Any, num_readers: int) -> str:
     collate = (
         "" if getattr(loader.collate_fn, "__name__", "").startswith("default_") else ", its collate_fn for each alone"
     )
+    unused = [f"batch_size={loader.batch_size}", "shuffling"]
+    unused += [f"the DistributedSampler's division by {replicas_of(loader)}"] if replicas_of(loader) > 1 else []
+    unused += ["worker_init_fn"] if getattr(loader, "worker_init_fn", None) is not None else []
     return (
         f"of the {type(loader).__name__} its data set is taken, by index, {read}{collate}. Batches, their sizes and "
-        f"the order of examples are this program's: batch_size={loader.batch_size}, shuffling and drop_last go unused."
+        f"the order of examples are this program's: {', '.join(unused)} and drop_last go unused."
     )
 
 
@@ -81,3 +114,216 @@ class _OneByOne:
                     "have a leading axis of examples. Give its data set, and do the rest in  ad.data.from_source(map=…)"
                 )
         return jax.tree.map(lambda leaf: leaf[0], batch)
+
+
+# --- a loader that is iterated ----------------------------------------------------------------------------------------
+
+
+class LoaderEpochs:
+    """Iterate a loader, epoch after epoch, with random numbers that depend on the epoch alone.
+
+    Works on a copy of the loader. The copy's samplers have generators that are seeded anew for each epoch, so that all
+    processes, and a run that is restored in mid-epoch, get the same order. The copy's workers are not forked from this
+    process.
+
+    Args:
+      warns: whether this process logs warnings.
+    """
+
+    def __init__(self, warns: bool = True):
+        self._given: Any = None
+        self._loader: Any = None
+        self._generators: list[tuple[Any, int]] = []
+        self._repeats: _Repeats | None = None
+        self._warns = warns
+        self.notes: tuple[str, ...] = ()
+
+    def begin(self, loader: Any, epoch: int) -> Iterator[Any]:
+        """Return an iterator of the loader's batches in an epoch.
+
+        Raises:
+          DataError: the order of batches depends on which worker is faster.
+        """
+        if loader is not self._given:
+            self.close()
+            self._take(loader)
+        for sampler in _samplers(self._loader):
+            if hasattr(sampler, "set_epoch"):
+                sampler.set_epoch(epoch)
+        for generator, base in self._generators:
+            state = np.random.SeedSequence([base, epoch]).generate_state(1, np.uint64)
+            generator.manual_seed(int(state[0]) >> 1)
+        repeats, self._repeats = self._repeats, None  # looked for in the first epoch only
+        return _Batches(iter(self._loader), repeats)
+
+    def _take(self, loader: Any) -> None:
+        if loader.num_workers > 1 and not getattr(loader, "in_order", True):
+            raise DataError(
+                "the DataLoader has in_order=False: the order of its batches depends on which worker is faster, and "
+                "differs from process to process. Leave it out."
+            )
+        self._given, self._loader = loader, copy.copy(loader)
+        self._generators = _own_generators(self._loader)
+        own_processes = _starts_by_fork(loader)
+        if own_processes:
+            from .loader_processes import LoaderContext
+
+            self._loader.multiprocessing_context = LoaderContext()
+        self.notes = (_note_of_processes(loader, own_processes),) if loader.num_workers else ()
+        if self._warns and loader.num_workers > 1 and is_iterable_dataset(loader.dataset):
+            self._repeats = _Repeats(loader.num_workers, gives_batches(loader))
+
+    def close(self) -> None:
+        """End the worker processes that outlive an epoch (persistent_workers=True)."""
+        if self._loader is not None:
+            _shut_down(getattr(self._loader, "_iterator", None))
+        self._given = self._loader = None
+
+
+def _starts_by_fork(loader: Any) -> bool:
+    """Whether a loader would fork its workers from this process."""
+    if not loader.num_workers:
+        return False
+    chosen = getattr(loader, "multiprocessing_context", None)
+    method = multiprocessing.get_start_method(allow_none=True) if chosen is None else chosen.get_start_method()
+    return method in (None, "fork")
+
+
+def _note_of_processes(loader: Any, own: bool) -> str:
+    started = (
+        "forked from a server process that has imported torch alone, so the script is not run again"
+        if own
+        else "started as its multiprocessing_context says"
+    )
+    lasting = "" if loader.persistent_workers else ", in each epoch anew"
+    return f"the {type(loader).__name__}'s {loader.num_workers} worker processes are {started}{lasting}."
+
+
+def _samplers(loader: Any) -> list[Any]:
+    batches = getattr(loader, "batch_sampler", None)
+    return [found for found in (batches, getattr(batches, "sampler", None), loader.sampler) if found is not None]
+
+
+def _own_generators(loader: Any) -> list[tuple[Any, int]]:
+    """Give a copied loader samplers and generators of its own. Returns the generators, and the seed that each had.
+
+    A sampler without a generator draws from torch's global one, which is seeded differently in each process.
+    """
+    generators: list[tuple[Any, int]] = []
+
+    def seeded(owner: Any) -> None:
+        given = owner.generator
+        owner.generator = sys.modules["torch"].Generator()
+        generators.append((owner.generator, 0 if given is None else given.initial_seed() & (2**64 - 1)))
+
+    def copied(sampler: Any) -> Any:
+        sampler = copy.copy(sampler)
+        if hasattr(sampler, "generator"):
+            seeded(sampler)
+        return sampler
+
+    seeded(loader)
+    sampler, batches = loader.sampler, getattr(loader, "batch_sampler", None)
+    copies = {id(sampler): copied(sampler)}
+    if batches is not None:
+        batches = copied(batches)
+        inner = getattr(batches, "sampler", None)
+        if inner is not None:
+            batches.sampler = copies.get(id(inner)) or copied(inner)
+    # A loader refuses to have these set, lest it be done in mid-epoch.
+    loader.__dict__.update(sampler=copies[id(sampler)], batch_sampler=batches)
+    return generators
+
+
+class _Batches:
+    """An epoch of a loader: its iterator, with a `close` that ends its workers.
+
+    Args:
+      iterator: of the loader.
+      repeats: to which the batches are shown; `None` to show them to nobody.
+    """
+
+    def __init__(self, iterator: Any, repeats: _Repeats | None):
+        self._iterator, self._repeats = iterator, repeats
+
+    def __iter__(self) -> _Batches:
+        return self
+
+    def __next__(self) -> Any:
+        try:
+            batch = next(self._iterator)
+        except StopIteration:
+            if self._repeats is not None:
+                self._repeats.end()
+            raise
+        if self._repeats is not None and not self._repeats.take(batch):
+            self._repeats = None
+        return batch
+
+    def close(self) -> None:
+        """End the workers, unless they are to outlive the epoch."""
+        if not getattr(self._iterator, "_persistent_workers", False):
+            _shut_down(self._iterator)
+
+
+def _shut_down(iterator: Any) -> None:
+    end = getattr(iterator, "_shutdown_workers", None)
+    if end is not None:
+        end()
+
+
+class _Repeats:
+    """Detect an `IterableDataset` that is not divided among a loader's workers, so that all give the same examples.
+
+    Worker w gives the batches w, w + n, w + 2n, … of an epoch. The first of each worker are compared. Data may hold
+    equal examples legitimately: so all that is compared must be equal, and most of a worker's examples must differ from
+    one another.
+
+    Args:
+      workers: of the loader.
+      batched: whether the loader gives batches.
+    """
+
+    ROUNDS, EXAMPLES = 4, 16  # of each worker, at least, unless the epoch ends before
+
+    def __init__(self, workers: int, batched: bool):
+        self._workers, self._batched = workers, batched
+        self._digests: list[list[bytes]] = []
+
+    def take(self, batch: Any) -> bool:
+        """Look at the next batch. Returns whether more are needed."""
+        try:
+            self._digests.append(_digests(batch, self._batched))
+        except (NotAnArrayError, IndexError):  # whoever takes the batch says what is wrong with it
+            return False
+        if len(self._digests) % self._workers:
+            return True
+        alike = all(found == self._digests[-1] for found in self._digests[-self._workers :])
+        enough = len(self._digests) >= self.ROUNDS * self._workers and len(self._of_one()) >= self.EXAMPLES
+        if alike and enough:
+            self.end()
+        return alike and not enough
+
+    def end(self) -> None:
+        """Warn, if what has been seen says so."""
+        seen = self._of_one()
+        if len(self._digests) % self._workers or len(seen) < 2 or len(set(seen)) <= len(seen) / 2:
+            return
+        _log.warning(
+            "the DataLoader's %d workers give the same examples (the first %d of each have been compared), so every "
+            "example comes %d times in an epoch. Let the data set's __iter__ go through worker w's part of the "
+            "examples, with w = torch.utils.data.get_worker_info().id of .num_workers; or set num_workers=1.",
+            self._workers,
+            len(seen),
+            self._workers,
+        )
+
+    def _of_one(self) -> list[bytes]:
+        return [digest for batch in self._digests[:: self._workers] for digest in batch]
+
+
+def _digests(batch: Any, batched: bool) -> list[bytes]:
+    """Return a digest of each example of a batch."""
+    leaves = [on_host(leaf) for leaf in jax.tree.leaves(batch)]
+    rows = zip(*leaves, strict=False) if batched else [leaves]
+    return [hashlib.blake2b(b"".join(np.asarray(leaf).tobytes() for leaf in row)).digest() for row in rows]

@@ -153,7 +153,12 @@ def test_what_begins_no_iterator_is_refused(make, options, says):
         (ad.data.from_iterator(counted(5), length=7), [(6,)], "ended after 5 examples; length= says 7"),
         (ad.data.from_iterator(lambda: [{"i": 1}, {"i": 1.5}]), [(2,)], "of example 1 is float32, of example 0 int32"),
         (ad.data.from_iterator(lambda: [{"i": np.zeros((2, 3))}] * 2, batched=False), [(1,), (1,)], ""),
-        (ad.data.from_iterator(lambda: [{"i": np.zeros(2), "j": np.zeros(3)}], batched=True), [], "different lengths"),
+        (
+            ad.data.from_iterator(lambda: [{"i": np.zeros(2), "j": np.zeros(3)}], batched=True),
+            [],
+            "batch['i'] [2], batch['j'] [3]",
+        ),
+        (ad.data.from_iterator(counted(5), batched=True), [], "If these are examples, leave out batched=True"),
     ],
 )
 def test_what_an_iterator_does_wrong_is_told_by_the_step_that_meets_it(how, plan, says):

@@ -4,23 +4,17 @@ from __future__ import annotations
 
 import itertools
 import pickle
-import sys
-import types
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 
 import adaptive as ad
-import collectives as comm
 from adaptive.data.adapters import examples_of
 from adaptive.data.examples import Examples
 from adaptive.data.reading import Passes, Table
 from adaptive.data.same_data import digests_of_data, steadiness
 from adaptive.data.stream import Stream
-
-grain = pytest.importorskip("grain")
 
 
 class Squares:
@@ -34,51 +28,6 @@ class Squares:
 
     def __getitem__(self, index):
         return {"x": np.float32(index) ** 2, "i": index}
-
-
-def default_collate(examples):
-    raise AssertionError("batches are not the loader's")
-
-
-class SequentialSampler:
-    def __init__(self, data):
-        self.data_source = data
-
-
-class RandomSampler(SequentialSampler):
-    replacement = False
-
-    @property
-    def num_samples(self):
-        return len(self.data_source)
-
-
-class WeightedRandomSampler:
-    replacement, num_samples = True, 12
-
-
-class BatchSampler: ...
-
-
-class BucketSampler: ...
-
-
-class DataLoader:
-    """What of PyTorch's is looked at. It is too large to be a dependency of tests."""
-
-    def __init__(
-        self, dataset, batch_size=4, sampler=None, collate_fn=default_collate, num_workers=0, batch_sampler=None
-    ):
-        self.dataset, self.batch_size, self.collate_fn, self.num_workers = dataset, batch_size, collate_fn, num_workers
-        self.sampler = sampler or SequentialSampler(dataset)
-        self.batch_sampler = batch_sampler or BatchSampler()
-
-    def __len__(self):
-        return 3
-
-    def __iter__(self):
-        for start in range(0, 12, self.batch_size):
-            yield {"x": np.arange(start, start + self.batch_size, dtype=np.float32)}
 
 
 def numbers(data, steps=3, sizes=(4,), seed=0):
@@ -99,63 +48,7 @@ def refused(data, says):
     assert says in str(error.value)
 
 
-# --- PyTorch ----------------------------------------------------------------------------------------------------------
-
-
-def test_of_a_loader_its_data_set_is_taken_by_its_index_and_that_is_said():
-    loader = DataLoader(Squares(), sampler=RandomSampler(Squares()), num_workers=3)
-    data = examples_of(loader)
-    assert (len(data), data.num_readers) == (12, 3)
-    assert "batch_size=4, shuffling and drop_last go unused" in data.notes[0]
-    assert "read by 3 processes" in data.notes[0]
-
-
-def test_a_loader_trains_and_says_so_in_the_first_report_and_in_explain():
-    def driver(state, batch):
-        return state, {"sum": comm.all_reduce(batch["x"].mean())}
-
-    program = ad.Program(driver, jnp.zeros(()), DataLoader(Squares()), global_batch=6, resizable=False)
-    with program:
-        reports = list(program.run(epochs=1))
-        assert len(reports) == 2
-        assert "its data set is taken, by index" in reports[0].notes[0]
-        assert not reports[1].notes
-        assert "each example once per epoch" in program.explain()
-
-
-@pytest.mark.parametrize(
-    ("options", "says"),
-    [
-        ({"sampler": WeightedRandomSampler()}, "sampler is a WeightedRandomSampler, which picks examples"),
-        ({"batch_sampler": BucketSampler()}, "batch_sampler is a BucketSampler, which picks examples"),
-        ({"collate_fn": lambda rows: {"x": np.zeros(3)}}, "collate_fn makes an array of shape (3,) of one example"),
-    ],
-)
-def test_a_loader_that_means_something_else_is_refused(options, says):
-    refused(DataLoader(Squares(), **options), says)
-
-
-def test_what_a_loader_does_to_its_examples_is_kept():
-    def collate(examples):
-        return np.stack([e["x"] for e in examples]) + 0.5, [np.array([e["i"] for e in examples])]
-
-    data = examples_of(DataLoader(Squares(), collate_fn=collate))
-    x, (i,) = data.rows(np.array([3, 1]))
-    assert x.tolist() == [9.5, 1.5]
-    assert i.tolist() == [3, 1]
-    assert "its collate_fn for each alone" in data.notes[0]
-
-
-def test_a_loader_without_an_index_is_gone_through(monkeypatch):
-    torch = types.ModuleType("torch.utils.data.dataset")
-    torch.IterableDataset = type("IterableDataset", (), {"__module__": "torch.utils.data.dataset"})
-    data = type("Mine", (torch.IterableDataset,), {"__getitem__": lambda self, index: 1 / 0})()
-    found = examples_of(DataLoader(data))
-    assert found.batched
-    assert [batch["x"].tolist() for batch in numbers(ad.data.iterable.IterableData(found, 1, [0]), 2, (6,))] == [
-        [0, 1, 2, 3, 4, 5],
-        [6, 7, 8, 9, 10, 11],
-    ]
+# --- sources ----------------------------------------------------------------------------------------------------------
 
 
 def test_many_examples_are_read_at_once_where_a_source_can():
@@ -177,56 +70,6 @@ def test_many_examples_are_read_at_once_where_a_source_can():
     assert data.calls == ([0], [4, 2])
 
 
-# --- Hugging Face, by their protocol ----------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def datasets(monkeypatch):
-    """A library of that name, whose data sets give lists until they are told otherwise."""
-    module = types.ModuleType("datasets")
-    monkeypatch.setitem(sys.modules, "datasets", module)
-
-    class Dataset:
-        def __init__(self, kind=None):
-            self.format = {"type": kind}
-
-        def __len__(self):
-            return 6
-
-        def __getitem__(self, index):
-            assert type(index) is int
-            return {"x": np.array([index, 1]) if self.format["type"] == "numpy" else [index, 1]}
-
-        def with_format(self, kind):
-            return type(self)(kind)
-
-    Dataset.__module__ = "datasets.arrow_dataset"
-    module.Dataset = Dataset
-    return module
-
-
-def test_data_sets_of_hugging_face_give_arrays(datasets):
-    assert Examples(datasets.Dataset("numpy")).rows(np.array([2]))["x"].tolist() == [[2, 1]]
-    assert examples_of(datasets.Dataset()).rows(np.array([2, 5]))["x"].tolist() == [[2, 1], [5, 1]]
-
-
-def test_iterable_data_sets_of_hugging_face_are_gone_through():
-    class IterableDataset:
-        def __iter__(self):
-            yield from ({"x": [i, 1.5], "y": i} for i in range(5))
-
-        def __getitem__(self, column):
-            raise KeyError(column)
-
-        def set_epoch(self, epoch):
-            self.epoch = epoch
-
-    data = IterableDataset()
-    (batch,) = numbers(ad.data.iterable.IterableData(examples_of(data), 1, [0]), 1, (7,))
-    assert batch["x"].tolist() == [[i % 5, 1.5] for i in range(7)]
-    assert data.epoch == 1
-
-
 def test_lists_of_numbers_in_the_examples_of_a_source_are_arrays():
     class Rows(Squares):
         def __getitem__(self, index):
@@ -234,39 +77,6 @@ def test_lists_of_numbers_in_the_examples_of_a_source_are_arrays():
 
     assert Examples(Rows()).rows(np.array([4, 5]))["x"].tolist() == [[4, 2], [5, 2]]
     assert [a.tolist() for a in Examples(Rows()).rows(np.array([4, 5]))["pair"]] == [[4, 5], [3, 3]]
-
-
-# --- grain ------------------------------------------------------------------------------------------------------------
-
-
-def test_a_map_dataset_is_taken_by_its_index():
-    data = grain.MapDataset.range(20).map(lambda i: {"i": i, "x": np.float32(i)})
-    seen = np.concatenate([batch["i"] for batch in numbers(examples_of(data), 4, (3, 2))])
-    assert sorted(seen.tolist()) == list(range(20))
-
-
-def test_what_is_repeated_without_end_is_refused_and_not_eaten():
-    data = grain.MapDataset.range(20)
-    refused(data.repeat(), f"len(data) is {sys.maxsize}: data that are repeated without end. Leave out .repeat()")
-    assert len(examples_of(data.repeat(3))) == 60
-    endless = examples_of(data.repeat().to_iter_dataset())
-    batches = numbers(ad.data.iterable.IterableData(endless, 1, [0]), 3, (16,))
-    assert np.concatenate(list(batches)).tolist() == [i % 20 for i in range(48)]
-
-
-def test_batches_of_grain_are_refused_since_the_program_makes_its_own():
-    data = grain.MapDataset.range(20).map(lambda i: {"i": i})
-    for batches in (data.batch(4), data.to_iter_dataset().batch(4), data.batch(4).map(lambda b: b).to_iter_dataset()):
-        refused(batches, "the data set gives batches: leave out .batch(…)")
-    with pytest.raises(ad.DataError, match="the data set gives batches"):
-        ad.data.from_iterator(data.to_iter_dataset().batch(4))
-    assert ad.data.from_iterator(data.to_iter_dataset().batch(4), batched=True).batched
-
-
-def test_examples_that_grain_filters_out_are_refused():
-    data = grain.MapDataset.range(20).filter(lambda i: i % 2 == 0)
-    with pytest.raises(ad.DataError, match="example 3 is built as"):
-        examples_of(data).rows(np.array([2, 3]))
 
 
 # --- arrays, files, lists ---------------------------------------------------------------------------------------------

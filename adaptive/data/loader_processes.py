@@ -1,0 +1,148 @@
+"""Start the worker processes of PyTorch's loaders without forking the training process.
+
+A loader forks its workers by default. The training process holds MPI, XLA and many threads, none of which survive a
+fork. Here one server is started by fork and exec for each training process; it has imported torch and nothing else, and
+forks the workers. So a worker starts in milliseconds, and the user's script is not run again: what the workers run is
+sent to them by cloudpickle.
+"""
+
+from __future__ import annotations
+
+import io
+import multiprocessing
+import os
+import signal
+import sys
+from collections.abc import Callable
+from multiprocessing import context, popen_forkserver, reduction, spawn, util
+from multiprocessing.forkserver import ForkServer, read_signed
+from typing import Any
+
+from adaptive.base.errors import DataError
+
+# What a launcher or a terminal sends to the whole process group. The server must outlive it: the training process
+# decides when reading ends.
+_FOR_THE_JOB = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2}
+
+
+class LoaderContext(context.ForkServerContext):
+    """A `multiprocessing_context` for `torch.utils.data.DataLoader`."""
+
+    def Process(self, *args: Any, **options: Any) -> _Process:  # type: ignore[override]
+        """A process that the server forks."""
+        return _Process(*args, **options)
+
+    def Queue(self, maxsize: int = 0) -> Any:
+        """A queue whose items may be of classes that the script defines; tensors go through shared memory, as in
+        torch's own queues.
+        """
+        from loky.backend.queues import Queue
+
+        return Queue(maxsize, reducers=_reducers(of_torch=True), ctx=self)
+
+
+def _reducers(*, of_torch: bool) -> dict[type, Callable[..., Any]]:
+    """Return the functions registered for sending objects to other processes: torch's (tensors), or all others (pipes,
+    locks).
+    """
+    registered = reduction.ForkingPickler(io.BytesIO()).dispatch_table
+    from_torch = {kind for kind in registered if kind.__module__.partition(".")[0] == "torch"}
+    return {kind: reduce for kind, reduce in registered.items() if (kind in from_torch) == of_torch}
+
+
+def _dumps(value: Any) -> bytes:
+    """Pickle for a process that is being started. Tensors are copied, since the server takes few open files."""
+    from loky.backend.reduction import dumps
+
+    return bytes(dumps(value, reducers=_reducers(of_torch=False)))
+
+
+class _Process(context.ForkServerProcess):
+    """A process whose function is sent by cloudpickle."""
+
+    @staticmethod
+    def _Popen(process: Any) -> Any:
+        return _Popen(process)
+
+    def __reduce__(self) -> Any:
+        import cloudpickle
+
+        # By value: importing this package, and JAX with it, would take a worker longer than all else.
+        cloudpickle.register_pickle_by_value(sys.modules[__name__])
+        try:
+            work = _dumps((self._target, self._args, self._kwargs))  # type: ignore[attr-defined]
+        except Exception as error:
+            raise DataError(
+                f"the loader has num_workers > 0, and what they need cannot be sent to other processes: "
+                f"{type(error).__name__}: {error}\nLet the data set open files and connections when its first example "
+                "is read, not before; or set num_workers=0."
+            ) from error
+        plain = multiprocessing.get_context("forkserver").Process()
+        plain.__dict__.update(self.__dict__, _target=_work, _args=(work, os.getpid()), _kwargs={})
+        return cloudpickle.loads, (_dumps(plain),)
+
+
+def _work(work: bytes, trainer: int) -> None:
+    """Run a loader's worker, in its process. Ends with the training process, however that ends."""
+    import os
+    import pickle
+    import signal
+    import threading
+    from multiprocessing import connection, process
+
+    del trainer
+    os.setpgid(0, 0)  # signals to the job's process group are for the training process
+    signal.pthread_sigmask(signal.SIG_SETMASK, ())
+    os.environ["JAX_PLATFORMS"] = "cpu"
+
+    def leave_with_parent() -> None:
+        parent = process.parent_process()
+        if parent is not None:
+            connection.wait([parent.sentinel])
+            os._exit(1)
+
+    threading.Thread(target=leave_with_parent, daemon=True).start()
+    target, args, options = pickle.loads(work)
+    target(*args, **options)
+
+
+class _Popen(popen_forkserver.Popen):
+    """As its base class, but from our own server, and without running the user's script."""
+
+    _fds: list[int]
+
+    def _launch(self, process: Any) -> None:
+        prepared = spawn.get_preparation_data(process._name)
+        for main in ("init_main_from_name", "init_main_from_path"):
+            prepared.pop(main, None)
+        sent = io.BytesIO()
+        context.set_spawning_popen(self)
+        try:
+            reduction.dump(prepared, sent)
+            reduction.dump(process, sent)
+        finally:
+            context.set_spawning_popen(None)
+        self.sentinel, write = _new_process(self._fds)
+        held = os.dup(write)  # the process ends when this is closed
+        self.finalizer = util.Finalize(self, _close, (held, self.sentinel))
+        with open(write, "wb", closefd=True) as pipe:
+            pipe.write(sent.getbuffer())
+        self.pid = read_signed(self.sentinel)
+
+
+def _close(*fds: int) -> None:
+    for fd in fds:
+        os.close(fd)
+
+
+_server = ForkServer()
+_server.set_forkserver_preload(["torch", "torch.utils.data", "cloudpickle", "loky.backend.queues"])
+
+
+def _new_process(fds: list[int]) -> tuple[int, int]:
+    """Have the server fork, and start it if it does not run. Returns its ends of the new process's pipes."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, _FOR_THE_JOB)  # which the server inherits
+    try:
+        return _server.connect_to_new_process(fds)
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
