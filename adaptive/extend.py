@@ -90,6 +90,7 @@ from adaptive.observe.events import Subscription as Subscription
 from adaptive.observe.events import Unsubscribe as Unsubscribe
 from adaptive.observe.record import RECORD_VERSION as RECORD_VERSION
 from adaptive.observe.recorded import RecordedRun as RecordedRun
+from adaptive.observe.recorded import read_parts as read_parts
 from adaptive.observe.recorded import read_run as read_run
 from adaptive.operators.claims import claim as claim
 from adaptive.operators.collectives import Collective as Collective

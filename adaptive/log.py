@@ -11,6 +11,7 @@ from .observe.events import StepEvent as StepEvent
 from .observe.figures import figures as figures
 from .observe.figures import words as words
 from .observe.record import JSONL as JSONL
+from .observe.sinks import Resumption as Resumption
 from .observe.sinks import Sink as Sink
 from .observe.tensorboard import TensorBoard as TensorBoard
 from .observe.wandb import WandB as WandB

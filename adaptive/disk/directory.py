@@ -3,6 +3,7 @@
     run/000012-step-400/    the twelfth, of step 400
     run/.unfinished-…/      being written; or left by a writer that was killed, and never read
     run/writer.lock         who writes (`lock.py`)
+    run/run.json            whose checkpoints these are, or will be: the run's id
 
 The newest is the one that was written last, and not the one of the largest step: who goes on from step 200 has left the
 course that led to step 400.
@@ -10,6 +11,7 @@ course that led to step 400.
 
 from __future__ import annotations
 
+import json
 import re
 import shutil
 import uuid
@@ -17,10 +19,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
-from .whole import SEAL, DamagedError, check, seal, to_disk
+from .whole import SEAL, DamagedError, check, seal, to_disk, write_through
 
 _NAME = re.compile(r"(\d{6,})-step-(\d+)")
 _UNFINISHED = ".unfinished-"
+_RUN = "run.json"
 
 
 class Whole(NamedTuple):
@@ -51,6 +54,25 @@ def checkpoints(directory: Path) -> list[Path]:
 def belongs_to(path: Path) -> Path:
     """The directory that a checkpoint is in; a path that is no checkpoint's is its own."""
     return path.parent if _NAME.fullmatch(path.name) and path.is_dir() else path
+
+
+def run_of(directory: Path) -> str:
+    """Return the id of the run that writes to a directory; "" if none has begun to."""
+    try:
+        run_id = json.loads((directory / _RUN).read_bytes())["run_id"]
+    except (OSError, ValueError, LookupError, TypeError):
+        return ""
+    return run_id if isinstance(run_id, str) else ""
+
+
+def claim(directory: Path, run_id: str) -> None:
+    """Note whose checkpoints a directory holds, or will hold. For who holds the lock.
+
+    Raises:
+      OSError: the directory cannot be written.
+    """
+    if run_of(directory) != run_id:
+        write_through(directory / _RUN, json.dumps({"run_id": run_id}).encode())
 
 
 def step_of(path: Path) -> int | None:

@@ -3,92 +3,156 @@
 from __future__ import annotations
 
 import csv
+import io
 import os
-from contextlib import suppress
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import IO
 
 from .events import StepEvent
 from .figures import figures, words
+from .rewriting import as_left, note_left, rewritten
+from .sinks import Resumption
+
+_RUN_ID = "run_id"
 
 
 class CSV:
-    """A sink that writes a row for each step: its number, all its figures, and what happened in it.
+    """A sink that writes a row for each step: its number, all its figures, what happened in it, and the run's id.
 
         program.run(epochs=10, log=[ad.log.CSV("run.csv")])
 
-    A column that is new (another metric, another worker) is added to the rows above it too, where it is empty: the file
-    is written anew for that, under another name, and then takes the place of the old one.
+    There is one row for each step of a run: where the run goes on from an earlier step, the rows of the later steps are
+    removed. A column that is new (another metric, another worker) is added to the rows above it too, where it is empty.
+    For both the file is written anew, under another name, and then takes the place of the old one.
 
     Args:
-      path: the file; rows are added behind those of an earlier run.
+      path: the file. Rows of other runs stay above those of this one; the column `run_id` tells them apart.
     """
 
     def __init__(self, path: str | os.PathLike[str]):
         self._path = Path(path)
         self._columns: list[str] = []
         self._file: IO[str] | None = None
+        self._ready = False  # whether the file holds whole rows, and none that the run will write again
+        self._last: tuple[str, int] | None = None  # run and step of the last row
+
+    def resume(self, resumption: Resumption) -> None:
+        """Remove the rows of this run's later steps."""
+        self.close()
+        left = as_left(self._path, resumption.run_id, resumption.step)
+        if left is None:
+            self._columns = _columns_of(self._path, lambda row: _stands(row, resumption))
+        else:
+            self._columns = list(left.head)
+        self._ready = True
 
     def write(self, event: StepEvent) -> None:
         """Add a row."""
-        row: dict[str, object] = {"step": event.report.step, **figures(event), "notes": "; ".join(words(event))}
+        row: dict[str, object] = {"step": event.report.step, **figures(event)}
+        row |= {"notes": "; ".join(words(event)), _RUN_ID: event.run_id}
         if self._file is None:
-            self._columns = _columns_of(self._path)
+            if not self._ready:
+                self._columns = _columns_of(self._path)
             self._open(row)
         elif not row.keys() <= self._known:
             self._file.close()
             self._open(row)
         assert self._file is not None
         self._writer.writerow([row.get(name, "") for name in self._columns])
+        self._last = event.run_id, event.report.step
 
     def _open(self, row: dict[str, object]) -> None:
         new = [name for name in row if name not in self._columns]
         if new and self._columns:
             _widen(self._path, [*self._columns, *new])
         if new and not self._columns:
-            with self._path.open("w", newline="") as file:
+            with self._path.open("w", newline="", encoding="utf-8") as file:
                 csv.writer(file).writerow(new)
         self._columns += new
-        self._file = self._path.open("a", newline="")
+        self._file = self._path.open("a", newline="", encoding="utf-8")
         self._writer, self._known = csv.writer(self._file), set(self._columns)
 
     def flush(self) -> None:
-        """What was written is on its way to the disk, whatever becomes of this process."""
+        """Pass what was written to the operating system, so that it survives this process."""
         if self._file is not None:
             self._file.flush()
 
     def close(self) -> None:
-        """End the file; a later run goes on behind it."""
-        file, self._file = self._file, None
+        """Close the file; a later run adds rows to it."""
+        file, self._file, self._ready = self._file, None, False
         if file is not None:
             file.close()
+            if self._last is not None:
+                note_left(self._path, *self._last, tuple(self._columns))
 
     def __repr__(self) -> str:
         return f"CSV({str(self._path)!r})"
 
 
-def _columns_of(path: Path) -> list[str]:
-    """Of a file that is there; none of one that is not. A last row that was cut by the end of its run is taken away."""
+def _stands(row: dict[str, str], resumption: Resumption) -> bool:
+    """Whether a row is of another run, or of a step that is not taken again."""
+    if row.get(_RUN_ID) != resumption.run_id:
+        return True
+    return row["step"].isdecimal() and int(row["step"]) <= resumption.step
+
+
+def _columns_of(path: Path, stands: Callable[[dict[str, str]], bool] = lambda _: True) -> list[str]:
+    """Return the columns of a file; none of one that is not there or is empty.
+
+    Removes the rows that do not stand, and a last row that was cut when its process was killed.
+    """
     if not path.is_file() or not path.stat().st_size:
         return []
-    with path.open("rb+") as file:
-        file.seek(-1, os.SEEK_END)
-        if file.read() != b"\n":
-            file.seek(0)
-            file.truncate(file.read().rfind(b"\n") + 1)
-    with path.open(newline="") as rows:
-        return next(csv.reader(rows), [])
+    with _reading(path) as file:
+        records = _records(file)
+        columns = _cells(next(records, ""))
+        whole = all(text.endswith("\n") and stands(_as_row(columns, text)) for text in records)
+        whole = whole and bool(columns)
+    if not whole:
+        with _reading(path) as file, rewritten(path) as new:
+            records = _records(file)
+            new.write(_encoded(next(records)) if columns else b"")
+            for text in records:
+                if text.endswith("\n") and stands(_as_row(columns, text)):
+                    new.write(_encoded(text))
+    return columns
+
+
+def _reading(path: Path) -> IO[str]:
+    """Open a file that may end in the middle of a character."""
+    return path.open(newline="", encoding="utf-8", errors="surrogateescape")
+
+
+def _encoded(text: str) -> bytes:
+    return text.encode("utf-8", "surrogateescape")
+
+
+def _records(file: IO[str]) -> Iterator[str]:
+    """Yield the text of each row, header included. A last row that was cut has no line end."""
+    text = ""
+    for line in file:
+        text += line
+        if text.count('"') % 2 == 0 and text.endswith("\n"):
+            yield text
+            text = ""
+    if text:
+        yield text.removesuffix("\n")  # a quote that nobody closed
+
+
+def _cells(text: str) -> list[str]:
+    return next(csv.reader(io.StringIO(text, newline="")), []) if text.endswith("\n") else []
+
+
+def _as_row(columns: list[str], text: str) -> dict[str, str]:
+    return dict(zip(columns, _cells(text), strict=False))
 
 
 def _widen(path: Path, columns: list[str]) -> None:
-    """Write a file anew with more columns."""
-    new = path.with_name(f".{path.name}.wider")
-    try:
-        with path.open(newline="") as old, new.open("w", newline="") as file:
-            writer = csv.DictWriter(file, columns, restval="")
-            writer.writeheader()
-            writer.writerows(csv.DictReader(old))
-        new.replace(path)
-    finally:
-        with suppress(OSError):
-            new.unlink(missing_ok=True)
+    """Rewrite a file with more columns, which are empty in the rows that are there."""
+    with _reading(path) as old, rewritten(path) as file:
+        text = io.TextIOWrapper(file, "utf-8", "surrogateescape", newline="", write_through=True)
+        writer = csv.DictWriter(text, columns, restval="")
+        writer.writeheader()
+        writer.writerows(csv.DictReader(old))
+        text.detach()

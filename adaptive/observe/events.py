@@ -102,6 +102,9 @@ class StepEvent:
       workers: seconds of every worker in this step; zeros where a step has no message. Replicated.
       requests: what each hook asked for after this step. Replicated.
       causes: why this step's batch sizes are not those of the step before; empty where they are. Replicated.
+      run_id: identifies the run: `program.run_id`. Replicated.
+      restored: whether the program was restored since the step before. Steps that follow the restored one are taken
+        again: there is an event for each time. Replicated.
     """
 
     report: Report
@@ -115,6 +118,8 @@ class StepEvent:
     workers: WorkerSeconds
     requests: tuple[Request, ...] = ()
     causes: tuple[Cause, ...] = ()
+    run_id: str = ""
+    restored: bool = False
 
     @cached_property
     def scalars(self) -> dict[str, float]:

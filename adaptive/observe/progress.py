@@ -99,7 +99,7 @@ class Progress:
         self._recent: deque[StepEvent] = deque(maxlen=_RECENT)
         self._rate, self._adapted = _Rate(), Adapted()
         self._printed = self._epoch_printed = self._began
-        self._steps = self._examples = 0
+        self._steps = self._examples = self._again = 0
         self._done = threading.Event()
         self._showing = threading.RLock()
         self._thread: threading.Thread | None = None
@@ -111,6 +111,8 @@ class Progress:
 
     def __call__(self, event: StepEvent) -> None:
         report, first = event.report, self._last is None
+        if self._last is not None:
+            self._again += max(self._last.report.step + 1 - report.step, 0)
         self._last, self._last_seen = event, time.monotonic()
         self._recent.append(event)
         self._adapted.take(event)
@@ -233,8 +235,10 @@ class Progress:
         if event is None:
             return f"{self._course.name} {how} before its first step, after {seconds:.1f} s"
         report = event.report
+        again = f" ({self._again:,} of them again, after a restore)" if self._again else ""
+        steps = counted(self._steps, "step") + again
         parts = [
-            f"{self._course.name} {how} after {counted(self._steps, 'step')} in {seconds:.1f} s: step {report.step}",
+            f"{self._course.name} {how} after {steps} in {seconds:.1f} s: step {report.step}",
             f"epoch {event.epoch:.1f}",
             *_metrics_in_short(event),
             f"{self._examples / seconds:,.0f} examples/s",

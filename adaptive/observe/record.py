@@ -1,8 +1,13 @@
 """A record of a run, as JSON lines: what each step was, what the hooks were shown in it, and what they decided.
 
 With it a policy can be replayed, and another one tried, without the cluster. The first line is a header, which names
-the leaves that hooks are given; then comes a line for each step. `null` stands for NaN. What rarely changes is left out
-of a line where it is as in the line before (`AS_BEFORE`): of many workers that is much.
+the leaves that hooks are given, and the run; then comes a line for each step. `null` stands for NaN. What rarely
+changes is left out of a line where it is as in the line before (`AS_BEFORE`): of many workers that is much.
+
+There is one line for each step of a run. Where the run goes on from an earlier step, the lines of later steps are
+removed (`record_resume.py`), and the next line says in `resumed` how many they were and how long they took. The run
+gets another header, with the same `run_id`, if what the first one says is not so any more: after a restart with another
+number of workers.
 
 A record is beside the point of a run, and never ends it: where it cannot be written, the run goes on without. Lines are
 whole: what is written about twice a second are lines, and a run that is killed leaves all but those of the last moment.
@@ -23,6 +28,9 @@ import numpy as np
 from adaptive.base.activity import Breakdown
 
 from .events import StepEvent, Unsubscribe
+from .record_resume import HeldBack, hold_back
+from .rewriting import as_left, note_left
+from .sinks import Resumption
 
 RECORD_VERSION = 3  # 1 had no names of leaves, 2 left nothing out
 READABLE_VERSIONS = (2, 3)
@@ -44,34 +52,51 @@ class JSONL:
     `program.run(record=path)` is the same.
 
     Args:
-      path: the file; lines are added behind those of an earlier run.
+      path: the file. Other runs in it stay; `adaptive report` and `adaptive replay` take the last one by default.
     """
 
     def __init__(self, path: str | os.PathLike[str]):
         self._path = Path(path)
         self._file: IO[str] | None = None
         self._before: dict[str, Any] = {}  # the last step's fields, whole
-        self._goes_on = False
+        self._header: dict[str, Any] | None = None  # under which this run's lines stand at the end of the file
+        self._resumed: list[dict[str, Any]] = []  # for the next line
+        self._last: tuple[str, int] | None = None  # run and step of the last line
 
-    def take_over(self) -> None:
-        """Go on with what another process has begun: its header stands."""
-        self._goes_on = self._path.is_file() and self._path.stat().st_size > 0
+    def resume(self, resumption: Resumption) -> None:
+        """Remove the lines of this run's later steps."""
+        self.close()
+        try:
+            left = as_left(self._path, resumption.run_id, resumption.step)
+            held = hold_back(self._path, resumption) if left is None else HeldBack(left.head, [])
+        except OSError as error:
+            raise self._no_more(error) from error
+        self._header, self._resumed = held.header, held.resumed
 
     def write(self, event: StepEvent) -> None:
-        """Add a line, and a header before the first of a run."""
+        """Add a line, and a header before it where the last header does not hold for it."""
         try:
             if self._file is None:
                 self._file, self._before = _opened(self._path), {}
-                if not self._goes_on:
-                    _write(self._file, _header(event))
+                self._write_header(_header(event))
             fields = _step(event)
-            _write(self._file, {name: value for name, value in fields.items() if not self._as_before(name, value)})
-            self._before = fields
+            line = {name: value for name, value in fields.items() if not self._as_before(name, value)}
+            if self._resumed:
+                line["resumed"], self._resumed = self._resumed, []
+            _write(self._file, line)
+            self._before, self._last = fields, (event.run_id, event.report.step)
         except OSError as error:
             raise self._no_more(error) from error
 
+    def _write_header(self, header: dict[str, Any]) -> None:
+        assert self._file is not None
+        text = _encode(header)
+        if self._header is None or _lasting(json.loads(text)) != _lasting(self._header):
+            self._file.write(text + "\n")
+            self._header = json.loads(text)
+
     def flush(self) -> None:
-        """What was written is on its way to the disk, whatever becomes of this process."""
+        """Pass what was written to the operating system, so that it survives this process."""
         try:
             if self._file is not None:
                 self._file.flush()
@@ -82,13 +107,17 @@ class JSONL:
         return name in AS_BEFORE and self._before.get(AS_BEFORE[name]) == value
 
     def close(self) -> None:
-        """End the file; a later run goes on behind it."""
-        file, self._file, self._goes_on = self._file, None, False
+        """Close the file; a later run adds lines to it."""
+        file, self._file = self._file, None
         try:
             if file is not None:
                 file.close()
+                if self._last is not None:
+                    note_left(self._path, *self._last, self._header)
         except OSError as error:
             raise self._no_more(error) from error
+        finally:
+            self._header = None
 
     def _no_more(self, error: OSError) -> Unsubscribe:
         if self._file is not None:
@@ -106,6 +135,7 @@ def _header(event: StepEvent) -> dict[str, Any]:
     return {
         "kind": "header",
         "version": RECORD_VERSION,
+        "run_id": event.run_id,
         "workers": len(sizes),
         "examples": limits.examples,
         "seed": event.seed,
@@ -117,6 +147,14 @@ def _header(event: StepEvent) -> dict[str, Any]:
         "breakdown": Breakdown._fields,
         "hooks": [{"name": hook.name, "every": hook.every, "leaves": hook.names} for hook in event.hooks],
     }
+
+
+_PASSING = ("global_batch", "quantum")  # of the first step alone
+
+
+def _lasting(header: dict[str, Any]) -> dict[str, Any]:
+    """What a header says of all steps below it."""
+    return {name: value for name, value in header.items() if name not in _PASSING}
 
 
 def _step(event: StepEvent) -> dict[str, Any]:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import logging
 import mmap
-import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -17,9 +16,9 @@ from typing import Any, NamedTuple
 from adaptive.base.errors import RecordError
 
 from .record import AS_BEFORE, READABLE_VERSIONS
+from .record_resume import HEADER
 
 _log = logging.getLogger("adaptive")
-_HEADER = re.compile(rb'\{"kind": ?"header"')  # no text in a line can hold this: its quotes would be escaped
 _BEGINS = (b'{"kind": "', b'{"kind":"')  # every line that a program writes
 
 
@@ -37,14 +36,34 @@ class RecordedRun(NamedTuple):
 
 
 def read_run(path: str | Path, run: int = -1) -> RecordedRun:
-    """One run of the file that `Program.run` was given as `record=`.
+    """Read one run of the file that `Program.run` was given as `record=`.
+
+    There is one line for each step: a step that was taken again after a restore stands as it was taken last, and the
+    field `resumed` of the first such step says after which step the run was restored, how many recorded steps were
+    discarded then, and how many seconds these had taken.
 
     A line that was cut, where a run was killed or a disk was full, is passed over with a warning in the log "adaptive",
-    and so is what stands behind it, up to the next run: what steps tell of the step before would be another's.
+    and so are the lines behind it, up to the next run: what steps tell of the step before would be another's.
 
     Args:
       path: the file.
-      run: which one, if several were added to it; by default the last.
+      run: which one, if the file holds several; by default the last. Of a run that was restarted with another number of
+        workers, or with other hooks or limits, the last part: see `read_parts`.
+
+    Raises:
+      RecordError: it is no record, or one of another version, or has no such run.
+      OSError: it cannot be read.
+    """
+    return read_parts(path, run)[-1]
+
+
+def read_parts(path: str | Path, run: int = -1) -> list[RecordedRun]:
+    """Read all parts of a run, each with a header of its own: a run that was restarted with another number of workers
+    has one part before and one after. Their steps follow one another.
+
+    Args:
+      path: the file that `Program.run` was given as `record=`.
+      run: which one, if the file holds several; by default the last.
 
     Raises:
       RecordError: it is no record, or one of another version, or has no such run.
@@ -52,11 +71,17 @@ def read_run(path: str | Path, run: int = -1) -> RecordedRun:
     """
     lines = _Lines(Path(path))
     headers = [(begin, header) for begin in lines.headers() if (header := lines.header(begin)) is not None]
-    if not -len(headers) <= run < len(headers):
-        runs = f"holds {len(headers)} run{'s' * (len(headers) != 1)}"
-        raise RecordError(f"{path}: {runs}; there is no run {run}." if headers else f"{path}: {runs}.")
-    begin, header = headers[run]
-    return RecordedRun(header, lines.steps(begin))
+    runs: list[list[tuple[int, dict[str, Any]]]] = []
+    for begin, header in headers:
+        run_id = header.get("run_id")
+        if runs and run_id and runs[-1][-1][1].get("run_id") == run_id:
+            runs[-1].append((begin, header))
+        else:
+            runs.append([(begin, header)])
+    if not -len(runs) <= run < len(runs):
+        there = f"holds {len(runs)} run{'s' * (len(runs) != 1)}"
+        raise RecordError(f"{path}: {there}; there is no run {run}." if runs else f"{path}: {there}.")
+    return [RecordedRun(header, lines.steps(begin)) for begin, header in runs[run]]
 
 
 class _Lines:
@@ -70,7 +95,7 @@ class _Lines:
 
     def headers(self) -> list[int]:
         """Where runs begin."""
-        found = [match.start() for match in _HEADER.finditer(self._data)]
+        found = [match.start() for match in HEADER.finditer(self._data)]
         first = found[0] if found else len(self._data)
         headless = self._data[: min(first, 1 << 16)]
         if headless.strip():
@@ -100,7 +125,7 @@ class _Lines:
 
     def steps(self, header: int) -> Iterator[tuple[int, dict[str, Any]]]:
         """The steps of the run whose header stands there."""
-        if (following := _HEADER.search(self._data, header + 1)) is not None:
+        if (following := HEADER.search(self._data, header + 1)) is not None:
             end = following.start()
         else:
             end = len(self._data)

@@ -14,7 +14,8 @@ import threading
 import time
 from collections import deque
 from collections.abc import Iterable
-from typing import Any, Protocol
+from dataclasses import replace
+from typing import Any, NamedTuple, Protocol
 
 from adaptive.base.errors import DriverError
 from adaptive.base.last_words import at_the_end
@@ -27,8 +28,24 @@ INTERVAL = 0.5  # seconds between two writings; 0: in the step
 _AT_A_TIME = 1e-3  # seconds for which the step may have to wait; each time it is let go first costs some microseconds
 _MOST_WAITING = 4096  # steps; a sink that is further behind is told of no more until it has caught up
 _SECONDS_TO_END = 10.0  # for what a sink has begun
+_REMEMBERED = 3  # intervals whose steps the other ranks keep: rank 0 may be lost before it has written them
 
 _log = logging.getLogger("adaptive")
+
+
+class Resumption(NamedTuple):
+    """The point of a run at which a sink starts to write, or starts again.
+
+    Attributes:
+      step: the last step that stands; 0 at the beginning. Later steps of this run that the sink has written come again.
+      run_id: the run's. Steps of other runs stay.
+      restored: whether the program was restored, so that later steps are taken again. If not, `run()` is called once
+        more, or another process has written the run so far.
+    """
+
+    step: int
+    run_id: str
+    restored: bool
 
 
 class Sink(Protocol):
@@ -41,9 +58,15 @@ class Sink(Protocol):
             def close(self):
                 pass
 
-    They are called on rank 0, from one thread, which is not that of the steps. Where it has a `flush()`, that is called
-    about twice a second, behind what was written. A `take_over()` is called before the first `write` where another
-    process has written the steps so far: rank 0 was lost, or has left.
+    They are called on rank 0, from one thread, which is not that of the steps. Two methods are optional:
+
+    `flush()` is called about twice a second, after the writes, and before a checkpoint is stored: the checkpoint of a
+    step is on the disk only after the logs hold that step.
+
+    `resume(resumption)`, with an `ad.log.Resumption`, is called before the first `write` of each `program.run`, and
+    whenever the next `write` is not the step after the last one: the program was restored, or another process wrote the
+    steps so far because it had rank 0. A sink that holds later steps of this run discards them. Without the method such
+    steps are written twice.
     """
 
     def write(self, event: StepEvent) -> Any:
@@ -73,16 +96,28 @@ def checked(log: Any) -> list[Sink]:
     return found
 
 
-class Outlet:
-    """A listener that hands events on to a sink, in a thread, while this process is rank 0.
+class _Step(NamedTuple):
+    """A step to be written, and where the run stands if it is not the step after the last one."""
 
-    The first is handed on in the step, so that what cannot be written at all is noticed at once.
+    event: StepEvent
+    resumption: Resumption | None
+
+
+class SinkThread:
+    """A listener that passes events to a sink, in a thread, while this process has rank 0.
+
+    The first event is written in the step, so that a sink that cannot write at all is noticed at once. Where this
+    process does not have rank 0, it keeps the last events: if rank 0 is lost before it has written them, and this
+    process takes its place, they are written here.
     """
 
     def __init__(self, sink: Sink, world: World):
         self._sink, self._world = sink, world
-        self._waiting: deque[StepEvent] = deque()
-        self._others_wrote = self._behind = self._told = False
+        self._waiting: deque[_Step] = deque()
+        self._recent: deque[tuple[float, StepEvent]] = deque(maxlen=_MOST_WAITING)  # while others have rank 0
+        self._last: tuple[str, int] | None = None  # run and step of the last event
+        self._resumption: Resumption | None = None  # of the next step to be written
+        self._behind = self._told = False
         self._failure: Exception | None = None
         self._writing = threading.Lock()
         self._closed = threading.Event()
@@ -91,12 +126,15 @@ class Outlet:
 
     def __call__(self, event: StepEvent) -> None:
         if self._world.rank:
-            self._others_wrote = True
+            self._remember(event)
             return
         if self._failure is not None:
             raise self._no_more(self._failure)
+        if self._recent:
+            self._take_over()
+        self._note_order(event)
         if len(self._waiting) < _MOST_WAITING:
-            self._waiting.append(event)
+            self._put(event)
             self._behind &= bool(len(self._waiting) > 1)
         elif not self._behind:
             self._behind = True
@@ -106,14 +144,47 @@ class Outlet:
             if self._failure is not None:
                 raise self._no_more(self._failure)
 
+    def _note_order(self, event: StepEvent) -> None:
+        """Note where the run stands, if this is not the step after the last one."""
+        step, before = event.report.step, self._resumption
+        if self._last != (event.run_id, step - 1):
+            new = Resumption(step - 1, event.run_id, event.restored)
+            if before is not None and before.run_id == new.run_id:  # of steps that were left out
+                new = Resumption(min(before.step, new.step), new.run_id, before.restored or new.restored)
+            self._resumption = new
+        self._last = event.run_id, step
+
+    def _put(self, event: StepEvent) -> None:
+        self._waiting.append(_Step(event, self._resumption))
+        self._resumption = None
+
+    def _remember(self, event: StepEvent) -> None:
+        now = time.monotonic()
+        self._recent.append((now, event))
+        while self._recent[0][0] < now - _REMEMBERED * INTERVAL:
+            self._recent.popleft()
+
+    def _take_over(self) -> None:
+        """Write the last steps again: the process that had rank 0 may have been lost before it wrote them."""
+        events = [event for _, event in self._recent]
+        self._recent.clear()
+        self._last, self._resumption = None, None
+        self._note_order(replace(events[0], restored=False))
+        for event in events:
+            if event is not events[0]:
+                self._note_order(event)
+            self._put(event)
+
     def _begin(self) -> None:
-        take_over = getattr(self._sink, "take_over", None)
-        if self._others_wrote and self._thread is None and take_over is not None:
-            take_over()
         self._drain()
         if self._thread is None and self._failure is None:
             self._thread = threading.Thread(target=self._run, name="adaptive-log", daemon=True)
             self._thread.start()
+
+    def flush(self) -> None:
+        """Write all steps so far, or as many as the sink takes in some seconds."""
+        if self._failure is None and not self._world.rank:
+            self._drain()
 
     def _run(self) -> None:
         while INTERVAL and self._failure is None and not self._closed.wait(INTERVAL):
@@ -128,7 +199,7 @@ class Outlet:
         try:
             wrote, since = False, time.perf_counter()
             while self._waiting and self._failure is None:
-                self._sink.write(self._waiting.popleft())
+                self._write(self._waiting.popleft())
                 wrote = True
                 if time.perf_counter() - since > _AT_A_TIME:
                     time.sleep(0)  # the step goes first, if it waits for Python's lock
@@ -141,6 +212,12 @@ class Outlet:
         finally:
             self._writing.release()
         return True
+
+    def _write(self, step: _Step) -> None:
+        resume = getattr(self._sink, "resume", None)
+        if step.resumption is not None and resume is not None:
+            resume(step.resumption)
+        self._sink.write(step.event)
 
     def _no_more(self, error: Exception) -> Unsubscribe:
         self._told = True

@@ -11,6 +11,7 @@ from adaptive.base.errors import DriverError
 
 from .events import StepEvent
 from .figures import figures, words
+from .sinks import Resumption
 
 
 class TensorBoard:
@@ -18,10 +19,13 @@ class TensorBoard:
 
         program.run(epochs=10, log=[ad.log.TensorBoard("runs/a")])
 
+    Where the run goes on from an earlier step, TensorBoard is told to discard the points of the later steps, also those
+    in files that other processes wrote before.
+
     Needs tensorboardX: `pip install "adaptive-dataflow[tensorboard]"`.
 
     Args:
-      folder: where the files are put, a new one for each run.
+      folder: where the files are put, a new one for each process and `run()`. The run's id ends their names.
       every: steps between two points of a curve, for long runs. Text is written whenever there is some.
 
     Raises:
@@ -34,6 +38,7 @@ class TensorBoard:
         self._folder, self._every = Path(folder), every
         self._tools()
         self._writer: Any = None
+        self._resumption: Resumption | None = None  # until the next step is written
 
     def _tools(self) -> Any:
         try:
@@ -43,15 +48,27 @@ class TensorBoard:
             raise DriverError(
                 'ad.log.TensorBoard needs tensorboardX:  pip install "adaptive-dataflow[tensorboard]"'
             ) from error
-        return event_file_writer.EventsWriter, event_pb2.Event, summary_pb2.Summary, summary.text
+        return event_file_writer.EventsWriter, event_pb2, summary_pb2.Summary, summary.text
+
+    def resume(self, resumption: Resumption) -> None:
+        """Have TensorBoard discard the points of this run's later steps."""
+        self._resumption = resumption
 
     def write(self, event: StepEvent) -> None:
         """Add a point to each curve, and what happened as text."""
-        events_writer, event_of, summary_of, text = self._tools()
+        events_writer, events, summary_of, text = self._tools()
+        event_of = events.Event
+        repeats = self._writer is not None
         if self._writer is None:
             self._folder.mkdir(parents=True, exist_ok=True)
-            # One file for each process and moment: who takes over from another adds one.
-            self._writer = events_writer(str(self._folder / "events"), f".{os.getpid()}.{time.time_ns()}")
+            repeats = any(file.name.endswith(f".{event.run_id}") for file in self._folder.iterdir())
+            # TensorBoard reads the files by name, so names are ordered by time.
+            suffix = f".{time.time_ns()}.{os.getpid()}.{event.run_id}"
+            self._writer = events_writer(str(self._folder / "events"), suffix)
+        resumption, self._resumption = self._resumption, None
+        if resumption is not None and repeats:  # other runs in this folder stay as they are
+            start = events.SessionLog(status=events.SessionLog.START)
+            self._writer.write_event(event_of(wall_time=time.time(), step=resumption.step + 1, session_log=start))
         step, now = event.report.step, time.time()
         if step % self._every == 0 or event.report.epoch_ended:
             values = [summary_of.Value(tag=name, simple_value=value) for name, value in figures(event).items()]
@@ -62,12 +79,12 @@ class TensorBoard:
             self._writer.write_event(event_of(wall_time=now, step=step, summary=lines))
 
     def flush(self) -> None:
-        """What was written is on its way to the disk, whatever becomes of this process."""
+        """Pass what was written to the operating system, so that it survives this process."""
         if self._writer is not None:
             self._writer.flush()
 
     def close(self) -> None:
-        """End the file; a later run gets one of its own."""
+        """Close the file; a later `run()` gets a file of its own."""
         writer, self._writer = self._writer, None
         if writer is not None:
             writer.close()

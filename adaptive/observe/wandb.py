@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 from adaptive.base.errors import DriverError
 
 from .events import StepEvent
 from .figures import figures, words
+from .sinks import Resumption
+
+_OWN_POINT = ("resume_from", "fork_from")  # with these W&B takes no `resume`
 
 
 class WandB:
@@ -15,13 +19,21 @@ class WandB:
 
         program.run(epochs=10, log=[ad.log.WandB(project="digits")])
 
-    Needs wandb: `pip install "adaptive-dataflow[wandb]"`. Another process that takes over (rank 0 was lost) begins a
-    run of its own, in the same group if one is given.
+    The W&B run has the id of the run, which is in its checkpoints. So it stays one W&B run when the job is killed and
+    restarted, when another process takes over from rank 0, and when `run()` is called again. To begin another one from
+    a checkpoint, give it an `id` of its own. Offline, each process writes a folder of its own, and `wandb sync` joins
+    those of one id.
+
+    The x axis is the figure `step`, and not W&B's own step, which cannot go back. W&B keeps the points of steps that
+    are taken again; the first point after a restore has the figure `restored_after`.
+
+    Needs wandb: `pip install "adaptive-dataflow[wandb]"`.
 
     Args:
       run: a run that you have begun, by `wandb.init`, and will finish. By default one is begun at the first step and
-        finished at the end.
-      **init: what `wandb.init` is to be given: `project`, `name`, `group`, `config`, ...
+        finished at the end. What you log to it yourself, log with `{"step": …}` too, and without `step=`.
+      **init: what `wandb.init` is to be given: `project`, `name`, `group`, `config`, ... An `id` or `resume` of yours,
+        here or in WANDB_RUN_ID and WANDB_RESUME, takes precedence; with `resume_from` or `fork_from` neither is set.
 
     Raises:
       DriverError: wandb is not installed.
@@ -30,18 +42,41 @@ class WandB:
     def __init__(self, run: Any = None, **init: Any):
         self._given, self._init = run, init
         self._run: Any = None
+        self._defined: set[str] = set()  # figures whose x axis is defined
+        self._restored_after: int | None = None  # for the next point
         if run is None:
             _wandb()
+
+    def resume(self, resumption: Resumption) -> None:
+        """Mark the next point, where the program was restored."""
+        self._restored_after = resumption.step if resumption.restored else None
 
     def write(self, event: StepEvent) -> None:
         """Log a step."""
         if self._run is None:
-            self._run = self._given if self._given is not None else _wandb().init(**self._init)
+            self._run = self._given if self._given is not None else _wandb().init(**self._options(event.run_id))
+            self._defined.clear()
         told: dict[str, Any] = dict(figures(event))
+        if self._restored_after is not None:
+            told["restored_after"], self._restored_after = self._restored_after, None
         lines = words(event)
         if lines:
             told["notes"] = "\n".join(lines)
-        self._run.log(told, step=event.report.step)
+        for name in told.keys() - self._defined:
+            self._run.define_metric(name, step_metric="step")
+        self._defined.update(told)
+        self._run.log({"step": event.report.step, **told})
+
+    def _options(self, run_id: str) -> dict[str, Any]:
+        """What `wandb.init` is given: its run goes on if it is there."""
+        if any(name in self._init for name in _OWN_POINT) or self._init.get("resume") in ("auto", True):
+            return self._init
+        own: dict[str, Any] = {}
+        if "WANDB_RUN_ID" not in os.environ:
+            own["id"] = run_id
+        if "WANDB_RESUME" not in os.environ:
+            own["resume"] = "allow"
+        return {**own, **self._init}
 
     def close(self) -> None:
         """Finish the run, if it was begun here."""

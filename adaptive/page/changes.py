@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from .columns import Columns
+from .columns import Columns, Restored
 from .requests import (
     FEW,
     asked,
@@ -33,7 +33,7 @@ class Change(NamedTuple):
 
     Attributes:
       row: of the step from which on it held.
-      kind: "size", "joined", "left", "lost", "skipped", "note", "asked" or "stop".
+      kind: "size", "joined", "left", "lost", "restored", "skipped", "note", "asked" or "stop".
       what: in words.
       why: in words; "" where it speaks for itself.
     """
@@ -56,11 +56,12 @@ class _Resize(NamedTuple):
 
 def changes(run: Columns) -> tuple[list[Change], int]:
     """The list, in the order of steps; and how many lines were left out, of the least important."""
-    lines = [*_resized(run), *_come_and_gone(run), *_skipped(run), *_unfulfilled(run)]
+    lines = [*_resized(run), *_come_and_gone(run), *_restored(run), *_skipped(run), *_unfulfilled(run)]
     lines.sort(key=lambda change: (change.row, change.kind == "size"))
     left_out = max(len(lines) - _MOST, 0)
     if left_out:
-        rank = {"lost": 0, "joined": 0, "left": 0, "stop": 0, "size": 1, "asked": 2, "skipped": 2, "note": 3}
+        first = dict.fromkeys(("lost", "restored", "joined", "left", "stop"), 0)
+        rank = {**first, "size": 1, "asked": 2, "skipped": 2, "note": 3}
         keep = sorted(range(len(lines)), key=lambda i: (rank[lines[i].kind], i))[:_MOST]
         lines = [lines[i] for i in sorted(keep)]
     return lines, left_out
@@ -275,6 +276,18 @@ def _cost_of_loss(run: Columns, row: int) -> str:
     """What a loss cost: more than its repair, because others wait before they notice, and the step is taken again."""
     took, usual = duration(float(run.seconds[row])), duration(float(np.median(run.seconds)))
     return f"step {run.step[row]:,} took {took}, repair and retry included; the median step took {usual}"
+
+
+def _restored(run: Columns) -> Iterator[Change]:
+    """Restores, those of the same step in one line."""
+    by_row: dict[int, list[Restored]] = {}
+    for restored in run.restored:
+        by_row.setdefault(restored.row, []).append(restored)
+    for row, group in by_row.items():
+        times = f"{len(group):,} times " if len(group) > 1 else ""
+        repeated, seconds = sum(each.repeated for each in group), sum(each.seconds for each in group)
+        cost = f"{counted(repeated, 'step')} discarded, which had taken {duration(seconds)}" if repeated else ""
+        yield Change(row, "restored", f"Restored {times}at step {group[-1].after:,}", cost)
 
 
 def _skipped(run: Columns) -> Iterator[Change]:

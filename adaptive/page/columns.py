@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from adaptive.base.errors import RecordError
-from adaptive.observe.recorded import read_run
+from adaptive.observe.recorded import read_parts
 
 _BLOCK = (
     256  # rows whose numbers wait as Python's before they become NumPy's; more of them are slower: caches, collector
@@ -30,12 +30,28 @@ class Told(NamedTuple):
     asked: dict[str, Any] | None  # what had been asked for before
 
 
+class Restored(NamedTuple):
+    """A restore from a checkpoint, in the course of the run.
+
+    Attributes:
+      row: of the first step after it.
+      after: the step that was restored.
+      repeated: recorded steps that were discarded then, and taken again.
+      seconds: that the discarded steps had taken.
+    """
+
+    row: int
+    after: int
+    repeated: int
+    seconds: float
+
+
 @dataclass(frozen=True)
 class Columns:
     """One run. T is its number of steps, n that of its workers.
 
     Attributes:
-      header: the record's.
+      header: the record's; of a run with several, the last.
       step: numbers of the steps; shape=(T,).
       epoch: epochs of data consumed behind each; shape=(T,).
       seconds: of each, as the process that recorded them saw it; shape=(T,).
@@ -46,7 +62,8 @@ class Columns:
       parts: names of the breakdown.
       breakdown: seconds by part, of the process that recorded them; shape=(T, parts). `None` in an older record.
       workers: seconds of "input", "computing" and "busy" of each worker; shape=(T, n). NaN where nobody has sat, in a
-        newcomer's first step, and in the first of the run: they were busy with getting ready, and nobody waited.
+        newcomer's first step, and in the first of the run or after a restore: they were busy with getting ready, and
+        nobody waited.
         Empty in an older record.
       metrics: by name; shape=(T,).
       noise: noise scales that hooks were given, with their bounds, by name; shape=(T, 3).
@@ -54,6 +71,7 @@ class Columns:
       unknown: by hook, whether all numbers that it was given were NaN; shape=(T,). Without hooks that are given none.
       causes: by row, why its batch sizes are not those of the row before; empty in an older record.
       waiting: who asked for batch sizes that were not in force in the last step. `None` in an older record.
+      restored: from which steps the run went on, oldest first. There is one row for each step, of the last time.
     """
 
     header: dict[str, Any]
@@ -73,6 +91,7 @@ class Columns:
     unknown: dict[str, np.ndarray]
     causes: dict[int, list[dict[str, Any]]]
     waiting: list[dict[str, Any]] | None
+    restored: tuple[Restored, ...] = ()
 
     def __len__(self) -> int:
         return len(self.step)
@@ -111,24 +130,33 @@ def read_columns(path: str | Path, run: int = -1) -> Columns:
       RecordError: it is no record, or has no such run, or no steps.
       OSError: it cannot be read.
     """
-    header, steps = read_run(path, run)
+    parts = read_parts(path, run)
     try:
-        rows = _Rows(header)
+        rows = _Rows(parts[-1].header, max(part.header["workers"] for part in parts))
     except (KeyError, TypeError) as error:
         raise RecordError(f"{path}: the run's header has no {error}.") from error
-    for number, fields in steps:
-        try:
-            rows.add(fields)
-        except KeyError as error:
-            raise RecordError(f"{path}:{number}: a step without {error}.") from error
-        except (TypeError, ValueError) as error:
-            raise RecordError(f"{path}:{number}: not what a step holds: {error}.") from error
+    for part in parts:
+        missing = rows.workers - part.header["workers"]
+        for number, fields in part.steps:
+            try:
+                rows.add(_padded(fields, missing) if missing else fields)
+            except KeyError as error:
+                raise RecordError(f"{path}:{number}: a step without {error}.") from error
+            except (TypeError, ValueError) as error:
+                raise RecordError(f"{path}:{number}: not what a step holds: {error}.") from error
     if not rows.count:
         raise RecordError(f"{path}: the run has no steps. Was it stopped before its first one was done?")
     try:
         return rows.columns()
     except (TypeError, ValueError) as error:
         raise RecordError(f"{path}: its steps do not go together: {error}.") from error
+
+
+def _padded(fields: dict[str, Any], missing: int) -> dict[str, Any]:
+    """Return the fields of a step as they are where there are so many more workers, which take no examples."""
+    zeros = [0] * missing
+    workers = {name: [*values, *zeros] for name, values in (fields.get("workers") or {}).items()}
+    return {**fields, "batch_sizes": [*fields["batch_sizes"], *zeros], "workers": workers}
 
 
 class _Column:
@@ -157,8 +185,8 @@ class _Column:
 class _Rows:
     """Steps on their way to columns."""
 
-    def __init__(self, header: dict[str, Any]):
-        self.count, self._header, n = 0, header, header["workers"]
+    def __init__(self, header: dict[str, Any], n: int):
+        self.count, self._header, self.workers = 0, header, n
         self._parts = tuple(header.get("breakdown", ()))
         self._scalars = {name: _Column(np.float64) for name in ("step", "epoch", "seconds")}
         self._skipped: list[int] = []
@@ -174,6 +202,7 @@ class _Rows:
         self._unknown: dict[str, list[int]] = {hook["name"]: [] for hook in header["hooks"] if hook["leaves"]}
         self._causes: dict[int, list[dict[str, Any]]] = {}
         self._waiting: list[dict[str, Any]] | None = None
+        self._restored: list[Restored] = []
         self._last_sizes: Any = None
         self._last_members: Any = None
 
@@ -202,6 +231,8 @@ class _Rows:
         if causes := fields.get("causes"):
             self._causes[row] = causes
         self._waiting = (fields.get("asked") or {}).get("by")
+        for mark in fields.get("resumed", ()):
+            self._restored.append(Restored(row, mark["after"], mark["repeated"], mark["seconds"]))
         self._add_told(row, fields)
         self.count += 1
         if self.count % _BLOCK == 0:
@@ -240,12 +271,12 @@ class _Rows:
         skipped = _mask(self._skipped, self.count)
         changes = np.array([row for row, _ in self._sizes])
         changed = np.array([sizes for _, sizes in self._sizes], np.int64)
-        if changed.ndim != 2 or changed.shape[1] != self._header["workers"]:
+        if changed.ndim != 2 or changed.shape[1] != self.workers:
             raise ValueError("they have batch sizes of other numbers of workers than the header says")
         workers = {name: column.array() for name, column in self._workers.items()}
         if workers:
             absent = workers["busy"] <= 0
-            absent[0] = True
+            absent[[0, *(restored.row for restored in self._restored)]] = True
             for told in self._told:
                 absent[told.row, list(told.joined)] = True
             workers = {name: np.where(absent, np.float32(np.nan), column) for name, column in workers.items()}
@@ -267,6 +298,7 @@ class _Rows:
             {name.partition("/")[2] or name: _mask(rows, self.count) for name, rows in self._unknown.items()},
             self._causes,
             self._waiting,
+            tuple(self._restored),
         )
 
 

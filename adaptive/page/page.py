@@ -133,6 +133,10 @@ def _figures(run: Columns) -> list[tuple[str, str, str]]:
         ),
         ("global batch", f"{totals[-1]:,}", through),
     ]
+    if run.restored:
+        repeated, seconds = (sum(getattr(r, name) for r in run.restored) for name in ("repeated", "seconds"))
+        lost = f", {duration(seconds)} besides the time in steps" if repeated else ""
+        rows.append(("steps taken again", f"{repeated:,}", f"in {counted(len(run.restored), 'restore')}{lost}"))
     if skipped:
         rows.append(("skipped steps", f"{skipped:,}", percent(skipped / len(run))))
     for name, values in list(run.metrics.items())[:_METRICS]:

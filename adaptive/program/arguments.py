@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import reprlib
+import secrets
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -50,6 +51,12 @@ def next_name(world: World, driver: Driver) -> str:
 def built_in(world: World) -> None:
     """Count one more program, which all processes have built."""
     _built[world] = _built.get(world, 0) + 1
+
+
+def new_run_id(world: World, name: str) -> str:
+    """Return an id that no other run has, 12 hexadecimal digits: the first process's. Communicates. Replicated."""
+    own = secrets.token_hex(6).encode()
+    return (world.all_gather_bytes(own, f"building {name}")[0] if world.processes > 1 else own).decode()
 
 
 def count(name: str, value: Any, *, least: int | None = None) -> int:

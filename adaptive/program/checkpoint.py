@@ -41,6 +41,7 @@ _FIELDS = (
     *("batch_sizes", "shares", "members", "workers", "seed", "examples"),
 )
 _MOST = 2**63 - 1
+_HALF = 6  # digits of a run's id
 
 
 # --- what is kept -----------------------------------------------------------------------------------------------------
@@ -54,12 +55,14 @@ def save(
     stream: Stream,
     *,
     step: int,
+    run_id: str,
     like: Any,
     copy: Callable[[Any], Any] | None = None,
 ) -> Checkpoint:
     """A checkpoint. Communicates if anything is local, so all processes have to call it. Replicated.
 
     Args:
+      run_id: of the run, by which logs know it again.
       like: the program's state, as shapes.
       copy: copies an array of the device to the host; by default into memory of its own.
     """
@@ -90,6 +93,7 @@ def save(
         "local": {"state": _which_local(wanted_state), "slots": _which_local(wanted_slots)},
         "hooks": hooks_to_keep(hooks),
         "step": step,
+        "run_id": [int(run_id[:_HALF], 16), int(run_id[_HALF:], 16)],  # some libraries store no text, or only int32
         "cursor": stream.cursors[0] if len(stream.shard_ranges) == 1 else list(stream.cursors),
         "batch_sizes": list(sizes.target),
         "global_batch": sizes.wanted,
@@ -193,6 +197,7 @@ class Parsed:
     """A checkpoint that can be restored here.
 
     Attributes:
+      run_id: of the run; "" in a checkpoint of an earlier version.
       place: where an iterator stood; nothing, of data that have an index.
       batch_sizes, shares: for the workers of this world.
       wanted: the global batch that was asked for; the workers of then may not have been able to hold it.
@@ -203,6 +208,7 @@ class Parsed:
     """
 
     step: int
+    run_id: str
     cursors: tuple[int, ...]
     place: str
     batch_sizes: tuple[int, ...]
@@ -219,6 +225,7 @@ class Parsed:
         leaves = {**self.state, **self.slots}
         return {
             "step": str(self.step),
+            "run_id": self.run_id,
             "cursor": ", ".join(map(str, self.cursors)),
             "place": self.place,
             "batch sizes": str(self.batch_sizes),
@@ -268,6 +275,7 @@ def parse(checkpoint: Any, engine: Engine, hooks: Hooks, sizes: BatchSizes, stre
         raise CheckpointError(f"the checkpoint's sizes cannot be used here: {error}") from error
     return Parsed(
         step=_whole(fields["step"], "step", most=2**31 - 1),  # as drivers read it
+        run_id=_run_id(fields),
         cursors=cursors,
         place=_text(fields.get("place", ""), "place"),
         batch_sizes=split,
@@ -361,6 +369,14 @@ def _check_data(fields: Mapping[str, Any], stream: Stream) -> tuple[int, ...]:
 
 def _data_of(shards: int) -> str:
     return "one data set for all workers" if shards == 1 else f"{shards} shards, one for each worker"
+
+
+def _run_id(fields: Mapping[str, Any]) -> str:
+    """The run's id; "" in a checkpoint of an earlier version."""
+    if "run_id" not in fields:
+        return ""
+    halves = [_whole(half, "run_id", most=16**_HALF - 1) for half in _numbers(fields["run_id"], "run_id")]
+    return "".join(f"{half:0{_HALF}x}" for half in halves)
 
 
 def _members(fields: Mapping[str, Any], seats: int) -> tuple[int, ...]:

@@ -9,33 +9,32 @@ from typing import Any, NamedTuple
 from adaptive.base.errors import CheckpointError
 from adaptive.base.roster import said_by_first
 from adaptive.base.world import World
-from adaptive.disk.directory import belongs_to
+from adaptive.disk.directory import belongs_to, run_of
 from adaptive.disk.whole import DamagedError, check
 
 from .checkpoints import Checkpoints, NoneThereError, found_at, load_found, path_of
 
 
 class Chosen(NamedTuple):
-    """A checkpoint, read.
+    """A checkpoint, read; or none, where there is none and that is well.
 
     Attributes:
       directory: that it is in.
       notes: on newer ones that were passed over. Replicated.
+      run_id: of the run that has begun to write to a directory which holds no checkpoint yet; "" if none has.
     """
 
-    checkpoint: dict[str, Any]
+    checkpoint: dict[str, Any] | None
     directory: Path
     notes: list[str]
+    run_id: str = ""
 
 
-def chosen(world: World, where: Any, missing_ok: bool, about: str) -> Chosen | None:
+def chosen(world: World, where: Any, missing_ok: bool, about: str) -> Chosen:
     """The checkpoint to restore, read. On every process; communicates.
 
     Args:
       where: a directory of checkpoints, or one of them.
-
-    Returns:
-      It; `None` where there is none and that is well.
 
     Raises:
       CheckpointError: there is none that is whole, or this process does not see the one that rank 0 has chosen.
@@ -52,8 +51,8 @@ def chosen(world: World, where: Any, missing_ok: bool, about: str) -> Chosen | N
 
         said = said_by_first(world, choose, f"choosing the checkpoint for the {about}")
         choice = json.loads(said)
-        if choice is None:
-            return None
+        if isinstance(choice, str):
+            return Chosen(None, path, [], choice)
         if failed is not None and said == before:  # rank 0 still sees what this process does not
             raise failed
         name, seal, notes = choice
@@ -86,13 +85,13 @@ def _read(
         return None, error
 
 
-def _choice(path: Path, missing_ok: bool) -> tuple[str, str, tuple[str, ...]] | None:
-    """Rank 0's, with a name relative to the path that each was given."""
+def _choice(path: Path, missing_ok: bool) -> tuple[str, str, tuple[str, ...]] | str:
+    """Return rank 0's, with a name relative to the path that each was given; where there is none, the run's id."""
     try:
         found = found_at(path)
     except NoneThereError:
         if missing_ok:
-            return None
+            return run_of(path)
         raise
     return found.path.relative_to(path).as_posix(), found.seal, found.notes
 

@@ -28,6 +28,7 @@ class Course(NamedTuple):
     step: int  # steps done
     until: Until
     stopped: bool  # by a hook
+    run_id: str
     traced: Traced | None = None
 
 
@@ -108,5 +109,5 @@ class Company:
         if baggage is None:
             return course
         self._update.told = False
-        step, until, stopped, traced = unpack(known, baggage)
-        return Course(step, Until(*until), stopped, traced and Traced(*traced))
+        step, until, stopped, run_id, traced = unpack(known, baggage)
+        return Course(step, Until(*until), stopped, run_id, traced and Traced(*traced))

@@ -40,7 +40,7 @@ class Keeping:
                 f'checkpoint= takes where and how often:  ad.Checkpoints("run/", every="1 epoch"); got {options!r}.'
             )
         self._options, self._every = options, options.interval
-        self._writer = Writer(options)
+        self._writer = Writer(options, program._flush_logs)
         self._saved = time.monotonic()
         self._last_kept: bool | None = None  # whether the last step has left one; `None` before the first
         self._left_out = self._told = False  # the last that was due; and whether that has ever been told
@@ -53,7 +53,7 @@ class Keeping:
         if self._every.unit == "epoch":
             program._stream.check_epochs(f'every="100 steps" for every={options.every!r}')
         if not self.world.rank:
-            self._writer.open(options.path in program._directories)
+            self._writer.open(options.path in program._directories, program.run_id)
         program._directories.add(options.path)
         atexit.register(self.close)  # of a run that is left lying about half way, nobody else closes it in time
 

@@ -48,17 +48,17 @@ from adaptive.observe.progress import Course as RunCourse
 from adaptive.observe.progress import Progress
 from adaptive.observe.record import JSONL
 from adaptive.observe.report import Report
-from adaptive.observe.sinks import Outlet, Sink, checked
+from adaptive.observe.sinks import Sink, SinkThread, checked
 from adaptive.operators.sources import Reading
 from adaptive.runtime.cache import share_compilations
 from adaptive.runtime.engine import Engine, Outcome
 from adaptive.runtime.kernels import KernelOptions
 
 from . import checkpoint as _checkpoint
-from .arguments import Driver, InitialState, built_in, checked_nonfinite, count, next_name, world_of
+from .arguments import Driver, InitialState, built_in, checked_nonfinite, count, new_run_id, next_name, world_of
 from .boards import BoardsOfWorld
 from .checkpoints import Checkpoints
-from .choice import chosen
+from .choice import Chosen, chosen
 from .company import AllLeave, Company, Course, RunEnds, RunOver, Until
 from .evaluate import evaluate
 from .explain import explain
@@ -269,9 +269,11 @@ class Program:
             tells=self._engine.tells,
         )
         self._keeping: Keeping | None = None  # of the run that is under way
+        self._sinks: tuple[SinkThread, ...] = ()  # of the run that is under way
         self._directories: set[Path] = set()  # of checkpoints that this program goes on from, or has written
         self._notes = list(self._data.notes)  # for the next report
-        self._step = 0
+        self._step, self._restored = 0, False  # `_restored`: since the last step
+        self._run_id = new_run_id(self.world, self._name)
         self._until = Until()
         self._alone = threading.Lock()  # held while a step is under way
         self._compiled = False
@@ -323,6 +325,11 @@ class Program:
     def steps(self) -> int:
         """Steps done. Replicated."""
         return self._step
+
+    @property
+    def run_id(self) -> str:
+        """Identifies the run in its logs and checkpoints. `restore` takes over the checkpoint's. Replicated."""
+        return self._run_id
 
     @property
     def epoch(self) -> int:
@@ -442,10 +449,16 @@ class Program:
     @contextmanager
     def _logged(self, log: Sequence[Sink], record: str | Path | None) -> Iterator[None]:
         with ExitStack() as open_ones:
-            for sink in [*([] if record is None else [JSONL(record)]), *checked(log)]:
-                outlet = open_ones.enter_context(closing(Outlet(sink, self.world)))
-                open_ones.enter_context(self.subscribe(outlet))
+            sinks = [*([] if record is None else [JSONL(record)]), *checked(log)]
+            self._sinks = tuple(open_ones.enter_context(closing(SinkThread(sink, self.world))) for sink in sinks)
+            for sink in self._sinks:
+                open_ones.enter_context(self.subscribe(sink))
             yield
+
+    def _flush_logs(self) -> None:
+        """Write all steps so far to the logs. Local."""
+        for sink in self._sinks:
+            sink.flush()
 
     @contextmanager
     def _kept(self, checkpoint: Checkpoints | None) -> Iterator[Keeping | None]:
@@ -585,10 +598,10 @@ class Program:
 
     @property
     def _course(self) -> Course:
-        return Course(self._step, self._until, self._decisions.stopped, self._tracing.traced)
+        return Course(self._step, self._until, self._decisions.stopped, self._run_id, self._tracing.traced)
 
     def _take_course(self, course: Course) -> None:
-        self._step, self._until, self._decisions.stopped, self._tracing.traced = course
+        self._step, self._until, self._decisions.stopped, self._run_id, self._tracing.traced = course
 
     def _compile_first(self) -> None:
         if not self._compiled:
@@ -694,9 +707,10 @@ class Program:
             values = hook_values(self._hooks, outcome.hooks)
             decided, requests = self._decisions.last_asked if decision is not None else ((), ())
             told = limits, self._seed, values, asked, decided, self._status.seconds, requests, causes
-            event = StepEvent(report, epoch, ran[1], *told)
+            event = StepEvent(report, epoch, ran[1], *told, self._run_id, self._restored)
             failed = self._listeners.tell(event)
             report = replace(report, notes=(*report.notes, *failed)) if failed else report
+        self._restored = False
         self._tracing.after(self._step)
         return report
 
@@ -789,6 +803,7 @@ class Program:
           CheckpointError: leaves of the state have names that could not be told apart when they are restored.
           DriverError: a policy's state is not built as it was when the policy began.
         """
+        self._flush_logs()
         return with_same_members(self.world, lambda: self._snapshot(None))
 
     @as_made
@@ -800,7 +815,8 @@ class Program:
         """
         self._update.together(self._step, "a checkpoint")
         parts = (self._engine, self._hooks, self._sizes, self._membership, self._stream)
-        return _checkpoint.save(*parts, step=self._step, like=self._initial.shapes, copy=copy)
+        like = self._initial.shapes
+        return _checkpoint.save(*parts, step=self._step, run_id=self._run_id, like=like, copy=copy)
 
     @as_made
     @heard_by_all("in restoring")
@@ -829,7 +845,8 @@ class Program:
         found, roster = None, Roster.of(self.world)
         if isinstance(checkpoint, str | os.PathLike | Checkpoints):
             found = chosen(self.world, checkpoint, missing_ok, f"restore of {self._name}")
-            if found is None:
+            if found.checkpoint is None:
+                self._begin_again(found)
                 return
             checkpoint = found.checkpoint
         prepared: list[tuple[_checkpoint.Parsed, dict[str, str], tuple[Any, Any]]] = []
@@ -851,7 +868,9 @@ class Program:
         self._seating.restart(parsed.members)
         self._membership.restart(parsed.workers, roster, members=len(parsed.members))
         self._stream.go_on(parsed.cursors, parsed.place)
+        self._tracing.shift(parsed.step - self._step)
         self._step, self._skips.in_a_row, self._update.told = parsed.step, 0, False
+        self._run_id, self._restored = parsed.run_id or self._run_id, True
         engine = self._engine
         if engine.new_nans is not None:
             engine.new_nans.begin([engine.states[place] for place in engine.present] or engine.states[:1])
@@ -862,6 +881,11 @@ class Program:
         if found is not None:
             self._directories.add(found.directory)
             self._notes += found.notes
+
+    def _begin_again(self, found: Chosen) -> None:
+        """Be the run of a directory that holds no checkpoint yet: its process was killed before the first one."""
+        if not self._step and found.run_id:
+            self._run_id, self._restored = found.run_id, True
 
     # --- beside training ----------------------------------------------------------------------------------------------
 

@@ -76,6 +76,12 @@ class Tracing:
         if self._traced is not None and step >= self._traced.until:
             self.end()
 
+    def shift(self, steps: int) -> None:
+        """Go on as before, though the numbers of the steps have changed by so many: the program was restored."""
+        if self._traced is not None:
+            since, until = self._traced.since + steps, self._traced.until + steps
+            self._traced, self._step = self._traced._replace(since=since, until=until), self._step + steps
+
     def end(self) -> None:
         """Write what there is by now. On every process alike; communicates."""
         traced, timeline, world = self._traced, self._engine.timeline, self._world

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from typing import Any
 
 import jax
@@ -13,7 +14,7 @@ import numpy as np
 from adaptive.base.arrays import numbers_of
 from adaptive.base.errors import CheckpointError
 from adaptive.disk import arrays
-from adaptive.disk.directory import checkpoints, commit, prune, sweep
+from adaptive.disk.directory import checkpoints, claim, commit, prune, sweep
 from adaptive.disk.lock import HeldError, Lock
 
 from .checkpoints import Checkpoints
@@ -60,24 +61,29 @@ def _another(leaf: Any) -> Any:
 class Writer:
     """Writes to one directory. Local: for the process that has rank 0.
 
+    Args:
+      flush_logs: called before a checkpoint gets its name, so that a run which goes on from it finds all earlier steps
+        in its logs.
+
     Attributes:
       newest: the step of what was written last, if it is on the disk.
       copies: the memory of what is being written; to be used while it is not `busy`.
     """
 
-    def __init__(self, options: Checkpoints):
-        self._options, self._path = options, options.path
+    def __init__(self, options: Checkpoints, flush_logs: Callable[[], None]):
+        self._options, self._path, self._flush_logs = options, options.path, flush_logs
         self._lock = Lock(self._path)
         self._thread: threading.Thread | None = None
         self._notes: list[str] = []
         self.newest: int | None = None
         self.copies = Copies()
 
-    def open(self, known: bool) -> None:
+    def open(self, known: bool, run_id: str) -> None:
         """Begin, before the first step.
 
         Args:
           known: whether the program goes on from what the directory holds.
+          run_id: of the run.
 
         Raises:
           CheckpointError: it cannot be written, another job writes to it, or it holds the checkpoints of another run.
@@ -101,6 +107,8 @@ class Writer:
                 "missing_ok=True)  before program.run. To begin anew, give it another directory, or delete this one."
             )
         sweep(self._path)
+        with suppress(OSError):  # a full disk ends no run
+            claim(self._path, run_id)
         arrays.load_library()
 
     @property
@@ -149,6 +157,7 @@ class Writer:
             if not self._lock.held:  # whoever has it may have died, and this process may have taken his place
                 self._path.mkdir(parents=True, exist_ok=True)
                 self._lock.acquire()
+            self._flush_logs()
             commit(self._path, table.step, table.write, self._lock.check)
             self.newest = table.step
             prune(self._path, self._options.keep)

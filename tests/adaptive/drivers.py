@@ -153,6 +153,7 @@ def event(
     notes: Sequence[str] = (),
     sizes: tuple[int, ...] = (2, 2),
     workers: WorkerSeconds | None = None,
+    run_id: str = "0123456789ab",
     **report: Any,
 ) -> StepEvent:
     """One step, made up."""
@@ -179,4 +180,4 @@ def event(
     seconds = workers or WorkerSeconds(*[np.ones(len(sizes))] * 3)
     limits = Limits((1,) * len(sizes), (9,) * len(sizes))
     asked = Asked(sum(sizes), made.members, (len(sizes),) * 3)
-    return StepEvent(made, step / 10, sizes, limits, 0, tuple(hooks), asked, (), seconds)
+    return StepEvent(made, step / 10, sizes, limits, 0, tuple(hooks), asked, (), seconds, run_id=run_id)

@@ -500,7 +500,7 @@ with ad.Program(driver, 0.0, {{"x": np.ones(8)}}, global_batch=1) as program:
         before = program.steps
         run(program, tmp_path, 1)
         assert names(tmp_path)[-1].endswith(f"step-{before + 1}")
-    assert [path.name for path in tmp_path.iterdir() if not path.name.startswith("0")] == []
+    assert [path.name for path in tmp_path.iterdir() if not path.name.startswith("0")] == ["run.json"]
 
 
 def test_two_runs_of_one_process_do_not_share_a_directory(tmp_path):
@@ -546,7 +546,8 @@ def test_a_full_disk_is_noted_and_the_run_goes_on(tmp_path, patient, caplog):
         assert [len(r.notes) for r in reports] == [0, 1, 1]
         assert f"no checkpoint of step 3 in {tmp_path}: " in reports[1].notes[0]
         assert names(tmp_path) == ["000001-step-1", "000002-step-2"]
-        assert sorted(path.name for path in tmp_path.iterdir()) == names(tmp_path)  # the room is given back
+        there = sorted(path.name for path in tmp_path.iterdir())
+        assert there == [*names(tmp_path), "run.json"]  # the room is given back
         reports = run(program, tmp_path, 1)
         assert len(reports[0].notes) >= 1  # of the last one, which nobody had heard of yet
         assert names(tmp_path)[-1] == "000003-step-6"

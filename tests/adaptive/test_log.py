@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import csv
 import io
-import json
 import logging
 import subprocess
 import sys
 import textwrap
 import threading
 from pathlib import Path
-from types import ModuleType, SimpleNamespace
 
 import jax
 import jax.numpy as jnp
@@ -31,6 +29,7 @@ from adaptive.runtime.local_world import LocalWorld
 from controllers.simulate import read_trace
 from tests.speed import Deadline, limit
 
+from . import event_files
 from .drivers import event, make_data
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -199,30 +198,6 @@ def test_a_file_is_refused_by_what_to_write_instead(program, tmp_path):
         next(program.run(log=[file]))
 
 
-class Renumbered(LocalWorld):
-    """A process whose rank changes, as when others are lost."""
-
-    rank = 1
-
-
-def test_who_has_rank_0_by_then_goes_on_writing(tmp_path):
-    def driver(state, batch):
-        return state + comm.all_reduce(batch["y"].mean()), {}
-
-    world, trace, table = Renumbered(2), tmp_path / "run.jsonl", tmp_path / "run.csv"
-    for rank_0_until in (0, 3):
-        world.rank = int(rank_0_until == 0)
-        with ad.Program(driver, 0.0, make_data(24), global_batch=4, world=world, resizable=False) as program:
-            for report in program.run(steps=5, log=[ad.log.JSONL(trace), ad.log.CSV(table)]):
-                if rank_0_until == 0 and report.step == 3:
-                    world.rank = 1  # as if it were lost
-                if rank_0_until and report.step == 3:
-                    world.rank = 0
-    assert [int(row["step"]) for row in rows_of(table)] == [1, 2, 3, 4, 5]
-    assert [step.step for step in read_trace(trace).steps] == [1, 2, 3, 4, 5]
-    assert sum(json.loads(line)["kind"] == "header" for line in trace.read_text().splitlines()) == 1
-
-
 def test_a_process_that_ends_without_its_last_line_of_python_writes(tmp_path):
     """An error that nobody catches leaves the run's generator alive; and some ends are no end of Python's at all."""
     script = textwrap.dedent(
@@ -380,68 +355,24 @@ def test_a_row_that_was_cut_by_the_end_of_its_run_is_taken_away(tmp_path):
 
 
 def test_tensorboard_has_a_curve_for_each_figure_and_notes_as_text(tmp_path):
-    from tensorboardX.proto import event_pb2
-    from tensorboardX.record_writer import masked_crc32c
-
     sink = ad.log.TensorBoard(tmp_path / "a", every=2)
     for step in (1, 2, 3):
         sink.write(event(step, notes=["clipped"] if step == 3 else [], epoch_ended=step == 3))
     sink.close()
     sink.write(event(4))
     sink.close()
+    files = list((tmp_path / "a").iterdir())
     found, texts = {}, []
-    files = sorted((tmp_path / "a").iterdir(), key=lambda f: f.stat().st_mtime_ns)
-    for file in files:
-        raw = file.read_bytes()
-        while raw:
-            length = int.from_bytes(raw[:8], "little")
-            assert int.from_bytes(raw[8:12], "little") == masked_crc32c(raw[:8])
-            entry = event_pb2.Event.FromString(raw[12 : 12 + length])
-            raw = raw[16 + length :]
-            for value in entry.summary.value:
-                if value.HasField("tensor"):
-                    texts.append((entry.step, value.tag, value.tensor.string_val[0].decode()))
-                else:
-                    found.setdefault(value.tag, []).append((entry.step, value.simple_value))
+    for entry in event_files.events(tmp_path / "a"):
+        for value in entry.summary.value:
+            if value.HasField("tensor"):
+                texts.append((entry.step, value.tag, value.tensor.string_val[0].decode()))
+            else:
+                found.setdefault(value.tag, []).append((entry.step, value.simple_value))
     assert len(files) == 2
     assert found["loss"] == [(2, 2.0), (3, 3.0), (4, 4.0)]
     assert found["batch_size/1"] == [(2, 2.0), (3, 2.0), (4, 2.0)]
     assert [(step, text) for step, _, text in texts] == [(3, "clipped")]
-
-
-def test_wandb_gets_figures_and_notes_and_finishes_what_it_began(monkeypatch):
-    begun = []
-
-    class Run:
-        def __init__(self, **init):
-            self.init, self.logged, self.finished = init, [], 0
-            begun.append(self)
-
-        def log(self, data, step):
-            self.logged.append((step, data))
-
-        def finish(self):
-            self.finished += 1
-
-    module = ModuleType("wandb")
-    module.init = Run
-    monkeypatch.setitem(sys.modules, "wandb", module)
-    sink = ad.log.WandB(project="digits")
-    assert begun == []
-    sink.write(event(1, notes=["clipped"]))
-    sink.write(event(2))
-    sink.close()
-    (run,) = begun
-    assert (run.init, run.finished) == ({"project": "digits"}, 1)
-    assert [(step, data["loss"], data.get("notes")) for step, data in run.logged] == [
-        (1, 1.0, "clipped"),
-        (2, 2.0, None),
-    ]
-    given = SimpleNamespace(log=lambda data, step: None)  # without a finish
-    sink = ad.log.WandB(given)
-    sink.write(event(1))
-    sink.close()
-    assert len(begun) == 1
 
 
 @pytest.mark.parametrize(

@@ -18,10 +18,11 @@ from adaptive.base.decision import Decision
 from adaptive.observe import record as _record
 from adaptive.observe import sinks as _sinks
 from adaptive.observe.recorded import read_run
+from adaptive.observe.sinks import Resumption
 from adaptive.runtime.local_world import LocalWorld
 from controllers.simulate import read_trace
 
-from .drivers import Recorder, make_data
+from .drivers import Recorder, event, make_data
 
 
 @pytest.fixture(autouse=True)
@@ -110,7 +111,7 @@ def test_a_read_only_disk_is_as_none(program, trace, monkeypatch, caplog):
     assert os.strerror(errno.EROFS) in logged[0]
 
 
-def test_the_next_run_is_added_on_a_line_of_its_own(program, trace, monkeypatch, caplog):
+def test_what_a_full_disk_has_cut_is_mended_when_the_run_goes_on(program, trace, monkeypatch, caplog):
     with monkeypatch.context() as filling:
         full_behind(filling, lines=3)
         list(program.run(steps=4, record=trace))
@@ -118,17 +119,31 @@ def test_the_next_run_is_added_on_a_line_of_its_own(program, trace, monkeypatch,
     list(program.run(steps=3, record=trace))
     caplog.clear()
     with caplog.at_level(logging.WARNING, "adaptive"):
-        last, before = read_trace(trace), read_trace(trace, 0)
-    assert [step.step for step in last.steps] == [first + 1, first + 2, first + 3]
-    assert [step.step for step in before.steps] == [first - 3, first - 2]
-    assert f"{trace}:4: this line is cut" in caplog.records[0].message
+        found = read_trace(trace)
+    assert [step.step for step in found.steps] == [first - 3, first - 2, first + 1, first + 2, first + 3]
+    assert caplog.records == []
 
 
-def test_a_whole_file_gets_no_empty_line(program, trace):
+def test_another_run_is_added_on_a_line_of_its_own(program, trace, caplog):
+    list(program.run(steps=2, record=trace))
+    cut = trace.read_bytes()[:-9]
+    trace.write_bytes(cut)
+    sink = ad.log.JSONL(trace)
+    sink.resume(Resumption(0, "another", restored=False))
+    sink.write(event(1, run_id="another"))
+    sink.close()
+    assert trace.read_bytes().startswith(cut + b"\n")
+    with caplog.at_level(logging.WARNING, "adaptive"):
+        assert len(read_trace(trace, 0).steps) == 1
+    assert f"{trace}:3: this line is cut" in caplog.records[0].message
+    assert [step.step for step in read_trace(trace).steps] == [1]
+
+
+def test_two_calls_of_run_are_one_run(program, trace):
     for _ in range(2):
         list(program.run(steps=1, record=trace))
     lines = trace.read_text().splitlines()
-    assert [json.loads(line)["kind"] for line in lines] == ["header", "step"] * 2
+    assert [json.loads(line)["kind"] for line in lines] == ["header", "step", "step"]
 
 
 def test_what_json_has_no_form_for_does_not_end_the_run(program, trace, monkeypatch):
@@ -150,11 +165,11 @@ def test_a_line_leaves_out_what_is_as_before_and_reads_as_if_it_did_not(trace):
                 program.rescale(global_batch=8)
     lines = [json.loads(line) for line in trace.read_text().splitlines()[1:]]
     assert ["members" in line for line in lines] == [True] + [False] * 5
-    assert len({event.report.batch_sizes for event in events}) == 2
-    for event, (_, fields) in zip(events, read_run(trace).steps, strict=True):
-        assert fields["previous_batch_sizes"] == list(event.previous_batch_sizes)
-        assert fields["members"] == list(event.report.members)
-        assert fields["asked"]["global_batch"] == event.asked.global_batch
+    assert len({told.report.batch_sizes for told in events}) == 2
+    for told, (_, fields) in zip(events, read_run(trace).steps, strict=True):
+        assert fields["previous_batch_sizes"] == list(told.previous_batch_sizes)
+        assert fields["members"] == list(told.report.members)
+        assert fields["asked"]["global_batch"] == told.asked.global_batch
 
 
 def test_records_are_read_alike_without_the_faster_reader(program, trace, monkeypatch):

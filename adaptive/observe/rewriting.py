@@ -1,0 +1,68 @@
+"""Replace the contents of a log file in one go, and recognize a file that nobody has touched since it was closed."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import IO, Any, NamedTuple
+
+
+@contextmanager
+def rewritten(path: Path) -> Iterator[IO[bytes]]:
+    """Yield a file that takes the place of `path` at the end of the `with` block, unless the block raises.
+
+    A process that is killed meanwhile leaves the old file as it was. Another process that still has the old file open
+    cannot add to the new one.
+
+    Raises:
+      OSError: the folder cannot be written.
+    """
+    target = path.resolve()
+    beside = target.with_name(f".{target.name}.rewritten")
+    try:
+        with beside.open("wb") as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        shutil.copymode(target, beside)
+        beside.replace(target)
+    finally:
+        with suppress(OSError):
+            beside.unlink(missing_ok=True)
+
+
+class Left(NamedTuple):
+    """A log file as this process left it.
+
+    Attributes:
+      size: bytes.
+      run_id: of the run that was written last.
+      step: the last step in the file.
+      head: what the writer has to know to add to the file.
+    """
+
+    size: int
+    run_id: str
+    step: int
+    head: Any
+
+
+_left: dict[Path, Left] = {}
+
+
+def note_left(path: Path, run_id: str, step: int, head: Any) -> None:
+    """Remember a file that this process has just closed, so that the next `run()` need not read it."""
+    with suppress(OSError):
+        if path.is_file():
+            _left[path.resolve()] = Left(path.stat().st_size, run_id, step, head)
+
+
+def as_left(path: Path, run_id: str, step: int) -> Left | None:
+    """Return what is known of a file that ends with this step of this run; None if it has to be read to know."""
+    left = _left.get(path.resolve())
+    if left is None or (left.run_id, left.step) != (run_id, step) or not path.is_file():
+        return None
+    return left if path.stat().st_size == left.size else None

@@ -1,0 +1,82 @@
+"""Processes that log are killed and started again: each step is in each log once, in order, as it was taken last."""
+
+from __future__ import annotations
+
+import csv
+import json
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from adaptive.observe.recorded import read_parts
+from adaptive.page.columns import read_columns
+from tests.adaptive.event_files import scalars
+from tests.mpirun import ROOT, run, survives_losses
+from tests.speed import limit
+
+SCRIPT = Path(__file__).parent / "killed_while_logging.py"
+STEPS = 40
+
+
+def check(folder: Path, attempts: dict[int, int], ids: int = 1) -> None:
+    """Each log has all steps once, in order; `attempts`: by the first step, in which attempt it was taken last."""
+    steps = range(1, STEPS + 1)
+    wanted = [(step, float(attempts[max(first for first in attempts if first <= step)])) for step in steps]
+    with (folder / "run.csv").open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert [(int(row["step"]), float(row["attempt"])) for row in rows] == wanted
+    assert len({row["run_id"] for row in rows}) == ids
+    lines = [json.loads(line) for line in (folder / "run.jsonl").read_text().splitlines()]
+    recorded = [line for line in lines if line["kind"] == "step"]
+    assert [(line["step"], line["metrics"]["attempt"]) for line in recorded] == wanted
+    assert len({line["run_id"] for line in lines if line["kind"] == "header"}) == ids
+    assert scalars(folder / "board", "attempt") == wanted
+
+
+def test_killed_before_the_first_checkpoint_and_between_two_and_again(tmp_path):
+    for killed_after in (7, 17, 13, 0):
+        done = subprocess.run(
+            [sys.executable, str(SCRIPT), str(tmp_path), str(killed_after)],
+            cwd=ROOT,
+            capture_output=True,
+            text=True,
+            timeout=limit(100),
+        )
+        assert done.returncode == (-signal.SIGKILL if killed_after else 0), done.stderr
+    check(tmp_path, {1: 2, 11: 4})
+    first, second, third = read_columns(tmp_path / "run.jsonl").restored
+    assert (first.row, first.after) == (0, 0)
+    assert (second.row, second.after) == (third.row, third.after) == (10, 10)
+    assert 0 < first.repeated <= 7
+    assert 0 < second.repeated <= 7
+    assert third.repeated <= 3
+    assert second.seconds > 0
+
+
+@pytest.mark.ranks
+@pytest.mark.long
+def test_all_ranks_are_killed_and_the_job_goes_on_with_more_of_them(tmp_path):
+    run([SCRIPT, tmp_path, "17"], n=2, expect_failure=True)
+    run([SCRIPT, tmp_path, "0"], n=3)
+    check(tmp_path, {1: 1, 11: 2})
+    two, three = read_parts(tmp_path / "run.jsonl")
+    assert (two.header["workers"], three.header["workers"]) == (2, 3)
+    assert [fields["step"] for _, fields in two.steps] == list(range(1, 11))
+    columns = read_columns(tmp_path / "run.jsonl")
+    assert columns.step.tolist() == list(range(1, STEPS + 1))
+    assert columns.changed.tolist() == [[6, 6, 0], [4, 4, 4]]
+
+
+@pytest.mark.ranks
+@pytest.mark.long
+@survives_losses
+def test_the_rank_that_writes_is_killed_and_another_goes_on_in_the_same_logs(tmp_path):
+    """The other writes what the first one had not written yet, and nothing twice."""
+    result = run([SCRIPT, tmp_path, "17", "0"], n=3, ours=True)
+    assert result.stdout.count("ended after step 40, epoch 10") == 2, result
+    check(tmp_path, {1: 1})
+    assert len(list((tmp_path / "board").iterdir())) == 2
+    assert read_columns(tmp_path / "run.jsonl").restored == ()  # no step was taken again
