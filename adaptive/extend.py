@@ -46,6 +46,11 @@ from adaptive.base.numbers import whole as whole
 from adaptive.base.phases import Doing as Doing
 from adaptive.base.phases import doing as doing
 from adaptive.base.phases import phase as phase
+from adaptive.base.python_stacks import SECONDS_TO_WRITE as SECONDS_TO_WRITE
+from adaptive.base.python_stacks import shortened as shortened
+from adaptive.base.python_stacks import stack_of as stack_of
+from adaptive.base.python_stacks import write_stacks_upon_signal as write_stacks_upon_signal
+from adaptive.base.python_stacks import written_stacks as written_stacks
 from adaptive.base.reductions import Mixed as Mixed
 from adaptive.base.reductions import Reduction as Reduction
 from adaptive.base.reductions import Sliced as Sliced
@@ -60,6 +65,9 @@ from adaptive.base.told import honoured as honoured
 from adaptive.base.told import told as told
 from adaptive.base.versions import tested_range as tested_range
 from adaptive.base.versions import untested as untested
+from adaptive.base.waits import Wait as Wait
+from adaptive.base.waits import wait_of as wait_of
+from adaptive.base.waits import waiting as waiting
 from adaptive.base.where import at as at
 from adaptive.base.where import current_line as current_line
 from adaptive.base.world import Arrived as Arrived

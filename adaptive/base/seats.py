@@ -23,7 +23,7 @@ class Resident:
     losses: tuple[Loss, ...] = ()
     unattended: tuple[int, ...] = ()
     survives = False
-    waited = 0.0
+    waited = patience = 0.0
     in_reserve = apart = newcomers = spawns = False
     built: Mapping[str, str] = MappingProxyType({})
     deterministic = False

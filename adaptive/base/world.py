@@ -194,6 +194,13 @@ class World(Protocol):
         ...
 
     @property
+    def patience(self) -> float:
+        """Seconds for which a process may keep the others waiting before it is taken for stuck. 0 where nobody watches.
+        Replicated.
+        """
+        ...
+
+    @property
     def survives(self) -> bool:
         """Whether others go on where processes are lost, or leave for good. Replicated."""
         ...

@@ -29,6 +29,7 @@ def from_source(
     map: Callable[[Any], Any] | None = None,
     random_map: Callable[[Any, np.random.Generator], Any] | None = None,
     num_readers: int | None = None,
+    read_timeout: float | None = None,
 ) -> Examples:
     """Data with an index, for `Program`'s `data`, `Shards` and `evaluate`, and what is done to each example.
 
@@ -47,6 +48,8 @@ def from_source(
       num_readers: processes that read, for each process of the program; 0 to read in a thread. By default as many as a
         loader that is given has, or none. They are started when they are needed. What they run is sent to them by
         cloudpickle, so scripts need no `if __name__ == "__main__"`.
+      read_timeout: seconds after which reading one example fails with a DataError, where a step waits for it; 0 for no
+        limit. By default 1.5 times the world's `patience`, and no limit on one process.
 
     Raises:
       DataError: the data cannot be used, or have no index.
@@ -55,7 +58,7 @@ def from_source(
         if whole(num_readers) is None or num_readers < 0:
             raise DataError(f"num_readers= takes how many processes read; got {num_readers!r}.")
         num_readers = int(num_readers)
-    found = examples_of(data, transform=map, augment=random_map, num_readers=num_readers)
+    found = examples_of(data, transform=map, augment=random_map, num_readers=num_readers, read_timeout=read_timeout)
     if isinstance(found, FromIterator):
         raise DataError(f"a {type(data).__name__} has no index:  ad.data.from_iterator(data, map=…)")
     return found
@@ -67,6 +70,7 @@ def examples_of(
     transform: Callable[[Any], Any] | None = None,
     augment: Callable[[Any, np.random.Generator], Any] | None = None,
     num_readers: int | None = None,
+    read_timeout: float | None = None,
 ) -> Examples | FromIterator:
     """What a user gave as data, taken for what it is.
 
@@ -74,8 +78,8 @@ def examples_of(
       DataError: it cannot be used, or it cannot be told what is meant.
     """
     if isinstance(data, Examples | FromIterator):
-        if transform or augment or num_readers:
-            raise DataError(f"{data!r}: give map=, random_map= and num_readers= in one call.")
+        if transform or augment or num_readers or read_timeout is not None:
+            raise DataError(f"{data!r}: give map=, random_map=, num_readers= and read_timeout= in one call.")
         return data
     notes: tuple[str, ...] = ()
     if torch_loaders.is_loader(data):
@@ -97,7 +101,9 @@ def examples_of(
         and getattr(data, "format", {}).get("type") is None
     ):
         data = data.with_format("numpy")
-    return Examples(data, transform=transform, augment=augment, num_readers=num_readers or 0, notes=notes)
+    return Examples(
+        data, transform=transform, augment=augment, num_readers=num_readers or 0, notes=notes, read_timeout=read_timeout
+    )
 
 
 def _has_no_index(data: Any) -> bool:

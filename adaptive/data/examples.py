@@ -13,7 +13,9 @@ from adaptive.base.arrays import NotAnArrayError, is_array, on_host
 from adaptive.base.errors import DataError
 from adaptive.base.names import leaf_names
 
+from .fetch_thread import FetchThread
 from .pool import Pool
+from .read_watch import CurrentRead, checked_timeout, read_in_background
 from .reading import FIRST_PASS, Passes, Reading, Table, is_list, taken, with_arrays
 from .stored_arrays import StoredArray, is_mapped, is_stored
 
@@ -78,6 +80,24 @@ class Rows(Protocol):
         """A batch of that many examples, as shapes."""
         ...
 
+    @property
+    def read_timeout(self) -> float | None:
+        """Seconds after which reading one example fails; `None` for the default, 0 for no limit."""
+        ...
+
+    @property
+    def thread(self) -> FetchThread:
+        """The thread that reads the data, or waits for processes that do: one, so sources need no locks."""
+        ...
+
+    def current_reads(self) -> list[CurrentRead]:
+        """Return what is being read now, by threads of this process or by others."""
+        ...
+
+    def abandon(self) -> None:
+        """End the processes that read; they are started again when they are needed."""
+        ...
+
     def close(self) -> None:
         """End the processes that read; they are started again when they are needed."""
         ...
@@ -94,6 +114,7 @@ class Examples:
       augment: of an example and its random numbers.
       num_readers: processes that read.
       notes: what is to be said of how the data were taken.
+      read_timeout: seconds after which reading one example fails; `None` for the default, 0 for no limit.
 
     Raises:
       DataError: leaves of different lengths, no leaves, no examples, leaves that hold no numbers, or a list or an
@@ -108,8 +129,10 @@ class Examples:
         augment: Callable[[Any, np.random.Generator], Any] | None = None,
         num_readers: int = 0,
         notes: tuple[str, ...] = (),
+        read_timeout: float | None = None,
     ):
         self.mapped, self._notes, self.num_readers = False, notes, num_readers
+        self.read_timeout, self.thread = checked_timeout(read_timeout), FetchThread("adaptive-input")
         self._reading: Reading | None = None
         if _is_source(data):
             self.length = len(data)
@@ -133,7 +156,7 @@ class Examples:
         if self._reading is None:
             self.example = jax.tree.map(lambda a: on_host(a[0]), arrays)
         else:
-            self.example = self._reading.first()
+            self.example = read_in_background(self, self._reading.first)
         self.shard_ranges: tuple[ShardRange, ...] = (ShardRange(0, self.length),)
 
     def __len__(self) -> int:
@@ -185,6 +208,15 @@ class Examples:
     def shapes(self, examples: int) -> Any:
         """A batch of that many examples, as shapes."""
         return shapes_of(self.example, examples)
+
+    def current_reads(self) -> list[CurrentRead]:
+        """Return what is being read now, by threads of this process or by others."""
+        reads = [] if self._reading is None else self._reading.reads.now()
+        return reads or (self._pool.current_reads() if self._pool is not None else [])
+
+    def abandon(self) -> None:
+        """End the processes that read; they are started again when they are needed."""
+        self.close()
 
     def close(self) -> None:
         """End the processes that read; they are started again when they are needed."""

@@ -10,9 +10,11 @@ from __future__ import annotations
 import atexit
 import os
 import threading
+import time
 import weakref
 from collections.abc import Callable
 from concurrent.futures import Future
+from functools import lru_cache
 from queue import SimpleQueue
 from typing import Any, TypeVar
 
@@ -34,7 +36,7 @@ class FetchThread:
     """
 
     def __init__(self, name: str):
-        self._name = name
+        self.name = name
         self._tasks: SimpleQueue[Task | None] = SimpleQueue()
         self._thread: threading.Thread | None = None
         self._closed = False
@@ -58,6 +60,9 @@ class FetchThread:
         self._tasks.put((future, function, args))
         return future
 
+    def __reduce__(self) -> tuple[Any, ...]:  # a copy, or one in another process, has a thread of its own
+        return FetchThread, (self.name,)
+
     def close(self) -> None:
         """End the thread after the tasks submitted so far, without waiting for them."""
         if not self._closed:
@@ -65,11 +70,17 @@ class FetchThread:
             self._tasks.put(None)
 
     def _start(self) -> None:
-        self._thread = threading.Thread(target=_run, args=(self._tasks,), name=self._name, daemon=True)
+        self._thread = threading.Thread(target=_run, args=(self._tasks,), name=self.name, daemon=True)
         self._thread.start()
         at_exit = _AtExit(self._thread, self._tasks)
         atexit.register(at_exit)
         weakref.finalize(self, at_exit.end_thread).atexit = False
+
+
+@lru_cache(maxsize=1)
+def _end_of_waiting() -> float:
+    """Return until when the exit waits, for all threads together: asked first when the interpreter ends."""
+    return time.monotonic() + _SECONDS_AT_EXIT
 
 
 class _AtExit:
@@ -86,7 +97,7 @@ class _AtExit:
             if task is not None:
                 task[0].cancel()
         self._tasks.put(None)
-        self._thread.join(_SECONDS_AT_EXIT)
+        self._thread.join(max(0.0, _end_of_waiting() - time.monotonic()))
 
     def end_thread(self) -> None:
         """End the thread after its tasks; there is nothing left to do at exit."""

@@ -11,10 +11,11 @@ from __future__ import annotations
 
 import inspect
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 import jax
 import numpy as np
@@ -22,12 +23,18 @@ import numpy as np
 from adaptive.base.errors import DataError
 from adaptive.base.names import leaf_names
 from adaptive.base.numbers import whole
+from adaptive.base.surroundings import Surroundings
+from adaptive.base.world import World
 
 from .batches import refuse_batches, refuse_parts
 from .examples import ShardRange, shapes_of
+from .fetch_thread import FetchThread
+from .read_watch import CurrentRead, CurrentReads, ReadWatch, checked_timeout
 from .reading import checked, has_lists, random_numbers, taken, with_arrays
 from .replay import ReplayableIterator
 from .torch_loaders import LoaderEpochs, is_loader
+
+T = TypeVar("T")
 
 _MANY = 2**31 - 1  # the most examples of a batch, where no data set says so
 
@@ -39,6 +46,7 @@ class FromIterator:
     Attributes:
       names: of the parameters of `make` that it is called with.
       length: examples in an epoch, `None` if that is not known, `math.inf` if there are no epochs.
+      read_timeout: seconds after which reading one example fails; `None` for the default, 0 for no limit.
     """
 
     make: Callable[..., Iterable[Any]]
@@ -48,6 +56,7 @@ class FromIterator:
     batched: bool = False
     length: float | None = None
     notes: tuple[str, ...] = ()
+    read_timeout: float | None = None
 
     @property
     def per_worker(self) -> bool:
@@ -76,24 +85,38 @@ class IterableData:
       how: to begin them.
       workers: of all processes.
       mine: the workers of this process.
+      world: whose other processes wait while this one reads.
+
+    Attributes:
+      thread: reads the iterators, always: some cannot be used in two threads.
 
     Raises:
-      DataError: an iterator gives no examples, or some that cannot be used.
+      DataError: an iterator gives no examples, or some that cannot be used; or a read takes too long.
     """
 
     in_memory = mapped = _lists = False
 
-    def __init__(self, how: FromIterator, workers: int, mine: Sequence[int]):
-        self.how = how
+    def __init__(self, how: FromIterator, workers: int, mine: Sequence[int], world: World | None = None):
+        self.how, self.read_timeout = how, how.read_timeout
+        self._reads = CurrentReads("of the iterator")
+        self.thread, self._surroundings = FetchThread("adaptive-input"), Surroundings()
+        self._watch = ReadWatch(self, world)
         own = list(mine) or [0]
         length = None if how.per_worker else how.length
         shards = own if how.per_worker else [0]
         self._workers = workers
         self._loaders = {shard: LoaderEpochs(warns=how.per_worker or 0 in mine) for shard in shards}
-        self.runs = {shard: ReplayableIterator(partial(self._begin, shard), how.batched, length) for shard in shards}
+        self.runs = {
+            shard: ReplayableIterator(partial(self._begin, shard), how.batched, length, self._reads) for shard in shards
+        }
         first = self.runs[own[0] if how.per_worker else 0]
-        first.reach(0)
-        self.example = self.taken(first, own[0] if how.per_worker else 0, 0, seed=0)
+        shard = own[0] if how.per_worker else 0
+
+        def read() -> Any:
+            first.reach(0)
+            return self.taken(first, shard, 0, seed=0)
+
+        self.example = self._in_thread(read)
         self.length = int(how.length) if how.length is not None and how.length != math.inf else _MANY
         self.shard_ranges = (ShardRange(0, self.length),) * (workers if how.per_worker else 1)
 
@@ -115,6 +138,7 @@ class IterableData:
     def taken(self, run: ReplayableIterator, shard: int, position: int, seed: int) -> Any:
         """The example at a position, on the host."""
         item = run.example(position)
+        self._reads.begin(position)
         try:
             if self.how.transform is not None:
                 item = self.how.transform(item)
@@ -134,9 +158,35 @@ class IterableData:
 
     def first_examples(self, most: int) -> list[Any]:
         """Those that come first, as far as the first epoch goes: what processes are compared by."""
-        run = self.runs[min(self.runs)]
-        run.reach(most - 1)
-        return [self.taken(run, min(self.runs), position, seed=0) for position in range(min(most, run.next))]
+        shard, run = min(self.runs), self.runs[min(self.runs)]
+
+        def read() -> list[Any]:
+            run.reach(most - 1)
+            return [self.taken(run, shard, position, seed=0) for position in range(min(most, run.next))]
+
+        return self._in_thread(read)
+
+    def _in_thread(self, function: Callable[[], T]) -> T:
+        def read() -> T:
+            with self.reading():
+                return function()
+
+        return self._watch.result(self.thread.submit(self._surroundings.run, read))
+
+    @contextmanager
+    def reading(self) -> Iterator[None]:
+        """While the block lasts, this thread reads; after it, it does not."""
+        try:
+            yield
+        finally:
+            self._reads.end()
+
+    def current_reads(self) -> list[CurrentRead]:
+        """Return what is being read now."""
+        return self._reads.now()
+
+    def abandon(self) -> None:
+        """Iterators are ended in the thread that reads them, so there is nothing to do."""
 
     def shapes(self, examples: int) -> Any:
         """A batch of that many examples, as shapes."""
@@ -165,6 +215,7 @@ def from_iterator(
     random_map: Callable[[Any, np.random.Generator], Any] | None = None,
     batched: bool = False,
     length: float | None = None,
+    read_timeout: float | None = None,
 ) -> FromIterator:
     """Data without an index, for `Program`'s `data`: what an iterator gives, in its order.
 
@@ -191,6 +242,8 @@ def from_iterator(
       batched: whether the iterator gives batches, of any sizes, which are taken apart.
       length: examples in an epoch, over all workers, for what goes by epochs. By default an epoch is what the
         iterator gives until it ends; of `math.inf` there are none.
+      read_timeout: seconds after which reading one example, or beginning an epoch, fails with a DataError, where a
+        step waits for it; 0 for no limit. By default 1.5 times the world's `patience`, and no limit on one process.
 
     Raises:
       DataError: `make` is an iterator, which can be gone through once only; or it cannot be called so; or it gives
@@ -201,7 +254,8 @@ def from_iterator(
         if length is None or length < 1:
             raise DataError("length= takes the number of examples in an epoch, or math.inf where there are none.")
     check_made(make, batched, per_worker=False)
-    how = FromIterator(*_maker(make), map, random_map, bool(batched), length)
+    timeout = checked_timeout(read_timeout)
+    how = FromIterator(*_maker(make), map, random_map, bool(batched), length, read_timeout=timeout)
     return replace(how, notes=(_PROMISE_OF_EACH if how.per_worker else _PROMISE,))
 
 

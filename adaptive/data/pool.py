@@ -7,6 +7,8 @@ that goes through a fixed sequence, as grain's does, will not do here: what is r
 
 from __future__ import annotations
 
+import math
+import mmap
 import os
 import pickle
 import signal
@@ -15,13 +17,17 @@ import time
 import traceback
 import weakref
 from concurrent.futures import BrokenExecutor, Future
+from contextlib import suppress
 from typing import Any
 
 import jax
 import numpy as np
+import psutil
 
 from adaptive.base.errors import DataError
+from adaptive.base.python_stacks import shortened, write_stacks_upon_signal, written_stacks
 
+from .read_watch import STATUS_BYTES, CurrentRead, CurrentReads, read_status, words_of
 from .reading import Passes, Reading, joined
 
 _CHUNKS = 4  # of a batch, for each process: so that all have something to do until the end
@@ -51,10 +57,12 @@ class Pool:
         """The examples numbered `indices`, stacked, as soon as a process has read them."""
         with self._lock:
             try:
-                return self._ready().submit(_read, indices, passes)
+                future = self._ready().submit(_read, indices, passes)
             except BrokenExecutor:  # whoever waited for what was lost with it has been told
                 self._executor = None
-                return self._ready().submit(_read, indices, passes)
+                future = self._ready().submit(_read, indices, passes)
+            _end_before_loky_waits(self._executor)
+            return future
 
     def _ready(self) -> Any:
         if self._executor is None:
@@ -69,6 +77,12 @@ class Pool:
         futures = [self.submit(indices[part], passes.part(part)) for part in parts]
         return joined([result(future) for future in futures])
 
+    def current_reads(self) -> list[CurrentRead]:
+        """Return what each process reads, the oldest first; of those that read nothing, which start or are stopped."""
+        executor = self._executor
+        found = [_current_read(pid) for pid in list(executor._processes or ())] if executor is not None else []
+        return sorted((read for read in found if read is not None), key=lambda read: read.since or math.inf)
+
     def close(self) -> None:
         """End the processes, whatever they do."""
         with self._lock:
@@ -82,12 +96,24 @@ def chunk(examples: int, num_readers: int) -> int:
     return min(max(1, -(-examples // (_CHUNKS * num_readers))), _LARGEST_CHUNK)
 
 
+class ReadersLostError(DataError):
+    """Processes that read are gone, with all that they had been given to read."""
+
+
 def result(future: Future[Any]) -> Any:
-    """What was submitted, waited for."""
+    """What was submitted, waited for.
+
+    Raises:
+      ReadersLostError: a process was lost, or the processes were ended.
+    """
     try:
         return future.result()
-    except BrokenExecutor as error:
-        raise DataError(
+    except RuntimeError as error:
+        if type(error).__name__ == "ShutdownExecutorError":  # loky's, which is imported only where it is needed
+            raise ReadersLostError("the processes that read examples were ended before they had read these") from error
+        if not isinstance(error, BrokenExecutor):
+            raise
+        raise ReadersLostError(
             f"a process that reads examples was lost: {error}\nIf it was killed for memory, lower num_readers=, or "
             "give data that each of them opens for itself instead of holding them."
         ) from error
@@ -120,6 +146,76 @@ def _end(executor: Any) -> None:
     executor.shutdown(wait=False, kill_workers=True)
 
 
+_executors: weakref.WeakSet[Any] = weakref.WeakSet()
+
+
+def _end_before_loky_waits(executor: Any) -> None:
+    """End an executor when the interpreter begins to exit, before loky waits there for what has been submitted.
+
+    Called after the first task was submitted, when loky has registered its hook: hooks run in reverse order.
+    """
+    if not _executors:
+        register = getattr(threading, "_register_atexit", None)
+        if register is not None:
+            with suppress(RuntimeError):  # the interpreter exits already
+                register(_end_all)
+    _executors.add(executor)
+
+
+def _end_all() -> None:
+    for executor in list(_executors):
+        _end(executor)
+
+
+# --- what a process reads ---------------------------------------------------------------------------------------------
+
+# A process that reads has a file without a name among its open files: what it reads now stands at the beginning, and
+# behind that the stacks that it writes upon a signal.
+_FILE = "adaptive-reader-"
+_DISK = psutil.STATUS_DISK_SLEEP
+
+
+def _current_read(pid: int) -> CurrentRead | None:
+    """Return what a process reads; `None` if it waits for something to read, or is gone."""
+    try:
+        state = psutil.Process(pid).status()
+    except psutil.Error:
+        return None
+    reader = f"reader process {pid}" + (", in the kernel: a disk, or a network file system" if state == _DISK else "")
+    stopped = state in (psutil.STATUS_STOPPED, psutil.STATUS_TRACING_STOP)
+    if stopped:
+        reader += f", stopped (SIGSTOP, Ctrl-Z or a debugger: `kill -CONT {pid}` lets it go on)"
+    file, status = _file_of(pid)
+    number, count, since = read_status(status) if status else (-1, 0, 0.0)
+    if not status:
+        what = "the start of a process that reads"
+    elif not since and not stopped:
+        return None
+    else:
+        what = words_of(number, count, "of the data") if number >= 0 and since else "the pickled data set"
+        what = what if since else "examples"
+    starts = not status or (number < 0 and since > 0)
+    return CurrentRead(what, reader, since, lambda: "" if stopped else _stack(pid, file), starts)
+
+
+def _stack(pid: int, file: int) -> str:
+    threads = [block.strip() for block in written_stacks(pid, file).split("\n\n")]
+    return shortened("\n".join(block for block in threads if "_leave_with" not in block))
+
+
+def _file_of(pid: int) -> tuple[int, bytes]:
+    """Return the descriptor of a process's file, and what it reads as written there; -1 and b"" if there is none."""
+    folder = f"/proc/{pid}/fd"
+    with suppress(OSError):
+        for name in os.listdir(folder):
+            with suppress(OSError):
+                if _FILE in os.readlink(f"{folder}/{name}"):
+                    with open(f"{folder}/{name}", "rb") as file:
+                        status = file.read(STATUS_BYTES)
+                        return int(name), status if len(status) == STATUS_BYTES else b""
+    return -1, b""
+
+
 # --- in a process that reads ------------------------------------------------------------------------------------------
 
 _here: list[Reading | Exception] = []
@@ -130,8 +226,18 @@ def _begin(pickled: bytes, parent: int, wide: bool) -> None:
         signal.signal(number, signal.SIG_IGN)
     threading.Thread(target=_leave_with, args=(parent,), daemon=True).start()
     jax.config.update("jax_enable_x64", wide)
+    file = write_stacks_upon_signal(_FILE)
+    reads = CurrentReads()
     try:
-        _here.append(pickle.loads(pickled))
+        if file >= 0:
+            os.ftruncate(file, mmap.PAGESIZE)
+            os.lseek(file, 0, os.SEEK_END)
+            reads.write_to(mmap.mmap(file, mmap.PAGESIZE))
+        reads.begin("the pickled data set")
+        reading = pickle.loads(pickled)
+        reads.end()
+        reading.reads = reads
+        _here.append(reading)
     except Exception as error:
         _here.append(_sendable(error))
 

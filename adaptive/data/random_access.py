@@ -14,7 +14,7 @@ import numpy as np
 
 from .examples import Rows
 from .order import Order
-from .pool import chunk, result
+from .pool import ReadersLostError, chunk, result
 from .reading import Passes, joined
 
 _STEPS_AHEAD = 2  # that are requested of other processes, and more where batches are too small to occupy them
@@ -115,6 +115,9 @@ class RandomAccessReader:
     def _result(self, piece: Future[Any]) -> Any:
         try:
             return result(piece)
+        except ReadersLostError:  # and all that was under way
+            self._kept = {}
+            raise
         except Exception:  # so that whoever asks again has it read again
             self._kept = {key: kept for key, kept in self._kept.items() if kept[0] is not piece}
             raise

@@ -14,6 +14,7 @@ from adaptive.base.arrays import NotAnArrayError, on_host
 from adaptive.base.errors import DataError
 from adaptive.base.names import leaf_names
 
+from .read_watch import CurrentReads
 from .reader_threads import Functions, Own, ReaderThreads
 from .stored_arrays import MappedFile, StoredArray
 
@@ -56,6 +57,9 @@ class Reading:
       source: `source[i]` is one example.
       transform: of an example.
       augment: of an example and its random numbers.
+
+    Attributes:
+      reads: what each thread reads now.
     """
 
     def __init__(
@@ -66,6 +70,7 @@ class Reading:
     ):
         self.source, self._transform, self._augment = source, transform, augment
         self.example: Any = None
+        self.reads = CurrentReads()
         self._lists = False
         self._threads: ReaderThreads | None = None
 
@@ -79,7 +84,11 @@ class Reading:
     def rows(self, indices: np.ndarray, passes: Passes) -> Any:
         """The examples numbered `indices`, stacked."""
         if isinstance(self.source, Table) and self._transform is None and self._augment is None:
-            return self.source.rows(indices)
+            try:
+                self.reads.begin(int(indices[0]) if len(indices) else "no example", len(indices))
+                return self.source.rows(indices)
+            finally:
+                self.reads.end()
         return stacked(self._items(indices, passes))
 
     @property
@@ -108,7 +117,11 @@ class Reading:
                 return self._read(own[0].__getitem__, own[1], numbers[place], int(epochs[place]), passes)
 
             return self._threads.read(read, len(numbers))
-        items, functions = list(several(numbers)), (self._transform, self._augment)
+        try:
+            self.reads.begin(numbers[0] if numbers else "no example", len(numbers))
+            items, functions = list(several(numbers)), (self._transform, self._augment)
+        finally:
+            self.reads.end()
         if len(items) != len(numbers):
             raise DataError(f"the data set's __getitems__ gave {len(items)} examples for {len(numbers)} numbers.")
         return [
@@ -118,6 +131,7 @@ class Reading:
 
     def _read(self, get: Callable[[int], Any], functions: Functions, number: int, epoch: int, passes: Passes) -> Any:
         transform, augment = functions
+        self.reads.begin(number)
         try:
             item = get(number)
             if transform is not None:
@@ -127,6 +141,8 @@ class Reading:
         except Exception as error:
             error.add_note(f"in reading example {number} of the data")
             raise
+        finally:
+            self.reads.end()
         if self.example is None:
             return item
         row = taken(with_arrays(item) if self._lists else item, f"data[{number}]")

@@ -17,6 +17,7 @@ import numpy as np
 from adaptive.base.errors import DataError
 from adaptive.base.names import leaf_names
 
+from .read_watch import CurrentReads
 from .reading import has_lists, taken, with_arrays
 
 _log = logging.getLogger("adaptive")
@@ -45,13 +46,21 @@ class ReplayableIterator:
       begin: an epoch's iterator, or what can be iterated.
       batched: whether it gives batches.
       length: how many examples it should give; not a number if that is not known.
+      reads: told of each read.
 
     Attributes:
       next: the position of the example that it gives next.
     """
 
-    def __init__(self, begin: Callable[[int], Iterable[Any]], batched: bool, length: float | None):
+    def __init__(
+        self,
+        begin: Callable[[int], Iterable[Any]],
+        batched: bool,
+        length: float | None,
+        reads: CurrentReads | None = None,
+    ):
         self._begin, self._batched, self._length = begin, batched, length
+        self._reads = reads or CurrentReads("of the iterator")
         self._restart(Mark(0, 0, 0, None))
 
     def _restart(self, mark: Mark) -> None:
@@ -97,11 +106,13 @@ class ReplayableIterator:
     def _pull(self) -> None:
         try:
             if self._iterator is None:
+                self._reads.begin(f"the start of epoch {self._epoch}")
                 self._iterator = iter(self._begin(self._epoch))
             if self._mark_is_due or self.next == self._began:
                 state = None if self.next == self._began else self._state()  # epochs are begun by `begin`
                 self._marks.append(Mark(self.next, self._epoch, self._began, state))
                 self._mark_is_due = False
+            self._reads.begin(self.next)
             item = next(self._iterator)
         except StopIteration:
             self._end_epoch()
@@ -184,6 +195,7 @@ class ReplayableIterator:
         self.look_behind(position)
 
     def _set_state(self, mark: Mark) -> None:
+        self._reads.begin(f"the state, at position {mark.at},")
         state = base64.b64decode(mark.state["bytes"]) if "bytes" in mark.state else mark.state["json"]
         iterator: Any = iter(self._begin(mark.epoch))
         iterator.set_state(state)

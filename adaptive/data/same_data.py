@@ -8,7 +8,9 @@ import jax
 import numpy as np
 
 from adaptive.base.names import leaf_names
+from adaptive.base.world import World
 
+from .background_rows import in_background
 from .examples import Rows
 from .iterable import IterableData
 from .reading import stacked
@@ -24,14 +26,18 @@ _ROWS_READ_TWICE = 16
 _FIRST_OF_ITERATORS = 16
 
 
-def digests_of_data(data: Rows | IterableData, all_bytes: int = _ALL_BYTES) -> dict[str, str]:
+def digests_of_data(
+    data: Rows | IterableData, all_bytes: int = _ALL_BYTES, world: World | None = None
+) -> dict[str, str]:
     """Of the number of examples (in each shard), and of the contents of each leaf. Local.
 
     Args:
       all_bytes: how large a data set in memory is read as a whole.
+      world: whose other processes wait meanwhile.
     """
     if isinstance(data, IterableData):
         return _digests_of_first(data)
+    data = in_background(data, world)
     if data.mapped:
         all_bytes = min(all_bytes, _ALL_BYTES_EACH_TIME)
     row_bytes = max(1, sum(leaf.nbytes for leaf in jax.tree.leaves(data.example)))
@@ -70,13 +76,14 @@ def _digests_of_first(data: IterableData) -> dict[str, str]:
     return {"data": "an iterator", **{name: f"{kind} {digest.hexdigest()}" for (name, kind), digest in said}}
 
 
-def steadiness(data: Rows | IterableData, rank: int) -> dict[str, str]:
+def steadiness(data: Rows | IterableData, rank: int, world: World | None = None) -> dict[str, str]:
     """Whether a source's rows are the same when they are read again: equal on all processes if they are on all."""
     if isinstance(data, IterableData) or data.in_memory:
         return {}
+    rows = in_background(data, world)
     for row in _sample(len(data), _ROWS_READ_TWICE):
         try:
-            first, again = (_digests(data, np.array([row])) for _ in range(2))
+            first, again = (_digests(rows, np.array([row])) for _ in range(2))
         except Exception:  # the source's own, that a step will meet too; the others wait for an answer
             return {}
         if first != again:

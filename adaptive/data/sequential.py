@@ -29,6 +29,10 @@ class SequentialReader:
 
     def read(self, wanted: Wanted) -> list[Any]:
         """A batch for each span; `None` for one without examples."""
+        with self._data.reading():
+            return self._read(wanted)
+
+    def _read(self, wanted: Wanted) -> list[Any]:
         for shard, run in self._data.runs.items():
             run.release(wanted.committed[shard])
             if self._shared:  # so that all processes have seen the same ends of epochs

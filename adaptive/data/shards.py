@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import Future
+from dataclasses import replace
 from itertools import accumulate
 from typing import Any
 
@@ -13,10 +14,13 @@ import numpy as np
 from adaptive.base.errors import DataError
 from adaptive.base.names import leaf_names
 from adaptive.base.where import name_workers
+from adaptive.base.world import World
 
 from .adapters import examples_of
 from .examples import Examples, Rows, ShardRange, shapes_of
+from .fetch_thread import FetchThread
 from .iterable import FromIterator, IterableData
+from .read_watch import CurrentRead
 from .reading import FIRST_PASS, Passes
 
 
@@ -45,6 +49,7 @@ class Shards:
     def __init__(self, data_sets: Iterable[Any]):
         if isinstance(data_sets, str | Mapping) or hasattr(data_sets, "shape"):
             raise DataError(f"Shards takes a list of data sets, one per worker; got a {type(data_sets).__name__}.")
+        self.thread = FetchThread("adaptive-input")
         self._shards = [_examples(number, data) for number, data in enumerate(data_sets)]
         if not self._shards:
             raise DataError("Shards takes one data set per worker; got none.")
@@ -87,6 +92,24 @@ class Shards:
         shard = int(np.searchsorted(self._ends, indices[0], side="right"))
         return self._shards[shard].submit(indices - self.shard_ranges[shard].start, passes)
 
+    @property
+    def read_timeout(self) -> float | None:
+        """The longest of the shards', which `from_source` was given; 0, no limit, is longest."""
+        given = [shard.read_timeout for shard in self._shards if shard.read_timeout is not None]
+        return None if not given else 0.0 if 0.0 in given else max(given)
+
+    def current_reads(self) -> list[CurrentRead]:
+        """Return what is being read now, by threads of this process or by others."""
+        return [
+            replace(read, what=f"{read.what} of shard {number}")
+            for number, shard in enumerate(self._shards)
+            for read in shard.current_reads()
+        ]
+
+    def abandon(self) -> None:
+        """End the processes that read; they are started again when they are needed."""
+        self.close()
+
     def close(self) -> None:
         """End the processes that read."""
         for shard in self._shards:
@@ -110,18 +133,19 @@ class Shards:
         return shapes_of(self.example, examples)
 
 
-def stream_of(data: Any, workers: int, mine: Sequence[int]) -> Rows | IterableData:
+def stream_of(data: Any, workers: int, mine: Sequence[int], world: World | None = None) -> Rows | IterableData:
     """What a user gave as data to train on.
 
     Args:
       workers: of which each must have a shard, if there are shards.
       mine: the workers of this process.
+      world: whose other processes wait while an iterator is read.
 
     Raises:
       DataError: it cannot be used.
     """
     found = data if isinstance(data, Shards) else examples_of(data)
-    return IterableData(found, workers, mine) if isinstance(found, FromIterator) else rows_of(found, workers)
+    return IterableData(found, workers, mine, world) if isinstance(found, FromIterator) else rows_of(found, workers)
 
 
 def rows_of(data: Any, workers: int | None = None) -> Rows:

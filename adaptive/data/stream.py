@@ -21,11 +21,12 @@ import numpy as np
 
 from adaptive.base.errors import DataError
 from adaptive.base.surroundings import Surroundings
+from adaptive.base.world import World
 
 from .examples import Rows
-from .fetch_thread import FetchThread
 from .iterable import IterableData
 from .random_access import RandomAccessReader, Span, Wanted
+from .read_watch import ReadWatch
 from .reading import joined
 from .sequential import SequentialReader
 
@@ -64,16 +65,17 @@ class Stream:
       data: the data set.
       seed: of the permutations.
       workers: the workers of this process.
+      world: whose other processes wait while this one reads.
     """
 
-    def __init__(self, data: Rows | IterableData, *, seed: int, workers: range):
+    def __init__(self, data: Rows | IterableData, *, seed: int, workers: range, world: World | None = None):
         self.data, self.seed, self.workers = data, seed, workers
         self.shard_ranges = data.shard_ranges
         self.cursors: Cursors = (0,) * len(self.shard_ranges)
         self._reader = (
             SequentialReader(data, seed) if isinstance(data, IterableData) else RandomAccessReader(data, seed)
         )
-        self._thread = FetchThread("adaptive-input")
+        self._watch = ReadWatch(data, world)
         self._surroundings = Surroundings()  # of the thread that the data set was looked at in
         self._ahead: tuple[Cursors, tuple[int, ...], Future[Share] | _There] | None = None
         self._before: Cursors = ()  # where the cursors were when that was asked for
@@ -128,9 +130,9 @@ class Stream:
         ahead, self._ahead = self._ahead, None
         if ahead is not None:
             if ahead[:2] == key:
-                return ahead[2].result()
+                return self._result(ahead[2])
             ahead[2].cancel()
-        return self._in_thread(self._fetch, *key, self.cursors).result()  # in one thread: sources need no locks
+        return self._result(self._in_thread(self._fetch, *key, self.cursors))  # in one thread: sources need no locks
 
     def prefetch(self, sizes: Sequence[int]) -> None:
         """Start to fetch what the step after this one takes if nothing is resized."""
@@ -158,10 +160,14 @@ class Stream:
         if isinstance(self.data, IterableData) and self.data.how.per_worker and len(sizes) > len(self.workers):
             raise DataError("each worker has an iterator of its own, which others cannot read. Give check a batch.")
         wanted = self._wanted(self.cursors, sizes, range(len(sizes)), self.cursors)
-        return joined([batch for batch in self._in_thread(self._reader.read, wanted).result() if batch is not None])
+        batches = self._watch.result(self._in_thread(self._reader.read, wanted))
+        return joined([batch for batch in batches if batch is not None])
+
+    def _result(self, share: Future[Share] | _There) -> Share:
+        return share.result() if isinstance(share, _There) else self._watch.result(share)
 
     def _in_thread(self, function: Callable[..., T], *args: Any) -> Future[T]:
-        return self._thread.submit(self._surroundings.run, function, *args)
+        return self.data.thread.submit(self._surroundings.run, function, *args)
 
     def _fetch(self, cursors: Cursors, sizes: tuple[int, ...], committed: Cursors) -> Share:
         began = time.thread_time()  # its own time: kernels may be running on this core meanwhile
@@ -214,7 +220,7 @@ class Stream:
             self._ahead[2].cancel()
         self.cursors, self._ahead = cursors, None
         if isinstance(self._reader, SequentialReader):
-            self._in_thread(self._reader.go_on, cursors, place).result()
+            self._watch.result(self._in_thread(self._reader.go_on, cursors, place))
 
     def close(self) -> None:
         """End the fetch thread and what the data keep open. Waits for no read: one that hangs is left behind."""
@@ -224,7 +230,6 @@ class Stream:
         if self._ahead is not None:
             self._ahead[2].cancel()
         if isinstance(self.data, IterableData):
-            self._thread.submit(self.data.close)  # iterators are ended where they are read
+            self.data.thread.submit(self.data.close)  # iterators are ended where they are read
         else:
             self.data.close()  # ends processes that the thread may be waiting for
-        self._thread.close()

@@ -22,6 +22,7 @@ from adaptive.check.means import MeanCheck
 from adaptive.control.alike import digest_of_text, digest_of_tree
 from adaptive.control.split import positive
 from adaptive.control.together import together
+from adaptive.data.background_rows import in_background
 from adaptive.data.examples import Rows
 from adaptive.data.same_data import digest_of_data
 from adaptive.data.shards import rows_of
@@ -73,7 +74,7 @@ def evaluate(
     whole: list[tuple[int, Any]] = []  # how many examples, and what fn returns
 
     def work() -> tuple[dict[str, str], list[Any]]:
-        rows, each = rows_of(data), positive("batch", batch)
+        rows, each = in_background(rows_of(data), world), positive("batch", batch)
         closed, shapes = jax.make_jaxpr(fn, return_shape=True)(state, rows.shapes(min(each, len(rows))))
         _check(fn, shapes, state, rows, each, op)
         looks(fn, state, rows.rows, (len(rows), each), _combined(shapes), op)

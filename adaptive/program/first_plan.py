@@ -109,10 +109,10 @@ def check_alike(
     if world.processes == 1 and not world.spawns:
         return {}
     built = {setting: repr(value) for setting, value in settings.items()}
-    built.update(digests_of_data(data))
+    built.update(digests_of_data(data, world=world))
     leaves = zip(leaf_names(state.arrays, "state"), jax.tree.leaves(state.arrays), strict=True)
     built.update((label, digest_of_tree(leaf)) for i, (label, leaf) in enumerate(leaves) if i not in state.local)
-    check_built_alike(world, built, plan, f"building {name}", partial(steadiness, data, world.rank))
+    check_built_alike(world, built, plan, f"building {name}", partial(steadiness, data, world.rank, world))
     lasting = {what: digest for what, digest in built.items() if what not in _OF_THE_MOMENT}
     return {**settings_in_words(), **lasting, "driver": digest_of_plan(plan)} if world.spawns else {}
 

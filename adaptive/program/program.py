@@ -172,9 +172,9 @@ class Program:
         microbatch = None if microbatch is None else positive("microbatch", microbatch)
         quantum = None if quantum is None else positive("quantum", quantum)
         overlap = checked_overlap(overlap)
-        self._data = stream_of(data, self.world.capacity, self.world.workers)
+        self._data = stream_of(data, self.world.capacity, self.world.workers, self.world)
         self._initial = InitialState.of(state, local)
-        self._stream = Stream(self._data, seed=self._seed, workers=self.world.workers)
+        self._stream = Stream(self._data, seed=self._seed, workers=self.world.workers, world=self.world)
         planner = Planner(
             driver,
             self._initial.shapes,

@@ -151,7 +151,7 @@ class JaxWorld(Starting, InTurn, Scope):
 
     def __init__(self, devices: Sequence[jax.Device] | None = None, *, patience: float = SECONDS):
         Scope.__init__(self)
-        patience = checked(patience)
+        self.patience = checked(patience)
         if not jax.distributed.is_initialized():
             raise LaunchError("JaxWorld needs jax.distributed.initialize(), before anything else of JAX's.")
         self.devices: Sequence[jax.Device] = tuple(jax.local_devices() if devices is None else devices)
@@ -172,7 +172,7 @@ class JaxWorld(Starting, InTurn, Scope):
         self._operation = Operation("", "", 0)  # the one that it is in, or behind: for the watch
         self._boards = Boards()
         self.waited = 0.0
-        everyone = self._introduced(patience)
+        everyone = self._introduced()
         by_id = {device.id: device for device in jax.devices(self.devices[0].platform)}
         counts = [len(process.devices) for process in everyone]
         self.capacity = sum(counts)
@@ -369,7 +369,7 @@ class JaxWorld(Starting, InTurn, Scope):
                     "Each process gives its own, such as those of jax.local_devices()."
                 )
 
-    def _introduced(self, patience: float) -> list[_Process]:
+    def _introduced(self) -> list[_Process]:
         """Who all processes are, by rank; from here on they watch whether the others come. Communicates."""
         cpus = None if chosen_threads() else allowed_cpus()
         host = platform.node(), this_process().space
@@ -381,7 +381,7 @@ class JaxWorld(Starting, InTurn, Scope):
             self._lines.worlds += 1
         everyone: list[_Process] = [pickle.loads(p) for p in gather.result]
         group = [process.host for process in everyone].index(host)
-        peer, datagrams = introduce(self.rank, group, patience)
+        peer, datagrams = introduce(self.rank, group, self.patience)
         peers = [pickle.loads(p) for p in self.all_gather_bytes(pickle.dumps(peer), about)]
         self._watch = watch(self, peers, self.rank, datagrams, lambda status: None)  # each process ends by itself
         return everyone

@@ -119,7 +119,7 @@ class MPIWorld(Starting, InTurn, Staff, Scope):
         patience: float = SECONDS,
     ):
         Scope.__init__(self)
-        patience = checked(patience)
+        self.patience = checked(patience)
         self._inboxes: dict[tuple[Layout, int, Hashable], Iterator[Inbox]] = {}
         self._latest: tuple[Any, Iterator[Inbox]] = None, iter(())  # of the inboxes, used last
         self._boards = boards.Boards()
@@ -161,7 +161,7 @@ class MPIWorld(Starting, InTurn, Staff, Scope):
             if self.devices[0].platform == "cpu":
                 self._warn_if_oversubscribed(host)
             host.Free()
-            self._start_watch(everyone, patience)
+            self._start_watch(everyone)
             ending.world_made()
             if self.survives and not all_agree(mpi, whole, True):
                 ending.world_ended()
@@ -340,9 +340,9 @@ class MPIWorld(Starting, InTurn, Staff, Scope):
         self._boards.stop()
         self._end_watch(why)
 
-    def _start_watch(self, those: Together, patience: float) -> None:
+    def _start_watch(self, those: Together) -> None:
         rank = those.comm.rank
-        peer, datagrams = introduce(rank, those.everyone[rank].host, patience)
+        peer, datagrams = introduce(rank, those.everyone[rank].host, self.patience)
         peers = those.comm.allgather(peer)
         self._peers = dict(zip(those.everyone, peers, strict=True))
         self._watch = watch(self, peers, rank, datagrams, partial(_abort, self._mpi))

@@ -14,9 +14,10 @@ import time
 import weakref
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
+from types import FrameType
 from typing import Any, Protocol
 
-from adaptive.extend import FAILURE_THREAD, doing, last_words
+from adaptive.extend import FAILURE_THREAD, Wait, doing, last_words, wait_of
 
 from . import stacks
 from .asking import Asking, Message, Peer
@@ -305,10 +306,17 @@ class Watch:
             state = State.COMPILES
         elif found and all(each.exchanges for each in found):
             state = State.CROSSED
+        waits = [] if state.well else [wait for wait in map(wait_of, threads) if wait is not None]
         return {
             "state": state.name,
-            "doing": "; ".join(dict.fromkeys(map(str, found))),
+            "doing": "; ".join(dict.fromkeys([*map(str, found), *(wait.words() for wait in waits)])),
             "line": next((each.line for each in found if each.line), ""),
             "seconds": self._idle,
-            "stack": "" if state.well else stacks.shortened("\n".join(map(stacks.stack_of, frames))),
+            "stack": "" if state.well else _stack_of(waits, frames),
         }
+
+
+def _stack_of(waits: Sequence[Wait], frames: Sequence[FrameType]) -> str:
+    """The stacks of what threads wait for; of the threads themselves, where they wait for nothing that is known."""
+    found = [stack for stack in (wait.stack() for wait in waits) if stack]
+    return stacks.shortened("\n".join(found or map(stacks.stack_of, frames)))

@@ -1,0 +1,321 @@
+"""Reads that hang: warnings that name the example, its reader and the reader's stack, and a deadline for each read.
+
+Reads run in another thread than the steps, or in another process. A read costs two writes: what is read, and since
+when (`CurrentReads`). Whoever waits for examples for longer than a moment looks at these (`ReadWatch`), warns, and
+raises when one read has taken longer than the deadline; the reader is left behind. So nothing is watched while nobody
+waits, and a deadline is raised although the reader hangs.
+
+A deadline counts the seconds that this process has waited for one read. By default that is 1.5 times the world's
+`patience`: the other processes wait since about the same time, name this one after `patience`, and end it after twice
+that, so the error comes before. Where there are no other processes, there is no deadline unless one is given.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import socket
+import struct
+import threading
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass
+from functools import partial
+from math import isfinite
+from mmap import mmap
+from typing import Any, Protocol, TypeVar
+
+from adaptive.base.current import current_world
+from adaptive.base.errors import DataError
+from adaptive.base.numbers import brief, real
+from adaptive.base.python_stacks import stack_of_thread
+from adaptive.base.surroundings import Surroundings
+from adaptive.base.waits import waiting
+from adaptive.base.world import World
+
+from .fetch_thread import FetchThread
+
+T = TypeVar("T")
+
+_FIRST_WARNING = 30.0  # seconds; a quarter of the world's patience, and half of the deadline, if that is less
+_OF_PATIENCE = 1.5  # the deadline by default
+_LONGEST_TICK = 1.0  # seconds from one look at the readers to the next
+_TO_START = 60.0  # seconds at least, for a process that reads: it imports JAX and what the data need
+_SHOWN = 4  # reads in one message
+
+_HERE = os.path.join(os.path.dirname(__file__), "")
+
+_log = logging.getLogger("adaptive")
+
+
+def checked_timeout(read_timeout: float | None) -> float | None:
+    """Return `read_timeout=` as a number; `None` for the default.
+
+    Raises:
+      DataError: it is no number of seconds.
+    """
+    seconds = None if read_timeout is None else real(read_timeout)
+    if read_timeout is not None and (seconds is None or not isfinite(seconds) or seconds < 0):
+        raise DataError(
+            f"read_timeout={brief(read_timeout)}: write the seconds after which reading one example fails, or 0 for no "
+            f"limit. By default it is {_OF_PATIENCE:g} times the world's patience."
+        )
+    return seconds
+
+
+# --- who reads what ---------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class CurrentRead:
+    """A read in progress.
+
+    Attributes:
+      what: "example 12 of the data".
+      reader: "thread adaptive-input", "reader process 4711, stopped".
+      since: when it began, by `time.monotonic`; 0.0 if that is not known.
+      stack: of the reader, or "".
+      starts: whether `what` is the start of a process, which takes seconds although it reads nothing.
+    """
+
+    what: str
+    reader: str
+    since: float
+    stack: Callable[[], str]
+    starts: bool = False
+
+    def __str__(self) -> str:
+        seconds = [f"for {time.monotonic() - self.since:.0f} s"] if self.since else []
+        return f"{self.what} (by {', '.join([self.reader, *seconds])})"
+
+
+class CurrentReads:
+    """What each thread of this process is reading of one data set.
+
+    Args:
+      of: which data set, for messages: "of the data".
+    """
+
+    def __init__(self, of: str = "of the data"):
+        self._of = of
+        self._by_thread: dict[int, tuple[int | str, int, float]] = {}
+        self._file: mmap | None = None
+
+    def begin(self, what: int | str, count: int = 1) -> None:
+        """Say that this thread begins to read an example: its number, or words. What it read before is over.
+
+        Args:
+          count: how many examples are read in one call, of which `what` is the first.
+        """
+        self._by_thread[threading.get_ident()] = (what, count, time.monotonic())
+        if self._file is not None:
+            self._write()
+
+    def end(self) -> None:
+        """Say that this thread reads nothing more."""
+        self._by_thread.pop(threading.get_ident(), None)
+        if self._file is not None:
+            self._write()
+
+    def now(self) -> list[CurrentRead]:
+        """Return what is being read, the oldest first. Called from any thread."""
+        names = {thread.ident: thread.name for thread in threading.enumerate()}
+        reads = sorted(self._by_thread.copy().items(), key=lambda item: item[1][2])
+        return [
+            CurrentRead(
+                words_of(what, count, self._of),
+                f"thread {names[ident]}",
+                since,
+                partial(stack_of_thread, ident, _HERE),
+            )
+            for ident, (what, count, since) in reads
+            if ident in names
+        ]
+
+    def write_to(self, file: mmap) -> None:
+        """Have the oldest read written to a file, too, where another process reads it by `read_status`."""
+        self._file = file
+        self._write()
+
+    def _write(self) -> None:
+        reads = self._by_thread
+        oldest = min(reads.values(), key=lambda read: read[2]) if reads else ("", 0, 0.0)
+        what, count, since = oldest
+        _STATUS.pack_into(self._file, 0, what if isinstance(what, int) else -1, count, since)  # type: ignore[arg-type]
+
+    def __reduce__(self) -> tuple[Any, ...]:  # in another process there are other threads
+        return CurrentReads, (self._of,)
+
+
+_STATUS = struct.Struct("<qqd")
+STATUS_BYTES = _STATUS.size
+
+
+def read_status(status: bytes) -> tuple[int, int, float]:
+    """Return what another process has written: the number of the first example, how many, and since when."""
+    return _STATUS.unpack(status)
+
+
+def words_of(what: int | str, count: int, of: str) -> str:
+    """Return "example 12 of the data"."""
+    if isinstance(what, str):
+        return f"{what} {of}"
+    return f"example {what} {of}" if count == 1 else f"example {what} and {count - 1} more {of} in one call"
+
+
+class Readable(Protocol):
+    """Data that user code reads."""
+
+    @property
+    def read_timeout(self) -> float | None:
+        """Seconds after which reading one example fails; `None` for the default, 0 for no limit."""
+        ...
+
+    @property
+    def thread(self) -> FetchThread:
+        """The thread that reads the data, or waits for processes that do: one, so sources need no locks."""
+        ...
+
+    def current_reads(self) -> Sequence[CurrentRead]:
+        """Return what is being read now, by threads of this process or by others."""
+        ...
+
+    def abandon(self) -> None:
+        """End the processes that read, if there are any; they are started again when they are needed."""
+        ...
+
+
+# --- waiting for it ---------------------------------------------------------------------------------------------------
+
+
+class ReadWatch:
+    """Waits for examples, warns of reads that take long, and ends the wait at the deadline.
+
+    Args:
+      data: what is read.
+      world: whose other processes wait meanwhile, if there are any.
+    """
+
+    def __init__(self, data: Readable, world: World | None):
+        self._data, self._world = data, world
+
+    def result(self, future: Future[T]) -> T:
+        """Return the result of a task of the data's thread, or raise its error.
+
+        Raises:
+          DataError: one read has taken longer than the deadline.
+        """
+        if future.done():
+            return future.result()
+        deadline, first = self._seconds()
+        tick = min(_LONGEST_TICK, first / 4)
+        if _comes(future, tick):
+            return future.result()
+        with waiting(self):
+            self._wait(future, deadline, first, tick)
+        return future.result()
+
+    def _wait(self, future: Future[Any], deadline: float, first: float, tick: float) -> None:
+        waited: dict[tuple[str, str, float], float] = {}  # for each read
+        last, warn_at = time.monotonic() - tick, first
+        while True:
+            reads = self._reads()
+            now = time.monotonic()
+            passed, last = min(now - last, 2 * tick), now  # what is more, this process was stopped itself
+            waited = {key: waited.get(key, 0.0) + passed for key in map(_key, reads)}
+            longest = max(waited.values())
+            late = [read for read in reads if waited[_key(read)] >= 0.75 * longest]
+            late = [read for read in late if not read.starts] or late
+            over = max(deadline, _TO_START) if late[0].starts else deadline
+            if deadline and longest >= over:
+                error = DataError(self._given_up(late, longest))
+                self._data.abandon()
+                raise error
+            if longest < first:
+                warn_at = first  # another read, or the first one
+            elif longest >= warn_at:
+                _log.warning(self._warning(late, longest, deadline))
+                warn_at = 2 * longest
+            if _comes(future, tick):
+                return
+
+    def _seconds(self) -> tuple[float, float]:
+        """Return the deadline, 0 for none, and when to warn first."""
+        world, deadline = self._world, self._data.read_timeout
+        patience = world.patience if world is not None and world.processes > 1 else 0.0
+        if deadline is None:
+            deadline = _OF_PATIENCE * patience
+        limits = [_FIRST_WARNING, *([patience / 4] if patience else []), *([deadline / 2] if deadline else [])]
+        return deadline, min(limits)
+
+    def _reads(self) -> Sequence[CurrentRead]:
+        """Return what is waited for: never nothing."""
+        thread = self._data.thread
+        own = CurrentRead("examples", f"thread {thread.name}", 0.0, partial(stack_of_thread, thread.ident))
+        return self._data.current_reads() or [own]
+
+    # --- what is said -------------------------------------------------------------------------------------------------
+
+    def words(self) -> str:
+        """Return what is waited for: see `adaptive.base.waits`."""
+        return "waiting for " + "; ".join(map(str, self._reads()[:_SHOWN]))
+
+    def stack(self) -> str:
+        """Return the readers' stacks."""
+        return _stacks(self._reads())
+
+    def _warning(self, late: Sequence[CurrentRead], waited: float, deadline: float) -> str:
+        ends = (
+            f"The wait ends with a DataError after {deadline:g} s (read_timeout=)."
+            if deadline
+            else "No deadline ends this: read_timeout= of ad.data.from_source and from_iterator sets one."
+        )
+        return f"{self._who()} has waited {waited:.0f} s for {_list(late)}.\n{_stacks(late)}\n{ends}"
+
+    def _given_up(self, late: Sequence[CurrentRead], waited: float) -> str:
+        given = self._data.read_timeout is not None
+        by_default = "" if given else f", which is {_OF_PATIENCE:g} times the patience= of comm.world() by default"
+        more = "" if given else " and a larger patience= with it, or the other ranks end this one,"
+        return (
+            f"{self._who()} has waited {waited:.0f} s, the deadline of a read, for {_list(late)}.\n{_stacks(late)}\n"
+            f"The deadline is read_timeout= of ad.data.from_source and from_iterator, in seconds{by_default}. If a "
+            f"read may take longer, write more{more} or 0 for no deadline."
+        )
+
+    def _who(self) -> str:
+        who = f"pid {os.getpid()} on {socket.gethostname()}"
+        world = self._world
+        return f"rank {world.rank} ({who})" if world is not None and world.processes > 1 else f"This process ({who})"
+
+
+def _comes(future: Future[Any], seconds: float) -> bool:
+    """Return whether a future is done within some seconds."""
+    try:
+        future.exception(seconds)
+    except TimeoutError:
+        return future.done()
+    return True
+
+
+def _key(read: CurrentRead) -> tuple[str, str, float]:
+    return read.what, read.reader, read.since
+
+
+def _list(reads: Sequence[CurrentRead]) -> str:
+    more = f"; and {len(reads) - _SHOWN} more" if len(reads) > _SHOWN else ""
+    return "; ".join(map(str, reads[:_SHOWN])) + more
+
+
+def _stacks(reads: Sequence[CurrentRead]) -> str:
+    stacks = dict.fromkeys(read.stack() for read in reads[:_SHOWN])
+    return "\n".join(f"    {line}" for stack in stacks for line in stack.splitlines()) or "    (no stack can be had)"
+
+
+def read_in_background(data: Readable, function: Callable[[], T]) -> T:
+    """Call a function that reads, in the thread of the data, watched as a read of a step is.
+
+    Raises:
+      DataError: one read has taken longer than the deadline.
+    """
+    return ReadWatch(data, current_world.get()).result(data.thread.submit(Surroundings().run, function))
