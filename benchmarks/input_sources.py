@@ -4,10 +4,10 @@ loaders, with 0, 1 and 2 processes that read, and in memory that does not grow w
     python benchmarks/input_sources.py [--rounds 5] [--sources sleeps computes …] [--processes 0 1 2]
 
 Starts jobs of two ranks. In each, programs of this library and steps by hand (a jitted gradient, one Allreduce of
-mpi4py, a jitted update) fed by `torch.utils.data.DataLoader` and by grain's `IterDataset` are run in turn, some steps at
-a time, with the others idle; the first steps of a turn take what was fetched before it, and are left out. Loaders have
-their defaults: grain reads with 16 threads in each process, PyTorch in the training thread where there are no processes.
-This library is given arrays and files as they are, the others a data set that reads a row of them.
+mpi4py, a jitted update) fed by `torch.utils.data.DataLoader` and by grain's `IterDataset` are run in turn, some steps
+at a time, with the others idle; the first steps of a turn take what was fetched before it, and are left out. Loaders
+have their defaults: grain reads with 16 threads in each process, PyTorch in the training thread where there are no
+processes. This library is given arrays and files as they are, the others a data set that reads a row of them.
 
 Memory is what belongs to a rank and its readers alone (USS), at most, in jobs of their own.
 """
@@ -60,9 +60,7 @@ def with_this_library(data: Any, processes: int) -> tuple[Callable[[int], Any], 
 
     if processes:
         data = ad.data.from_source(data, num_readers=processes)
-    program = ad.Program(
-        driver, jnp.eye(WIDTH) / 2, data, global_batch=LOCAL_BATCH * ad.workers(), resizable=False
-    )
+    program = ad.Program(driver, jnp.eye(WIDTH) / 2, data, global_batch=LOCAL_BATCH * ad.workers(), resizable=False)
     return lambda steps: [None for _ in program.run(steps=steps)], program.close
 
 
@@ -100,7 +98,8 @@ def with_torch(data: Any, processes: int, rank: int, ranks: int) -> tuple[Callab
     torch.set_num_threads(1)
     mine = torch.utils.data.Subset(data, range(rank, len(data), ranks))
     several = {"multiprocessing_context": "spawn", "persistent_workers": True} if processes else {}
-    loader = torch.utils.data.DataLoader(mine, LOCAL_BATCH, shuffle=True, drop_last=True, num_workers=processes, **several)
+    options = {"shuffle": True, "drop_last": True, "num_workers": processes, **several}
+    loader = torch.utils.data.DataLoader(mine, LOCAL_BATCH, **options)
 
     def batches() -> Iterator[Any]:
         while True:
@@ -234,9 +233,9 @@ def say(rows: list[dict[str, str]], rounds: int, keep: bool) -> None:
     from _measure import report
 
     notes = [
-        f"2 ranks on {os.cpu_count()} cores, batches of {LOCAL_BATCH} each, {EXAMPLES} examples; {rounds} rounds of {STEPS} "
-        "steps each, in turn in one job. Medians with the 10th and 90th percentile; the ratio is round by round. Memory: of "
-        "a rank and its readers, this library's / PyTorch's / grain's. "
+        f"2 ranks on {os.cpu_count()} cores, batches of {LOCAL_BATCH} each, {EXAMPLES} examples; {rounds} rounds of "
+        f"{STEPS} steps each, in turn in one job. Medians with the 10th and 90th percentile; the ratio is round by "
+        "round. Memory: of a rank and its readers, this library's / PyTorch's / grain's. "
         f"Load average {os.getloadavg()[0]:.0f}."
     ]
     report("Steps on the same source, by the loader that reads it", rows, "input_sources.md" if keep else None, notes)
