@@ -28,7 +28,7 @@ from typing import Any
 import numpy as np
 from _sources import EXAMPLES, SOURCES, source, write
 
-LOCAL_BATCH, WIDTH, LAYERS = 32, 256, 20
+LOCAL_BATCH, WIDTH, LAYERS = 32, 256, 2
 LEFT_OUT, STEPS = 36, 20  # grain's readers hold 500 examples each
 LOADERS = ("this library", "torch", "grain")
 
