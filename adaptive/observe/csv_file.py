@@ -10,15 +10,15 @@ from pathlib import Path
 from typing import IO
 
 from .events import StepEvent
-from .figures import figures, words
 from .rewriting import as_left, note_left, rewritten
+from .scalars import describe, scalars
 from .sinks import Resumption
 
 _RUN_ID = "run_id"
 
 
 class CSV:
-    """A sink that writes a row for each step: its number, all its figures, what happened in it, and the run's id.
+    """A sink that writes a row for each step: its number, all its scalars, what happened in it, and the run's id.
 
         program.run(epochs=10, log=[ad.log.CSV("run.csv")])
 
@@ -49,8 +49,8 @@ class CSV:
 
     def write(self, event: StepEvent) -> None:
         """Add a row."""
-        row: dict[str, object] = {"step": event.report.step, **figures(event)}
-        row |= {"notes": "; ".join(words(event)), _RUN_ID: event.run_id}
+        row: dict[str, object] = {"step": event.report.step, **scalars(event)}
+        row |= {"notes": "; ".join(describe(event)), _RUN_ID: event.run_id}
         if self._file is None:
             if not self._ready:
                 self._columns = _columns_of(self._path)

@@ -25,7 +25,7 @@ from adaptive.base.world import World
 
 from .adapted import Adapted
 from .events import StepEvent
-from .figures import Noise, noise_of
+from .scalars import Noise, noise_of
 
 REFRESH_SECONDS = 0.5
 PLAIN_SECONDS = 10.0  # between two plain lines, but for ends of epochs

@@ -10,12 +10,12 @@ from typing import Any
 from adaptive.base.errors import DriverError
 
 from .events import StepEvent
-from .figures import figures, words
+from .scalars import describe, scalars
 from .sinks import Resumption
 
 
 class TensorBoard:
-    """A sink that writes event files, for `tensorboard --logdir runs`: curves of all figures, and notes as text.
+    """A sink that writes event files, for `tensorboard --logdir runs`: curves of all scalars, and notes as text.
 
         program.run(epochs=10, log=[ad.log.TensorBoard("runs/a")])
 
@@ -71,9 +71,9 @@ class TensorBoard:
             self._writer.write_event(event_of(wall_time=time.time(), step=resumption.step + 1, session_log=start))
         step, now = event.report.step, time.time()
         if step % self._every == 0 or event.report.epoch_ended:
-            values = [summary_of.Value(tag=name, simple_value=value) for name, value in figures(event).items()]
+            values = [summary_of.Value(tag=name, simple_value=value) for name, value in scalars(event).items()]
             self._writer.write_event(event_of(wall_time=now, step=step, summary=summary_of(value=values)))
-        told = words(event)
+        told = describe(event)
         if told:
             lines = text("notes", "\n\n".join(told))
             self._writer.write_event(event_of(wall_time=now, step=step, summary=lines))

@@ -8,14 +8,14 @@ from typing import Any
 from adaptive.base.errors import DriverError
 
 from .events import StepEvent
-from .figures import figures, words
+from .scalars import describe, scalars
 from .sinks import Resumption
 
 _OWN_POINT = ("resume_from", "fork_from")  # with these W&B takes no `resume`
 
 
 class WandB:
-    """A sink that logs to a run of Weights & Biases: all figures, and notes as text.
+    """A sink that logs to a run of Weights & Biases: all scalars, and notes as text.
 
         program.run(epochs=10, log=[ad.log.WandB(project="digits")])
 
@@ -24,8 +24,8 @@ class WandB:
     a checkpoint, give it an `id` of its own. Offline, each process writes a folder of its own, and `wandb sync` joins
     those of one id.
 
-    The x axis is the figure `step`, and not W&B's own step, which cannot go back. W&B keeps the points of steps that
-    are taken again; the first point after a restore has the figure `restored_after`.
+    The x axis is the scalar `step`, and not W&B's own step, which cannot go back. W&B keeps the points of steps that
+    are taken again; the first point after a restore has the scalar `restored_after`.
 
     Needs wandb: `pip install "adaptive-dataflow[wandb]"`.
 
@@ -42,7 +42,7 @@ class WandB:
     def __init__(self, run: Any = None, **init: Any):
         self._given, self._init = run, init
         self._run: Any = None
-        self._defined: set[str] = set()  # figures whose x axis is defined
+        self._defined: set[str] = set()  # scalars whose x axis is defined
         self._restored_after: int | None = None  # for the next point
         if run is None:
             _wandb()
@@ -56,10 +56,10 @@ class WandB:
         if self._run is None:
             self._run = self._given if self._given is not None else _wandb().init(**self._options(event.run_id))
             self._defined.clear()
-        told: dict[str, Any] = dict(figures(event))
+        told: dict[str, Any] = dict(scalars(event))
         if self._restored_after is not None:
             told["restored_after"], self._restored_after = self._restored_after, None
-        lines = words(event)
+        lines = describe(event)
         if lines:
             told["notes"] = "\n".join(lines)
         for name in told.keys() - self._defined:

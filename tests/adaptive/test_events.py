@@ -131,7 +131,7 @@ def test_of_metrics_that_are_objects_a_listener_gets_what_they_compute(tmp_path)
         "ratio": ratio.above / ratio.below,
     }
     assert {name: pytest.approx(float(x)) for name, x in expected.items()} == heard[0].scalars
-    assert heard[0].scalars.items() <= ad.log.figures(heard[0]).items()
+    assert heard[0].scalars.items() <= ad.log.scalars(heard[0]).items()
     assert json.loads((tmp_path / "run.jsonl").read_text().splitlines()[1])["metrics"] == heard[0].scalars
     header = (tmp_path / "run.csv").read_text().splitlines()[0].split(",")
     assert expected.keys() <= set(header)

@@ -24,7 +24,7 @@ from adaptive.base import last_words
 from adaptive.base.decision import Decision
 from adaptive.observe import sinks as _sinks
 from adaptive.observe.events import HookValues
-from adaptive.observe.figures import Noise, noise_of
+from adaptive.observe.scalars import Noise, noise_of
 from adaptive.runtime.local_world import LocalWorld
 from controllers.simulate import read_trace
 from tests.speed import Deadline, limit
@@ -243,12 +243,12 @@ def test_last_words_are_said_once_and_whatever_fails():
     assert said == ["first"]
 
 
-# --- figures ----------------------------------------------------------------------------------------------------------
+# --- scalars ----------------------------------------------------------------------------------------------------------
 
 
-def test_figures_of_a_step():
+def test_scalars_of_a_step():
     known = {"lr": 0.125, "scales": [1.0, 2.0]}
-    found = ad.log.figures(event(hooks=[noise_hook(50.0, 1.0, 40.0, 81.0)], hyperparameters=known))
+    found = ad.log.scalars(event(hooks=[noise_hook(50.0, 1.0, 40.0, 81.0)], hyperparameters=known))
     assert found.pop("hyperparameter/lr") == 0.125
     assert found.pop("loss") == 1.0
     assert found.pop("epoch") == 0.1
@@ -307,15 +307,15 @@ def test_a_noise_scale_without_bounds_is_taken_from_the_metrics():
     assert np.isnan([lower, upper]).all()
 
 
-def test_words_of_a_step():
+def test_a_step_is_described_in_lines():
     decision = Decision(global_batch=8, shares=(0.75, 0.25), stop=True, hyperparameters={"lr": 0.5})
-    lines = ad.log.words(event(decision=decision, joined=(1,), notes=["clipped"]))
+    lines = ad.log.describe(event(decision=decision, joined=(1,), notes=["clipped"]))
     assert lines == [
         "decision: global batch 8, shares 0.75 : 0.25, lr 0.5, stop",
         "a worker has joined on seat 1",
         "clipped",
     ]
-    assert ad.log.words(event()) == []
+    assert ad.log.describe(event()) == []
 
 
 # --- formats ----------------------------------------------------------------------------------------------------------
@@ -354,7 +354,7 @@ def test_a_row_that_was_cut_by_the_end_of_its_run_is_taken_away(tmp_path):
     assert [row["step"] for row in rows_of(path)] == ["1", "3"]
 
 
-def test_tensorboard_has_a_curve_for_each_figure_and_notes_as_text(tmp_path):
+def test_tensorboard_has_a_curve_for_each_scalar_and_notes_as_text(tmp_path):
     sink = ad.log.TensorBoard(tmp_path / "a", every=2)
     for step in (1, 2, 3):
         sink.write(event(step, notes=["clipped"] if step == 3 else [], epoch_ended=step == 3))

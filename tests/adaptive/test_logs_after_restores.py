@@ -462,7 +462,7 @@ def wandb(monkeypatch):
     return module
 
 
-def test_wandb_gets_figures_and_notes_and_finishes_what_it_began(wandb):
+def test_wandb_gets_scalars_and_notes_and_finishes_what_it_began(wandb):
     sink = ad.log.WandB(project="digits")
     assert wandb.begun == []
     sink.write(event(1, notes=["clipped"]))

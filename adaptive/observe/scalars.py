@@ -51,8 +51,8 @@ def _bounded(names: Sequence[str]) -> tuple[int, ...] | None:
     return None
 
 
-def figures(event: StepEvent) -> dict[str, float]:
-    """All numbers of a step that are worth a curve, by name. Metrics have the names that the driver gave them.
+def scalars(event: StepEvent) -> dict[str, float]:
+    """Return all numbers of a step that are worth a curve, by name. Metrics have the names that the driver gave them.
 
     Then follow `epoch`, `examples`, `seconds`, `examples_per_second`, `global_batch`, `workers`, `batch_size/0` and so
     on for each seat, `seconds/input` and the other parts of the breakdown, `hyperparameter/lr` and so on, and
@@ -88,8 +88,8 @@ def _seats(number: int) -> tuple[str, ...]:
     return tuple(f"batch_size/{seat}" for seat in range(number))
 
 
-def words(event: StepEvent) -> list[str]:
-    """What happened in a step, in lines: decisions, joins, losses and notes. None in most."""
+def describe(event: StepEvent) -> list[str]:
+    """Return what happened in a step, in lines: decisions, joins, losses and notes. Empty for most steps."""
     report, decision = event.report, event.report.decision
     lines = []
     if decision is not None and decision:
