@@ -100,8 +100,8 @@ class Decision:
     hyperparameters: Mapping[str, Any] = field(default_factory=dict)
 
     def __bool__(self) -> bool:
-        asked = (self.global_batch, self.shares, self.workers)
-        return self.stop or bool(self.hyperparameters) or any(part is not None for part in asked)
+        asked = self.global_batch is not None or self.shares is not None or self.workers is not None
+        return asked or self.stop or bool(self.hyperparameters)
 
 
 @dataclass(frozen=True)

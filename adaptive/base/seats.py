@@ -86,11 +86,15 @@ class Seats(Resident):
         self._gone: set[int] = set()  # empty seats whose workers have left for good
         self._called = taken
         self.generation = 0
+        self._members: tuple[int, tuple[int, ...]] = (-1, ())  # as of a generation
 
     @property
     def members(self) -> tuple[int, ...]:
         """The seats that are taken."""
-        return tuple(seat for seat, since in enumerate(self._since) if since is not None)
+        if self._members[0] != self.generation:
+            members = tuple(seat for seat, since in enumerate(self._since) if since is not None)
+            self._members = (self.generation, members)
+        return self._members[1]
 
     @property
     def since(self) -> tuple[int, ...]:
@@ -124,8 +128,8 @@ class Seats(Resident):
         """
         if self._at(seat) is not None:
             raise ValueError(f"seat {seat} is taken: who joins needs an empty one.")
+        self._since[seat] = self.generation + 1
         self.generation += 1
-        self._since[seat] = self.generation
         self._gone.discard(seat)
 
     def _at(self, seat: int) -> int | None:
@@ -172,11 +176,11 @@ class Seats(Resident):
         if not (leaving or joining or workers < len(stay)):
             return
         self._gone = gone
-        self.generation += 1
         for seat in (*leaving, *stay[workers:]):
             self._since[seat] = None
         for seat in joining:
-            self._since[seat] = self.generation
+            self._since[seat] = self.generation + 1
+        self.generation += 1
 
 
 def number_of_workers(value: Any, most: int, *, least: int = 1, name: str = "workers") -> int:

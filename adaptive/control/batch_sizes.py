@@ -262,7 +262,8 @@ class BatchSizes:
         Once all are able, they stay so.
         """
         self._all_ready, self._all_able = ready, self._all_able or able
-        self.limits = self.limits._replace(call=call)
+        if call != self.limits.call:
+            self.limits = self.limits._replace(call=call)
 
     # --- force --------------------------------------------------------------------------------------------------------
 

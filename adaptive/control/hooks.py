@@ -47,6 +47,9 @@ class HookOutcome(NamedTuple):
     requests: tuple[Request, ...]
 
 
+_NONE_DUE = HookOutcome(None, [], ())
+
+
 class _Unknown:
     """What a policy is given and has never been known so far: NaN in every step that it was shown. Replicated.
 
@@ -141,6 +144,8 @@ class Hooks:
                 requests.append(Request(hook.name, step, decision))
             else:
                 silent.append(hook.name)
+        if not deciding:
+            return _NONE_DUE
         names = [request.by for request in requests] or silent
         return HookOutcome(merged if merged or merged.notes else None, names, tuple(requests))
 

@@ -53,7 +53,7 @@ class Hyperparameters:
     @property
     def values(self) -> Values:
         """Of the next step, by name: numbers, and lists of them."""
-        return {name: value.tolist() for name, value in self._values.items()}
+        return {name: value.tolist() for name, value in self._values.items()} if self._values else {}
 
     @property
     def types(self) -> Types:

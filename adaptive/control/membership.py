@@ -220,7 +220,9 @@ class Membership:
     @property
     def leaving(self) -> tuple[int, ...]:
         """The seats whose workers leave before the next step, because they were told to go; for good."""
-        wishes = np.full(self._world.capacity, self.wish) if self._world.processes == 1 else self._wishes
+        wishes = [self.wish] * self._world.capacity if self._world.processes == 1 else self._wishes.tolist()
+        if MUST not in wishes:
+            return ()
         wanted = {seat: wishes[seat] for seat in self._world.members}
         if MUST not in wanted.values():
             return ()

@@ -63,6 +63,12 @@ class Company:
     def __init__(self, world: World, name: str, known: Known, clock: StepClock, update: UpdateCheck):
         self._world, self._name, self._known, self._clock, self._update = world, name, known, clock, update
 
+    @property
+    def settled(self) -> bool:
+        """Whether `gather` has nothing to do: nobody leaves, joins, is in reserve, or was lost since the last step."""
+        known, world = self._known, self._world
+        return not (known.membership.due or world.in_reserve or world.newcomers or known.seating.changed)
+
     def gather(self, course: Course) -> Course:
         """Let those leave and join who are to; notice who has, since the last step. In reserve, wait to join.
 

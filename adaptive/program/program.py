@@ -586,12 +586,16 @@ class Program:
           since: seconds since the step before began.
         """
         while True:
-            self._take_course(self._company.gather(self._course))
+            if not self._company.settled:
+                self._take_course(self._company.gather(self._course))
             if self._boards.make():
                 continue  # members may have been lost in the course of it
             try:
-                with self._activity.doing(INPUT):
+                before = self._activity.turn(INPUT)
+                try:
                     share = self._stream.take(self._sizes.current)
+                finally:
+                    self._activity.turn(before)
                 return self._run_engine(share, since)
             except MembersChanged:
                 continue
@@ -671,8 +675,9 @@ class Program:
             if self._hooks.due(self._step):  # what they read is not there yet: that is no time of theirs
                 with self._activity.doing(COMPUTING):
                     jax.block_until_ready(outcome.hooks)
-            with self._activity.doing(HOOKS):
-                decision, more = self._decide(outcome, epoch, ran)
+            self._activity.turn(HOOKS)
+            decision, more = self._decide(outcome, epoch, ran)
+            self._activity.turn(OTHER)
             notes += more
         counters, metrics, breakdown = kernels.counters, self._metrics(outcome), self._activity.end()
         seconds = sum(breakdown)
@@ -728,7 +733,7 @@ class Program:
     def _metrics(self, outcome: Outcome) -> Any:
         tree = self._plan.graph.metrics_tree
         if outcome.committed:
-            return jax.tree.unflatten(tree, outcome.metrics)
+            return tree.unflatten(outcome.metrics)
         return jax.tree.unflatten(tree, [np.full(a.aval.shape, np.nan) for a in self._plan.graph.metrics])
 
     def _who(self) -> str:

@@ -34,6 +34,7 @@ from .message import accumulate, lay_out_all
 from .microbatches import Microbatches
 from .nothing import Nothing
 from .segment import Feed, segment_function
+from .steady_step import SteadyStep, is_flat
 from .step import Outcome, PerWorker, Step, add
 from .updates import NONE_FOUND, Found, NewNaNs
 from .wiring import FinalResults, Inputs, places_in_level
@@ -141,6 +142,8 @@ class Engine:
             for s in (*plan.onces.values(), plan.final)
             for local, device in enumerate(world.devices)
         }
+
+        self._steady = SteadyStep(self) if is_flat(plan, len(world.devices)) else None
 
     # --- compiling ----------------------------------------------------------------------------------------------------
 
@@ -256,6 +259,8 @@ class Engine:
             ]
         activity = self.activity
         activity.turn(COMPUTING)
+        if self._steady is not None and self._steady.fits(microbatches):
+            return self._steady(share, readings, microbatches, meanwhile, search, more)
         run = Step(self, share, readings, microbatches)
         for level in range(self.plan.levels + 1):
             run.once(level)

@@ -93,8 +93,9 @@ class Layout:
         """Bytes that one worker puts into the message, as they travel. Replicated."""
         return sum(p.nbytes for p in self.parts)
 
-    @property
+    @cached_property
     def ops(self) -> tuple[Reduction, ...]:
+        """The operations of the parts, in order."""
         return tuple(p.op for p in self.parts)
 
 

@@ -273,6 +273,19 @@ class Step:
                 for size, times in self._one_by_one[local].items():
                     self.engine.kernels.record(local, size, min(times))
 
+    def take_over(
+        self, packed: list[jax.Array], messages: dict[int, list[list[jax.Array]]], sent: Sequence[int], seconds: float
+    ) -> None:
+        """Take over a step of one worker that a `SteadyStep` has begun, and that is to be `given_up`.
+
+        Args:
+          packed: the parts of all messages.
+          messages: what has arrived, by message.
+          sent: the numbers of the messages that were sent.
+          seconds: of the kernel call.
+        """
+        self.packed, self.messages, self._sent, self.seconds = [packed], messages, list(sent), [seconds]
+
     def given_up(self, number: int, reduced: Sequence[jax.Array], search: bool) -> Outcome:
         """The end of a step whose message `number` is not finite. All processes come here: they saw the same."""
         engine, message = self.engine, self.engine.plan.messages[number]

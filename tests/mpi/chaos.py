@@ -278,6 +278,7 @@ def main(seed: int, folder: str) -> None:
     import controllers as ctrl
     import monitors as mon
     from adaptive.runtime.kernels import Kernels
+    from adaptive.runtime.steady_step import SteadyStep
     from adaptive.runtime.step import Step
     from collectives.worlds import meeting_of_all, mpi, operations, repair, staff
     from tests.mpi.chaos_reference import begun, data, gradient, made_step
@@ -287,6 +288,7 @@ def main(seed: int, folder: str) -> None:
         ("a frame", mpi.MPIWorld, "_framed"),
         ("an exchange", mpi.MPIWorld, "_reduce_all"),
         ("a commit", Step, "commit"),
+        ("a commit", SteadyStep, "_commit"),
         ("a change", staff.Staff, "change"),
         ("a meeting", meeting_of_all, "_meet"),
         ("a regroup", operations.Regroup, "carry_out"),
