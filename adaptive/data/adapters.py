@@ -18,9 +18,12 @@ from adaptive.base.numbers import whole
 from . import torch_loaders
 from .batches import refuse_batches
 from .examples import Examples, RandomAccess
-from .grain_pipelines import check_has_index, module_of
+from .grain_pipelines import check_has_index
+from .hugging_face import HuggingFaceRows, is_hugging_face, refuse_splits
 from .iterable import FromIterator, from_iterator
 from .stored_arrays import arrays_of_group
+from .tables import by_column
+from .tensor_datasets import columns_of, has_columns
 
 
 def from_source(
@@ -41,7 +44,9 @@ def from_source(
     processes of their own; otherwise `Program(data=…)` takes the same data as they are.
 
     Args:
-      data: as for `Program`, if it has an index: `data[i]` or arrays.
+      data: as for `Program`, if it has an index: `data[i]`, arrays, or a data frame, which is taken by column. In
+        examples a list of numbers is an array, at any depth, and a list that holds arrays a pytree of them; lists in
+        arrays that are given whole are pytrees.
       map: what an example becomes: `fn(example)`, a pytree of arrays and numbers.
       random_map: the same with random numbers: `fn(example, rng)`. An example's `rng` depends on the program's seed,
         the epoch and the example's number alone, and not on who reads it; in `evaluate` it is always the first epoch's.
@@ -81,26 +86,28 @@ def examples_of(
         if transform or augment or num_readers or read_timeout is not None:
             raise DataError(f"{data!r}: give map=, random_map=, num_readers= and read_timeout= in one call.")
         return data
+    refuse_splits(data)
+    data = by_column(data)
     notes: tuple[str, ...] = ()
+    one_by_one: Callable[[Any], Any] | None = None
     if torch_loaders.is_loader(data):
         if torch_loaders.is_iterable_dataset(data.dataset):
             return from_iterator(data, batched=torch_loaders.gives_batches(data))
         one_by_one = torch_loaders.collate_function(data)
         transform = _Both(one_by_one, transform) if one_by_one and transform else one_by_one or transform
-        num_readers = data.num_workers if num_readers is None else num_readers
-        notes = (torch_loaders.note_of_loader(data, num_readers),)
+        in_memory = has_columns(data.dataset) and not (transform or augment or num_readers)
+        num_readers = (0 if in_memory else data.num_workers) if num_readers is None else num_readers
+        notes = (torch_loaders.note_of_loader(data, num_readers, in_memory),)
         data = data.dataset
     data = arrays_of_group(data)
+    if has_columns(data) and not (transform or augment or num_readers):  # functions are given the data set's own items
+        data = columns_of(data)
     if _has_no_index(data):
         return from_iterator(data)
     refuse_batches(data)
     check_has_index(data)
-    if (
-        module_of(data) == "datasets"
-        and hasattr(data, "with_format")
-        and getattr(data, "format", {}).get("type") is None
-    ):
-        data = data.with_format("numpy")
+    if is_hugging_face(data) and one_by_one is None:  # a loader's own function is called with what it knows
+        data = HuggingFaceRows(data, strict=not (transform or augment))
     return Examples(
         data, transform=transform, augment=augment, num_readers=num_readers or 0, notes=notes, read_timeout=read_timeout
     )

@@ -14,9 +14,11 @@ from adaptive.base.errors import DataError
 from adaptive.base.names import leaf_names
 
 from .fetch_thread import FetchThread
+from .lists_of_examples import advice_on_lists, stack_list
+from .one_example import narrowing_notes, taken
 from .pool import Pool
 from .read_watch import CurrentRead, checked_timeout, read_in_background
-from .reading import FIRST_PASS, Passes, Reading, Table, is_list, taken, with_arrays
+from .reading import FIRST_PASS, Passes, Reading, Table
 from .stored_arrays import StoredArray, is_mapped, is_stored
 
 _ENDLESS = 2**62  # as many as no data set has: grain says 2**63 - 1 of what repeats without end
@@ -146,7 +148,9 @@ class Examples:
                 )
             self._reading = Reading(data, transform, augment)
         else:
-            arrays = _columns(_stacked(data))
+            given, narrowing = stack_list(data)
+            self._notes += narrowing or narrowing_notes(given, "data")
+            arrays = _columns(given)
             self.length = _check_columns(data, arrays)
             self._columns, self._tree = jax.tree.flatten(arrays)
             self.mapped = any(map(is_mapped, self._columns))
@@ -157,6 +161,7 @@ class Examples:
             self.example = jax.tree.map(lambda a: on_host(a[0]), arrays)
         else:
             self.example = read_in_background(self, self._reading.first)
+            self._notes += self._reading.narrowing
         self.shard_ranges: tuple[ShardRange, ...] = (ShardRange(0, self.length),)
 
     def __len__(self) -> int:
@@ -268,41 +273,6 @@ def _rows_are_of_columns(data: Any) -> bool:
     return True
 
 
-def _stacked(data: Any) -> Any:
-    """A list of examples as arrays; all else as it is.
-
-    Raises:
-      DataError: a list that may be a pytree of arrays just as well.
-    """
-    if isinstance(data, list) and data and all(isinstance(item, Mapping) for item in data):
-        data = [with_arrays(item) for item in data]
-        if len(data) == 1 or _are_alike(data):
-            return _stack(data)
-    if not isinstance(data, list) or not _are_alike(data):
-        return data
-    length = _common_length(data)
-    if length is not None:
-        n, kind = len(data), type(data[0]).__name__
-        raise DataError(
-            f"data is a list of {n} of {kind} that are built alike, and their arrays have a common leading axis of "
-            f"{length}: it may be {n} examples, or arrays of {length} examples. Say which:\n"
-            f"    jax.tree.map(lambda *xs: np.stack(xs), *data)     {n} examples\n"
-            f"    tuple(data)                                       arrays of {length} examples each\n"
-            f"    ad.Shards(data)                                   {length} examples for each of {n} workers"
-        )
-    nested = [x for x in jax.tree.leaves(data[0], is_leaf=is_list) if is_list(x)]
-    if any(np.ndim(x) == 0 for numbers in nested for x in jax.tree.leaves(numbers)):
-        raise DataError(
-            f"data[0] is {_brief(data[0])}: JAX takes a Python list for a pytree of its items, and not for an array. "
-            "Make arrays of them:  np.asarray(data), where all is numbers, or of the lists in each example."
-        )
-    return _stack(data)
-
-
-def _stack(items: list[Any]) -> Any:
-    return jax.tree.map(lambda *leaves: np.stack(leaves), *(taken(x, f"data[{i}]") for i, x in enumerate(items)))
-
-
 def _columns(data: Any) -> Any:
     """All leaves on the host; mapped files and arrays of HDF5 and zarr stay where they are, in the width they have."""
     leaves, tree = jax.tree.flatten(data)
@@ -318,24 +288,6 @@ def _column(leaf: Any, name: str) -> Any:
     return taken(leaf, name)
 
 
-def _are_alike(items: Any) -> bool:
-    """Whether a list's items, two or more, have the same structure and shapes."""
-    if len(items) < 2 or not jax.tree.leaves(items[0]):
-        return False
-    tree, shapes = jax.tree.structure(items[0]), _shapes(items[0])
-    return all(jax.tree.structure(item) == tree and _shapes(item) == shapes for item in items[1:])
-
-
-def _shapes(tree: Any) -> list[tuple[int, ...]]:
-    return [np.shape(leaf) for leaf in jax.tree.leaves(tree)]
-
-
-def _common_length(tree: Any) -> int | None:
-    """The length of the leading axis that all leaves have, if they do."""
-    lengths = {shape[0] if shape else None for shape in _shapes(tree)}
-    return lengths.pop() if len(lengths) == 1 else None
-
-
 def _check_columns(data: Any, arrays: Any) -> int:
     """The number of examples."""
     names, leaves = leaf_names(arrays, "data"), jax.tree.leaves(arrays)
@@ -344,32 +296,15 @@ def _check_columns(data: Any, arrays: Any) -> int:
     for name, leaf in zip(names, leaves, strict=True):
         if leaf.ndim == 0:
             raise DataError(
-                f"{name} is a single number; every leaf needs a leading axis, one row per example.{_advice(data)}"
+                f"{name} is a single number; every leaf needs a leading axis, one row per example."
+                + advice_on_lists(data)
             )
     lengths = [leaf.shape[0] for leaf in leaves]
     if len(set(lengths)) > 1:
         odd = next(i for i, length in enumerate(lengths) if length != lengths[0])
         shown = sorted({*range(min(_SHOWN, len(names))), odd})
         listed = ", ".join(f"{names[i]}: {lengths[i]}" for i in shown) + ", …" * (len(shown) < len(names))
-        raise DataError(f"the data set's leaves have different numbers of examples: {listed}.{_advice(data)}")
+        raise DataError(f"the data set's leaves have different numbers of examples: {listed}.{advice_on_lists(data)}")
     if lengths[0] == 0:
         raise DataError(f"the data set is empty: {names[0]} has shape {leaves[0].shape}.")
     return lengths[0]
-
-
-def _advice(data: Any) -> str:
-    """What may have been meant by what is no pytree of arrays with one leading axis."""
-    items = data if isinstance(data, list | tuple) else ()
-    if len(items) > 1 and len({jax.tree.structure(item) for item in items}) == 1:
-        if _are_alike(items):
-            return "\nIf these are examples, stack them:  jax.tree.map(lambda *xs: np.stack(xs), *data)"
-        return "\nIf these are examples, they must have the same shapes: pad them, and give a mask beside."
-    lists = [found for found in jax.tree.leaves(data, is_leaf=is_list) if is_list(found)]
-    if any(np.ndim(x) == 0 for x in jax.tree.leaves(lists)):
-        return "\nJAX takes a Python list for a pytree of its items. Make an array of it:  np.asarray(x)"
-    return ""
-
-
-def _brief(value: Any) -> str:
-    text = repr(value)
-    return text if len(text) <= 60 else f"{text[:60]}…"

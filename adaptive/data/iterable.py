@@ -29,8 +29,10 @@ from adaptive.base.world import World
 from .batches import refuse_batches, refuse_parts
 from .examples import ShardRange, shapes_of
 from .fetch_thread import FetchThread
+from .hugging_face import typed_examples
+from .one_example import checked, has_lists, narrowing_notes, taken, with_arrays
 from .read_watch import CurrentRead, CurrentReads, ReadWatch, checked_timeout
-from .reading import checked, has_lists, random_numbers, taken, with_arrays
+from .reading import random_numbers
 from .replay import ReplayableIterator
 from .torch_loaders import LoaderEpochs, is_loader
 
@@ -133,7 +135,7 @@ class IterableData:
         named = zip(leaf_names(self.example, "example"), jax.tree.leaves(self.example), strict=True)
         leaves = ", ".join(f"{name} {leaf.dtype}{list(leaf.shape)}" for name, leaf in named)
         processes = dict.fromkeys(note for loader in self._loaders.values() for note in loader.notes)
-        return (*self.how.notes, *processes, f"of the iterator, one example is {leaves}")
+        return (*self.how.notes, *processes, f"of the iterator, one example is {leaves}", *self._narrowing)
 
     def taken(self, run: ReplayableIterator, shard: int, position: int, seed: int) -> Any:
         """The example at a position, on the host."""
@@ -149,11 +151,13 @@ class IterableData:
             raise
         begun = hasattr(self, "example")
         self._lists = self._lists if begun else has_lists(item)
-        row = taken(with_arrays(item) if self._lists else item, f"example {position}")
+        item = with_arrays(item, f"example {position}") if self._lists else item
+        row = taken(item, f"example {position}")
         if begun:
             return checked(row, self.example, f"example {position}")
         if not jax.tree.leaves(row):
             raise DataError(f"example 0 of the iterator has no arrays: {item!r}.")
+        self._narrowing = narrowing_notes(item, "example")
         return row
 
     def first_examples(self, most: int) -> list[Any]:
@@ -239,7 +243,7 @@ def from_iterator(
       map: what an example becomes. Called for the share of this process only.
       random_map: the same with random numbers: `fn(example, rng)`, where those of an example depend on the program's
         seed and its position in the stream alone.
-      batched: whether the iterator gives batches, of any sizes, which are taken apart.
+      batched: whether the iterator gives batches, of any sizes, which are taken apart: pytrees of arrays, or tables.
       length: examples in an epoch, over all workers, for what goes by epochs. By default an epoch is what the
         iterator gives until it ends; of `math.inf` there are none.
       read_timeout: seconds after which reading one example, or beginning an epoch, fails with a DataError, where a
@@ -254,6 +258,7 @@ def from_iterator(
         if length is None or length < 1:
             raise DataError("length= takes the number of examples in an epoch, or math.inf where there are none.")
     check_made(make, batched, per_worker=False)
+    make = typed_examples(make, strict=not (map or random_map))
     timeout = checked_timeout(read_timeout)
     how = FromIterator(*_maker(make), map, random_map, bool(batched), length, read_timeout=timeout)
     return replace(how, notes=(_PROMISE_OF_EACH if how.per_worker else _PROMISE,))

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -14,6 +13,7 @@ from adaptive.base.arrays import NotAnArrayError, on_host
 from adaptive.base.errors import DataError
 from adaptive.base.names import leaf_names
 
+from .one_example import checked, has_lists, narrowing_notes, stacked, taken, with_arrays
 from .read_watch import CurrentReads
 from .reader_threads import Functions, Own, ReaderThreads
 from .stored_arrays import MappedFile, StoredArray
@@ -60,6 +60,7 @@ class Reading:
 
     Attributes:
       reads: what each thread reads now.
+      narrowing: a note on floats of the first example that are narrowed, if there are any.
     """
 
     def __init__(
@@ -71,14 +72,18 @@ class Reading:
         self.source, self._transform, self._augment = source, transform, augment
         self.example: Any = None
         self.reads = CurrentReads()
+        self.narrowing: tuple[str, ...] = ()
         self._lists = False
         self._threads: ReaderThreads | None = None
 
     def first(self) -> Any:
         """Example 0, like which all others have to be."""
         (example,) = self._items(np.zeros(1, int), FIRST_PASS)
-        self._lists = has_lists(example)
-        self.example = taken(with_arrays(example) if self._lists else example, "data[0]")
+        whole = isinstance(self.source, Table) and self._transform is None and self._augment is None
+        self._lists = not whole and has_lists(example)  # lists in data that are given whole are pytrees
+        example = with_arrays(example, "data[0]") if self._lists else example
+        self.narrowing = () if whole else narrowing_notes(example, "data[i]")
+        self.example = taken(example, "data[0]")
         return self.example
 
     def rows(self, indices: np.ndarray, passes: Passes) -> Any:
@@ -145,7 +150,8 @@ class Reading:
             self.reads.end()
         if self.example is None:
             return item
-        row = taken(with_arrays(item) if self._lists else item, f"data[{number}]")
+        item = with_arrays(item, f"data[{number}]") if self._lists else item
+        row = taken(item, f"data[{number}]")
         return checked(row, self.example, f"example {number}")
 
 
@@ -198,67 +204,6 @@ class Table:
         columns, example = state
         self._columns = [column.opened() if isinstance(column, MappedFile) else column for column in columns]
         self._tree = jax.tree.structure(example)
-
-
-# --- one example ------------------------------------------------------------------------------------------------------
-
-
-def has_lists(example: Any) -> bool:
-    """Whether an example is a dict with lists of numbers in it, as rows that were read from JSON."""
-    return isinstance(example, Mapping) and any(map(is_list, jax.tree.leaves(dict(example), is_leaf=is_list)))
-
-
-def with_arrays(example: Any) -> Any:
-    """An example with arrays in the place of its lists of numbers, as they are written in JSON."""
-
-    def made(leaf: Any) -> Any:
-        if not is_list(leaf):
-            return leaf
-        with suppress(ValueError):  # ragged
-            array = np.asarray(leaf)
-            return leaf if array.dtype.kind not in "biufc" else array
-        return leaf
-
-    return jax.tree.map(made, dict(example), is_leaf=is_list)
-
-
-def is_list(value: Any) -> bool:
-    return isinstance(value, list)
-
-
-def taken(tree: Any, root: str) -> Any:
-    """All leaves on the host, or an error that names the first that cannot be."""
-    try:
-        return jax.tree.map(on_host, tree)
-    except NotAnArrayError:  # names take longer than rows
-        for name, leaf in zip(leaf_names(tree, root), jax.tree.leaves(tree), strict=True):
-            try:
-                on_host(leaf)
-            except NotAnArrayError as error:
-                raise DataError(error.about(name)) from error
-        raise
-
-
-def checked(row: Any, first: Any, name: str) -> Any:
-    """An example, if it is built like the first one.
-
-    Args:
-      name: of the example, for the error.
-    """
-    if jax.tree.structure(row) != jax.tree.structure(first):
-        raise DataError(f"{name} is built as {jax.tree.structure(row)}, example 0 as {jax.tree.structure(first)}.")
-    for number, (leaf, like) in enumerate(zip(jax.tree.leaves(row), jax.tree.leaves(first), strict=True)):
-        if leaf.shape != like.shape or leaf.dtype != like.dtype:
-            part = leaf_names(row, "example")[number]
-            if leaf.shape != like.shape:
-                raise DataError(f"{part} of {name} has shape {leaf.shape}, of example 0 {like.shape}.")
-            raise DataError(f"{part} of {name} is {leaf.dtype}, of example 0 {like.dtype}.")
-    return row
-
-
-def stacked(rows: Sequence[Any]) -> Any:
-    """Examples as one batch."""
-    return jax.tree.map(lambda *leaves: np.stack(leaves), *rows)
 
 
 def joined(batches: Sequence[Any]) -> Any:

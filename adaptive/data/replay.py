@@ -17,8 +17,8 @@ import numpy as np
 from adaptive.base.errors import DataError
 from adaptive.base.names import leaf_names
 
+from .one_example import arrays_of_batch
 from .read_watch import CurrentReads
-from .reading import has_lists, taken, with_arrays
 
 _log = logging.getLogger("adaptive")
 
@@ -213,12 +213,12 @@ def _apart(batch: Any) -> list[Any]:
     """Return the examples of a batch.
 
     Raises:
-      DataError: its leaves have no common leading axis.
+      DataError: its leaves have no common leading axis, or are not arrays of numbers.
     """
-    batch = taken(with_arrays(batch) if has_lists(batch) else batch, "batch")
+    batch = arrays_of_batch(batch, "batch")
     leaves = jax.tree.leaves(batch)
     if len({leaf.shape[:1] for leaf in leaves}) == 1 and leaves[0].ndim:
-        return [jax.tree.map(lambda leaf, i=i: leaf[i], batch) for i in range(len(leaves[0]))]
+        return [jax.tree.map(lambda leaf, i=i: leaf[i, ...], batch) for i in range(len(leaves[0]))]
     named = zip(leaf_names(batch, "batch"), leaves, strict=True)
     shapes = ", ".join(f"{name} {list(leaf.shape)}" for name, leaf in named)
     raise DataError(

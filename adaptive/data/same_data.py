@@ -13,7 +13,7 @@ from adaptive.base.world import World
 from .background_rows import in_background
 from .examples import Rows
 from .iterable import IterableData
-from .reading import stacked
+from .one_example import stacked
 
 # All that is in memory is compared (0.8 s per GB), up to so many bytes. Beyond, and of sources, whose rows cost a
 # user's code, so many rows: where one in a hundred differs, 512 miss it in one of 170 cases.

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from .iterable import IterableData
+from .one_example import stacked
 from .random_access import Wanted
-from .reading import stacked
 
 
 class SequentialReader:

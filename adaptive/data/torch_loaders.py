@@ -16,6 +16,8 @@ import numpy as np
 from adaptive.base.arrays import NotAnArrayError, on_host
 from adaptive.base.errors import DataError
 
+from .one_example import arrays_of_batch
+
 _log = logging.getLogger("adaptive")
 
 _OURS = {"SequentialSampler", "RandomSampler", "DistributedSampler"}  # that say in which order, and not which examples
@@ -80,11 +82,13 @@ def _other_order(what: str, sampler: Any) -> DataError:
     )
 
 
-def note_of_loader(loader: Any, num_readers: int) -> str:
+def note_of_loader(loader: Any, num_readers: int, in_memory: bool = False) -> str:
     """Describe what of a loader is used where its data set is taken by index."""
     read = (
         f"read by {num_readers} processes"
         if num_readers
+        else "of tensors in memory (num_workers= is not needed)"
+        if in_memory
         else "read in a thread (num_readers= of from_source, or num_workers=)"
     )
     collate = (
@@ -106,14 +110,14 @@ class _OneByOne:
         self._collate = collate
 
     def __call__(self, example: Any) -> Any:
-        batch = jax.tree.map(np.asarray, self._collate([example]))
+        batch = arrays_of_batch(self._collate([example]), "what the DataLoader's collate_fn returns")
         for leaf in jax.tree.leaves(batch):
             if leaf.shape[:1] != (1,):
                 raise DataError(
                     f"the DataLoader's collate_fn makes an array of shape {leaf.shape} of one example; each array must "
                     "have a leading axis of examples. Give its data set, and do the rest in  ad.data.from_source(map=…)"
                 )
-        return jax.tree.map(lambda leaf: leaf[0], batch)
+        return jax.tree.map(lambda leaf: leaf[0, ...], batch)  # arrays, of which a list stays a pytree
 
 
 # --- a loader that is iterated ----------------------------------------------------------------------------------------

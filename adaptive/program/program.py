@@ -38,8 +38,10 @@ from adaptive.control.readiness import KernelsOf
 from adaptive.control.split import positive
 from adaptive.control.status import Status
 from adaptive.control.together import together
+from adaptive.data.one_example import taken
 from adaptive.data.shards import Shards, stream_of, unused_shards
 from adaptive.data.stream import Share, Stream
+from adaptive.data.tables import by_column
 from adaptive.graph.plan import Plan
 from adaptive.graph.planner import Planner
 from adaptive.observe.advice import Advice
@@ -88,8 +90,9 @@ class Program:
       state: the initial state: any pytree of arrays and numbers, equal on all processes. Copied to the device of each
         worker, so arrays that are sharded over devices are refused. Python numbers are promoted like Python numbers, as
         under `jax.jit`, unless a step makes arrays of them.
-      data: a pytree of arrays with one leading axis; or anything with `__len__` and `__getitem__` whose items are
-        pytrees, each the same whenever it is read; or a list of examples; or a loader of such; or what `ad.data` makes,
+      data: a pytree of arrays with one leading axis; or a data frame or table, taken by column, without its index; or
+        anything with `__len__` and `__getitem__` whose items are pytrees, in which lists of numbers are arrays, each
+        item the same whenever it is read; or a list of examples; or a loader of such; or what `ad.data` makes,
         where examples are transformed, read by processes of their own, or given by an iterator. The same whole data set
         on every process, and unchanged while the program runs. Or `Shards`: data of each worker's own.
       global_batch: examples per step, over all workers.
@@ -951,7 +954,9 @@ class Program:
         """
         if batch is None:
             batch = self._stream.peek(self._sizes.current)
-        elif jax.tree.structure(batch) != jax.tree.structure(self._data.example):
+        else:
+            batch = taken(by_column(batch, "batch"), "batch")
+        if jax.tree.structure(batch) != jax.tree.structure(self._data.example):
             raise DataError(
                 f"check: batch is built as {jax.tree.structure(batch)}, "
                 f"the data as {jax.tree.structure(self._data.example)}."

@@ -18,20 +18,10 @@ from adaptive.data.examples import Examples
 X = np.arange(12, dtype=np.float32).reshape(4, 3)
 
 
-def trained(data, driver=None, state=None, steps=1, **options):
-    """The batches that a program's driver sees, as numpy arrays, in the data set's order of leaves."""
-    seen = []
-
-    def keep(control, batch):
-        seen.append(batch)
-
-    def default(state, batch):
-        ctrl.hook(keep, jax.tree.map(lambda a: comm.broadcast(a.astype(jnp.float32)), batch))
-        return state, {}
-
-    with ad.Program(driver or default, jnp.zeros(()) if state is None else state, data, **options) as program:
-        reports = list(program.run(steps=steps))
-        return program, reports, seen
+def trained(data, driver, state=None):
+    """A program that has taken one step, and its report."""
+    with ad.Program(driver, jnp.zeros(()) if state is None else state, data, global_batch=4) as program:
+        return program, program.step()
 
 
 def refused(data, says):
@@ -117,7 +107,7 @@ def test_a_state_of_tensors_is_a_state_of_arrays(torch, name):
     def driver(state, batch):
         return {"w": state["w"] + comm.all_reduce(batch.mean()).astype(state["w"].dtype)}, {}
 
-    program, *_ = trained(np.ones((4, 2), np.float32), driver, state, global_batch=4)
+    program, _ = trained(np.ones((4, 2), np.float32), driver, state)
     assert program.state["w"].dtype == jnp.dtype(name)
     assert program.state["w"].tolist() == [1.5, 1.5]
     assert state["w"].tolist() == [0.5, 0.5]
@@ -132,7 +122,7 @@ def test_collectives_and_hooks_take_tensors_as_constants(torch):
             ctrl.hook(lambda control, value: seen.append(value.tolist()), tensor)
             return state, {"sum": comm.all_reduce(tensor, op="sum")}
 
-        _, (report,), _ = trained(X, driver, global_batch=4)
+        _, report = trained(X, driver)
         assert report.metrics["sum"].tolist() == [3, 3]
         assert seen == [[3, 3]]
     with pytest.raises(ad.CollectiveError, match=r"the value is a tensor that is a sparse tensor .*Give x.to_dense"):
@@ -143,7 +133,7 @@ def test_collectives_and_hooks_take_tensors_as_constants(torch):
         return state, {}
 
     with pytest.raises(ad.CollectiveError, match="values must be pytrees of numbers: is a sparse tensor"):
-        trained(X, driver, global_batch=4)
+        trained(X, driver)
 
 
 def test_tensors_in_a_checkpoint_are_refused_by_name(torch):
