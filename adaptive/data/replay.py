@@ -17,6 +17,7 @@ import numpy as np
 from adaptive.base.errors import DataError
 from adaptive.base.names import leaf_names
 
+from .forks import warns_of_forks
 from .one_example import arrays_of_batch
 from .read_watch import CurrentReads
 
@@ -103,6 +104,7 @@ class ReplayableIterator:
         while len(self._marks) > 1 and self._marks[1].at <= position:
             self._marks.popleft()
 
+    @warns_of_forks
     def _pull(self) -> None:
         try:
             if self._iterator is None:

@@ -5,6 +5,11 @@ from __future__ import annotations
 import itertools
 import json
 import math
+import multiprocessing
+import os
+import subprocess
+import sys
+import threading
 
 import jax.numpy as jnp
 import numpy as np
@@ -14,6 +19,7 @@ from hypothesis import strategies as st
 
 import adaptive as ad
 import collectives as comm
+from adaptive.data import forks
 from adaptive.data.iterable import IterableData
 from adaptive.data.same_data import digests_of_data, steadiness
 from adaptive.data.shards import stream_of
@@ -184,6 +190,31 @@ def test_an_iterator_that_raises_has_not_ended():
     assert error.value.__notes__ == ["the iterator raised it instead of giving example 2"]
     assert stream.epoch == 0
     stream.close()
+
+
+@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning", "ignore:os.fork:RuntimeWarning")
+def test_an_iterator_that_forks_is_warned_of_once(caplog, monkeypatch):
+    monkeypatch.setattr(forks, "_said", threading.Event())
+
+    def rows(start):
+        for i in range(3):
+            start()
+            yield {"i": i}
+
+    def forked():
+        process = multiprocessing.get_context("fork").Process(target=os._exit, args=(0,))
+        process.start()
+        process.join()
+
+    def separate():
+        subprocess.run([sys.executable, "-S", "-c", ""], check=True)
+
+    for start, warned in ((separate, 0), (forked, 1)):
+        with caplog.at_level("WARNING", "adaptive"):
+            stream = opened(ad.data.from_iterator(lambda start=start: rows(start)))
+            assert flat(walk(stream, [(1,), (1,)])) == [0, 1]
+            stream.close()
+        assert len([r for r in caplog.records if "os.fork()" in r.getMessage()]) == warned
 
 
 # --- an iterator for each worker --------------------------------------------------------------------------------------
