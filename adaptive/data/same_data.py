@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import hashlib
+import logging
+import time
 
 import jax
 import numpy as np
@@ -24,6 +26,12 @@ _ROWS_OF_LARGE = 4096
 _ROWS_OF_SOURCES = 512
 _ROWS_READ_TWICE = 16
 _FIRST_OF_ITERATORS = 16
+# Of a source that one process reads: an augmentation that is applied to every second example is missed in one of 32
+# cases. No further row is begun after so many seconds, so a slow source costs two reads.
+_ROWS_READ_TWICE_ALONE = 5
+_SECONDS_OF_READING_TWICE = 0.2
+
+_log = logging.getLogger("adaptive")
 
 
 def digests_of_data(
@@ -89,6 +97,33 @@ def steadiness(data: Rows | IterableData, rank: int, world: World | None = None)
         if first != again:
             return {"data, read twice,": f"data[{row}] is another example the second time (seen by rank {rank})"}
     return {}
+
+
+def warn_unless_steady(data: Rows | IterableData) -> None:
+    """Read a few examples of a source twice, and log a warning if one is not the same the second time.
+
+    For a single process, which has nobody to compare its data with. Sources that other processes read are left out:
+    their reads would wait for these to start.
+    """
+    if isinstance(data, IterableData) or data.in_memory or data.num_readers:
+        return
+    end = time.monotonic() + _SECONDS_OF_READING_TWICE
+    for row in _sample(len(data), _ROWS_READ_TWICE_ALONE):
+        try:
+            first, again = (_digests(data, np.array([row])) for _ in range(2))
+        except Exception:  # the source's own, that a step will meet too
+            return
+        if first != again:
+            _log.warning(
+                "data[%d] is another example when it is read again: the source draws random numbers of its own (of "
+                "np.random, random or torch). So a step that is taken again, by this run or by a restored one, is "
+                "another one, and more than one process would refuse the data. Draw them from the rng that "
+                "random_map= is given:  ad.data.from_source(data, random_map=fn), with fn(example, rng)",
+                row,
+            )
+            return
+        if time.monotonic() > end:
+            return
 
 
 def _digests(data: Rows, numbers: np.ndarray) -> list[str]:

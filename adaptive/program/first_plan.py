@@ -20,7 +20,7 @@ from adaptive.control.batch_sizes import BatchSizes
 from adaptive.control.split import most_of_each
 from adaptive.data.examples import Rows
 from adaptive.data.iterable import IterableData
-from adaptive.data.same_data import digests_of_data, steadiness
+from adaptive.data.same_data import digests_of_data, steadiness, warn_unless_steady
 from adaptive.graph.plan import Plan
 from adaptive.graph.planner import Planner
 from adaptive.operators.minibatches import NotEqualPartsError
@@ -106,6 +106,8 @@ def check_alike(
     Returns:
       Digests by which a process that is spawned later is compared: of all but what follows from who is there.
     """
+    if world.processes == 1:
+        warn_unless_steady(data)
     if world.processes == 1 and not world.spawns:
         return {}
     built = {setting: repr(value) for setting, value in settings.items()}

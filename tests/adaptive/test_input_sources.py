@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import itertools
+import logging
 import pickle
+import time
 
 import jax
 import numpy as np
@@ -13,7 +15,7 @@ import adaptive as ad
 from adaptive.data.adapters import examples_of
 from adaptive.data.examples import Examples
 from adaptive.data.reading import Passes, Table
-from adaptive.data.same_data import digests_of_data, steadiness
+from adaptive.data.same_data import digests_of_data, steadiness, warn_unless_steady
 from adaptive.data.stream import Stream
 
 
@@ -158,6 +160,46 @@ def test_shards_have_random_numbers_of_their_own():
 def test_data_that_are_augmented_by_keys_are_the_same_on_all_processes():
     assert digests_of_data(augmented()) == digests_of_data(augmented())
     assert steadiness(augmented(), rank=0) == {}
+
+
+def random_numbers_of_its_own(example):
+    return {**example, "r": np.random.random()}
+
+
+@pytest.mark.parametrize(
+    ("data", "warned"),
+    [
+        (lambda: ad.data.from_source(Squares(), map=random_numbers_of_its_own), True),
+        (lambda: ad.data.from_source({"i": np.arange(12)}, map=random_numbers_of_its_own), True),
+        (augmented, False),
+        (Squares, False),
+        (lambda: {"i": np.arange(12)}, False),
+    ],
+)
+def test_sources_that_draw_random_numbers_of_their_own_are_warned_of_on_one_process(data, warned, caplog):
+    with (
+        caplog.at_level(logging.WARNING, "adaptive"),
+        ad.Program(lambda state, batch: (state, {}), np.zeros(()), data(), global_batch=4),
+    ):
+        said = [r.getMessage() for r in caplog.records if "when it is read again" in r.getMessage()]
+    assert len(said) == warned
+    assert all("data[" in text and "random_map=" in text for text in said)
+
+
+def test_slow_sources_are_read_twice_once():
+    class Slow(Squares):
+        reads = 0
+
+        def __getitem__(self, index):
+            self.reads += 1
+            time.sleep(0.3)
+            return super().__getitem__(index)
+
+    data = Slow(100)
+    examples = Examples(data)
+    data.reads = 0
+    warn_unless_steady(examples)
+    assert data.reads == 2
 
 
 def test_an_error_says_which_example_it_is_of():
