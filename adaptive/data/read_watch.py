@@ -7,7 +7,8 @@ waits, and a deadline is raised although the reader hangs.
 
 A deadline counts the seconds that this process has waited for one read. By default that is 1.5 times the world's
 `patience`: the other processes wait since about the same time, name this one after `patience`, and end it after twice
-that, so the error comes before. Where there are no other processes, there is no deadline unless one is given.
+that, so the error comes before. Where there are no other processes, there is no deadline unless one is given. Without a
+deadline (`read_timeout=0`) a rank that hangs is lost, and the others read its examples: the next wait has a deadline.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ from adaptive.base.numbers import brief, real
 from adaptive.base.python_stacks import stack_of_thread
 from adaptive.base.surroundings import Surroundings
 from adaptive.base.waits import waiting
-from adaptive.base.world import World
+from adaptive.base.world import Loss, World
 
 from .fetch_thread import FetchThread
 
@@ -199,6 +200,7 @@ class ReadWatch:
 
     def __init__(self, data: Readable, world: World | None):
         self._data, self._world = data, world
+        self._losses: Sequence[Loss] = ()  # when examples came last
 
     def result(self, future: Future[T]) -> T:
         """Return the result of a task of the data's thread, or raise its error.
@@ -206,18 +208,22 @@ class ReadWatch:
         Raises:
           DataError: one read has taken longer than the deadline.
         """
-        if future.done():
-            return future.result()
+        if not future.done():
+            self._wait_until(future)
+        result = future.result()
+        if self._world is not None:
+            self._losses = self._world.losses
+        return result
+
+    def _wait_until(self, future: Future[Any]) -> None:
         deadline, first = self._seconds()
         tick = min(_LONGEST_TICK, first / 4)
-        if _comes(future, tick):
-            return future.result()
-        with waiting(self):
-            self._wait(future, deadline, first, tick)
-        return future.result()
+        if not _comes(future, tick):
+            with waiting(self):
+                self._wait(future, deadline, first, tick)
 
     def _wait(self, future: Future[Any], deadline: float, first: float, tick: float) -> None:
-        waited: dict[tuple[str, str, float], float] = {}  # for each read
+        waited: dict[tuple[str, float], float] = {}  # for each read
         last, warn_at = time.monotonic() - tick, first
         while True:
             reads = self._reads()
@@ -244,10 +250,14 @@ class ReadWatch:
         """Return the deadline, 0 for none, and when to warn first."""
         world, deadline = self._world, self._data.read_timeout
         patience = world.patience if world is not None and world.processes > 1 else 0.0
-        if deadline is None:
-            deadline = _OF_PATIENCE * patience
+        if deadline is None or (deadline == 0 and self._lost()):
+            deadline = _OF_PATIENCE * patience  # what one rank has hung in, and was lost, ends the job the next time
         limits = [_FIRST_WARNING, *([patience / 4] if patience else []), *([deadline / 2] if deadline else [])]
         return deadline, min(limits)
+
+    def _lost(self) -> Sequence[Loss]:
+        """Return the losses since examples came last: what those ranks were to read, the others read now."""
+        return self._world.losses[len(self._losses) :] if self._world is not None else ()
 
     def _reads(self) -> Sequence[CurrentRead]:
         """Return what is waited for: never nothing."""
@@ -277,10 +287,11 @@ class ReadWatch:
         given = self._data.read_timeout is not None
         by_default = "" if given else f", which is {_OF_PATIENCE:g} times the patience= of comm.world() by default"
         more = "" if given else " and a larger patience= with it, or the other ranks end this one,"
+        lost = "".join(f"Before, {loss} Its examples are read by the others.\n" for loss in self._lost())
         return (
             f"{self._who()} has waited {waited:.0f} s, the deadline of a read, for {_list(late)}.\n{_stacks(late)}\n"
-            f"The deadline is read_timeout= of ad.data.from_source and from_iterator, in seconds{by_default}. If a "
-            f"read may take longer, write more{more} or 0 for no deadline."
+            f"{lost}The deadline is read_timeout= of ad.data.from_source and from_iterator, in seconds{by_default}. "
+            f"If a read may take longer, write more{more} or 0 for no deadline."
         )
 
     def _who(self) -> str:
@@ -298,8 +309,8 @@ def _comes(future: Future[Any], seconds: float) -> bool:
     return True
 
 
-def _key(read: CurrentRead) -> tuple[str, str, float]:
-    return read.what, read.reader, read.since
+def _key(read: CurrentRead) -> tuple[str, float]:
+    return read.what, read.since  # and not the reader: it may be stopped and go on meanwhile
 
 
 def _list(reads: Sequence[CurrentRead]) -> str:

@@ -22,6 +22,7 @@ import pytest
 import adaptive as ad
 import collectives as comm
 from adaptive.base.waits import wait_of
+from adaptive.base.world import Loss
 from adaptive.data import read_watch
 from adaptive.data.background_rows import in_background
 from adaptive.data.fetch_thread import FetchThread
@@ -31,7 +32,7 @@ from adaptive.data.stream import Stream
 from tests.speed import Deadline, limit
 
 ROOT = Path(__file__).resolve().parents[2]
-PATIENT = SimpleNamespace(patience=0.4, processes=2, rank=1)  # as much of a world as is asked
+PATIENT = SimpleNamespace(patience=0.4, processes=2, rank=1, losses=())  # as much of a world as is asked
 
 
 class Hangs:
@@ -130,6 +131,21 @@ def test_on_one_process_a_read_takes_as_long_as_it_takes_and_is_named_again_and_
     hangs.go_on.set()
     thread.join(limit(20))
     assert len(taken) == 1
+
+
+def test_without_a_deadline_the_next_wait_after_a_loss_has_one(hangs):
+    world = SimpleNamespace(**vars(PATIENT))
+    stream = Stream(ad.data.from_source(hangs, read_timeout=0), seed=0, workers=range(1), world=world)
+    hangs.go_on.set()
+    stream.take((40,))
+    stream.advance((40,))
+    hangs.go_on.clear()
+    world.losses = (Loss((2,), "rank 2 (pid 1 on a)", "message 1 of step 2 of program 1", 0.0),)
+    raises(
+        lambda: stream.take((40,)),
+        "for example 13 of the data",
+        r"Before, worker 2 lost: rank 2 \(pid 1 on a\) was gone in message 1 of step 2",
+    )
 
 
 @pytest.mark.parametrize("seconds", [-1, "soon", float("inf"), float("nan")])
@@ -278,7 +294,7 @@ def test_a_read_by_a_process_is_named_with_its_stack_and_the_process_is_ended(by
     pids = "|".join(str(process.pid) for process in processes)
     raises(
         lambda: stream.take((40,)),
-        rf"for example 13 of the data \(by reader process ({pids}), for \d s\)\.\n",
+        rf"for example 13 of the data \(by reader process ({pids}).*, for \d+ s\)\.\n",
         r"test_input_waiting\.py\", line \d+ in waits_for_the_disk",
     )
     assert not psutil.wait_procs(processes, timeout=limit(20))[1]
