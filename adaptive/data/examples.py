@@ -149,8 +149,8 @@ class Examples:
             self._reading = Reading(data, transform, augment)
         else:
             given, narrowing = stack_list(data)
+            arrays = _columns(given)  # which says what cannot be read
             self._notes += narrowing or narrowing_notes(given, "data")
-            arrays = _columns(given)
             self.length = _check_columns(data, arrays)
             self._columns, self._tree = jax.tree.flatten(arrays)
             self.mapped = any(map(is_mapped, self._columns))
