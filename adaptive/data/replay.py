@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import json
 import logging
 import math
@@ -12,12 +11,12 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple
 
 import jax
-import numpy as np
 
 from adaptive.base.errors import DataError
 from adaptive.base.names import leaf_names
 
 from .forks import warns_of_forks
+from .iterator_states import set_state, state_of
 from .one_example import arrays_of_batch
 from .read_watch import CurrentReads
 
@@ -111,7 +110,7 @@ class ReplayableIterator:
                 self._reads.begin(f"the start of epoch {self._epoch}")
                 self._iterator = iter(self._begin(self._epoch))
             if self._mark_is_due or self.next == self._began:
-                state = None if self.next == self._began else self._state()  # epochs are begun by `begin`
+                state = None if self.next == self._began else state_of(self._iterator)  # epochs are begun by `begin`
                 self._marks.append(Mark(self.next, self._epoch, self._began, state))
                 self._mark_is_due = False
             self._reads.begin(self.next)
@@ -158,19 +157,6 @@ class ReplayableIterator:
 
     # --- going on -----------------------------------------------------------------------------------------------------
 
-    def _state(self) -> Any:
-        """What the iterator says of where it stands. Only of `get_state`, as grain has it, is it promised that what
-        comes next is the same: the `state_dict` of Hugging Face's data sets loses what is in a shuffle buffer.
-        """
-        get_state = getattr(self._iterator, "get_state", None)
-        state = None if get_state is None else get_state()
-        if isinstance(state, bytes):
-            return {"bytes": base64.b64encode(state).decode()}
-        try:
-            return None if state is None else {"json": json.loads(json.dumps(state, default=_number))}
-        except (TypeError, ValueError):
-            return None
-
     def place(self, position: int) -> str:
         """Where to go on from, for `go_on`."""
         marks = [mark for mark in list(self._marks) if mark.at <= position]
@@ -198,9 +184,8 @@ class ReplayableIterator:
 
     def _set_state(self, mark: Mark) -> None:
         self._reads.begin(f"the state, at position {mark.at},")
-        state = base64.b64decode(mark.state["bytes"]) if "bytes" in mark.state else mark.state["json"]
         iterator: Any = iter(self._begin(mark.epoch))
-        iterator.set_state(state)
+        set_state(iterator, mark.state)
         self._iterator = iterator
 
     def close(self) -> None:
@@ -227,9 +212,3 @@ def _apart(batch: Any) -> list[Any]:
         "batched=True, but what the iterator gave is no batch. Its leaves have no common leading axis, with a row for "
         f"each example: {shapes or 'there are none'}. If these are examples, leave out batched=True."
     )
-
-
-def _number(value: Any) -> Any:
-    if isinstance(value, np.generic):
-        return value.item()
-    raise TypeError(f"no JSON: {type(value).__name__}")

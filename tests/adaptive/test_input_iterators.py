@@ -290,11 +290,28 @@ KINDS = {
         sampler=grain.samplers.SequentialSampler(10, grain.sharding.NoSharding()),
         operations=[AsDict()],
     ),
-    # Its state holds where its source lay in memory, so another one does not take it.
-    "loader of grain, skipped": lambda: grain.DataLoader(
-        data_source=GRAIN, sampler=grain.samplers.SequentialSampler(10, grain.sharding.NoSharding())
-    ),
+    "loader of grain, of a source without a __repr__": lambda: loader_of(NoRepr()),
 }
+
+
+class NoRepr:
+    """grain's states hold `repr(source)`, which has the address of this object."""
+
+    def __init__(self, n=10):
+        self.n, self.read = n, set()
+
+    def __len__(self):
+        return self.n
+
+    def __getitem__(self, index):
+        self.read.add(int(index))
+        return {"i": int(index)}
+
+
+def loader_of(source):
+    return grain.DataLoader(
+        data_source=source, sampler=grain.samplers.SequentialSampler(len(source), grain.sharding.NoSharding())
+    )
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -328,6 +345,22 @@ def test_what_has_a_state_is_not_gone_through_again():
     assert flat(walk(other, [(3,)])) == [200, 201, 202]
     stream.close()
     other.close()
+
+
+def test_states_of_grain_have_no_addresses_of_this_process():
+    """All processes must have the same state, and one process must be able to continue from another's."""
+    streams = [opened(ad.data.from_iterator(loader_of(NoRepr(2000)))) for _ in range(2)]
+    for stream in streams:
+        assert flat(walk(stream, [(200,)] * 8)) == list(range(1600))
+    (place,) = {stream.place() for stream in streams}
+    assert json.loads(place)[0] >= 1400
+    source = NoRepr(2000)
+    other = opened(ad.data.from_iterator(loader_of(source)))
+    other.go_on(streams[0].cursors, place)
+    assert flat(walk(other, [(1,)])) == [1600]
+    assert not source.read & set(range(1000, 1400))  # grain reads the first 500 ahead when it begins
+    for stream in (*streams, other):
+        stream.close()
 
 
 # --- programs ---------------------------------------------------------------------------------------------------------
