@@ -30,23 +30,6 @@ from tests.sources.tables import ARROW, PANDAS, POLARS
 
 GROUPS = (ARRAYS, PANDAS, POLARS, ARROW, HDF5, ZARR, OWN, TORCH, GRAIN, HUGGING_FACE)
 PAGE = ROOT / "docs" / "input.md"
-PENDING = {  # what the library does not take or refuse yet as it should
-    'Arrays and lists: [{"i": 0, "x": [1.0]}, {"i": 1, "x": [1.0, 2.0]}]',
-    'Arrays and lists: [{"i": 0, "x": 1.0}, {"i": 1, "x": None}]',
-    "Sources and iterators of your own: Draws()",
-    "PyTorch: DataLoader(Stream(), batch_size=8, num_workers=2)",
-    "PyTorch: ad.data.from_iterator(DataLoader(Dataset(), batch_size=8, num_workers=2), batched=True)",
-    "PyTorch: ad.data.from_iterator(DataLoader(Dataset(), batch_size=8))",
-    "grain: loader(Batch(8, drop_remainder=True))",
-    "grain: data.filter(even)",
-    "Hugging Face datasets: images",
-    *(
-        name(group, row)
-        for group in (PANDAS, POLARS, ARROW)
-        for row in group.rows
-        if row.data not in ('frame["i"]', "dict(frame)")
-    ),
-}
 
 
 def cases(wanted: Callable[[Row], bool]) -> list[Any]:
@@ -63,9 +46,7 @@ def marks(group: Group, row: Row) -> list[Any]:
     """When a row is tested, and why not."""
     if why := group.missing():
         return [pytest.mark.skip(reason=why)]
-    return [pytest.mark.xfail(reason="is to come", strict=False)] * (name(group, row) in PENDING) + [
-        pytest.mark.long
-    ] * row.long
+    return [pytest.mark.long] * row.long
 
 
 # --- the table --------------------------------------------------------------------------------------------------------
@@ -82,18 +63,18 @@ END = "<!-- end of sources -->"
 def part(group: Group) -> str:
     """A group's part of the table, by what the library does now."""
     lines = [begin(group), f"**{group.title}**. {group.about}", "", "| data | one example | how it is read |"]
-    lines += ["| --- | --- | --- |", *(line(group, row) for row in group.rows if name(group, row) not in PENDING), END]
+    lines += ["| --- | --- | --- |", *(line(group, row) for row in group.rows), END]
     return "\n".join(lines)
 
 
 def line(group: Group, row: Row) -> str:
     """A row of the table."""
-    data = group.build(row)
     if row.refused:
-        return f"| {code(row.data)} | refused | {code(' '.join(refusal(data).split()))} |"
-    with program_of(row, data, world=comm.SoloWorld()) as program:
+        return f"| {code(row.data)} | refused | {code(' '.join(refusal(group, row).split()))} |"
+    with program_of(row, group.build(row), world=comm.SoloWorld()) as program:
         example, how = in_words(program._data.example), how_read(program)
-    return f"| {code(row.data)} | {code(example)} | {how}{'; ' * bool(row.note)}{row.note} |"
+        notes = [code(note) for note in program._data.notes if row.noted]
+    return f"| {code(row.data)} | {code(example)} | {'; '.join(filter(None, [how, row.note, *notes]))} |"
 
 
 def code(text: str) -> str:

@@ -11,7 +11,7 @@ import pytest
 
 import adaptive as ad
 import collectives as comm
-from tests.sources.rows import Row, like
+from tests.sources.rows import Group, Row, like
 
 GLOBAL_BATCH = 5  # of 24 examples: steps span the ends of epochs
 
@@ -64,10 +64,15 @@ def program_of(row: Row, data: Any, **options: Any) -> ad.Program:
     return ad.Program(driver_of(row), state, data, **{"global_batch": GLOBAL_BATCH, "seed": 3, **options})
 
 
-def refusal(data: Any) -> str:
-    """The error that a program raises when it is built with these data."""
+def refusal(group: Group, row: Row) -> str:
+    """The error that is raised when these data are given, or when a program is built with them."""
+
+    def built() -> ad.Program:
+        data = group.build(row)
+        return ad.Program(lambda state, batch: (state, {}), {}, data, global_batch=GLOBAL_BATCH, world=comm.SoloWorld())
+
     with pytest.raises(ad.DataError) as error:
-        ad.Program(lambda state, batch: (state, {}), {}, data, global_batch=GLOBAL_BATCH, world=comm.SoloWorld())
+        built()
     return str(error.value)
 
 

@@ -19,6 +19,7 @@ def rows():
 def names(folder: Path) -> dict[str, Any]:
     """The names of the table."""
     import datasets
+    import datasets.distributed
 
     features = datasets.Features(
         {"i": datasets.Value("int32"), "x": datasets.List(datasets.Value("float32"), length=3)}
@@ -27,7 +28,8 @@ def names(folder: Path) -> dict[str, Any]:
     pixels = datasets.Features({"i": datasets.Value("int32"), "image": datasets.Array2D((4, 4), "uint8")})
     images = datasets.Dataset.from_dict({"i": IDS, "image": IMAGES}, features=pixels)
     text = data.add_column("text", [str(i) for i in IDS])
-    return {"ad": ad, "np": np, "data": data, "images": images, "text": text}
+    nodes = {"split_dataset_by_node": datasets.distributed.split_dataset_by_node}
+    return {"ad": ad, "np": np, "data": data, "images": images, "text": text, **nodes}
 
 
 HUGGING_FACE = Group(
@@ -44,6 +46,9 @@ HUGGING_FACE = Group(
         Row("data.map(lambda row: {'x': [2 * v for v in row['x']]})", {"i": IDS, "x": 2 * X}),
         Row("data.to_iterable_dataset()", DICT),
         Row("text.remove_columns('text')", DICT),
+        Row("data.select(range(12)).shuffle(seed=1)", {"i": IDS[:12], "x": X[:12]}),
         Row("text", refused="text"),
+        Row("data.to_iterable_dataset().batch(8)", refused="the data set gives batches"),
+        Row("split_dataset_by_node(data.to_iterable_dataset(), 0, 3)", refused="one of 3 parts"),
     ),
 )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import time
 from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -33,9 +34,12 @@ class Files:
         return {"i": IDS[index], "x": X[index]}
 
 
-class Draws(Files):
+class Slow(Files):
+    """Waits for each example, so that several threads read."""
+
     def __getitem__(self, index):
-        return {"i": IDS[index], "x": X[index] + np.random.random()}
+        time.sleep(0.003)
+        return super().__getitem__(index)
 
 
 class Lines:
@@ -105,7 +109,7 @@ def lines(folder: Path) -> Any:
 
 def own(folder: Path) -> dict[str, Any]:
     """The names of the table of objects of one's own."""
-    names = {f.__name__: f for f in (Files, Draws, Lines, double, noise, rows, batches, endless, rows_of_worker)}
+    names = {f.__name__: f for f in (Files, Slow, Lines, double, noise, rows, batches, endless, rows_of_worker)}
     return {"ad": ad, "math": math, "ids": IDS, "x": X, "lines": lines(folder), **names}
 
 
@@ -125,15 +129,18 @@ ARRAYS = Group(
         Row("images", IMAGES),
         Row('{"i": ids, "x": x.astype("float16")}', {"i": IDS, "x": X.astype(np.float16)}),
         Row('{"i": ids.astype(">i8"), "x": x.astype(">f4")}', DICT, "byte order is converted"),
-        Row('{"i": ids.astype("int64"), "x": x.astype("float64")}', DICT),
+        Row('{"i": ids.astype("int64"), "x": x.astype("float64")}', DICT, noted=True),
         Row('{"i": jnp.asarray(ids), "x": jnp.asarray(x, "bfloat16")}', {"i": IDS, "x": HALF}),
-        Row('np.load(folder / "images.npy", mmap_mode="r")', IMAGES, quick=True),
+        Row('np.load(folder / "images.npy", mmap_mode="r")', IMAGES),
         Row('{"i": ids, "x": np.memmap(folder / "x.bin", "float32", "r", shape=(24, 3))}', DICT),
         Row("dict(npz)", DICT),
         Row('[{"i": i, "x": row} for i, row in zip(ids, x)]', DICT),
         Row('[{"i": int(i), "x": row.tolist()} for i, row in zip(ids, x)]', DICT, "as rows of JSON"),
+        Row("[(i, row) for i, row in zip(ids, x)]", PAIR),
+        Row("[(int(i), row.tolist()) for i, row in zip(ids, x)]", PAIR),
         Row("npz", refused="takes for a single leaf. Give dict(data)"),
         Row("list(x)", refused="Say which"),
+        Row("x.tolist()", refused="Say which"),
         Row('{"i": ids, "x": x[:-1]}', refused="different numbers of examples"),
         Row('{"i": ids, "x": x, "n": 24}', refused="is a single number"),
         Row('{"x": x[:0]}', refused="the data set is empty"),
@@ -161,7 +168,8 @@ OWN = Group(
     "functions. Their examples are dicts of a number and an array. `lines` is an open text file.",
     own,
     (
-        Row("Files()", DICT, quick=True),
+        Row("Files()", DICT),
+        Row("Slow()", DICT, "in several threads, since it waits in `__getitem__`", quick=True),
         Row("range(24)", IDS),
         Row("ad.data.from_source(Files(), map=double)", {"i": IDS, "x": 2 * X}),
         Row(
@@ -184,7 +192,6 @@ OWN = Group(
         Row("ad.data.from_iterator(batches, batched=True)", DICT, "batches of any sizes are taken apart"),
         Row("ad.data.from_iterator(endless, length=math.inf)", DICT, "no epochs"),
         Row("ad.data.from_iterator(rows_of_worker)", DICT, per_worker=True),
-        Row("Draws()", refused="read twice"),
         Row("rows", refused="data is a function"),
         Row("rows(0)", refused="a generator can be gone through once only"),
         Row("zip(ids, x)", refused="a zip can be gone through once only"),

@@ -31,6 +31,7 @@ class Row:
       examples: what the program must take, a pytree of arrays with a row for each; see `checks.ids` for how an
         example is known. A leaf that is a `jax.ShapeDtypeStruct` can have any values. None: data are refused.
       note: what the table says besides.
+      noted: whether the table has the library's notes, too.
       refused: words that the error must have.
       per_worker: whether each worker has an iterator of its own, so that nothing can be resized.
       quick: whether `make test` tests this source on ranks, not only `make test-all`.
@@ -40,6 +41,7 @@ class Row:
     data: str
     examples: Any = None
     note: str = ""
+    noted: bool = False
     refused: str = ""
     per_worker: bool = False
     quick: bool = False

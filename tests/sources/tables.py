@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from .rows import IDS, LENGTH, Group, Row
+from .rows import IDS, LENGTH, Group, Row, X
 
 BIG = IDS + np.int32(2**24 + 1)  # float32 cannot hold these
 Y = (IDS / 3).astype(np.float32)
@@ -19,7 +19,7 @@ def pandas_names(folder: Path) -> dict[str, Any]:
     import pandas as pd
 
     frame = pd.DataFrame(TABLE)
-    return {"pd": pd, "frame": frame, "gaps": [None, *range(1, LENGTH)]}
+    return {"pd": pd, "frame": frame, "x": X, "some": [None, *range(1, LENGTH)]}
 
 
 def polars_names(folder: Path) -> dict[str, Any]:
@@ -40,7 +40,8 @@ def arrow_names(folder: Path) -> dict[str, Any]:
 PANDAS = Group(
     "pandas",
     ("pandas",),
-    "`frame` has the columns `i`, int32 beyond 2²⁴, `y`, float32, and `seen`, bool.",
+    "`frame` has the columns `i`, int32 beyond 2²⁴, `y`, float32, and `seen`, bool. `some` is a list with "
+    "a None in it.",
     pandas_names,
     (
         Row("frame", TABLE),
@@ -48,7 +49,10 @@ PANDAS = Group(
         Row('frame.astype({"i": "Int32"})', TABLE),
         Row('frame["i"]', BIG),
         Row("dict(frame)", TABLE),
-        Row('frame.assign(n=pd.array(gaps, "Int32"))', refused="missing"),
+        Row("frame.assign(v=list(x))", {**TABLE, "v": X}, "a column of arrays of one shape"),
+        Row('{"frame": frame, "x": x}', {"frame": TABLE, "x": X}),
+        Row("[frame, frame]", refused="Say what they are"),
+        Row('frame.assign(n=pd.array(some, "Int32"))', refused="missing"),
         Row('frame.assign(kind=frame["seen"].astype("category"))', refused="categor"),
         Row("frame.assign(name='a')", refused="text"),
         Row("frame.assign(when=pd.Timestamp(0))", refused="times"),
@@ -74,6 +78,8 @@ ARROW = Group(
     arrow_names,
     (
         Row("table", TABLE),
+        Row("table.to_batches()[0]", TABLE),
+        Row('table["i"]', BIG),
         Row("table.append_column('name', pa.array(['a'] * 24))", refused="text"),
         Row("table.append_column('n', pa.array([None] * 24, pa.int32()))", refused="missing"),
     ),

@@ -34,13 +34,6 @@ class Stream(data.IterableDataset):
         yield from (Dataset()[i] for i in range(first, LENGTH, step))
 
 
-class Undivided(Stream):
-    """Iterable-style; every worker of a loader gives all examples."""
-
-    def __iter__(self):
-        yield from (Dataset()[i] for i in range(LENGTH))
-
-
 def doubled(examples):
     batch = data.default_collate(examples)
     return {**batch, "x": 2 * batch["x"]}
