@@ -63,11 +63,14 @@ def restored(group: Group, row: Row, kept: ad.Checkpoint, seen: dict[int, list[i
 
 
 def kill(group: Group, row: Row, world: ad.World, victim: int) -> None:
-    """One rank kills itself in mid-epoch; the others take each example once, those of the interrupted step again."""
+    """One rank kills itself in mid-epoch; the others take each example once, those of the interrupted step again.
+
+    Where each worker has an iterator of its own, the rest of the lost worker's examples is lost with it.
+    """
     with program_of(row, group.build(row)) as program:
         lost: list[ad.Loss] = []
         for report in program.run(steps=STEPS):
-            check(row, program, report)
+            check(row, program, report, once=not row.per_worker)
             lost += report.lost
             if report.step == 2 and world.workers[0] == victim:
                 os.kill(os.getpid(), signal.SIGKILL)

@@ -44,4 +44,4 @@ def test_a_worker_leaves_and_comes_back_and_a_restored_program_repeats_the_steps
 def test_a_rank_dies_and_the_others_take_each_example_once(sources):
     result = run([SCRIPT, "kill", *sources], n=3, ours=True)
     assert result.stdout.count("ended well") == 3 - len(sources), result
-    assert result.stdout.count(f"kill {sources[0]}") == 2, result
+    assert result.stdout.count(f"kill {sources[0]} (") == 2, result
