@@ -8,7 +8,8 @@ from typing import Any
 import adaptive as ad
 
 from .plain import Files
-from .rows import DICT, IDS, Group, Row, X
+from .rows import Group, Row
+from .values import DICT, IDS, X
 
 
 def even(example):

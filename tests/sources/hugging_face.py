@@ -9,7 +9,8 @@ import numpy as np
 
 import adaptive as ad
 
-from .rows import DICT, IDS, IMAGES, Group, Row, X
+from .rows import Group, Row
+from .values import DICT, IDS, IMAGES, X
 
 
 def rows():

@@ -16,7 +16,8 @@ import scipy.sparse
 
 import adaptive as ad
 
-from .rows import DICT, IDS, IMAGES, LENGTH, PAIR, Group, Row, X
+from .rows import Group, Row
+from .values import DICT, IDS, IMAGES, LENGTH, PAIR, X
 
 
 class Batch(NamedTuple):

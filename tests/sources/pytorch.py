@@ -9,7 +9,8 @@ import jax.numpy as jnp
 
 import adaptive as ad
 
-from .rows import DICT, IDS, LENGTH, PAIR, Group, Row, X
+from .rows import Group, Row
+from .values import DICT, IDS, LENGTH, PAIR, X
 
 
 def names(folder: Path) -> dict[str, Any]:

@@ -7,7 +7,8 @@ from typing import Any
 
 import adaptive as ad
 
-from .rows import DICT, IDS, IMAGES, PAIR, Group, Row, X
+from .rows import Group, Row
+from .values import DICT, IDS, IMAGES, PAIR, X
 
 
 def hdf5_names(folder: Path) -> dict[str, Any]:

@@ -7,7 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from .rows import IDS, LENGTH, Group, Row, X
+from .rows import Group, Row
+from .values import IDS, LENGTH, X
 
 BIG = IDS + np.int32(2**24 + 1)  # float32 cannot hold these
 Y = (IDS / 3).astype(np.float32)

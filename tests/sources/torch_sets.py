@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch.utils import data
 
-from .rows import LENGTH, X
+from .values import LENGTH, X
 
 
 class Dataset(data.Dataset):
