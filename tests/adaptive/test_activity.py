@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import threading
 import time
 
 import jax.numpy as jnp
@@ -113,6 +114,9 @@ class SlowRows:
     """Rows that are not there before a step waits for them, however slow the machine is."""
 
     program = None
+
+    def __init__(self):
+        self.lock = threading.Lock()  # which cannot be copied, so one thread reads
 
     def __len__(self):
         return 64

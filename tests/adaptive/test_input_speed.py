@@ -22,6 +22,7 @@ import collectives as comm
 from adaptive.data import reader_threads
 from adaptive.data.isolated_copies import CannotCopyError, Copies
 from adaptive.data.reading import Passes, Reading
+from tests.speed import limit
 
 WAIT = 2e-3
 ROWS = 64
@@ -135,7 +136,7 @@ def test_threads_end_when_they_are_not_needed():
     threads = [thread._thread for thread, _ in made._threads._others]
     made.close()
     for thread in threads:
-        thread.join(20)
+        thread.join(limit(20))
         assert not thread.is_alive()
     assert rows(made, [1, 2])["i"].tolist() == [1, 2]  # and are started again
     made.close()
