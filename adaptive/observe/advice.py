@@ -74,8 +74,8 @@ class Advice:
                 "input",
                 f"worker {worst} has waited for input in {input_[worst] / self._seconds:.0%} of the last {STEPS} "
                 f"steps' time ({1e3 * input_[worst] / STEPS:.1f} ms of {1e3 * self._seconds / STEPS:.1f} ms a step), "
-                "and the others for it. Have examples made beside the steps by more processes (workers=), keep them in "
-                "arrays, or do less for each: see docs/input.md.",
+                "and the others for it. Have examples made by reader processes (num_readers=), keep them in arrays, or "
+                "do less for each: see docs/input.md.",
             )
         for plan, unknown in zip(self._plan.hooks, self._hooks.unknown, strict=True):
             if unknown.values and unknown.steps >= STEPS:

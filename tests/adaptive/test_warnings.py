@@ -76,7 +76,7 @@ def test_all_is_well(caplog, program):
 def test_waiting_for_input_is_said_once_and_by_whom(caplog, program):
     (line,) = said(caplog, program, input_=(0.01, 0.2))
     assert line.startswith("worker 1 has waited for input in 40% of the last 50 steps' time (200.0 ms of 500.0 ms")
-    assert "workers=" in line
+    assert "num_readers=" in line
     assert "docs/input.md" in line
 
 
