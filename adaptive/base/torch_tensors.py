@@ -1,4 +1,4 @@
-"""PyTorch's tensors as numpy arrays, without importing torch: whoever passes a tensor has imported it."""
+"""PyTorch's tensors as numpy arrays, without importing torch: a program that passes a tensor has imported it."""
 
 from __future__ import annotations
 

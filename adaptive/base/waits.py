@@ -1,4 +1,4 @@
-"""What a thread waits for that another thread or process does, for whoever asks why it does not go on.
+"""Records of what a thread waits for, read by the watchdog when the thread does not continue.
 
 The stack of a thread that waits says nothing about the cause. So a thread that waits for long says here what for.
 """

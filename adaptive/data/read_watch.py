@@ -1,7 +1,7 @@
 """Reads that hang: warnings that name the example, its reader and the reader's stack, and a deadline for each read.
 
 Reads run in another thread than the steps, or in another process. A read costs two writes: what is read, and since
-when (`CurrentReads`). Whoever waits for examples for longer than a moment looks at these (`ReadWatch`), warns, and
+when (`CurrentReads`). A thread that waits for examples for longer than a moment reads these (`ReadWatch`), warns, and
 raises when one read has taken longer than the deadline; the reader is left behind. So nothing is watched while nobody
 waits, and a deadline is raised although the reader hangs.
 

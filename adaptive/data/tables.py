@@ -154,7 +154,7 @@ def _arrays_of_table(table: Any, library: _Library) -> dict[str, Any]:
             wrong.append((name, error))
     if wrong:
         lines = "\n    ".join(_advice(wrong, library))
-        raise NotAnArrayError(f"has columns that are no arrays of numbers:\n    {lines}")
+        raise NotAnArrayError(f"has columns that are not arrays of numbers:\n    {lines}")
     return arrays
 
 

@@ -298,7 +298,7 @@ class _Repeats:
         """Look at the next batch. Returns whether more are needed."""
         try:
             self._digests.append(_digests(batch, self._batched))
-        except (NotAnArrayError, IndexError):  # whoever takes the batch says what is wrong with it
+        except (NotAnArrayError, IndexError):  # the read that takes the batch raises the error
             return False
         if len(self._digests) % self._workers:
             return True

@@ -214,7 +214,7 @@ def test_a_frame_of_pandas_is_refused_with_all_columns_that_are_no_numbers(pd):
     frame["what"] = [{}, {}, {}]
     says = refused(frame)
     for part in (
-        "data has columns that are no arrays of numbers:",
+        "data has columns that are not arrays of numbers:",
         "'name', 'city': text. Make numbers of them, or leave them out:  df.drop(columns=['name', 'city'])",
         "'age' (row 1): missing values. Fill them:  df['age'].fillna(0),  or leave the rows out:  "
         "df.dropna(subset=['age'])",
@@ -228,7 +228,7 @@ def test_a_frame_of_pandas_is_refused_with_all_columns_that_are_no_numbers(pd):
     df["kind"] = df["kind"].cat.codes
     assert examples_of(df.assign(age=df["age"].fillna(0))).rows(np.arange(3))["age"].tolist() == [1, 0, 3]
     assert examples_of(df.dropna(subset=["age"])).rows(np.arange(2))["id"].tolist() == [16777217, 16777219]
-    assert "data['table'] has columns that are no arrays" in refused({"table": frame, "y": np.arange(3)})
+    assert "data['table'] has columns that are not arrays" in refused({"table": frame, "y": np.arange(3)})
 
 
 def test_a_frame_of_polars_is_refused_with_all_columns_that_are_no_numbers(pl):
