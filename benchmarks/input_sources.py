@@ -174,7 +174,9 @@ def job(name: str, processes: int, rounds: int, folder: Path, loaders: tuple[str
     out = folder / "measured.json"
     environment = {**os.environ, "PJRT_NPROC": "1", "OMP_NUM_THREADS": "1", "JAX_PLATFORMS": "cpu"}
     options = ["--job", name, "--processes", str(processes), "--rounds", str(rounds), "--folder", str(folder)]
-    command = ["mpirun", "--oversubscribe", "--bind-to", "none", "-n", "2", sys.executable, __file__, *options]
+    mpirun = Path(sys.executable).with_name("mpirun")
+    launch = [str(mpirun) if mpirun.exists() else "mpirun", "--oversubscribe", "--bind-to", "none", "-n", "2"]
+    command = [*launch, sys.executable, __file__, *options]
     subprocess.run([*command, "--loaders", *loaders], env=environment, check=True, timeout=900)
     return json.loads(out.read_text())
 
