@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -22,15 +23,13 @@ _NOTHING = Decision()
 
 
 class _Seen(NamedTuple):
-    """A step's values, not yet shown to a policy: still on the device, so that nobody waited for them."""
+    """A step that a policy has not been shown yet. Its values are still on the device: nobody has waited for them."""
 
     step: int
     epoch: float
     leaves: list[jax.Array]
-    batch_sizes: tuple[int, ...]
-    previous: tuple[int, ...]
+    ran: tuple[tuple[int, ...], tuple[int, ...]]
     members: tuple[int, ...]
-    joined: tuple[int, ...]
 
 
 class HookOutcome(NamedTuple):
@@ -86,6 +85,10 @@ class Hooks:
 
     Attributes:
       unknown: what each policy was given and has never been known.
+      next_due: no hook decides after a step with a lower number than this. Replicated, except right after `restart`,
+        where it is 0 until the next call of `run`.
+      watches: whether some hook is shown the steps between two decisions. If not, nothing has to be called for a step
+        before `next_due`.
     """
 
     def __init__(
@@ -104,10 +107,33 @@ class Hooks:
         self._seen: list[list[_Seen]] = [[] for _ in hooks]
         self.unknown = [_Unknown(hook) for hook in self.hooks]
         self.joined: list[set[int]] = [set() for _ in hooks]  # seats, since the last step that was shown
+        self._watching = [i for i, hook in enumerate(self.hooks) if hook.handler.every_step]
+        self.watches = bool(self._watching)
+        self.next_due = self._due_after(0)
 
     def due(self, step: int) -> list[int]:
         """Which hooks decide after this step, by their numbers."""
         return [i for i, hook in enumerate(self.hooks) if step % hook.every == 0]
+
+    def _due_after(self, step: int) -> int:
+        return min([step - step % hook.every + hook.every for hook in self.hooks], default=sys.maxsize)
+
+    def note(
+        self,
+        step: int,
+        epoch: float,
+        values: Sequence[list[jax.Array]],
+        ran: tuple[tuple[int, ...], tuple[int, ...]],
+        members: tuple[int, ...],
+    ) -> None:
+        """Keep a step before `next_due` for the hooks that are shown every step. Waits for nothing and decides nothing.
+
+        Args:
+          values, ran: as for `run`.
+          members: the seats with a worker on them in this step.
+        """
+        for i in self._watching:
+            self._seen[i].append(_Seen(step, epoch, values[i], ran, members))
 
     def run(
         self,
@@ -124,19 +150,18 @@ class Hooks:
           ran: the batch sizes of this step and of the one before it.
           sizes: what holds for the next.
         """
+        self.note(step, epoch, values, ran, sizes.members)
+        if step < self.next_due:
+            return _NONE_DUE
+        self.next_due = self._due_after(step)
         merged = _NOTHING
         requests: list[Request] = []
         silent: list[str] = []
         deciding = self.due(step)
-        for i, hook in enumerate(self.hooks):
-            due = i in deciding
-            if due or hook.handler.every_step:
-                joined: tuple[int, ...] = ()
-                if self.joined[i]:
-                    joined, self.joined[i] = tuple(sorted(self.joined[i])), set()
-                self._seen[i].append(_Seen(step, epoch, values[i], *ran, sizes.members, joined))
-            if not due:
-                continue
+        for i in deciding:
+            hook = self.hooks[i]
+            if not hook.handler.every_step:
+                self._seen[i].append(_Seen(step, epoch, values[i], ran, sizes.members))
             decision = self._show(i, sizes, merged)
             if decision is not None:
                 merged = merge(merged, decision)
@@ -171,10 +196,14 @@ class Hooks:
         """Go on from these states. The steps that were kept for the hooks' next turn are dropped."""
         self.states = list(states)
         self._seen = [[] for _ in self.hooks]
+        self.next_due = 0  # the number of the next step may be a lower one than so far
 
     def _show(self, i: int, sizes: BatchSizes, asked: Decision, *, due: bool = True) -> Decision | None:
         """`asked` is what earlier hooks asked for after this step."""
-        hook, decision = self.hooks[i], None
+        seen, self._seen[i] = self._seen[i], []
+        if not seen:
+            return None
+        hook, handler, state, decision = self.hooks[i], self.hooks[i].handler, self.states[i], None
         bounds = sizes.bounds(None if asked.shares is None else sizes.checked(asked.shares))
         wanted = bounds.nearest(sum(sizes.target) if asked.global_batch is None else asked.global_batch)
         numbers = self._numbers(sizes, asked)
@@ -182,28 +211,20 @@ class Hooks:
         if self._hyperparameters is not None:
             there, types = self._hyperparameters.values, self._hyperparameters.types
         values_so_far = {**there, **asked.hyperparameters}
-        seen, self._seen[i] = self._seen[i], []
-        for number, step in enumerate(seen, 1):
+        unflatten, unknown = hook.tree.unflatten, self.unknown[i]
+        joined = tuple(sorted(self.joined[i]))
+        self.joined[i] = set()
+        for step in seen:
             leaves = [np.asarray(leaf)[()] for leaf in step.leaves]
-            if self.unknown[i].values:
-                self.unknown[i].see(leaves)
-            values = jax.tree.unflatten(hook.tree, leaves)
+            if unknown.values:
+                unknown.see(leaves)
+            decides = due and step is seen[-1]
             observation = Observation(
-                step.step,
-                step.epoch,
-                values,
-                step.batch_sizes,
-                step.previous,
-                wanted,
-                bounds,
-                due and number == len(seen),
-                step.members,
-                step.joined,
-                *numbers,
-                values_so_far,
-                types,
+                *(step.step, step.epoch, unflatten(leaves), *step.ran, wanted, bounds, decides, step.members, joined),
+                *(*numbers, values_so_far, types),
             )
-            decision, self.states[i] = hook.handler(observation, self.states[i])
+            decision, state = handler(observation, state)
+            self.states[i], joined = state, ()
         return decision
 
     def _numbers(self, sizes: BatchSizes, asked: Decision) -> Numbers:

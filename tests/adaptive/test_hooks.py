@@ -89,6 +89,46 @@ def test_states_are_kept_from_step_to_step():
     assert those.names == ["0/hook0", "1/hook1"]
 
 
+def test_the_next_due_step_is_that_of_the_first_hook_to_decide():
+    those = hooks_of((Recorder(), 4), (Recorder(every_step=True), 6))
+    due = []
+    for step in range(1, 13):
+        due.append(those.next_due)
+        steps(those, 1, start=step)
+    assert due == [4, 4, 4, 4, 6, 6, 8, 8, 12, 12, 12, 12]
+    assert those.watches
+    assert not hooks_of((Recorder(), 4)).watches
+    assert hooks_of().next_due > 10**9
+
+
+@given(st.lists(st.tuples(st.integers(1, 7), st.booleans()), min_size=1, max_size=3), st.integers(1, 20))
+def test_noting_the_steps_before_the_next_due_one_shows_the_same(kinds, count):
+    shown = []
+    for noting in (False, True):
+        recorders = [Recorder(asks(stop=True), every_step=every_step) for _, every_step in kinds]
+        those = hooks_of(*zip(recorders, [every for every, _ in kinds], strict=True))
+        sizes, outcomes = sizes_of(), []
+        for step in range(1, count + 1):
+            ran, values = (sizes.current, sizes.current), [[jnp.float32(step), jnp.zeros(3)] for _ in kinds]
+            if noting and step < those.next_due:
+                if those.watches:
+                    those.note(step, 0.0, values, ran, sizes.members)
+            else:
+                outcomes.append((step, those.run(step, 0.0, values, ran, sizes)))
+        decided = [(step, outcome) for step, outcome in outcomes if outcome.decision is not None]
+        shown.append(([[(o.step, o.due, o.joined) for o in r.seen] for r in recorders], decided))
+    assert shown[0] == shown[1]
+
+
+def test_after_going_back_to_an_earlier_step_no_due_step_is_missed():
+    recorder = Recorder()
+    those = hooks_of((recorder, 10))
+    steps(those, 19)
+    those.restart(those.first_states)
+    steps(those, 11, start=5)
+    assert [o.step for o in recorder.seen] == [10, 10]
+
+
 # --- what -------------------------------------------------------------------------------------------------------------
 
 
