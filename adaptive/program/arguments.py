@@ -77,29 +77,36 @@ def checked_nonfinite(value: Any) -> NonFinite:
 
 
 @dataclass(frozen=True)
-class InitialState:
-    """The state that a program begins with.
+class StateForm:
+    """What the state of a program looks like. Holds none of its arrays.
 
     Attributes:
-      arrays: it, with arrays for leaves.
-      shapes: its shapes, of which those of Python's numbers are weakly typed.
-      local: which of its leaves may differ between workers on purpose.
+      shapes: the state with shapes for leaves, of which those of Python's numbers are weakly typed.
+      local: indices of the leaves that may differ between workers on purpose.
     """
 
-    arrays: Any
     shapes: Any
     local: frozenset[int]
 
     @staticmethod
-    def of(state: Any, local: Callable[[Any], Any] | None) -> InitialState:
-        """Of what the user gave, and the part that `local` picks."""
+    def of(state: Any, local: Callable[[Any], Any] | None) -> tuple[StateForm, list[Any]]:
+        """Check the initial state, and return its form and its leaves as arrays of numpy or JAX, in the user's memory
+        where possible.
+
+        Args:
+          state: as it was given to the program.
+          local: picks the leaves that may differ between workers; `None` picks none.
+
+        Raises:
+          DriverError: a leaf is not an array of numbers, or is sharded; or `local` does not return parts of the state.
+        """
         leaves, tree = jax.tree.flatten(state)
-        names = leaf_names(state, "state")
-        arrays = tree.unflatten([_as_array(leaf, name, state) for leaf, name in zip(leaves, names, strict=True)])
-        shapes = jax.tree.map(
-            lambda array, leaf: jax.ShapeDtypeStruct(array.shape, array.dtype, weak_type=_is_weak(leaf)), arrays, state
-        )
-        return InitialState(arrays, shapes, _picked(local, jax.tree.structure(state)))
+        arrays = [_as_array(a, name, state) for a, name in zip(leaves, leaf_names(state, "state"), strict=True)]
+        shapes = [
+            jax.ShapeDtypeStruct(array.shape, array.dtype, weak_type=_is_weak(leaf))
+            for array, leaf in zip(arrays, leaves, strict=True)
+        ]
+        return StateForm(tree.unflatten(shapes), _picked(local, tree)), arrays
 
     def as_given(self, leaves: list[jax.Array], weak: list[bool]) -> Any:
         """Return the state as the user knows it: what is a Python number in the driver is promoted like one here too.

@@ -25,7 +25,7 @@ from adaptive.graph.plan import Plan
 from adaptive.graph.planner import Planner
 from adaptive.operators.minibatches import NotEqualPartsError
 
-from .arguments import InitialState
+from .arguments import StateForm
 
 
 def first_plan(
@@ -99,9 +99,19 @@ def _no_microbatches(microbatch: int, why: str) -> DriverError:
 
 
 def check_alike(
-    world: World, name: str, state: InitialState, data: Rows | IterableData, plan: Plan, settings: dict[str, Any]
+    world: World,
+    name: str,
+    form: StateForm,
+    leaves: Sequence[Any],
+    data: Rows | IterableData,
+    plan: Plan,
+    settings: dict[str, Any],
 ) -> dict[str, str]:
     """Raise, on all processes, unless all build the same program. Communicates.
+
+    Args:
+      form: of the initial state, whose arrays are `leaves`.
+      settings: other arguments of the program, by name.
 
     Returns:
       Digests by which a process that is spawned later is compared: of all but what follows from who is there.
@@ -112,8 +122,8 @@ def check_alike(
         return {}
     built = {setting: repr(value) for setting, value in settings.items()}
     built.update(digests_of_data(data, world=world))
-    leaves = zip(leaf_names(state.arrays, "state"), jax.tree.leaves(state.arrays), strict=True)
-    built.update((label, digest_of_tree(leaf)) for i, (label, leaf) in enumerate(leaves) if i not in state.local)
+    labelled = enumerate(zip(leaf_names(form.shapes, "state"), leaves, strict=True))
+    built.update((label, digest_of_tree(leaf)) for i, (label, leaf) in labelled if i not in form.local)
     check_built_alike(world, built, plan, f"building {name}", partial(steadiness, data, world.rank, world))
     lasting = {what: digest for what, digest in built.items() if what not in _OF_THE_MOMENT}
     return {**settings_in_words(), **lasting, "driver": digest_of_plan(plan)} if world.spawns else {}

@@ -57,7 +57,7 @@ from adaptive.runtime.engine import Engine, Outcome
 from adaptive.runtime.kernels import KernelOptions
 
 from . import checkpoint as _checkpoint
-from .arguments import Driver, InitialState, built_in, checked_nonfinite, count, new_run_id, next_name, world_of
+from .arguments import Driver, StateForm, built_in, checked_nonfinite, count, new_run_id, next_name, world_of
 from .boards import BoardsOfWorld
 from .checkpoints import Checkpoints
 from .choice import Chosen, chosen
@@ -176,14 +176,14 @@ class Program:
         quantum = None if quantum is None else positive("quantum", quantum)
         overlap = checked_overlap(overlap)
         self._data = stream_of(data, self.world.capacity, self.world.workers, self.world)
-        self._initial = InitialState.of(state, local)
+        self._form, leaves = StateForm.of(state, local)
         self._stream = Stream(self._data, seed=self._seed, workers=self.world.workers, world=self.world)
         planner = Planner(
             driver,
-            self._initial.shapes,
+            self._form.shapes,
             self._data.shapes,
             capacity=self.world.capacity,
-            local_state=self._initial.local,
+            local_state=self._form.local,
             surroundings=self._surroundings,
         )
         self._sizes, self._plan = first_plan(
@@ -209,7 +209,7 @@ class Program:
             "deterministic": bool(deterministic),
             "overlap": overlap,
         }
-        self._built = check_alike(self.world, self._name, self._initial, self._data, self._plan, settings)
+        self._built = check_alike(self.world, self._name, self._form, leaves, self._data, self._plan, settings)
         built_in(self.world)
         if deterministic:
             self.world.deterministic = True
@@ -237,7 +237,7 @@ class Program:
         self._activity = Activity(self.world)
         self._engine = Engine(
             planner,
-            jax.tree.leaves(self._initial.arrays),
+            leaves,
             self.world,
             status=self._status,
             name=self._name,
@@ -297,7 +297,7 @@ class Program:
         return self._as_given([jnp.copy(leaf) for leaf in self._engine.states[self._engine.some_present]])
 
     def _as_given(self, leaves: list[jax.Array]) -> Any:
-        return self._initial.as_given(leaves, [var.aval.weak_type for var in self._plan.graph.state_vars])
+        return self._form.as_given(leaves, [var.aval.weak_type for var in self._plan.graph.state_vars])
 
     @property
     def batch_sizes(self) -> tuple[int, ...]:
@@ -823,7 +823,7 @@ class Program:
         """
         self._update.together(self._step, "a checkpoint")
         parts = (self._engine, self._hooks, self._sizes, self._membership, self._stream)
-        like = self._initial.shapes
+        like = self._form.shapes
         return _checkpoint.save(*parts, step=self._step, run_id=self._run_id, like=like, copy=copy)
 
     @as_made
@@ -861,7 +861,7 @@ class Program:
 
         def prepare() -> tuple[dict[str, str], None]:
             parsed = _checkpoint.parse(
-                checkpoint, self._engine, self._hooks, self._sizes, self._stream, like=self._initial.shapes
+                checkpoint, self._engine, self._hooks, self._sizes, self._stream, like=self._form.shapes
             )
             digests = parsed.digests() if self.world.processes > 1 else {}
             prepared.append((parsed, digests, _checkpoint.placed(parsed, self._engine)))

@@ -1,0 +1,222 @@
+"""A rank needs at most 1.10 times the memory of a hand-written donated loop, in the steady state and at its peak.
+
+    python benchmarks/memory_of_a_rank.py [--mib 96 384] [--write]
+
+Two MPI ranks train an MLP with Adam. Each case runs in processes of its own: by hand (a jitted gradient, one Allreduce
+a leaf into one set of receive buffers, a jitted update whose state is donated), and as a driver with and without
+`resizable`. Both are given the same initial state by a function that keeps none of it.
+
+*Steady* is the resident memory (VmRSS) after the last of 12 steps that follow once nothing is compiled in the
+background any more; *peak* is VmHWM of the whole process, building and compiling included. *Live arrays* are
+`jax.live_arrays()` and, by hand, the receive buffers, as multiples of the parameters.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+CASES = ("by hand", "resizable=False", "resizable")
+LAYERS, LOCAL_BATCH, N_EXAMPLES, STEPS = 6, 16, 512, 12
+MIB = 1 << 20
+
+
+# --- one rank of one case ---------------------------------------------------------------------------------------------
+
+
+def initial_state(width: int) -> Any:
+    """Parameters and the optimizer's state, as JAX arrays that nobody else holds."""
+    import jax
+    import jax.numpy as jnp
+
+    make = jax.jit(lambda key: jax.random.normal(key, (width, width), jnp.float32) / width**0.5)
+    params = [make(key) for key in jax.random.split(jax.random.key(0), LAYERS)]
+    return params, optimizer().init(params)
+
+
+def optimizer() -> Any:
+    import optax
+
+    return optax.adam(1e-4)
+
+
+def loss_fn(params: Any, batch: Any) -> Any:
+    import jax
+    import jax.numpy as jnp
+
+    x = batch["x"]
+    for w in params[:-1]:
+        x = jax.nn.relu(x @ w)
+    return jnp.mean((x @ params[-1] - batch["y"]) ** 2)
+
+
+def data(width: int) -> Any:
+    import numpy as np
+
+    rng = np.random.default_rng(0)
+    return {name: rng.normal(size=(N_EXAMPLES, width)).astype(np.float32) for name in ("x", "y")}
+
+
+def by_hand(width: int) -> tuple[Callable[[], float], Callable[[], int]]:
+    """A step of the hand-written loop, and the bytes of memory that it holds beside JAX's arrays."""
+    import jax
+    import numpy as np
+    import optax
+    from mpi4py import MPI
+
+    ranks, rows = MPI.COMM_WORLD, data(width)
+    params, opt_state = initial_state(width)
+    gradient = jax.jit(jax.value_and_grad(loss_fn))
+
+    def new_state(params: Any, opt_state: Any, summed: Any) -> Any:
+        grads = jax.tree.map(lambda g: g / ranks.size, summed)
+        updates, opt_state = optimizer().update(grads, opt_state, params)
+        return optax.apply_updates(params, updates), opt_state
+
+    update = jax.jit(new_state, donate_argnums=(0, 1))
+    received = [np.empty(p.shape, p.dtype) for p in params]
+    at = ranks.rank * LOCAL_BATCH
+
+    def step() -> float:
+        nonlocal params, opt_state, at
+        batch = {name: leaf[at : at + LOCAL_BATCH] for name, leaf in rows.items()}
+        at = (at + ranks.size * LOCAL_BATCH) % N_EXAMPLES
+        loss, grads = gradient(params, batch)
+        for sent, into in zip(grads, received, strict=True):
+            ranks.Allreduce(np.asarray(sent), into)
+        params, opt_state = update(params, opt_state, received)
+        jax.block_until_ready(params)  # before `received` is written again
+        return float(loss)
+
+    return step, lambda: sum(buffer.nbytes for buffer in received)
+
+
+def as_driver(width: int, world: Any, *, resizable: bool) -> Any:
+    """The same step as a program."""
+    import jax
+    import optax
+
+    import adaptive as ad
+    import collectives as comm
+
+    def driver(state: Any, batch: Any) -> Any:
+        params, opt_state = state
+        loss, grads = jax.value_and_grad(loss_fn)(params, batch)
+        updates, opt_state = optimizer().update(comm.all_reduce(grads), opt_state, params)
+        return (optax.apply_updates(params, updates), opt_state), {"loss": comm.all_reduce(loss)}
+
+    return ad.Program(
+        driver,
+        initial_state(width),
+        data(width),
+        global_batch=LOCAL_BATCH * world.size,
+        world=world,
+        resizable=resizable,
+    )
+
+
+def resident() -> tuple[float, float]:
+    """This process's resident memory now and at its peak, in MiB."""
+    fields = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
+    now, peak = (int(fields[name].split()[0]) / 1024 for name in ("VmRSS", "VmHWM"))
+    return now, peak
+
+
+def rank(case: str, mib: int) -> None:
+    """Run one case, and print what it needed, on rank 0: the mean over ranks."""
+    import jax
+    from mpi4py import MPI
+
+    import collectives as comm
+
+    width = round((mib * MIB / 4 / LAYERS) ** 0.5)
+    marks: dict[str, float] = {}
+
+    def measure(beside: int) -> None:
+        gc.collect()
+        now, peak = resident()
+        live = sum(a.nbytes for a in jax.live_arrays()) + beside
+        MPI.COMM_WORLD.Barrier()
+        marks.update(steady=now, peak=peak, live=live / (4 * LAYERS * width**2))
+
+    if case == "by hand":
+        step, beside = by_hand(width)
+        for _ in range(2 * STEPS):
+            step()
+        measure(beside())
+    else:
+        with comm.world() as world:
+            program = as_driver(width, world, resizable=case == "resizable")
+            marks["built"] = resident()[1]
+            for _ in range(STEPS):
+                program.step()
+            program.warm_up()
+            for _ in range(STEPS):
+                program.step()
+            measure(0)
+            program.close()
+    everyone = MPI.COMM_WORLD.gather(marks)
+    if everyone is not None:
+        print(json.dumps({name: sum(m[name] for m in everyone) / len(everyone) for name in marks}), flush=True)
+
+
+# --- all cases --------------------------------------------------------------------------------------------------------
+
+
+def run(case: str, mib: int) -> dict[str, float]:
+    """Start the ranks of one case."""
+    mpirun = Path(sys.executable).with_name("mpirun")
+    env = {**os.environ, "PJRT_NPROC": "1", "OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
+    env["PYTHONPATH"] = os.pathsep.join([str(Path(__file__).parents[1]), env.get("PYTHONPATH", "")])
+    env["OMPI_MCA_mpi_yield_when_idle"] = "1"
+    python = [sys.executable, "-m", "mpi4py", __file__, "--rank", case, "--mib", str(mib)]
+    done = subprocess.run(
+        [str(mpirun), "--oversubscribe", "-n", "2", *python], env=env, stdout=subprocess.PIPE, text=True, check=True
+    )
+    return json.loads(done.stdout.strip().splitlines()[-1])
+
+
+def main() -> None:
+    arguments = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    arguments.add_argument("--mib", type=int, nargs="+", default=[96], help="of parameters")
+    arguments.add_argument("--only", nargs="+", default=CASES, help="cases")
+    arguments.add_argument("--rank", help=argparse.SUPPRESS)
+    arguments.add_argument("--write", action="store_true", help="write the result's file")
+    options = arguments.parse_args()
+    if options.rank is not None:
+        rank(options.rank, options.mib[0])
+        return
+    from _measure import report
+
+    rows = []
+    for mib in options.mib:
+        found = {case: run(case, mib) for case in options.only}
+        base = found.get("by hand")
+        for case, marks in found.items():
+            row = {"parameters": f"{mib} MiB", "case": case}
+            for name in ("steady", "peak"):
+                row[name] = f"{marks[name]:,.0f} MiB"
+                row[f"{name}, of by hand"] = f"{marks[name] / base[name]:.2f}" if base else ""
+            row["peak of building"] = f"{marks['built']:,.0f} MiB" if "built" in marks else ""
+            row["live arrays"] = f"{marks['live']:.2f}"
+            rows.append(row)
+    report(
+        "Memory of a rank, beside a hand-written donated loop",
+        rows,
+        "memory_of_a_rank.md" if options.write else None,
+        [
+            f"Two ranks, means over them; {LAYERS} layers, Adam, {LOCAL_BATCH} examples a rank. Live arrays are "
+            "multiples of the parameters: five are parameters, Adam's two, gradient and what was received."
+        ],
+    )
+
+
+if __name__ == "__main__":
+    main()
