@@ -7,7 +7,6 @@ from functools import partial
 from math import lcm
 from typing import Any
 
-import jax
 import numpy as np
 
 from adaptive.base.decision import Limits

@@ -1,0 +1,98 @@
+"""Which arrays a program holds: none of its initial state but local leaves, and none twice."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import adaptive as ad
+import collectives as comm
+from adaptive.runtime.local_world import LocalWorld
+
+N = 1000  # elements of a leaf: no other array of these tests has as many
+
+
+def driver(state, batch):
+    params, momentum, steps = state
+    loss, grads = jax.value_and_grad(lambda p: jnp.mean(batch["x"]) * jnp.mean(p["w"] ** 2) + p["b"])(params)
+    grads = comm.all_reduce(grads)
+    momentum = jax.tree.map(lambda m, g: 0.9 * m + g, momentum, grads)
+    params = jax.tree.map(lambda p, m: p - 0.1 * m, params, momentum)
+    return (params, momentum, steps + 1), {"loss": comm.all_reduce(loss)}
+
+
+def of_leaves():
+    """The live arrays that are leaves of a state."""
+    gc.collect()
+    return [a for a in jax.live_arrays() if a.shape == (N,)]
+
+
+def build(state, workers=1, **options):
+    data = {"x": np.linspace(0.5, 1.5, 24, dtype=np.float32)}
+    return ad.Program(driver, state, data, global_batch=6, world=LocalWorld(workers), **options)
+
+
+def initial(module=jnp):
+    params = {"w": module.ones(N, "float32"), "b": module.zeros((), "float32")}
+    return params, jax.tree.map(lambda leaf: 0 * leaf, params), 0
+
+
+@pytest.fixture
+def before():
+    return len(of_leaves())
+
+
+@pytest.mark.parametrize("resizable", [False, True])
+def test_no_array_of_the_initial_state_is_held(resizable, before):
+    state = initial()
+    arrays = [weakref.ref(leaf) for leaf in jax.tree.leaves(state) if isinstance(leaf, jax.Array)]
+    with build(state, resizable=resizable) as program:
+        assert len(of_leaves()) == before + 4  # the user's and the program's
+        del state
+        gc.collect()
+        assert [ref() for ref in arrays] == [None] * 4
+        assert len(of_leaves()) == before + 2
+        program.step()
+        program.warm_up()
+        program.step()
+        assert len(of_leaves()) == before + 2
+
+
+@pytest.mark.parametrize("module", [jnp, np], ids=["jax", "numpy"])
+def test_the_users_arrays_stay_valid_and_unchanged(module):
+    state = initial(module)
+    with build(state) as program:
+        program.step()
+        program.step()
+        np.testing.assert_array_equal(state[0]["w"], np.ones(N, np.float32))
+        np.testing.assert_array_equal(state[1]["w"], np.zeros(N, np.float32))
+
+
+def test_what_the_user_writes_into_his_arrays_is_not_the_programs():
+    state, same = initial(np), initial(np)
+    with build(state) as program, build(same) as other:
+        state[0]["w"][:] = 7
+        for _ in range(2):
+            program.step(), other.step()
+        jax.tree.map(np.testing.assert_array_equal, program.state, other.state)
+
+
+def keeps_own(state, batch):
+    shared, own = state
+    mean = batch["x"].mean()
+    return (shared + comm.all_reduce(mean), own + mean), {}
+
+
+def test_a_local_leaf_is_kept_to_begin_with(before):
+    """Workers that join begin with it, so it is held once beside each worker's own."""
+    state, data = (jnp.zeros(N), jnp.zeros(N)), {"x": np.ones(24, np.float32)}
+    with ad.Program(keeps_own, state, data, global_batch=6, world=LocalWorld(2), local=lambda s: s[1]) as program:
+        del state
+        assert len(of_leaves()) == before + 2 * 2 + 1
+        program.step()
+        assert len(of_leaves()) == before + 2 * 2 + 1
