@@ -11,11 +11,9 @@ from __future__ import annotations
 import itertools
 import threading
 import time
-from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import inf
-from statistics import median
 from typing import Any
 
 import jax
@@ -26,16 +24,14 @@ from adaptive.base.phases import phase
 from .background import BackgroundCompiler
 from .cache import compile_order
 from .calls import Call
+from .chooser import NO_CHOICE, Choice, Chooser
 from .compile import compile_segment
 from .constants import Constants
-from .microbatches import GAIN, Microbatches, cheapest, predict
+from .microbatches import GAIN, Microbatches, cheapest
 
 CallSet = dict[int, "Kernel"]  # a kernel per level of the plan
-_SAMPLES = 3  # timings of a kernel before it counts as measured
 _PRICE_OF_GOING_ON = 1.5  # how much slower a step may be with the kernels there are than with those to come
-_RETIME = 64  # steps between two timings of a mixed batch
 _TRACES = 2  # that are kept for the other devices of this process
-_SHORT = 8  # times which a call must be shorter than the longest to tell what calls cost
 _KEPT = 16  # sizes besides the ladder whose kernels a worker keeps at least
 _FEW_CORES = 4  # with fewer, a compiler takes a good part of what the steps have
 
@@ -82,27 +78,16 @@ class Counters:
 
 @dataclass
 class _Worker:
-    """What is there for one worker of this process."""
+    """The kernels of one worker of this process, and how its calls are chosen."""
 
     device: jax.Device
     ready: dict[int, CallSet] = field(default_factory=dict)
-    changes: int = 0  # of what is ready
-    samples: dict[int, deque] = field(default_factory=dict)
-    size: int = 0
-    steps_at_size: int = 0
-    timings: int = 0  # how many sizes are measured, or were so since the last choice
-    chosen: tuple[tuple, Microbatches] | None = None
+    changes: int = 0  # of `ready`
+    chooser: Chooser = field(default_factory=Chooser)
     used: dict[int, None] = field(default_factory=dict)  # sizes of calls, those used last at the end
     asked: int = 0  # the size that was asked for last
     current: int = 0  # the size of the steps until then
     exact: int = 0  # the size that a kernel of its own was asked for last
-    tries: bool = False  # whether the chosen calls are there to time one of them
-    call: tuple[tuple, float | None] = ((), None)  # since when it is known what one more call costs; in examples
-
-    def measured(self) -> dict[int, float]:
-        """Seconds by size. The least of the last timings: what else runs on the machine slows all sizes alike, and a
-        small call that happened to run undisturbed must not look better than a large one that did not."""
-        return {s: min(t) for s, t in list(self.samples.items()) if len(t) >= _SAMPLES}
 
     def take(self, microbatches: Microbatches) -> None:
         """Note that these are used from now on."""
@@ -140,7 +125,16 @@ class Kernels:
       least_calls: calls that every step needs at least, from the first one on.
       name: what the programs' names begin with, in profiles.
 
+    What a step asks is kept in attributes, so that a step in which nothing has changed makes no call.
+
     Attributes:
+      choices: the calls of each worker of this process in its next step. An entry is replaced, also by the compiler's
+        thread, when it has to be asked for again (`choose`).
+      busy: whether kernels may be compiled beside the steps. While it is false, `check` and `step_ended` need not be
+        called.
+      makes_all: whether every size can be made, now and from now on.
+      call_examples: what one more call costs, as the number of examples that take as long: the mean of this process's
+        workers that have timed calls; `None` if none has. 0 where batches cannot be split.
       least_calls: as that is for the sizes that are asked about next.
       compiled: by size and by when it began, when it was done; infinite for what is under way. By the clock of
         `time.perf_counter`.
@@ -168,6 +162,10 @@ class Kernels:
         self.compile_order, self._lock = options.compile_order, threading.Lock()
         self._versions = itertools.count(1)
         self._ladder: set[int] = set()
+        self._ladder_lock = threading.Lock()
+        self.choices: list[Choice] = [NO_CHOICE] * len(devices)
+        self.busy = self.makes_all = False
+        self.call_examples: float | None = None if splittable else 0.0
         self.few_cores = devices[0].platform == "cpu" and n_cores() < _FEW_CORES
         self._compiler = BackgroundCompiler(self, pauses=self.few_cores)
 
@@ -182,59 +180,58 @@ class Kernels:
             return worker.ready.keys() >= set(self._fixed(size, self.least_calls))
         if not self.splittable or size in worker.ready:
             return size in worker.ready
-        measured = worker.measured()
-        return self._can_go_on(self._cost(size, list(worker.ready), measured), size, measured)
-
-    @staticmethod
-    def _cost(size: int, kernels: Iterable[int], measured: Mapping[int, float]) -> float:
-        calls = cheapest(size, kernels, lambda k: predict(k, measured))
-        return inf if calls is None else sum(predict(k, measured) for k in calls)
+        return self._can_go_on(worker.chooser.cost(size, list(worker.ready)), size, worker.chooser)
 
     def can_make_all(self) -> bool:
-        """Whether every size can be made, now and from now on."""
-        return self.splittable and 1 in self._ladder and all(self._ladder <= w.ready.keys() for w in self._workers)
+        """Return whether every size can be made, now and from now on."""
+        return self.makes_all
+
+    def _update_makes_all(self, more: Iterable[int] = ()) -> None:
+        """Bring `makes_all` up to date, and the ladder by these sizes."""
+        with self._ladder_lock:
+            self._ladder.update(more)
+            whole = 1 in self._ladder and all(self._ladder <= w.ready.keys() for w in self._workers)
+            self.makes_all = self.splittable and whole
 
     def can_join(self) -> bool:
         """Whether a process can take a step as soon as it comes in. Where a batch is one call, any new size has to be
         compiled by all it is new to, and which one it will be is only known then.
         """
-        return not self.splittable or self.can_make_all()
+        return not self.splittable or self.makes_all
 
     def microbatches(self, local: int, size: int, at_least: int = 1) -> Microbatches:
         """The calls that worker `local` makes for `size` examples in this step, at least so many of them."""
-        worker = self._workers[local]
-        worker.steps_at_size = worker.steps_at_size + 1 if size == worker.size else 0
-        worker.size = size
-        if size == 0:
-            return ()
-        known = (size, at_least, worker.changes, worker.timings, worker.steps_at_size // _RETIME)
-        if worker.chosen is None or worker.chosen[0] != known:
-            worker.chosen = (known, self._choose(local, size, at_least) if self.splittable else (size,))
-            worker.take(worker.chosen[1])
-        return worker.chosen[1]
+        choice = self.choices[local]
+        if choice.steps and choice.size == size and choice.at_least == at_least:
+            choice.steps -= 1
+        else:
+            choice = self.choose(local, size, at_least)
+        return choice.microbatches
 
-    def _choose(self, local: int, size: int, at_least: int) -> Microbatches:
+    def choose(self, local: int, size: int, at_least: int) -> Choice:
+        """Choose the calls of worker `local` for the next step, and for as many behind it as the choice says."""
         worker = self._workers[local]
-        worker.tries = False
-        if not self.timed:
-            return self._fixed(size, at_least)
-        ready = [k for k in list(worker.ready) if k <= -(-size // at_least)]
-        measured = worker.measured()
-        untried = [k for k in ready if k not in measured and k <= size]
-        if untried and worker.steps_at_size > 1:
-            # A new kernel is tried on a part of the batch, which has to be computed anyway.
-            trial = max(untried)
-            rest = cheapest(size - trial, ready, lambda k: predict(k, measured)) if size > trial else ()
-            if rest is not None:
-                worker.tries = True
-                return (trial, *rest)
-        best = cheapest(size, ready, lambda k: predict(k, measured))
-        if best is None:
-            best = cheapest(size, list(worker.ready), lambda k: predict(k, measured))
-        assert best is not None, "a size is taken on when it can be made, and what makes it is kept"
-        if len(best) > 1 and self.resizable:
-            self._consider_exact(local, size, best)
-        return best
+        chooser, changes = worker.chooser, worker.changes
+        if size == 0:
+            choice = chooser.fixed(0, at_least, ())
+        elif not self.splittable:
+            choice = chooser.fixed(size, at_least, (size,))
+        elif not self.timed:
+            choice = chooser.fixed(size, at_least, self._fixed(size, at_least))
+        else:
+            choice = chooser.choose(size, at_least, list(worker.ready), quiet=self._compiler.idle)
+            if len(choice.microbatches) > 1 and not choice.trial and self.resizable:
+                self._consider_exact(local, size, choice.microbatches)
+            self.call_examples = self._examples_of_a_call()
+        worker.take(choice.microbatches)
+        self.choices[local] = choice
+        if worker.changes != changes:  # a kernel has come while these were chosen
+            self.choices[local] = NO_CHOICE
+        return choice
+
+    def choice(self, local: int) -> Choice:
+        """Return the choice that the step under way was begun with."""
+        return self._workers[local].chooser.choice
 
     def _fixed(self, size: int, at_least: int) -> Microbatches:
         """Calls by size alone, whatever is compiled: it would tell what sizes there were before, and how long ago."""
@@ -250,66 +247,48 @@ class Kernels:
 
     # --- timing -------------------------------------------------------------------------------------------------------
 
-    def wants_each_timed(self, local: int, microbatches: Microbatches) -> bool:
-        """Whether the calls of this step should be waited for one by one, to time each."""
-        if not self.timed or len(set(microbatches)) <= 1:
-            return False
-        worker = self._workers[local]
-        return worker.steps_at_size % _RETIME == 0 or any(
-            len(worker.samples.get(p, ())) < _SAMPLES for p in microbatches
-        )
+    def record_step(self, local: int, seconds: float) -> None:
+        """Take the seconds of all calls of a step, from where the step begins to where its parts are computed.
+
+        Ignored unless the choice is to be `timed`.
+        """
+        self.record(local, 0, seconds)
 
     def record(self, local: int, size: int, seconds: float) -> None:
-        """One timing of one call."""
-        worker = self._workers[local]
-        samples = worker.samples.setdefault(size, deque(maxlen=2 * _SAMPLES + 1))
-        samples.append(seconds)
-        worker.timings += len(samples) <= _SAMPLES
+        """Take the seconds of one call of a step; of its only one, those of the step (`record_step`).
+
+        Ignored unless the choice is to be `timed`.
+        """
+        chooser = self._workers[local].chooser
+        chooser.record(0 if chooser.choice.microbatches == (size,) else size, seconds)
+        if not self.busy:
+            chooser.step_ended(disturbed=False)
 
     def tried_at_a_loss(self, local: int) -> bool:
-        """Whether the last step of worker `local` tried a kernel, and took longer than its examples have to."""
+        """Whether the last step of worker `local` tried calls, and took longer than its examples have to."""
         worker = self._workers[local]
-        if not worker.tries or worker.chosen is None or not worker.size:
-            return False
-        seen = {size: min(times) for size, times in list(worker.samples.items())}
-        took = sum(predict(k, seen) for k in worker.chosen[1])
-        return GAIN * took > self._cost(worker.size, list(worker.ready), seen)
+        return worker.chooser.tried_at_a_loss(list(worker.ready))
 
     def examples_of_a_call(self) -> float | None:
-        """What one more call costs, as examples that take that time: the mean of this process's workers that have timed
-        calls; `None` where none has.
+        """Return `call_examples`."""
+        return self.call_examples
 
-        Of calls that are short beside the longest: what those take beyond the time of their examples.
-        """
-        if not self.splittable:
-            return 0.0
-        known = [cost for worker in self._workers if (cost := self._examples_of_a_call(worker)) is not None]
+    def _examples_of_a_call(self) -> float | None:
+        known = [cost for w in self._workers if (cost := w.chooser.times.examples_of_a_call()) is not None]
         return sum(known) / len(known) if known else None
-
-    @staticmethod
-    def _examples_of_a_call(worker: _Worker) -> float | None:
-        since = (worker.timings, worker.changes, worker.steps_at_size // _RETIME)
-        if worker.call[0] != since:
-            measured, found = worker.measured(), None
-            if measured:
-                per_example = min(seconds / size for size, seconds in measured.items())
-                short = [size for size in measured if _SHORT * size <= max(measured)] or [0]
-                found = median(max(predict(size, measured) / per_example - size, 0.0) for size in short)
-            worker.call = (since, found)
-        return worker.call[1]
 
     def _consider_exact(self, local: int, size: int, microbatches: Microbatches) -> None:
         """Compile a kernel for this very size if, were it to last as long again, that would have paid."""
         worker = self._workers[local]
         if size in worker.ready or (self.largest_call and size > self.largest_call) or not self.counters.kernels:
             return
-        measured = worker.measured()
+        measured = worker.chooser.times.seconds
         if not set(microbatches) <= set(measured):
             return
         now = sum(measured[p] for p in microbatches)
         one_call = measured[max(microbatches)] / max(microbatches) * size
         price = self.counters.compile_seconds / self.counters.kernels
-        if (now - one_call) * worker.steps_at_size > price:
+        if (now - one_call) * worker.chooser.steps_at_size > price:
             if worker.exact not in self._ladder:
                 self._compiler.drop(local, worker.exact)
             worker.exact = size
@@ -320,7 +299,12 @@ class Kernels:
 
     def step_ended(self) -> bool:
         """Note the end of a step. Returns whether its seconds are not the machine's, for a compiler beside it."""
-        return self._compiler.step_ended() and self.few_cores
+        beside = self._compiler.step_ended()
+        disturbed = beside and self.few_cores
+        for worker in self._workers:
+            worker.chooser.step_ended(disturbed=disturbed)
+        self.busy = beside or not self._compiler.idle or self._compiler.error is not None
+        return disturbed
 
     def require(self, sizes: Sequence[int]) -> None:
         """Have what `sizes` (one per worker of this process) need, waiting for it; then build the ladder behind the
@@ -370,7 +354,7 @@ class Kernels:
         missing = [1 << i for i in reversed(range(top)) if 1 << i not in self._ladder]
         if not missing or self._is_long_enough():
             return
-        self._ladder.update(missing)
+        self._update_makes_all(missing)
         wanted = [k for k in missing if not all(k in worker.ready for worker in self._workers)]
         coarse = [k for k in wanted if k in self._coarse_ladder]
         for kernels in (coarse, [k for k in wanted if k not in coarse]):
@@ -394,7 +378,7 @@ class Kernels:
         if len(self._ladder) < 2 or not self.timed:
             return False
         last, longest = sorted(self._ladder)[-2:]
-        measured = [w.measured() for w in self._workers]
+        measured = [w.chooser.times.seconds for w in self._workers]
         return all(longest in m and last in m and m[longest] > 2 * GAIN * m[last] for m in measured)
 
     def ask(self, sizes: Sequence[int], current: Sequence[int]) -> None:
@@ -422,21 +406,22 @@ class Kernels:
         """Kernels that can make a size soon: those that are there, and few others."""
         if not (self.splittable and self.timed):
             return self._first_kernels(size)
-        measured = worker.measured()
+        chooser = worker.chooser
         for kernels in ({*worker.ready, *self._coarse_ladder}, self._ladder):
-            calls = cheapest(size, kernels, lambda k: predict(k, measured))
-            if calls is not None and self._can_go_on(self._cost(size, kernels, measured), size, measured):
+            calls = cheapest(size, kernels, chooser.times.predict)
+            if calls is not None and self._can_go_on(chooser.cost(size, kernels), size, chooser):
                 return calls
         return self._first_kernels(size)
 
-    def _can_go_on(self, cost: float, size: int, measured: Mapping[int, float]) -> bool:
+    def _can_go_on(self, cost: float, size: int, chooser: Chooser) -> bool:
         """Whether calls of this cost will do for a size: a few more than the whole ladder would need are a price for
         going on at once; hundreds are not.
         """
-        return cost <= _PRICE_OF_GOING_ON * self._cost(size, self._ladder, measured) < inf
+        return cost <= _PRICE_OF_GOING_ON * chooser.cost(size, self._ladder) < inf
 
     def _put(self, local: int, size: int, *, urgent: bool = False) -> None:
         if size not in self._workers[local].ready:
+            self.busy = True
             self._compiler.put(local, size, urgent=urgent)
 
     def _let_go(self, local: int) -> None:
@@ -449,14 +434,14 @@ class Kernels:
         worker = self._workers[local]
         if self.splittable and not (1 in self._ladder and self._ladder <= worker.ready.keys()):
             return  # what cannot be made of the ladder yet may have to be made of these
-        microbatches = worker.chosen[1] if worker.chosen else ()
-        needed = {*self._ladder, *microbatches, worker.current, worker.asked, worker.exact}
+        needed = {*self._ladder, *worker.chooser.choice.microbatches, worker.current, worker.asked, worker.exact}
         since = {size: when for when, size in enumerate(worker.used)}
         spare = sorted((s for s in list(worker.ready) if s not in needed), key=lambda s: since.get(s, -1))
         for size in spare[: max(0, len(spare) - _KEPT)]:
-            for known in (worker.ready, worker.samples, worker.used):
+            for known in (worker.ready, worker.used):
                 known.pop(size, None)
-            worker.changes = next(self._versions)
+            worker.chooser.forget(size)
+            self._has_changed(local)
 
     def compile(self, local: int, size: int) -> None:
         """Have the kernels of one size, waiting for them."""
@@ -467,7 +452,13 @@ class Kernels:
         there = next((kernels for kernels in same_device if kernels is not None), None)
         kernels = self._compiled(size, worker.device) if there is None else there  # stand-ins on one device share them
         worker.ready[size] = kernels
-        worker.changes = next(self._versions)
+        self._has_changed(local)
+        self._update_makes_all()
+
+    def _has_changed(self, local: int) -> None:
+        """Have the calls of a worker chosen again: its kernels are others. Called from any thread."""
+        self._workers[local].changes = next(self._versions)
+        self.choices[local] = NO_CHOICE
 
     def _compiled(self, size: int, device: jax.Device) -> CallSet:
         start = time.perf_counter()

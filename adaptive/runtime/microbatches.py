@@ -35,6 +35,20 @@ def cheapest(size: int, kernels: Iterable[int], seconds: Callable[[int], float])
     return tuple(sorted(best if worth_it else fewest, reverse=True))
 
 
+def candidates(size: int, kernels: Iterable[int], seconds: Callable[[int], float]) -> dict[Microbatches, float]:
+    """Return the ways worth comparing to make `size`, and their predicted seconds; empty where there are none.
+
+    Beside the cheapest way and that of the fewest calls, for each kernel the way that uses it as often as it fits.
+    """
+    prices = {k: seconds(k) for k in kernels if k <= size}
+    ways = {cheapest(size, prices, prices.__getitem__), cheapest(size, prices, lambda k: 1.0)}
+    for k in prices:
+        rest = cheapest(size % k, prices, prices.__getitem__) if size % k else ()
+        if rest is not None:
+            ways.add(tuple(sorted((k,) * (size // k) + rest, reverse=True)))
+    return {way: sum(prices[k] for k in way) for way in ways if way is not None}
+
+
 def _best(size: int, prices: Mapping[int, float]) -> Microbatches | None:
     """The microbatches with the least sum of prices."""
     ways = _powers(size, prices)

@@ -70,13 +70,14 @@ class Step:
     """What is known in the course of one step."""
 
     def __init__(self, engine: Engine, share: Share, readings: Sequence[Reading], microbatches: Sequence[Microbatches]):
+        # A step is timed from here on: what it takes to make several calls is part of their price.
+        self._watch, self._began = Stopwatch(engine.world.devices[0]), time.perf_counter()
         self.engine, self.plan, self.share, self.readings = engine, engine.plan, share, readings
         self.locals = range(len(readings))
         self.microbatches = list(microbatches)  # none for a worker without examples
-        self.timed = [
-            len(p) > 1 and engine.kernels.wants_each_timed(i, p)
-            for i, p in zip(self.locals, self.microbatches, strict=True)
-        ]
+        choices = [engine.kernels.choice(local) for local in self.locals]
+        self._chosen = [c.timed and c.microbatches is p for c, p in zip(choices, self.microbatches, strict=True)]
+        self.one_by_one = [t and c.one_by_one for t, c in zip(self._chosen, choices, strict=True)]
         self.vectors: dict[int, tuple[np.ndarray, np.ndarray]] = {}
         for local in engine.present:
             r, p = readings[local], self.microbatches[local]
@@ -88,9 +89,11 @@ class Step:
         self.packed: PerWorker = [[] for _ in readings]  # the parts of the messages in the making, in their order
         self.seconds = [0.0 if p else float("nan") for p in self.microbatches]
         self._ends: list[list[Future[_End]]] = []  # of a level's stages, by stage and worker
-        self._started, self._watch = 0.0, Stopwatch(engine.world.devices[0])
+        self._started = 0.0
+        self._before = 0.0  # seconds before the first call
         self._undisturbed = 0.0  # seconds of all of them together, as if nobody else ran there
-        self._one_by_one: list[dict[int, list[float]]] = [{} for _ in readings]
+        # By worker of this process: seconds of its calls, by their size and level.
+        self._call_seconds: list[dict[tuple[int, int], list[float]]] = [{} for _ in readings]
 
     def _given(self, local: int, segment: Segment, call: int = 0) -> dict[str, Any]:
         """A segment's inputs, but for the two vectors, the constants and the batch."""
@@ -131,7 +134,12 @@ class Step:
             self.engine.timeline.add(local, name, began, **details)
 
     def _start(self) -> None:
-        self._started, self._watch = time.perf_counter(), Stopwatch(self.engine.world.devices[0])
+        now = time.perf_counter()
+        if self._started:
+            self._watch = Stopwatch(self.engine.world.devices[0])
+        else:
+            self._before = now - self._began
+        self._started = now
 
     def calls(self, level: int) -> None:
         segment = self.plan.calls.get(level)
@@ -148,7 +156,7 @@ class Step:
 
     def _calls_of(self, local: int, level: int, segment: Segment) -> list[list[jax.Array]]:
         engine, microbatches, start, kept = self.engine, self.microbatches[local], 0, []
-        alone, timed = len(microbatches) == 1, self.timed[local]
+        alone, timed = len(microbatches) == 1, self.one_by_one[local]
         leaves = jax.tree.leaves(self.share.batches[local])
         wanted = [leaves[i] for i in engine._inputs["call", level].batch]
         fixed = None if self.kept_calls else self._given(local, segment)
@@ -173,7 +181,7 @@ class Step:
             kept.append(kernel.outputs(brought))
             if watch is not None:
                 jax.block_until_ready((parts, kept[-1]))
-                self._one_by_one[local].setdefault(size, []).append(watch.seconds)
+                self._call_seconds[local].setdefault((size, level), []).append(watch.seconds)
             start += size
         self.packed[local] = [part for stage in sorted(parts) for part in parts[stage]]
         return kept
@@ -264,14 +272,16 @@ class Step:
         return self.packed[local][self.engine._places[number]]
 
     def _record(self) -> None:
-        for local, microbatches in enumerate(self.microbatches):
-            if len(set(microbatches)) == 1:
-                self.engine.kernels.record(
-                    local, microbatches[0], min(self.seconds[local], self._undisturbed) / len(microbatches)
-                )
-            elif len(self.plan.calls) == 1:
-                for size, times in self._one_by_one[local].items():
-                    self.engine.kernels.record(local, size, min(times))
+        kernels = self.engine.kernels
+        for local in self.locals:
+            if self.one_by_one[local]:
+                at_best: dict[int, float] = {}
+                for (size, _level), times in self._call_seconds[local].items():
+                    at_best[size] = at_best.get(size, 0.0) + min(times)
+                for size, seconds in at_best.items():
+                    kernels.record(local, size, seconds)
+            elif self._chosen[local]:
+                kernels.record_step(local, min(self._before + self.seconds[local], self._undisturbed))
 
     def take_over(
         self, packed: list[jax.Array], messages: dict[int, list[list[jax.Array]]], sent: Sequence[int], seconds: float

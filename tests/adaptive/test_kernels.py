@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import sys
 import threading
 import time
 from types import SimpleNamespace
@@ -14,6 +15,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from adaptive.runtime import call_times, chooser
 from adaptive.runtime import kernels as _kernels
 from adaptive.runtime import stopwatch as _stopwatch
 from adaptive.runtime.cache import compile_order
@@ -64,8 +66,26 @@ def warmed(kernels, *sizes):
 def measure(kernels, seconds, local=0):
     """Give kernels as many timings as they need to count as measured."""
     for size, time_of_call in seconds.items():
-        for _ in range(_kernels._SAMPLES):
-            kernels.record(local, size, time_of_call)
+        for _ in range(call_times.SAMPLES):
+            kernels._workers[local].chooser.times.record(size, time_of_call)
+    kernels.choices[local] = _kernels.NO_CHOICE
+
+
+def take_steps(kernels, size, seconds, steps, *, at_least=1, local=0):
+    """Take steps as the loop does, with calls that take `seconds(size)`. Returns the calls of each step."""
+    taken = []
+    for _ in range(steps):
+        taken.append(kernels.microbatches(local, size, at_least))
+        choice = kernels.choice(local)
+        assert choice.microbatches == taken[-1]
+        if choice.one_by_one:
+            for call in set(choice.microbatches):
+                kernels.record(local, call, seconds(call))
+        elif choice.timed:
+            kernels.record_step(local, sum(map(seconds, choice.microbatches)))
+        if kernels.busy:
+            kernels.step_ended()
+    return taken
 
 
 # --- what calls cost --------------------------------------------------------------------------------------------------
@@ -76,9 +96,11 @@ def test_what_one_more_call_costs_is_told_by_the_short_ones(make):
     kernels = warmed(make(), 256)
     assert kernels.examples_of_a_call() is None
     measure(kernels, {256: 256e-5})
+    kernels.choose(0, 256, 1)
     assert kernels.examples_of_a_call() == pytest.approx(5)  # until short ones are timed: 50 microseconds
     measure(kernels, {size: (20 + size) * 1e-5 for size in (1, 2, 4, 8, 16, 32, 64, 128)})
-    assert kernels.examples_of_a_call() == pytest.approx(20)
+    kernels.choose(0, 256, 1)
+    assert kernels.examples_of_a_call() == kernels.call_examples == pytest.approx(20)
 
 
 def test_what_one_more_call_costs_is_the_mean_of_the_workers(make):
@@ -86,6 +108,7 @@ def test_what_one_more_call_costs_is_the_mean_of_the_workers(make):
     for local, cost in enumerate((10, 30)):
         assert kernels.examples_of_a_call() == (pytest.approx(10) if local else None)
         measure(kernels, {256: 256e-5} | {size: (cost + size) * 1e-5 for size in (1, 2, 4, 8, 16, 32)}, local)
+        kernels.choose(local, 256, 1)
     assert kernels.examples_of_a_call() == pytest.approx(20)
 
 
@@ -98,18 +121,26 @@ def test_batches_that_cannot_be_split_have_no_calls_to_pay_for(make):
 
 def test_a_step_that_tries_a_kernel_is_known_to_if_it_takes_longer_for_that(make):
     kernels = warmed(make(), 64)
-    for _ in range(3):
-        assert kernels.microbatches(0, 64) == (64,)
+    take_steps(kernels, 64, lambda size: size * 1e-5, 2)
     assert not kernels.tried_at_a_loss(0)
     measure(kernels, {64: 64e-5})
-    tried = kernels.microbatches(0, 64)
+    (tried,) = take_steps(kernels, 64, lambda size: (20 + size) * 1e-5, 1)
     assert tried[0] < 64
-    for size in set(tried):
-        kernels.record(0, size, (20 + size) * 1e-5)
     assert kernels.tried_at_a_loss(0)
     for size in set(tried):
         kernels.record(0, size, 0.5 * size * 1e-5)
     assert not kernels.tried_at_a_loss(0)
+
+
+def test_a_step_of_a_slower_split_is_known_to_be_one(make):
+    kernels = warmed(make(), 8)
+    seconds = {8: 8.0, 4: 4.5, 2: 4.4, 1: 4.3}
+    measure(kernels, seconds)
+    lossy = {}
+    for _ in range(40):
+        (calls,) = take_steps(kernels, 8, seconds.__getitem__, 1)
+        lossy[calls] = kernels.tried_at_a_loss(0)
+    assert lossy == {(8,): False, (4, 4): True}
 
 
 @pytest.mark.parametrize(
@@ -165,6 +196,7 @@ def test_a_size_is_traced_once_for_all_workers(make):
 def test_stand_ins_on_one_device_share_their_kernels(make):
     kernels = make()
     kernels._workers.append(_kernels._Worker(kernels._workers[0].device))
+    kernels.choices *= 2
     kernels.require([3, 3])
     assert kernels.kernel(0, 3, 0) is kernels.kernel(1, 3, 0)
     assert kernels.counters.kernels == 1
@@ -385,22 +417,26 @@ def test_without_timings_a_batch_is_as_few_calls_as_can_be(make):
 
 def test_new_kernels_are_tried_on_a_part_of_the_batch_until_all_are_measured(make):
     kernels = warmed(make(), 12)
-    for _ in range(200):
-        microbatches = kernels.microbatches(0, 12)
-        assert sum(microbatches) == 12
-        for size in set(microbatches):
-            kernels.record(0, size, 1.0 + 0.1 * size)
-    assert set(kernels._workers[0].measured()) == {12, 8, 4, 2, 1}
+    taken = take_steps(kernels, 12, lambda size: 1.0 + 0.1 * size, 20)
+    assert all(sum(microbatches) == 12 for microbatches in taken)
+    assert set(kernels._workers[0].chooser.times.seconds) == {12, 8, 4, 2, 1}
     assert kernels.microbatches(0, 12) == (12,)
+
+
+def test_nothing_is_tried_while_a_compiler_runs(make):
+    kernels = make()
+    kernels.require([12])
+    kernels._compiler.compile(8, 4, 2)
+    assert not kernels.warm
+    assert set(take_steps(kernels, 12, lambda size: 1.0, 100)) == {(12,)}
+    kernels._compiler.compile()
+    assert set(take_steps(kernels, 12, lambda size: 1.0, 20)) > {(12,), (8, 4)}
 
 
 def test_measured_time_decides_over_size(make):
     kernels = warmed(make(), 8)
     measure(kernels, {8: 8.0, 4: 2.0, 2: 1.9, 1: 1.8})
     assert kernels.microbatches(0, 8) == (4, 4)
-    measure(kernels, {8: 3.0})
-    steps_at(kernels, 8, _kernels._RETIME)
-    assert kernels.microbatches(0, 8) == (8,)
 
 
 def test_workers_choose_by_their_own_timings(make):
@@ -410,21 +446,70 @@ def test_workers_choose_by_their_own_timings(make):
     assert (kernels.microbatches(0, 8), kernels.microbatches(1, 8)) == ((4, 4), (8,))
 
 
-def test_a_disturbance_does_not_count(make):
+def test_timings_that_were_all_disturbed_do_not_decide_for_long(make):
+    """As those of the first steps of all, whose memory is new."""
     kernels = warmed(make(), 8)
-    measure(kernels, {8: 2.0, 4: 1.5, 2: 1.5, 1: 1.5})
-    kernels.record(0, 8, 50.0)
-    assert kernels._workers[0].measured()[8] == 2.0
+    seconds = {8: 3.0, 4: 2.0, 2: 1.5, 1: 1.2}
+    measure(kernels, seconds | {8: 90.0})
+    assert kernels.microbatches(0, 8) == (4, 4)
+    assert take_steps(kernels, 8, seconds.__getitem__, 60)[-1] == (8,)
+
+
+def test_small_calls_that_were_timed_too_short_do_not_decide_for_long(make):
+    kernels = warmed(make(), 8)
+    seconds = {8: 3.0, 4: 2.0, 2: 1.5, 1: 1.2}
+    measure(kernels, seconds | {4: 1.0, 2: 0.9, 1: 0.8})
+    assert kernels.microbatches(0, 8) == (4, 4)
+    assert take_steps(kernels, 8, seconds.__getitem__, 60)[-1] == (8,)
+
+
+def test_a_split_that_becomes_faster_is_found_while_another_one_runs(make):
+    kernels = warmed(make(), 8)
+    seconds = {8: 3.0, 4: 2.0, 2: 1.5, 1: 1.2}
+    measure(kernels, seconds)
+    assert take_steps(kernels, 8, seconds.__getitem__, 400)[-1] == (8,)
+    seconds[8] = 6.0
+    assert take_steps(kernels, 8, seconds.__getitem__, 6000)[-1] == (4, 4)
+
+
+def test_steps_beside_a_compiler_tell_nothing(make):
+    kernels = make()
+    kernels.few_cores = True
+    kernels.require([8])  # asks for the ladder
+    take_steps(kernels, 8, lambda size: 5.0, 20)
+    assert kernels._workers[0].chooser.times.seconds == {}
+    kernels._compiler.compile()
+    take_steps(kernels, 8, lambda size: 1.0, 20)
+    assert kernels._workers[0].chooser.times.seconds[8] == 1.0
 
 
 def test_mixed_calls_are_timed_one_by_one_while_some_are_unknown(make):
     kernels = warmed(make(), 12)
     kernels.microbatches(0, 12)
     kernels.microbatches(0, 12)
-    assert kernels.wants_each_timed(0, (8, 4))
-    assert not kernels.wants_each_timed(0, (4, 4, 4))  # their mean says as much, and nobody has to wait
+    kernels.microbatches(0, 12)
+    trial = kernels.choice(0)
+    assert (trial.microbatches, trial.one_by_one, trial.timed) == ((12,), False, True)
+    measure(kernels, {12: 1.0})
+    kernels.microbatches(0, 12)
+    assert kernels.choice(0).microbatches == (8, 4)
+    assert kernels.choice(0).one_by_one
     measure(kernels, {8: 1.0, 4: 1.0})
-    assert not kernels.wants_each_timed(0, (8, 4))
+    kernels.microbatches(0, 12)
+    assert kernels.choice(0).microbatches[0] == 2
+    measure(kernels, {2: 1.0, 1: 1.0})
+    kernels.microbatches(0, 12)
+    assert not kernels.choice(0).one_by_one
+
+
+def test_what_nobody_records_is_asked_for_seldom(make):
+    """As with code that takes no times."""
+    kernels = warmed(make(), 12)
+    timed = []
+    for _ in range(400):
+        kernels.microbatches(0, 12)
+        timed.append(kernels.choice(0).timed)
+    assert sum(timed[30:]) < 10
 
 
 def test_deterministic_calls_depend_on_the_size_alone(make):
@@ -434,8 +519,8 @@ def test_deterministic_calls_depend_on_the_size_alone(make):
     measure(kernels, {32: 1.0, 16: 99.0, 8: 1e-3, 4: 99.0, 2: 99.0, 1: 1e-6})
     for _ in range(300):
         assert kernels.microbatches(0, 40) == (32, 8)
+        assert not kernels.choice(0).timed
     assert before == [kernels.microbatches(0, size) for size in sizes] == [(32, 8), (16, 8), (4, 2, 1)]
-    assert not kernels.wants_each_timed(0, (16, 8))
     assert kernels._compiler.asked == []
 
 
@@ -447,6 +532,63 @@ def test_deterministic_calls_do_not_depend_on_the_sizes_before(make):
             kernels.require([size])
         microbatches.append(kernels.microbatches(0, 24))
     assert microbatches == [(16, 8)] * 3
+
+
+# --- what a step asks -------------------------------------------------------------------------------------------------
+
+
+def calls_of(function):
+    """How many Python functions run while this one does."""
+    calls = []
+    sys.setprofile(lambda frame, event, argument: calls.append(frame.f_code.co_name) if event == "call" else None)
+    try:
+        function()
+    finally:
+        sys.setprofile(None)
+    return len(calls) - 1
+
+
+@pytest.mark.parametrize("options", [{}, {"timed": False}, {"splittable": False}], ids=str)
+def test_a_steady_step_makes_no_further_call(make, options):
+    kernels = warmed(make(**options), 8)
+    take_steps(kernels, 8, lambda size: 1.0, 200)
+    counts = [calls_of(lambda: kernels.microbatches(0, 8)) for _ in range(100)]
+    assert sum(count > 1 for count in counts) <= 10
+    assert not kernels.busy
+
+
+def test_a_choice_stays_the_same_object(make):
+    kernels = warmed(make(), 8)
+    take_steps(kernels, 8, lambda size: 1.0, 200)
+    choices = []
+    for _ in range(200):
+        take_steps(kernels, 8, lambda size: 1.0, 1)
+        choices.append(kernels.choice(0))
+    assert len({id(choice) for choice in choices}) <= 4
+
+
+def test_a_new_kernel_is_noticed_at_once(make):
+    kernels = make(timed=True)
+    kernels.require([8])
+    take_steps(kernels, 8, lambda size: 1.0, 30)
+    assert kernels.choices[0].steps or kernels.choices[0].timed
+    kernels.compile(0, 4)
+    assert kernels.choices[0] is _kernels.NO_CHOICE
+
+
+def test_a_step_knows_whether_there_is_a_compiler_to_be_asked_about(make):
+    kernels = make()
+    assert not kernels.busy
+    kernels.require([8])
+    assert kernels.busy
+    kernels.step_ended()
+    assert kernels.busy
+    kernels._compiler.compile()
+    kernels.step_ended()  # that step ran beside it
+    kernels.step_ended()
+    assert not kernels.busy
+    kernels.extend(64)
+    assert kernels.busy
 
 
 # --- an exact kernel --------------------------------------------------------------------------------------------------
@@ -469,7 +611,7 @@ def pays(make):
 def test_a_kernel_for_an_exact_size_is_compiled_when_it_pays(pays):
     steps_at(pays, 7, 3)  # 3 calls, where one would do: 3 s, of which 1.25 s are saved
     assert pays._compiler.asked == []
-    steps_at(pays, 7, 3 * _kernels._RETIME)
+    steps_at(pays, 7, 3 * chooser._LONGEST)
     assert pays._compiler.asked == [(0, 7)]
     pays._compiler.compile()
     measure(pays, {7: 1.0})
@@ -480,7 +622,7 @@ def test_a_kernel_that_does_not_pay_is_not_compiled(make):
     kernels = warmed(make(), 8)
     measure(kernels, {8: 0.8, 4: 0.4, 2: 0.2, 1: 0.1})  # calls cost what their examples do
     kernels.counters.compile_seconds = 1e-6 * kernels.counters.kernels
-    steps_at(kernels, 7, 3 * _kernels._RETIME)
+    steps_at(kernels, 7, 3 * chooser._LONGEST)
     assert kernels._compiler.asked == []
 
 
@@ -488,7 +630,7 @@ def test_no_exact_kernel_is_larger_than_the_micro_batch(make):
     kernels = warmed(make(largest_call=4), 8)
     measure(kernels, dict.fromkeys((4, 2, 1), 1.0))
     kernels.counters.compile_seconds = 1e-6
-    steps_at(kernels, 7, 3 * _kernels._RETIME)
+    steps_at(kernels, 7, 3 * chooser._LONGEST)
     assert kernels._compiler.asked == []
 
 
@@ -532,7 +674,7 @@ def test_a_rung_of_the_ladder_stays_asked_for(make):
 
 def test_an_exact_kernel_takes_the_place_of_an_older_one_that_has_not_begun(pays):
     for size in (7, 6, 5):
-        steps_at(pays, size, 3 * _kernels._RETIME)
+        steps_at(pays, size, 3 * chooser._LONGEST)
         assert pays._compiler.asked == [(0, size)]
 
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from adaptive.runtime.microbatches import GAIN, cheapest, predict
+from adaptive.runtime.microbatches import GAIN, candidates, cheapest, predict
 
 POWERS = [1, 2, 4, 8, 16]
 
@@ -105,3 +105,21 @@ def test_what_is_not_measured_scales_from_its_nearest_and_costs_a_call_more(meas
 
 def test_where_nothing_is_measured_fewer_calls_win():
     assert cheapest(40, [*POWERS, 32], lambda s: predict(s, {})) == (32, 8)
+
+
+@given(st.integers(1, 64), ladders | any_kernels, st.data())
+def test_candidates_make_the_size_and_have_the_best_among_them(size, kernels, data):
+    seconds = data.draw(st.fixed_dictionaries({k: st.floats(0.1, 10) for k in kernels}))
+    found = candidates(size, kernels, seconds.__getitem__)
+    assert bool(found) == (cheapest(size, kernels, seconds.__getitem__) is not None)
+    for way, price in found.items():
+        assert sum(way) == size
+        assert set(way) <= kernels
+        assert price == pytest.approx(sum(seconds[k] for k in way))
+    if found:
+        assert cheapest(size, kernels, seconds.__getitem__) in found
+        assert min(map(len, found)) == len(cheapest(size, kernels, lambda k: 1.0))
+
+
+def test_each_kernel_is_used_as_often_as_it_fits():
+    assert set(candidates(12, {8, 4, 2}, lambda s: 1.0)) == {(8, 4), (4, 4, 4), (2,) * 6}

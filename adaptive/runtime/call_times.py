@@ -1,0 +1,75 @@
+"""Seconds of kernel calls by size, from noisy timings."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping
+from math import inf
+from statistics import median
+
+from .microbatches import predict
+
+SAMPLES = 3  # timings of a size before its seconds count as known
+_KEPT = 2 * SAMPLES + 1  # timings kept of a size
+_SHORT = 8  # a call this many times shorter than the longest tells what a call costs whatever its size
+
+
+class CallTimes:
+    """Estimates the seconds of one kernel call by its size.
+
+    Noise adds to a timing and never takes anything away, so the least of a size's last timings counts. And a call takes
+    no longer than a call of more examples: where all timings of a size were disturbed, those of the next larger size
+    are an upper bound.
+
+    Attributes:
+      seconds: by size, of all sizes with enough timings. Never changed in place.
+    """
+
+    def __init__(self) -> None:
+        self.seconds: Mapping[int, float] = {}
+        self._timings: dict[int, deque[float]] = {}
+
+    def record(self, size: int, seconds: float) -> None:
+        """Add a timing of one call."""
+        timings = self._timings.setdefault(size, deque(maxlen=_KEPT))
+        timings.append(seconds)
+        if len(timings) >= SAMPLES:
+            self._update()
+
+    def forget(self, size: int) -> None:
+        """Drop all timings of a size."""
+        if self._timings.pop(size, None) is not None:
+            self._update()
+
+    def _update(self) -> None:
+        found, least = {}, inf
+        for size in sorted(self._timings, reverse=True):
+            timings = self._timings[size]
+            if len(timings) >= SAMPLES:
+                found[size] = least = min(least, *timings)
+        self.seconds = found
+
+    def wanted(self, size: int) -> bool:
+        """Return whether a size has too few timings."""
+        return len(self._timings.get(size, ())) < SAMPLES
+
+    def predict(self, size: int) -> float:
+        """Return the seconds of one call; those of a size with too few timings are scaled from the nearest known."""
+        return predict(size, self.seconds)
+
+    def at_best(self, size: int) -> float:
+        """Return the least that a call has taken, however few its timings are; without any, the prediction."""
+        timings = self._timings.get(size)
+        return min(timings) if timings else self.predict(size)
+
+    def examples_of_a_call(self) -> float | None:
+        """Return what one more call costs, as the number of examples that take as long; `None` if nothing is known.
+
+        That is what calls that are short beside the longest take beyond the time of their examples.
+        """
+        known = self.seconds
+        if not known:
+            return None
+        per_example = min(seconds / size for size, seconds in known.items())
+        short = [size for size in known if _SHORT * size <= max(known)] or [0]
+        return median(max(predict(size, known) / per_example - size, 0.0) for size in short)

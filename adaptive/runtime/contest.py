@@ -1,0 +1,170 @@
+"""Finds the fastest way to split a batch into kernel calls, by timing whole steps in turn."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping, Sequence
+
+from .microbatches import Microbatches
+
+_CLOSE = 1.2  # splits predicted to take this many times the least seconds, or fewer, are compared at once
+_COMPARED = 4  # splits that are compared at once, at most
+_ROUNDS = 16  # of the first comparison
+_SLOWER = {4: 1.25, 8: 1.1}  # after so many rounds a split is out that takes this many times the least seconds
+_HOPELESS = 4.0  # splits predicted to take this many times the least seconds are never timed
+_WINDOW = 24  # rounds that a later comparison of two splits counts
+_ENOUGH = 8  # rounds before the best one is replaced, and between two such decisions
+_FIRST_GAP, _GROWTH, _LONGEST_GAP = 16, 1.25, 256  # steps between later rounds of a split
+_PRICE = 0.003  # of all time: what the later rounds of all splits may cost together
+_UNANSWERED = 4  # steps whose seconds were not recorded: then nothing is timed for a while
+
+WORTH = 0.98  # more calls must take less than this many times the seconds of fewer
+_TIE = 1.01  # fewer calls may take this many times the seconds of more
+
+
+class Contest:
+    """Compares the splits of one batch by the seconds of whole steps that use them, in rounds.
+
+    A round times each split once. What slows the machine for longer than a round hits all splits alike; what slows a
+    single step is left out, because a split's score is the mean of the faster half of its timings. The first rounds
+    follow each other, and the slowest splits drop out. Later ones time the best split and one other, now and then: so
+    seldom that they cost next to nothing, at growing intervals, and for ever. So a decision that was made while the
+    machine was disturbed is corrected.
+
+    Args:
+      predicted: seconds by split, the prediction.
+
+    Attributes:
+      best: the split to use. Of splits that are equally fast, the one with fewest calls.
+    """
+
+    def __init__(self, predicted: Mapping[Microbatches, float]):
+        least = min(predicted.values())
+        ranked = sorted(predicted, key=lambda split: (predicted[split], len(split)))
+        fewest = min(predicted, key=lambda split: (len(split), predicted[split]))
+        self._ratios = {s: predicted[s] / least for s in ranked if s == fewest or predicted[s] <= _HOPELESS * least}
+        close = [s for s in ranked if s != fewest and predicted[s] <= _CLOSE * least][: _COMPARED - 1]
+        self.best = fewest if least > WORTH * predicted[fewest] else ranked[0]
+        self._alive = [fewest, *close]
+        self._rounds: deque[dict[Microbatches, float]] = deque(maxlen=4 * _WINDOW)
+        self._round: dict[Microbatches, float] = {}
+        self._queue: list[Microbatches] = []
+        self._count = -1  # rounds so far; the first one only touches all memory and is not counted
+        self._step = self._asked = 0
+        self._due: dict[Microbatches, float] = {}  # the step of each split's next round
+        self._gaps = dict.fromkeys(self._ratios, float(_FIRST_GAP))
+        self._pairs = dict.fromkeys(self._ratios, 0)  # rounds of each split since the last decision about it
+        if len(self._alive) == 1:
+            self._conclude()
+
+    @property
+    def decided(self) -> bool:
+        """Whether the first comparison is over."""
+        return bool(self._due) or not self._alive
+
+    def next(self, elapsed: int = 1) -> tuple[Microbatches, bool, int]:
+        """Choose the split of the next step.
+
+        Args:
+          elapsed: steps since the last call of this function, that call's own step included.
+
+        Returns:
+          The split; whether to time the step (`record`); and for how many more steps it may be used without asking.
+        """
+        self._step += elapsed
+        if not self._queue:
+            self._begin_round()
+        if self._queue and self._asked == _UNANSWERED:
+            self.discard()
+            self._due = {split: self._step + max(_LONGEST_GAP, self._gap(split)) for split in self._others()}
+            self._alive = []
+        if not self._queue:
+            wait = min(self._due.values(), default=self._step + _LONGEST_GAP) - self._step
+            return self.best, False, max(int(wait) - 1, 0)
+        self._asked += 1
+        return self._queue[0], True, 0
+
+    def record(self, split: Microbatches, seconds: float) -> None:
+        """Take the seconds of a step, if it is the one that `next` asked for."""
+        if not self._queue or split != self._queue[0]:
+            return
+        self._asked = 0
+        self._round[self._queue.pop(0)] = seconds
+        if not self._queue:
+            self._end_round()
+
+    def discard(self) -> None:
+        """Drop the timings of the round under way: the machine was busy with something else."""
+        self._queue, self._round, self._asked = [], {}, 0
+
+    def slower(self, split: Microbatches) -> float:
+        """Return how many times the seconds of the best split this one takes, by what is known so far."""
+        return self._ratios.get(split, 1.0) / self._ratios[self.best]
+
+    # --- rounds -------------------------------------------------------------------------------------------------------
+
+    def _others(self) -> list[Microbatches]:
+        return [split for split in self._ratios if split != self.best]
+
+    def _begin_round(self) -> None:
+        if not self.decided:
+            turn = self._count % len(self._alive)
+            self._queue = self._alive[turn:] + self._alive[:turn]
+            return
+        due = [split for split, step in self._due.items() if step <= self._step]
+        if due:
+            other = min(due, key=self._due.__getitem__)
+            self._queue = [other, self.best] if self._pairs[other] % 2 else [self.best, other]
+
+    def _end_round(self) -> None:
+        timed, self._round = self._round, {}
+        self._count += 1
+        if self.decided:
+            self._rounds.append(timed)
+            self._judge(next(split for split in timed if split != self.best))
+        elif self._count > 0:
+            self._rounds.append(timed)
+            self._drop_the_slowest()
+
+    def _drop_the_slowest(self) -> None:
+        scores = {split: _score([timed[split] for timed in self._rounds]) for split in self._alive}
+        least = min(scores.values())
+        self._ratios.update({split: score / least for split, score in scores.items()})
+        limit = _SLOWER.get(self._count)
+        if limit is not None:
+            self._alive = [split for split in self._alive if scores[split] <= limit * least]
+        if self._count == _ROUNDS or len(self._alive) == 1:
+            fewer_calls_first = sorted(self._alive, key=lambda split: (len(split), scores[split]))
+            self.best = next(split for split in fewer_calls_first if WORTH * scores[split] <= least)
+            self._conclude()
+
+    def _conclude(self) -> None:
+        """End the first comparison: from now on the others are timed now and then."""
+        self._alive = []
+        self._pairs = dict.fromkeys(self._pairs, 0)
+        self._due = {split: self._step + self._gap(split) for split in self._others()}
+
+    def _gap(self, split: Microbatches) -> float:
+        return max(self._gaps[split], (self.slower(split) - 1) * (len(self._ratios) - 1) / _PRICE)
+
+    def _judge(self, other: Microbatches) -> None:
+        """Take up a split that has turned out to be better than the best one."""
+        self._pairs[other] += 1
+        both = [timed for timed in self._rounds if other in timed and self.best in timed][-_WINDOW:]
+        if len(both) >= _ENOUGH:
+            ratio = _score([timed[other] for timed in both]) / _score([timed[self.best] for timed in both])
+            self._ratios[other] = self._ratios[self.best] * ratio
+            fewer = len(other) < len(self.best)
+            if self._pairs[other] % _ENOUGH == 0 and ratio < (_TIE if fewer else WORTH):
+                self.best = other
+                self._gaps = dict.fromkeys(self._gaps, float(_FIRST_GAP))
+                self._conclude()
+                return
+        self._gaps[other] = min(_GROWTH * self._gaps[other], _LONGEST_GAP)
+        self._due[other] = self._step + self._gap(other)
+
+
+def _score(seconds: Sequence[float]) -> float:
+    """Return the mean of the faster half."""
+    half = sorted(seconds)[: max(1, len(seconds) // 2)]
+    return sum(half) / len(half)
