@@ -101,15 +101,15 @@ def processor_time(work: Callable[[], object], taken: list[float]) -> Callable[[
 def pieces(ours: ad.Program, world: comm.JaxWorld, times: int) -> tuple[str, dict[str, Callable[[], object]]]:
     """What a program's message is, in words, and what it is made of: each piece carried out so many times."""
     seen = []
-    start = world.start
+    start = JaxChannel.start
 
-    def taken_down(parts, ops, status, *more, **options):
-        seen.append(([[jnp.copy(x) for x in row] for row in parts], ops, status))
-        return start(parts, ops, status, *more, **options)
+    def taken_down(channel, parts, status, *more, **options):
+        seen.append(([[jnp.copy(x) for x in row] for row in parts], channel.ops, status))
+        return start(channel, parts, status, *more, **options)
 
-    world.start = taken_down
+    JaxChannel.start = taken_down
     ours.step()
-    del world.start
+    JaxChannel.start = start
     (row, *_), ops, status = seen[-1]
     by_frame = len(row[0]) <= len(world._frame.room)
     joined = world._sharded.join([row[by_frame:]], ops[by_frame:])
@@ -204,6 +204,7 @@ if __name__ == "__main__":
 
     import adaptive as ad
     import collectives as comm
+    from collectives.worlds.jax_channel import JaxChannel
 
     pin(sorted(os.sched_getaffinity(0))[given.process % len(os.sched_getaffinity(0))])
     main(given)

@@ -19,9 +19,10 @@ import jax
 import numpy as np
 
 import adaptive as ad
+from adaptive.base.channel import Arrived, Blocking, LookAtPiece, Parts
 from adaptive.base.reductions import Reduction, combine_calls
 from adaptive.base.seats import Seats
-from adaptive.base.world import Arrived, Blocking, LookAtPiece, Loss, MembersChanged, Parts
+from adaptive.base.world import Loss, MembersChanged
 
 _SECONDS = 10.0  # for all processes to come to an operation; only a test that fails takes them
 

@@ -13,18 +13,15 @@ lost, or because a program asks for another number of them. Workers that could b
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from functools import partial
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import jax
 import numpy as np
 
+from .channel import Arrived, Channel, LookAtPiece, Parts, PartSpec
 from .reductions import Reduction
 
-Parts = Sequence[jax.Array]
-Arrived = tuple[list[list[jax.Array]], np.ndarray]  # what `World.exchange` returns
 Baggage = tuple[Any, list[np.ndarray]]  # what can be pickled, and is small; and contiguous arrays
-LookAtPiece = Callable[[int, int, np.ndarray], None]  # the part's number, the piece's first element in it, the piece
 
 
 @runtime_checkable
@@ -235,27 +232,18 @@ class World(Protocol):
         """The device of each worker that this process carries, in the order of `workers`. Local."""
         ...
 
-    def start(
-        self,
-        parts: Sequence[Parts],
-        ops: Sequence[Reduction],
-        status: np.ndarray,
-        channel: Hashable = 0,
-        about: str = "",
-        more: str = "",
-        look: LookAtPiece | None = None,
-        step: int = 0,
-        beside: Callable[[], bool] | None = None,
-    ) -> Arriving:
-        """Begin an exchange, and return: what can be done of it without waiting for others is under way.
+    def channel(self, parts: Sequence[PartSpec], status: int, name: Hashable = 0) -> Channel:
+        """Return a channel for messages of one layout. Does not communicate.
 
-        Several may be under way, of different channels. They are waited for in the order in which they were started, by
-        the thread that has started them, and before it does anything else in this world. Arguments and errors are those
-        of `exchange`; errors are raised here or where it is waited for.
+        A channel owns the receive buffers of its messages. It lasts as long as the world, also when members change.
 
         Args:
-          beside: whether this process computes something meanwhile, for which waiting should leave it its cores.
-            On all processes, or on none.
+          parts: shape, dtype and reduction of each part. Part 0 is one-dimensional, floating, and summed.
+          status: number of elements that each *process* adds to a message: see `Channel.exchange`. 0 for none.
+          name: which of a program's messages this is, for `way`.
+
+        Raises:
+          CollectiveError: a part's dtype cannot be reduced in this world.
         """
         ...
 
@@ -270,31 +258,10 @@ class World(Protocol):
         look: LookAtPiece | None = None,
         step: int = 0,
     ) -> Arrived:
-        """Reduce a message over all workers; blocks until it has arrived: `start`, and `wait`.
+        """Exchange one message on a channel that the world makes for its layout, and keeps for some time.
 
-        Args:
-          parts: `parts[i][j]` is part j of this process's i-th worker, on that worker's device; any shape, and of
-            equal shape and dtype on all workers. Part 0 is one-dimensional and floating, and its last `len(status)`
-            elements are free: whatever the workers put there is replaced by `status`.
-          ops: for each part, "sum", "max" or "min", or one of the `Reduction`s that are objects; `ops[0]` is "sum".
-          status: what this *process* adds to the message itself, of part 0's dtype; summed over processes. Of any
-            length, 0 too.
-          channel: which of a program's messages this is; results of other channels stay as they are.
-          about, more: see `World`.
-          look: for worlds that reduce on the host, piece by piece, to call with each piece that has just been reduced,
-            as long as it is in the caches. Others need not call it, nor for all pieces.
-          step: the number of the step, from 1 on, for reductions that go by it.
-
-        Returns:
-          `(results, status)`. `results[i][j]` is part j, reduced, on the device of this process's i-th worker, bitwise
-          equal on all workers, but for what is `Mixed`. It stays valid until the second-next call of `exchange` on the
-          same channel, provided that whatever reads it has finished by then. `status` is reduced, on the host. What
-          `results[i][0]` holds in its place is unspecified.
-
-        Raises:
-          DisagreementError: the processes' calls differ. On every process.
-          WorkerError: a process has called `fail`. On every other process.
-          MembersChanged: processes were lost before it was completed on any of the others. On all of these.
+        For what is sent now and then. Arguments are those of `World.channel` and `Channel.exchange`; `channel` is the
+        name. Results are valid until the next message of the same layout and name.
         """
         ...
 
@@ -315,41 +282,6 @@ class World(Protocol):
           why: "in step 4 of program 1 ('train'): OSError: disk read error".
         """
         ...
-
-
-class Arriving(Protocol):
-    """A message that is being exchanged."""
-
-    def wait(self) -> Arrived:
-        """What `World.exchange` returns, when it is there. Called once."""
-        ...
-
-
-class Starting:
-    """For worlds that do some of an exchange before they wait for others: both of it is what `start` returns."""
-
-    def exchange(self, *message: Any, **options: Any) -> Arrived:
-        """Start an exchange, and wait for it: the protocol of `World`."""
-        return self.start(*message, **options).wait()  # type: ignore[attr-defined]
-
-
-class Blocking:
-    """For worlds that can do nothing of an exchange without waiting for others: it begins when it is waited for."""
-
-    def start(self, *message: Any, **options: Any) -> Arriving:
-        """Begin an exchange: the protocol of `World`. It knows nothing of what is computed beside."""
-        options.pop("beside", None)
-        return WhenWaitedFor(partial(self.exchange, *message, **options))  # type: ignore[attr-defined]
-
-
-class WhenWaitedFor(NamedTuple):
-    """An exchange, or the rest of one, that is carried out when it is waited for."""
-
-    carry_out: Callable[[], Arrived]
-
-    def wait(self) -> Arrived:
-        """Carry it out."""
-        return self.carry_out()
 
 
 class Loss(NamedTuple):

@@ -16,8 +16,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from adaptive.base.arrays import numbers_of
+from adaptive.base.channel import LookAtPiece, Parts
 from adaptive.base.reductions import Reduction
-from adaptive.base.world import LookAtPiece, Parts
 from adaptive.data.stream import Share
 from adaptive.graph.flow import Scope
 from adaptive.graph.plan import Plan

@@ -14,11 +14,12 @@ import jax.numpy as jnp
 import numpy as np
 
 from adaptive.base.arrays import NotAnArrayError, as_jax, check_not_sharded
+from adaptive.base.channel import Arrived
 from adaptive.base.current import current_world, why_not_alone
 from adaptive.base.errors import CollectiveError, NonFiniteError
 from adaptive.base.reductions import Reduction, adds_up
 from adaptive.base.where import at, current_line
-from adaptive.base.world import Arrived, World, among_those_left
+from adaptive.base.world import World, among_those_left
 
 from .sources import ALONE
 

@@ -19,9 +19,10 @@ import jax
 import numpy as np
 
 from adaptive.base.activity import COMPUTING, EXCHANGING, OTHER, Activity
+from adaptive.base.channel import Arrived, Arriving, LookAtPiece, PartSpec
 from adaptive.base.cores import n_cores
 from adaptive.base.timeline import STEPS, Timeline
-from adaptive.base.world import Arrived, Arriving, LookAtPiece, World, among_those_left
+from adaptive.base.world import World, among_those_left
 from adaptive.data.stream import Share
 from adaptive.graph.flow import Scope
 from adaptive.operators.sources import CALLS, Reading
@@ -128,7 +129,10 @@ class Engine:
         self.name = name
         self.activity = activity or Activity(world)
         self.timeline: Timeline | None = None  # while one is kept, what it is about is waited for
-        self._channels = [(name, number) for number in range(len(self.layouts))]
+        self._channels = [
+            world.channel([PartSpec(p.shape, p.dtype, p.op) for p in layout.parts], layout.status, (name, number))
+            for number, layout in enumerate(self.layouts)
+        ]
         # The message with the status.
         self._last = next((n for n, layout in enumerate(self.layouts) if layout.status), -1)
         self._places = places_in_level(plan, self.layouts)
@@ -313,9 +317,8 @@ class Engine:
         if self.timeline is not None:
             self.timeline.sends(about)
             shown = pieces_on(self.timeline, glances, self.world)
-        ops, channel = self.layouts[number].ops, self._channels[number]
         self.activity.message = number
-        arriving = self.world.start(parts, ops, own, channel, about, more, shown, step, beside=beside)
+        arriving = self._channels[number].start(parts, own, about, more, shown, step, beside)
         return _UnderWay(number, arriving, look, glances)
 
     def seat(self, present: Sequence[int], joined: Sequence[int]) -> None:
@@ -382,7 +385,7 @@ class Engine:
 
         def exchange() -> Arrived:
             own = self.status.encode().astype(np.float32)  # anew each time: it depends on how many processes there are
-            return self.world.exchange(parts, ["sum"], own, self._channels[-1], about, more)
+            return self.world.exchange(parts, ["sum"], own, (self.name, "status"), about, more)
 
         self.status.decode(among_those_left(exchange)[1])
 

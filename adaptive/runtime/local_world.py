@@ -12,9 +12,9 @@ import jax
 import numpy as np
 
 from adaptive.base.board import LocalBoards
+from adaptive.base.channel import Arrived, Blocking, Channel, LoneChannel, LookAtPiece, Parts, PartSpec
 from adaptive.base.reductions import Mixed, Reduction, Sliced, combine_calls
 from adaptive.base.seats import Seats
-from adaptive.base.world import Arrived, Blocking, LookAtPiece, Parts
 
 
 class LocalWorld(Blocking, LocalBoards, Seats):
@@ -32,6 +32,11 @@ class LocalWorld(Blocking, LocalBoards, Seats):
         super().__init__(seats, workers)
         self.workers = range(seats)
         self.devices = (device or jax.local_devices()[0],) * seats
+
+    def channel(self, parts: Sequence[PartSpec], status: int, name: Hashable = 0) -> Channel:
+        named = all(isinstance(part.op, str) for part in parts)
+        alone = self.capacity == 1 and named and type(self) is LocalWorld  # what is derived may exchange otherwise
+        return LoneChannel() if alone else super().channel(parts, status, name)
 
     def exchange(
         self,

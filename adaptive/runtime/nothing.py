@@ -13,7 +13,8 @@ from collections.abc import Sequence
 import jax
 import numpy as np
 
-from adaptive.base.world import Parts, World
+from adaptive.base.channel import Parts
+from adaptive.base.world import World
 from adaptive.graph.plan import Contribution, Plan
 
 from .message import Entry, Layout

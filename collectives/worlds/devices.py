@@ -11,12 +11,13 @@ import numpy as np
 from adaptive.extend import (
     Arrived,
     Arriving,
+    Channels,
     LocalBoards,
     LookAtPiece,
     Parts,
+    PartSpec,
     Reduction,
     Seats,
-    Starting,
     WhenWaitedFor,
 )
 
@@ -24,7 +25,7 @@ from .reducing.sharded import ONE_AT_A_TIME, Sharded
 from .scope import Scope, describe
 
 
-class DeviceWorld(Starting, LocalBoards, Seats, Scope):
+class DeviceWorld(Channels, LocalBoards, Seats, Scope):
     """One process, one worker per device; batches may differ in size from device to device.
 
     Each worker's kernels are dispatched to its own device, so they run side by side. An exchange joins the workers'
@@ -57,6 +58,7 @@ class DeviceWorld(Starting, LocalBoards, Seats, Scope):
         respawn: bool = False,
     ):
         Scope.__init__(self)
+        Channels.__init__(self)
         self.devices: Sequence[jax.Device] = tuple(jax.local_devices() if devices is None else devices)
         check_devices(self.devices)
         Seats.__init__(self, len(self.devices), workers, min_workers)
@@ -64,35 +66,9 @@ class DeviceWorld(Starting, LocalBoards, Seats, Scope):
         self.workers = range(self.capacity)
         self._sharded = Sharded(self.devices, self.devices)
 
-    def start(
-        self,
-        parts: Sequence[Parts],
-        ops: Sequence[Reduction],
-        status: np.ndarray,
-        channel: Hashable = 0,
-        about: str = "",
-        more: str = "",
-        look: LookAtPiece | None = None,
-        step: int = 0,
-        beside: Callable[[], bool] | None = None,
-    ) -> Arriving:
-        """Begin to reduce, in one sharded XLA program: the protocol of `World`. The status is the only process's."""
-        self._check_open()
-        joined = self._sharded.join(parts, ops, step, self.members)
-        ONE_AT_A_TIME.acquire()
-        try:
-            reduced = self._sharded.reduce(joined)
-        except BaseException:
-            ONE_AT_A_TIME.release()
-            raise
-        return WhenWaitedFor(partial(self._wait_for, reduced, status))
-
-    def _wait_for(self, reduced: list[jax.Array], status: np.ndarray) -> Arrived:
-        try:
-            jax.block_until_ready(reduced)
-        finally:
-            ONE_AT_A_TIME.release()
-        return self._sharded.copies(reduced), status
+    def channel(self, parts: Sequence[PartSpec], status: int, name: Hashable = 0) -> DeviceChannel:
+        """Return a channel for messages of one layout: the protocol of `World`."""
+        return DeviceChannel(self, [part.op for part in parts])
 
     def all_gather_bytes(self, value: bytes, about: str = "", more: str = "") -> list[bytes]:
         """The only process's value."""
@@ -107,6 +83,54 @@ class DeviceWorld(Starting, LocalBoards, Seats, Scope):
         there, empty = self.size, self.capacity - self.size
         reserve = f", {empty} seat{'s' * (empty > 1)} empty" if empty else ""
         return f"DeviceWorld({there} worker{'s' * (there > 1)} on {describe(self.devices)}{reserve})"
+
+
+class DeviceChannel:
+    """A channel of a `DeviceWorld`: the protocol of `Channel`. Its results are arrays of their own in each exchange."""
+
+    def __init__(self, world: DeviceWorld, ops: Sequence[Reduction]):
+        self._world, self._ops = world, ops
+
+    def exchange(
+        self,
+        parts: Sequence[Parts],
+        status: np.ndarray,
+        about: str = "",
+        more: str = "",
+        look: LookAtPiece | None = None,
+        step: int = 0,
+    ) -> Arrived:
+        """Reduce a message in one sharded XLA program: the protocol of `Channel`."""
+        return self.start(parts, status, step=step).wait()
+
+    def start(
+        self,
+        parts: Sequence[Parts],
+        status: np.ndarray,
+        about: str = "",
+        more: str = "",
+        look: LookAtPiece | None = None,
+        step: int = 0,
+        beside: Callable[[], bool] | None = None,
+    ) -> Arriving:
+        """Dispatch the XLA program that reduces: the protocol of `Channel`. The status is the only process's."""
+        world, sharded = self._world, self._world._sharded
+        world._check_open()
+        joined = sharded.join(parts, self._ops, step, world.members)
+        ONE_AT_A_TIME.acquire()
+        try:
+            reduced = sharded.reduce(joined)
+        except BaseException:
+            ONE_AT_A_TIME.release()
+            raise
+        return WhenWaitedFor(partial(self._wait_for, reduced, status))
+
+    def _wait_for(self, reduced: list[jax.Array], status: np.ndarray) -> Arrived:
+        try:
+            jax.block_until_ready(reduced)
+        finally:
+            ONE_AT_A_TIME.release()
+        return self._world._sharded.copies(reduced), status
 
 
 def check_devices(devices: Sequence[jax.Device]) -> None:

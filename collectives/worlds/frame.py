@@ -13,6 +13,7 @@ so cost one Allreduce as they did before.
 
 from __future__ import annotations
 
+from functools import partial
 from struct import Struct
 
 import numpy as np
@@ -27,6 +28,9 @@ class Frame:
     Attributes:
       numbers: the buffer.
       room: the part of it that is free for a message.
+      heard: after the Allreduce, returns what all processes have announced, summed.
+      expected: what that is if all have announced the same. Replicated: it is equal to what was heard on all processes,
+        or on none.
     """
 
     def __init__(self, processes: int = 1):
@@ -34,7 +38,8 @@ class Frame:
         self.room = self.numbers[4:]
         self._bytes = self.numbers.view(np.uint8).data
         self._processes = processes
-        self._expected = (0.0, 0.0, 0.0, 0.0)
+        self.heard = partial(_NAME.unpack_from, self._bytes)  # no Python function: each message calls it
+        self.expected = (0.0, 0.0, 0.0, 0.0)
 
     def of(self, processes: int) -> None:
         """So many processes are together from now on."""
@@ -44,8 +49,4 @@ class Frame:
         """Write what this process is about to do: a number of 32 bits."""
         high, low, p = float(number >> 16), float(number & 0xFFFF), self._processes
         _NAME.pack_into(self._bytes, 0, high, high * high, low, low * low)
-        self._expected = (p * high, p * high * high, p * low, p * low * low)
-
-    def is_of_one_mind(self) -> bool:
-        """After the Allreduce: whether all processes announced the same. Replicated."""
-        return _NAME.unpack_from(self._bytes) == self._expected
+        self.expected = (p * high, p * high * high, p * low, p * low * low)

@@ -6,11 +6,10 @@ import os
 import pickle
 import platform
 import time
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Hashable, Sequence
 from contextlib import suppress
-from functools import lru_cache, partial
 from threading import current_thread, get_ident
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 from warnings import warn
 from zlib import crc32
 
@@ -19,13 +18,8 @@ import numpy as np
 
 from adaptive import DisagreementError, WorkerError
 from adaptive.extend import (
-    Arrived,
-    Arriving,
-    LookAtPiece,
-    Parts,
-    Reduction,
-    Starting,
-    WhenWaitedFor,
+    Channels,
+    PartSpec,
     allowed_cpus,
     chosen_threads,
     phase,
@@ -35,15 +29,15 @@ from adaptive.extend import (
 from .boards.board import Boards, ProcessBoard
 from .devices import check_devices
 from .frame import Frame
+from .jax_channel import JaxChannel
 from .launch import LaunchError
 from .lines import LineError, Lines, lines
 from .meeting import Presence, why_not
-from .operations import CLOSE, FAILURE, Farewell, Gather, Message, Operation
+from .operations import CLOSE, FAILURE, Farewell, Gather, Operation
 from .patience import SECONDS, checked, introduce, watch
 from .processes import Process
 from .reducing.by_memory import ByMemory, shared_rows
-from .reducing.inbox import in_words, round_to
-from .reducing.sharded import ONE_AT_A_TIME, Joined, Sharded
+from .reducing.sharded import Sharded
 from .scope import Scope, describe
 from .stacks import this_process
 from .threads import OversubscriptionWarning, oversubscription
@@ -65,45 +59,6 @@ class _Process(NamedTuple):
     cpus: frozenset[int] | None  # that it may use, where it did not choose its number of threads
 
 
-class _Rest(Protocol):
-    """The parts of a message that do not travel in the frame."""
-
-    def put(self) -> None:
-        """What there is to do before all have agreed what it is."""
-        ...
-
-    def arrive(self) -> list[list[jax.Array]]:
-        """The parts, reduced, of each of this process's workers."""
-        ...
-
-
-class _ByXLA:
-    """Parts that one program over the devices of all processes reduces: by NCCL, or by gloo."""
-
-    def __init__(self, sharded: Sharded, joined: Joined, workers: int):
-        self._sharded, self._joined, self._workers = sharded, joined, workers
-        sharded.compile(joined)  # behind the frame the others would wait for it, and for ever if it fails
-
-    def put(self) -> None:
-        """Nothing: XLA has no order but that of its programs."""
-
-    def arrive(self) -> list[list[jax.Array]]:
-        if not self._joined.arrays:
-            return [[] for _ in range(self._workers)]
-        with ONE_AT_A_TIME:
-            reduced = jax.block_until_ready(self._sharded.reduce(self._joined))
-        return self._sharded.copies(reduced)
-
-
-# Of each message, for the frame, in every step.
-_in_words = lru_cache(maxsize=64)(in_words)
-
-
-def _look_at(look: LookAtPiece, first: int, part: int, start: int, piece: np.ndarray) -> None:
-    """Show a piece of a message whose first parts have arrived otherwise."""
-    look(part + first, start, piece)
-
-
 def _as_processes(everyone: Sequence[_Process]) -> tuple[Process, ...]:
     """As they are known in other worlds."""
     hosts, found, first = [process.host for process in everyone], [], 0
@@ -114,7 +69,7 @@ def _as_processes(everyone: Sequence[_Process]) -> tuple[Process, ...]:
     return tuple(found)
 
 
-class JaxWorld(Starting, InTurn, Scope):
+class JaxWorld(Channels, InTurn, Scope):
     """One worker per device of every process that `jax.distributed` has joined; XLA carries the messages.
 
     What the workers send is reduced by one XLA program over the devices of all processes: by NCCL on GPUs, by gloo on
@@ -151,6 +106,7 @@ class JaxWorld(Starting, InTurn, Scope):
 
     def __init__(self, devices: Sequence[jax.Device] | None = None, *, patience: float = SECONDS):
         Scope.__init__(self)
+        Channels.__init__(self)
         self.patience = checked(patience)
         if not jax.distributed.is_initialized():
             raise LaunchError("JaxWorld needs jax.distributed.initialize(), before anything else of JAX's.")
@@ -183,85 +139,9 @@ class JaxWorld(Starting, InTurn, Scope):
         if self._on_cpu and self.rank == 0:
             self._warn_if_oversubscribed(everyone)
 
-    def start(
-        self,
-        parts: Sequence[Parts],
-        ops: Sequence[Reduction],
-        status: np.ndarray,
-        channel: Hashable = 0,
-        about: str = "",
-        more: str = "",
-        look: LookAtPiece | None = None,
-        step: int = 0,
-        beside: Callable[[], bool] | None = None,
-    ) -> Arriving:
-        """Begin to join what is to be reduced, and compile what reduces it: the protocol of `World`.
-
-        Nothing is sent before it is waited for, when all are about the same.
-        """
-        self._check_open()
-        first = parts[0][0]
-        by_frame = len(first) <= len(self._frame.room)
-        if by_frame and not self._on_cpu:
-            for row in parts:
-                row[0].copy_to_host_async()
-        rows, others = ([row[1:] for row in parts], ops[1:]) if by_frame else (parts, ops)
-        layout = tuple((x.shape, x.dtype, op) for x, op in zip(parts[0], ops, strict=True))
-        rest: _Rest | None = None
-        if self._memory is not None:
-            shown = look and partial(_look_at, look, by_frame)
-            rest = self._memory.message(rows, layout[by_frame:], channel, self.devices, shown)
-        if rest is None:
-            rest = _ByXLA(self._sharded, self._sharded.join(rows, others, step, self.members), len(self.devices))
-        text = _in_words(layout, len(status))
-        own = [row[0] for row in parts] if by_frame else []
-        return WhenWaitedFor(partial(self._wait_for, own, rest, status, about, more, text))
-
-    def _wait_for(
-        self, own: list[jax.Array], rest: _Rest, status: np.ndarray, about: str, more: str, text: str
-    ) -> Arrived:
-        """Reduce: part 0 in the frame, if there is room for it, the others in shared memory or on the devices.
-
-        Args:
-          own: this process's workers' part 0, if it travels in the frame.
-        """
-        travelling = self._frame.room[: len(own[0]) if own else len(status)]
-        if len(status) > len(self._frame.room):
-            travelling = status.astype(np.float64)
-        arrived: list[list[jax.Array]] = []
-        message = Message(
-            *(about, more, crc32(text.encode()), text),
-            buffers=(),
-            status=status,
-            reduce=lambda: self._reduce(arrived, own, rest, travelling, status),
-        )
-        with self._collective():
-            if own:
-                travelling[:] = sum(np.asarray(x, np.float64) for x in own)
-            travelling[len(travelling) - len(status) :] = status
-            rest.put()
-            self._do(message)
-        return arrived, message.arrived
-
-    def _reduce(
-        self,
-        arrived: list[list[jax.Array]],
-        own: list[jax.Array],
-        rest: _Rest,
-        travelling: np.ndarray,
-        status: np.ndarray,
-    ) -> np.ndarray:
-        """What a message is, behind its frame. Returns the status."""
-        if len(status) > len(self._frame.room):
-            self._lines.sum(travelling)
-        free = travelling[len(travelling) - len(status) :].astype(status.dtype)
-        arrived[:] = rest.arrive()
-        if own:
-            first = np.empty(own[0].shape, own[0].dtype)  # not to be used again: it may become the array's memory
-            round_to(travelling, first)
-            for row, x in zip(arrived, jax.device_put([first] * len(self.devices), list(self.devices)), strict=True):
-                row.insert(0, x)
-        return free
+    def channel(self, parts: Sequence[PartSpec], status: int, name: Hashable = 0) -> JaxChannel:
+        """Return a channel for messages of one layout: the protocol of `World`."""
+        return JaxChannel(self, parts, status)
 
     def why_no_board(self) -> str:
         """Nothing speaks against it: the protocol of `OffersBoards`."""
@@ -321,13 +201,14 @@ class JaxWorld(Starting, InTurn, Scope):
         """
         self._frame.announce(crc32(f"{self._name}: {operation.about}".encode(), operation.kind))
         self._operation = operation
+        self._begun += 1
         self._inside = True
         came = time.perf_counter()
         try:
             self._lines.sum(self._frame.numbers)
         finally:  # also for one that did not come
             self.waited += time.perf_counter() - came
-        if self._frame.is_of_one_mind():
+        if self._frame.heard() == self._frame.expected:
             operation.carry_out(self._lines)
             return
         everyone: list[Presence] = self._lines.allgather(self._presence(operation, self._name))

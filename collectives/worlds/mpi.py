@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import itertools
 import sys
 import time
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
 from threading import Lock, current_thread, get_ident
 from types import ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 from warnings import warn
 from zlib import crc32
 
@@ -19,14 +18,9 @@ import numpy as np
 
 from adaptive import CollectiveError, WorkerError
 from adaptive.extend import (
-    Arrived,
-    Arriving,
-    LookAtPiece,
+    Channels,
     MembersChanged,
-    Parts,
-    Reduction,
-    Starting,
-    WhenWaitedFor,
+    PartSpec,
     allowed_cpus,
     chosen_threads,
     launcher,
@@ -40,17 +34,14 @@ from .devices import DeviceWorld, check_devices
 from .frame import Frame
 from .launch import check_agreement, no_mpi
 from .meeting import why_not
-from .operations import CLOSE, FAILURE, Farewell, Message, Operation
+from .mpi_channel import MPIChannel
+from .operations import CLOSE, FAILURE, Farewell, Operation
 from .patience import SECONDS, checked, introduce, watch
 from .processes import Together, all_processes
 from .recruits import recruited
 from .reducing import on_accelerators
-from .reducing.beside import sum_beside
-from .reducing.inbox import Inbox, Layout, check_dtypes, from_keys, keys, round_to
 from .reducing.on_accelerators import OnAccelerators, says_cuda
-from .reducing.on_processes import Apart
-from .reducing.parts import Part, pieces
-from .reducing.ways import FLAT_PIECE_BYTES, Ways, is_large, several_ways
+from .reducing.ways import FLAT_PIECE_BYTES, Ways, several_ways
 from .repair import all_agree, enabled, prepare, repaired, survives
 from .scope import Scope, describe
 from .staff import Staff
@@ -67,12 +58,10 @@ if TYPE_CHECKING:
 # flight as Iallreduce, 1.2 to 1.3 times as long (benchmarks/exchange_resnet50.py). Across hosts: see `ways.py`.
 PIECE_BYTES = 512 << 10
 
-KEPT_LAYOUTS = 64  # a program has one or a few; eager calls may have any number
-
 _making = Lock()  # duplicating a communicator is a collective on it, which two threads must not do at once
 
 
-class MPIWorld(Starting, InTurn, Staff, Scope):
+class MPIWorld(Channels, InTurn, Staff, Scope):
     """One worker per MPI rank, or one per local device: then a sum over the process's devices comes first.
 
     Args:
@@ -119,9 +108,8 @@ class MPIWorld(Starting, InTurn, Staff, Scope):
         patience: float = SECONDS,
     ):
         Scope.__init__(self)
+        Channels.__init__(self)
         self.patience = checked(patience)
-        self._inboxes: dict[tuple[Layout, int, Hashable], Iterator[Inbox]] = {}
-        self._latest: tuple[Any, Iterator[Inbox]] = None, iter(())  # of the inboxes, used last
         self._boards = boards.Boards()
         self._lock = Lock()
         self._threads: dict[int, str] = {}  # that have used this world
@@ -167,117 +155,9 @@ class MPIWorld(Starting, InTurn, Staff, Scope):
                 ending.world_ended()
                 raise WorkerError("A process was lost while comm.world() was made, before losses are survived.")
 
-    def start(
-        self,
-        parts: Sequence[Parts],
-        ops: Sequence[Reduction],
-        status: np.ndarray,
-        channel: Hashable = 0,
-        about: str = "",
-        more: str = "",
-        look: LookAtPiece | None = None,
-        step: int = 0,
-        beside: Callable[[], bool] | None = None,
-    ) -> Arriving:
-        """Begin to reduce over this process's workers, and to copy from accelerators: the protocol of `World`.
-
-        Nothing is sent before it is waited for: Allreduce blocks, and several in flight took longer (see above).
-        """
-        local = None
-        if len(self.devices) > 1:
-            named = [j for j, op in enumerate(ops) if isinstance(op, str)]
-            local = self._local.start([[row[j] for j in named] for row in parts], [ops[j] for j in named], status)
-        elif self.devices[0].platform != "cpu":
-            self._copy_to_host(parts[0], ops, channel)
-        return WhenWaitedFor(
-            partial(self._wait_for, local, parts, ops, status, channel, about, more, look, step, beside)
-        )
-
-    def _wait_for(
-        self,
-        local: Arriving | None,
-        parts: Sequence[Parts],
-        ops: Sequence[Reduction],
-        status: np.ndarray,
-        channel: Hashable,
-        about: str,
-        more: str,
-        look: LookAtPiece | None,
-        step: int,
-        beside: Callable[[], bool] | None,
-    ) -> Arrived:
-        """Over ranks what is reduced over this process's workers, or the parts of its only one."""
-        on_cpu = self.devices[0].platform == "cpu"
-        row = parts[0]
-        if local is not None:
-            named = iter(local.wait()[0][0])
-            row = [next(named) if isinstance(op, str) else x for x, op in zip(row, ops, strict=True)]
-            if not on_cpu:
-                self._copy_to_host(row, ops, channel)
-        # np.asarray is free of copies on CPU. Part 0 is copied all the same: the status goes into it.
-        sent: Sequence[Any] = [np.asarray(x) for x in row] if on_cpu else row
-        layout = tuple((x.shape, x.dtype, op) for x, op in zip(row, ops, strict=True))
-        with self._collective():
-            inbox = self._inbox(layout, len(status), channel)
-            inbox.travelling[:] = np.asarray(sent[0])
-            inbox.free[:] = status
-            apart = Apart(inbox.buffers, parts, ops, self.workers, step)
-            message = Message(
-                *(about, more, inbox.name, inbox.text),
-                buffers=inbox.buffers,
-                status=status,
-                reduce=partial(self._reduce_all, inbox, sent, ops, apart, look, beside),
-                replicated=not apart.differ,
-            )
-            if self._ways is not None and inbox.has_ways:
-                self._ways.begin(message, (channel, inbox.name), fixed=self.deterministic)
-            key, large = (channel, inbox.name), inbox.large_others
-            self._on_devices.begin(message, key, row, ops, large=large, fixed=self.deterministic)
-            self._do(message)
-            results = inbox.arrays(self.devices, self._on_devices.results)
-            self._on_devices.end()
-        return apart.in_place(results, self.devices), message.arrived
-
-    def _copy_to_host(self, row: Parts, ops: Sequence[Reduction], channel: Hashable) -> None:
-        """Begin to, of what goes through the host."""
-        stays = self._on_devices.stays(row, ops, channel)
-        for j, x in enumerate(row):
-            if j not in stays:
-                x.copy_to_host_async()
-
-    def _reduce_all(
-        self,
-        inbox: Inbox,
-        sent: Sequence[Any],
-        ops: Sequence[Reduction],
-        apart: Apart,
-        look: LookAtPiece | None,
-        beside: Callable[[], bool] | None,
-    ) -> np.ndarray:
-        """What a message is, behind its frame. Returns the status."""
-        first, travelling = inbox.buffers[0], inbox.travelling
-        named = {j: op for j, op in enumerate(ops) if isinstance(op, str)}
-        if travelling is not first:
-            round_to(travelling, first)
-            del named[0]
-        for j in self._on_devices.results:
-            named.pop(j, None)
-
-        def part(j: int) -> Part:
-            source = np.asarray(sent[j]).reshape(-1) if j else None  # part 0 was copied, and has the status
-            return Part(j, source, inbox.buffers[j].reshape(-1))
-
-        large = [j for j, op in named.items() if self._ways is not None and is_large(op, inbox.buffers[j].nbytes)]
-        for j, op in named.items():
-            if j not in large:
-                self._reduce(part(j), op, look, beside)
-        if self._ways is not None and large:
-            self._ways.sum((part(j) for j in large), look)
-        if apart.numbers:
-            seats = [process.seats for process in self._together.everyone]
-            reduce = partial(apart.reduce, self.comm, self.members, seats)
-            reduce() if self._ways is None else self._ways.reduce(reduce)
-        return inbox.free.astype(first.dtype)
+    def channel(self, parts: Sequence[PartSpec], status: int, name: Hashable = 0) -> MPIChannel:
+        """Return a channel for messages of one layout: the protocol of `World`."""
+        return MPIChannel(self, parts, status, name)
 
     def way(self, channel: Hashable) -> str:
         """How messages of a channel go, over several hosts or from GPUs, in words: the protocol of `World`."""
@@ -329,8 +209,7 @@ class MPIWorld(Starting, InTurn, Staff, Scope):
             ending.world_ended()
         finally:
             self._on_devices.close()
-            self._inboxes.clear()
-            self._latest = None, iter(())
+            self._kept.clear()
             self._boards.stop()
             super().close()
             self._end_watch()
@@ -375,64 +254,82 @@ class MPIWorld(Starting, InTurn, Staff, Scope):
           WorkerError: they were, and too few are left; or another process has failed. On every process.
           DisagreementError: not all are about the same. On every process.
         """
-        while True:
+        completed = False
+        while not completed:
             changed = self._left is not None
             if self._left is not None:
                 self._go_on(*self._left)
-            if not changed or operation.repeats:
-                error = self._carry_out(operation)
-                if error is None or self._repair(operation, error):
-                    break
-                continue
-            self._inside = False
-            raise MembersChanged
+            if changed and not operation.repeats:
+                self._inside = False
+                raise MembersChanged
+            error: Exception | None = None
+            try:
+                self._framed(operation)
+            except Exception as lost:  # not only MPI's: what came from one that has died may be no pickle, say
+                error = lost
+            completed = self._settled(operation, error)
         self._completed += 1
         self._last = operation
         if operation.presences is not None:
-            self._inside = False
-            # Nobody would come to what is left.
-            self._closed = any(presence.leaves for presence in operation.presences)
-            if self._closed:
-                self._end_watch()
-            raise HeardError if operation.failure else why_not(operation.presences, operation.rank)
-
-    def _carry_out(self, operation: Operation) -> Exception | None:
-        """Attempt it. Returns the error that it has ended with, for somebody was lost."""
-        error: Exception | None = None
-        try:
-            self._framed(operation)
-        except Exception as lost:  # not only MPI's: what came from one that has died may be no pickle, say
-            if not self.survives:
-                raise
-            error = lost
-            with suppress(self._mpi.Exception):
-                self.comm.Revoke()
-            if self._ways is not None:
-                self._ways.revoke()
-        completed = error is None
-        if completed and (not operation.agreed or not self.survives or operation.presences is not None):
-            return None
-        # All whose attempt has failed come here, whatever it was, since some may have completed what all agree on.
-        if all_agree(self._mpi, self.comm, completed):
-            return None
-        return error or self._mpi.Exception(self._mpi.ERR_PROC_FAILED)
+            self._disagree(operation)
 
     def _framed(self, operation: Operation) -> None:
         """The frame, in which all see whether they are about the same; and if so, what it frames."""
         operation.presences = None
         self._frame.announce(crc32(operation.about.encode(), operation.kind))
         self._operation = operation
+        self._begun += 1
         self._inside = True
         came = time.perf_counter()
         try:
             self.comm.Allreduce(self._mpi.IN_PLACE, self._frame.numbers)
         finally:  # also for one that did not come
             self.waited += time.perf_counter() - came
-        if self._frame.is_of_one_mind():
+        if self._frame.heard() == self._frame.expected:
             operation.carry_out(self.comm)
         else:
-            operation.rank = self.rank
-            operation.presences = self.comm.allgather(self._presence(operation))
+            self._tell_presence(operation)
+
+    def _tell_presence(self, operation: Operation) -> None:
+        """Tell the others what this process is about, and hear it of them, where that is not the same."""
+        operation.rank = self.rank
+        operation.presences = self.comm.allgather(self._presence(operation))
+
+    def _settled(self, operation: Operation, error: Exception | None) -> bool:
+        """Settle with the others whether an attempt at an operation counts, where one of them may have been lost.
+
+        Args:
+          error: by which this process's attempt ended; `None` if it was completed.
+
+        Returns:
+          Whether the operation is completed. If not, `_left` are those who go on.
+
+        Raises:
+          Exception: `error`, where losses are not survived, or nobody was lost.
+        """
+        if error is not None:
+            if not self.survives:
+                raise error
+            with suppress(self._mpi.Exception):
+                self.comm.Revoke()
+            if self._ways is not None:
+                self._ways.revoke()
+        elif not operation.agreed or not self.survives or operation.presences is not None:
+            return True
+        # All whose attempt has failed come here, whatever it was, since some may have completed what all agree on.
+        if all_agree(self._mpi, self.comm, error is None):
+            return True
+        return self._repair(operation, error or self._mpi.Exception(self._mpi.ERR_PROC_FAILED))
+
+    def _disagree(self, operation: Operation) -> NoReturn:
+        """Raise what the processes have told each other where they were not about the same."""
+        presences = operation.presences or []
+        self._inside = False
+        # Nobody would come to what is left.
+        self._closed = any(presence.leaves for presence in presences)
+        if self._closed:
+            self._end_watch()
+        raise HeardError if operation.failure else why_not(presences, operation.rank)
 
     def _repair(self, operation: Operation, error: Exception) -> bool:
         """Have a communicator of those who are left, which they are in from their next attempt on. All of them come
@@ -491,50 +388,6 @@ class MPIWorld(Starting, InTurn, Staff, Scope):
         self._on_devices.of(together)
         carried = {seat for process in together.everyone for seat in process.seats}
         self.unattended = tuple(seat for seat in range(self.capacity) if seat not in carried)
-
-    # --- reducing -----------------------------------------------------------------------------------------------------
-
-    def _reduce(
-        self, part: Part, op: str, look: LookAtPiece | None = None, beside: Callable[[], bool] | None = None
-    ) -> None:
-        """Allreduce a part piece by piece, and have each looked at."""
-        if op != "sum" and part.target.dtype.kind == "f":
-            # As integers: MPI's extremes of floats drop NaNs or not, as the ranks happen to be paired.
-            whole = keys(part.target if part.source is None else part.source, op)
-            self._reduce(Part(part.number, None, whole), op, beside=beside)
-            part.target[:] = from_keys(whole, part.target.dtype)
-            return
-        for piece in self._reduced(part, self._ops[op], beside):
-            if look is not None:
-                look(piece.number, piece.start, piece.target)
-
-    def _reduced(self, part: Part, op: Any, beside: Callable[[], bool] | None) -> Iterator[Part]:
-        """The pieces of a part, as they have come."""
-        if beside is not None and not self._together.one_host:
-            yield from sum_beside(self._mpi, self.comm, part, op, beside, survives=self.survives)
-            return
-        for piece in pieces([part], self._piece_bytes):
-            self.comm.Allreduce(self._mpi.IN_PLACE if piece.source is None else piece.source, piece.target, op)
-            yield piece
-
-    def _inbox(self, layout: Layout, status: int, channel: Hashable) -> Inbox:
-        """The buffers for this call: of two sets per layout and channel, in turn, so results stay valid until the
-        second-next.
-        """
-        key = (layout, status, channel)
-        if key == self._latest[0]:  # compared sooner than hashed
-            return next(self._latest[1])
-        turns = self._inboxes.pop(key, None)
-        if turns is None:
-            check_dtypes(layout)
-            turns = itertools.cycle([Inbox(layout, status, self._frame.room) for _ in range(2)])
-            if len(self._inboxes) == KEPT_LAYOUTS:
-                del self._inboxes[
-                    next(iter(self._inboxes))
-                ]  # the one not used for longest; arrays keep its memory alive
-        self._inboxes[key] = turns
-        self._latest = key, turns
-        return next(turns)
 
     # --- threads and errors -------------------------------------------------------------------------------------------
 

@@ -174,7 +174,7 @@ class Message(Operation):
         self.arrived = self._reduce()
         # The thread of the watch may be the last that knows this operation; arrays of JAX's are not let go there, as it
         # may be when the interpreter ends.
-        self._reduce = _reduced
+        self._reduce = carried_out
 
     def send_result(self, comm: Any, root: int) -> None:
         self.arrived = comm.bcast(self.arrived, root)
@@ -182,7 +182,8 @@ class Message(Operation):
             send_bytes(comm, buffer, root)
 
 
-def _reduced() -> np.ndarray:
+def carried_out() -> np.ndarray:
+    """In place of what reduces a message that has been reduced, or is reduced without it."""
     raise AssertionError("a message is not carried out again")
 
 

@@ -7,12 +7,12 @@ from collections.abc import Hashable, Sequence
 import jax
 import numpy as np
 
-from adaptive.extend import Arrived, Blocking, LocalBoards, LookAtPiece, Parts, Reduction
+from adaptive.extend import Arrived, Channels, LocalBoards, LoneChannel, LookAtPiece, Parts, PartSpec
 
 from .scope import Scope, describe
 
 
-class SoloWorld(Blocking, LocalBoards, Scope):
+class SoloWorld(Channels, LocalBoards, Scope):
     """One process, one worker: what an exchange would reduce is reduced already.
 
     Args:
@@ -25,23 +25,13 @@ class SoloWorld(Blocking, LocalBoards, Scope):
     workers = range(1)
 
     def __init__(self, device: jax.Device | None = None):
-        super().__init__()
+        Scope.__init__(self)
+        Channels.__init__(self)
         self.devices: Sequence[jax.Device] = (jax.local_devices()[0] if device is None else device,)
 
-    def exchange(
-        self,
-        parts: Sequence[Parts],
-        ops: Sequence[Reduction],
-        status: np.ndarray,
-        channel: Hashable = 0,
-        about: str = "",
-        more: str = "",
-        look: LookAtPiece | None = None,
-        step: int = 0,
-    ) -> Arrived:
-        """The parts and the status, as given: the protocol of `World`."""
-        self._check_open()
-        return [list(parts[0])], status
+    def channel(self, parts: Sequence[PartSpec], status: int, name: Hashable = 0) -> SoloChannel:
+        """Return a channel for messages of one layout: the protocol of `World`."""
+        return SoloChannel(self)
 
     def all_gather_bytes(self, value: bytes, about: str = "", more: str = "") -> list[bytes]:
         """The only process's value."""
@@ -54,3 +44,24 @@ class SoloWorld(Blocking, LocalBoards, Scope):
 
     def __repr__(self) -> str:
         return f"SoloWorld(1 worker on {describe(self.devices)})"
+
+
+class SoloChannel(LoneChannel):
+    """A channel of a `SoloWorld`: the protocol of `Channel`."""
+
+    def __init__(self, world: SoloWorld):
+        self._world = world
+
+    def exchange(
+        self,
+        parts: Sequence[Parts],
+        status: np.ndarray,
+        about: str = "",
+        more: str = "",
+        look: LookAtPiece | None = None,
+        step: int = 0,
+    ) -> Arrived:
+        """Return the parts and the status, as given: the protocol of `Channel`."""
+        if self._world._closed:
+            self._world._check_open()
+        return [list(parts[0])], status

@@ -64,6 +64,7 @@ class Staff:
     _completed: int
     _operation: Operation
     _inside: bool
+    _begun: int
     workers: range
     rank: int
     capacity: int
@@ -346,6 +347,7 @@ class Staff:
         with self._collective():
             self._watch_over(self._job)
             self._operation, self._inside = Operation("a meeting of all processes", "", MEETING), True
+            self._begun += 1
             plan = partial(self._planned, purpose, workers)
             outcome = meeting(
                 *(self._mpi, self._job, role, plan), survives=self.survives, recruits=recruits, pair=self._entry

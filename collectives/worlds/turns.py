@@ -22,6 +22,7 @@ class InTurn:
 
     _lock: Any
     _inside = False  # a collective that other processes are in too
+    _begun = 0  # operations: for the watch, which sees by it that another one has begun
     _threads: dict[int, str]  # that have used this world, by their numbers
     _leaving: bool
 

@@ -42,7 +42,8 @@ Findings = dict[int, Finding]  # by number
 class Watched(Protocol):
     """What a watch reads of its world, from another thread than the world's."""
 
-    _operation: Operation  # a new one each time
+    _operation: Operation  # the messages of a channel may share one
+    _begun: int  # how many operations it has begun
     _inside: bool  # it; or behind it
     survives: bool  # the loss of ranks
     _threads: dict[int, str]  # that use the world
@@ -64,7 +65,7 @@ class Watch:
         self._answer_seconds = min(_SECONDS_TO_ANSWER, max(0.5, patience / 4))
         self._pid = os.getpid()
         self._last = time.monotonic()
-        self._begin(world._operation)
+        self._begin()
         self._closed = self._troubled = False
         atexit.register(self._at_exit)
         self._thread = threading.Thread(target=self._run, name="adaptive-watch", daemon=True)
@@ -132,9 +133,9 @@ class Watch:
         away = now - self._last
         passed = min(away, 10 * self._tick)  # what is more, this process was stopped: that is nobody else's fault
         self._last = now
-        operation, inside = self._world._operation, self._world._inside
-        if operation is not self._operation or self._anew:
-            self._begin(operation)
+        inside = self._world._inside
+        if self._world._begun != self._begun or self._anew:
+            self._begin()
         elif inside:
             self._waited += passed
         else:
@@ -146,8 +147,8 @@ class Watch:
             self._hurried |= hurry
             self._round()
 
-    def _begin(self, operation: Operation) -> None:
-        self._operation, self._anew = operation, False
+    def _begin(self) -> None:
+        self._begun, self._operation, self._anew = self._world._begun, self._world._operation, False
         self._waited = 0.0  # seconds in it
         self._idle = 0.0  # seconds behind it
         self._next = self._patience  # when to ask, in seconds waited
@@ -161,7 +162,7 @@ class Watch:
     def _round(self) -> None:
         """Ask all, and do what is to be done."""
         findings = self.asking.find(self._answer_seconds, self._take)
-        if self._anew or self._world._operation is not self._operation or not self._world._inside:
+        if self._anew or self._world._begun != self._begun or not self._world._inside:
             return  # all have come meanwhile
         self._next = self._waited + self._patience / _ROUNDS
         late, due = self._judge(findings)

@@ -20,7 +20,7 @@ def verdicts(numbers):
     total = np.sum([frame.numbers for frame in frames], axis=0)
     for frame in frames:
         frame.numbers[:] = total
-    return {frame.is_of_one_mind() for frame in frames}
+    return {frame.heard() == frame.expected for frame in frames}
 
 
 @given(st.lists(st.one_of(st.integers(0, 2), U32), min_size=1, max_size=9))
@@ -39,19 +39,19 @@ def test_sums_are_exact_for_a_million_processes():
     frame.announce(2**32 - 1)
     one = frame.numbers.copy()
     frame.numbers *= p
-    assert frame.is_of_one_mind()
+    assert frame.heard() == frame.expected
     frame.numbers[:] = (p - 1) * one
     frame.announce(2**32 - 2)
     other = frame.numbers.copy()
     frame.numbers[:] = (p - 1) * one + other
-    assert not frame.is_of_one_mind()
+    assert frame.heard() != frame.expected
 
 
 def test_a_message_in_the_frame_does_not_touch_what_is_announced():
     frame = Frame(1)
     frame.announce(7)
     frame.room[:] = np.nan
-    assert frame.is_of_one_mind()
+    assert frame.heard() == frame.expected
     assert frame.numbers.nbytes == 8 * NUMBERS
 
 

@@ -191,6 +191,7 @@ class FakeWorld:
     """What a watch reads of a world."""
 
     _operation: Operation = field(default_factory=lambda: Operation("a barrier", "", BARRIER))
+    _begun: int = 0
     _inside: bool = False
     survives: bool = False
     _threads: dict[int, str] = field(default_factory=dict)

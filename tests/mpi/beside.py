@@ -15,8 +15,9 @@ import numpy as np
 
 import adaptive as ad
 import collectives as comm
-from adaptive.extend import MembersChanged
+from adaptive.extend import MembersChanged, PartSpec
 from collectives.worlds import mpi as _mpi
+from collectives.worlds import mpi_channel as _channel
 from collectives.worlds.reducing import beside
 
 DIES = int(sys.argv[1]) if len(sys.argv) > 1 else -1
@@ -30,6 +31,7 @@ def made_up(comm, host, n_devices):
 all_processes = _mpi.all_processes
 _mpi.all_processes = made_up
 beside.PIECE_BYTES = 16 << 10
+channels = {}  # by whether nothing is computed beside
 
 
 def values(seat: int, message: int) -> list[np.ndarray]:
@@ -59,8 +61,11 @@ def in_time(row, message, computing=None):
             os.kill(os.getpid(), signal.SIGKILL)
 
     # A buffer is looked at where it arrives: results of another message must not be written to by this one.
-    told = np.ones(1, np.float32), f"channel of {computing is None}", f"message {message}"
-    arriving = world.start([[jax.device_put(x) for x in row]], OPS, *told, look=look, beside=computing)
+    if computing is None not in channels:
+        layout = [PartSpec(x.shape, x.dtype, op) for x, op in zip(row, OPS, strict=True)]
+        channels[computing is None] = world.channel(layout, 1, f"channel of {computing is None}")
+    told = np.ones(1, np.float32), f"message {message}"
+    arriving = channels[computing is None].start([[jax.device_put(x) for x in row]], *told, look=look, beside=computing)
     (got,), said = arriving.wait()
     assert said == world.processes, said
     assert sum(size for part, size in pieces if part == 1) == SIZE
@@ -85,7 +90,7 @@ def trains_in_stages():
         grads = comm.all_reduce(jax.grad(loss)(params, batch))
         return [p - 0.1 * g for p, g in zip(params, grads, strict=True)], {}
 
-    sum_beside, _mpi.sum_beside = _mpi.sum_beside, counted
+    sum_beside, _channel.sum_beside = _channel.sum_beside, counted
     rng = np.random.default_rng(0)
     params = [jnp.asarray(rng.normal(size=(150, 150), scale=0.1), jnp.float32) for _ in range(3)]
     data, states = {"x": rng.normal(size=(60, 150)).astype(np.float32)}, []

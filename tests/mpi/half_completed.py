@@ -34,25 +34,40 @@ def is_there(pid: int) -> bool:
         return False
 
 
-def half_completed(kind, method, which) -> None:
-    """Behind such an operation one rank dies, and another hears of it as if in the midst of it."""
-    original = getattr(kind, method)
+def lose() -> None:
+    """Called once behind an operation: one rank dies, and another hears of it as if in the midst of it."""
+    global is_done
+    is_done = True
+    if own == DIES:
+        os.kill(os.getpid(), signal.SIGKILL)
+    if own == HEARS:
+        while is_there(pids[DIES]):
+            time.sleep(0.001)
+        raise world._mpi.Exception(world._mpi.ERR_PROC_FAILED)
 
-    def wrapped(self, *args):
-        global is_done
-        result = original(self, *args)
-        if not is_done and which(self, *args):
-            is_done = True
-            if own == DIES:
-                os.kill(os.getpid(), signal.SIGKILL)
+
+def half_completed_hand_over() -> None:
+    original = operations.HandOver.carry_out
+
+    def carry_out(self, comm):
+        original(self, comm)
+        if not is_done:
             if own == HEARS:
-                while is_there(pids[DIES]):
-                    time.sleep(0.001)
                 self.result = None
-                raise world._mpi.Exception(world._mpi.ERR_PROC_FAILED)
-        return result
+            lose()
 
-    setattr(kind, method, wrapped)
+    operations.HandOver.carry_out = carry_out
+
+
+def half_completed_message(words: str) -> None:
+    """The first whose description contains these words."""
+
+    def arrive(self, status):
+        vars(self)["arrived"] = status
+        if not is_done and world._inside and words in self.about:
+            lose()
+
+    operations.Message.arrived = property(lambda self: vars(self)["arrived"], arrive)
 
 
 HEARS = 3 if CASE == "a hand-over" else 1
@@ -61,11 +76,11 @@ with comm.world(workers=3) as world:
     pids = [int(pid) for pid in world.all_gather_bytes(str(os.getpid()).encode())]
     program = ad.Program(adam_driver, adam_state(), make_data(160), global_batch=GLOBAL_BATCH, seed=SEED)
     if CASE == "the end of a run":
-        half_completed(operations.Message, "carry_out", lambda self, comm: f"step {STEPS} " in self.about)
+        half_completed_message(f"step {STEPS} ")
     elif CASE == "a join":  # in step 5 it is told that the fourth is ready
-        half_completed(operations.Message, "carry_out", lambda self, comm: "step 5 " in self.about)
+        half_completed_message("step 5 ")
     elif CASE == "a hand-over":
-        half_completed(operations.HandOver, "carry_out", lambda self, comm: True)
+        half_completed_hand_over()
     program.warm_up()
     for report in program.run(steps=STEPS):
         if report.step == 3 and CASE in ("a join", "a hand-over"):

@@ -56,6 +56,20 @@ def test_what_only_some_have_completed_keeps_nobody_waiting_elsewhere(where):
     assert result.stdout.count("ended well") == 3, result
 
 
+@pytest.mark.parametrize(
+    ("case", "way"),
+    [
+        ("half completed", "short"),
+        pytest.param("half completed", "general", marks=pytest.mark.long),
+        ("in the midst", "short"),
+    ],
+)
+def test_a_message_that_was_lost_for_some_is_not_overwritten_by_the_next(case, way):
+    result = run([SCRIPT.with_name("right_behind.py"), case, way], n=3, ours=True)
+    assert result.stdout.count("has all messages") == 2, result
+    assert result.stdout.count("ended well") == 2, result
+
+
 def test_workers_leave_and_come_back_behind_a_loss():
     result = run(SCRIPT.with_name("fewer_after_a_loss.py"), n=3, ours=True)
     assert result.stdout.count("ended well") == 2, result

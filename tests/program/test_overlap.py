@@ -211,6 +211,23 @@ def test_check():
         assert program.check()
 
 
+class Beside:
+    """A channel that gives `computes` what is computed beside each message, before it is exchanged."""
+
+    def __init__(self, channel, computes):
+        self._channel, self._computes = channel, computes
+
+    def exchange(self, *message):
+        return self.start(*message).wait()
+
+    def start(self, parts, status, about="", more="", look=None, step=0, beside=None):
+        def exchange():
+            self._computes(beside)
+            return self._channel.exchange(parts, status, about, more, look, step)
+
+        return WhenWaitedFor(exchange)
+
+
 class SlowWorld(LocalWorld):
     """Each message takes 1000 seconds by a clock of ours; what is computed beside it is computed meanwhile."""
 
@@ -221,16 +238,15 @@ class SlowWorld(LocalWorld):
         self._passed, clock = 0.0, time.perf_counter
         monkeypatch.setattr(time, "perf_counter", lambda: clock() + self._passed)
 
-    def start(self, *message, beside=None, **options):
-        def exchange():
-            deadline = Deadline(60)
-            while beside and beside():
-                assert deadline.left()
-                time.sleep(0.001)
-            self._passed += self.SECONDS
-            return self.exchange(*message, **options)
+    def channel(self, *layout):
+        return Beside(super().channel(*layout), self.computes)
 
-        return WhenWaitedFor(exchange)
+    def computes(self, beside):
+        deadline = Deadline(60)
+        while beside and beside():
+            assert deadline.left()
+            time.sleep(0.001)
+        self._passed += self.SECONDS
 
 
 def test_seconds_of_workers_have_no_exchange_in_them(monkeypatch):
@@ -253,18 +269,17 @@ class TellingWorld(LocalWorld):
         super().__init__(1)
         self.asked, self.noted, self.told = threading.Event(), threading.Event(), []
 
-    def start(self, *message, beside=None, **options):
-        def exchange():
-            if beside is None:
-                self.told.append(None)
-            else:
-                began = beside()
-                self.asked.set()
-                assert self.noted.wait(limit(60))
-                self.told.append((began, beside()))
-            return self.exchange(*message, **options)
+    def channel(self, *layout):
+        return Beside(super().channel(*layout), self.computes)
 
-        return WhenWaitedFor(exchange)
+    def computes(self, beside):
+        if beside is None:
+            self.told.append(None)
+            return
+        began = beside()
+        self.asked.set()
+        assert self.noted.wait(limit(60))
+        self.told.append((began, beside()))
 
 
 def test_worlds_are_told_what_is_computed_beside_a_message(monkeypatch):

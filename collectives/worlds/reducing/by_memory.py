@@ -16,9 +16,8 @@ reduced by one process, so all get the same bits.
 
 from __future__ import annotations
 
-import itertools
 import pickle
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from contextlib import ExitStack, closing, suppress
 from functools import lru_cache
 from typing import NamedTuple
@@ -32,7 +31,6 @@ from collectives.worlds.shared_file import SharedFile, opened
 from .inbox import ALIGNMENT, Buffers, Layout
 
 ROW = 4 << 20  # bytes
-_KEPT = 64  # layouts: a program has one or a few; eager calls may have any number
 
 # NaNs are kept by all of them, and integers overflow as they do elsewhere.
 _REDUCE: dict[Reduction, np.ufunc] = {"sum": np.add, "max": np.maximum, "min": np.minimum}
@@ -50,32 +48,13 @@ class ByMemory:
     def __init__(self, memory: np.ndarray, rank: int, meet: Callable[[], object]):
         self._rows, self._results = memory[:-1], memory[-1]
         self._rank, self._meet = rank, meet
-        self._rooms: dict[tuple[Layout, Hashable], Iterator[Buffers]] = {}
 
-    def message(
-        self,
-        parts: Sequence[Parts],
-        layout: Layout,
-        channel: Hashable,
-        devices: Sequence[jax.Device],
-        look: LookAtPiece | None,
-    ) -> MemoryMessage | None:
-        """What is to be reduced in it; `None` of what numpy does not reduce as XLA does: the same on all processes."""
+    def room(self, layout: Layout) -> MemoryRoom | None:
+        """Where messages of one layout arrive; `None` for what numpy does not reduce as XLA does: the same on all
+        processes.
+        """
         functions = _functions(layout)
-        if functions is None:
-            return None
-        return MemoryMessage(self, parts, functions, self._room(layout, channel), devices, look)
-
-    def _room(self, layout: Layout, channel: Hashable) -> Buffers:
-        """Where it arrives: of two for each layout and channel, in turn: results stay valid until the second-next."""
-        key = layout, channel
-        turns = self._rooms.pop(key, None)
-        if turns is None:
-            turns = itertools.cycle([Buffers(layout) for _ in range(2)])
-            if len(self._rooms) == _KEPT:
-                del self._rooms[next(iter(self._rooms))]  # not used for longest; arrays keep its memory alive
-        self._rooms[key] = turns
-        return next(turns)
+        return None if functions is None else MemoryRoom(self, layout, functions)
 
     def write(self, load: Load, sent: Sequence[Sequence[np.ndarray]], functions: Sequence[np.ufunc]) -> None:
         """Copy a load into this process's row: what its workers send, reduced.
@@ -110,22 +89,29 @@ class ByMemory:
         self._meet()
 
 
+class MemoryRoom:
+    """Receive buffers for messages of one layout, one after another, and how they go through a row."""
+
+    def __init__(self, way: ByMemory, layout: Layout, functions: Sequence[np.ufunc]):
+        self.way, self.functions, self.buffers = way, functions, Buffers(layout)
+        self.received = [buffer.reshape(-1) for buffer in self.buffers.buffers]
+        self.loads = _loads(tuple((x.size, x.itemsize) for x in self.received))
+
+    def message(self, parts: Sequence[Parts], devices: Sequence[jax.Device], look: LookAtPiece | None) -> MemoryMessage:
+        """A message that is to be reduced in the memory."""
+        return MemoryMessage(self, parts, devices, look)
+
+
 class MemoryMessage:
     """Some parts of a message, to be reduced in the memory: `put`, before all have agreed what it is, and `arrive`."""
 
     def __init__(
-        self,
-        way: ByMemory,
-        parts: Sequence[Parts],
-        functions: Sequence[np.ufunc],
-        room: Buffers,
-        devices: Sequence[jax.Device],
-        look: LookAtPiece | None,
+        self, room: MemoryRoom, parts: Sequence[Parts], devices: Sequence[jax.Device], look: LookAtPiece | None
     ):
-        self._way, self._functions, self._room, self._devices, self._look = way, functions, room, devices, look
+        self._room, self._devices, self._look = room, devices, look
+        self._way, self._functions = room.way, room.functions
+        self._received, self._loads = room.received, room.loads
         self._sent = [[np.asarray(x).reshape(-1) for x in column] for column in zip(*parts, strict=True)]
-        self._received = [buffer.reshape(-1) for buffer in room.buffers]
-        self._loads = _loads(tuple((x.size, x.itemsize) for x in self._received))
 
     def put(self) -> None:
         """Write the first load; who comes to an agreement behind it knows that all have."""
@@ -144,7 +130,7 @@ class MemoryMessage:
                 if self._look is not None:
                     for piece in load:
                         self._look(piece.part, piece.start, self._received[piece.part][piece.start : piece.stop])
-        return self._room.arrays(self._devices)
+        return self._room.buffers.arrays(self._devices)
 
 
 class Piece(NamedTuple):
@@ -182,7 +168,6 @@ def _loads(parts: tuple[tuple[int, int], ...]) -> tuple[Load, ...]:
     return tuple(tuple(load) for load in loads if load)
 
 
-@lru_cache(maxsize=_KEPT)
 def _functions(layout: Layout) -> tuple[np.ufunc, ...] | None:
     if not all(isinstance(op, str) and dtype.kind in "iufc" for _, dtype, op in layout):
         return None

@@ -12,7 +12,7 @@ import jax
 import numpy as np
 
 from adaptive import CollectiveError
-from adaptive.extend import Reduction
+from adaptive.extend import PartSpec
 
 from .ways import has_ways, is_large
 
@@ -20,11 +20,15 @@ ALIGNMENT = 64  # bytes; XLA on CPU takes buffers so aligned as they are, and co
 
 NOTHING: Mapping[int, jax.Array] = MappingProxyType({})
 
-Layout = tuple[tuple[tuple[int, ...], np.dtype, Reduction], ...]  # shape, dtype and op of each part
+Layout = tuple[PartSpec, ...]
 
 
 class Buffers:
-    """One buffer per part of a message, and JAX arrays that are these buffers."""
+    """One buffer per part of a message, and JAX arrays that are these buffers.
+
+    Attributes:
+      aliases: the buffers as arrays on JAX's default CPU device, without a copy; none before `renew`.
+    """
 
     def __init__(self, layout: Layout):
         sizes = [math.prod(shape) * dtype.itemsize for shape, dtype, _ in layout]
@@ -37,21 +41,33 @@ class Buffers:
             memory[offset + start : offset + start + size].view(dtype).reshape(shape)
             for start, size, (shape, dtype, _) in zip(starts, sizes, layout, strict=False)
         ]
-        self._aliases: list[jax.Array | None] = [None] * len(layout)
         self._default = jax.local_devices(backend="cpu")[0]
+        self.aliases: list[jax.Array] = []
+
+    def is_default(self, device: jax.Device) -> bool:
+        """Whether `aliases` are on this device."""
+        return bool(device == self._default)
+
+    def renew(self) -> None:
+        """Make the aliases that are missing: all at first, and later those that were donated."""
+        known: Sequence[jax.Array | None] = self.aliases or [None] * len(self.buffers)
+        self.aliases = [
+            jax.dlpack.from_dlpack(buffer) if alias is None or alias.is_deleted() else alias
+            for alias, buffer in zip(known, self.buffers, strict=True)
+        ]
 
     def arrays(
         self, devices: Sequence[jax.Device], elsewhere: Mapping[int, jax.Array] = NOTHING
     ) -> list[list[jax.Array]]:
         """The buffers' contents on each device; and parts that arrived elsewhere, on the first one."""
+        if self._default in devices:
+            self.renew()
         if elsewhere:
             return self._with(elsewhere, devices)
         if devices[0] == self._default and len(devices) == 1:
-            return [[self._alias(j) for j in range(len(self.buffers))]]
+            return [self.aliases[:]]
         rows = [
-            [self._alias(j) for j in range(len(self.buffers))]
-            if device == self._default
-            else jax.device_put(self.buffers, [device] * len(self.buffers))
+            self.aliases[:] if device == self._default else jax.device_put(self.buffers, [device] * len(self.buffers))
             for device in devices
         ]
         return jax.block_until_ready(rows)
@@ -62,16 +78,9 @@ class Buffers:
         for number, device in enumerate(devices):
             row = dict(elsewhere) if number == 0 else {j: jax.device_put(x, device) for j, x in elsewhere.items()}
             for j in here:
-                row[j] = self._alias(j) if device == self._default else jax.device_put(self.buffers[j], device)
+                row[j] = self.aliases[j] if device == self._default else jax.device_put(self.buffers[j], device)
             rows.append([row[j] for j in range(len(row))])
         return jax.block_until_ready(rows)
-
-    def _alias(self, j: int) -> jax.Array:
-        """Part j on JAX's default CPU: no copy, and made once, since it stays the same memory."""
-        alias = self._aliases[j]
-        if alias is None or alias.is_deleted():
-            self._aliases[j] = alias = jax.dlpack.from_dlpack(self.buffers[j])
-        return alias
 
 
 class Inbox(Buffers):
@@ -80,8 +89,10 @@ class Inbox(Buffers):
     Attributes:
       text: what the message is made of.
       name: a number for it.
-      travelling: where part 0 is reduced: in the frame, in double precision, if there is room for it.
-      free: the part of it that is for the status.
+      in_frame: where part 0 is reduced in the frame, in double precision, if there is room for it; else `None`.
+      free: where the status is reduced: at the end of part 0 in the frame; or in the frame by itself; or, if that lacks
+        room, in the buffer of part 0.
+      status_in_frame: whether it is one of the first two.
       has_ways: whether there are several ways for it between hosts.
       large_others: whether there are large sums in it, but for part 0.
     """
@@ -94,8 +105,10 @@ class Inbox(Buffers):
         self.has_ways = any(has_ways(*part) for part in parts)
         self.large_others = any(is_large(*part) for part in parts[1:])
         first = self.buffers[0]
-        self.travelling = first if len(first) > len(room) else room[: len(first)]
-        self.free = self.travelling[len(first) - status :]
+        self.in_frame = room[: len(first)] if len(first) <= len(room) else None
+        self.status_in_frame = status <= len(room)
+        where = self.in_frame if self.in_frame is not None else room if self.status_in_frame else first
+        self.free = where[len(where) - status :]
 
 
 def in_words(layout: Layout, status: int) -> str:
@@ -103,7 +116,7 @@ def in_words(layout: Layout, status: int) -> str:
     return f"{', '.join(f'{op} {dtype}{list(shape)}' for shape, dtype, op in layout)}; status {status}"
 
 
-def check_dtypes(layout: Layout) -> None:
+def check_dtypes(layout: Sequence[PartSpec]) -> None:
     """Raise unless MPI can reduce all parts."""
     for j, (_, dtype, _) in enumerate(layout):
         if dtype.kind not in "iufc" or dtype == np.float16:

@@ -86,6 +86,11 @@ class OnAccelerators:
         self._together, self._why = together, None
         self._choices.forget()
 
+    @property
+    def through_host(self) -> bool:
+        """Whether it is known that all go through the host. Replicated."""
+        return bool(self._why)
+
     def stays(self, parts: Sequence[Any], ops: Sequence[Reduction], channel: Hashable) -> list[int]:
         """Which parts most likely do not go through the host, so that no copies of them are begun. Local."""
         choice = self._choices.latest(channel)

@@ -1,0 +1,88 @@
+"""A rank dies in a message, and the next message of the same channel is under way; see test_losses.py.
+
+`adaptive run -n 3 right_behind.py CASE WAY`. A channel has one set of receive buffers, so what a message has brought
+must not be overwritten before all have it. In the case "half completed" one rank has completed message 2 and waits in
+message 3, one is told in message 2 that somebody was lost, and gets its results from the first. In the case "in the
+midst" the rank dies between two pieces of message 3.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+
+import jax
+import numpy as np
+import psutil
+
+import collectives as comm
+from adaptive.base.channel import PartSpec
+from adaptive.extend import MembersChanged
+from collectives.worlds import operations
+
+(CASE, WAY), DIES, HEARS, MESSAGES, STATUS = sys.argv[1:], 2, 1, 5, 5
+SHAPES = (2000,), (300, 700)  # part 0 has no room in the frame
+
+
+def values(seat: int, message: int) -> list[np.ndarray]:
+    rng = np.random.default_rng([seat, message])
+    return [rng.integers(0, 1000, shape).astype(np.float32) for shape in SHAPES]
+
+
+def is_there(pid: int) -> bool:
+    try:
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
+def arrive(self, status) -> None:
+    vars(self)["arrived"] = status
+    if CASE == "half completed" and world._inside and self.about == "message 2" and own == DIES:
+        os.kill(os.getpid(), signal.SIGKILL)
+    if CASE == "half completed" and world._inside and self.about == "message 2" and own == HEARS and not heard:
+        heard.append(2)
+        while is_there(pids[DIES]):
+            time.sleep(0.001)
+        for buffer in channel._inbox.buffers:
+            buffer[...] = np.nan
+        vars(self)["arrived"] = status * np.nan
+        raise world._mpi.Exception(world._mpi.ERR_PROC_FAILED)
+
+
+def look(part: int, start: int, piece: np.ndarray) -> None:
+    if CASE == "in the midst" and part == 0 and own == DIES and world._operation.about == "message 3":
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+heard: list[int] = []
+operations.Message.arrived = property(lambda self: vars(self)["arrived"], arrive)
+with comm.world() as world:
+    own = world.workers[0]
+    pids = [int(pid) for pid in world.all_gather_bytes(str(os.getpid()).encode())]
+    channel = world.channel([PartSpec(shape, np.dtype(np.float32), "sum") for shape in SHAPES], STATUS, "a message")
+    if WAY == "general":
+        channel._simple = False
+    message, changed = 1, []
+    while message <= MESSAGES:
+        members = world.members
+        parts = [[jax.device_put(x) for x in values(own, message)]]
+        try:
+            results, status = channel.exchange(
+                parts, np.full(STATUS, message, np.float32), f"message {message}", "", look
+            )
+        except MembersChanged:
+            changed.append(message)
+            continue
+        expected = [sum(columns) for columns in zip(*(values(seat, message) for seat in members), strict=True)]
+        np.testing.assert_array_equal(results[0][0][:-STATUS], expected[0][:-STATUS])
+        np.testing.assert_array_equal(results[0][1], expected[1])
+        np.testing.assert_array_equal(status, np.full(STATUS, message * len(members)))
+        message += 1
+    assert world.members == (0, 1), world.members
+    assert changed == [3], changed
+    assert bool(heard) == (CASE == "half completed" and own == HEARS)
+    print(f"rank {own} has all messages", flush=True)
+print(f"rank {own} ended well", flush=True)
