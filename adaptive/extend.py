@@ -6,7 +6,7 @@ word in the changelog.
 
 * A **monitor** reads `Source`s, keeps state in `slot`s, and says by a `claim` what it must be given.
 * A **collective** is a `Collective`, and a call of `collective`; a **world** is what has the methods of `World`, and
-  perhaps those of `OffersBoards`.
+  perhaps those of `OffersBoards` and `OffersMesh`.
 * A **policy** is a pair of functions from an `Observation` to a `Decision`; a `Handler` stands behind a `hook`.
 * A **listener** is called with a `StepEvent` after each step: `program.subscribe(listener)`.
 * A **record** of a run, which `program.run(record=…)` wrote, is read by `read_run`.
@@ -80,6 +80,8 @@ from adaptive.base.waits import wait_of as wait_of
 from adaptive.base.waits import waiting as waiting
 from adaptive.base.where import at as at
 from adaptive.base.where import current_line as current_line
+from adaptive.base.worker_mesh import OffersMesh as OffersMesh
+from adaptive.base.worker_mesh import WorkerMesh as WorkerMesh
 from adaptive.base.world import Baggage as Baggage
 from adaptive.base.world import Loss as Loss
 from adaptive.base.world import MembersChanged as MembersChanged

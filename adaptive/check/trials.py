@@ -257,8 +257,10 @@ class Bench:
           instead: takes a message's number and parts, and returns what arrives in their place.
         """
         trial, device = self._trial, self._wire.devices[0]
-        trial.states = [[copied(leaf, device) for leaf in leaves] for leaves in start.states]
-        trial.slots = [[[copied(a, device) for a in slot] for slot in slots] for slots in start.slots]
+        trial.set_state(
+            [[copied(leaf, device) for leaf in leaves] for leaves in start.states],
+            [[[copied(a, device) for a in slot] for slot in slots] for slots in start.slots],
+        )
         sizes = [sum(microbatches) for microbatches in split]
         trial.compile(sizes, microbatches=split)  # what is there already is not compiled again
         starts = [int(s) for s in np.concatenate([[0], np.cumsum(sizes)])]

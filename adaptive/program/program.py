@@ -869,7 +869,8 @@ class Program:
             return digests, None
 
         together(self.world, f"restore of {self._name}", prepare, _SAME_CHECKPOINT)
-        ((parsed, digests, (self._engine.states, self._engine.slots)),) = prepared
+        ((parsed, digests, placed),) = prepared
+        self._engine.set_state(*placed)
         self._hooks.restart([parsed.hooks[name] for name in self._hooks.names])
         self._hyperparameters.restart()
         self._sizes.restart(parsed.batch_sizes, parsed.shares, parsed.members, parsed.wanted)

@@ -46,14 +46,28 @@ def compile_segment(
         jax.jit(function, donate_argnums=given_up, keep_unused=True).lower(*placed), name, device
     )
     if not _is_called(title, compiled):
-        warnings.warn(
-            f"the compilation cache in {jax.config.jax_compilation_cache_dir} holds another program under the name of "
-            f"{title}; it is not used. Remove that folder.",
-            CompilationCacheWarning,
-            stacklevel=2,
-        )
+        _warn_of_another(title)
         afresh = jax.jit(lambda *args: function(*args), donate_argnums=given_up).lower(*placed)
         compiled, _ = _compile(afresh, f"{name}_{secrets.token_hex(4)}", device)  # a name that no cache knows
+    return compiled
+
+
+@phase("compiling", compiles=True)
+def compile_over(
+    function: Callable, shapes: Any, devices: tuple[jax.Device, ...], *, name: str, donate: tuple[int, ...]
+) -> Callable:
+    """Compile ahead of time one program for several devices, as `compile_segment` does for one.
+
+    Args:
+      shapes: of its arguments, with their shardings over the devices.
+      donate: the numbers of the arguments whose memory may be given to results.
+    """
+    lowered = jax.jit(function, donate_argnums=donate, keep_unused=True).lower(*shapes)
+    compiled, title = _compile(lowered, name, devices)
+    if not _is_called(title, compiled):
+        _warn_of_another(title)
+        afresh = jax.jit(lambda *args: function(*args), donate_argnums=donate, keep_unused=True).lower(*shapes)
+        compiled, _ = _compile(afresh, f"{name}_{secrets.token_hex(4)}", devices)
     return compiled
 
 
@@ -79,7 +93,16 @@ def side_by_side(jobs: Sequence[Callable[[], object]], most: int) -> None:
             done.result()
 
 
-def _compile(lowered: Any, name: str, device: jax.Device) -> tuple[Any, str]:
+def _warn_of_another(title: str) -> None:
+    warnings.warn(
+        f"the compilation cache in {jax.config.jax_compilation_cache_dir} holds another program under the name of "
+        f"{title}; it is not used. Remove that folder.",
+        CompilationCacheWarning,
+        stacklevel=3,
+    )
+
+
+def _compile(lowered: Any, name: str, device: jax.Device | tuple[jax.Device, ...]) -> tuple[Any, str]:
     text = text_of(lowered)
     title = f"{name}_{hashlib.blake2b(text.encode(), digest_size=8).hexdigest()}"
     give_name(lowered, title)
@@ -97,10 +120,10 @@ def _compile(lowered: Any, name: str, device: jax.Device) -> tuple[Any, str]:
 _programs: WeakValueDictionary[tuple, jax.stages.Compiled] = WeakValueDictionary()  # by what they compute, and where
 
 
-def _in_use(key: tuple, device: jax.Device) -> jax.stages.Compiled | None:
+def _in_use(key: tuple, device: jax.Device | tuple[jax.Device, ...]) -> jax.stages.Compiled | None:
     """The same program, if it is there: on this device, or on another of its kind from which XLA can load it."""
     known = _programs.get((*key, device))
-    if known is not None or device.platform != "cpu":
+    if known is not None or isinstance(device, tuple) or device.platform != "cpu":
         return known
     for other in device.client.local_devices():
         source = _programs.get((*key, other))

@@ -22,6 +22,7 @@ from adaptive.base.activity import COMPUTING, EXCHANGING, OTHER, Activity
 from adaptive.base.channel import Arrived, Arriving, LookAtPiece, PartSpec
 from adaptive.base.cores import n_cores
 from adaptive.base.timeline import STEPS, Timeline
+from adaptive.base.worker_mesh import OffersMesh
 from adaptive.base.world import World, among_those_left
 from adaptive.data.stream import Share
 from adaptive.graph.flow import Scope
@@ -35,6 +36,8 @@ from .message import accumulate, lay_out_all
 from .microbatches import Microbatches
 from .nothing import Nothing
 from .segment import Feed, segment_function
+from .spmd_program import why_not
+from .spmd_step import SPMDStep
 from .steady_step import SteadyStep, is_flat
 from .step import Outcome, PerWorker, Step, add
 from .updates import NONE_FOUND, Found, NewNaNs
@@ -115,8 +118,9 @@ class Engine:
             options=kernels,
             name=self._label,
         )
-        self.states: PerWorker = [[copied(leaf, d) for leaf in state] for d in world.devices]
-        self.slots: PerWorker = [[[copied(a, d) for a in s.init] for s in plan.slots] for d in world.devices]
+        self._states: PerWorker = [[copied(leaf, d) for leaf in state] for d in world.devices]
+        self._slots: PerWorker = [[[copied(a, d) for a in s.init] for s in plan.slots] for d in world.devices]
+        self._spmd: SPMDStep | None = None  # which keeps states and slots, while it takes the steps
         self.present = list(range(len(world.devices)))  # the workers of this process that are there, by place
         self._first_local = {i: copied(state[i], world.devices[0]) for i in plan.local_state}
         self.nothing = Nothing(plan, self.layouts, world)
@@ -148,6 +152,32 @@ class Engine:
         }
 
         self._steady = SteadyStep(self) if is_flat(plan, len(world.devices)) else None
+        mesh = world.worker_mesh() if isinstance(world, OffersMesh) and world.capacity > 1 else None
+        if mesh is not None and not why_not(plan, mesh):
+            self._spmd = SPMDStep(self, mesh)
+            self.kernels.compile_step = self._spmd.compile
+
+    # --- state --------------------------------------------------------------------------------------------------------
+
+    @property
+    def states(self) -> PerWorker:
+        """Each worker's leaves of the state, as of the last step."""
+        if self._spmd is not None:
+            self._spmd.give_back(self._states, self._slots)
+        return self._states
+
+    @property
+    def slots(self) -> PerWorker:
+        """Each worker's values of each slot, as of the last step."""
+        if self._spmd is not None:
+            self._spmd.give_back(self._states, self._slots)
+        return self._slots
+
+    def set_state(self, states: PerWorker, slots: PerWorker) -> None:
+        """Go on from another state."""
+        if self._spmd is not None:
+            self._spmd.forget()
+        self._states, self._slots = states, slots
 
     # --- compiling ----------------------------------------------------------------------------------------------------
 
@@ -161,6 +191,9 @@ class Engine:
         made = ("final", 0, len(self.world.devices) - 1) in self._compiled
         programs = {} if made else self._programs()  # once, so that JAX traces them once for all devices
         jobs = [partial(self._compile_once, *which, program) for which, program in programs.items()]
+        whole = 0 if self._spmd is None or microbatches is not None else self._spmd.size_of(sizes)
+        if whole and self._spmd is not None and self._spmd.waits:
+            jobs.append(partial(self._spmd.compile, whole))
         if microbatches is None:
             jobs.append(partial(self.kernels.require_first, sizes))
         else:
@@ -170,6 +203,8 @@ class Engine:
         if self.world.processes > 1:
             self.nothing.prepare()
         self.kernels.counters.waited_seconds += time.perf_counter() - start
+        if whole:
+            self.kernels.ask_for_step(whole)
         if microbatches is None:
             self.kernels.extend(max(sizes))
 
@@ -263,6 +298,11 @@ class Engine:
             ]
         activity = self.activity
         activity.turn(COMPUTING)
+        if self._spmd is not None and self._spmd.fits(microbatches):
+            outcome = self._spmd(share, readings, microbatches, meanwhile)
+            if outcome is not None:
+                return outcome
+            meanwhile = _nothing  # is done
         if self._steady is not None and self._steady.fits(microbatches):
             return self._steady(share, readings, microbatches, meanwhile, search, more)
         run = Step(self, share, readings, microbatches)
@@ -393,6 +433,9 @@ class Engine:
         self.kernels.close()
         if self._waiters:
             self._waiters.shutdown()
+
+
+def _nothing() -> None: ...
 
 
 def copied(value: Any, device: jax.Device) -> jax.Array:

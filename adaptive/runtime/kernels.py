@@ -33,6 +33,7 @@ CallSet = dict[int, "Kernel"]  # a kernel per level of the plan
 _PRICE_OF_GOING_ON = 1.5  # how much slower a step may be with the kernels there are than with those to come
 _TRACES = 2  # that are kept for the other devices of this process
 _KEPT = 16  # sizes besides the ladder whose kernels a worker keeps at least
+_NO_WORKER = -1  # in the place of one, of what is compiled for all together
 _FEW_CORES = 4  # with fewer, a compiler takes a good part of what the steps have
 
 
@@ -136,6 +137,7 @@ class Kernels:
       call_examples: what one more call costs, as the number of examples that take as long: the mean of this process's
         workers that have timed calls; `None` if none has. 0 where batches cannot be split.
       least_calls: as that is for the sizes that are asked about next.
+      compile_step: compiles a whole step of this size for all workers, where there are such programs.
       compiled: by size and by when it began, when it was done; infinite for what is under way. By the clock of
         `time.perf_counter`.
     """
@@ -167,6 +169,7 @@ class Kernels:
         self.busy = self.makes_all = False
         self.call_examples: float | None = None if splittable else 0.0
         self.few_cores = devices[0].platform == "cpu" and n_cores() < _FEW_CORES
+        self.compile_step: Callable[[int], None] = lambda size: None
         self._compiler = BackgroundCompiler(self, pauses=self.few_cores)
 
     # --- what a size is made of ---------------------------------------------------------------------------------------
@@ -443,8 +446,19 @@ class Kernels:
             worker.chooser.forget(size)
             self._has_changed(local)
 
+    def ask_for_step(self, size: int) -> None:
+        """Have `compile_step(size)` called in the background, before the kernels that are not waited for."""
+        self._compiler.put(_NO_WORKER, size, urgent=True)
+
+    def is_one_call(self, size: int) -> bool:
+        """Return whether a first step of this size is one kernel call."""
+        return self._first_kernels(size) == [size]
+
     def compile(self, local: int, size: int) -> None:
         """Have the kernels of one size, waiting for them."""
+        if local == _NO_WORKER:
+            self.compile_step(size)
+            return
         worker = self._workers[local]
         if size in worker.ready:
             return

@@ -68,7 +68,7 @@ class NewNaNs:
 
     def begin(self, states: Sequence[Sequence[jax.Array]]) -> None:
         """Take what these hold for intended."""
-        self._flags: list[jax.Array] = []
+        self._flags: list[jax.Array | np.ndarray] = []
         self._found = NONE_FOUND
         of_all = {i for i, leaf in enumerate(states[0]) if i not in self._local and _holds_nan(leaf)}
         self._held = [of_all | {i for i in self._local if _holds_nan(state[i])} for state in states]
@@ -98,7 +98,7 @@ class NewNaNs:
         sums = [jnp.sum(x.astype(wire_dtype(x.dtype))) for x in looked_at]
         return jnp.stack([jnp.isnan(s) for s in sums]) if sums else jnp.zeros(0, bool)
 
-    def committed(self, flags: Sequence[jax.Array]) -> None:
+    def committed(self, flags: Sequence[jax.Array | np.ndarray]) -> None:
         """Take the flags of the update that was just dispatched."""
         self._flags = list(flags)
 

@@ -19,6 +19,7 @@ from adaptive.extend import (
     Reduction,
     Seats,
     WhenWaitedFor,
+    WorkerMesh,
 )
 
 from .reducing.sharded import ONE_AT_A_TIME, Sharded
@@ -69,6 +70,10 @@ class DeviceWorld(Channels, LocalBoards, Seats, Scope):
     def channel(self, parts: Sequence[PartSpec], status: int, name: Hashable = 0) -> DeviceChannel:
         """Return a channel for messages of one layout: the protocol of `World`."""
         return DeviceChannel(self, [part.op for part in parts])
+
+    def worker_mesh(self) -> WorkerMesh | None:
+        """Return the mesh of the devices: the protocol of `OffersMesh`."""
+        return self._sharded
 
     def all_gather_bytes(self, value: bytes, about: str = "", more: str = "") -> list[bytes]:
         """The only process's value."""

@@ -48,14 +48,21 @@ class Sharded:
     Args:
       devices: of all workers, in their order.
       own: those of this process, in the order in which it has them.
+
+    Attributes:
+      mesh, axis, one_at_a_time: as in `WorkerMesh`.
     """
 
+    axis = "worker"
+    one_at_a_time = ONE_AT_A_TIME
+
     def __init__(self, devices: Sequence[jax.Device], own: Sequence[jax.Device]):
-        mesh = Mesh(np.array(devices), ("worker",))
+        self.mesh = mesh = Mesh(np.array(devices), (self.axis,))
         self._size, self._own = len(devices), own
         self._sharding = NamedSharding(mesh, P("worker"))
         packed = devices[0].platform == "cpu" and len({device.process_index for device in devices}) > 1
-        reduce = partial(_reduce, mesh, PACKED_BYTES if packed else 0)
+        self._packed_bytes = PACKED_BYTES if packed else 0
+        reduce = partial(_reduce, mesh, self._packed_bytes)
         self._reduce = jax.jit(reduce, static_argnames=("ops", "scalar"))
         self._compiled: set[Any] = set()
 
@@ -81,6 +88,22 @@ class Sharded:
     def reduce(self, joined: Joined) -> list[jax.Array]:
         """Begin to reduce them. Of several processes all have to."""
         return self._reduce(joined.arrays, joined.by_step, ops=joined.ops, scalar=joined.scalar)
+
+    def prepare(self, parts: Sequence[jax.ShapeDtypeStruct], ops: Sequence[Reduction]) -> None:
+        """Compile what reduces messages of such parts: the protocol of `WorkerMesh`."""
+        of_all = [((self._size * (x.shape[0] if x.shape else 1), *x.shape[1:]), x.dtype) for x in parts]
+        arrays = [jax.ShapeDtypeStruct(shape, dtype, sharding=self._sharding) for shape, dtype in of_all]
+        by_step = None if all(isinstance(op, str) for op in ops) else (np.int32(0), [None for _ in ops])
+        scalar = tuple(not x.shape for x in parts)
+        self._reduce.lower(arrays, by_step, ops=tuple(ops), scalar=scalar).compile()
+
+    def reduces(self, op: Reduction) -> bool:
+        """Return whether `reduce_within` knows a reduction: the weights of a `Mixed` are made on the host, by step."""
+        return not isinstance(op, Mixed)
+
+    def reduce_within(self, parts: Sequence[jax.Array], ops: Sequence[Reduction], step: jax.Array) -> list[jax.Array]:
+        """Reduce one worker's parts, within a program over the mesh: the protocol of `WorkerMesh`."""
+        return _reduce_own(list(parts), ops, (step, None), self._packed_bytes)
 
     def copies(self, reduced: Sequence[jax.Array]) -> list[list[jax.Array]]:
         """Each own worker's copies of what came out."""
@@ -114,20 +137,25 @@ def _reduce(
 
     def on_each(parts: list[jax.Array], by_step: Any) -> list[jax.Array]:
         own = [x.reshape(()) if s else x for x, s in zip(parts, scalar, strict=True)]
-        groups: dict[Hashable, list[int]] = {}
-        for i, (op, x) in enumerate(zip(ops, own, strict=True)):
-            alike = op in _BY_ELEMENT and x.nbytes <= packed_bytes
-            groups.setdefault((op, x.dtype) if alike else i, []).append(i)
-        results: dict[int, jax.Array] = {}
-        for group in groups.values():
-            reduce = partial(_reduced, ops[group[0]], by_step, group[0])
-            results.update(zip(group, _together(reduce, [own[i] for i in group]), strict=True))
-        return [results[i] for i in range(len(own))]
+        return _reduce_own(own, ops, by_step, packed_bytes)
 
     specs = [P("worker") if isinstance(op, Mixed) else P() for op in ops]
     named = all(isinstance(op, str) for op in ops)  # what all_gather brings, JAX does not know to be replicated
     over_workers = jax.shard_map(on_each, mesh=mesh, in_specs=(P("worker"), P()), out_specs=specs, check_vma=named)
     return over_workers(joined, by_step)
+
+
+def _reduce_own(own: list[jax.Array], ops: Sequence[Reduction], by_step: Any, packed_bytes: int) -> list[jax.Array]:
+    """One worker's parts, reduced over all workers."""
+    groups: dict[Hashable, list[int]] = {}
+    for i, (op, x) in enumerate(zip(ops, own, strict=True)):
+        alike = op in _BY_ELEMENT and x.nbytes <= packed_bytes
+        groups.setdefault((op, x.dtype) if alike else i, []).append(i)
+    results: dict[int, jax.Array] = {}
+    for group in groups.values():
+        reduce = partial(_reduced, ops[group[0]], by_step, group[0])
+        results.update(zip(group, _together(reduce, [own[i] for i in group]), strict=True))
+    return [results[i] for i in range(len(own))]
 
 
 def _reduced(op: Reduction, by_step: Any, part: int, x: jax.Array) -> jax.Array:

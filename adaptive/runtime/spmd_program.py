@@ -1,0 +1,256 @@
+"""A whole step as one XLA program over a mesh of the workers' devices: `jax.shard_map` with the collectives inside.
+
+The program is composed of the plan's own segments and messages, in the order in which `step.py` carries them out, so it
+computes the same. Barriers stand where programs of their own end otherwise: XLA fuses nothing across them, and on CPU
+devices the results have the same bits.
+
+    once, call  as on each worker by itself, for one kernel call
+    pack        the parts of each message
+    reduce      over the mesh's axis (`WorkerMesh.reduce_within`)
+    look        whether what has arrived is finite, as an output
+    final       on what has arrived
+    commit      `where(ok, new, old)`, so that the memory of the old state can be given up
+
+Every leaf of the state is an array that is "replicated" over the mesh. Local leaves are, too, though each device holds
+its own worker's: nobody reads such an array as a whole, and a program by `shard_map` moves nothing. A worker that is
+itself a mesh would enter here: with a second axis, by which its leaves are sharded and over which this file does not
+reduce.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.extend.core import JaxprEqn
+from jax.sharding import NamedSharding
+from jax.sharding import PartitionSpec as P
+
+from adaptive.base.jaxprs import asks_the_host, axes_of, has_effects, nested_equations
+from adaptive.base.worker_mesh import WorkerMesh
+from adaptive.graph.plan import Plan, Segment
+from adaptive.operators.sources import STEP
+
+from .compile import compile_over
+from .message import lay_out_all
+from .segment import segment_function
+
+if TYPE_CHECKING:
+    from .engine import Engine
+
+
+class Given(NamedTuple):
+    """What the program is given besides the state that it replaces.
+
+    Attributes:
+      state: the leaves that it does not change.
+      floats, ints: the vectors of sources (`Feed`) of all workers; a row for each.
+      step: the number of steps done; the program counts it up.
+      consts: what the driver closed over.
+      batch: leaves of the global batch, in the order of workers.
+    """
+
+    state: list[Any]
+    floats: Any
+    ints: Any
+    step: Any
+    consts: list[Any]
+    batch: list[Any]
+
+
+class Results(NamedTuple):
+    """What the program returns.
+
+    Attributes:
+      state, slots: those that it was given first, as the step leaves them.
+      step: as given, for the next step.
+      flags: whether the step is committed; then those of `NewNaNs`. `None` where nothing is looked at.
+      shown: hook values and metrics.
+    """
+
+    state: list[jax.Array]
+    slots: list[jax.Array]
+    step: jax.Array
+    flags: jax.Array | None
+    shown: list[jax.Array]
+
+
+def why_not(plan: Plan, mesh: WorkerMesh) -> str:
+    """Return why steps of a plan cannot be programs over the mesh; "" where they can."""
+    if any(message.gate is not None for message in plan.messages):
+        return "some messages travel in some steps only"
+    if plan.graph.pairings:
+        return "workers look at each other's published state"
+    if not all(mesh.reduces(op) for message in plan.messages for op in [c.how.op for c in message]):
+        return "a reduction is computed from numbers of the host"
+    segments = [*plan.onces.values(), *plan.calls.values(), plan.final]
+    if any(_needs_its_own_program(eqn) for segment in segments for eqn in segment.eqns):
+        return "the driver calls back to Python, or is spread over devices itself"
+    return ""
+
+
+def _needs_its_own_program(eqn: JaxprEqn) -> bool:
+    return asks_the_host(eqn) or any(has_effects(e) or axes_of(e) for e in (eqn, *nested_equations(eqn)))
+
+
+class SPMDProgram:
+    """One step of equal batches, compiled for a mesh.
+
+    Args:
+      engine: whose steps they are.
+      size: examples of each worker.
+
+    Attributes:
+      consts: what the program's segments close over, on the mesh.
+      run: `run(changed state, slots, Given) -> Results`; the memory of the first two is given up.
+    """
+
+    def __init__(self, engine: Engine, mesh: WorkerMesh, size: int):
+        self._engine, self._mesh = engine, mesh
+        self._sized = engine.plans(size)  # of it the calls; all else is of the plan that the engine was made for
+        self._everywhere, self._split = NamedSharding(mesh.mesh, P()), NamedSharding(mesh.mesh, P(mesh.axis))
+        self._segments = [*engine.plan.onces.values(), *self._sized.calls.values(), engine.plan.final]
+        self.consts = [self._consts_of(segment) for segment in self._segments]
+        state, slots, given = self._shapes()
+        specs = Given(P(), P(mesh.axis), P(mesh.axis), P(), P(), P(mesh.axis))  # type: ignore[arg-type]
+        over_mesh = jax.shard_map(
+            self._step, mesh=mesh.mesh, in_specs=(P(), P(), specs), out_specs=P(), check_vma=False
+        )
+        name = f"{engine._label}step_{size}"
+        devices = tuple(mesh.mesh.devices.flat)
+        self.run = compile_over(over_mesh, (state, slots, given), devices, name=name, donate=(0, 1))
+
+    def _consts_of(self, segment: Segment) -> list[jax.Array]:
+        engine, plan = self._engine, self._sized if segment.kind == "call" else self._engine.plan
+        values = list(plan.graph.consts.values())
+        found: list[jax.Array] = []
+        for i in segment.reads("const"):
+            copies = [engine.kernels.constants.on(device, values[i]) for device in engine.world.devices]
+            found.append(jax.make_array_from_single_device_arrays(copies[0].shape, self._everywhere, copies))
+        return found
+
+    def _shapes(self) -> tuple[list[Any], list[Any], Given]:
+        """Shapes of the program's arguments: those of all workers together."""
+        plan, feed, n = self._engine.plan, self._engine.feed, self._mesh.mesh.size
+
+        def everywhere(aval: Any) -> Any:
+            return jax.ShapeDtypeStruct(aval.shape, aval.dtype, sharding=self._everywhere)
+
+        def split(shape: tuple[int, ...], dtype: Any) -> Any:
+            return jax.ShapeDtypeStruct((n * shape[0], *shape[1:]), dtype, sharding=self._split)
+
+        variables, changed = plan.graph.state_vars, set(plan.changed_state)
+        given = Given(
+            [everywhere(v.aval) for i, v in enumerate(variables) if i not in changed],
+            split((1, 1 + len(feed.floats)), np.dtype(np.float32)),
+            split((1, len(feed.ints) + feed.capacity), np.dtype(np.int32)),
+            jax.ShapeDtypeStruct((), np.dtype(np.int32), sharding=self._everywhere),
+            jax.tree.map(everywhere, self.consts),
+            [split(v.aval.shape, v.aval.dtype) for v in self._sized.graph.batch_vars],
+        )
+        state = [everywhere(variables[i].aval) for i in plan.changed_state]
+        return state, [everywhere(v.aval) for slot in plan.slots for v in slot.values], given
+
+    # --- traced -------------------------------------------------------------------------------------------------------
+
+    def _step(self, changed: list[Any], slots: list[Any], given: Given) -> Results:
+        """One worker's step."""
+        run = _OneWorker(self, changed, slots, given)
+        for level in range(self._engine.plan.levels + 1):
+            run.segments(level)
+            if level < self._engine.plan.levels:
+                run.exchange(level)
+        return run.commit()
+
+
+class _OneWorker:
+    """One worker's step, while it is traced; compare `step.Step`."""
+
+    def __init__(self, program: SPMDProgram, changed: list[Any], slots: list[Any], given: Given):
+        engine, plan = program._engine, program._engine.plan
+        self._engine, self._plan, self._mesh = engine, plan, program._mesh
+        self._sized, self._given = program._sized, given
+        self._changed, self._old_slots = changed, slots
+        places, kept = {i: n for n, i in enumerate(plan.changed_state)}, iter(given.state)
+        self._state = [changed[places[i]] if i in places else next(kept) for i in range(len(plan.graph.state_vars))]
+        of_slots = iter(slots)
+        self._slots = [[next(of_slots) for _ in slot.values] for slot in plan.slots]
+        self._consts = {(s.kind, s.level): c for s, c in zip(program._segments, given.consts, strict=True)}
+        self._floats, self._ints = given.floats[0], self._with_step()
+        status = sum(layout.status for layout in engine.layouts)
+        messages, capacity = self._sized.messages, plan.graph.capacity
+        self._layouts = {"call": lay_out_all(messages, capacity=capacity, status=status)}  # else the engine's
+        self._once: dict[int, list[Any]] = {}
+        self._call: dict[int, list[Any]] = {}
+        self._parts: list[Any] = []  # of the messages of this level
+        self._messages: dict[int, list[Any]] = {}
+        self._ok: list[Any] = []
+
+    def _with_step(self) -> Any:
+        """The vector of integers; the step number is counted on the devices, so that nobody has to send it there."""
+        ints = self._given.ints[0]
+        for place, source in enumerate(self._engine.feed.ints):
+            if source.name == STEP.name:
+                ints = ints.at[place].set(self._given.step)
+        return ints
+
+    def _run(self, segment: Segment, outputs: Sequence[Any], level: int | None) -> dict[str, Any]:
+        """Results of a segment, and the parts of the messages of `level`, if that is not `None`."""
+        plan = self._sized if segment.kind == "call" else self._plan
+        layouts = self._layouts.get(segment.kind, self._engine.layouts)
+        writes = [] if level is None else [layouts[number] for number in plan.sent_at(level)]
+        wiring = segment.wiring
+        given = {
+            "state": [self._state[i] for i in segment.reads("state")],
+            "slot": [self._slots[k][leaf] for k, leaf in wiring["slot"]],
+            "floats": self._floats,
+            "ints": self._ints,
+            "const": self._consts[segment.kind, segment.level],
+            "batch": [self._given.batch[i] for i in segment.reads("batch")],
+            "once": [self._once[of][i] for of, i in wiring["once"]],
+            "call": [self._call[of][i] for of, i in wiring["call"]],
+            "message": [self._messages[number] for number in segment.read_messages],
+        }
+        return segment_function(plan, segment, outputs, self._engine.feed, layouts, writes)(given)
+
+    def segments(self, level: int) -> None:
+        """What is computed before the messages of a level."""
+        once, call = self._plan.onces.get(level), self._sized.calls.get(level)
+        if once is not None:
+            out = self._run(once, once.outputs, level if call is None else None)
+            out = jax.lax.optimization_barrier(out)
+            self._once[level], self._parts = out["outputs"], out.get("parts", [])
+        if call is not None:
+            out = jax.lax.optimization_barrier(self._run(call, call.outputs, level))
+            self._call[level], self._parts = out["outputs"], out.get("parts", [])
+
+    def exchange(self, level: int) -> None:
+        """Reduce the messages of a level, and look at what arrives."""
+        engine = self._engine
+        for number in self._plan.sent_at(level):
+            own = self._parts[engine._places[number]]
+            if not self._plan.messages[number].travels:
+                self._messages[number] = own
+                continue
+            arrived = self._mesh.reduce_within(own, engine.layouts[number].ops, self._given.step + 1)
+            self._messages[number] = arrived = jax.lax.optimization_barrier(arrived)
+            if engine.looks:
+                self._ok.append(engine.looks[number].all_finite(arrived))
+
+    def commit(self) -> Results:
+        """The final segment, whose results replace the state if all that has arrived is finite."""
+        plan, new_nans, found = self._plan, self._engine.new_nans, self._engine._results
+        n, carriers = len(plan.final_outputs), () if new_nans is None else new_nans.carriers
+        out = self._run(plan.final, (*plan.final_outputs, *carriers), None)["outputs"]
+        state, flags = out[: len(plan.changed_state)], None
+        slots = [x for place in found.slots for x in out[place]]
+        if new_nans is not None:
+            ok = jnp.stack(self._ok).all() if self._ok else jnp.asarray(True)
+            flags = jnp.concatenate([ok[None], new_nans.flags(out, out[n:])])
+            state = [jnp.where(ok, new, old) for new, old in zip(state, self._changed, strict=True)]
+            slots = [jnp.where(ok, new, old) for new, old in zip(slots, self._old_slots, strict=True)]
+        shown = [*(x for place in found.hooks for x in out[place]), *out[found.metrics]]
+        return Results(state, slots, self._given.step + 1, flags, shown)

@@ -1,0 +1,259 @@
+"""One program for a mesh, and the general path: the same bits, the same reports, whichever of them takes which step."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import adaptive as ad
+import collectives as comm
+import controllers as ctrl
+import monitors as mon
+from adaptive.runtime.spmd_step import SPMDStep
+from tests.relaxed import relaxed_tx
+
+DATA = {
+    "x": np.random.default_rng(0).normal(size=(128, 6)).astype(np.float32),
+    "y": np.random.default_rng(1).normal(size=128).astype(np.float32),
+}
+ADAM = relaxed_tx(optax.adam(0.01))
+LOCAL = {"seconds", "breakdown", "compute_seconds", "kernels", "compile_seconds", "waited_seconds"}  # of the machine
+STEPS = 12
+
+
+def begun():
+    params = {"w": jnp.linspace(-1.0, 1.0, 6), "b": jnp.zeros(())}
+    return {
+        "params": params,
+        "opt": ADAM.init(params),
+        "unused": jnp.ones(3),
+        "steps": jnp.zeros((), jnp.int32),
+        "half": jnp.zeros(6, jnp.bfloat16),
+        "own": jnp.zeros(()),
+    }
+
+
+def loss_of(params, batch):
+    return jnp.mean((batch["x"] @ params["w"] + params["b"] - batch["y"]) ** 2)
+
+
+def updated(state, grads, **more):
+    updates, opt = ADAM.update(grads, state["opt"])
+    params = optax.apply_updates(state["params"], updates)
+    return {**state, "params": params, "opt": opt, "steps": state["steps"] + 1, **more}
+
+
+def plain(state, batch):
+    loss, grads = jax.value_and_grad(loss_of)(state["params"], batch)
+    return updated(state, comm.all_reduce(grads)), {"loss": comm.all_reduce(loss)}
+
+
+def of_many_kinds(state, batch):
+    """Half precision, integers, extremes, gathered rows, and noise by step and worker."""
+    loss, grads = jax.value_and_grad(loss_of)(state["params"], batch)
+    half = comm.all_reduce(grads["w"].astype(jnp.bfloat16))
+    key = jax.random.fold_in(jax.random.key(7), ad.step())
+    metrics = {
+        "loss": comm.all_reduce(loss),
+        "largest": comm.all_reduce(jnp.abs(batch["x"]).max(), op="max"),
+        "positive": comm.all_reduce((batch["y"] > 0).sum(), op="sum"),
+        "rows": comm.all_gather(loss),
+        "noise": jax.random.normal(key),
+    }
+    return updated(state, comm.all_reduce(grads), half=half), metrics
+
+
+def two_levels(state, batch):
+    grads = comm.all_reduce(jax.grad(loss_of)(state["params"], batch))
+    norm = optax.tree.norm(grads)
+    return updated(state, grads), {"spread": comm.all_reduce(jnp.mean(batch["x"]) * norm)}
+
+
+def normalised(state, batch):
+    """Batch norm by a mean over all workers, within the loss."""
+
+    def loss_of_normalised(params, batch):
+        mean = comm.all_reduce(batch["x"].mean(0))
+        return loss_of(params, {**batch, "x": batch["x"] - mean[None]})
+
+    loss, grads = jax.value_and_grad(loss_of_normalised)(state["params"], batch)
+    return updated(state, comm.all_reduce(grads)), {"loss": comm.all_reduce(loss)}
+
+
+def monitored(state, batch):
+    """Slots, a noise scale, seconds, and a hook that changes the split: equal, uneven, equal again."""
+    loss, grads = jax.value_and_grad(loss_of)(state["params"], batch)
+    mean = comm.all_reduce(grads)
+    ctrl.hook(resplit, comm.all_gather(mon.compute_seconds()), every=1)
+    metrics = {"smooth": mon.ema(comm.all_reduce(loss), 0.9), "scale": mon.noise_scale(grads, mean).scale}
+    return updated(state, mean), metrics
+
+
+def resplit(control, seconds):
+    if control.step == 4:
+        control.rescale(shares=[2, 1, 1, 4])
+    if control.step == 7:
+        control.rescale(shares=[1, 1, 1, 1])
+
+
+def of_their_own(state, batch):
+    """A leaf that is each worker's own."""
+    grads = comm.all_reduce(jax.grad(loss_of)(state["params"], batch))
+    return updated(state, grads, own=state["own"] + batch["y"].sum()), {}
+
+
+def spoilt(state, batch):
+    """Not finite in some steps, which are skipped."""
+    loss, grads = jax.value_and_grad(loss_of)(state["params"], batch)
+    grads = jax.tree.map(lambda g: jnp.where(ad.step() % 4 == 2, jnp.nan, g), grads)
+    return updated(state, comm.all_reduce(grads)), {"loss": comm.all_reduce(loss)}
+
+
+DRIVERS = [plain, of_many_kinds, two_levels, normalised, monitored, of_their_own, spoilt]
+
+
+@pytest.fixture
+def taken(monkeypatch):
+    """Whether each call of `SPMDStep` has committed its step."""
+    seen, take = [], SPMDStep.__call__
+
+    def counted(self, *args):
+        outcome = take(self, *args)
+        seen.append(outcome is not None)
+        return outcome
+
+    monkeypatch.setattr(SPMDStep, "__call__", counted)
+    return seen
+
+
+@pytest.fixture
+def general(monkeypatch):
+    """Switches to the general path from then on."""
+    return lambda: monkeypatch.setattr(SPMDStep, "fits", lambda self, microbatches: False)
+
+
+def built(driver, **options):
+    options = {"deterministic": True, "nonfinite": "skip", "global_batch": 16, **options}
+    if driver is of_their_own:
+        options["local"] = lambda state: state["own"]
+    return ad.Program(driver, begun(), DATA, **options)
+
+
+def trained(driver, **options):
+    with comm.DeviceWorld() as world, built(driver, world=world, **options) as program:
+        reports = [program.step() for _ in range(STEPS)]
+        own = [np.asarray(leaf) for state in program._engine.states for leaf in state]
+        return reports, program.state, own
+
+
+def same(mine, other):
+    assert jax.tree.structure(mine) == jax.tree.structure(other)
+    for a, b in zip(jax.tree.leaves(mine), jax.tree.leaves(other), strict=True):
+        np.testing.assert_array_equal(np.asarray(a), np.asarray(b))
+
+
+@pytest.mark.parametrize("driver", DRIVERS, ids=lambda driver: driver.__name__)
+def test_both_give_the_same_states_and_reports(driver, taken, general):
+    mine = trained(driver)
+    assert sum(taken) >= 5
+    general()
+    taken.clear()
+    other = trained(driver)
+    assert not taken
+    for a, b in zip(mine[0], other[0], strict=True):
+        for field in fields(a):
+            if field.name not in LOCAL:
+                same(getattr(a, field.name), getattr(b, field.name))
+    same(mine[1:], other[1:])
+    assert driver is not spoilt or sum(report.skipped for report in mine[0]) == 3
+    assert driver is not monitored or {report.batch_sizes for report in mine[0]} == {(4, 4, 4, 4), (4, 2, 2, 8)}
+
+
+def test_a_step_that_is_not_finite_is_told_of_by_the_general_path(taken):
+    with comm.DeviceWorld() as world, built(spoilt, world=world, nonfinite="raise") as program:
+        before = [program.step() for _ in range(2)] and program.state
+        with pytest.raises(ad.NonFiniteError, match=r"step 3: the contributions of workers 0–3 to all_reduce"):
+            program.step()
+        same(program.state, before)
+    assert False in taken or len(taken) == 1
+
+
+def test_nothing_is_looked_at_where_that_is_allowed(taken, general):
+    with comm.DeviceWorld() as world, built(spoilt, world=world, nonfinite="allow") as program:
+        mine = [program.step() for _ in range(6)] and program.state
+    general()
+    with comm.DeviceWorld() as world, built(spoilt, world=world, nonfinite="allow") as program:
+        same([program.step() for _ in range(6)] and program.state, mine)
+    assert len(taken) > 3
+
+
+def test_an_update_that_makes_nans_is_told_of_in_the_next_step(taken):
+    def driver(state, batch):
+        return jnp.sqrt(state - comm.all_reduce(jnp.ones(()))), {}
+
+    with comm.DeviceWorld() as world, ad.Program(driver, jnp.ones(()) * 1.5, DATA, global_batch=16, world=world,
+                                                 deterministic=True) as program:  # fmt: skip
+        assert np.isfinite(program.step().metrics or 0)
+        program.step()
+        with pytest.raises(ad.NonFiniteError, match="the update of step 2 made NaNs"):
+            program.step()
+
+
+def test_what_comes_between_two_steps_sees_the_state_of_the_last_one(taken, general):
+    def run(back_to):
+        with comm.DeviceWorld() as world, built(two_levels, world=world) as program:
+            seen = []
+            for step in range(1, STEPS + 1):
+                program.step()
+                if step == 3:
+                    seen.append(program.evaluate(lambda s, b: loss_of(s["params"], b), DATA, batch=16))
+                if step == back_to:
+                    checkpoint = program.checkpoint()
+                seen.append(program.state["params"])
+            program.restore(checkpoint)
+            seen += [program.step().metrics for _ in range(5)]
+            return seen, program.state
+
+    mine = run(6)
+    assert sum(taken) > 9
+    general()
+    same(run(6), mine)
+
+
+def test_each_worker_is_timed_now_and_then():
+    with comm.DeviceWorld() as world, built(monitored, world=world, global_batch=32) as program:
+        seconds = [program.step().compute_seconds for _ in range(4)]
+    assert len(set(seconds[1])) == 4  # by the general path: of each by itself
+    assert seconds[2] == seconds[1]  # told again
+
+
+def test_without_determinism_steps_begin_on_the_general_path_and_go_on_by_one_program(taken, general):
+    def course():
+        with comm.DeviceWorld() as world, built(plain, world=world, deterministic=False, resizable=False) as program:
+            first = [program.step()]
+            program.warm_up()
+            return first + [program.step() for _ in range(7)], program.state
+
+    reports, state = course()
+    assert len(taken) >= 4
+    general()
+    others, other = course()
+    same(state, other)
+    same([r.metrics for r in reports], [r.metrics for r in others])
+
+
+def test_a_driver_that_calls_back_stays_on_the_general_path(taken):
+    def driver(state, batch):
+        jax.debug.callback(lambda x: None, state)
+        return state + comm.all_reduce(batch["y"].mean()), {}
+
+    with comm.DeviceWorld() as world, ad.Program(driver, jnp.zeros(()), DATA, global_batch=16, world=world) as program:
+        program.step()
+        program.warm_up()
+        program.step()
+    assert not taken
