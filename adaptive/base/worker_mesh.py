@@ -23,13 +23,19 @@ class WorkerMesh(Protocol):
     """
 
     @property
-    def mesh(self) -> Mesh: ...
+    def mesh(self) -> Mesh:
+        """The workers' devices."""
+        ...
 
     @property
-    def axis(self) -> str: ...
+    def axis(self) -> str:
+        """The name of the mesh's axis."""
+        ...
 
     @property
-    def one_at_a_time(self) -> AbstractContextManager[Any]: ...
+    def one_at_a_time(self) -> AbstractContextManager[Any]:
+        """A lock, shared with all other programs that have collectives."""
+        ...
 
     def prepare(self, parts: Sequence[jax.ShapeDtypeStruct], ops: Sequence[Reduction]) -> None:
         """Compile what `World.start` needs for messages of such parts, waiting for it.

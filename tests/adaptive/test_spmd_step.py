@@ -177,10 +177,10 @@ def test_both_give_the_same_states_and_reports(driver, taken, general):
 def test_a_step_that_is_not_finite_is_told_of_by_the_general_path(taken):
     with comm.DeviceWorld() as world, built(spoilt, world=world, nonfinite="raise") as program:
         before = [program.step() for _ in range(2)] and program.state
-        with pytest.raises(ad.NonFiniteError, match=r"step 3: the contributions of workers 0–3 to all_reduce"):
+        with pytest.raises(ad.NonFiniteError, match=r"step 3: the contributions of workers 0, 1, 2, 3 to all_reduce"):
             program.step()
         same(program.state, before)
-    assert False in taken or len(taken) == 1
+    assert taken == [False]
 
 
 def test_nothing_is_looked_at_where_that_is_allowed(taken, general):
