@@ -13,12 +13,15 @@ from controllers.predictors.base import Predictor, PredictorState, known
 from controllers.timing.allocate import allocate, level_of_lines, water_level
 from controllers.timing.batch_time import BatchTime
 from controllers.timing.seconds import active_of, check_times, inputs_of, seconds_of, shares_of
+from controllers.timing.stretch import Look, Stretch
 from controllers.timing.time_model import TimeModel
 
+from .probation import Probation
 from .promises import Promises
 
 BAND = 3.0  # standard deviations
 RECORD = 30.0  # steps over which a predictor is compared with the model
+STRETCH = 0.025  # seconds: 50 times what a look at a step costs on a slow core
 BETTER = 0.8  # a predictor speaks while its mean squared error is below this part of the model's
 
 
@@ -33,8 +36,11 @@ class Foreseen(NamedTuple):
 class MinMaxState(NamedTuple):
     """State of `min_max`. A pytree."""
 
+    stretch: Stretch
+    steps: np.ndarray  # shape=(), int64: of the latest look; 0 before the first
     model: TimeModel
     promises: Promises
+    probation: Probation
     foreseen: tuple[Foreseen, ...]  # one where there is a predictor
 
 
@@ -48,7 +54,9 @@ class Move(NamedTuple):
 
 
 def balance() -> Policy:
-    """Keep the workers' steps equally long, by the sizes of their batches: `min_max` with its defaults.
+    """Keep the workers' steps equally long, by the sizes of their batches: `min_max` with its defaults, but for
+    `stretch_seconds`, which is 25 ms. So it costs short steps at most a few hundredths of their time, and gives up a
+    split that does not make them shorter.
 
         seconds = comm.all_gather(mon.compute_seconds())
         ctrl.hook(ctrl.balance(), seconds, every=10)
@@ -56,7 +64,7 @@ def balance() -> Policy:
     Returns:
       A policy for a hook that is given each worker's compute seconds; shape=(n,).
     """
-    return min_max()._replace(name="balance")
+    return min_max(stretch_seconds=STRETCH)._replace(name="balance")
 
 
 def min_max(
@@ -67,6 +75,7 @@ def min_max(
     switch_seconds: float = 0.0,
     growth: float = 2.0,
     quantum_loss: float = 0.02,
+    stretch_seconds: float = 0.0,
     predictor: Predictor | None = None,
     n_inputs: int = 0,
 ) -> Policy:
@@ -94,6 +103,10 @@ def min_max(
         time is a guess. The least that it may be given is the smallest lately measured over the square of this.
       quantum_loss: sizes are multiples of the largest power of two that costs less than this fraction of the step
         beside the best; where calls cost nothing, of the program's quantum, else of half of it, and so on.
+      stretch_seconds: consecutive steps at the same sizes are added up until they have taken this long, and the policy
+        looks at their mean. It decides at the first due step after a look. Where a look takes several steps, a split is
+        kept only if steps are measured to be shorter with it than before, and each split that does not pay makes the
+        policy wait for longer before the next one. 0: it looks at every step.
       predictor: of speeds, such as `arx()` or `narx()`, where they change from step to step with what others take of
         the machine. It is told speeds at which the batch's size has been allowed for, and speaks for a worker while it
         has lately been more right than the model.
@@ -109,10 +122,12 @@ def min_max(
     References:
       Chen et al. 2020, "Semi-Dynamic Load Balancing" (LB-BSP), for the problem and the model of time.
     """
-    if dead_band < 0 or horizon < 1 or window < 1 or switch_seconds < 0 or growth <= 1 or quantum_loss < 0:
+    negative = min(dead_band, switch_seconds, quantum_loss, stretch_seconds) < 0
+    if negative or horizon < 1 or window < 1 or growth <= 1:
         raise ValueError(
-            f"min_max: dead_band, switch_seconds and quantum_loss must not be negative, window and horizon at least 1 "
-            f"and growth above 1; got {dead_band}, {switch_seconds}, {quantum_loss}, {window}, {horizon} and {growth}."
+            "min_max: dead_band, switch_seconds, quantum_loss and stretch_seconds must not be negative, window and "
+            f"horizon at least 1 and growth above 1; got {dead_band}, {switch_seconds}, {quantum_loss}, "
+            f"{stretch_seconds}, {window}, {horizon} and {growth}."
         )
     if n_inputs < 0 or (n_inputs and predictor is None):
         raise ValueError(
@@ -124,25 +139,40 @@ def min_max(
         foreseen: tuple[Foreseen, ...] = ()
         if predictor is not None:
             foreseen = (Foreseen(predictor.init(n_workers, n_inputs), nothing, np.full((2, n_workers), np.nan)),)
-        return MinMaxState(model, Promises.init(n_workers), foreseen)
+        return MinMaxState(
+            *(Stretch.init(n_workers), np.asarray(0), model),
+            *(Promises.init(n_workers), Probation.init(n_workers), foreseen),
+        )
 
     def update(observation: Observation, state: MinMaxState) -> tuple[Decision | None, MinMaxState]:
-        inputs_of(observation, "min_max", n_inputs)
-        sizes, seconds = np.asarray(observation.previous_batch_sizes), seconds_of(observation, "min_max")
-        model = state.model.observe(sizes, seconds, observation.due)
-        foreseen = tuple(foresee(observation, state.model, model, before) for before in state.foreseen)
+        seconds, inputs = seconds_of(observation, "min_max"), inputs_of(observation, "min_max", n_inputs)
+        stretch, looks = state.stretch.add(observation.previous_batch_sizes, seconds, stretch_seconds)
+        state = state._replace(stretch=stretch)
+        for number, latest in enumerate(looks, 1):
+            state = look(latest, inputs, observation.due and number == len(looks), state)
+        if not observation.due or state.model.waiting < window:
+            return None, state
+        decision, state = review(observation, told(state), state)
+        return decision, state._replace(model=state.model.decided())
+
+    def look(latest: Look, inputs: np.ndarray, due: bool, state: MinMaxState) -> MinMaxState:
+        """Learn from a step, or a stretch of short ones; `due`: whether a decision may follow."""
+        sizes, seconds, before = latest.sizes, latest.seconds, int(state.steps)
+        model = state.model
+        if before and latest.steps != before:
+            model = model.with_longer_means(latest.steps / before)
+        model = model.observe(sizes, seconds, due)
+        foreseen = tuple(foresee(seconds, inputs, state.model, model, before) for before in state.foreseen)
         # What a predictor says of the next step no later one can judge.
         promises = state.promises if foreseen else state.promises.see(sizes, seconds)
-        state = MinMaxState(model, promises, foreseen)
-        if not observation.due or model.waiting < window:
-            return None, state
-        decision, promises = review(observation, told(state), state.promises)
-        return decision, state._replace(model=model.decided(), promises=promises)
+        probation = state.probation.see(sizes, latest.slowest, latest.steps)
+        return MinMaxState(state.stretch, np.asarray(latest.steps), model, promises, probation, foreseen)
 
-    def foresee(observation: Observation, was: TimeModel, model: TimeModel, foreseen: Foreseen) -> Foreseen:
+    def foresee(
+        seconds: np.ndarray, inputs: np.ndarray, was: TimeModel, model: TimeModel, foreseen: Foreseen
+    ) -> Foreseen:
         """What the predictor says of speeds at which the batch's size, as the model sees it, has been allowed for."""
         assert predictor is not None
-        seconds, inputs = seconds_of(observation, "min_max"), inputs_of(observation, "min_max", n_inputs)
         memory, said, errors = foreseen
         speed = model.shape.time / seconds
         new = np.stack([said / speed - 1, np.exp(-was.level.after(1)) / speed - 1]) ** 2
@@ -160,27 +190,38 @@ def min_max(
             model = model._replace(level=model.level.told(-np.log(np.where(speaks, foreseen.speed, 1.0)), speaks))
         return model
 
-    def review(observation: Observation, model: TimeModel, promises: Promises) -> tuple[Decision | None, Promises]:
+    def review(observation: Observation, model: TimeModel, state: MinMaxState) -> tuple[Decision | None, MinMaxState]:
         """Go back where the last split was better; else to a better one, if promises are kept or it has been tried."""
         sizes, active = np.asarray(observation.batch_sizes), active_of(observation)
-        promises = promises.without_others(sizes, active, observation.global_batch)
+        promises = state.promises.without_others(sizes, active, observation.global_batch)
+        probation = state.probation.without_others(sizes, observation.global_batch)
+        better, probation = probation.verdict(sizes)
+        if better is not None and np.array_equal(np.flatnonzero(better), active):
+            kept = state._replace(promises=promises.dropped(), probation=probation)
+            return asked(better, active, "changing back: steps were measured to be no shorter than before"), kept
         if promises.broken:
             note = f"going back: steps took {promises.back.gain:.1%} longer than they would have"
-            return asked(promises.back.other, active, note), promises.judged()
+            kept = state._replace(promises=promises.judged(), probation=probation)
+            return asked(promises.back.other, active, note), kept
         promises = promises.judged()
+        state = state._replace(promises=promises, probation=probation)
         move = decide(observation, model)
         if move is None:
-            return None, promises
+            return None, state
+        gain, others_ask = 1 - move.then / move.now, observation.global_batch != sizes.sum()
+        if not others_ask and not probation.allows(sizes, gain, int(state.steps)):
+            return None, state
         split, factors = move.split, move.factors
         note = f"slowest worker expected at {_ms(move.then)} a step, down from {_ms(move.now)}"
-        if promises.patience > 0 and observation.global_batch == sizes.sum():
+        if promises.patience > 0 and not others_ask:
             tried = promises.ahead
             if not promises.tried_enough(dead_band):
                 again = not tried.open or tried.steps >= promises.patience
-                return None, promises.proposed(sizes, split, factors) if again else promises
+                return None, state._replace(promises=promises.proposed(sizes, split, factors)) if again else state
             split, factors = tried.other, tried.factors
             note = f"slowest worker would have been done {tried.gain:.1%} sooner in {int(tried.steps)} steps"
-        return asked(split, active, note), promises.taken(sizes, split, factors)
+        promises, probation = promises.taken(sizes, split, factors), probation.moved(sizes, gain)
+        return asked(split, active, note), state._replace(promises=promises, probation=probation)
 
     def asked(split: np.ndarray, active: np.ndarray, note: str) -> Decision:
         return Decision(shares=shares_of(split[active], active, len(split)), notes=(note,))

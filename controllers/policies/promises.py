@@ -139,6 +139,11 @@ class Promises(NamedTuple):
         patience = _shorter(self.patience, 2) if kept else longer
         return self._replace(back=Trial.none(len(back.sizes)), patience=patience)
 
+    def dropped(self) -> Promises:
+        """Without trials: what was measured has settled them."""
+        nothing = Trial.none(len(self.back.sizes))
+        return self._replace(back=nothing, ahead=nothing)
+
     def taken(self, sizes: np.ndarray, other: np.ndarray, factors: np.ndarray) -> Promises:
         """The split `other` takes the place of `sizes`, with these factors of the workers' times."""
         back, ahead = Trial.of(other, sizes, 1 / factors), Trial.none(len(sizes))

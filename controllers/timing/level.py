@@ -112,6 +112,12 @@ class Level(NamedTuple):
 
     # --- what it learns -----------------------------------------------------------------------------------------------
 
+    def with_longer_means(self, ratio: float) -> Level:
+        """Return what is known where the coming times are means of `ratio` times as many steps as those so far."""
+        noise = np.maximum(self.noise / np.sqrt(ratio), LEAST_NOISE)
+        steps, before = (np.where(s > 0, np.maximum(s / ratio, 1.0), s) for s in (self.steps, self.steps_before))
+        return self._replace(noise=noise, steps=steps, steps_before=before)
+
     def judge(self, step: np.ndarray) -> Level:
         """Go back where the jump of the step before was a pause, as this step tells; shape=(n,), logarithms."""
         judged = np.isfinite(self.before[0]) & np.isfinite(step)

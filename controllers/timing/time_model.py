@@ -75,6 +75,10 @@ class TimeModel(NamedTuple):
 
     # --- what it learns -----------------------------------------------------------------------------------------------
 
+    def with_longer_means(self, ratio: float) -> TimeModel:
+        """Return the model for times that are means of `ratio` times as many steps as those seen so far."""
+        return self._replace(level=self.level.with_longer_means(ratio))
+
     def observe(self, sizes: np.ndarray, seconds: np.ndarray, due: bool = True) -> TimeModel:
         """Take in one step.
 

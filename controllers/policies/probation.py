@@ -1,0 +1,133 @@
+"""Whether short steps got shorter with another split: measured under both, one after the other.
+
+`promises.py` judges a split by what the steps would have taken under the one before, as the model of times has it. Of
+steps of a few milliseconds the model knows too little: what stalls a worker (a time slice of another process) is longer
+than the step, more kernel calls may cost more than fewer examples save, and waiting workers may use up the very core
+that is short. So there a split is kept only if steps are measured to be shorter with it than before. If they are not,
+the split before comes back, and is measured again: where times have changed for another reason it shows, and the newer
+split returns. Each split that did not pay makes the policy wait for longer before the next one, unless that promises
+far more.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+LEAST, MOST = 4, 20  # looks that a verdict takes
+SURE = 2.0  # standard errors
+LEAST_LOSS = 0.02  # relative: less is no reason to change back at once
+FIRST_WAIT, MOST_WAIT = 40, 2560  # looks without another split, after one that did not pay
+MORE = 1.5  # times the gain that was promised in vain: for this much the policy does not wait
+FREE, ON_PROBATION, COMPARING = 0, 1, 2
+
+
+class Pace(NamedTuple):
+    """Seconds of the slowest worker, per step, over the latest looks at one split. A pytree."""
+
+    sizes: np.ndarray  # shape=(n,), int64; all 0 where nothing was measured
+    looks: np.ndarray  # shape=(), int64; at most `MOST`: then the oldest fade
+    mean: np.ndarray  # shape=()
+    variance: np.ndarray  # shape=(), of one look
+
+    @classmethod
+    def init(cls, n_workers: int) -> Pace:
+        """Return the pace of no split."""
+        return cls(np.zeros(n_workers, np.int64), np.asarray(0), np.asarray(0.0), np.asarray(0.0))
+
+    def see(self, sizes: np.ndarray, seconds: float) -> Pace:
+        """Add a look, or begin anew with it where it is of another split."""
+        if self.sizes.tolist() != sizes.tolist():
+            return Pace(np.array(sizes, np.int64), np.asarray(1), np.asarray(seconds), np.asarray(0.0))
+        looks = min(int(self.looks) + 1, MOST)
+        off = seconds - float(self.mean)
+        variance = (1 - 1 / looks) * (float(self.variance) + off * off / looks)
+        return Pace(self.sizes, np.asarray(looks), np.asarray(float(self.mean) + off / looks), np.asarray(variance))
+
+    def gain_over(self, other: Pace) -> tuple[float, float]:
+        """The part of the other's step that this one saves, and its standard error."""
+        errors = [float(pace.variance) / max(int(pace.looks) - 1, 1) for pace in (self, other)]
+        return 1 - float(self.mean) / float(other.mean), float(np.sqrt(sum(errors))) / float(other.mean)
+
+
+class Probation(NamedTuple):
+    """What is measured of the split in force and of the one to compare it with. A pytree; methods return a new one."""
+
+    here: Pace
+    other: Pace  # of the split that was left; while `COMPARING`, of the one that did not pay
+    phase: np.ndarray  # shape=(), int64: FREE, ON_PROBATION or COMPARING
+    promised: np.ndarray  # shape=(), the relative gain that the latest split was to bring
+    in_vain: np.ndarray  # shape=(), the largest gain that was promised and not measured since a split has paid
+    wait: np.ndarray  # shape=(), int64: looks before the next split
+    patience: np.ndarray  # shape=(), int64: what `wait` was set to last; 0 while splits pay
+
+    @classmethod
+    def init(cls, n_workers: int) -> Probation:
+        """Return that of a policy that has not decided yet."""
+        zero, none, nothing = np.asarray(0.0), np.asarray(0), Pace.init(n_workers)
+        return cls(nothing, nothing, none, zero, zero, none, none)
+
+    def see(self, sizes: np.ndarray, slowest: float, steps: int) -> Probation:
+        """Take in a look. Looks at single steps count only while two splits are compared.
+
+        Args:
+          sizes: shape=(n,), int64.
+          slowest: seconds of the slowest worker, the mean over the steps.
+          steps: of the look.
+        """
+        if not slowest > 0 or (steps == 1 and not self.phase):
+            return self
+        here = self.here.see(sizes, slowest)
+        return self._replace(here=here, wait=np.asarray(max(int(self.wait) - 1, 0)))
+
+    def without_others(self, sizes: np.ndarray, total: int) -> Probation:
+        """Compare nothing any more if the split in force is not `sizes`, or the global batch not to be its sum."""
+        compared = self.phase and self.here.looks
+        if compared and (total != sizes.sum() or total != self.other.sizes.sum()):
+            return self._replace(phase=np.asarray(FREE))
+        return self
+
+    def allows(self, sizes: np.ndarray, gain: float, steps: int) -> bool:
+        """Whether a split that promises this relative gain may take the place of `sizes` now.
+
+        Args:
+          steps: of the latest look. Where it is one, nothing has to be known of the split in force.
+        """
+        known = self.here.looks >= LEAST and self.here.sizes.tolist() == sizes.tolist()
+        waits = self.wait > 0 and gain <= MORE * self.in_vain
+        return bool(self.phase == FREE and not waits and (known or steps == 1))
+
+    def moved(self, sizes: np.ndarray, gain: float) -> Probation:
+        """The policy takes another split, which is on probation if it is known how long steps are with `sizes`."""
+        if self.here.looks < LEAST or self.here.sizes.tolist() != sizes.tolist():
+            return self._replace(phase=np.asarray(FREE))
+        return self._replace(other=self.here, phase=np.asarray(ON_PROBATION), promised=np.asarray(gain))
+
+    def verdict(self, sizes: np.ndarray) -> tuple[np.ndarray | None, Probation]:
+        """Judge the split in force, `sizes`.
+
+        Returns:
+          The split to change to, shape=(n,), or None; and the probation after that.
+        """
+        here, looks = self.here, int(self.here.looks)
+        compared = self.phase and here.sizes.tolist() == sizes.tolist() != self.other.sizes.tolist()
+        if not compared or looks < LEAST:
+            return None, self
+        gain, error = here.gain_over(self.other)
+        if self.phase == COMPARING:
+            if -gain > max(LEAST_LOSS, SURE * error):  # the other one is better after all
+                return self.other.sizes, self._paid()
+            return None, self._replace(phase=np.asarray(FREE)) if looks >= MOST else self
+        if gain > SURE * error:
+            return None, self._paid()
+        if looks < MOST and not -gain > max(LEAST_LOSS, SURE * error):
+            return None, self
+        patience = np.asarray(min(max(4 * int(self.patience), FIRST_WAIT), MOST_WAIT))
+        in_vain = np.maximum(self.in_vain, self.promised)
+        back = self._replace(other=here, phase=np.asarray(COMPARING), wait=patience, patience=patience, in_vain=in_vain)
+        return self.other.sizes, back
+
+    def _paid(self) -> Probation:
+        none = np.asarray(0)
+        return self._replace(phase=np.asarray(FREE), wait=none, patience=none, in_vain=np.asarray(0.0))

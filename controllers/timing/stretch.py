@@ -1,0 +1,76 @@
+"""Stretches: consecutive short steps at the same batch sizes, which a policy looks at as one.
+
+A look at a step costs a policy up to about half a millisecond of Python, whatever the step takes. For steps of a few
+milliseconds that is more than balancing gains, and a single one of them says little: a time slice of another process is
+longer than the step. So such steps are added up until they have taken long enough for a look to be worth it.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+
+class Look(NamedTuple):
+    """What a policy looks at: one step, or the mean over a stretch."""
+
+    sizes: np.ndarray  # shape=(n,), int64
+    seconds: np.ndarray  # shape=(n,), of a step; NaN for a worker that was not measured
+    steps: int
+    slowest: float  # seconds of the slowest worker, which may be another one in every step: the mean over the steps
+
+
+class Stretch(NamedTuple):
+    """The steps of n workers since the last look. A pytree of arrays; methods return a new one."""
+
+    sizes: np.ndarray  # shape=(n,), int64: the sizes of these steps; 0 before the first
+    total: np.ndarray  # shape=(n,), sums of seconds, over the steps in which they were known
+    known: np.ndarray  # shape=(n,), int64: how many those are
+    steps: np.ndarray  # shape=(), int64
+    seconds: np.ndarray  # shape=(), sum over the steps of the slowest worker's seconds
+    new: np.ndarray  # shape=(), bool: whether the only step is the first one at these sizes
+
+    @classmethod
+    def init(cls, n_workers: int) -> Stretch:
+        """Return an empty stretch."""
+        none, zero = np.zeros(n_workers, np.int64), np.asarray(0.0)
+        return cls(none, np.zeros(n_workers), none, np.asarray(0), zero, np.asarray(False))
+
+    def add(self, sizes: tuple[int, ...], seconds: np.ndarray, enough: float) -> tuple[Stretch, list[Look]]:
+        """Add a step, and return the stretches that end before it or with it, as looks.
+
+        A stretch ends with the step by which it has taken `enough` seconds, and where batch sizes change. The first
+        step at new sizes holds what changing cost: it counts only where it is a stretch by itself.
+
+        Args:
+          sizes: that `seconds` were measured at.
+          seconds: shape=(n,). What is not a positive number is missing.
+          enough: 0 makes every step a stretch.
+        """
+        ended, changed = [], sizes != tuple(self.sizes.tolist())
+        slowest = float(seconds.max())
+        usable = seconds.min() > 0 and slowest < np.inf  # False where anything is NaN
+        valid: np.ndarray | bool = True
+        if not usable:
+            valid = (seconds > 0) & (seconds < np.inf)
+            seconds = np.where(valid, seconds, 0.0)
+            slowest = float(seconds.max())
+        if changed and self.steps:
+            ended.append(self._look())
+        if changed or self.new or not self.steps:
+            now = np.array(sizes, np.int64) if changed else self.sizes
+            known = np.ones(len(sizes), np.int64) * valid
+            stretch = Stretch(now, seconds, known, np.asarray(1), np.asarray(slowest), np.asarray(changed))
+        else:
+            total, known = self.total + seconds, self.known + valid
+            steps, took = np.asarray(self.steps + 1), np.asarray(self.seconds + slowest)
+            stretch = Stretch(self.sizes, total, known, steps, took, np.asarray(False))
+        if stretch.seconds >= enough:
+            ended.append(stretch._look())
+            stretch = stretch._replace(steps=np.asarray(0), new=np.asarray(False))
+        return stretch, ended
+
+    def _look(self) -> Look:
+        mean = self.total / np.where(self.known > 0, self.known, np.nan)
+        return Look(self.sizes, mean, int(self.steps), float(self.seconds) / int(self.steps))
