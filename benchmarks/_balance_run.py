@@ -27,7 +27,7 @@ from _measure import contention, pin
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "examples"))
 from _models import ConvNet
 
-EXAMPLES, BLOCK = 16384, 20
+EXAMPLES, BLOCK = 32768, 20
 
 
 class Mlp(nn.Module):
@@ -100,7 +100,7 @@ def main(model: str, milliseconds: float, rounds: int, busy: bool, file: str) ->
         return state, metrics
 
     local = ranks.bcast(_examples_of(milliseconds, jax.grad(loss_fn), params, data["x"]) if ranks.rank == 0 else None)
-    found: dict[str, list] = {"balanced": [], "equal": [], "computed": [], "sizes": []}
+    found: dict[str, list] = {"balanced": [], "equal": [], "computed": [], "sizes": [], "hooks": []}
     with comm.world() as world:
         programs = {
             name: ad.Program(driver, (params, optimizer.init(params)), data, global_batch=2 * local, world=world)
@@ -120,6 +120,7 @@ def main(model: str, milliseconds: float, rounds: int, busy: bool, file: str) ->
                             found["computed"].append(report.compute_seconds[0])
                         else:
                             found["sizes"].append(report.batch_sizes)
+                            found["hooks"].append(report.breakdown.hooks)
     computed = np.array(ranks.allgather(found["computed"])).T
     if ranks.rank == 0:
         Path(file).write_text(json.dumps(found | {"computed": computed.tolist(), "local": local}))
@@ -133,7 +134,7 @@ def _examples_of(milliseconds: float, gradient, params, x) -> int:
         began = time.perf_counter()
         jax.block_until_ready(run(params, {"x": jnp.asarray(x[:size])}))
         seconds.append(time.perf_counter() - began)
-    return min(max(8, round(1e-3 * milliseconds * size / min(seconds) / 8) * 8), EXAMPLES // 4)
+    return min(max(8, round(1e-3 * milliseconds * size / min(seconds) / 8) * 8), EXAMPLES // 2)
 
 
 if __name__ == "__main__":
