@@ -299,7 +299,7 @@ def test_what_a_call_cost_is_replayed(trace):
     """A split that gains less than its calls cost was not asked for, and is not in the replay."""
 
     def times(step, sizes):
-        return 6e-6 * sizes * np.array([1.1, 1.0])
+        return 6e-4 * sizes * np.array([1.1, 1.0])
 
     write(trace, simulate(ctrl.schedule({0: 512}), times, [256, 256], 40, values=lambda step, seconds: ()))
     lines = [json.loads(line) for line in trace.read_text().splitlines()]
