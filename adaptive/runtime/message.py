@@ -249,19 +249,41 @@ def unpack(layout: Layout, parts: Sequence[jax.Array], wanted: Sequence[int], *,
     Args:
       worker: this worker's number.
     """
-    inverse: dict[int, jax.Array] = {}
+    return [results[0] for results in unpack_per_use(layout, parts, wanted, [1] * len(wanted), worker=worker)]
 
-    def one(i: int) -> jax.Array:
+
+def unpack_per_use(
+    layout: Layout, parts: Sequence[jax.Array], wanted: Sequence[int], uses: Sequence[int], *, worker: Any
+) -> list[list[jax.Array]]:
+    """The results numbered `wanted`, each as many times as it is used: equal values, computed separately.
+
+    XLA fuses a division into the operation that uses it, but not into two: it writes the quotient to memory, and both
+    read it. For averaged gradients, which Adam's two moments use, that is a temporary as large as all parameters, and
+    twice the time of the update. Quotients with different divisors are fused into one operation each.
+
+    Args:
+      uses: how often each result is used.
+      worker: this worker's number.
+    """
+    totals: dict[int, list[jax.Array]] = {}  # by a weight's offset: the same number, in values that XLA keeps apart
+
+    def total_of(weight: Entry, travels: bool, use: int) -> jax.Array:
+        if weight.offset not in totals:
+            total = _take(layout, parts, weight)
+            # Of a worker without examples; where that is all workers, a mean of nothing is an error.
+            totals[weight.offset] = [total if travels else jnp.where(total == 0, 1, total)]
+        found = totals[weight.offset]
+        while len(found) <= use:
+            found.append(jax.lax.optimization_barrier(found[-1]))
+        return found[use]
+
+    def separately(i: int, n: int) -> list[jax.Array]:
         c, x, weight = layout.contributions[i], _take(layout, parts, layout.entries[i]), layout.weights[i]
-        if weight is not None:
-            if weight.offset not in inverse:
-                total = _take(layout, parts, weight)
-                # Of a worker without examples; where that is all workers, a mean of nothing is an error.
-                inverse[weight.offset] = total if c.how.travels else jnp.where(total == 0, 1, total)
-            x = divided(x, inverse[weight.offset])
-        return c.how.decode(x, worker, layout.capacity).astype(c.result.aval.dtype)
+        values = [x] if weight is None else [divided(x, total_of(weight, c.how.travels, use)) for use in range(n)]
+        found = [c.how.decode(v, worker, layout.capacity).astype(c.result.aval.dtype) for v in values]
+        return found if weight is not None else found * n
 
-    return [one(i) for i in wanted]
+    return [separately(i, n) for i, n in zip(wanted, uses, strict=True)]
 
 
 def _take(layout: Layout, parts: Sequence[jax.Array], entry: Entry) -> jax.Array:

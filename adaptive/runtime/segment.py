@@ -6,7 +6,7 @@ compiled program costs microseconds.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,7 +22,13 @@ from adaptive.operators.claims import claim_p
 from adaptive.operators.collectives import collective_p
 from adaptive.operators.sources import ALONE, WORKER, Reading, Source
 
-from .message import Layout, pack, unpack
+from .message import LARGE_BYTES, Layout, pack, unpack_per_use
+
+# Elementwise operations and reductions: cheap to fuse with a division in front of them. Those of optimizers.
+_FUSED = frozenset(
+    ("abs", "add", "add_any", "convert_element_type", "div", "integer_pow", "is_finite", "max", "min", "mul", "neg")
+    + ("pow", "reduce_sum", "select_n", "sign", "sqrt", "square", "sub")
+)
 
 
 @dataclass(frozen=True)
@@ -87,34 +93,33 @@ def segment_function(
 
     It returns `{"outputs": […]}` and, if it writes messages, `"parts"`, those of one message behind those of another.
     """
-    eqns = segment.eqns
+    eqns, uses = segment.eqns, _separate_uses(segment, outputs)
 
     def run(given: dict[str, Any]) -> dict[str, Any]:
         env: dict[Var, Any] = {}
+        per_use: dict[Var, list[jax.Array]] = {}  # what is left for further uses of a message's result
         scalars, taking_part = feed.values(given["floats"], given["ints"]), feed.taking_part(given["ints"])
         at = dict.fromkeys(given, 0)
-        results = {
-            number: iter(
-                unpack(
-                    layouts[number],
-                    parts,
-                    [o.item for _, o in segment.inputs if o[:2] == ("message", number)],
-                    worker=given["ints"][0],
-                )
-            )
-            for number, parts in zip(segment.read_messages, given["message"], strict=True)
-        }
+        results: dict[int, Iterator[list[jax.Array]]] = {}
+        for number, parts in zip(segment.read_messages, given["message"], strict=True):
+            read = [(o.item, uses.get(var, 1)) for var, o in segment.inputs if o[:2] == ("message", number)]
+            items, counts = [item for item, _ in read], [count for _, count in read]
+            results[number] = iter(unpack_per_use(layouts[number], parts, items, counts, worker=given["ints"][0]))
         for var, origin in segment.inputs:
             if origin.kind == "source":
                 env[var] = scalars[origin.index].astype(var.aval.dtype)
             elif origin.kind == "message":
-                env[var] = next(results[origin.index])
+                env[var], *again = next(results[origin.index])
+                per_use[var] = again
             else:
                 env[var] = given[origin.kind][at[origin.kind]]
                 at[origin.kind] += 1
 
         def value_of(atom: Atom) -> Any:
-            return atom.val if isinstance(atom, Literal) else env[atom]
+            if isinstance(atom, Literal):
+                return atom.val
+            again = per_use.get(atom)
+            return again.pop() if again else env[atom]
 
         for eqn in eqns:
             results_of = evaluate(eqn, [value_of(a) for a in operands_of(eqn)], taking_part)
@@ -128,6 +133,22 @@ def segment_function(
         return out
 
     return run
+
+
+def _separate_uses(segment: Segment, outputs: Sequence[Atom]) -> dict[Var, int]:
+    """How often each large result of a message is used, where every use can be fused with the division before it."""
+    large = {
+        var: 0
+        for var, origin in segment.inputs
+        if origin.kind == "message" and var.aval.size * var.aval.dtype.itemsize >= LARGE_BYTES
+    }
+    for eqn in segment.eqns:
+        for atom in operands_of(eqn):
+            if isinstance(atom, Var) and atom in large:
+                large[atom] += 1
+                if eqn.primitive.name not in _FUSED:
+                    del large[atom]
+    return {var: count for var, count in large.items() if count > 1 and var not in outputs}
 
 
 def evaluate(eqn: JaxprEqn, operands: list[Any], taking_part: jax.Array) -> list[Any]:

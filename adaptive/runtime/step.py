@@ -363,6 +363,7 @@ class Step:
     def commit(self) -> tuple[list[list[jax.Array]], list[jax.Array]]:
         """Run the final segment and take its results as the workers' state."""
         engine, final, found = self.engine, self.plan.final, self.engine._results
+        self.packed = []  # what was sent is as large as the gradient: its memory is free for the final segment
         own = {local: self._own(local) for local in engine.present if not self.microbatches[local]}
         results = []
         for local in engine.present:

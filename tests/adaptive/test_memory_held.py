@@ -13,6 +13,7 @@ import pytest
 import adaptive as ad
 import collectives as comm
 from adaptive.runtime.local_world import LocalWorld
+from adaptive.runtime.message import LARGE_BYTES
 
 N = 1000  # elements of a leaf: no other array of these tests has as many
 
@@ -96,3 +97,23 @@ def test_a_local_leaf_is_kept_to_begin_with(before):
         assert len(of_leaves()) == before + 2 * 2 + 1
         program.step()
         assert len(of_leaves()) == before + 2 * 2 + 1
+
+
+def adam(state, batch):
+    """Adam by hand: two moments use the averaged gradient, which is large enough to travel by itself."""
+    w, m, v = state
+    loss, grad = jax.value_and_grad(lambda w: jnp.mean(batch["x"]) * jnp.mean(jnp.sin(w)))(w)
+    grad = comm.all_reduce(grad)
+    m, v = 0.9 * m + 0.1 * grad, 0.999 * v + 0.001 * grad**2
+    return (w - 0.1 * m / (jnp.sqrt(v) + 1e-8), m, v), {"loss": comm.all_reduce(loss)}
+
+
+def test_the_update_needs_no_temporary_for_averaged_gradients():
+    state, data = tuple(jnp.full(LARGE_BYTES, x) for x in (1.0, 0.0, 0.0)), {"x": np.ones(24, np.float32)}
+    with ad.Program(adam, state, data, global_batch=6, world=LocalWorld(2), resizable=False) as program:
+        program.step()
+        (final,) = {id(p): p for (kind, *_), p in program._engine._compiled.items() if kind == "final"}.values()
+        assert final.memory_analysis().temp_size_in_bytes < LARGE_BYTES
+        with jax.disable_jit():
+            by_hand, _ = adam(state, data)
+        jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5), program.state, by_hand)
