@@ -67,6 +67,7 @@ from .explain import explain
 from .first_plan import check_alike, first_plan
 from .hand_over import Known
 from .keeping import Keeping
+from .memory_needed import in_words, memory_needed
 from .overlap import checked as checked_overlap
 from .overlap import overlapped
 from .seating import Seating
@@ -350,7 +351,9 @@ class Program:
         return self._plan
 
     def explain(self) -> str:
-        """The plan in words: segments, messages with their bytes, hooks, slots; with the driver's lines."""
+        """Return the plan in words: segments, messages with their bytes, hooks and slots, with the driver's lines; and
+        the memory that a worker needs in a step, by kind. Temporaries are those of the kernels compiled so far.
+        """
         shards = [shard.length for shard in self._data.shard_ranges] if isinstance(self._data, Shards) else []
         layouts = self._engine.layouts
         text = explain(
@@ -358,7 +361,8 @@ class Program:
             ways=[self.world.way((self._name, number)) for number in range(len(layouts))],
             overlap=self._overlap.in_words,
         )
-        return "\n".join([text, *(f"input    {line}" for line in self._stream.in_words())])
+        memory = in_words(memory_needed(self._engine, self._data, self._sizes.current))
+        return "\n".join([text, *(f"input    {line}" for line in self._stream.in_words()), *memory])
 
     # --- running ------------------------------------------------------------------------------------------------------
 

@@ -14,10 +14,12 @@ from typing import Protocol
 from adaptive.base.surroundings import settings_here
 
 from . import ending as _ending
+from .memory import return_freed_memory
 
 Item = tuple[int, int]  # a worker of this process, and a size
 
 QUIET_STEPS = 3  # steps in a row with no compiler beside them, before each compile: what a policy can learn speeds from
+_TRIM_AFTER = (10.0, 60.0, 600.0)  # seconds between freed memory is returned; the steps time new kernels meanwhile
 _FIRST_PAUSE = 1.0  # seconds that the first pause lasts at most; a later one lasts as long as the compile before it
 
 
@@ -144,8 +146,17 @@ class BackgroundCompiler:
         finally:
             self._pausing = False
 
+    def _wait_for_work(self) -> bool:
+        """Wait until something is put in, and return freed memory to the system meanwhile. Returns False at the end."""
+        for seconds in _TRIM_AFTER:
+            try:
+                return self._bell.get(timeout=seconds)
+            except queue.Empty:
+                return_freed_memory()
+        return self._bell.get()
+
     def _run(self) -> None:
-        while self._bell.get() and not self._ended:
+        while self._wait_for_work() and not self._ended:
             if self._pauses and self._stepped:
                 self._pause()
             item, owner = self._next(), self._owner()

@@ -223,6 +223,10 @@ class Engine:
         once = 0 if self._compiled else len(plan.onces) + 1 + adds
         return once * len(self.world.devices) + self.kernels.missing(sizes)
 
+    def compiled(self, local: int) -> list[Callable]:
+        """The programs of worker `local` of this process but for its call kernels; none before the first step."""
+        return [program for (_, _, of), program in self._compiled.items() if of == local]
+
     def _programs(self) -> dict[tuple[str, int], _Program]:
         """All that is compiled once, whatever the sizes, by kind and level."""
         plan, found = self.plan, {}

@@ -52,6 +52,11 @@ class Kernel:
     later: tuple[tuple[Callable[[dict[str, Any]], dict[str, Any]], tuple[tuple[int, int], ...]], ...] = ()
     kept: tuple[tuple[int, int], ...] = ()
 
+    @property
+    def programs(self) -> tuple[Callable[[dict[str, Any]], dict[str, Any]], ...]:
+        """The compiled programs, one per stage."""
+        return (self.run, *(program for program, _ in self.later))
+
     def stages(self, given: dict[str, Any]) -> Iterator[dict[str, Any]]:
         """What each stage brings; the next one is dispatched when it is asked for."""
         brought = [self.run(given)]
@@ -244,6 +249,10 @@ class Kernels:
         calls = cheapest(size, [1 << i for i in range(top.bit_length())], lambda k: 1.0)
         assert calls is not None, "one of the kernels is for one example"
         return calls
+
+    def all_of(self, local: int) -> list[Kernel]:
+        """The kernels that worker `local` of this process has, of all sizes. Called from any thread."""
+        return [kernel for kernels in list(self._workers[local].ready.values()) for kernel in kernels.values()]
 
     def kernel(self, local: int, size: int, level: int) -> Kernel:
         return self._workers[local].ready[size][level]

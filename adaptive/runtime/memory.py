@@ -1,8 +1,11 @@
-"""The memory of arrays that nobody else has."""
+"""The memory of arrays that nobody else has, and memory that is freed."""
 
 from __future__ import annotations
 
 import ctypes
+import sys
+from functools import lru_cache
+from typing import Any
 
 import jax
 import numpy as np
@@ -23,3 +26,25 @@ def memory_of(leaf: jax.Array) -> np.ndarray:
             bytes_ = (ctypes.c_char * seen.nbytes).from_address(seen.ctypes.data)
             return np.frombuffer(memoryview(bytes_), seen.dtype).reshape(seen.shape)
     return np.empty_like(numbers_of(leaf), order="C")
+
+
+def return_freed_memory() -> bool:
+    """Return free pages of the C library's heap to the system. Returns whether that is possible: with glibc alone.
+
+    glibc returns what lies at the top of its heap. Arrays up to 32 MiB (`M_MMAP_THRESHOLD`, which adapts) are allocated
+    on the heap, and below one small object that stays, hundreds of MiB may be free: what compilers used, and the
+    partial gradients of steps that tried to split their batch. It takes milliseconds, in which other threads may wait
+    to allocate, and pages that are used again are mapped again. So it is done when the work changes, not in steps.
+    """
+    libc = _glibc()
+    if libc is None:
+        return False
+    libc.malloc_trim(0)
+    return True
+
+
+@lru_cache(maxsize=1)
+def _glibc() -> Any:
+    """The C library, where it has `malloc_trim`."""
+    libc = ctypes.CDLL(None) if sys.platform == "linux" else None
+    return libc if hasattr(libc, "malloc_trim") else None

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import threading
+
 import jax
 import jax.numpy as jnp
 import numpy as np
+import psutil
 import pytest
 
-from adaptive.runtime.memory import memory_of
+from adaptive.runtime import background as _background
+from adaptive.runtime.background import BackgroundCompiler
+from adaptive.runtime.memory import memory_of, return_freed_memory
+from tests.speed import limit
 
 
 @pytest.mark.parametrize("shape", [(), (3,), (2, 300, 5)], ids=str)
@@ -33,3 +39,36 @@ def test_memory_of_its_own(leaf):
     assert memory.shape == numbers.shape
     assert memory.dtype == numbers.dtype
     assert not np.may_share_memory(memory, numbers)
+
+
+def resident():
+    return psutil.Process().memory_info().rss
+
+
+def test_freed_memory_is_returned():
+    """Blocks too small to be mapped one by one, with one in use above them."""
+    blocks = [np.ones(1 << 14, np.uint8) for _ in range(8192)]
+    used = blocks[-1]
+    del blocks
+    before = resident()
+    if not return_freed_memory():
+        pytest.skip("the C library is not glibc")
+    assert before - resident() > 64 << 20
+    assert used.all()
+
+
+class Nothing:
+    def compile(self, local, size):
+        pass
+
+
+def test_the_background_compiler_returns_memory_when_it_has_no_work(monkeypatch):
+    returned = threading.Event()
+    monkeypatch.setattr(_background, "_TRIM_AFTER", (0.01,))
+    monkeypatch.setattr(_background, "return_freed_memory", returned.set)
+    owner = Nothing()
+    compiler = BackgroundCompiler(owner)
+    compiler.put(0, 4)
+    assert returned.wait(limit(30))
+    assert compiler.idle
+    compiler.close()

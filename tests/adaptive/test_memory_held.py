@@ -12,6 +12,8 @@ import pytest
 
 import adaptive as ad
 import collectives as comm
+import monitors as mon
+from adaptive.program.memory_needed import memory_needed
 from adaptive.runtime.local_world import LocalWorld
 from adaptive.runtime.message import LARGE_BYTES
 
@@ -117,3 +119,49 @@ def test_the_update_needs_no_temporary_for_averaged_gradients():
         with jax.disable_jit():
             by_hand, _ = adam(state, data)
         jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5), program.state, by_hand)
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_explain_says_what_is_held(workers):
+    """Between two steps: the state, slots and constants, of each worker."""
+    table = jnp.arange(8, dtype=jnp.float32)
+
+    def smoothed(state, batch):
+        (params, momentum, steps), metrics = driver(state, batch)
+        return (params, momentum, steps), {"smooth": mon.ema(metrics["loss"]) + table.sum()}
+
+    gc.collect()
+    before = sum(a.nbytes for a in jax.live_arrays())
+    data = {"x": np.linspace(0.5, 1.5, 24, dtype=np.float32)}
+    with ad.Program(smoothed, initial(), data, global_batch=6, world=LocalWorld(workers), resizable=False) as program:
+        for _ in range(2):
+            metrics = program.step().metrics
+        del metrics
+        held = sum(a.nbytes for a in of_all()) - before
+        needed = {n.what: n.nbytes for n in memory_needed(program._engine, program._data, program.batch_sizes)}
+        lasting = needed["state"] + needed["slots"] + needed["constants"]
+        flags = sum(a.nbytes for a in program._engine.new_nans._flags)  # of the last update; a byte a leaf
+        if workers == 1:
+            assert held == lasting + flags
+        else:  # workers of one device share constants, and scalars that are equal
+            assert abs(held - workers * lasting) <= needed["constants"]
+        assert needed["state"] == 4 * (2 * N + 2) + 4
+        assert needed["batches"] == 2 * 6 // workers * 4
+        assert needed["data set"] == 24 * 4
+        assert ("receive buffers" in needed) == (workers > 1)
+
+
+def of_all():
+    gc.collect()
+    return jax.live_arrays()
+
+
+def test_explain_ends_with_memory():
+    with build(initial(), resizable=False) as program:
+        before = program.explain().splitlines()
+        program.step()
+        after = program.explain().splitlines()
+    first = next(i for i, line in enumerate(after) if line.startswith("memory"))
+    assert all(" MiB " in line for line in after[first:])
+    assert any("temporaries" in line and "not known before the first step" in line for line in before)
+    assert any("temporaries" in line and "of the largest compiled kernel" in line for line in after)

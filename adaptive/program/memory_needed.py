@@ -1,0 +1,100 @@
+"""How much memory a worker needs in a step, by what it is for."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+import jax
+
+from adaptive.data.examples import Rows
+from adaptive.data.iterable import IterableData
+from adaptive.runtime.engine import Engine
+from adaptive.runtime.message import Layout
+
+_MIB = 1 << 20
+_BATCHES = 2  # the step's, and the next one, which is fetched meanwhile
+
+
+class Needed(NamedTuple):
+    """Memory for one purpose."""
+
+    what: str
+    nbytes: int
+    details: str
+
+
+def memory_needed(engine: Engine, data: Rows | IterableData, batch_sizes: Sequence[int]) -> list[Needed]:
+    """Return what a worker of this process holds in a step, by what it is for. Local.
+
+    Interpreter, libraries and compiled code are not included; neither is memory that the C library keeps for reuse.
+
+    Args:
+      batch_sizes: of all workers.
+    """
+    plan, world = engine.plan, engine.world
+    one = engine.some_present
+    state = engine.states[one]
+    local = [state[i] for i in plan.local_state]
+    slots = [a for values in engine.slots[one] for a in values]
+    sent = max((sum(engine.layouts[n].nbytes for n in plan.sent_at(level)) for level in plan.calls), default=0)
+    several = plan.splittable and engine.kernels.resizable
+    arrives = [layout for layout, m in zip(engine.layouts, plan.messages, strict=True) if m.travels]
+    alone = world.processes == 1 and len(world.devices) == 1
+    row = sum(leaf.nbytes for leaf in jax.tree.leaves(data.example))
+    largest = max(batch_sizes[worker] for worker in world.workers)
+    temporaries = list(_temporaries(engine))
+    found = [
+        Needed("state", _bytes_of(state), f"{len(state)} leaves"),
+        Needed("initial values", _bytes_of(local), "of local leaves, for workers that join"),
+        Needed("slots", _bytes_of(slots), "of monitors and other operators"),
+        Needed("constants", _bytes_of(_constants(engine)), "that the driver closes over"),
+        Needed(
+            "parts of messages",
+            sent * (1 + several),
+            "gradients and what else a call sends" + "; twice, as a batch may run as several calls" * several,
+        ),
+        Needed("receive buffers", 0 if alone else _bytes_of(arrives), "what messages bring"),
+        Needed(
+            "temporaries",
+            max(temporaries, default=0),
+            "of the largest compiled kernel" if temporaries else "not known before the first step",
+        ),
+        Needed("batches", _BATCHES * largest * row, f"{_BATCHES} of {largest} examples: one is fetched ahead"),
+    ]
+    if _is_in_memory(data):
+        found.append(Needed("data set", len(data) * row, "in memory, for all workers of the process"))
+    return [needed for needed in found if needed.nbytes or needed.what in ("state", "temporaries")]
+
+
+def in_words(needed: Sequence[Needed]) -> list[str]:
+    """Return the lines of `explain()`: the sum, and what it is made of, in MiB."""
+    total = sum(n.nbytes for n in needed)
+    return [
+        f"memory   {total / _MIB:,.1f} MiB for a worker in a step, beside the interpreter and compiled code",
+        *(f"    {n.what:<18} {n.nbytes / _MIB:>10,.1f} MiB   {n.details}" for n in needed),
+    ]
+
+
+def _bytes_of(arrays: Iterable[jax.Array | Layout]) -> int:
+    return sum(a.nbytes for a in arrays)
+
+
+def _constants(engine: Engine) -> Iterable[Any]:
+    """Each constant once, however many programs read it."""
+    arrays = [c for values in engine.consts.values() for c in values]
+    arrays += [c for kernel in engine.kernels.all_of(0) for c in kernel.consts]
+    return {id(c): c for c in arrays}.values()
+
+
+def _temporaries(engine: Engine) -> Iterator[int]:
+    """Bytes of the temporaries of each compiled program, as far as XLA says them."""
+    programs = [*engine.compiled(0), *(p for kernel in engine.kernels.all_of(0) for p in kernel.programs)]
+    for program in programs:
+        analysis = getattr(program, "memory_analysis", lambda: None)()
+        if analysis is not None:
+            yield analysis.temp_size_in_bytes
+
+
+def _is_in_memory(data: Rows | IterableData) -> bool:
+    return not isinstance(data, IterableData) and data.in_memory and not data.mapped
