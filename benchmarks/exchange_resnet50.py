@@ -3,11 +3,11 @@
     PJRT_NPROC=1 mpirun -n 2 python -m mpi4py benchmarks/exchange_resnet50.py
 
 214 tensors, 97.6 MiB in float32. Ours is what a program does: the message layer packs small tensors in an XLA program,
-`MPIWorld.exchange` reduces, another XLA program unpacks. Against it, on the same JAX arrays: an Allreduce per tensor,
-all of them in flight as Iallreduce, and one fused buffer that numpy fills and empties. All take turns in one run, each
-rank on a core of its own; a time is that of the slower rank. A program also looks for infinities and NaNs, at each
-piece that has just been reduced: a row of its own, since nobody else does so. Two more tables say why the message
-layer's LARGE_BYTES and the world's PIECE_BYTES are what they are.
+a channel reduces, another XLA program unpacks. Against it, on the same JAX arrays: an Allreduce per tensor, all of them
+in flight as Iallreduce, and one fused buffer that numpy fills and empties. All take turns in one run, each rank on a
+core of its own; a time is that of the slower rank. A program also looks for infinities and NaNs, at each piece that has
+just been reduced: a row of its own, since nobody else does so. Two more tables say why the message layer's LARGE_BYTES
+and the world's PIECE_BYTES are what they are.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ from jax.typing import DTypeLike
 from mpi4py import MPI
 
 import collectives as comm
+from adaptive.base.channel import PartSpec
 from adaptive.graph.cut import plan
 from adaptive.graph.trace import trace
 from adaptive.runtime import message
@@ -65,6 +66,7 @@ def our_way(
     graph = trace(driver, list(grads), jax.ShapeDtypeStruct((1,), np.float32), capacity=world.capacity)
     layout = message.lay_out(plan(graph).messages[0], capacity=world.capacity, status=0)
     look = Look(layout, "cpu")
+    channel = world.channel([PartSpec(p.shape, p.dtype, p.op) for p in layout.parts], 0)  # its own: see `by_piece`
     large = {e.part: i for i, e in enumerate(layout.entries) if e.part and layout.parts[e.part].shape == e.shape}
     packed = [part for part in range(len(layout.parts)) if part not in large]
     small = [i for i, entry in enumerate(layout.entries) if entry.part in packed]
@@ -83,7 +85,7 @@ def our_way(
         joined = dict(zip(packed, pack(grads), strict=True))
         parts = [grads[large[part]] if part in large else joined[part] for part in range(len(layout.parts))]
         glances = look.glances() if looking else None
-        (results,), _ = world.exchange([parts], layout.ops, np.zeros(0, np.float32), look=glances)
+        (results,), _ = channel.exchange([parts], np.zeros(0, np.float32), "", "", glances)
         assert not looking or look.passes(results, glances)
         arrived = unpack([results[part] for part in packed])
         reduced = dict(zip(small, arrived, strict=True)) | {i: results[part] for part, i in large.items()}
@@ -160,7 +162,7 @@ def by_piece(world: comm.MPIWorld, grads: Sequence[jax.Array], rounds: int) -> l
         exchange = our_way(world, grads)
 
         def run() -> list[jax.Array]:
-            with setting(world, "_piece_bytes", size):
+            with setting(world, "_piece_bytes", size):  # a channel takes it when it first exchanges
                 return exchange()
 
         return run

@@ -61,11 +61,12 @@ def in_time(row, message, computing=None):
             os.kill(os.getpid(), signal.SIGKILL)
 
     # A buffer is looked at where it arrives: results of another message must not be written to by this one.
-    if computing is None not in channels:
+    alone = computing is None
+    if alone not in channels:
         layout = [PartSpec(x.shape, x.dtype, op) for x, op in zip(row, OPS, strict=True)]
-        channels[computing is None] = world.channel(layout, 1, f"channel of {computing is None}")
-    told = np.ones(1, np.float32), f"message {message}"
-    arriving = channels[computing is None].start([[jax.device_put(x) for x in row]], *told, look=look, beside=computing)
+        channels[alone] = world.channel(layout, 1, f"channel of {alone}")
+    told = np.ones(1, np.float32), f"message {message}", "", look, message, computing
+    arriving = channels[alone].start([[jax.device_put(x) for x in row]], *told)
     (got,), said = arriving.wait()
     assert said == world.processes, said
     assert sum(size for part, size in pieces if part == 1) == SIZE
