@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from operator import attrgetter
+
 import jax
 import numpy as np
 
 from adaptive.extend import Source, read
 
-COMPUTE_SECONDS = Source("compute_seconds", lambda reading: reading.compute_seconds, stand_in=np.nan)
-ITERATION_SECONDS = Source("iteration_seconds", lambda reading: reading.iteration_seconds, stand_in=np.nan)
+COMPUTE_SECONDS = Source("compute_seconds", attrgetter("compute_seconds"), stand_in=np.nan)
+ITERATION_SECONDS = Source("iteration_seconds", attrgetter("iteration_seconds"), stand_in=np.nan)
 
 
 def compute_seconds() -> jax.Array:

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from operator import sub
 from typing import NamedTuple, Protocol
 
 import numpy as np
@@ -79,34 +80,51 @@ class Activity:
       world: in which the others are waited for.
 
     Attributes:
+      now: what is being done; read from any thread.
       turned: whoever is to be told of each activity that has ended; `None` for nobody.
       message: the number of the message that is exchanged, or was last.
     """
 
     def __init__(self, world: Waits):
         self._world = world
-        self._now, self._since, self._waited = BETWEEN, time.perf_counter(), world.waited
+        self.now, self._waited = BETWEEN, world.waited
+        self._began = self._since = time.perf_counter()
         self._seconds = [0.0] * (BETWEEN + 1)  # so far, of all steps
         self._before = list(self._seconds)  # when the step began
         self._told = self._by_itself  # when the last status was told
         self.turned: Turned | None = None
         self.message = 0
 
-    @property
-    def now(self) -> int:
-        """What is being done; asked from any thread."""
-        return self._now
-
     def turn(self, to: int) -> int:
         """Do something else from now on. Returns what was done so far, to turn back to."""
-        now, waited, before = time.perf_counter(), self._world.waited, self._now
+        now, waited, before = time.perf_counter(), self._world.waited, self.now
         seconds, others = now - self._since, waited - self._waited
         self._seconds[before] += seconds - others
         self._seconds[WAITING] += others
         if self.turned is not None:
             self.turned(before, self._since, now, others)
-        self._now, self._since, self._waited = to, now, waited
+        self.now, self._since, self._waited = to, now, waited
         return before
+
+    def took(self, began: float, times: Mapping[int, float], until: float) -> None:
+        """Account for the first part of a step, whose caller has read the clock and set `now` by itself.
+
+        Args:
+          began: when the step began, by the clock of `time.perf_counter`.
+          times: seconds by activity; the rest of the time is `OTHER`'s. Nobody was waited for but while `EXCHANGING`.
+          until: when that part ended. From then on `OTHER` goes on.
+        """
+        seconds, waited = self._seconds, self._world.waited
+        seconds[BETWEEN] += began - self._since
+        self._before = list(seconds)
+        seconds[OTHER] += until - began
+        for activity, spent in times.items():
+            seconds[activity] += spent
+            seconds[OTHER] -= spent
+        others = waited - self._waited
+        seconds[EXCHANGING] -= others
+        seconds[WAITING] += others
+        self.now, self._since, self._waited = OTHER, until, waited
 
     @contextmanager
     def doing(self, what: int) -> Iterator[None]:
@@ -125,7 +143,7 @@ class Activity:
     def end(self) -> Breakdown:
         """It has ended. Where its seconds went."""
         self.turn(BETWEEN)
-        return Breakdown(*[now - before for now, before in zip(self._seconds, self._before[:BETWEEN], strict=False)])
+        return tuple.__new__(Breakdown, map(sub, self._seconds, self._before[:BETWEEN]))  # in C: every step ends so
 
     def of_workers(self, computing: Sequence[float]) -> tuple[float, list[float], list[float]]:
         """What a status tells of this process, shortly before it is sent.
@@ -137,7 +155,7 @@ class Activity:
           Of `WorkerSeconds`: input, computing and busy, the last two for each worker. Workers of one process compute
           side by side: who was done first has been busy for less.
         """
-        self.turn(self._now)
+        self.turn(self.now)
         own = [0.0 if math.isnan(seconds) else seconds for seconds in computing]
         busy, self._told = self._by_itself - self._told, self._by_itself
         input_ = self._seconds[INPUT] - self._before[INPUT]
@@ -146,7 +164,17 @@ class Activity:
         least = [busy * seconds / longest if longest else 0.0 for seconds in own]
         return input_, own, [max(busy - (longest - s), part) for s, part in zip(own, least, strict=True)]
 
+    def busy(self, now: float) -> float:
+        """Return the seconds in which this process depended on no other since this, or `of_workers`, was asked last.
+
+        Args:
+          now: by the clock of `time.perf_counter`; nobody was waited for since the last `turn`, or `took`.
+        """
+        by_itself = now - self._began - self._seconds[EXCHANGING] - self._seconds[WAITING]
+        busy, self._told = by_itself - self._told, by_itself
+        return busy
+
     @property
     def _by_itself(self) -> float:
         """Seconds so far in which this process depended on no other."""
-        return sum(self._seconds) - self._seconds[EXCHANGING] - self._seconds[WAITING]
+        return self._since - self._began - self._seconds[EXCHANGING] - self._seconds[WAITING]

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from contextvars import copy_context
 from functools import wraps
+from operator import attrgetter
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import jax
@@ -46,6 +47,25 @@ _WATCHES: dict[str, tuple[Any, Callable[[Any], AbstractContextManager]]] = {
 }
 
 
+_VALUE = attrgetter("value")
+_ASKED_BY_OBJECT = (
+    *("enable_x64", "debug_nans", "debug_infs"),
+    *("transfer_guard_host_to_device", "transfer_guard_device_to_host", "transfer_guard_device_to_device"),
+)  # jax.transfer_guard, and the setting of that name, set all three
+
+
+def _states() -> tuple[Any, ...]:
+    """Return the objects of settings that `hold_here` depends on; none where this version of JAX has them otherwise.
+
+    Reading a setting by its name costs a call in Python; the object's `value` costs none.
+    """
+    found = tuple(getattr(jax, name, None) for name in _ASKED_BY_OBJECT)
+    return found if all(hasattr(state, "value") for state in found) else ()
+
+
+_STATES = _states()
+
+
 def settings_here() -> Callable[[], AbstractContextManager[None]]:
     """A context manager that gives whichever thread enters it the settings of this one, as they are now."""
     wanted = {name: getattr(jax.config, name) for name in _SETTINGS}
@@ -72,6 +92,9 @@ class Surroundings:
     def __init__(self) -> None:
         self._context, self._settings, self._interceptors = copy_context(), settings_here(), _interceptors()
         self._wide = jax.config.jax_enable_x64
+        self._held: object = (
+            None  # values of the settings under which compiled programs were last seen to run as they are
+        )
 
     def run(self, function: Callable[P, R], *args: P.args, **options: P.kwargs) -> R:
         """Call a function as if from there. Nothing that it sets for its surroundings stays."""
@@ -93,8 +116,13 @@ class Surroundings:
             yield
 
     def hold_here(self) -> bool:
-        """Whether what is compiled there runs here as it is."""
-        return jax.config.jax_enable_x64 == self._wide and not _is_watched()
+        """Return whether programs that were compiled there run here as they are. Asked in every step."""
+        settings = *map(_VALUE, _STATES), jax.config.jax_disable_jit, jax.sharding.get_abstract_mesh()
+        if settings == self._held and _STATES:
+            return True
+        holds = jax.config.jax_enable_x64 == self._wide and not _is_watched()
+        self._held = settings if holds else None
+        return holds
 
 
 def as_made(method: Callable[Concatenate[Any, P], R]) -> Callable[Concatenate[Any, P], R]:
@@ -130,7 +158,7 @@ def unwatched(function: Callable[P, R]) -> Callable[P, R]:
 
 
 def _is_watched() -> bool:
-    config, allowed = jax.config, (None, "allow")  # spelt out: this is asked in every step
+    config, allowed = jax.config, (None, "allow")
     return (
         config.jax_debug_nans
         or config.jax_debug_infs

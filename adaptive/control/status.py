@@ -7,12 +7,15 @@ to this file alone:
 
     digest     one per worker   its process's decisions so far (`decision_digest.py`); zero from other processes
     wish       one per worker   whether its process wants to leave: 0, 1, or 2 if it is time (`membership.py`)
-    seconds    three a worker   of input, of computing, and busy: `WorkerSeconds`
     ready      one              how many processes can make the sizes that are pending
     able       one              how many processes can make any sizes, now and from now on
     call       one              the mean of what one more kernel call costs them, in examples
     newcomers  one              how many workers that were called in are ready to join
     asks       one              how many processes say that it is time for a checkpoint
+    seconds    three a worker   of input, of computing, and busy: `WorkerSeconds`
+
+All but the seconds, the *facts*, is the same in nearly all steps. A process that hears the same facts again has nothing
+to take up, and one that knows that its own have not changed (`repeats`) writes its seconds alone.
 
 What is asked of all alike is counted, as `ready` is, or averaged, as `call` is; what is asked of each has a place for
 every worker.
@@ -30,8 +33,9 @@ from adaptive.base.world import World
 
 from .decision_digest import DecisionDigest
 
-_OF_EACH = 2 + len(WorkerSeconds._fields)  # digest, wish, seconds
-_OF_ALL = 5  # ready, able, call, newcomers, asks
+_OF_EACH = 2  # facts: digest, wish
+_OF_ALL = 5  # facts: ready, able, call, newcomers, asks
+_SECONDS = len(WorkerSeconds._fields)  # of each
 
 
 class Readiness(Protocol):
@@ -80,7 +84,6 @@ class Verdict(NamedTuple):
 
     digests: np.ndarray  # shape=(workers,)
     wishes: np.ndarray  # shape=(workers,)
-    seconds: WorkerSeconds
     ready: bool  # of all processes
     able: bool
     call: float  # on average
@@ -101,51 +104,72 @@ class Status:
       asks: whether this process says that it is time for a checkpoint. Local.
       asked: whether any has said so with the last message. Replicated.
       told: what to tell of this process's seconds: what `Activity.of_workers` has returned. Local.
-      seconds: of all workers, by the last message. Replicated.
+      repeats: whether this process's facts are those that it has said last. Local.
     """
 
     def __init__(self, world: World, digest: DecisionDigest, sizes: Readiness, members: Members):
-        self.length = status_length(world.capacity)
+        self._n = world.capacity
+        self._n_facts, self.length = _n_facts(self._n), status_length(self._n)
         self._world, self._digest, self._sizes, self._members = world, digest, sizes, members
-        self.asks = self.asked = False
+        self.asks = self.asked = self.repeats = False
         self.told: tuple[float, Sequence[float], Sequence[float]] = 0.0, (), ()
-        self.seconds = WorkerSeconds(*np.zeros((3, world.capacity)))
+        self._own, self._own_seconds = np.zeros(0), np.zeros((_SECONDS, 0))  # what was said last, and a view of it
+        self._heard, self._facts, self._any_asked = np.zeros(self.length), b"", False  # with the last message
 
     def encode(self) -> np.ndarray:
-        """This process's part of the sum; shape=(length,)."""
-        own, sizes, n = self._world.workers, self._sizes, self._world.capacity
-        elements = np.zeros(self.length)
-        each = elements[:-_OF_ALL].reshape(_OF_EACH, n)[:, own.start : own.stop]
-        each[0], each[1] = self._digest.value, self._members.wish
+        """Return this process's part of the sum; shape=(length,), valid until the next call."""
+        if not self.repeats:
+            self._say_facts()
         if self.told[1]:
-            each[2], each[3], each[4] = self.told
+            self._own_seconds[0], self._own_seconds[1], self._own_seconds[2] = self.told
+        return self._own
+
+    def _say_facts(self) -> None:
+        workers, sizes, n = self._world.workers, self._sizes, self._n
+        self._own = np.zeros(self.length)
+        self._own_seconds = self._own[self._n_facts :].reshape(_SECONDS, n)[:, workers.start : workers.stop]
+        of_each = self._own[: _OF_EACH * n].reshape(_OF_EACH, n)[:, workers.start : workers.stop]
+        of_each[0], of_each[1] = self._digest.value, self._members.wish
         call, newcomers = sizes.call / self._world.processes, self._members.newcomers
-        elements[-_OF_ALL:] = sizes.ready, sizes.able, call, newcomers, self.asks
-        return elements
+        self._own[_OF_EACH * n : self._n_facts] = sizes.ready, sizes.able, call, newcomers, self.asks
 
     def decode(self, elements: np.ndarray) -> None:
-        """Take what all processes have said; shape=(length,).
+        """Take what all processes have said; shape=(length,). It is kept until the next message.
 
         Raises:
           DisagreementError: some process has decided otherwise. On every process.
         """
+        facts = elements[: self._n_facts].tobytes()
+        if not (self.repeats and facts == self._facts):
+            self._take_up(elements)
+        self._facts, self._heard, self.asked = facts, elements, self._any_asked
+
+    def _take_up(self, elements: np.ndarray) -> None:
+        elements = elements[: self._n_facts].copy()
         for seat in self._world.unattended:  # nobody is there to decide otherwise
             elements[seat] = self._digest.value
-        verdict = _verdict(elements, self._world.processes)
+        verdict = _verdict(elements, self._n, self._world.processes)
         self._digest.compare(verdict.digests, own=self._world.workers)
         self._sizes.agreed(ready=verdict.ready, able=verdict.able, call=verdict.call)
         self._members.agreed(newcomers=verdict.newcomers, wishes=verdict.wishes)
-        self.asked, self.seconds = verdict.asked, verdict.seconds
+        self._any_asked = verdict.asked
+
+    @property
+    def seconds(self) -> WorkerSeconds:
+        """Of all workers, by the last message. Replicated."""
+        return WorkerSeconds(*self._heard[self._n_facts :].astype(np.float32).reshape(_SECONDS, self._n))
+
+
+def _n_facts(workers: int) -> int:
+    return _OF_EACH * workers + _OF_ALL
 
 
 def status_length(workers: int) -> int:
     """How many elements a status has."""
-    return _OF_EACH * workers + _OF_ALL
+    return _n_facts(workers) + _SECONDS * workers
 
 
-def _verdict(elements: np.ndarray, processes: int) -> Verdict:
-    digests, wishes, *seconds = elements[:-_OF_ALL].reshape(_OF_EACH, -1)
-    ready, able, call, newcomers, asks = elements[-_OF_ALL:].tolist()
-    all_ready, all_able = ready == processes, able == processes
-    heard = WorkerSeconds(*np.array(seconds, np.float32))
-    return Verdict(digests, wishes.copy(), heard, all_ready, all_able, call, round(newcomers), asks > 0)
+def _verdict(facts: np.ndarray, workers: int, processes: int) -> Verdict:
+    digests, wishes = facts[:-_OF_ALL].reshape(_OF_EACH, workers)
+    ready, able, call, newcomers, asks = facts[-_OF_ALL:].tolist()
+    return Verdict(digests, wishes, ready == processes, able == processes, call, round(newcomers), asks > 0)

@@ -73,6 +73,11 @@ class Order:
     def examples(self, shard: int, position: int, count: int) -> np.ndarray:
         """The numbers, within a shard, of the examples at `count` positions."""
         length, found = self._lengths[shard], []
+        epoch, place = divmod(position, length)
+        block = self._blocks.get((shard, epoch, place // _BLOCK))
+        first = place % _BLOCK
+        if block is not None and 0 < count <= len(block) - first:  # nearly always
+            return block[first : first + count]
         while count > 0:
             epoch, place = divmod(position, length)
             number, first = divmod(place, _BLOCK)

@@ -76,6 +76,10 @@ class RandomAccessReader:
         start = self._starts[span.shard]
         return found + start if start else found
 
+    def rows(self, position: int, examples: int) -> Any:
+        """Return the batch at these positions of the only shard, of arrays in memory."""
+        return self._rows.rows(self.order.examples(0, position, examples))
+
     def read(self, wanted: Wanted) -> list[Any]:
         """A batch for each span; `None` for one without examples."""
         if self._rows.in_memory:

@@ -45,19 +45,6 @@ class Share(NamedTuple):
 Cursors = tuple[int, ...]  # examples taken so far from each shard
 
 
-class _There(NamedTuple):
-    """A share that was not worth a thread, in place of a future one."""
-
-    share: Share
-
-    def result(self, timeout: float | None = None) -> Share:
-        del timeout
-        return self.share
-
-    def cancel(self) -> None:
-        """Nothing to stop."""
-
-
 class Stream:
     """Shares of the stream, the next one fetched while the current one is being computed on.
 
@@ -77,10 +64,14 @@ class Stream:
         )
         self._watch = ReadWatch(data, world)
         self._surroundings = Surroundings()  # of the thread that the data set was looked at in
-        self._ahead: tuple[Cursors, tuple[int, ...], Future[Share] | _There] | None = None
+        self._ahead: tuple[Cursors, tuple[int, ...], Future[Share] | Share] | None = None
         self._before: Cursors = ()  # where the cursors were when that was asked for
         self._closed = False
         self._quick = False  # whether the last share was fetched faster than a thread is woken up
+        self._in_memory = data.in_memory and not data.mapped if not isinstance(data, IterableData) else False
+        # Rows of arrays in memory, of one shard: nothing is read ahead, and nothing is kept.
+        self._simple = self._in_memory and len(self.shard_ranges) == 1 and len(workers) == 1
+        self._length = 0 if isinstance(data, IterableData) else len(data)
 
     @property
     def consumed(self) -> int:
@@ -90,14 +81,14 @@ class Stream:
     @property
     def epoch(self) -> int:
         """Whole epochs of data consumed. Replicated."""
-        return int(self.epochs) if isinstance(self._reader, SequentialReader) else self.consumed // len(self.data)
+        return int(self.epochs) if isinstance(self._reader, SequentialReader) else sum(self.cursors) // self._length
 
     @property
     def epochs(self) -> float:
         """Epochs of data consumed, as a fraction. Replicated."""
         if isinstance(self._reader, SequentialReader):
             return self._reader.epochs(self.cursors)
-        return self.consumed / len(self.data)
+        return sum(self.cursors) / self._length
 
     @property
     def epoch_length(self) -> int | None:
@@ -127,21 +118,33 @@ class Stream:
     def take(self, sizes: Sequence[int]) -> Share:
         """The step's share. Moves nothing: call `advance` when the step is committed."""
         key = (self.cursors, tuple(sizes))
-        ahead, self._ahead = self._ahead, None
-        if ahead is not None:
-            if ahead[:2] == key:
-                return self._result(ahead[2])
-            ahead[2].cancel()
+        ahead = self._ahead
+        if ahead is not None and ahead[:2] == key:
+            found, self._ahead = ahead[2], None
+            return found if isinstance(found, Share) else self._watch.result(found)
+        self._drop_ahead()
         return self._result(self._in_thread(self._fetch, *key, self.cursors))  # in one thread: sources need no locks
 
     def prefetch(self, sizes: Sequence[int]) -> None:
         """Start to fetch what the step after this one takes if nothing is resized."""
-        key = (self._deal(self.cursors, sizes)[1], tuple(sizes))
-        self._before = self.cursors
+        self._before = before = self.cursors
+        if self._simple and self._quick:
+            self._ahead = self._rows_ahead(before[0] + sum(sizes), tuple(sizes))
+            return
+        key = (self._deal(before, sizes)[1], tuple(sizes))
         # A few rows of arrays are there sooner than another thread is.
         here = self._quick
-        ahead = _There(self._fetch(*key, self.cursors)) if here else self._in_thread(self._fetch, *key, self.cursors)
+        ahead = self._fetch(*key, before) if here else self._in_thread(self._fetch, *key, before)
         self._ahead = (*key, ahead)
+
+    def _rows_ahead(self, cursor: int, sizes: tuple[int, ...]) -> tuple[Cursors, tuple[int, ...], Share]:
+        """Fetch a share of arrays in memory, by as few calls as can be: this is done in every step."""
+        began, worker = time.thread_time(), self.workers.start
+        size, offset = sizes[worker], sum(sizes[:worker])
+        assert isinstance(self._reader, RandomAccessReader)
+        batch = self._reader.rows(cursor + offset, size) if size else None
+        self._quick = time.thread_time() - began < QUICK_SECONDS
+        return (cursor,), sizes, Share(sizes, (offset,), (batch,))
 
     def advance(self, sizes: Sequence[int]) -> None:
         """A step of these sizes is done."""
@@ -163,8 +166,14 @@ class Stream:
         batches = self._watch.result(self._in_thread(self._reader.read, wanted))
         return joined([batch for batch in batches if batch is not None])
 
-    def _result(self, share: Future[Share] | _There) -> Share:
-        return share.result() if isinstance(share, _There) else self._watch.result(share)
+    def _drop_ahead(self) -> None:
+        """What was fetched ahead is not wanted any more."""
+        ahead, self._ahead = self._ahead, None
+        if ahead is not None and not isinstance(ahead[2], Share):
+            ahead[2].cancel()
+
+    def _result(self, share: Future[Share] | Share) -> Share:
+        return share if isinstance(share, Share) else self._watch.result(share)
 
     def _in_thread(self, function: Callable[..., T], *args: Any) -> Future[T]:
         return self.data.thread.submit(self._surroundings.run, function, *args)
@@ -173,8 +182,7 @@ class Stream:
         began = time.thread_time()  # its own time: kernels may be running on this core meanwhile
         offsets = list(accumulate(sizes, initial=0))
         batches = tuple(self._reader.read(self._wanted(cursors, sizes, self.workers, committed)))
-        quick = self.data.in_memory and not self.data.mapped
-        self._quick = quick and time.thread_time() - began < QUICK_SECONDS
+        self._quick = self._in_memory and time.thread_time() - began < QUICK_SECONDS
         return Share(sizes, tuple(offsets[self.workers.start : self.workers.stop]), batches)
 
     def _wanted(self, cursors: Cursors, sizes: Sequence[int], workers: range, committed: Cursors) -> Wanted:
@@ -216,9 +224,8 @@ class Stream:
         Args:
           place: what its `place()` was.
         """
-        if self._ahead is not None:
-            self._ahead[2].cancel()
-        self.cursors, self._ahead = cursors, None
+        self._drop_ahead()
+        self.cursors = cursors
         if isinstance(self._reader, SequentialReader):
             self._watch.result(self._in_thread(self._reader.go_on, cursors, place))
 
@@ -227,8 +234,7 @@ class Stream:
         if self._closed:
             return
         self._closed = True
-        if self._ahead is not None:
-            self._ahead[2].cancel()
+        self._drop_ahead()
         if isinstance(self.data, IterableData):
             self.data.thread.submit(self.data.close)  # iterators are ended where they are read
         else:

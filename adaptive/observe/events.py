@@ -202,21 +202,24 @@ class Subscription:
 
 
 class Listeners:
-    """Those of one program, in this process."""
+    """Those of one program, in this process.
+
+    Attributes:
+      any: whether there is one.
+    """
 
     def __init__(self) -> None:
         self._all: tuple[Subscription, ...] = ()
-
-    def __bool__(self) -> bool:
-        return bool(self._all)
+        self.any = False
 
     def add(self, listener: Listener) -> Subscription:
         new = Subscription(self, listener)
-        self._all = (*self._all, new)
+        self._all, self.any = (*self._all, new), True
         return new
 
     def remove(self, subscription: Subscription) -> None:
         self._all = tuple(s for s in self._all if s is not subscription)
+        self.any = bool(self._all)
 
     def tell(self, event: StepEvent) -> list[str]:
         """Tell all of them.

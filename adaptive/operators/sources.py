@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import Any, Literal, NamedTuple
 
 import jax
@@ -56,14 +57,15 @@ class Source:
     stand_in: float = 0.0
 
 
-EXAMPLES = Source("examples", lambda r: r.examples, scope="call", stand_in=1.0)
-CALLS = Source("calls", lambda r: r.calls, scope="call", stand_in=1.0)
-OFFSET = Source("offset", lambda r: r.offset, np.int32, scope="call")
-STEP = Source("step", lambda r: r.step, np.int32, scope="all")
+# `attrgetter` reads without a call in Python: sources are read in every step.
+EXAMPLES = Source("examples", attrgetter("examples"), scope="call", stand_in=1.0)
+CALLS = Source("calls", attrgetter("calls"), scope="call", stand_in=1.0)
+OFFSET = Source("offset", attrgetter("offset"), np.int32, scope="call")
+STEP = Source("step", attrgetter("step"), np.int32, scope="all")
 SEED = Source("seed", lambda r: r.seed & 0x7FFFFFFF, np.int32, scope="all")  # any Python integer will do
-GLOBAL_BATCH = Source("global_batch", lambda r: r.global_batch, np.int32, scope="all", stand_in=1)
-BATCH_SIZE = Source("batch_size", lambda r: r.batch_size, np.int32, stand_in=1)
-WORKER = Source("worker", lambda r: r.worker, np.int32)
+GLOBAL_BATCH = Source("global_batch", attrgetter("global_batch"), np.int32, scope="all", stand_in=1)
+BATCH_SIZE = Source("batch_size", attrgetter("batch_size"), np.int32, stand_in=1)
+WORKER = Source("worker", attrgetter("worker"), np.int32)
 WORKERS = Source("workers", lambda r: int(r.taking_part.sum()), np.int32, scope="all", stand_in=1)
 
 source_p = Primitive("source")

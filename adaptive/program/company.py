@@ -17,10 +17,6 @@ class Until(NamedTuple):
     epoch: int | None = None
     step: int | None = None
 
-    def reached(self, epoch: int, step: int) -> bool:
-        """Whether that is now."""
-        return (self.epoch is not None and epoch >= self.epoch) or (self.step is not None and step >= self.step)
-
 
 class Course(NamedTuple):
     """Where a run stands. Replicated."""

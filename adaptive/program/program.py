@@ -71,6 +71,7 @@ from .memory_needed import in_words, memory_needed
 from .overlap import checked as checked_overlap
 from .overlap import overlapped
 from .seating import Seating
+from .steady_loop import SteadyLoop
 from .tracing import Traced, Tracing, check_writable
 from .watch import Skips, StepClock, UpdateCheck
 
@@ -279,6 +280,7 @@ class Program:
         self._step, self._restored = 0, False  # `_restored`: since the last step
         self._run_id = new_run_id(self.world, self._name)
         self._until = Until()
+        self._steady = SteadyLoop(self)
         self._alone = threading.Lock()  # held while a step is under way
         self._compiled = False
 
@@ -414,7 +416,7 @@ class Program:
         listening = nullcontext() if checkpoint is None else Listening()
         with listening, self._shown(progress), self._logged(log, record), self._kept(checkpoint) as keeping:
             all_leave: AllLeave | None = None
-            while not (all_leave or self._decisions.stopped or self._until.reached(self.epoch, self._step)):
+            while not (all_leave or self._decisions.stopped or self._is_done()):
                 try:
                     report = self._one_step()
                 except RunOver:  # of the workers; this process was in reserve
@@ -435,6 +437,11 @@ class Program:
                 raise self._preempted(all_leave, more)
             self.world.assemble()
             self._take_course(self._company.hand_over(self._course))
+
+    def _is_done(self) -> bool:
+        """Return whether the run has come to the step or the epoch at which it ends."""
+        epoch, step = self._until
+        return (step is not None and self._step >= step) or (epoch is not None and self._stream.epoch >= epoch)
 
     @contextmanager
     def _shown(self, progress: bool) -> Iterator[None]:
@@ -564,15 +571,22 @@ class Program:
     @phase("in a step")
     def _take_step(self) -> Report:
         began = time.perf_counter()
-        self._activity.begin()
-        self._compile_first()
+        steady = self._steady.choice()
+        if steady is None:
+            self._activity.begin()
+            self._compile_first()
         since = self._clock.begin(began)
         try:
-            self._engine.kernels.check()
+            if self._engine.kernels.busy:
+                self._engine.kernels.check()
             self.world.built = self._built
-            self.world.part()
-            outcome = self._by_those_left(since)
-            notes = self._skips.take(outcome.trouble, self._step + 1)
+            outcome = None if steady is None else self._steady.take(began, since, steady)
+            if outcome is None:
+                steady = None
+                self.world.part()
+                outcome = self._by_those_left(since)
+            plain = steady is not None and self._steady.is_plain(outcome)
+            notes = [] if plain else self._skips.take(outcome.trouble, self._step + 1)
         except RunEnds as end:
             if isinstance(end, RunOver):
                 self._take_course(end.course)
@@ -584,7 +598,7 @@ class Program:
             error.add_note(f"in step {self._step + 1}, on {self._who()}")
             tell(self.world, f"in step {self._step + 1} of {self._name}", error)
             raise
-        return self._finish(outcome, notes)
+        return self._steady.report(outcome) if plain else self._finish(outcome, notes)
 
     def _by_those_left(self, since: float) -> Outcome:
         """The step, taken again on the same examples where members are lost in the course of it.
@@ -676,10 +690,10 @@ class Program:
         notes, self._notes = [*self._notes, *notes], []
         self._sizes.step_done()
         epoch = self._stream.epochs
-        asked, decision = Asked.so_far(self._sizes, self._membership) if self._listeners else None, None
+        asked, decision = Asked.so_far(self._sizes, self._membership) if self._listeners.any else None, None
         in_force = self._hyperparameters.values
         if outcome.committed:
-            if self._hooks.due(self._step):  # what they read is not there yet: that is no time of theirs
+            if self._step >= self._hooks.next_due:  # what they read is not there yet: that is no time of theirs
                 with self._activity.doing(COMPUTING):
                     jax.block_until_ready(outcome.hooks)
             self._activity.turn(HOOKS)
@@ -724,6 +738,7 @@ class Program:
             report = replace(report, notes=(*report.notes, *failed)) if failed else report
         self._restored = False
         self._tracing.after(self._step)
+        self._steady.look()
         return report
 
     @phase("in the hooks")
@@ -883,6 +898,7 @@ class Program:
         self._stream.go_on(parsed.cursors, parsed.place)
         self._tracing.shift(parsed.step - self._step)
         self._step, self._skips.in_a_row, self._update.told = parsed.step, 0, False
+        self._steady.stop()
         self._run_id, self._restored = parsed.run_id or self._run_id, True
         engine = self._engine
         if engine.new_nans is not None:

@@ -39,6 +39,9 @@ class StepClock:
         policy that balanced by them would have to take it back.
         """
         self.beside_compiler = self.beside_compiler + 1 if beside_compiler else 0
+        if not beside_compiler and True not in tried_at_a_loss:
+            self.compute_seconds = list(seconds)
+            return
         lost = [beside_compiler or tried for tried in tried_at_a_loss]
         self.compute_seconds = [_NAN if is_lost else s for s, is_lost in zip(seconds, lost, strict=True)]
 
@@ -106,6 +109,9 @@ class UpdateCheck:
           step: whose update it was.
           in_step: whether the others are in the next step by now, and wait for this process.
         """
+        nans = self._engine.new_nans
+        if nans is None or nans.none_flagged():
+            return
         found = self._engine.made_nans()
         if found:
             self.told = True

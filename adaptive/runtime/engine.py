@@ -150,12 +150,12 @@ class Engine:
             for s in (*plan.onces.values(), plan.final)
             for local, device in enumerate(world.devices)
         }
-
-        self._steady = SteadyStep(self) if is_flat(plan, len(world.devices)) else None
         mesh = world.worker_mesh() if isinstance(world, OffersMesh) and world.capacity > 1 else None
         if mesh is not None and not why_not(plan, mesh):
             self._spmd = SPMDStep(self, mesh)
             self.kernels.compile_step = self._spmd.compile
+        # What takes the common step of one worker in less time than `step`.
+        self.steady = SteadyStep(self) if self._spmd is None and is_flat(plan, len(world.devices)) else None
 
     # --- state --------------------------------------------------------------------------------------------------------
 
@@ -269,10 +269,11 @@ class Engine:
 
     def expect(self, sizes: Sequence[int]) -> None:
         """Kernels are going to be asked about these sizes, of all workers: who takes all examples makes more calls."""
-        self.kernels.least_calls = self._least_calls(sum(size > 0 for size in sizes) == 1)
+        self.kernels.least_calls = self.least_calls_of(max(sizes), sum(sizes))
 
-    def _least_calls(self, alone: bool) -> int:
-        return 2 if alone and self._compares_groups else 1
+    def least_calls_of(self, size: int, global_batch: int) -> int:
+        """Return how many kernel calls a worker has to make at least of its local batch."""
+        return 2 if size == global_batch and self._compares_groups else 1
 
     # --- a step -------------------------------------------------------------------------------------------------------
 
@@ -297,7 +298,7 @@ class Engine:
         """
         if microbatches is None:
             microbatches = [
-                self.kernels.microbatches(i, r.batch_size, self._least_calls(r.batch_size == r.global_batch))
+                self.kernels.microbatches(i, r.batch_size, self.least_calls_of(r.batch_size, r.global_batch))
                 for i, r in enumerate(readings)
             ]
         activity = self.activity
@@ -307,8 +308,6 @@ class Engine:
             if outcome is not None:
                 return outcome
             meanwhile = _nothing  # is done
-        if self._steady is not None and self._steady.fits(microbatches):
-            return self._steady(share, readings, microbatches, meanwhile, search, more)
         run = Step(self, share, readings, microbatches)
         for level in range(self.plan.levels + 1):
             run.once(level)
@@ -335,7 +334,7 @@ class Engine:
                 for message, results, heard in arrived:
                     if message.number == self._last:
                         self.status.decode(heard)
-                    if message.look is not None and not message.look.passes(results[0], message.glances):
+                    if message.look is not None and not message.look.passes(results[0]):
                         run.finish(level)
                         return run.given_up(message.number, results[0], search)
                     run.messages[message.number] = results
@@ -356,14 +355,13 @@ class Engine:
         about = f"message {number + 1} of step {step} of {self.name}"
         parts = self.nothing.with_gaps(number, parts)
         look = self.looks[number] if self.looks else None
-        glances = None if look is None else look.glances()
-        shown: LookAtPiece | None = glances
+        shown: LookAtPiece | None = None if look is None else look.begin()
         if self.timeline is not None:
             self.timeline.sends(about)
-            shown = pieces_on(self.timeline, glances, self.world)
+            shown = pieces_on(self.timeline, shown, self.world)
         self.activity.message = number
         arriving = self._channels[number].start(parts, own, about, more, shown, step, beside)
-        return _UnderWay(number, arriving, look, glances)
+        return _UnderWay(number, arriving, look)
 
     def seat(self, present: Sequence[int], joined: Sequence[int]) -> None:
         """From the next step on these workers of this process are there, by their places.
@@ -475,4 +473,3 @@ class _UnderWay(NamedTuple):
     number: int
     arriving: Arriving
     look: Look | None
-    glances: Any

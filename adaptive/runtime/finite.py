@@ -10,7 +10,7 @@ A mean is `sum_i w_i x_i / sum_i w_i`. Where all weights are zero it is a mean o
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import groupby
@@ -23,7 +23,7 @@ import numpy as np
 from adaptive.base.errors import NonFiniteError
 from adaptive.base.reductions import Sliced
 from adaptive.base.where import at, name_workers
-from adaptive.base.world import World
+from adaptive.base.world import LookAtPiece, World
 from adaptive.graph.plan import Contribution
 from adaptive.operators.eager import least_weight, mean_of_nothing
 
@@ -58,37 +58,58 @@ class Look:
             if must_be_finite(c)
         ]
         self._ranges = [(r, _limit(r.dtype)) for r in _joined(sorted(found, key=lambda r: (r.part, r.start)))]
-        self._by_part: dict[int, list[tuple[int, _Range]]] = {}
+        self._by_part: dict[int, list[tuple[int, int, int]]] = {}  # numbers of ranges, and where they start and stop
         for n, (r, _) in enumerate(self._ranges):
-            self._by_part.setdefault(r.part, []).append((n, r))
+            self._by_part.setdefault(r.part, []).append((n, r.start, r.stop))
+        self._none_seen, self._zeros = [0] * len(self._ranges), [0.0] * len(self._ranges)
+        # Of each range, in the exchange that is under way: how many elements were seen, and the largest magnitude; NaN
+        # if there was one.
+        self._seen, self._largest = self._none_seen, self._zeros
         # A weight that is not known may be so on purpose where it weighs what may be unknown, too.
         weights = {(w, must_be_finite(c)) for c, _, w in self._all() if w is not None}
         self._weights = [(w.offset, checked) for w, checked in sorted(weights, key=lambda found: found[0].offset)]
         self._least = least_weight(layout.parts[0].dtype)
 
-    def passes(self, parts: Sequence[jax.Array], glances: Glances | None = None) -> bool:
-        """Whether all that must be finite is, with each mean's division carried out.
+    def begin(self) -> LookAtPiece | None:
+        """Begin an exchange of the message. Returns what is to be called with each piece that has been reduced, once,
+        while it is in the caches; `None` where nothing of it is read on the host.
+        """
+        self._seen, self._largest = self._none_seen.copy(), self._zeros.copy()
+        return self._take_in if self._on_host and self._ranges else None
+
+    def _take_in(self, part: int, start: int, piece: np.ndarray) -> None:
+        """Look at the elements of a part from `start` on."""
+        stop = start + len(piece)
+        for n, first, end in self._by_part.get(part, ()):
+            if first < stop and start < end:
+                inside = piece if first <= start and stop <= end else piece[max(first - start, 0) : end - start]
+                self._seen[n] += len(inside)
+                before, largest = self._largest[n], _largest(inside)
+                if before == before and not largest <= before:  # else it was NaN, and stays
+                    self._largest[n] = largest
+
+    def passes(self, parts: Sequence[jax.Array]) -> bool:
+        """Return whether all that must be finite is, with each mean's division carried out. What was not seen while it
+        was reduced (`begin`) is looked at now.
 
         Args:
           parts: reduced, on one worker's device.
-          glances: at pieces of them while they were being reduced. What they missed is looked at now.
         """
         if not self._on_host:
             return bool(self._program(list(parts)))
-        host = [np.asarray(part).reshape(-1) for part in parts]
+        first = np.asarray(parts[0]).reshape(-1)
         for i, checked in self._weights:
-            if not self._is_weight(float(host[0][i]), checked):
+            total = float(first[i])
+            if not self._least <= total < np.inf and (checked or total == total):
                 return False
         for n, (r, limit) in enumerate(self._ranges):
-            seen = glances is not None and glances.seen[n] == r.stop - r.start
-            largest = glances.largest[n] if glances and seen else _largest(host[r.part][r.start : r.stop])
-            if not largest / (1.0 if r.weight is None else float(host[0][r.weight.offset])) < limit:
+            if self._seen[n] == r.stop - r.start:
+                largest = self._largest[n]
+            else:
+                largest = _largest(np.asarray(parts[r.part]).reshape(-1)[r.start : r.stop])
+            if not largest / (1.0 if r.weight is None else float(first[r.weight.offset])) < limit:
                 return False
         return True
-
-    def glances(self) -> Glances | None:
-        """For one exchange, at what it reduces; `None` where nothing of it is read on the host."""
-        return Glances(self._by_part, len(self._ranges)) if self._on_host and self._ranges else None
 
     def all_finite(self, parts: Sequence[jax.Array]) -> jax.Array:
         """Return whether all that must be finite is; traced. Where it says no, `passes` may still say yes: of values
@@ -156,34 +177,6 @@ class Look:
 
     def _all(self) -> Iterator[tuple[Contribution, Entry, Entry | None]]:
         return zip(self.layout.contributions, self.layout.entries, self.layout.weights, strict=True)
-
-
-class Glances:
-    """What was seen of a message's ranges while it was being reduced, piece by piece.
-
-    Args:
-      by_part: the ranges of each part, with their numbers.
-      count: how many there are.
-
-    Attributes:
-      seen: of each range, how many elements.
-      largest: of each range, the largest magnitude seen; NaN if there was one.
-    """
-
-    def __init__(self, by_part: Mapping[int, Sequence[tuple[int, _Range]]], count: int):
-        self._by_part = by_part
-        self.seen, self.largest = [0] * count, [0.0] * count
-
-    def __call__(self, part: int, start: int, piece: np.ndarray) -> None:
-        """Take in a piece: the elements of a part from `start` on, reduced; each once."""
-        stop = start + len(piece)
-        for n, r in self._by_part.get(part, ()):
-            if r.start < stop and start < r.stop:
-                inside = piece[max(r.start - start, 0) : r.stop - start]
-                self.seen[n] += len(inside)
-                largest, before = _largest(inside), self.largest[n]
-                if before == before and not largest <= before:  # else it was NaN, and stays
-                    self.largest[n] = largest
 
 
 def _joined(ranges: Iterable[_Range]) -> list[_Range]:

@@ -49,9 +49,12 @@ class Feed:
 
     def measure(self, reading: Reading) -> tuple[np.ndarray, np.ndarray]:
         """Both vectors at the start of a worker's step."""
-        floats = np.array([1.0, *(s.read(reading) for s in self.floats)], np.float32)
-        ints = np.empty(len(self.ints) + self.capacity, np.int32)
-        ints[: len(self.ints)] = [s.read(reading) for s in self.ints]
+        floats, ints = np.empty(len(self.floats) + 1, np.float32), np.empty(len(self.ints) + self.capacity, np.int32)
+        floats[0] = 1.0
+        for i, source in enumerate(self.floats, 1):
+            floats[i] = source.read(reading)
+        for i, source in enumerate(self.ints):
+            ints[i] = source.read(reading)
         ints[len(self.ints) :] = reading.taking_part
         return floats, ints
 

@@ -1,24 +1,31 @@
-"""The common step, without the bookkeeping of the general one: one worker, one kernel call, messages of one level.
+"""The common step, without the bookkeeping of the general one: one worker of this process, messages of one level.
 
-`step.py` carries out any step: several workers, calls, levels and stages. Most steps need none of that, and on a short
-step the time goes into Python. Both give the same bits (tests/adaptive/test_steady_step.py).
+`step.py` carries out any step: several workers, levels and stages. Most steps need none of that, and on a short step
+the time goes into Python. What is equal in two steps running is worked out when it changes. Both give the same bits
+(tests/adaptive/test_steady_step.py). Loops stand here where a comprehension would read better: up to Python 3.11 that
+is a call.
 """
+
+# ruff: noqa: PERF401
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from operator import is_
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
+import numpy as np
 
-from adaptive.base.activity import COMPUTING, EXCHANGING, OTHER
+from adaptive.base.activity import COMPUTING, EXCHANGING, INPUT
 from adaptive.data.stream import Share
 from adaptive.graph.plan import Plan
 from adaptive.operators.sources import Reading
 
+from .chooser import Choice
 from .microbatches import Microbatches
-from .step import Outcome, Step
+from .step import Outcome, Step, add
 
 if TYPE_CHECKING:
     from .engine import Engine
@@ -33,11 +40,41 @@ def is_flat(plan: Plan, workers: int) -> bool:
         and not plan.onces
         and not plan.stages
         and all(message.gate is None for message in plan.messages)
+        and sum(message.travels for message in plan.messages) <= 1
     )
 
 
+class _Call(NamedTuple):
+    """One kernel call of the worker."""
+
+    run: Callable[[dict[str, Any]], dict[str, Any]]
+    examples: int
+    rows: slice | None  # of the worker's batch; `None` for all of it
+    consts: list[Any]
+
+
+class _Ahead(NamedTuple):
+    """Kernel calls of the next step that are dispatched already, and what they were given."""
+
+    step: int
+    sizes: Microbatches
+    batch: Any
+    state: list[jax.Array]
+    slots: list[list[jax.Array]]
+    packed: list[jax.Array]
+    kept: list[jax.Array]
+    dispatched: float
+
+
+# What the kernel calls of the next step may be fed with before it begins.
+_KNOWN_AHEAD = {
+    *("examples", "calls", "offset", "batch_size", "global_batch", "step", "seed", "worker", "workers"),
+    "compute_seconds",
+}
+
+
 class SteadyStep:
-    """Takes steps of one worker by one kernel call; all messages are of one level, and none is sent now and then only.
+    """Takes steps of one worker, all of whose messages are of one level and are sent in every step.
 
     Args:
       engine: whose steps; its plan `is_flat`.
@@ -49,87 +86,186 @@ class SteadyStep:
         self._engine = engine
         self._call_state, self._call_slots = call.reads("state"), call.wiring["slot"]
         self._batch = call.reads("batch")
+        self._changed = plan.changed_state
         self._overwritten, self._read_only = found.overwritten, found.read_only
         self._final_slots, self._final_kept = final.wiring["slot"], [i for _, i in final.wiring["call"]]
         self._final_messages = final.read_messages
         self._final_consts = engine.consts["final", final.level, 0]
-        numbers = range(len(plan.messages))
-        self._sent = [number for number in numbers if plan.messages[number].travels]
-        self._stay = [number for number in numbers if not plan.messages[number].travels]
-        self._bytes = sum(engine.layouts[number].nbytes for number in self._sent)
+        # One message is sent in every step, or none: what is ready at one level travels together.
+        self._sent = next((n for n, message in enumerate(plan.messages) if message.travels), -1)
+        self._stay = [n for n, message in enumerate(plan.messages) if not message.travels]
+        self._dtype = engine.layouts[self._sent].parts[0].dtype if self._sent >= 0 else np.dtype(np.float32)
+        self._bytes = engine.layouts[self._sent].nbytes if self._sent >= 0 else 0
+        self._look = engine.looks[self._sent] if engine.looks and self._sent >= 0 else None
+        self._first = engine._places[0].start
         self._on_host = engine.world.devices[0].platform == "cpu"
+        self._leaves: Callable[[Any], list[Any]] = self._find_leaves  # of a batch
+        self._calls: tuple[Microbatches, list[_Call]] = (), []
+        # On a CPU Python and the kernels would only take turns on the same cores.
+        self.runs_ahead = not self._on_host and set(call.reads("source")) <= _KNOWN_AHEAD
+        self._ahead: _Ahead | None = None
 
-    def fits(self, microbatches: Sequence[Microbatches]) -> bool:
+    def fits(self, choice: Choice) -> bool:
         """Return whether a step of these calls can be taken; else the general one takes it."""
-        return len(microbatches[0]) == 1 and self._engine.timeline is None and self._engine.present == [0]
+        engine, calls = self._engine, choice.microbatches
+        if not calls or choice.one_by_one or engine.timeline is not None or engine.present != [0]:
+            return False
+        return len(calls) == 1 or not self._final_kept
 
     def __call__(
         self,
         share: Share,
-        readings: Sequence[Reading],
-        microbatches: Sequence[Microbatches],
+        reading: Reading,
+        choice: Choice,
         meanwhile: Callable[[], None],
         search: bool,
         more: str,
+        began: float,
+        input_seconds: float,
     ) -> Outcome:
-        """Compute, exchange, and commit: the arguments and the result of `Engine.step`."""
-        engine, reading = self._engine, readings[0]
-        activity, (size,) = engine.activity, microbatches[0]
-        floats, ints = engine.feed.measure(reading)
-        kernel = engine.kernels.kernel(0, size, 0)
-        state, slots = engine.states[0], engine.slots[0]
-        leaves = jax.tree.leaves(share.batches[0])
-        began, computed = time.perf_counter(), time.process_time()
+        """Compute, exchange, and commit: what `Engine.step` does, for the only worker of this process.
+
+        Args:
+          share, reading, choice: its examples, what sources pick from, and its kernel calls.
+          meanwhile, search, more: see `Engine.step`.
+          began: when the step began, by the clock of `time.perf_counter`.
+          input_seconds: how long it has waited for its share.
+        """
+        engine, sizes = self._engine, choice.microbatches
+        activity, status = engine.activity, engine.status
+        activity.now = COMPUTING
+        dispatched, watch = time.perf_counter(), time.process_time() if choice.timed else 0.0
+        floats, ints = engine.feed.measure(reading if len(sizes) == 1 else reading._replace(calls=len(sizes)))
+        known = float("inf")
+        ahead = None if self._ahead is None else self._take_ahead(reading.step, sizes, share.batches[0])
+        if ahead is None:
+            packed, kept = self._compute(sizes, reading, (floats, ints), self._leaves(share.batches[0]))
+        else:
+            packed, kept, dispatched = ahead.packed, ahead.kept, ahead.dispatched
+            if packed[self._first].is_ready() and reading.compute_seconds == reading.compute_seconds:
+                known = reading.compute_seconds  # nobody saw when they were done: no later than the step before says
+        meanwhile()
+        packed[self._first].block_until_ready()
+        seconds = min(known, time.perf_counter() - dispatched)
+        if choice.timed:
+            undisturbed = min(seconds, time.process_time() - watch) if self._on_host else seconds
+            engine.kernels.record_step(0, undisturbed)
+        for result in engine._committed:  # what the step before has read must be done with before it is written again
+            result.block_until_ready()
+        messages: dict[int, Any] = {}
+        for number in self._stay:
+            messages[number] = [packed[engine._places[number]]]
+        sent = exchanged = time.perf_counter()
+        if self._sent >= 0:
+            status.told = input_seconds, (seconds,), (activity.busy(sent),)
+            activity.now = EXCHANGING
+            results, heard = self._exchange(packed[engine._places[self._sent]], reading.step + 1, more)
+            exchanged = time.perf_counter()
+            activity.now = COMPUTING
+            status.decode(heard)
+            if self._look is not None and not self._look.passes(results[0]):
+                activity.took(began, {INPUT: input_seconds, EXCHANGING: exchanged - sent}, exchanged)
+                run = Step(engine, share, (reading,), (sizes,))
+                run.take_over(packed, messages, (self._sent,), seconds)
+                return run.given_up(self._sent, results[0], search)
+            messages[self._sent] = results
+        del packed  # what was sent is let go before the new state is made
+        outputs = self._commit(floats, ints, kept, messages)
+        ended = time.perf_counter()
+        computing = ended - exchanged + sent - dispatched
+        activity.took(began, {INPUT: input_seconds, COMPUTING: computing, EXCHANGING: exchanged - sent}, ended)
+        hooks, found = [], engine._results
+        for place in found.hooks:
+            hooks.append(outputs[place])
+        metrics = outputs[found.metrics]
+        return Outcome(hooks, metrics, messages, [seconds], [sizes], int(self._sent >= 0), self._bytes)
+
+    def dispatch_ahead(self, share: Share, reading: Reading, sizes: Microbatches) -> None:
+        """Dispatch the kernel calls of the next step, which depend on the committed state alone: the device computes
+        while the step before is reported, and the user's loop goes on.
+
+        Args:
+          share, reading, sizes: of the next step; if it turns out to have others, it is computed anew.
+        """
+        engine, batch = self._engine, share.batches[0]
+        dispatched = time.perf_counter()
+        vectors = engine.feed.measure(reading if len(sizes) == 1 else reading._replace(calls=len(sizes)))
+        packed, kept = self._compute(sizes, reading, vectors, self._leaves(batch))
+        state, slots = list(engine._states[0]), list(engine._slots[0])
+        self._ahead = _Ahead(reading.step, sizes, batch, state, slots, packed, kept, dispatched)
+
+    def forget_ahead(self) -> None:
+        """Let what was dispatched ahead go."""
+        self._ahead = None
+
+    def _take_ahead(self, step: int, sizes: Microbatches, batch: Any) -> _Ahead | None:
+        """Return what was dispatched ahead for this step; `None` if anything that it was given has changed since."""
+        ahead, self._ahead = self._ahead, None
+        if ahead is None or (ahead.step, ahead.sizes) != (step, sizes) or ahead.batch is not batch:
+            return None
+        state, slots = self._engine._states[0], self._engine._slots[0]
+        same = all(map(is_, ahead.state, state)) and all(map(is_, ahead.slots, slots))
+        return ahead if same else None
+
+    def _exchange(self, parts: Sequence[jax.Array], step: int, more: str) -> tuple[list[list[jax.Array]], np.ndarray]:
+        """Have the message reduced over all workers, with the status."""
+        engine, number = self._engine, self._sent
+        own = engine.status.encode().astype(self._dtype)
+        about = f"message {number + 1} of step {step} of {engine.name}"
+        rows = [parts] if not engine.world.unattended else engine.nothing.with_gaps(number, [parts])
+        engine.activity.message = number
+        look = None if self._look is None else self._look.begin()
+        return engine._channels[number].exchange(rows, own, about, more, look, step)
+
+    def _find_leaves(self, batch: Any) -> list[Any]:
+        leaves, tree = jax.tree.flatten(batch)
+        self._leaves = tree.flatten_up_to  # of batches built alike, without a call in Python
+        return leaves
+
+    def _planned(self, microbatches: Microbatches) -> list[_Call]:
+        """Return the calls for these microbatches, which are worked out when they change."""
+        kernels, calls, start = self._engine.kernels, list[_Call](), 0
+        for size in microbatches:
+            kernel, rows = kernels.kernel(0, size, 0), slice(start, start + size)
+            calls.append(_Call(kernel.run, size, None if len(microbatches) == 1 else rows, list(kernel.consts)))
+            start += size
+        self._calls = microbatches, calls
+        return calls
+
+    def _compute(
+        self, sizes: Microbatches, reading: Reading, vectors: tuple[np.ndarray, np.ndarray], leaves: list[Any]
+    ) -> tuple[list[jax.Array], list[jax.Array]]:
+        """Dispatch the calls. Returns all messages' parts, added up over the calls, and what the last call keeps."""
+        engine, state, slots = self._engine, self._engine._states[0], self._engine._slots[0]
+        calls = self._calls[1] if self._calls[0] is sizes else self._planned(sizes)
+        batch = list(map(leaves.__getitem__, self._batch))
         given: dict[str, Any] = {
             "state": list(map(state.__getitem__, self._call_state)),
             "slot": self._call_slots and [slots[k][leaf] for k, leaf in self._call_slots],
-            "batch": list(map(leaves.__getitem__, self._batch)),
-            "const": list(kernel.consts),
-            "floats": floats,
-            "ints": ints,
             "once": [],
             "call": [],
             "message": [],
         }
-        out = kernel.run(given)
-        meanwhile()
-        packed = out["parts"]
-        seconds = self._wait(packed, size, began, computed)
-        for result in engine._committed:  # what the step before has read must be done with before it is written again
-            result.block_until_ready()
-        if engine.tells:
-            engine.status.told = activity.of_workers([seconds])
-        activity.turn(EXCHANGING)
-        parts = [packed[place] for place in engine._places]
-        under_way = [engine._send(n, [parts[n]], reading.step + 1, more, None) for n in self._sent]
-        arrived = [(message, *message.arriving.wait()) for message in under_way]
-        activity.turn(COMPUTING)
-        messages = {number: [parts[number]] for number in self._stay}
-        for message, results, heard in arrived:
-            if message.number == engine._last:
-                engine.status.decode(heard)
-            if message.look is not None and not message.look.passes(results[0], message.glances):
-                run = Step(engine, share, readings, microbatches)
-                run.take_over(packed, messages, self._sent, seconds)
-                return run.given_up(message.number, results[0], search)
-            messages[message.number] = results
-        outputs = self._commit(floats, ints, out["outputs"], messages)
-        activity.turn(OTHER)
-        hooks, metrics = [outputs[place] for place in engine._results.hooks], outputs[engine._results.metrics]
-        return Outcome(hooks, metrics, messages, [seconds], list(microbatches), len(self._sent), self._bytes)
-
-    def _wait(self, packed: Sequence[jax.Array], size: int, began: float, computed: float) -> float:
-        """Wait for the call, and record how long it took. Returns its seconds."""
-        packed[self._engine._places[0].start].block_until_ready()
-        seconds = time.perf_counter() - began
-        undisturbed = min(seconds, time.process_time() - computed) if self._on_host else seconds
-        self._engine.kernels.record(0, size, undisturbed)
-        return seconds
+        packed: list[jax.Array] = []
+        for call in calls:
+            given["const"] = call.consts
+            if call.rows is None:
+                given["batch"], (given["floats"], given["ints"]) = batch, vectors
+            else:
+                given["batch"] = [leaf[call.rows] for leaf in batch]
+                start = call.rows.start
+                of_call = reading._replace(examples=call.examples, calls=1, offset=reading.offset + start)
+                given["floats"], given["ints"] = engine.feed.for_call(vectors, of_call, first=not start)
+            out = call.run(given)
+            packed = engine._compiled[add(0), 0, 0](packed, out["parts"]) if packed else out["parts"]
+        return packed, out["outputs"]
 
     def _commit(self, floats: Any, ints: Any, kept: Sequence[jax.Array], messages: dict[int, Any]) -> Any:
         """Run the final segment and take its results as the worker's state. Returns them."""
         engine = self._engine
-        state, slots = engine.states[0], engine.slots[0]
+        state, slots, received = engine._states[0], engine._slots[0], []
+        for number in self._final_messages:
+            received.append(messages[number][0])
         given_up = (
             list(map(state.__getitem__, self._overwritten)),
             self._final_slots and [slots[k][leaf] for k, leaf in self._final_slots],
@@ -137,7 +273,7 @@ class SteadyStep:
         given: dict[str, Any] = {
             "state": list(map(state.__getitem__, self._read_only)),
             "call": list(map(kept.__getitem__, self._final_kept)),
-            "message": self._final_messages and [messages[number][0] for number in self._final_messages],
+            "message": received,
             "const": self._final_consts,
             "floats": floats,
             "ints": ints,
@@ -147,9 +283,9 @@ class SteadyStep:
         }
         outputs = engine._compiled["final", 0, 0](given_up, given)
         engine._committed = outputs[:1]
-        for i, new in zip(engine.plan.changed_state, outputs, strict=False):  # first come the state's
+        for i, new in zip(self._changed, outputs, strict=False):  # first come the state's
             state[i] = new
-        engine.slots[0] = engine._results.slots and [outputs[place] for place in engine._results.slots]
+        engine._slots[0] = engine._results.slots and [outputs[place] for place in engine._results.slots]
         if engine.new_nans is not None:
             engine.new_nans.committed(outputs[-1:])
         return outputs

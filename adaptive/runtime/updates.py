@@ -104,11 +104,11 @@ class NewNaNs:
 
     def none_flagged(self) -> bool:
         """Whether there is nothing to `read`: in nearly all steps. Waits for the last update."""
-        if self._found or any(self._held):
+        if self._found is not NONE_FOUND or True in map(bool, self._held):
             return False
-        flags = self._flags if self.may_differ else self._flags[:1]
-        if any(True in np.asarray(f).tolist() for f in flags):
-            return False
+        for flags in self._flags if self.may_differ else self._flags[:1]:
+            if True in np.asarray(flags).tolist():
+                return False
         self._flags = []
         return True
 
@@ -122,7 +122,8 @@ class NewNaNs:
             new = [self._new(n, state, f) for n, (state, f) in enumerate(zip(states, flagged, strict=False))]
             local = {workers[n]: tuple(i for i in found if i in self._local) for n, found in enumerate(new)}
             replicated = tuple(i for i in new[0] if i not in self._local)
-            self._found = Found(replicated, {w: own for w, own in local.items() if own})
+            found = Found(replicated, {w: own for w, own in local.items() if own})
+            self._found = found or NONE_FOUND
         return self._found
 
     def _new(self, n: int, state: Sequence[jax.Array], flagged: np.ndarray) -> list[int]:

@@ -67,17 +67,17 @@ def passes(contributions, values, weights=1.0):
 def passes_in_pieces(layout, reduced, size):
     """What the look says that was shown pieces of `size` elements, as they arrived, and then nothing but weights."""
     look = Look(layout, "cpu")
-    glances = look.glances()
-    if glances is None:
+    take_in = look.begin()
+    if take_in is None:
         return look.passes(reduced)
     for part, values in enumerate(reduced):
         flat = np.asarray(values).reshape(-1)
         for start in range(0, len(flat), size):
-            glances(part, start, flat[start : start + size])
+            take_in(part, start, flat[start : start + size])
     weights = {w.offset for w in layout.weights if w is not None}
     kept = [np.zeros_like(np.asarray(part)) for part in reduced]
     kept[0][list(weights)] = np.asarray(reduced[0])[list(weights)]
-    return look.passes(kept, glances)
+    return look.passes(kept)
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
@@ -127,12 +127,10 @@ def test_single_precision_in_a_message_of_doubles_overflows_where_it_is_single_a
 def test_what_was_not_looked_at_while_it_arrived_is_looked_at_then():
     layout, _, reduced = arrive([contribution(shape=(6,))], [[1.0], [np.nan]])
     look = Look(layout, "cpu")
-    glances = look.glances()
-    glances(0, 0, np.ones(4, np.float32))
-    assert not look.passes(reduced, glances)
-    glances = look.glances()
-    glances(0, 0, np.ones(6, np.float32))
-    assert look.passes(reduced, glances)  # all of it was, and found to be well
+    look.begin()(0, 0, np.ones(4, np.float32))
+    assert not look.passes(reduced)
+    look.begin()(0, 0, np.ones(6, np.float32))
+    assert look.passes(reduced)  # all of it was, and found to be well
 
 
 def test_a_division_that_overflows_is_seen():

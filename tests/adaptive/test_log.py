@@ -82,7 +82,7 @@ def test_a_sink_is_told_of_every_step_and_closed(program):
     list(program.run(steps=2, log=own))
     assert own.steps == list(range(first, first + 5))
     assert own.closed == 2
-    assert not program._listeners
+    assert not program._listeners.any
 
 
 def test_it_is_told_behind_the_steps_too(program, monkeypatch):

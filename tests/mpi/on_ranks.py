@@ -23,6 +23,8 @@ import controllers as ctrl
 import monitors as mon
 from adaptive.control.machines import Machines
 from adaptive.runtime.local_world import LocalWorld
+from adaptive.runtime.steady_step import SteadyStep
+from tests.adaptive import test_steady_step as steady
 from tests.program.problems import adam_driver, adam_state, build, descend, make_data, make_params
 
 N = 16
@@ -724,3 +726,20 @@ def test_strategies_are_what_they_are_in_one_place(world, strategy):
         np.testing.assert_allclose(here["apart"], there["apart"], rtol=1e-3, atol=1e-6)
     assert float(metrics[1]["apart"]) > 0
     assert (float(metrics[-1]["apart"]) == 0) == (strategy.name == "hybrid")
+
+
+def test_a_steady_step_makes_few_calls_in_python(world):
+    """Of which the exchange makes some, over MPI."""
+    if isinstance(world, comm.MPIWorld):
+        assert steady.calls_of_a_step(steady.plain, resizable=False, deterministic=True) < steady.MOST_CALLS
+
+
+@pytest.mark.parametrize("driver", [steady.plain, steady.monitored, steady.spoilt])
+def test_steady_steps_and_general_ones_give_the_same_on_ranks(driver, monkeypatch):
+    reports, state = steady.trained(driver)
+    monkeypatch.setattr(SteadyStep, "fits", lambda self, choice: False)
+    others, other_state = steady.trained(driver)
+    steady.same(state, other_state)
+    for mine, other in zip(reports, others, strict=True):
+        steady.same(mine.metrics, other.metrics)
+        assert (mine.batch_sizes, mine.skipped, mine.notes) == (other.batch_sizes, other.skipped, other.notes)

@@ -1,0 +1,215 @@
+"""Steps whose circumstances are those of the step before: nobody comes or goes, no size changes, no hook decides.
+
+Nearly all steps of a run are such. What is equal in two of them is worked out when it changes, by a step that goes
+through all of `Program`; the steps between ask whether it still holds, compute, and report. A test counts the calls in
+Python that such a step makes (tests/adaptive/test_steady_step.py), and docs/cost.md says what it costs.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from adaptive.base.activity import INPUT
+from adaptive.base.told import told
+from adaptive.base.world import MembersChanged
+from adaptive.data.shards import Shards
+from adaptive.data.stream import Share
+from adaptive.observe.report import Report, report_of
+from adaptive.operators.sources import Reading
+from adaptive.runtime.chooser import Choice
+from adaptive.runtime.microbatches import Microbatches
+from adaptive.runtime.step import Outcome
+
+if TYPE_CHECKING:
+    from .program import Program
+
+
+class SteadyLoop:
+    """Takes the steps of a program that are like the one before.
+
+    Args:
+      program: whose steps.
+    """
+
+    def __init__(self, program: Program):
+        self._program = program
+        self._on = False  # whether the last step has found nothing that keeps the next one from being like it
+        self._share: Share | None = None  # of the next step, whose kernel calls are dispatched already
+
+    def look(self) -> None:
+        """Find out, behind a step that was not such a one, whether the next can be; and work out what it needs."""
+        p = self._program
+        world, sizes = p.world, p._sizes
+        self.stop()
+        self._on = p._engine.steady is not None and p._compiled and sizes.pending is None and p._company.settled
+        if not self._on:
+            return
+        self._sizes, self._asked = sizes.current, p._membership.asked
+        self._generation, self._apart = world.generation, world.apart
+        self._worker = world.workers.start
+        self._size, self._total = self._sizes[self._worker], sum(self._sizes)
+        self._least_calls = p._engine.least_calls_of(self._size, self._total)
+        self._taking_part = np.asarray(self._sizes) > 0
+        self._epoch = p._stream.epoch
+        self._simple = not isinstance(p._data, Shards)  # whose reports need no notes on shards
+        self._said: tuple[Any, ...] = ()
+        self._in_force = p._hyperparameters.values
+        self._more = p._decisions.last
+        self._same = {  # in all reports
+            "batch_sizes": self._sizes,
+            "global_batch": self._total,
+            "decision": None,
+            "skipped": False,
+            "notes": (),
+            "members": sizes.members,
+            "joined": (),
+            "lost": (),
+        }
+
+    def stop(self) -> None:
+        """Have the next step go through all of `Program`."""
+        self._on, self._share = False, None
+        steady = self._program._engine.steady
+        if steady is not None:
+            steady.forget_ahead()
+
+    def choice(self) -> Choice | None:
+        """Return the kernel calls of the next step; `None` if it has to go through all of `Program`."""
+        if not self._on:
+            return None
+        p = self._program
+        world, sizes, kernels = p.world, p._sizes, p._engine.kernels
+        if (
+            sizes.current is not self._sizes
+            or sizes.pending is not None
+            or world.generation != self._generation
+            or world.apart != self._apart
+            or p._membership.asked != self._asked
+            or told() is not None
+            or (world.apart and not p._company.settled)
+        ):
+            self.stop()
+            return None
+        choice = kernels.choices[0]
+        if choice.steps and choice.size == self._size and choice.at_least == self._least_calls:
+            choice.steps -= 1
+        else:
+            choice = kernels.choose(0, self._size, self._least_calls)
+        steady = p._engine.steady
+        if steady is not None and steady.fits(choice):
+            return choice
+        choice.steps += 1  # it is chosen again by the step that takes it
+        return None
+
+    def take(self, began: float, since: float, choice: Choice) -> Outcome | None:
+        """Compute, exchange, and commit.
+
+        Args:
+          began: when the step began.
+          since: seconds since the one before began.
+          choice: its kernel calls.
+
+        Returns:
+          What came of it; `None` where members were lost in it: then nothing of it counts.
+        """
+        p, size, self._trial = self._program, self._size, choice.trial
+        p._activity.now = INPUT
+        asked = time.perf_counter()
+        share, self._share = self._share or p._stream.take(self._sizes), None
+        input_seconds = time.perf_counter() - asked
+        digest, kernels, status = p._digest, p._engine.kernels, p._status
+        says = (digest.value, status.asks, p.world.processes, kernels.makes_all, kernels.call_examples)
+        status.repeats = says == self._said
+        if not status.repeats:
+            self._said, self._more, self._in_force = says, p._decisions.last, p._hyperparameters.values
+        reading = Reading(
+            *(p._step, p._seed, self._worker, self._total, size, size, 1, share.offsets[0]),
+            *(p._clock.compute_seconds[0], since, self._taking_part),
+        )
+        try:
+            return p._engine.steady(  # type: ignore[misc]
+                *(share, reading, choice, self._meanwhile, p._skips.next_raises, self._more),
+                *(began, input_seconds),
+            )
+        except MembersChanged:
+            self.stop()
+            p._activity.took(began, {INPUT: input_seconds}, time.perf_counter())
+            return None
+        finally:
+            status.repeats = False
+
+    def _meanwhile(self) -> None:
+        """What is done while the first kernel call is computed."""
+        self._program._stream.prefetch(self._sizes)
+        self._program._update.here(self._program._step, in_step=True)
+
+    def is_plain(self, outcome: Outcome) -> bool:
+        """Return whether there is nothing to be told of a step but its numbers, so that `report` can tell them."""
+        p = self._program
+        return (
+            outcome.trouble is None
+            and p._step + 1 < p._hooks.next_due
+            and self._simple
+            and p._keeping is None
+            and not p._notes
+            and not p._listeners.any
+        )
+
+    def report(self, outcome: Outcome) -> Report:
+        """Count a step, and report it."""
+        p = self._program
+        kernels, stream, sizes, clock = p._engine.kernels, p._stream, p._sizes, p._clock
+        p._step += 1
+        p._skips.in_a_row = 0
+        stream.advance(self._sizes)
+        beside = kernels.busy and kernels.step_ended()
+        lossy = self._trial and kernels.tried_at_a_loss(0)
+        clock.take(outcome.compute_seconds, beside_compiler=beside, tried_at_a_loss=(lossy,))
+        ran = self._sizes, sizes.previous
+        sizes.step_done()
+        if p._engine.steady is not None and p._engine.steady.runs_ahead:
+            self._run_ahead(outcome.microbatches[0])
+        epoch, ended = stream.epoch, self._epoch
+        self._epoch = epoch
+        if p._hooks.watches:
+            p._hooks.note(p._step, stream.epochs, outcome.hooks, ran, sizes.members)
+        p._restored = False
+        counters, breakdown = kernels.counters, p._activity.end()
+        report = report_of(
+            self._same,
+            step=p._step,
+            epoch=epoch,
+            examples=sum(stream.cursors),
+            metrics=p._plan.graph.metrics_tree.unflatten(outcome.metrics),
+            messages=outcome.messages,
+            message_bytes=outcome.message_bytes,
+            seconds=sum(breakdown),
+            breakdown=breakdown,
+            compute_seconds=tuple(outcome.compute_seconds),
+            microbatches=tuple(outcome.microbatches),
+            kernels=counters.kernels,
+            compile_seconds=counters.compile_seconds,
+            waited_seconds=counters.waited_seconds,
+            epoch_ended=epoch > ended,
+            hyperparameters=dict(self._in_force),
+        )
+        if not p.world.rank:
+            p._advice.take(report, p._status.seconds, clock.beside_compiler)
+        return report
+
+    def _run_ahead(self, microbatches: Microbatches) -> None:
+        """Dispatch the next step's kernel calls, as far as it is known to be like this one."""
+        p, size = self._program, self._size
+        epoch, step = p._until
+        last = (step is not None and p._step >= step) or (epoch is not None and p._stream.epoch >= epoch)
+        if last or p._sizes.pending is not None or p._engine.steady is None:
+            return
+        self._share = share = p._stream.take(self._sizes)
+        reading = Reading(
+            *(p._step, p._seed, self._worker, self._total, size, size, 1, share.offsets[0]),
+            *(p._clock.compute_seconds[0], float("nan"), self._taking_part),
+        )
+        p._engine.steady.dispatch_ahead(share, reading, microbatches)
