@@ -18,7 +18,8 @@ import numpy as np
 LEAST, MOST = 4, 20  # looks that a verdict takes
 SURE = 2.0  # standard errors
 LEAST_LOSS = 0.02  # relative: less is no reason to change back at once
-FIRST_WAIT, MOST_WAIT = 40, 2560  # looks without another split, after one that did not pay
+SOON, CLEAR_LOSS = 2, 0.2  # looks after which a verdict is possible where the relative loss is as large as this
+FIRST_WAIT, MOST_WAIT = 160, 2560  # looks without another split, after one that did not pay
 MORE = 1.5  # times the gain that was promised in vain: for this much the policy does not wait
 FREE, ON_PROBATION, COMPARING = 0, 1, 2
 
@@ -112,9 +113,11 @@ class Probation(NamedTuple):
         """
         here, looks = self.here, int(self.here.looks)
         compared = self.phase and here.sizes.tolist() == sizes.tolist() != self.other.sizes.tolist()
-        if not compared or looks < LEAST:
+        if not compared or looks < SOON:
             return None, self
         gain, error = here.gain_over(self.other)
+        if looks < LEAST and not -gain > max(CLEAR_LOSS, 2 * SURE * error):
+            return None, self
         if self.phase == COMPARING:
             if -gain > max(LEAST_LOSS, SURE * error):  # the other one is better after all
                 return self.other.sizes, self._paid()

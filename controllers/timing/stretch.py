@@ -49,10 +49,10 @@ class Stretch(NamedTuple):
           enough: 0 makes every step a stretch.
         """
         ended, changed = [], sizes != tuple(self.sizes.tolist())
-        slowest = float(seconds.max())
-        usable = seconds.min() > 0 and slowest < np.inf  # False where anything is NaN
+        each = seconds.tolist()  # a few numbers: faster than numpy
+        slowest = max(each)
         valid: np.ndarray | bool = True
-        if not usable:
+        if not (min(each) > 0 and sum(each) < np.inf):  # or something is NaN
             valid = (seconds > 0) & (seconds < np.inf)
             seconds = np.where(valid, seconds, 0.0)
             slowest = float(seconds.max())
@@ -63,9 +63,9 @@ class Stretch(NamedTuple):
             known = np.ones(len(sizes), np.int64) * valid
             stretch = Stretch(now, seconds, known, np.asarray(1), np.asarray(slowest), np.asarray(changed))
         else:
-            total, known = self.total + seconds, self.known + valid
-            steps, took = np.asarray(self.steps + 1), np.asarray(self.seconds + slowest)
-            stretch = Stretch(self.sizes, total, known, steps, took, np.asarray(False))
+            took, steps = float(self.seconds) + slowest, int(self.steps) + 1
+            sums = self.total + seconds, self.known + valid
+            stretch = Stretch(self.sizes, *sums, np.asarray(steps), np.asarray(took), self.new)
         if stretch.seconds >= enough:
             ended.append(stretch._look())
             stretch = stretch._replace(steps=np.asarray(0), new=np.asarray(False))
