@@ -14,6 +14,7 @@ from .microbatches import GAIN, Microbatches, candidates, cheapest
 _BETWEEN_CALLS = 50e-6  # seconds that the host spends between two calls; no call's own timing has them
 _FIRST_TRIAL = 2  # steps at a size before kernels are tried
 _SETTLED = 16  # steps at a later size before its splits are compared
+_LOST = 0.01  # of the steps so far: what comparisons may have cost, before that of a later size begins
 _UNANSWERED = 12  # steps in a row whose seconds were asked for and not recorded: then they are asked for seldom
 _SIZES = 32  # whose comparisons are kept
 _LONGEST = 64  # steps that a choice holds at most, while times decide
@@ -74,6 +75,7 @@ class Chooser:
         self._granted = -1  # `choice.steps`, when it was made
         self._steps = self._asked_at = 0  # steps so far, and when the contest under way was asked last
         self._timed_at = 0
+        self._lost = 0.0  # what comparisons have cost, in steps
         self._unanswered = 0
         self._compared: dict[tuple[int, int], _Compared] = {}
         self._contest: Contest | None = None  # that has made the choice
@@ -168,7 +170,11 @@ class Chooser:
         compared = self._compared.get((size, at_least))
         if compared is not None and compared.kernels == kernels:
             return compared
-        if not quiet or self.steps_at_size < self._settling or any(k <= size and self.times.wanted(k) for k in kernels):
+        if not quiet or self.steps_at_size < self._settling:
+            return None
+        if self._compared and self._lost > _LOST * self._steps:
+            return None
+        if any(k <= size and self.times.wanted(k) for k in kernels):
             return None
         predicted = candidates(size, kernels, self._seconds)
         if not predicted:
@@ -184,6 +190,7 @@ class Chooser:
         split, timed, steps = contest.next(elapsed)
         self._asked_at = self._steps
         slower = timed and GAIN * contest.slower(split) > 1
+        self._lost += timed * (contest.slower(split) - 1)
         steps = min(steps, _LONGEST - 1)
         return self._made(size, at_least, split, timed=timed, trial=slower, steps=steps, contest=contest)
 

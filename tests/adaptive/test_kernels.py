@@ -472,6 +472,19 @@ def test_a_split_that_becomes_faster_is_found_while_another_one_runs(make):
     assert take_steps(kernels, 8, seconds.__getitem__, 6000)[-1] == (4, 4)
 
 
+def test_sizes_that_change_again_and_again_are_seldom_compared(make):
+    """Each comparison costs some steps; where sizes do not stay, that would never be earned."""
+    kernels = warmed(make(), 64)
+    timed = lost = 0
+    for number in range(100):
+        for _ in range(50):
+            take_steps(kernels, 33 + number % 32, lambda size: 10.0 + size, 1)
+            timed += number >= 50 and kernels.choice(0).timed
+            lost += number >= 50 and kernels.tried_at_a_loss(0)
+    assert 0 < timed < 0.1 * 2500
+    assert lost < 0.05 * 2500
+
+
 def test_steps_beside_a_compiler_tell_nothing(make):
     kernels = make()
     kernels.few_cores = True
