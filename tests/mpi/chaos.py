@@ -277,16 +277,19 @@ def main(seed: int, folder: str) -> None:
     import collectives as comm
     import controllers as ctrl
     import monitors as mon
+    from adaptive.runtime.finite import Glances
     from adaptive.runtime.kernels import Kernels
     from adaptive.runtime.steady_step import SteadyStep
     from adaptive.runtime.step import Step
-    from collectives.worlds import meeting_of_all, mpi, operations, repair, staff
+    from collectives.worlds import frame, meeting_of_all, mpi, mpi_channel, operations, repair, staff
     from tests.mpi.chaos_reference import begun, data, gradient, made_step
 
     chaos = Chaos(plan, log, hand)
     for name, kind, method in (
-        ("a frame", mpi.MPIWorld, "_framed"),
-        ("an exchange", mpi.MPIWorld, "_reduce_all"),
+        ("a frame", frame.Frame, "announce"),
+        ("an exchange", mpi_channel.MPIChannel, "_reduce_all"),
+        ("an exchange", mpi_channel, "round_to"),  # of the short way: behind the frame
+        ("an exchange", Glances, "__call__"),
         ("a commit", Step, "commit"),
         ("a commit", SteadyStep, "_commit"),
         ("a change", staff.Staff, "change"),

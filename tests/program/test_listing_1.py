@@ -69,9 +69,21 @@ def test_a_step_is_one_message_of_the_gradient_and_a_status(world):
 
 
 def test_exchanges_are_counted_where_they_are_made(world, monkeypatch):
-    calls = []
-    start = type(world).start
-    monkeypatch.setattr(type(world), "start", lambda *args, **options: calls.append(1) or start(*args, **options))
+    calls, channel = [], world.channel
+
+    class Counted:
+        def __init__(self, *layout):
+            self.channel = channel(*layout)
+
+        def exchange(self, *message):
+            calls.append(1)
+            return self.channel.exchange(*message)
+
+        def start(self, *message):
+            calls.append(1)
+            return self.channel.start(*message)
+
+    monkeypatch.setattr(world, "channel", Counted)
     with build(driver, make_state(), make_data(), 16, world=world, resizable=True) as program:
         for step in range(1, 12):
             program.step()
