@@ -317,30 +317,40 @@ class Engine:
             if level == self.plan.levels:
                 break
             for stage in range(len(self.plan.sent_by_stage(level))):
-                sent = run.wait(level, stage)
-                # What the step before has read must be done with before it is written again.
-                for result in self._committed:
-                    result.block_until_ready()
-                if self._last in sent:
-                    self.status.told = activity.of_workers(run.seconds)
-                activity.turn(EXCHANGING)
-                under_way = [
-                    self._send(number, parts, readings[0].step + 1, more, run.beside(stage))
-                    for number, parts in sent.items()
-                    if run.travels(number)
-                ]
-                arrived = [(message, *message.arriving.wait()) for message in under_way]
-                activity.turn(COMPUTING)
-                for message, results, heard in arrived:
-                    if message.number == self._last:
-                        self.status.decode(heard)
-                    if message.look is not None and not message.look.passes(results[0]):
-                        run.finish(level)
-                        return run.given_up(message.number, results[0], search)
-                    run.messages[message.number] = results
+                ended = self._exchange(run, level, stage, more, search)
+                if ended is not None:
+                    return ended
         hooks, metrics = run.commit()
         activity.turn(OTHER)
         return Outcome(hooks, metrics, run.messages, run.seconds, run.microbatches, *run.sent())
+
+    def _exchange(self, run: Step, level: int, stage: int, more: str, search: bool) -> Outcome | None:
+        """Send the messages of one stage and take what they bring. Returns the outcome if that ends the step.
+
+        What was sent is referred to here alone, so that its memory, as large as the gradient, is free for the commit.
+        """
+        sent = run.wait(level, stage)
+        # What the step before has read must be done with before it is written again.
+        for result in self._committed:
+            result.block_until_ready()
+        if self._last in sent:
+            self.status.told = self.activity.of_workers(run.seconds)
+        self.activity.turn(EXCHANGING)
+        under_way = [
+            self._send(number, parts, run.readings[0].step + 1, more, run.beside(stage))
+            for number, parts in sent.items()
+            if run.travels(number)
+        ]
+        arrived = [(message, *message.arriving.wait()) for message in under_way]
+        self.activity.turn(COMPUTING)
+        for message, results, heard in arrived:
+            if message.number == self._last:
+                self.status.decode(heard)
+            if message.look is not None and not message.look.passes(results[0]):
+                run.finish(level)
+                return run.given_up(message.number, results[0], search)
+            run.messages[message.number] = results
+        return None
 
     def _send(
         self,
