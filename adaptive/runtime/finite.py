@@ -12,7 +12,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import groupby
 from typing import Any, NamedTuple
 
@@ -112,22 +112,25 @@ class Look:
         return True
 
     def all_finite(self, parts: Sequence[jax.Array]) -> jax.Array:
-        """Return whether all that must be finite is; traced. Where it says no, `passes` may still say yes: of values
-        whose mean is as good as infinite.
+        """Return whether all that must be finite is; traced. Where it says no, `passes` may still say yes: where only
+        a sum of many values overflows.
 
-        A product with zero is zero or NaN, and a sum is one pass at memory's speed; `isfinite` takes several times as
-        long.
+        A sum that is finite has no infinities and no NaNs in it, and is one pass at memory's speed. A mean whose
+        weights sum to less than 1, or whose type is narrower than what travels, may overflow by itself: there, each
+        element is divided first.
         """
         flat = [part.reshape(-1) for part in parts]
         ok = [jnp.asarray(self._is_weight(flat[0][i], checked)) for i, checked in self._weights]
         for r, _ in self._ranges:
-            x = flat[r.part][r.start : r.stop]
-            if r.weight is not None:
-                x = x * (1 / flat[0][r.weight.offset]).astype(x.dtype)
-            if r.dtype.itemsize < x.dtype.itemsize:  # which XLA would else be free not to round to
-                info = jnp.finfo(r.dtype)
-                x = jax.lax.reduce_precision(x, info.nexp, info.nmant)
-            ok.append(jnp.sum(x * jnp.zeros((), x.dtype)) == 0)
+            # A part of one range is not reshaped, or XLA might copy it.
+            whole = r.stop - r.start == parts[r.part].size
+            x = parts[r.part] if whole else flat[r.part][r.start : r.stop]
+            weight = jnp.ones((), x.real.dtype) if r.weight is None else flat[0][r.weight.offset].astype(x.real.dtype)
+            divided = partial(_divided_finite, dtype=r.dtype)
+            if r.dtype.itemsize < x.dtype.itemsize:
+                ok.append(divided(x, weight))
+            else:
+                ok.append(jax.lax.cond(weight < 1, divided, lambda x, _: jnp.isfinite(jnp.sum(x)), x, weight))
         return jnp.stack(ok).all() if ok else jnp.asarray(True)
 
     @cached_property
@@ -177,6 +180,12 @@ class Look:
 
     def _all(self) -> Iterator[tuple[Contribution, Entry, Entry | None]]:
         return zip(self.layout.contributions, self.layout.entries, self.layout.weights, strict=True)
+
+
+def _divided_finite(x: jax.Array, weight: jax.Array, *, dtype: np.dtype) -> jax.Array:
+    """Whether all elements are finite when they are divided by a weight, in the end as `dtype`; traced."""
+    quotients = jnp.abs(x.real / weight) + jnp.abs(x.imag / weight) if x.dtype.kind == "c" else jnp.abs(x / weight)
+    return jnp.all(quotients.astype(dtype if dtype.kind != "c" else quotients.dtype) < jnp.inf)
 
 
 def _joined(ranges: Iterable[_Range]) -> list[_Range]:

@@ -87,12 +87,16 @@ def segment_function(
     feed: Feed,
     layouts: Sequence[Layout],
     writes: Sequence[Layout],
+    taken_as: Callable[[Var, Any], Any] = lambda var, value: value,
 ) -> Callable[[dict[str, Any]], dict[str, Any]]:
     """The segment as a function of `{"state": […], "slot": […], "floats": …, "ints": …, "const": […], "batch": […],
     "message": […], "once": […], "call": […]}` in the order of its inputs, "message" holding the parts of those messages
     that it reads (`Segment.read_messages`).
 
     It returns `{"outputs": […]}` and, if it writes messages, `"parts"`, those of one message behind those of another.
+
+    Args:
+      taken_as: what the rest of the segment takes for a value that is computed in it; traced.
     """
     eqns, uses = segment.eqns, _separate_uses(segment, outputs)
 
@@ -124,7 +128,7 @@ def segment_function(
 
         for eqn in eqns:
             results_of = evaluate(eqn, [value_of(a) for a in operands_of(eqn)], taking_part)
-            env.update(zip(eqn.outvars, results_of, strict=True))
+            env.update((v, taken_as(v, x)) for v, x in zip(eqn.outvars, results_of, strict=True))
         out: dict[str, Any] = {"outputs": [jnp.asarray(value_of(a)) for a in outputs]}
         for layout in writes:
             values = [value_of(c.value) for c in layout.contributions]

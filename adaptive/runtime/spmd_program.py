@@ -19,19 +19,20 @@ reduce.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.extend.core import JaxprEqn
+from jax.extend.core import JaxprEqn, Var
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from adaptive.base.jaxprs import asks_the_host, axes_of, has_effects, nested_equations
 from adaptive.base.worker_mesh import WorkerMesh
 from adaptive.graph.plan import Plan, Segment
+from adaptive.graph.trace import Atom
 from adaptive.operators.sources import STEP
 
 from .compile import compile_over
@@ -197,7 +198,13 @@ class _OneWorker:
                 ints = ints.at[place].set(self._given.step)
         return ints
 
-    def _run(self, segment: Segment, outputs: Sequence[Any], level: int | None) -> dict[str, Any]:
+    def _run(
+        self,
+        segment: Segment,
+        outputs: Sequence[Any],
+        level: int | None,
+        taken_as: Callable[[Var, Any], Any] = lambda var, value: value,
+    ) -> dict[str, Any]:
         """Results of a segment, and the parts of the messages of `level`, if that is not `None`."""
         plan = self._sized if segment.kind == "call" else self._plan
         layouts = self._layouts.get(segment.kind, self._engine.layouts)
@@ -214,7 +221,7 @@ class _OneWorker:
             "call": [self._call[of][i] for of, i in wiring["call"]],
             "message": [self._messages[number] for number in segment.read_messages],
         }
-        return segment_function(plan, segment, outputs, self._engine.feed, layouts, writes)(given)
+        return segment_function(plan, segment, outputs, self._engine.feed, layouts, writes, taken_as)(given)
 
     def segments(self, level: int) -> None:
         """What is computed before the messages of a level."""
@@ -244,13 +251,58 @@ class _OneWorker:
         """The final segment, whose results replace the state if all that has arrived is finite."""
         plan, new_nans, found = self._plan, self._engine.new_nans, self._engine._results
         n, carriers = len(plan.final_outputs), () if new_nans is None else new_nans.carriers
-        out = self._run(plan.final, (*plan.final_outputs, *carriers), None)["outputs"]
-        state, flags = out[: len(plan.changed_state)], None
-        slots = [x for place in found.slots for x in out[place]]
+        wanted, chosen = (*plan.final_outputs, *carriers), _Chosen(self._ok)
         if new_nans is not None:
-            ok = jnp.stack(self._ok).all() if self._ok else jnp.asarray(True)
-            flags = jnp.concatenate([ok[None], new_nans.flags(out, out[n:])])
-            state = [jnp.where(ok, new, old) for new, old in zip(state, self._changed, strict=True)]
-            slots = [jnp.where(ok, new, old) for new, old in zip(slots, self._old_slots, strict=True)]
+            of_slots = [a for slot in plan.slots for a in slot.new]
+            new = [*(plan.graph.new_state[i] for i in plan.changed_state), *of_slots]
+            chosen.replace(new, [*self._changed, *self._old_slots])
+        out = self._run(plan.final, wanted, None, chosen)["outputs"]
+        kept = len(plan.changed_state) + len(self._old_slots)
+        flags, replaced = None, out[:kept]
+        if new_nans is not None:
+            replaced = chosen.all_of(replaced, [*self._changed, *self._old_slots])
+            flags = jnp.concatenate([chosen.ok[None], new_nans.flags([*replaced, *out[kept:]], out[n:])])
+        state, slots = replaced[: len(plan.changed_state)], replaced[len(plan.changed_state) :]
         shown = [*(x for place in found.hooks for x in out[place]), *out[found.metrics]]
         return Results(state, slots, self._given.step + 1, flags, shown)
+
+
+class _Chosen:
+    """The new state where all is finite, and else the old one.
+
+    Chosen as soon as a leaf is computed, and behind a barrier. Where one leaf is computed from another (parameters from
+    an optimizer's averages), XLA would else compute that again from the old one, and copy it first, since its memory is
+    overwritten; and it would compute all of them again for the sums that look for NaNs. A step that is not committed is
+    computed from the wrong ones then, and is thrown away.
+
+    Args:
+      ok: of each message, whether it is finite.
+    """
+
+    def __init__(self, ok: Sequence[Any]):
+        self.ok = jnp.stack(ok).all() if ok else jnp.asarray(True)
+        self._old: dict[Var, Any] = {}
+        self._done: list[Atom] = []
+        self._new: list[Atom] = []
+
+    def replace(self, new: Sequence[Atom], old: Sequence[Any]) -> None:
+        """Have each of `new` chosen when it is computed."""
+        self._new = list(new)
+        self._old = {v: x for v, x in zip(new, old, strict=True) if isinstance(v, Var) and self._new.count(v) == 1}
+
+    def __call__(self, var: Var, value: Any) -> Any:
+        """Return what is taken for a value that was just computed."""
+        if var not in self._old:
+            return value
+        self._done.append(var)
+        return self._of(value, self._old[var])
+
+    def all_of(self, results: Sequence[Any], old: Sequence[Any]) -> list[Any]:
+        """Return all results, chosen: those, too, which the final segment did not compute by itself."""
+        done = {id(v) for v in self._done}
+        return [
+            x if id(v) in done else self._of(x, before) for v, x, before in zip(self._new, results, old, strict=True)
+        ]
+
+    def _of(self, new: Any, old: Any) -> Any:
+        return jax.lax.optimization_barrier(jnp.where(self.ok, new, old))
