@@ -14,9 +14,11 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from itertools import accumulate
+from itertools import accumulate, repeat
+from operator import getitem
 from typing import Any, NamedTuple, TypeVar
 
+import jax
 import numpy as np
 
 from adaptive.base.errors import DataError
@@ -40,6 +42,7 @@ class Share(NamedTuple):
     sizes: tuple[int, ...]  # of all workers
     offsets: tuple[int, ...]  # of this process's workers: where in the step's global batch their examples start
     batches: tuple[Any, ...]
+    whole: Any = None  # the batches as one, where they are parts of it
 
 
 Cursors = tuple[int, ...]  # examples taken so far from each shard
@@ -70,7 +73,7 @@ class Stream:
         self._quick = False  # whether the last share was fetched faster than a thread is woken up
         self._in_memory = data.in_memory and not data.mapped if not isinstance(data, IterableData) else False
         # Rows of arrays in memory, of one shard: nothing is read ahead, and nothing is kept.
-        self._simple = self._in_memory and len(self.shard_ranges) == 1 and len(workers) == 1
+        self._simple = self._in_memory and len(self.shard_ranges) == 1
         self._length = 0 if isinstance(data, IterableData) else len(data)
 
     @property
@@ -139,12 +142,24 @@ class Stream:
 
     def _rows_ahead(self, cursor: int, sizes: tuple[int, ...]) -> tuple[Cursors, tuple[int, ...], Share]:
         """Fetch a share of arrays in memory, by as few calls as can be: this is done in every step."""
-        began, worker = time.thread_time(), self.workers.start
-        size, offset = sizes[worker], sum(sizes[:worker])
+        began, workers = time.thread_time(), self.workers
+        ends = list(accumulate(sizes, initial=0))
+        first, last = ends[workers.start], ends[workers.stop]
         assert isinstance(self._reader, RandomAccessReader)
-        batch = self._reader.rows(cursor + offset, size) if size else None
+        whole = self._reader.rows(cursor + first, last - first) if last > first else None
+        batches = (whole,) if len(workers) == 1 else self._parts(whole, ends)
         self._quick = time.thread_time() - began < QUICK_SECONDS
-        return (cursor,), sizes, Share(sizes, (offset,), (batch,))
+        return (cursor,), sizes, Share(sizes, tuple(ends[workers.start : workers.stop]), batches, whole)
+
+    def _parts(self, whole: Any, ends: Sequence[int]) -> tuple[Any, ...]:
+        """Return each worker's part of a batch of this process."""
+        leaves, tree = jax.tree.flatten(whole)
+        first, batches = ends[self.workers.start], []
+        for worker in self.workers:
+            rows = slice(ends[worker] - first, ends[worker + 1] - first)
+            part = list(map(getitem, leaves, repeat(rows)))
+            batches.append(tree.unflatten(part) if rows.stop > rows.start else None)
+        return tuple(batches)
 
     def advance(self, sizes: Sequence[int]) -> None:
         """A step of these sizes is done."""

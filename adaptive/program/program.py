@@ -571,8 +571,8 @@ class Program:
     @phase("in a step")
     def _take_step(self) -> Report:
         began = time.perf_counter()
-        steady = self._steady.choice()
-        if steady is None:
+        steady = self._steady.holds()
+        if not steady:
             self._activity.begin()
             self._compile_first()
         since = self._clock.begin(began)
@@ -580,12 +580,12 @@ class Program:
             if self._engine.kernels.busy:
                 self._engine.kernels.check()
             self.world.built = self._built
-            outcome = None if steady is None else self._steady.take(began, since, steady)
+            outcome = self._steady.take(began, since) if steady else None
             if outcome is None:
-                steady = None
+                steady = False
                 self.world.part()
                 outcome = self._by_those_left(since)
-            plain = steady is not None and self._steady.is_plain(outcome)
+            plain = steady and self._steady.is_plain(outcome)
             notes = [] if plain else self._skips.take(outcome.trouble, self._step + 1)
         except RunEnds as end:
             if isinstance(end, RunOver):

@@ -2,8 +2,11 @@
 
 Nearly all steps of a run are such. What is equal in two of them is worked out when it changes, by a step that goes
 through all of `Program`; the steps between ask whether it still holds, compute, and report. A test counts the calls in
-Python that such a step makes (tests/adaptive/test_steady_step.py), and docs/cost.md says what it costs.
+Python that such a step makes (tests/adaptive/test_steady_step.py), and docs/cost.md says what it costs. Loops stand
+here where a comprehension would read better: up to Python 3.11 that is a call.
 """
+
+# ruff: noqa: PERF401
 
 from __future__ import annotations
 
@@ -12,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from adaptive.base.activity import INPUT
+from adaptive.base.activity import INPUT, OTHER
 from adaptive.base.told import told
 from adaptive.base.world import MembersChanged
 from adaptive.data.shards import Shards
@@ -21,6 +24,7 @@ from adaptive.observe.report import Report, report_of
 from adaptive.operators.sources import Reading
 from adaptive.runtime.chooser import Choice
 from adaptive.runtime.microbatches import Microbatches
+from adaptive.runtime.steady_step import SteadyStep
 from adaptive.runtime.step import Outcome
 
 if TYPE_CHECKING:
@@ -44,13 +48,13 @@ class SteadyLoop:
         p = self._program
         world, sizes = p.world, p._sizes
         self.stop()
-        self._on = p._engine.steady is not None and p._compiled and sizes.pending is None and p._company.settled
+        self._on = p._compiled and sizes.pending is None and p._company.settled
         if not self._on:
             return
         self._sizes, self._asked = sizes.current, p._membership.asked
         self._generation, self._apart = world.generation, world.apart
-        self._worker = world.workers.start
-        self._size, self._total = self._sizes[self._worker], sum(self._sizes)
+        self._workers = tuple(world.workers)
+        self._size, self._total = self._sizes[self._workers[0]], sum(self._sizes)
         self._least_calls = p._engine.least_calls_of(self._size, self._total)
         self._taking_part = np.asarray(self._sizes) > 0
         self._epoch = p._stream.epoch
@@ -76,12 +80,12 @@ class SteadyLoop:
         if steady is not None:
             steady.forget_ahead()
 
-    def choice(self) -> Choice | None:
-        """Return the kernel calls of the next step; `None` if it has to go through all of `Program`."""
+    def holds(self) -> bool:
+        """Return whether the next step is one of those; if not, it has to go through all of `Program`."""
         if not self._on:
-            return None
+            return False
         p = self._program
-        world, sizes, kernels = p.world, p._sizes, p._engine.kernels
+        world, sizes = p.world, p._sizes
         if (
             sizes.current is not self._sizes
             or sizes.pending is not None
@@ -92,45 +96,43 @@ class SteadyLoop:
             or (world.apart and not p._company.settled)
         ):
             self.stop()
-            return None
-        choice = kernels.choices[0]
-        if choice.steps and choice.size == self._size and choice.at_least == self._least_calls:
-            choice.steps -= 1
-        else:
-            choice = kernels.choose(0, self._size, self._least_calls)
-        steady = p._engine.steady
-        if steady is not None and steady.fits(choice):
-            return choice
-        choice.steps += 1  # it is chosen again by the step that takes it
-        return None
+        return self._on
 
-    def take(self, began: float, since: float, choice: Choice) -> Outcome | None:
+    def take(self, began: float, since: float) -> Outcome | None:
         """Compute, exchange, and commit.
 
         Args:
           began: when the step began.
           since: seconds since the one before began.
-          choice: its kernel calls.
 
         Returns:
           What came of it; `None` where members were lost in it: then nothing of it counts.
         """
-        p, size, self._trial = self._program, self._size, choice.trial
+        engine = self._program._engine
+        kernels, steady = engine.kernels, engine.steady
+        if steady is None:
+            return self._through_engine(since)
+        choice = kernels.choices[0]
+        if choice.steps and choice.size == self._size and choice.at_least == self._least_calls:
+            choice.steps -= 1
+        else:
+            choice = kernels.choose(0, self._size, self._least_calls)
+        if steady.fits(choice):
+            return self._directly(steady, choice, began, since)
+        choice.steps += 1  # the engine asks for it again
+        return self._through_engine(since)
+
+    def _directly(self, steady: SteadyStep, choice: Choice, began: float, since: float) -> Outcome | None:
+        """Take a step of one worker without the engine."""
+        p = self._program
         p._activity.now = INPUT
         asked = time.perf_counter()
         share, self._share = self._share or p._stream.take(self._sizes), None
         input_seconds = time.perf_counter() - asked
-        digest, kernels, status = p._digest, p._engine.kernels, p._status
-        says = (digest.value, status.asks, p.world.processes, kernels.makes_all, kernels.call_examples)
-        status.repeats = says == self._said
-        if not status.repeats:
-            self._said, self._more, self._in_force = says, p._decisions.last, p._hyperparameters.values
-        reading = Reading(
-            *(p._step, p._seed, self._worker, self._total, size, size, 1, share.offsets[0]),
-            *(p._clock.compute_seconds[0], since, self._taking_part),
-        )
+        self._say()
+        reading = self._reading(0, share.offsets[0], since)
         try:
-            return p._engine.steady(  # type: ignore[misc]
+            return steady(
                 *(share, reading, choice, self._meanwhile, p._skips.next_raises, self._more),
                 *(began, input_seconds),
             )
@@ -139,7 +141,42 @@ class SteadyLoop:
             p._activity.took(began, {INPUT: input_seconds}, time.perf_counter())
             return None
         finally:
-            status.repeats = False
+            p._status.repeats = False
+
+    def _through_engine(self, since: float) -> Outcome | None:
+        """Take a step of several workers of this process, or of several levels."""
+        p = self._program
+        activity, readings = p._activity, []
+        activity.begin()
+        activity.turn(INPUT)
+        share = p._stream.take(self._sizes)
+        activity.turn(OTHER)
+        self._say()
+        for place, offset in enumerate(share.offsets):
+            readings.append(self._reading(place, offset, since))
+        try:
+            return p._engine.step(share, readings, self._meanwhile, search=p._skips.next_raises, more=self._more)
+        except MembersChanged:
+            self.stop()
+            return None
+        finally:
+            p._status.repeats = False
+
+    def _reading(self, place: int, offset: int, since: float) -> Reading:
+        p, worker = self._program, self._workers[place]
+        size = self._sizes[worker]
+        return Reading(
+            *(p._step, p._seed, worker, self._total, size, size, 1, offset),
+            *(p._clock.compute_seconds[place], since, self._taking_part),
+        )
+
+    def _say(self) -> None:
+        """Have the status repeat what this process says of itself, if none of that has changed."""
+        p, kernels = self._program, self._program._engine.kernels
+        says = (p._digest.value, p._status.asks, p.world.processes, kernels.makes_all, kernels.call_examples)
+        p._status.repeats = says == self._said
+        if not p._status.repeats:
+            self._said, self._more, self._in_force = says, p._decisions.last, p._hyperparameters.values
 
     def _meanwhile(self) -> None:
         """What is done while the first kernel call is computed."""
@@ -166,8 +203,10 @@ class SteadyLoop:
         p._skips.in_a_row = 0
         stream.advance(self._sizes)
         beside = kernels.busy and kernels.step_ended()
-        lossy = self._trial and kernels.tried_at_a_loss(0)
-        clock.take(outcome.compute_seconds, beside_compiler=beside, tried_at_a_loss=(lossy,))
+        lossy = []
+        for local in range(len(self._workers)):
+            lossy.append(kernels.choice(local).trial and kernels.tried_at_a_loss(local))
+        clock.take(outcome.compute_seconds, beside_compiler=beside, tried_at_a_loss=lossy)
         ran = self._sizes, sizes.previous
         sizes.step_done()
         if p._engine.steady is not None and p._engine.steady.runs_ahead:
@@ -202,14 +241,11 @@ class SteadyLoop:
 
     def _run_ahead(self, microbatches: Microbatches) -> None:
         """Dispatch the next step's kernel calls, as far as it is known to be like this one."""
-        p, size = self._program, self._size
+        p = self._program
         epoch, step = p._until
         last = (step is not None and p._step >= step) or (epoch is not None and p._stream.epoch >= epoch)
         if last or p._sizes.pending is not None or p._engine.steady is None:
             return
         self._share = share = p._stream.take(self._sizes)
-        reading = Reading(
-            *(p._step, p._seed, self._worker, self._total, size, size, 1, share.offsets[0]),
-            *(p._clock.compute_seconds[0], float("nan"), self._taking_part),
-        )
+        reading = self._reading(0, share.offsets[0], float("nan"))
         p._engine.steady.dispatch_ahead(share, reading, microbatches)

@@ -267,8 +267,11 @@ class SPMDStep:
         step = readings[0].step
         if step != self._next:
             self._step, self._next = jax.device_put(np.int32(step), self._everywhere), step
-        columns = zip(*map(jax.tree.leaves, share.batches), strict=True)
-        batch = [np.concatenate(column) for column in columns]
+        if share.whole is not None:
+            batch = jax.tree.leaves(share.whole)
+        else:
+            columns = zip(*map(jax.tree.leaves, share.batches), strict=True)
+            batch = [np.concatenate(column) for column in columns]
         return Given(self._kept, floats, ints, self._step, program.consts, batch)
 
 

@@ -159,7 +159,7 @@ def test_every_worker_hears_what_one_more_call_costs(monkeypatch):
     with build(sgd, W, world=(world := Twin())) as program:
         program.step()
         assert program._sizes.limits.call == 12.0
-    assert world.sent[-1][1][-3] == 6.0  # the part of one process of two
+    assert world.sent[-1][1][2 * world.capacity + 2] == 6.0  # the part of one process of two
 
 
 @pytest.mark.parametrize(
