@@ -93,6 +93,7 @@ class SteadyLoop:
             or world.apart != self._apart
             or p._membership.asked != self._asked
             or told() is not None
+            or p._engine.timeline is not None
             or (world.apart and not p._company.settled)
         ):
             self.stop()

@@ -108,7 +108,7 @@ class SteadyStep:
     def fits(self, choice: Choice) -> bool:
         """Return whether a step of these calls can be taken; else the general one takes it."""
         engine, calls = self._engine, choice.microbatches
-        if not calls or choice.one_by_one or engine.timeline is not None or engine.present != [0]:
+        if not calls or choice.one_by_one or engine.present != [0]:
             return False
         return len(calls) == 1 or not self._final_kept
 
@@ -169,7 +169,7 @@ class SteadyStep:
                 run.take_over(packed, messages, (self._sent,), seconds)
                 return run.given_up(self._sent, results[0], search)
             messages[self._sent] = results
-        del packed  # what was sent is let go before the new state is made
+        del packed, ahead  # what was sent is let go before the new state is made
         outputs = self._commit(floats, ints, kept, messages)
         ended = time.perf_counter()
         computing = ended - exchanged + sent - dispatched
