@@ -216,11 +216,12 @@ class SPMDStep:
             self._take_sample(readings)
         held = self._held = self._held or self._join()
         given = self._given(program, share, readings)
+        engine.world.barrier()  # among the processes of this world, of which there is one: raises if it is closed
+        meanwhile()  # before the old state is given up: it may raise, and then the step has not been taken
         with self._mesh.one_at_a_time:
             results = program.run(*held, given)
             engine._committed = []  # what they were is overwritten, and what they are now is waited for here
             self._held, self._step, self._next = (results.state, results.slots), results.step, self._next + 1
-            meanwhile()
             jax.block_until_ready(results.step if results.flags is None else results.flags)
         seconds = self._seconds or [time.perf_counter() - began] * len(self._place)
         if results.flags is not None and not self._committed(results.flags):

@@ -57,11 +57,22 @@ def passes(contributions, values, weights=1.0):
     found = {Look(layout, platform).passes(reduced) for platform in ("cpu", "gpu")}
     found |= {passes_in_pieces(layout, reduced, size) for size in (1, 3, 100)}
     assert len(found) == 1
+    if bool(
+        jax.jit(Look(layout, "cpu").all_finite)(reduced)
+    ):  # it may say no of what is nearly infinite, and never yes
+        assert found == {True}
     wanted = [i for i, c in enumerate(contributions) if c.how.reduces and c.scope == Scope.CALL]
     result = unpack(layout, reduced, wanted, worker=0)
     if all(w == 1.0 for w in np.ravel(weights)):
         assert found == {all(bool(jnp.isfinite(x).all()) for x in result)}
     return found.pop()
+
+
+@pytest.mark.parametrize("weight", [1e-3, 1.0, 7.0])
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16", "complex64"])
+def test_a_program_over_all_devices_says_so_of_finite_values_too(dtype, weight):
+    layout, _, reduced = arrive([contribution(dtype), contribution(op="max")], [[0.5, 1.0], [2.0, 3.0]], weight)
+    assert bool(jax.jit(Look(layout, "cpu").all_finite)(reduced))
 
 
 def passes_in_pieces(layout, reduced, size):

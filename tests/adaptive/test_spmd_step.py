@@ -257,3 +257,20 @@ def test_a_driver_that_calls_back_stays_on_the_general_path(taken):
         program.warm_up()
         program.step()
     assert not taken
+
+
+def test_a_step_whose_next_examples_cannot_be_read_leaves_the_state_of_the_step_before(monkeypatch):
+    with comm.DeviceWorld(jax.devices()[:2]) as world:
+        program = ad.Program(plain, begun(), DATA, global_batch=16, world=world, deterministic=True)
+        for _ in range(5):
+            program.step()
+        before, steps = jax.tree.map(np.asarray, program.state), program.steps
+        with monkeypatch.context() as broken:
+            broken.setattr(program._stream, "prefetch", lambda sizes: 1 / 0)
+            with pytest.raises(ZeroDivisionError):
+                program.step()
+        assert program.steps == steps
+        jax.tree.map(np.testing.assert_array_equal, program.state, before)
+        program.step()
+    with pytest.raises(Exception, match=r"closed|left"):
+        program.step()
