@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from operator import sub
 from typing import NamedTuple, Protocol
@@ -106,25 +106,32 @@ class Activity:
         self.now, self._since, self._waited = to, now, waited
         return before
 
-    def took(self, began: float, times: Mapping[int, float], until: float) -> None:
+    def took(self, began: float, times: Sequence[float], until: float) -> None:
         """Account for the first part of a step, whose caller has read the clock and set `now` by itself.
 
         Args:
           began: when the step began, by the clock of `time.perf_counter`.
-          times: seconds by activity; the rest of the time is `OTHER`'s. Nobody was waited for but while `EXCHANGING`.
+          times: seconds of `INPUT`, `COMPUTING` and `EXCHANGING`, in which alone others were waited for; the rest of
+            the time is `OTHER`'s.
           until: when that part ended. From then on `OTHER` goes on.
         """
         seconds, waited = self._seconds, self._world.waited
+        input_, computing, exchanging = times
         seconds[BETWEEN] += began - self._since
         self._before = list(seconds)
-        seconds[OTHER] += until - began
-        for activity, spent in times.items():
-            seconds[activity] += spent
-            seconds[OTHER] -= spent
         others = waited - self._waited
-        seconds[EXCHANGING] -= others
+        seconds[INPUT] += input_
+        seconds[COMPUTING] += computing
+        seconds[EXCHANGING] += exchanging - others
         seconds[WAITING] += others
+        seconds[OTHER] += until - began - input_ - computing - exchanging
         self.now, self._since, self._waited = OTHER, until, waited
+
+    def step(self, began: float, times: Sequence[float], ended: float) -> Breakdown:
+        """Account for a whole step, as `took` does for a part. Returns where its seconds went."""
+        self.took(began, times, ended)
+        self.now = BETWEEN
+        return tuple.__new__(Breakdown, map(sub, self._seconds, self._before[:BETWEEN]))
 
     @contextmanager
     def doing(self, what: int) -> Iterator[None]:

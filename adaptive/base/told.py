@@ -34,7 +34,7 @@ class Told(NamedTuple):
         return time.monotonic() - self.at
 
 
-_told: Told | None = None
+TOLD: list[Told] = []  # the first signal that this process got and has not honoured, if there is one. Local.
 _open = 0  # how many `Listening` are
 _before: dict[int, Any] = {}  # the handlers in whose place ours stands
 _pid = 0
@@ -42,13 +42,12 @@ _pid = 0
 
 def told() -> Told | None:
     """The first signal that this process got and has not honoured; `None` where there is none. Local."""
-    return _told
+    return TOLD[0] if TOLD else None
 
 
 def honoured() -> None:
     """This process goes now: what it was told so far, it was told for this."""
-    global _told
-    _told = None
+    TOLD.clear()
 
 
 class Listening:
@@ -100,13 +99,12 @@ def _restore() -> None:
 
 
 def _handle(number: int, frame: FrameType | None) -> None:
-    global _told
     before = _before.get(number, signal.SIG_DFL)
     if os.getpid() != _pid and not callable(before):  # a child, forked from this process, is to end as it always did
         signal.signal(number, signal.SIG_DFL)
         signal.raise_signal(signal.Signals(number))
         return
-    if _told is None and os.getpid() == _pid:
-        _told = Told(signal.Signals(number).name, time.monotonic())
+    if not TOLD and os.getpid() == _pid:
+        TOLD.append(Told(signal.Signals(number).name, time.monotonic()))
     if callable(before):
         before(number, frame)

@@ -58,7 +58,7 @@ class RandomAccessReader:
     """
 
     def __init__(self, rows: Rows, seed: int):
-        self._rows, self._seed = rows, seed
+        self.data, self._seed = rows, seed
         self._starts = [shard.start for shard in rows.shard_ranges]
         self.order = Order([shard.length for shard in rows.shard_ranges], seed)
         self._kept: dict[
@@ -67,7 +67,7 @@ class RandomAccessReader:
 
     def steps_ahead(self, examples: int) -> int:
         """How many steps of so many examples, in this process, are to be requested beyond the one that is fetched."""
-        num_readers = self._rows.num_readers
+        num_readers = self.data.num_readers
         return max(_STEPS_AHEAD, -(-2 * num_readers // max(1, examples))) if num_readers else 0
 
     def indices(self, span: Span) -> np.ndarray:
@@ -76,14 +76,10 @@ class RandomAccessReader:
         start = self._starts[span.shard]
         return found + start if start else found
 
-    def rows(self, position: int, examples: int) -> Any:
-        """Return the batch at these positions of the only shard, of arrays in memory."""
-        return self._rows.rows(self.order.examples(0, position, examples))
-
     def read(self, wanted: Wanted) -> list[Any]:
         """A batch for each span; `None` for one without examples."""
-        if self._rows.in_memory:
-            return [self._rows.rows(self.indices(span)) if span.examples else None for span in wanted.spans]
+        if self.data.in_memory:
+            return [self.data.rows(self.indices(span)) if span.examples else None for span in wanted.spans]
         self._forget(wanted)
         for span in (*wanted.spans, *wanted.ahead):
             self._request(span)
@@ -92,7 +88,7 @@ class RandomAccessReader:
     def _request(self, span: Span) -> None:
         """Begin to fetch what is not there yet."""
         missing = [p for p in range(span.start, span.stop) if (span.shard, p) not in self._kept]
-        size = chunk(span.examples, self._rows.num_readers) if self._rows.num_readers else span.examples
+        size = chunk(span.examples, self.data.num_readers) if self.data.num_readers else span.examples
         first = 0
         for i in range(1, len(missing) + 1):
             if i == len(missing) or missing[i] != missing[i - 1] + 1 or i - first == size:
@@ -101,7 +97,7 @@ class RandomAccessReader:
 
     def _submit(self, span: Span) -> None:
         indices, passes = self.indices(span), Passes(self.order.epochs(*span), self._seed, span.shard)
-        piece = self._rows.submit(indices, passes)
+        piece = self.data.submit(indices, passes)
         for offset in range(span.examples):
             self._kept[span.shard, span.start + offset] = (piece, offset)
 

@@ -56,6 +56,10 @@ class Stream:
       seed: of the permutations.
       workers: the workers of this process.
       world: whose other processes wait while this one reads.
+
+    Attributes:
+      cursors: examples taken so far from each shard. Replicated.
+      length: examples of an epoch; 0 of iterators.
     """
 
     def __init__(self, data: Rows | IterableData, *, seed: int, workers: range, world: World | None = None):
@@ -74,7 +78,9 @@ class Stream:
         self._in_memory = data.in_memory and not data.mapped if not isinstance(data, IterableData) else False
         # Rows of arrays in memory, of one shard: nothing is read ahead, and nothing is kept.
         self._simple = self._in_memory and len(self.shard_ranges) == 1
-        self._length = 0 if isinstance(data, IterableData) else len(data)
+        self.length = 0 if isinstance(data, IterableData) else len(data)
+        if isinstance(self._reader, RandomAccessReader):
+            self._order, self._rows = self._reader.order.examples, self._reader.data.rows
 
     @property
     def consumed(self) -> int:
@@ -84,14 +90,14 @@ class Stream:
     @property
     def epoch(self) -> int:
         """Whole epochs of data consumed. Replicated."""
-        return int(self.epochs) if isinstance(self._reader, SequentialReader) else sum(self.cursors) // self._length
+        return int(self.epochs) if isinstance(self._reader, SequentialReader) else sum(self.cursors) // self.length
 
     @property
     def epochs(self) -> float:
         """Epochs of data consumed, as a fraction. Replicated."""
         if isinstance(self._reader, SequentialReader):
             return self._reader.epochs(self.cursors)
-        return sum(self.cursors) / self._length
+        return sum(self.cursors) / self.length
 
     @property
     def epoch_length(self) -> int | None:
@@ -132,24 +138,21 @@ class Stream:
         """Start to fetch what the step after this one takes if nothing is resized."""
         self._before = before = self.cursors
         if self._simple and self._quick:
-            self._ahead = self._rows_ahead(before[0] + sum(sizes), tuple(sizes))
+            # By as few calls as can be, as this is done in every step.
+            began, workers, sizes = time.thread_time(), self.workers, tuple(sizes)
+            ends = list(accumulate(sizes, initial=0))
+            first, last, cursor = ends[workers.start], ends[workers.stop], before[0] + ends[-1]
+            whole = self._rows(self._order(0, cursor + first, last - first)) if last > first else None
+            batches = (whole,) if len(workers) == 1 else self._parts(whole, ends)
+            share = Share(sizes, tuple(ends[workers.start : workers.stop]), batches, whole)
+            self._quick = time.thread_time() - began < QUICK_SECONDS
+            self._ahead = (cursor,), sizes, share
             return
         key = (self._deal(before, sizes)[1], tuple(sizes))
         # A few rows of arrays are there sooner than another thread is.
         here = self._quick
         ahead = self._fetch(*key, before) if here else self._in_thread(self._fetch, *key, before)
         self._ahead = (*key, ahead)
-
-    def _rows_ahead(self, cursor: int, sizes: tuple[int, ...]) -> tuple[Cursors, tuple[int, ...], Share]:
-        """Fetch a share of arrays in memory, by as few calls as can be: this is done in every step."""
-        began, workers = time.thread_time(), self.workers
-        ends = list(accumulate(sizes, initial=0))
-        first, last = ends[workers.start], ends[workers.stop]
-        assert isinstance(self._reader, RandomAccessReader)
-        whole = self._reader.rows(cursor + first, last - first) if last > first else None
-        batches = (whole,) if len(workers) == 1 else self._parts(whole, ends)
-        self._quick = time.thread_time() - began < QUICK_SECONDS
-        return (cursor,), sizes, Share(sizes, tuple(ends[workers.start : workers.stop]), batches, whole)
 
     def _parts(self, whole: Any, ends: Sequence[int]) -> tuple[Any, ...]:
         """Return each worker's part of a batch of this process."""

@@ -416,7 +416,12 @@ class Program:
         listening = nullcontext() if checkpoint is None else Listening()
         with listening, self._shown(progress), self._logged(log, record), self._kept(checkpoint) as keeping:
             all_leave: AllLeave | None = None
-            while not (all_leave or self._decisions.stopped or self._is_done()):
+            while not (all_leave or self._decisions.stopped):
+                until = self._until
+                if until.step is not None and self._step >= until.step:
+                    break
+                if until.epoch is not None and self._stream.epoch >= until.epoch:
+                    break
                 try:
                     report = self._one_step()
                 except RunOver:  # of the workers; this process was in reserve
@@ -437,11 +442,6 @@ class Program:
                 raise self._preempted(all_leave, more)
             self.world.assemble()
             self._take_course(self._company.hand_over(self._course))
-
-    def _is_done(self) -> bool:
-        """Return whether the run has come to the step or the epoch at which it ends."""
-        epoch, step = self._until
-        return (step is not None and self._step >= step) or (epoch is not None and self._stream.epoch >= epoch)
 
     @contextmanager
     def _shown(self, progress: bool) -> Iterator[None]:
@@ -563,11 +563,13 @@ class Program:
                 "at once would take one state. A program is for one thread; hooks ask by their control."
             )
         try:
-            return self._take_step()
+            if self._surroundings.hold_here():
+                return self._take_step()
+            with self._surroundings.settings():
+                return self._take_step()
         finally:
             self._alone.release()
 
-    @as_made
     @phase("in a step")
     def _take_step(self) -> Report:
         began = time.perf_counter()
@@ -575,7 +577,8 @@ class Program:
         if not steady:
             self._activity.begin()
             self._compile_first()
-        since = self._clock.begin(began)
+        clock = self._clock
+        since, clock.began = began - clock.began, began
         try:
             if self._engine.kernels.busy:
                 self._engine.kernels.check()
@@ -585,7 +588,7 @@ class Program:
                 steady = False
                 self.world.part()
                 outcome = self._by_those_left(since)
-            plain = steady and self._steady.is_plain(outcome)
+            plain = steady and self._steady.is_plain(outcome, began)
             notes = [] if plain else self._skips.take(outcome.trouble, self._step + 1)
         except RunEnds as end:
             if isinstance(end, RunOver):
@@ -598,7 +601,7 @@ class Program:
             error.add_note(f"in step {self._step + 1}, on {self._who()}")
             tell(self.world, f"in step {self._step + 1} of {self._name}", error)
             raise
-        return self._steady.report(outcome) if plain else self._finish(outcome, notes)
+        return self._steady.report(outcome, began) if plain else self._finish(outcome, notes)
 
     def _by_those_left(self, since: float) -> Outcome:
         """The step, taken again on the same examples where members are lost in the course of it.

@@ -16,15 +16,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from adaptive.base.activity import INPUT, OTHER
-from adaptive.base.told import told
+from adaptive.base.told import TOLD
 from adaptive.base.world import MembersChanged
 from adaptive.data.shards import Shards
 from adaptive.data.stream import Share
 from adaptive.observe.report import Report, report_of
 from adaptive.operators.sources import Reading
-from adaptive.runtime.chooser import Choice
 from adaptive.runtime.microbatches import Microbatches
-from adaptive.runtime.steady_step import SteadyStep
 from adaptive.runtime.step import Outcome
 
 if TYPE_CHECKING:
@@ -41,6 +39,7 @@ class SteadyLoop:
     def __init__(self, program: Program):
         self._program = program
         self._on = False  # whether the last step has found nothing that keeps the next one from being like it
+        self._trial = False  # whether the last step has tried kernel calls that may be slower
         self._share: Share | None = None  # of the next step, whose kernel calls are dispatched already
 
     def look(self) -> None:
@@ -92,7 +91,7 @@ class SteadyLoop:
             or world.generation != self._generation
             or world.apart != self._apart
             or p._membership.asked != self._asked
-            or told() is not None
+            or TOLD
             or p._engine.timeline is not None
             or (world.apart and not p._company.settled)
         ):
@@ -109,29 +108,29 @@ class SteadyLoop:
         Returns:
           What came of it; `None` where members were lost in it: then nothing of it counts.
         """
-        engine = self._program._engine
-        kernels, steady = engine.kernels, engine.steady
+        p = self._program
+        engine, status = p._engine, p._status
+        kernels, steady, size = engine.kernels, engine.steady, self._size
         if steady is None:
             return self._through_engine(since)
         choice = kernels.choices[0]
-        if choice.steps and choice.size == self._size and choice.at_least == self._least_calls:
+        if choice.steps and choice.size == size and choice.at_least == self._least_calls:
             choice.steps -= 1
         else:
-            choice = kernels.choose(0, self._size, self._least_calls)
-        if steady.fits(choice):
-            return self._directly(steady, choice, began, since)
-        choice.steps += 1  # the engine asks for it again
-        return self._through_engine(since)
-
-    def _directly(self, steady: SteadyStep, choice: Choice, began: float, since: float) -> Outcome | None:
-        """Take a step of one worker without the engine."""
-        p = self._program
-        p._activity.now = INPUT
-        asked = time.perf_counter()
+            choice = kernels.choose(0, size, self._least_calls)
+        if not steady.fits(choice):
+            choice.steps += 1  # the engine asks for it again
+            return self._through_engine(since)
+        self._trial = choice.trial
+        p._activity.now, asked = INPUT, time.perf_counter()
         share, self._share = self._share or p._stream.take(self._sizes), None
         input_seconds = time.perf_counter() - asked
-        self._say()
-        reading = self._reading(0, share.offsets[0], since)
+        says = (p._digest.value, status.asks, p.world.processes, kernels.makes_all, kernels.call_examples)
+        status.repeats = says == self._said or self._says(says)
+        reading = Reading(
+            *(p._step, p._seed, self._workers[0], self._total, size, size, 1, share.offsets[0]),
+            *(p._clock.compute_seconds[0], since, self._taking_part),
+        )
         try:
             return steady(
                 *(share, reading, choice, self._meanwhile, p._skips.next_raises, self._more),
@@ -139,10 +138,16 @@ class SteadyLoop:
             )
         except MembersChanged:
             self.stop()
-            p._activity.took(began, {INPUT: input_seconds}, time.perf_counter())
+            p._activity.took(began, (input_seconds, 0.0, 0.0), time.perf_counter())
             return None
         finally:
-            p._status.repeats = False
+            status.repeats = False
+
+    def _says(self, says: tuple[Any, ...]) -> bool:
+        """Note what this process says of itself now. Returns whether the status can repeat what it said last: no."""
+        p = self._program
+        self._said, self._more, self._in_force = says, p._decisions.last, p._hyperparameters.values
+        return False
 
     def _through_engine(self, since: float) -> Outcome | None:
         """Take a step of several workers of this process, or of several levels."""
@@ -152,7 +157,9 @@ class SteadyLoop:
         activity.turn(INPUT)
         share = p._stream.take(self._sizes)
         activity.turn(OTHER)
-        self._say()
+        kernels, status = p._engine.kernels, p._status
+        says = (p._digest.value, status.asks, p.world.processes, kernels.makes_all, kernels.call_examples)
+        status.repeats = says == self._said or self._says(says)
         for place, offset in enumerate(share.offsets):
             readings.append(self._reading(place, offset, since))
         try:
@@ -161,7 +168,8 @@ class SteadyLoop:
             self.stop()
             return None
         finally:
-            p._status.repeats = False
+            status.repeats = False
+            self._trial = True in [kernels.choice(place).trial for place in range(len(self._workers))]
 
     def _reading(self, place: int, offset: int, since: float) -> Reading:
         p, worker = self._program, self._workers[place]
@@ -171,23 +179,18 @@ class SteadyLoop:
             *(p._clock.compute_seconds[place], since, self._taking_part),
         )
 
-    def _say(self) -> None:
-        """Have the status repeat what this process says of itself, if none of that has changed."""
-        p, kernels = self._program, self._program._engine.kernels
-        says = (p._digest.value, p._status.asks, p.world.processes, kernels.makes_all, kernels.call_examples)
-        p._status.repeats = says == self._said
-        if not p._status.repeats:
-            self._said, self._more, self._in_force = says, p._decisions.last, p._hyperparameters.values
-
     def _meanwhile(self) -> None:
         """What is done while the first kernel call is computed."""
         self._program._stream.prefetch(self._sizes)
         self._program._update.here(self._program._step, in_step=True)
 
-    def is_plain(self, outcome: Outcome) -> bool:
-        """Return whether there is nothing to be told of a step but its numbers, so that `report` can tell them."""
+    def is_plain(self, outcome: Outcome, began: float) -> bool:
+        """Return whether nothing is to be told of a step but its numbers, so that `report` can tell them. If not so,
+        the activity is told what the step has spent its time on so far.
+        """
         p = self._program
-        return (
+        steady = p._engine.steady
+        plain = (
             outcome.trouble is None
             and p._step + 1 < p._hooks.next_due
             and self._simple
@@ -195,34 +198,42 @@ class SteadyLoop:
             and not p._notes
             and not p._listeners.any
         )
+        if not plain and steady is not None and not steady.accounted:
+            p._activity.took(began, steady.times, time.perf_counter())
+            steady.accounted = True
+        return plain
 
-    def report(self, outcome: Outcome) -> Report:
+    def report(self, outcome: Outcome, began: float) -> Report:
         """Count a step, and report it."""
         p = self._program
-        kernels, stream, sizes, clock = p._engine.kernels, p._stream, p._sizes, p._clock
+        engine, stream, sizes, clock = p._engine, p._stream, p._sizes, p._clock
+        kernels, steady, world = engine.kernels, engine.steady, p.world
         p._step += 1
-        p._skips.in_a_row = 0
+        p._skips.in_a_row, p._restored = 0, False
         stream.advance(self._sizes)
-        beside = kernels.busy and kernels.step_ended()
-        lossy = []
-        for local in range(len(self._workers)):
-            lossy.append(kernels.choice(local).trial and kernels.tried_at_a_loss(local))
-        clock.take(outcome.compute_seconds, beside_compiler=beside, tried_at_a_loss=lossy)
+        if kernels.busy or self._trial:
+            self._take_seconds(outcome)
+        else:
+            clock.compute_seconds, clock.beside_compiler = outcome.compute_seconds, 0
         ran = self._sizes, sizes.previous
         sizes.step_done()
-        if p._engine.steady is not None and p._engine.steady.runs_ahead:
+        if steady is not None and steady.runs_ahead:
             self._run_ahead(outcome.microbatches[0])
-        epoch, ended = stream.epoch, self._epoch
-        self._epoch = epoch
+        examples, ended = sum(stream.cursors), self._epoch
+        self._epoch = epoch = examples // stream.length if stream.length else stream.epoch
         if p._hooks.watches:
             p._hooks.note(p._step, stream.epochs, outcome.hooks, ran, sizes.members)
-        p._restored = False
-        counters, breakdown = kernels.counters, p._activity.end()
+        if steady is not None and not steady.accounted:
+            steady.accounted = True
+            breakdown = p._activity.step(began, steady.times, time.perf_counter())
+        else:
+            breakdown = p._activity.end()
+        counters = kernels.counters
         report = report_of(
             self._same,
             step=p._step,
             epoch=epoch,
-            examples=sum(stream.cursors),
+            examples=examples,
             metrics=p._plan.graph.metrics_tree.unflatten(outcome.metrics),
             messages=outcome.messages,
             message_bytes=outcome.message_bytes,
@@ -236,9 +247,17 @@ class SteadyLoop:
             epoch_ended=epoch > ended,
             hyperparameters=dict(self._in_force),
         )
-        if not p.world.rank:
+        if not world.rank:
             p._advice.take(report, p._status.seconds, clock.beside_compiler)
         return report
+
+    def _take_seconds(self, outcome: Outcome) -> None:
+        """Take a step's seconds, as far as they are the machine's."""
+        kernels = self._program._engine.kernels
+        beside, lossy = kernels.busy and kernels.step_ended(), []
+        for local in range(len(self._workers)):
+            lossy.append(kernels.choice(local).trial and kernels.tried_at_a_loss(local))
+        self._program._clock.take(outcome.compute_seconds, beside_compiler=beside, tried_at_a_loss=lossy)
 
     def _run_ahead(self, microbatches: Microbatches) -> None:
         """Dispatch the next step's kernel calls, as far as it is known to be like this one."""

@@ -20,18 +20,14 @@ class StepClock:
 
     Attributes:
       compute_seconds: per worker of this process; NaN where not known.
+      began: when the step before began, or the one under way; NaN before the first.
       beside_compiler: steps in a row, up to now, whose seconds are not known because a compiler ran beside them.
     """
 
     def __init__(self, world: World):
         self.compute_seconds = [_NAN] * len(world.workers)
         self.beside_compiler = 0
-        self._began = _NAN
-
-    def begin(self, now: float) -> float:
-        """A step begins. Returns the seconds since the one before began; NaN for the first."""
-        since, self._began = now - self._began, now
-        return since
+        self.began = _NAN
 
     def take(self, seconds: Sequence[float], *, beside_compiler: bool, tried_at_a_loss: Sequence[bool]) -> None:
         """Take the seconds of a step: NaN for one beside which this process's own compiler took much of its cores, and
@@ -53,7 +49,7 @@ class StepClock:
     def restart(self) -> None:
         """The next step is a first one."""
         self.forget(range(len(self.compute_seconds)))
-        self._began = _NAN
+        self.began = _NAN
 
 
 class Skips:

@@ -30,6 +30,7 @@ from adaptive.operators.eager import least_weight, mean_of_nothing
 from .message import Entry, Layout, must_be_finite
 
 _WIRE = ", in which it travels (wire=; with weight= weight times value travels; jnp.bfloat16 reaches as far as float32)"
+_MAX, _MIN = np.maximum.reduce, np.minimum.reduce
 _NAMED = 3  # leaves of one all_reduce that an error lists
 
 
@@ -84,7 +85,10 @@ class Look:
             if first < stop and start < end:
                 inside = piece if first <= start and stop <= end else piece[max(first - start, 0) : end - start]
                 self._seen[n] += len(inside)
-                before, largest = self._largest[n], _largest(inside)
+                # As `_largest` does of real numbers, without a call in Python.
+                real = inside.dtype.kind == "f"
+                largest = max(float(_MAX(inside)), -float(_MIN(inside))) if real else _largest(inside)
+                before = self._largest[n]
                 if before == before and not largest <= before:  # else it was NaN, and stays
                     self._largest[n] = largest
 

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import jax
 import numpy as np
 
-from adaptive.base.activity import COMPUTING, EXCHANGING, INPUT
+from adaptive.base.activity import COMPUTING, EXCHANGING
 from adaptive.data.stream import Share
 from adaptive.graph.plan import Plan
 from adaptive.operators.sources import Reading
@@ -78,6 +78,10 @@ class SteadyStep:
 
     Args:
       engine: whose steps; its plan `is_flat`.
+
+    Attributes:
+      times: seconds of input, computing and exchanging of the last step.
+      accounted: whether the activity knows them; if not, the caller tells it (`Activity.took`).
     """
 
     def __init__(self, engine: Engine):
@@ -104,6 +108,7 @@ class SteadyStep:
         # On a CPU Python and the kernels would only take turns on the same cores.
         self.runs_ahead = not self._on_host and set(call.reads("source")) <= _KNOWN_AHEAD
         self._ahead: _Ahead | None = None
+        self.times, self.accounted = (0.0, 0.0, 0.0), True
 
     def fits(self, choice: Choice) -> bool:
         """Return whether a step of these calls can be taken; else the general one takes it."""
@@ -164,7 +169,8 @@ class SteadyStep:
             activity.now = COMPUTING
             status.decode(heard)
             if self._look is not None and not self._look.passes(results[0]):
-                activity.took(began, {INPUT: input_seconds, EXCHANGING: exchanged - sent}, exchanged)
+                activity.took(began, (input_seconds, sent - dispatched, exchanged - sent), exchanged)
+                self.accounted = True
                 run = Step(engine, share, (reading,), (sizes,))
                 run.take_over(packed, messages, (self._sent,), seconds)
                 return run.given_up(self._sent, results[0], search)
@@ -172,8 +178,8 @@ class SteadyStep:
         del packed, ahead  # what was sent is let go before the new state is made
         outputs = self._commit(floats, ints, kept, messages)
         ended = time.perf_counter()
-        computing = ended - exchanged + sent - dispatched
-        activity.took(began, {INPUT: input_seconds, COMPUTING: computing, EXCHANGING: exchanged - sent}, ended)
+        self.times = input_seconds, ended - exchanged + sent - dispatched, exchanged - sent
+        self.accounted = False
         hooks, found = [], engine._results
         for place in found.hooks:
             hooks.append(outputs[place])

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 import threading
-from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
@@ -24,6 +23,7 @@ from adaptive.control.decision_digest import DecisionDigest
 from adaptive.control.status import status_length
 from adaptive.operators.sources import Source, read
 from adaptive.runtime import kernels as _kernels
+from adaptive.runtime.chooser import Choice
 from adaptive.runtime.kernels import Kernels
 from adaptive.runtime.local_world import LocalWorld
 from adaptive.runtime.message import accumulate
@@ -140,7 +140,7 @@ def test_what_jax_is_set_to_in_this_thread_holds_behind_the_steps_too():
 def test_a_step_in_which_a_kernel_was_tried_at_a_loss_says_nothing_of_the_machine(monkeypatch):
     lossy: list[bool] = []
     monkeypatch.setattr(Kernels, "tried_at_a_loss", lambda self, local: lossy[-1])
-    monkeypatch.setattr(Kernels, "choice", lambda self, local: SimpleNamespace(trial=True))
+    monkeypatch.setattr(Kernels, "choice", lambda self, local: Choice(0, 1, (), trial=True))
     monkeypatch.setattr(_kernels, "n_cores", lambda: 64)
     seconds = Source("seconds", lambda r: r.compute_seconds)
 
