@@ -33,7 +33,8 @@ from .reading import joined
 from .sequential import SequentialReader
 
 T = TypeVar("T")
-QUICK_SECONDS = 300e-6
+QUICK_SECONDS = 300e-6  # as long as it takes to wake a thread up, and some
+AT_ONCE_SECONDS = 2e-3  # where the kernels have the same cores
 
 
 class Share(NamedTuple):
@@ -56,13 +57,17 @@ class Stream:
       seed: of the permutations.
       workers: the workers of this process.
       world: whose other processes wait while this one reads.
+      beside: whether rows of arrays in memory are taken beside the kernels. Where kernels run on the same cores, that
+        makes both slower by more than the time of the rows: they are taken when they are needed.
 
     Attributes:
       cursors: examples taken so far from each shard. Replicated.
       length: examples of an epoch; 0 of iterators.
     """
 
-    def __init__(self, data: Rows | IterableData, *, seed: int, workers: range, world: World | None = None):
+    def __init__(
+        self, data: Rows | IterableData, *, seed: int, workers: range, world: World | None = None, beside: bool = True
+    ):
         self.data, self.seed, self.workers = data, seed, workers
         self.shard_ranges = data.shard_ranges
         self.cursors: Cursors = (0,) * len(self.shard_ranges)
@@ -74,7 +79,9 @@ class Stream:
         self._ahead: tuple[Cursors, tuple[int, ...], Future[Share] | Share] | None = None
         self._before: Cursors = ()  # where the cursors were when that was asked for
         self._closed = False
-        self._quick = False  # whether the last share was fetched faster than a thread is woken up
+        self._beside = beside
+        self._quick_seconds = QUICK_SECONDS if beside else AT_ONCE_SECONDS
+        self._quick = False  # whether the last share was fetched so fast that no thread is worth it
         self._in_memory = data.in_memory and not data.mapped if not isinstance(data, IterableData) else False
         # Rows of arrays in memory, of one shard: nothing is read ahead, and nothing is kept.
         self._simple = self._in_memory and len(self.shard_ranges) == 1
@@ -126,33 +133,43 @@ class Stream:
 
     def take(self, sizes: Sequence[int]) -> Share:
         """The step's share. Moves nothing: call `advance` when the step is committed."""
-        key = (self.cursors, tuple(sizes))
         ahead = self._ahead
-        if ahead is not None and ahead[:2] == key:
+        if ahead is not None and ahead[0] == self.cursors and ahead[1] == tuple(sizes):
             found, self._ahead = ahead[2], None
             return found if isinstance(found, Share) else self._watch.result(found)
         self._drop_ahead()
-        return self._result(self._in_thread(self._fetch, *key, self.cursors))  # in one thread: sources need no locks
+        if self.takes_at_once:
+            return self._take_rows(self.cursors[0], tuple(sizes))
+        fetched = self._in_thread(self._fetch, self.cursors, tuple(sizes), self.cursors)
+        return self._result(fetched)  # in one thread: sources need no locks
+
+    @property
+    def takes_at_once(self) -> bool:
+        """Whether shares are taken when they are needed: rows of arrays in memory, which are not waited for."""
+        return self._quick and self._simple and not self._beside
 
     def prefetch(self, sizes: Sequence[int]) -> None:
         """Start to fetch what the step after this one takes if nothing is resized."""
         self._before = before = self.cursors
-        if self._simple and self._quick:
-            # By as few calls as can be, as this is done in every step.
-            began, workers, sizes = time.thread_time(), self.workers, tuple(sizes)
-            ends = list(accumulate(sizes, initial=0))
-            first, last, cursor = ends[workers.start], ends[workers.stop], before[0] + ends[-1]
-            whole = self._rows(self._order(0, cursor + first, last - first)) if last > first else None
-            batches = (whole,) if len(workers) == 1 else self._parts(whole, ends)
-            share = Share(sizes, tuple(ends[workers.start : workers.stop]), batches, whole)
-            self._quick = time.thread_time() - began < QUICK_SECONDS
-            self._ahead = (cursor,), sizes, share
+        if self._quick and self._simple:
+            if self._beside:
+                end = before[0] + sum(sizes)
+                self._ahead = (end,), tuple(sizes), self._take_rows(end, tuple(sizes))
             return
         key = (self._deal(before, sizes)[1], tuple(sizes))
         # A few rows of arrays are there sooner than another thread is.
         here = self._quick
         ahead = self._fetch(*key, before) if here else self._in_thread(self._fetch, *key, before)
         self._ahead = (*key, ahead)
+
+    def _take_rows(self, cursor: int, sizes: tuple[int, ...]) -> Share:
+        """Return a share of arrays in memory, by as few calls as can be: this is done in every step."""
+        began, workers, ends = time.thread_time(), self.workers, list(accumulate(sizes, initial=0))
+        first, last = ends[workers.start], ends[workers.stop]
+        whole = self._rows(self._order(0, cursor + first, last - first)) if last > first else None
+        batches = (whole,) if len(workers) == 1 else self._parts(whole, ends)
+        self._quick = time.thread_time() - began < self._quick_seconds
+        return Share(sizes, tuple(ends[workers.start : workers.stop]), batches, whole)
 
     def _parts(self, whole: Any, ends: Sequence[int]) -> tuple[Any, ...]:
         """Return each worker's part of a batch of this process."""
@@ -169,6 +186,8 @@ class Stream:
         ahead = self._ahead
         if ahead is not None and ahead[1] == tuple(sizes) and self._before == self.cursors:
             self.cursors = ahead[0]  # as was worked out to fetch what follows
+        elif self._simple:
+            self.cursors = (self.cursors[0] + sum(sizes),)
         else:
             self.cursors = self._deal(self.cursors, sizes)[1]
 
@@ -200,7 +219,7 @@ class Stream:
         began = time.thread_time()  # its own time: kernels may be running on this core meanwhile
         offsets = list(accumulate(sizes, initial=0))
         batches = tuple(self._reader.read(self._wanted(cursors, sizes, self.workers, committed)))
-        self._quick = self._in_memory and time.thread_time() - began < QUICK_SECONDS
+        self._quick = self._in_memory and time.thread_time() - began < self._quick_seconds
         return Share(sizes, tuple(offsets[self.workers.start : self.workers.stop]), batches)
 
     def _wanted(self, cursors: Cursors, sizes: Sequence[int], workers: range, committed: Cursors) -> Wanted:

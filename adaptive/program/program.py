@@ -179,7 +179,8 @@ class Program:
         overlap = checked_overlap(overlap)
         self._data = stream_of(data, self.world.capacity, self.world.workers, self.world)
         self._form, leaves = StateForm.of(state, local)
-        self._stream = Stream(self._data, seed=self._seed, workers=self.world.workers, world=self.world)
+        beside = self.world.devices[0].platform != "cpu"
+        self._stream = Stream(self._data, seed=self._seed, workers=self.world.workers, world=self.world, beside=beside)
         planner = Planner(
             driver,
             self._form.shapes,
@@ -615,7 +616,7 @@ class Program:
             if self._boards.make():
                 continue  # members may have been lost in the course of it
             try:
-                before = self._activity.turn(INPUT)
+                before = self._activity.turn(OTHER if self._stream.takes_at_once else INPUT)
                 try:
                     share = self._stream.take(self._sizes.current)
                 finally:

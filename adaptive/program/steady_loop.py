@@ -122,9 +122,10 @@ class SteadyLoop:
             choice.steps += 1  # the engine asks for it again
             return self._through_engine(since)
         self._trial = choice.trial
-        p._activity.now, asked = INPUT, time.perf_counter()
+        at_once = p._stream.takes_at_once
+        p._activity.now, asked = OTHER if at_once else INPUT, time.perf_counter()
         share, self._share = self._share or p._stream.take(self._sizes), None
-        input_seconds = time.perf_counter() - asked
+        input_seconds = 0.0 if at_once else time.perf_counter() - asked
         says = (p._digest.value, status.asks, p.world.processes, kernels.makes_all, kernels.call_examples)
         status.repeats = says == self._said or self._says(says)
         reading = Reading(
@@ -154,7 +155,7 @@ class SteadyLoop:
         p = self._program
         activity, readings = p._activity, []
         activity.begin()
-        activity.turn(INPUT)
+        activity.turn(OTHER if p._stream.takes_at_once else INPUT)
         share = p._stream.take(self._sizes)
         activity.turn(OTHER)
         kernels, status = p._engine.kernels, p._status
