@@ -155,6 +155,11 @@ class Status:
         self._any_asked = verdict.asked
 
     @property
+    def inputs(self) -> np.ndarray:
+        """`seconds.input`, of the dtype of the message; shape=(workers,). Replicated."""
+        return self._heard[self._n_facts : self._n_facts + self._n]
+
+    @property
     def seconds(self) -> WorkerSeconds:
         """Of all workers, by the last message. Replicated."""
         return WorkerSeconds(*self._heard[self._n_facts :].astype(np.float32).reshape(_SECONDS, self._n))

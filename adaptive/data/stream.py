@@ -82,6 +82,7 @@ class Stream:
         self._beside = beside
         self._quick_seconds = QUICK_SECONDS if beside else AT_ONCE_SECONDS
         self._quick = False  # whether the last share was fetched so fast that no thread is worth it
+        self._timed = -1  # the number of rows whose time is known to be short
         self._in_memory = data.in_memory and not data.mapped if not isinstance(data, IterableData) else False
         # Rows of arrays in memory, of one shard: nothing is read ahead, and nothing is kept.
         self._simple = self._in_memory and len(self.shard_ranges) == 1
@@ -164,11 +165,13 @@ class Stream:
 
     def _take_rows(self, cursor: int, sizes: tuple[int, ...]) -> Share:
         """Return a share of arrays in memory, by as few calls as can be: this is done in every step."""
-        began, workers, ends = time.thread_time(), self.workers, list(accumulate(sizes, initial=0))
+        workers, ends = self.workers, list(accumulate(sizes, initial=0))
         first, last = ends[workers.start], ends[workers.stop]
+        began = time.thread_time() if last - first != self._timed else 0.0
         whole = self._rows(self._order(0, cursor + first, last - first)) if last > first else None
         batches = (whole,) if len(workers) == 1 else self._parts(whole, ends)
-        self._quick = time.thread_time() - began < self._quick_seconds
+        if began:
+            self._timed, self._quick = last - first, time.thread_time() - began < self._quick_seconds
         return Share(sizes, tuple(ends[workers.start : workers.stop]), batches, whole)
 
     def _parts(self, whole: Any, ends: Sequence[int]) -> tuple[Any, ...]:

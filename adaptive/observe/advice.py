@@ -11,7 +11,6 @@ from collections.abc import Sequence
 import jax
 import numpy as np
 
-from adaptive.base.activity import WorkerSeconds
 from adaptive.base.where import at
 from adaptive.control.hooks import Hooks
 from adaptive.graph.plan import HookPlan, Plan
@@ -48,11 +47,11 @@ class Advice:
         """What was compiled so far was the start's, or was waited for between steps."""
         self._waited = None
 
-    def take(self, report: Report, workers: WorkerSeconds, beside_compiler: int) -> None:
+    def take(self, report: Report, inputs: np.ndarray, beside_compiler: int) -> None:
         """A step has ended.
 
         Args:
-          workers: seconds of every worker in it.
+          inputs: seconds for which every worker has waited for examples in it; shape=(workers,).
           beside_compiler: steps in a row, this one included, whose compute seconds are not known for a compiler.
         """
         if self._waited is None:
@@ -61,7 +60,7 @@ class Advice:
             self._compiler(report, report.waited_seconds - self._waited)
         self._steps += 1
         self._seconds += report.seconds
-        self._input = self._input + workers.input if len(self._plan.messages) else self._input + report.breakdown.input
+        self._input = self._input + inputs if len(self._plan.messages) else self._input + report.breakdown.input
         if self._steps == STEPS:
             self._judge(report.step, beside_compiler)
             self._steps, self._seconds, self._input = 0, 0.0, 0.0

@@ -732,7 +732,7 @@ class Program:
             hyperparameters=in_force,
         )
         if not self.world.rank:
-            self._advice.take(report, self._status.seconds, self._clock.beside_compiler)
+            self._advice.take(report, self._status.inputs, self._clock.beside_compiler)
         if asked is not None:
             values = hook_values(self._hooks, outcome.hooks)
             decided, requests = self._decisions.last_asked if decision is not None else ((), ())

@@ -249,7 +249,7 @@ class SteadyLoop:
             hyperparameters=dict(self._in_force),
         )
         if not world.rank:
-            p._advice.take(report, p._status.seconds, clock.beside_compiler)
+            p._advice.take(report, p._status.inputs, clock.beside_compiler)
         return report
 
     def _take_seconds(self, outcome: Outcome) -> None:

@@ -65,7 +65,7 @@ def said(
         advice.begin()
         for step in range(1, steps + 1):
             at = dict(waited).get(step, max((s for since, s in waited if since <= step), default=1.0))
-            advice.take(event(step, waited_seconds=at).report, seconds, beside_compiler)
+            advice.take(event(step, waited_seconds=at).report, seconds.input, beside_compiler)
     return [record.message for record in caplog.records]
 
 
