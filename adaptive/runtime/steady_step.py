@@ -142,7 +142,8 @@ class SteadyStep:
         engine, sizes = self._engine, choice.microbatches
         activity, status = engine.activity, engine.status
         activity.now = COMPUTING
-        dispatched, watch = time.perf_counter(), time.process_time() if choice.timed else 0.0
+        started = dispatched = time.perf_counter()
+        watch = time.process_time() if choice.timed else 0.0
         floats, ints = self._vectors(reading, sizes)
         known = float("inf")
         ahead = None if self._ahead is None else self._take_ahead(reading.step, sizes, share.batches[0])
@@ -172,7 +173,7 @@ class SteadyStep:
             activity.now = COMPUTING
             status.decode(heard)
             if self._look is not None and not self._look.passes(results[0]):
-                activity.took(began, (input_seconds, sent - dispatched, exchanged - sent), exchanged)
+                activity.took(began, (input_seconds, sent - started, exchanged - sent), exchanged)
                 self.accounted = True
                 run = Step(engine, share, (reading,), (sizes,))
                 run.take_over(packed, messages, (self._sent,), seconds)
@@ -181,7 +182,7 @@ class SteadyStep:
         del packed, ahead  # what was sent is let go before the new state is made
         outputs = self._commit(floats, ints, kept, messages)
         ended = time.perf_counter()
-        self.times = input_seconds, ended - exchanged + sent - dispatched, exchanged - sent
+        self.times = input_seconds, ended - exchanged + sent - started, exchanged - sent
         self.accounted = False
         hooks, found = [], engine._results
         for place in found.hooks:

@@ -162,6 +162,7 @@ def test_calls_that_are_dispatched_ahead_give_the_same(driver, monkeypatch):
     monkeypatch.setattr(SteadyStep, "_take_ahead", lambda self, *args: taken.append(take(self, *args)) or taken[-1])
     reports, state = trained(driver)
     assert sum(ahead is not None for ahead in taken) >= 6
+    assert all(min(report.breakdown) >= 0 for report in reports)
     same([report.metrics for report in reports], [report.metrics for report in expected[0]])
     same(state, expected[1])
 
