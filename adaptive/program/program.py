@@ -9,8 +9,10 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager, nullcontext
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
+from weakref import proxy
 
 import jax
 import jax.numpy as jnp
@@ -250,7 +252,10 @@ class Program:
         )
         # Without a message nobody can tell that all are ready; and when they are depends on how fast machines are.
         waits = deterministic or not self._engine.tells
-        readiness = KernelsOf(self._engine.kernels, self.world.workers, self._engine.expect)
+        expect = partial(
+            Engine.expect, proxy(self._engine)
+        )  # the engine has the sizes: it must not be kept alive by them
+        readiness = KernelsOf(self._engine.kernels, self.world.workers, expect)
         self._sizes.take_effect(readiness, one_by_one=not self._plan.splittable, waits=waits, resizable=bool(resizable))
         self._hyperparameters = Hyperparameters(self._plan.slots, self._engine.set_slot, self._engine.slot)
         self._hooks = Hooks(self._plan.hooks, self.world.capacity, self._membership, self._hyperparameters)

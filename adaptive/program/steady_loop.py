@@ -11,7 +11,9 @@ here where a comprehension would read better: up to Python 3.11 that is a call.
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, cast
+from weakref import ref
 
 import numpy as np
 
@@ -37,14 +39,15 @@ class SteadyLoop:
     """
 
     def __init__(self, program: Program):
-        self._program = program
+        # Not kept alive: a program that nobody holds lets its arrays go at once, and not when cycles are collected.
+        self._program = cast("Callable[[], Program]", ref(program))
         self._on = False  # whether the last step has found nothing that keeps the next one from being like it
         self._trial = False  # whether the last step has tried kernel calls that may be slower
         self._share: Share | None = None  # of the next step, whose kernel calls are dispatched already
 
     def look(self) -> None:
         """Find out, behind a step that was not such a one, whether the next can be; and work out what it needs."""
-        p = self._program
+        p = self._program()
         world, sizes = p.world, p._sizes
         self.stop()
         self._on = p._compiled and sizes.pending is None and p._company.settled
@@ -75,7 +78,7 @@ class SteadyLoop:
     def stop(self) -> None:
         """Have the next step go through all of `Program`."""
         self._on, self._share = False, None
-        steady = self._program._engine.steady
+        steady = self._program()._engine.steady
         if steady is not None:
             steady.forget_ahead()
 
@@ -83,7 +86,7 @@ class SteadyLoop:
         """Return whether the next step is one of those; if not, it has to go through all of `Program`."""
         if not self._on:
             return False
-        p = self._program
+        p = self._program()
         world, sizes = p.world, p._sizes
         if (
             sizes.current is not self._sizes
@@ -108,7 +111,7 @@ class SteadyLoop:
         Returns:
           What came of it; `None` where members were lost in it: then nothing of it counts.
         """
-        p = self._program
+        p = self._program()
         engine, status = p._engine, p._status
         kernels, steady, size = engine.kernels, engine.steady, self._size
         if steady is None:
@@ -146,13 +149,13 @@ class SteadyLoop:
 
     def _says(self, says: tuple[Any, ...]) -> bool:
         """Note what this process says of itself now. Returns whether the status can repeat what it said last: no."""
-        p = self._program
+        p = self._program()
         self._said, self._more, self._in_force = says, p._decisions.last, p._hyperparameters.values
         return False
 
     def _through_engine(self, since: float) -> Outcome | None:
         """Take a step of several workers of this process, or of several levels."""
-        p = self._program
+        p = self._program()
         activity, readings = p._activity, []
         activity.begin()
         activity.turn(OTHER if p._stream.takes_at_once else INPUT)
@@ -173,7 +176,7 @@ class SteadyLoop:
             self._trial = True in [kernels.choice(place).trial for place in range(len(self._workers))]
 
     def _reading(self, place: int, offset: int, since: float) -> Reading:
-        p, worker = self._program, self._workers[place]
+        p, worker = self._program(), self._workers[place]
         size = self._sizes[worker]
         return Reading(
             *(p._step, p._seed, worker, self._total, size, size, 1, offset),
@@ -182,14 +185,15 @@ class SteadyLoop:
 
     def _meanwhile(self) -> None:
         """What is done while the first kernel call is computed."""
-        self._program._stream.prefetch(self._sizes)
-        self._program._update.here(self._program._step, in_step=True)
+        p = self._program()
+        p._stream.prefetch(self._sizes)
+        p._update.here(p._step, in_step=True)
 
     def is_plain(self, outcome: Outcome, began: float) -> bool:
         """Return whether nothing is to be told of a step but its numbers, so that `report` can tell them. If not so,
         the activity is told what the step has spent its time on so far.
         """
-        p = self._program
+        p = self._program()
         steady = p._engine.steady
         plain = (
             outcome.trouble is None
@@ -206,7 +210,7 @@ class SteadyLoop:
 
     def report(self, outcome: Outcome, began: float) -> Report:
         """Count a step, and report it."""
-        p = self._program
+        p = self._program()
         engine, stream, sizes, clock = p._engine, p._stream, p._sizes, p._clock
         kernels, steady, world = engine.kernels, engine.steady, p.world
         p._step += 1
@@ -254,15 +258,16 @@ class SteadyLoop:
 
     def _take_seconds(self, outcome: Outcome) -> None:
         """Take a step's seconds, as far as they are the machine's."""
-        kernels = self._program._engine.kernels
+        p = self._program()
+        kernels = p._engine.kernels
         beside, lossy = kernels.busy and kernels.step_ended(), []
         for local in range(len(self._workers)):
             lossy.append(kernels.choice(local).trial and kernels.tried_at_a_loss(local))
-        self._program._clock.take(outcome.compute_seconds, beside_compiler=beside, tried_at_a_loss=lossy)
+        p._clock.take(outcome.compute_seconds, beside_compiler=beside, tried_at_a_loss=lossy)
 
     def _run_ahead(self, microbatches: Microbatches) -> None:
         """Dispatch the next step's kernel calls, as far as it is known to be like this one."""
-        p = self._program
+        p = self._program()
         epoch, step = p._until
         last = (step is not None and p._step >= step) or (epoch is not None and p._stream.epoch >= epoch)
         if last or p._sizes.pending is not None or p._engine.steady is None:

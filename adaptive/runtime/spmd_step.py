@@ -19,6 +19,7 @@ from collections.abc import Callable, Sequence
 from itertools import pairwise
 from statistics import median
 from typing import TYPE_CHECKING, Any
+from weakref import proxy
 
 import jax
 import numpy as np
@@ -60,7 +61,8 @@ class SPMDStep:
     """
 
     def __init__(self, engine: Engine, mesh: WorkerMesh):
-        self._engine, self._mesh, plan = engine, mesh, engine.plan
+        self._engine: Engine = proxy(engine)  # not kept alive: the engine has this
+        self._mesh, plan = mesh, engine.plan
         self._everywhere = NamedSharding(mesh.mesh, P())
         self._split = NamedSharding(mesh.mesh, P(mesh.axis))
         on_mesh = list(mesh.mesh.devices.flat)

@@ -13,7 +13,8 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from operator import is_
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
+from weakref import ref
 
 import jax
 import numpy as np
@@ -87,7 +88,7 @@ class SteadyStep:
     def __init__(self, engine: Engine):
         plan, found = engine.plan, engine._results
         call, final = plan.calls[0], plan.final
-        self._engine = engine
+        self._engine = cast("Callable[[], Engine]", ref(engine))  # not kept alive: the engine has this
         self._call_state, self._call_slots = call.reads("state"), call.wiring["slot"]
         self._batch = call.reads("batch")
         self._changed = plan.changed_state
@@ -103,7 +104,7 @@ class SteadyStep:
         self._look = engine.looks[self._sent] if engine.looks and self._sent >= 0 else None
         self._first = engine._places[0].start
         self._on_host = engine.world.devices[0].platform == "cpu"
-        self._leaves: Callable[[Any], list[Any]] = self._find_leaves  # of a batch
+        self._leaves: Callable[[Any], list[Any]] | None = None  # of a batch
         self._calls: tuple[Microbatches, list[_Call]] = (), []
         # On a CPU Python and the kernels would only take turns on the same cores.
         self.runs_ahead = not self._on_host and set(call.reads("source")) <= _KNOWN_AHEAD
@@ -115,7 +116,7 @@ class SteadyStep:
 
     def fits(self, choice: Choice) -> bool:
         """Return whether a step of these calls can be taken; else the general one takes it."""
-        engine, calls = self._engine, choice.microbatches
+        engine, calls = self._engine(), choice.microbatches
         if not calls or choice.one_by_one or engine.present != [0]:
             return False
         return len(calls) == 1 or not self._final_kept
@@ -139,7 +140,7 @@ class SteadyStep:
           began: when the step began, by the clock of `time.perf_counter`.
           input_seconds: how long it has waited for its share.
         """
-        engine, sizes = self._engine, choice.microbatches
+        engine, sizes = self._engine(), choice.microbatches
         activity, status = engine.activity, engine.status
         activity.now = COMPUTING
         started = dispatched = time.perf_counter()
@@ -148,7 +149,9 @@ class SteadyStep:
         known = float("inf")
         ahead = None if self._ahead is None else self._take_ahead(reading.step, sizes, share.batches[0])
         if ahead is None:
-            packed, kept = self._compute(sizes, reading, (floats, ints), self._leaves(share.batches[0]))
+            packed, kept = self._compute(
+                sizes, reading, (floats, ints), (self._leaves or self._find_leaves)(share.batches[0])
+            )
         else:
             packed, kept, dispatched = ahead.packed, ahead.kept, ahead.dispatched
             if packed[self._first].is_ready() and reading.compute_seconds == reading.compute_seconds:
@@ -197,9 +200,11 @@ class SteadyStep:
         Args:
           share, reading, sizes: of the next step; if it turns out to have others, it is computed anew.
         """
-        engine, batch = self._engine, share.batches[0]
+        engine, batch = self._engine(), share.batches[0]
         dispatched = time.perf_counter()
-        packed, kept = self._compute(sizes, reading, self._vectors(reading, sizes), self._leaves(batch))
+        packed, kept = self._compute(
+            sizes, reading, self._vectors(reading, sizes), (self._leaves or self._find_leaves)(batch)
+        )
         state, slots = list(engine._states[0]), list(engine._slots[0])
         self._ahead = _Ahead(reading.step, sizes, batch, state, slots, packed, kept, dispatched)
 
@@ -212,13 +217,13 @@ class SteadyStep:
         ahead, self._ahead = self._ahead, None
         if ahead is None or (ahead.step, ahead.sizes) != (step, sizes) or ahead.batch is not batch:
             return None
-        state, slots = self._engine._states[0], self._engine._slots[0]
+        state, slots = self._engine()._states[0], self._engine()._slots[0]
         same = all(map(is_, ahead.state, state)) and all(map(is_, ahead.slots, slots))
         return ahead if same else None
 
     def _exchange(self, parts: Sequence[jax.Array], step: int, more: str) -> tuple[list[list[jax.Array]], np.ndarray]:
         """Have the message reduced over all workers, with the status."""
-        engine, number = self._engine, self._sent
+        engine, number = self._engine(), self._sent
         own = engine.status.encode().astype(self._dtype)
         about = f"message {number + 1} of step {step} of {engine.name}"
         rows = [parts] if not engine.world.unattended else engine.nothing.with_gaps(number, [parts])
@@ -231,9 +236,9 @@ class SteadyStep:
         same, read = self._same_vectors, tuple(reading)[_STEADY]
         if same is not None and same[0] is sizes and same[1] == read and same[2] is reading.taking_part:
             return same[3]
-        vectors = self._engine.feed.measure(reading if len(sizes) == 1 else reading._replace(calls=len(sizes)))
+        vectors = self._engine().feed.measure(reading if len(sizes) == 1 else reading._replace(calls=len(sizes)))
         if self._fixed and len(sizes) == 1:
-            there = jax.device_put(vectors, self._engine.world.devices[0])
+            there = jax.device_put(vectors, self._engine().world.devices[0])
             self._same_vectors = sizes, read, reading.taking_part, there
         return vectors
 
@@ -244,7 +249,7 @@ class SteadyStep:
 
     def _planned(self, microbatches: Microbatches) -> list[_Call]:
         """Return the calls for these microbatches, which are worked out when they change."""
-        kernels, calls, start = self._engine.kernels, list[_Call](), 0
+        kernels, calls, start = self._engine().kernels, list[_Call](), 0
         for size in microbatches:
             kernel, rows = kernels.kernel(0, size, 0), slice(start, start + size)
             calls.append(_Call(kernel.run, size, None if len(microbatches) == 1 else rows, list(kernel.consts)))
@@ -256,7 +261,7 @@ class SteadyStep:
         self, sizes: Microbatches, reading: Reading, vectors: tuple[np.ndarray, np.ndarray], leaves: list[Any]
     ) -> tuple[list[jax.Array], list[jax.Array]]:
         """Dispatch the calls. Returns all messages' parts, added up over the calls, and what the last call keeps."""
-        engine, state, slots = self._engine, self._engine._states[0], self._engine._slots[0]
+        engine, state, slots = self._engine(), self._engine()._states[0], self._engine()._slots[0]
         calls = self._calls[1] if self._calls[0] is sizes else self._planned(sizes)
         batch = list(map(leaves.__getitem__, self._batch))
         given: dict[str, Any] = {
@@ -282,7 +287,7 @@ class SteadyStep:
 
     def _commit(self, floats: Any, ints: Any, kept: Sequence[jax.Array], messages: dict[int, Any]) -> Any:
         """Run the final segment and take its results as the worker's state. Returns them."""
-        engine = self._engine
+        engine = self._engine()
         state, slots, received = engine._states[0], engine._slots[0], []
         for number in self._final_messages:
             received.append(messages[number][0])
