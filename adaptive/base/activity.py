@@ -127,12 +127,6 @@ class Activity:
         seconds[OTHER] += until - began - input_ - computing - exchanging
         self.now, self._since, self._waited = OTHER, until, waited
 
-    def step(self, began: float, times: Sequence[float], ended: float) -> Breakdown:
-        """Account for a whole step, as `took` does for a part. Returns where its seconds went."""
-        self.took(began, times, ended)
-        self.now = BETWEEN
-        return tuple.__new__(Breakdown, map(sub, self._seconds, self._before[:BETWEEN]))
-
     @contextmanager
     def doing(self, what: int) -> Iterator[None]:
         """While the block lasts."""

@@ -594,7 +594,7 @@ class Program:
                 steady = False
                 self.world.part()
                 outcome = self._by_those_left(since)
-            plain = steady and self._steady.is_plain(outcome, began)
+            plain = steady and self._steady.is_plain(outcome)
             notes = [] if plain else self._skips.take(outcome.trouble, self._step + 1)
         except RunEnds as end:
             if isinstance(end, RunOver):
@@ -607,7 +607,7 @@ class Program:
             error.add_note(f"in step {self._step + 1}, on {self._who()}")
             tell(self.world, f"in step {self._step + 1} of {self._name}", error)
             raise
-        return self._steady.report(outcome, began) if plain else self._finish(outcome, notes)
+        return self._steady.report(outcome) if plain else self._finish(outcome, notes)
 
     def _by_those_left(self, since: float) -> Outcome:
         """The step, taken again on the same examples where members are lost in the course of it.

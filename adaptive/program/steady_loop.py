@@ -129,12 +129,8 @@ class SteadyLoop:
         p._activity.now, asked = OTHER if at_once else INPUT, time.perf_counter()
         share, self._share = self._share or p._stream.take(self._sizes), None
         input_seconds = 0.0 if at_once else time.perf_counter() - asked
-        says = (p._digest.value, status.asks, p.world.processes, kernels.makes_all, kernels.call_examples)
-        status.repeats = says == self._said or self._says(says)
-        reading = Reading(
-            *(p._step, p._seed, self._workers[0], self._total, size, size, 1, share.offsets[0]),
-            *(p._clock.compute_seconds[0], since, self._taking_part),
-        )
+        self._say(p)
+        reading = self._reading(0, share.offsets[0], since)
         try:
             return steady(
                 *(share, reading, choice, self._meanwhile, p._skips.next_raises, self._more),
@@ -147,11 +143,13 @@ class SteadyLoop:
         finally:
             status.repeats = False
 
-    def _says(self, says: tuple[Any, ...]) -> bool:
-        """Note what this process says of itself now. Returns whether the status can repeat what it said last: no."""
-        p = self._program()
-        self._said, self._more, self._in_force = says, p._decisions.last, p._hyperparameters.values
-        return False
+    def _say(self, p: Program) -> None:
+        """Have the status repeat what this process said of itself in the step before, if none of that has changed."""
+        kernels, status = p._engine.kernels, p._status
+        says = (p._digest.value, status.asks, p.world.processes, kernels.makes_all, kernels.call_examples)
+        status.repeats = says == self._said
+        if not status.repeats:
+            self._said, self._more, self._in_force = says, p._decisions.last, p._hyperparameters.values
 
     def _through_engine(self, since: float) -> Outcome | None:
         """Take a step of several workers of this process, or of several levels."""
@@ -161,9 +159,7 @@ class SteadyLoop:
         activity.turn(OTHER if p._stream.takes_at_once else INPUT)
         share = p._stream.take(self._sizes)
         activity.turn(OTHER)
-        kernels, status = p._engine.kernels, p._status
-        says = (p._digest.value, status.asks, p.world.processes, kernels.makes_all, kernels.call_examples)
-        status.repeats = says == self._said or self._says(says)
+        self._say(p)
         for place, offset in enumerate(share.offsets):
             readings.append(self._reading(place, offset, since))
         try:
@@ -172,7 +168,8 @@ class SteadyLoop:
             self.stop()
             return None
         finally:
-            status.repeats = False
+            p._status.repeats = False
+            kernels = p._engine.kernels
             self._trial = True in [kernels.choice(place).trial for place in range(len(self._workers))]
 
     def _reading(self, place: int, offset: int, since: float) -> Reading:
@@ -189,13 +186,10 @@ class SteadyLoop:
         p._stream.prefetch(self._sizes)
         p._update.here(p._step, in_step=True)
 
-    def is_plain(self, outcome: Outcome, began: float) -> bool:
-        """Return whether nothing is to be told of a step but its numbers, so that `report` can tell them. If not so,
-        the activity is told what the step has spent its time on so far.
-        """
+    def is_plain(self, outcome: Outcome) -> bool:
+        """Return whether nothing is to be told of a step but its numbers, so that `report` can tell them."""
         p = self._program()
-        steady = p._engine.steady
-        plain = (
+        return (
             outcome.trouble is None
             and p._step + 1 < p._hooks.next_due
             and self._simple
@@ -203,12 +197,8 @@ class SteadyLoop:
             and not p._notes
             and not p._listeners.any
         )
-        if not plain and steady is not None and not steady.accounted:
-            p._activity.took(began, steady.times, time.perf_counter())
-            steady.accounted = True
-        return plain
 
-    def report(self, outcome: Outcome, began: float) -> Report:
+    def report(self, outcome: Outcome) -> Report:
         """Count a step, and report it."""
         p = self._program()
         engine, stream, sizes, clock = p._engine, p._stream, p._sizes, p._clock
@@ -228,12 +218,7 @@ class SteadyLoop:
         self._epoch = epoch = examples // stream.length if stream.length else stream.epoch
         if p._hooks.watches:
             p._hooks.note(p._step, stream.epochs, outcome.hooks, ran, sizes.members)
-        if steady is not None and not steady.accounted:
-            steady.accounted = True
-            breakdown = p._activity.step(began, steady.times, time.perf_counter())
-        else:
-            breakdown = p._activity.end()
-        counters = kernels.counters
+        counters, breakdown = kernels.counters, p._activity.end()
         report = report_of(
             self._same,
             step=p._step,

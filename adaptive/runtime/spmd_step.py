@@ -1,8 +1,8 @@
 """Steps of equal batches on the devices of one mesh, each as one XLA program (`spmd_program.py`).
 
-Between such steps the state is kept as arrays over the mesh. Whoever asks for a worker's own leaves (`Engine.states`: a
-checkpoint, `evaluate`, a step by the general path) gets the devices' shards of the same memory, and the next such step
-joins them again; neither copies.
+Between such steps the state is kept as arrays over the mesh. `Engine.states` gives each worker's own leaves (for a
+checkpoint, `evaluate`, a step by the general path): the devices' shards of the same memory. The next such step joins
+them again; neither copies.
 
 In one program nobody can tell for how long each worker has computed. A step now and then goes by the general path,
 which can: the first, the second, the fourth … after a change of sizes, and then at an even distance. Which ones depends

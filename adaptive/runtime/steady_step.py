@@ -79,10 +79,6 @@ class SteadyStep:
 
     Args:
       engine: whose steps; its plan `is_flat`.
-
-    Attributes:
-      times: seconds of input, computing and exchanging of the last step.
-      accounted: whether the activity knows them; if not, the caller tells it (`Activity.took`).
     """
 
     def __init__(self, engine: Engine):
@@ -112,7 +108,6 @@ class SteadyStep:
         self._fixed = {source.name for source in plan.sources} <= _FIXED
         # What the vectors of sources depend on, and the vectors, if they stay while that does.
         self._same_vectors: tuple[Microbatches, tuple[Any, ...], Any, tuple[Any, Any]] | None = None
-        self.times, self.accounted = (0.0, 0.0, 0.0), True
 
     def fits(self, choice: Choice) -> bool:
         """Return whether a step of these calls can be taken; else the general one takes it."""
@@ -177,7 +172,6 @@ class SteadyStep:
             status.decode(heard)
             if self._look is not None and not self._look.passes(results[0]):
                 activity.took(began, (input_seconds, sent - started, exchanged - sent), exchanged)
-                self.accounted = True
                 run = Step(engine, share, (reading,), (sizes,))
                 run.take_over(packed, messages, (self._sent,), seconds)
                 return run.given_up(self._sent, results[0], search)
@@ -185,8 +179,7 @@ class SteadyStep:
         del packed, ahead  # what was sent is let go before the new state is made
         outputs = self._commit(floats, ints, kept, messages)
         ended = time.perf_counter()
-        self.times = input_seconds, ended - exchanged + sent - started, exchanged - sent
-        self.accounted = False
+        activity.took(began, (input_seconds, ended - exchanged + sent - started, exchanged - sent), ended)
         hooks, found = [], engine._results
         for place in found.hooks:
             hooks.append(outputs[place])
