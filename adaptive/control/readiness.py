@@ -77,7 +77,7 @@ class KernelsOf:
         return all(self._kernels.can_make(local, size) for local, size in enumerate(self._own(sizes)))
 
     def ready_for_any(self) -> bool:
-        return self._kernels.can_make_all()
+        return self._kernels.makes_all
 
     def prepare(self, sizes: Sequence[int], current: Sequence[int]) -> None:
         now, own = self._own(current), self._own(sizes)
@@ -89,4 +89,4 @@ class KernelsOf:
         self._kernels.require(self._own(sizes))
 
     def examples_of_a_call(self) -> float | None:
-        return self._kernels.examples_of_a_call()
+        return self._kernels.call_examples

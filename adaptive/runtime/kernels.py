@@ -190,10 +190,6 @@ class Kernels:
             return size in worker.ready
         return self._can_go_on(worker.chooser.cost(size, list(worker.ready)), size, worker.chooser)
 
-    def can_make_all(self) -> bool:
-        """Return whether every size can be made, now and from now on."""
-        return self.makes_all
-
     def _update_makes_all(self, more: Iterable[int] = ()) -> None:
         """Bring `makes_all` up to date, and the ladder by these sizes."""
         with self._ladder_lock:
@@ -280,10 +276,6 @@ class Kernels:
         """Whether the last step of worker `local` tried calls, and took longer than its examples have to."""
         worker = self._workers[local]
         return worker.chooser.tried_at_a_loss(list(worker.ready))
-
-    def examples_of_a_call(self) -> float | None:
-        """Return `call_examples`."""
-        return self.call_examples
 
     def _examples_of_a_call(self) -> float | None:
         known = [cost for w in self._workers if (cost := w.chooser.times.examples_of_a_call()) is not None]

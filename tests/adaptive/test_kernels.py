@@ -94,29 +94,29 @@ def take_steps(kernels, size, seconds, steps, *, at_least=1, local=0):
 def test_what_one_more_call_costs_is_told_by_the_short_ones(make):
     """In examples, so that workers of unlike speeds can be averaged."""
     kernels = warmed(make(), 256)
-    assert kernels.examples_of_a_call() is None
+    assert kernels.call_examples is None
     measure(kernels, {256: 256e-5})
     kernels.choose(0, 256, 1)
-    assert kernels.examples_of_a_call() == pytest.approx(5)  # until short ones are timed: 50 microseconds
+    assert kernels.call_examples == pytest.approx(5)  # until short ones are timed: 50 microseconds
     measure(kernels, {size: (20 + size) * 1e-5 for size in (1, 2, 4, 8, 16, 32, 64, 128)})
     kernels.choose(0, 256, 1)
-    assert kernels.examples_of_a_call() == kernels.call_examples == pytest.approx(20)
+    assert kernels.call_examples == pytest.approx(20)
 
 
 def test_what_one_more_call_costs_is_the_mean_of_the_workers(make):
     kernels = warmed(make(workers=2), 256, 256)
     for local, cost in enumerate((10, 30)):
-        assert kernels.examples_of_a_call() == (pytest.approx(10) if local else None)
+        assert kernels.call_examples == (pytest.approx(10) if local else None)
         measure(kernels, {256: 256e-5} | {size: (cost + size) * 1e-5 for size in (1, 2, 4, 8, 16, 32)}, local)
         kernels.choose(local, 256, 1)
-    assert kernels.examples_of_a_call() == pytest.approx(20)
+    assert kernels.call_examples == pytest.approx(20)
 
 
 def test_batches_that_cannot_be_split_have_no_calls_to_pay_for(make):
     kernels = make(splittable=False)
     kernels.require([256])
     measure(kernels, {256: 256e-5})
-    assert kernels.examples_of_a_call() == 0
+    assert kernels.call_examples == 0
 
 
 def test_a_step_that_tries_a_kernel_is_known_to_if_it_takes_longer_for_that(make):
@@ -206,9 +206,9 @@ def test_stand_ins_on_one_device_share_their_kernels(make):
 def test_the_ladder_makes_every_size(make, first):
     kernels = make()
     kernels.require([first])
-    assert not kernels.can_make_all() or first == 1
+    assert not kernels.makes_all or first == 1
     kernels._compiler.compile()
-    assert kernels.can_make_all()
+    assert kernels.makes_all
     for size in range(1, 2 * first + 1):
         assert kernels.can_make(0, size)
         assert sum(kernels.microbatches(0, size)) == size
@@ -249,10 +249,10 @@ def test_all_workers_have_to_be_able_to_make_a_size(make):
     kernels = make(workers=2)
     kernels.require([4, 4])
     for local, size in kernels._compiler.asked:
-        assert not kernels.can_make_all()
+        assert not kernels.makes_all
         assert not kernels.can_join()
         kernels.compile(local, size)
-    assert kernels.can_make_all()
+    assert kernels.makes_all
     assert kernels.can_join()
 
 
@@ -342,7 +342,7 @@ def test_a_batch_that_cannot_be_split_has_a_kernel_of_its_own(make):
     assert kernels._compiler.asked == []
     assert kernels.microbatches(0, 6) == (6,)
     assert not kernels.can_make(0, 12)
-    assert not kernels.can_make_all()
+    assert not kernels.makes_all
     assert kernels.can_join()  # and compiles behind that, whatever size it is given
     kernels.ask([12], [6])
     assert kernels._compiler.asked == [(0, 12)]
@@ -399,7 +399,7 @@ def test_what_can_be_made_is_made(size, others, microbatch, least_calls, timed, 
             assert sum(microbatches) == wanted
             assert set(microbatches) <= set(ready(kernels))
             assert max(microbatches) <= (microbatch or wanted)
-            if number == 0 or kernels.can_make_all():
+            if number == 0 or kernels.makes_all:
                 assert len(microbatches) >= min(wanted, least_calls)
             for examples in set(microbatches):
                 kernels.record(0, examples, 1e-3 * examples**0.5)

@@ -20,6 +20,7 @@ from adaptive.base.cores import n_cores
 from adaptive.base.decision import Decision
 from adaptive.base.seats import Seats
 from adaptive.control.decision_digest import DecisionDigest
+from adaptive.control.readiness import KernelsOf
 from adaptive.control.status import status_length
 from adaptive.operators.sources import Source, read
 from adaptive.runtime import kernels as _kernels
@@ -157,7 +158,7 @@ def test_a_step_in_which_a_kernel_was_tried_at_a_loss_says_nothing_of_the_machin
 
 
 def test_every_worker_hears_what_one_more_call_costs(monkeypatch):
-    monkeypatch.setattr(Kernels, "examples_of_a_call", lambda self: 12.0)
+    monkeypatch.setattr(KernelsOf, "examples_of_a_call", lambda self: 12.0)
     with build(sgd, W, world=(world := Twin())) as program:
         program.step()
         assert program._sizes.limits.call == 12.0
