@@ -39,16 +39,16 @@ class Model(NamedTuple):
 
 
 def models() -> list[Model]:
-    """Return nothing to compute; a step of half a millisecond; and five models whose steps take 2 to 20 ms."""
+    """Return nothing to compute, a short step, and five models. Batches are powers of two: one call takes each."""
     return [
         empty(8),
-        perceptron("perceptron, about 0.5 ms", 4),
-        perceptron("perceptron, about 3 ms", 256),
-        conv_net("conv net, about 5 ms", 64),
-        conv_net("conv net, about 20 ms", 256),
-        large_matrices("large matrices, about 10 ms", 256),
-        attention("attention, about 6 ms", 32),
-        recurrent("recurrent, about 8 ms", 64),
+        perceptron("perceptron", 4),
+        perceptron("perceptron", 256),
+        conv_net("conv net", 64),
+        conv_net("conv net", 256),
+        large_matrices("large matrices", 256),
+        attention("attention", 8),
+        recurrent("recurrent", 32),
     ]
 
 
