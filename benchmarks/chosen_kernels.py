@@ -215,7 +215,9 @@ def compiling(core: int) -> Iterator[Callable[[], AbstractContextManager[None]]]
     yields; else it is stopped."""
     environment = {k: v for k, v in os.environ.items() if not k.startswith("JAX_COMPILATION_CACHE")}
     command = [sys.executable, "-c", _COMPILE, str(os.getpid()), str(core)]
-    child = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True)
+    # XLA says on stderr which compiles are slow.
+    quiet = subprocess.DEVNULL
+    child = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=quiet, text=True)
 
     @contextmanager
     def running() -> Iterator[None]:
