@@ -139,15 +139,10 @@ class Stream:
             found, self._ahead = ahead[2], None
             return found if isinstance(found, Share) else self._watch.result(found)
         self._drop_ahead()
-        if self.takes_at_once:
+        if self._quick and self._simple and not self._beside:
             return self._take_rows(self.cursors[0], tuple(sizes))
         fetched = self._in_thread(self._fetch, self.cursors, tuple(sizes), self.cursors)
         return self._result(fetched)  # in one thread: sources need no locks
-
-    @property
-    def takes_at_once(self) -> bool:
-        """Whether shares are taken when they are needed: rows of arrays in memory, which are not waited for."""
-        return self._quick and self._simple and not self._beside
 
     def prefetch(self, sizes: Sequence[int]) -> None:
         """Start to fetch what the step after this one takes if nothing is resized."""

@@ -621,7 +621,7 @@ class Program:
             if self._boards.make():
                 continue  # members may have been lost in the course of it
             try:
-                before = self._activity.turn(OTHER if self._stream.takes_at_once else INPUT)
+                before = self._activity.turn(INPUT)
                 try:
                     share = self._stream.take(self._sizes.current)
                 finally:

@@ -125,10 +125,9 @@ class SteadyLoop:
             choice.steps += 1  # the engine asks for it again
             return self._through_engine(since)
         self._trial = choice.trial
-        at_once = p._stream.takes_at_once
-        p._activity.now, asked = OTHER if at_once else INPUT, time.perf_counter()
+        p._activity.now, asked = INPUT, time.perf_counter()
         share, self._share = self._share or p._stream.take(self._sizes), None
-        input_seconds = 0.0 if at_once else time.perf_counter() - asked
+        input_seconds = time.perf_counter() - asked
         self._say(p)
         reading = self._reading(0, share.offsets[0], since)
         try:
@@ -156,7 +155,7 @@ class SteadyLoop:
         p = self._program()
         activity, readings = p._activity, []
         activity.begin()
-        activity.turn(OTHER if p._stream.takes_at_once else INPUT)
+        activity.turn(INPUT)
         share = p._stream.take(self._sizes)
         activity.turn(OTHER)
         self._say(p)

@@ -277,7 +277,7 @@ def main(seed: int, folder: str) -> None:
     import collectives as comm
     import controllers as ctrl
     import monitors as mon
-    from adaptive.runtime.finite import Glances
+    from adaptive.runtime.finite import Look
     from adaptive.runtime.kernels import Kernels
     from adaptive.runtime.steady_step import SteadyStep
     from adaptive.runtime.step import Step
@@ -289,7 +289,7 @@ def main(seed: int, folder: str) -> None:
         ("a frame", frame.Frame, "announce"),
         ("an exchange", mpi_channel.MPIChannel, "_reduce_all"),
         ("an exchange", mpi_channel, "round_to"),  # of the short way: behind the frame
-        ("an exchange", Glances, "__call__"),
+        ("an exchange", Look, "_take_in"),
         ("a commit", Step, "commit"),
         ("a commit", SteadyStep, "_commit"),
         ("a change", staff.Staff, "change"),

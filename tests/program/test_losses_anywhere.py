@@ -17,10 +17,10 @@ import collectives as comm
 import collectives.strategies as sync
 import controllers as ctrl
 from adaptive.control import machines
+from adaptive.control.readiness import KernelsOf
 from adaptive.disk.directory import checkpoints
 from adaptive.program import overlap
 from adaptive.program.stored import load
-from adaptive.runtime.kernels import Kernels
 from tests.program.problems import stream
 from tests.threaded_world import Job, ThreadedWorld
 
@@ -194,7 +194,7 @@ def test_where_one_process_decides_for_all(monkeypatch):
     """On machines of several kinds the first process's decisions count; in the last step nobody compares them."""
     kinds = itertools.count()
     monkeypatch.setattr(machines, "kind_of_machine", lambda devices: f"kind {next(kinds)}")
-    monkeypatch.setattr(Kernels, "examples_of_a_call", lambda kernels: 6.0)
+    monkeypatch.setattr(KernelsOf, "examples_of_a_call", lambda kernels: 6.0)
 
     def deciding(state, batch):
         ctrl.hook(lambda control: control.rescale(global_batch=BATCH + control.step))
