@@ -1,0 +1,180 @@
+"""The models whose training steps are timed. Imports JAX and optax alone, so that a start can be timed, too."""
+
+from __future__ import annotations
+
+import itertools
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+OPTIMIZER = optax.adam(1e-3)
+N_EXAMPLES = 4096
+
+
+class Model(NamedTuple):
+    """What is trained, on what, and how much of it a rank takes in a step."""
+
+    name: str
+    params: Any
+    loss_fn: Callable[[Any, Any], jax.Array]
+    data: Any
+    local_batch: int
+
+
+def models() -> list[Model]:
+    """Return nothing to compute, a short step, and five models. Batches are powers of two: one call takes each."""
+    return [
+        empty(8),
+        perceptron("perceptron", 4),
+        perceptron("perceptron", 256),
+        conv_net("conv net", 64),
+        conv_net("conv net", 256),
+        large_matrices("large matrices", 256),
+        attention("attention", 8),
+        recurrent("recurrent", 32),
+    ]
+
+
+def empty(local_batch: int) -> Model:
+    """One parameter, one number per example."""
+    return Model(
+        "empty",
+        {"w": jnp.zeros(())},
+        lambda params, batch: ((params["w"] - batch["x"]) ** 2).mean(),
+        {"x": np.zeros(N_EXAMPLES, np.float32)},
+        local_batch,
+    )
+
+
+def conv_net(name: str, local_batch: int) -> Model:
+    """The examples' conv net: 78 thousand parameters in 8 leaves, the largest of 216 kB."""
+    sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "examples"))
+    from _models import ConvNet  # imports flax
+
+    net, rng = ConvNet(10), np.random.default_rng(0)
+    data = {
+        "image": rng.random((N_EXAMPLES, 8, 8, 1), np.float32),
+        "label": rng.integers(0, 10, N_EXAMPLES).astype(np.int32),
+    }
+    params = jax.jit(net.init)(jax.random.key(0), data["image"][:1])
+    return Model(name, params, _cross_entropy_of(net.apply), data, local_batch)
+
+
+def perceptron(name: str, local_batch: int) -> Model:
+    """Two layers of 256 over 256 inputs: 134 thousand parameters in 6 leaves."""
+    rng = np.random.default_rng(0)
+    data = {
+        "image": rng.random((N_EXAMPLES, 256), np.float32),
+        "label": rng.integers(0, 10, N_EXAMPLES).astype(np.int32),
+    }
+    params = [_dense(rng, *shape) for shape in ((256, 256), (256, 256), (256, 10))]
+
+    def apply(params, x):
+        for layer in params[:-1]:
+            x = jnp.tanh(x @ layer["w"] + layer["b"])
+        return x @ params[-1]["w"] + params[-1]["b"]
+
+    return Model(name, params, _cross_entropy_of(apply), data, local_batch)
+
+
+def _dense(rng: np.random.Generator, n_in: int, n_out: int) -> dict[str, jax.Array]:
+    return {"w": jnp.asarray(rng.normal(size=(n_in, n_out)) / np.sqrt(n_in), jnp.float32), "b": jnp.zeros(n_out)}
+
+
+def attention(name: str, local_batch: int) -> Model:
+    """Two blocks of attention of 4 heads and width 64, over 32 tokens: 110 thousand parameters in 28 leaves."""
+    rng, width, heads, length, words = np.random.default_rng(0), 64, 4, 32, 64
+    text = rng.integers(0, words, (N_EXAMPLES, length + 1)).astype(np.int32)
+    data = {"image": text[:, :-1], "label": text[:, 1:]}
+
+    def block() -> dict[str, Any]:
+        shapes = {
+            "qkv": (width, 3 * width),
+            "out": (width, width),
+            "up": (width, 4 * width),
+            "down": (4 * width, width),
+        }
+        return {**{k: _dense(rng, *shape) for k, shape in shapes.items()}, "scale": jnp.ones((2, width))}
+
+    params = {
+        "embedding": jnp.asarray(rng.normal(size=(words, width)), jnp.float32) * 0.1,
+        "position": jnp.asarray(rng.normal(size=(length, width)), jnp.float32) * 0.1,
+        "blocks": [block(), block()],
+        "head": _dense(rng, width, words),
+    }
+
+    def normal(x, scale):
+        return scale * x * jax.lax.rsqrt((x**2).mean(-1, keepdims=True) + 1e-6)
+
+    def dense(layer, x):
+        return x @ layer["w"] + layer["b"]
+
+    def apply(params, tokens):
+        x = params["embedding"][tokens] + params["position"]
+        for layer in params["blocks"]:
+            qkv = dense(layer["qkv"], normal(x, layer["scale"][0]))
+            q, k, v = (t.reshape(*t.shape[:2], heads, -1) for t in jnp.split(qkv, 3, -1))
+            mixed = jax.nn.dot_product_attention(q, k, v, is_causal=True).reshape(x.shape)
+            x = x + dense(layer["out"], mixed)
+            x = x + dense(layer["down"], jax.nn.gelu(dense(layer["up"], normal(x, layer["scale"][1]))))
+        return dense(params["head"], x)
+
+    return Model(name, params, _cross_entropy_of(apply), data, local_batch)
+
+
+def recurrent(name: str, local_batch: int) -> Model:
+    """A gated recurrent unit of width 96 over 48 steps, in a scan: 43 thousand parameters in 5 leaves."""
+    rng, width, length, features = np.random.default_rng(0), 96, 48, 32
+    data = {
+        "image": rng.random((N_EXAMPLES, length, features), np.float32),
+        "label": rng.integers(0, 10, N_EXAMPLES).astype(np.int32),
+    }
+    params = {"gates": _dense(rng, features + width, 3 * width)["w"], "bias": jnp.zeros(3 * width)}
+    params |= {"head": _dense(rng, width, 10), "candidate": _dense(rng, width, width)["w"]}
+
+    def apply(params, x):
+        def step(h, x):
+            update, reset, new = jnp.split(jnp.concatenate([x, h], -1) @ params["gates"] + params["bias"], 3, -1)
+            new = jnp.tanh(new + (jax.nn.sigmoid(reset) * h) @ params["candidate"])
+            update = jax.nn.sigmoid(update)
+            return update * h + (1 - update) * new, None
+
+        h, _ = jax.lax.scan(step, jnp.zeros((x.shape[0], width)), x.swapaxes(0, 1))
+        return h @ params["head"]["w"] + params["head"]["b"]
+
+    return Model(name, params, _cross_entropy_of(apply), data, local_batch)
+
+
+def large_matrices(name: str, local_batch: int) -> Model:
+    """Three layers of 512 x 512: 0.8 million parameters, most of them in leaves of 1 MiB."""
+    rng, width = np.random.default_rng(0), 512
+    data = {
+        "image": rng.random((N_EXAMPLES, width), np.float32),
+        "label": rng.integers(0, 10, N_EXAMPLES).astype(np.int32),
+    }
+    widths = [width, width, width, width, 10]
+    params = [
+        {"w": jnp.asarray(rng.normal(size=(i, o)) / np.sqrt(i), jnp.float32), "b": jnp.zeros(o)}
+        for i, o in itertools.pairwise(widths)
+    ]
+
+    def apply(params, x):
+        for layer in params[:-1]:
+            x = jax.nn.relu(x @ layer["w"] + layer["b"])
+        return x @ params[-1]["w"] + params[-1]["b"]
+
+    return Model(name, params, _cross_entropy_of(apply), data, local_batch)
+
+
+def _cross_entropy_of(apply: Callable) -> Callable:
+    def loss_fn(params, batch):
+        logits = apply(params, batch["image"])
+        return optax.softmax_cross_entropy_with_integer_labels(logits, batch["label"]).mean()
+
+    return loss_fn
