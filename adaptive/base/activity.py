@@ -143,7 +143,12 @@ class Activity:
 
     def end(self) -> Breakdown:
         """It has ended. Where its seconds went."""
-        self.turn(BETWEEN)
+        now = time.perf_counter()
+        if self.turned is None and self._waited == self._world.waited:  # as `turn` does, without a call
+            self._seconds[self.now] += now - self._since
+            self.now, self._since = BETWEEN, now
+        else:
+            self.turn(BETWEEN)
         return tuple.__new__(Breakdown, map(sub, self._seconds, self._before[:BETWEEN]))  # in C: every step ends so
 
     def of_workers(self, computing: Sequence[float]) -> tuple[float, list[float], list[float]]:

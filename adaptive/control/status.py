@@ -104,17 +104,19 @@ class Status:
       asks: whether this process says that it is time for a checkpoint. Local.
       asked: whether any has said so with the last message. Replicated.
       told: what to tell of this process's seconds: what `Activity.of_workers` has returned. Local.
+      heard: what the last message has brought; shape=(length,), a new one each time. Replicated.
       repeats: whether this process's facts are those that it has said last. Local.
     """
 
     def __init__(self, world: World, digest: DecisionDigest, sizes: Readiness, members: Members):
         self._n = world.capacity
         self._n_facts, self.length = _n_facts(self._n), status_length(self._n)
+        self._first_second = self._n_facts  # where this process's first worker tells its first
         self._world, self._digest, self._sizes, self._members = world, digest, sizes, members
         self.asks = self.asked = self.repeats = False
         self.told: tuple[float, Sequence[float], Sequence[float]] = 0.0, (), ()
         self._own, self._own_seconds = np.zeros(0), np.zeros((_SECONDS, 0))  # what was said last, and a view of it
-        self._heard, self._facts, self._any_asked = np.zeros(self.length), b"", False  # with the last message
+        self.heard, self._facts, self._any_asked = np.zeros(self.length), b"", False  # with the last message
 
     def encode(self) -> np.ndarray:
         """Return this process's part of the sum; shape=(length,), valid until the next call."""
@@ -124,9 +126,18 @@ class Status:
             self._own_seconds[0], self._own_seconds[1], self._own_seconds[2] = self.told
         return self._own
 
+    def encode_one(self, input_: float, computing: float, busy: float) -> np.ndarray:
+        """Return what `encode` does, with the seconds of this process's only worker."""
+        if not self.repeats:
+            self._say_facts()
+        own, n, first = self._own, self._n, self._first_second
+        own[first], own[first + n], own[first + 2 * n] = input_, computing, busy
+        return own
+
     def _say_facts(self) -> None:
         workers, sizes, n = self._world.workers, self._sizes, self._n
         self._own = np.zeros(self.length)
+        self._first_second = self._n_facts + workers.start
         self._own_seconds = self._own[self._n_facts :].reshape(_SECONDS, n)[:, workers.start : workers.stop]
         of_each = self._own[: _OF_EACH * n].reshape(_OF_EACH, n)[:, workers.start : workers.stop]
         of_each[0], of_each[1] = self._digest.value, self._members.wish
@@ -142,7 +153,7 @@ class Status:
         facts = elements[: self._n_facts].tobytes()
         if not (self.repeats and facts == self._facts):
             self._take_up(elements)
-        self._facts, self._heard, self.asked = facts, elements, self._any_asked
+        self._facts, self.heard, self.asked = facts, elements, self._any_asked
 
     def _take_up(self, elements: np.ndarray) -> None:
         elements = elements[: self._n_facts].copy()
@@ -154,15 +165,18 @@ class Status:
         self._members.agreed(newcomers=verdict.newcomers, wishes=verdict.wishes)
         self._any_asked = verdict.asked
 
-    @property
-    def inputs(self) -> np.ndarray:
-        """`seconds.input`, of the dtype of the message; shape=(workers,). Replicated."""
-        return self._heard[self._n_facts : self._n_facts + self._n]
+    def inputs(self, heard: Sequence[np.ndarray]) -> np.ndarray:
+        """Return `seconds.input`, summed over messages; shape=(workers,). Replicated.
+
+        Args:
+          heard: of each message, `heard` as it was then.
+        """
+        return np.sum(heard, axis=0)[self._n_facts : self._n_facts + self._n]
 
     @property
     def seconds(self) -> WorkerSeconds:
         """Of all workers, by the last message. Replicated."""
-        return WorkerSeconds(*self._heard[self._n_facts :].astype(np.float32).reshape(_SECONDS, self._n))
+        return WorkerSeconds(*self.heard[self._n_facts :].astype(np.float32).reshape(_SECONDS, self._n))
 
 
 def _n_facts(workers: int) -> int:

@@ -63,6 +63,7 @@ class Stream:
     Attributes:
       cursors: examples taken so far from each shard. Replicated.
       length: examples of an epoch; 0 of iterators.
+      in_memory: whether examples are rows of arrays in memory.
     """
 
     def __init__(
@@ -83,9 +84,9 @@ class Stream:
         self._quick_seconds = QUICK_SECONDS if beside else AT_ONCE_SECONDS
         self._quick = False  # whether the last share was fetched so fast that no thread is worth it
         self._timed = -1  # the number of rows whose time is known to be short
-        self._in_memory = data.in_memory and not data.mapped if not isinstance(data, IterableData) else False
+        self.in_memory = data.in_memory and not data.mapped if not isinstance(data, IterableData) else False
         # Rows of arrays in memory, of one shard: nothing is read ahead, and nothing is kept.
-        self._simple = self._in_memory and len(self.shard_ranges) == 1
+        self._simple = self.in_memory and len(self.shard_ranges) == 1
         self.length = 0 if isinstance(data, IterableData) else len(data)
         if isinstance(self._reader, RandomAccessReader):
             self._order, self._rows = self._reader.order.examples, self._reader.data.rows
@@ -138,7 +139,8 @@ class Stream:
         if ahead is not None and ahead[0] == self.cursors and ahead[1] == tuple(sizes):
             found, self._ahead = ahead[2], None
             return found if isinstance(found, Share) else self._watch.result(found)
-        self._drop_ahead()
+        if ahead is not None:
+            self._drop_ahead()
         if self._quick and self._simple and not self._beside:
             return self._take_rows(self.cursors[0], tuple(sizes))
         fetched = self._in_thread(self._fetch, self.cursors, tuple(sizes), self.cursors)
@@ -167,7 +169,8 @@ class Stream:
         batches = (whole,) if len(workers) == 1 else self._parts(whole, ends)
         if began:
             self._timed, self._quick = last - first, time.thread_time() - began < self._quick_seconds
-        return Share(sizes, tuple(ends[workers.start : workers.stop]), batches, whole)
+        # In C, which the initialiser is not.
+        return tuple.__new__(Share, (sizes, tuple(ends[workers.start : workers.stop]), batches, whole))
 
     def _parts(self, whole: Any, ends: Sequence[int]) -> tuple[Any, ...]:
         """Return each worker's part of a batch of this process."""
@@ -217,7 +220,7 @@ class Stream:
         began = time.thread_time()  # its own time: kernels may be running on this core meanwhile
         offsets = list(accumulate(sizes, initial=0))
         batches = tuple(self._reader.read(self._wanted(cursors, sizes, self.workers, committed)))
-        self._quick = self._in_memory and time.thread_time() - began < self._quick_seconds
+        self._quick = self.in_memory and time.thread_time() - began < self._quick_seconds
         return Share(sizes, tuple(offsets[self.workers.start : self.workers.stop]), batches)
 
     def _wanted(self, cursors: Cursors, sizes: Sequence[int], workers: range, committed: Cursors) -> Wanted:

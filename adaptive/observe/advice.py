@@ -6,7 +6,7 @@ They are looked for on rank 0, by what every step brings anyway, and said in the
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import jax
 import numpy as np
@@ -21,6 +21,8 @@ STEPS = 50  # of which a judgement is made
 _INPUT = 0.2  # of the steps' time
 _COMPILER_SECONDS = 0.1  # that steps may wait for a compiler, all in all, behind the first
 
+Inputs = Callable[[Sequence[np.ndarray]], np.ndarray]
+
 _log = logging.getLogger("adaptive")
 
 
@@ -31,27 +33,38 @@ class Advice:
       plan: of a step.
       hooks: that are shown the steps.
       resizable: whether sizes change.
+      inputs: `Status.inputs`; `None` where examples are rows of arrays in memory, for which nobody waits.
       deterministic: whether the program waits for kernels so that no measured time decides when sizes change.
       tells: whether a message travels in which processes say that their kernels are ready.
     """
 
-    def __init__(self, plan: Plan, hooks: Hooks, resizable: bool, *, deterministic: bool, tells: bool):
+    def __init__(
+        self,
+        plan: Plan,
+        hooks: Hooks,
+        resizable: bool,
+        inputs: Inputs | None,
+        *,
+        deterministic: bool,
+        tells: bool,
+    ):
+        self._inputs = inputs
         self._plan, self._hooks, self._resizable = plan, hooks, resizable
         self._deterministic, self._tells = deterministic, tells
         self._said: set[object] = set()
         self._steps, self._seconds = 0, 0.0
-        self._input: np.ndarray | float = 0.0
+        self._input, self._heard = 0.0, list[np.ndarray]()
         self._waited: float | None = None
 
     def begin(self) -> None:
         """What was compiled so far was the start's, or was waited for between steps."""
         self._waited = None
 
-    def take(self, report: Report, inputs: np.ndarray, beside_compiler: int) -> None:
-        """A step has ended.
+    def take(self, report: Report, heard: np.ndarray, beside_compiler: int) -> None:
+        """Take a step that has ended.
 
         Args:
-          inputs: seconds for which every worker has waited for examples in it; shape=(workers,).
+          heard: what its message has brought of all workers' seconds: `Status.heard`.
           beside_compiler: steps in a row, this one included, whose compute seconds are not known for a compiler.
         """
         if self._waited is None:
@@ -60,14 +73,18 @@ class Advice:
             self._compiler(report, report.waited_seconds - self._waited)
         self._steps += 1
         self._seconds += report.seconds
-        self._input = self._input + inputs if len(self._plan.messages) else self._input + report.breakdown.input
+        self._input += report.breakdown.input
+        self._heard.append(heard)
         if self._steps == STEPS:
             self._judge(report.step, beside_compiler)
             self._steps, self._seconds, self._input = 0, 0.0, 0.0
+            self._heard.clear()
 
     def _judge(self, step: int, beside_compiler: int) -> None:
-        input_ = np.atleast_1d(self._input)
-        worst = int(input_.argmax())
+        input_, worst = np.zeros(1), 0
+        if self._inputs is not None:
+            input_ = self._inputs(self._heard) if self._plan.messages else np.asarray([self._input])
+            worst = int(input_.argmax())
         if self._seconds and input_[worst] > _INPUT * self._seconds:
             self._say(
                 "input",

@@ -275,7 +275,7 @@ class Program:
         self._listeners = Listeners()
         self._tracing = Tracing(self.world, self._name, self._engine, self._activity)
         self._advice = Advice(
-            *(self._plan, self._hooks, bool(resizable)),
+            *(self._plan, self._hooks, bool(resizable), None if self._stream.in_memory else self._status.inputs),
             deterministic=bool(deterministic),
             tells=self._engine.tells,
         )
@@ -737,7 +737,7 @@ class Program:
             hyperparameters=in_force,
         )
         if not self.world.rank:
-            self._advice.take(report, self._status.inputs, self._clock.beside_compiler)
+            self._advice.take(report, self._status.heard, self._clock.beside_compiler)
         if asked is not None:
             values = hook_values(self._hooks, outcome.hooks)
             decided, requests = self._decisions.last_asked if decision is not None else ((), ())

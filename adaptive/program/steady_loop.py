@@ -64,6 +64,7 @@ class SteadyLoop:
         self._said: tuple[Any, ...] = ()
         self._in_force = p._hyperparameters.values
         self._more = p._decisions.last
+        self._search = p._skips.next_raises
         self._same = {  # in all reports
             "batch_sizes": self._sizes,
             "global_batch": self._total,
@@ -132,7 +133,7 @@ class SteadyLoop:
         reading = self._reading(0, share.offsets[0], since)
         try:
             return steady(
-                *(share, reading, choice, self._meanwhile, p._skips.next_raises, self._more),
+                *(share, reading, choice, p._stream.prefetch, self._check_update, self._search, self._more),
                 *(began, input_seconds),
             )
         except MembersChanged:
@@ -173,16 +174,20 @@ class SteadyLoop:
 
     def _reading(self, place: int, offset: int, since: float) -> Reading:
         p, worker = self._program(), self._workers[place]
-        size = self._sizes[worker]
-        return Reading(
-            *(p._step, p._seed, worker, self._total, size, size, 1, offset),
-            *(p._clock.compute_seconds[place], since, self._taking_part),
+        size, seconds = self._sizes[worker], p._clock.compute_seconds[place]
+        # In C, which the initialiser is not.
+        return tuple.__new__(
+            Reading, (p._step, p._seed, worker, self._total, size, size, 1, offset, seconds, since, self._taking_part)
         )
 
     def _meanwhile(self) -> None:
         """What is done while the first kernel call is computed."""
         p = self._program()
         p._stream.prefetch(self._sizes)
+        self._check_update()
+
+    def _check_update(self) -> None:
+        p = self._program()
         p._update.here(p._step, in_step=True)
 
     def is_plain(self, outcome: Outcome) -> bool:
@@ -203,7 +208,10 @@ class SteadyLoop:
         engine, stream, sizes, clock = p._engine, p._stream, p._sizes, p._clock
         kernels, steady, world = engine.kernels, engine.steady, p.world
         p._step += 1
-        p._skips.in_a_row, p._restored = 0, False
+        p._restored = False
+        if p._skips.in_a_row:
+            p._skips.in_a_row = 0
+            self._search = p._skips.next_raises
         stream.advance(self._sizes)
         if kernels.busy or self._trial:
             self._take_seconds(outcome)
@@ -219,25 +227,27 @@ class SteadyLoop:
             p._hooks.note(p._step, stream.epochs, outcome.hooks, ran, sizes.members)
         counters, breakdown = kernels.counters, p._activity.end()
         report = report_of(
-            self._same,
-            step=p._step,
-            epoch=epoch,
-            examples=examples,
-            metrics=p._plan.graph.metrics_tree.unflatten(outcome.metrics),
-            messages=outcome.messages,
-            message_bytes=outcome.message_bytes,
-            seconds=sum(breakdown),
-            breakdown=breakdown,
-            compute_seconds=tuple(outcome.compute_seconds),
-            microbatches=tuple(outcome.microbatches),
-            kernels=counters.kernels,
-            compile_seconds=counters.compile_seconds,
-            waited_seconds=counters.waited_seconds,
-            epoch_ended=epoch > ended,
-            hyperparameters=dict(self._in_force),
+            {
+                **self._same,
+                "step": p._step,
+                "epoch": epoch,
+                "examples": examples,
+                "metrics": p._plan.graph.metrics_tree.unflatten(outcome.metrics),
+                "messages": outcome.messages,
+                "message_bytes": outcome.message_bytes,
+                "seconds": sum(breakdown),
+                "breakdown": breakdown,
+                "compute_seconds": tuple(outcome.compute_seconds),
+                "microbatches": tuple(outcome.microbatches),
+                "kernels": counters.kernels,
+                "compile_seconds": counters.compile_seconds,
+                "waited_seconds": counters.waited_seconds,
+                "epoch_ended": epoch > ended,
+                "hyperparameters": dict(self._in_force),
+            }
         )
         if not world.rank:
-            p._advice.take(report, p._status.inputs, clock.beside_compiler)
+            p._advice.take(report, p._status.heard, clock.beside_compiler)
         return report
 
     def _take_seconds(self, outcome: Outcome) -> None:

@@ -56,6 +56,10 @@ class StatusLike(Protocol):
         """This process's part of a sum over all processes; shape=(length,)."""
         ...
 
+    def encode_one(self, input_: float, computing: float, busy: float) -> np.ndarray:
+        """The same, with the seconds of this process's only worker."""
+        ...
+
     def decode(self, elements: np.ndarray) -> None:
         """Take the sum; raises what ends the run."""
         ...
@@ -68,6 +72,10 @@ class NoStatus:
     told: tuple[float, Sequence[float], Sequence[float]] = 0.0, (), ()
 
     def encode(self) -> np.ndarray:
+        return np.zeros(0)
+
+    def encode_one(self, input_: float, computing: float, busy: float) -> np.ndarray:
+        del input_, computing, busy
         return np.zeros(0)
 
     def decode(self, elements: np.ndarray) -> None:

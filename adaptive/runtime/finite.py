@@ -31,6 +31,8 @@ from .message import Entry, Layout, must_be_finite
 
 _WIRE = ", in which it travels (wire=; with weight= weight times value travels; jnp.bfloat16 reaches as far as float32)"
 _MAX, _MIN = np.maximum.reduce, np.minimum.reduce
+_INF = float("inf")
+_FEW = 64  # elements
 _NAMED = 3  # leaves of one all_reduce that an error lists
 
 
@@ -102,16 +104,22 @@ class Look:
         if not self._on_host:
             return bool(self._program(list(parts)))
         first = np.asarray(parts[0]).reshape(-1)
+        few = first.tolist() if first.size <= _FEW else None  # whose elements Python has sooner than numpy has one
+        values = first if few is None else few
         for i, checked in self._weights:
-            total = float(first[i])
-            if not self._least <= total < np.inf and (checked or total == total):
+            total = float(values[i])
+            if not self._least <= total < _INF and (checked or total == total):
                 return False
         for n, (r, limit) in enumerate(self._ranges):
+            weight = 1.0 if r.weight is None else float(values[r.weight.offset])
             if self._seen[n] == r.stop - r.start:
                 largest = self._largest[n]
             else:
-                largest = _largest(np.asarray(parts[r.part]).reshape(-1)[r.start : r.stop])
-            if not largest / (1.0 if r.weight is None else float(first[r.weight.offset])) < limit:
+                # No less than the largest, and not finite where that is not.
+                largest = _INF if few is None or r.part else sum(map(abs, few[r.start : r.stop]))
+                if not largest / weight < limit:
+                    largest = _largest(np.asarray(parts[r.part]).reshape(-1)[r.start : r.stop])
+            if not largest / weight < limit:
                 return False
         return True
 

@@ -121,7 +121,8 @@ class SteadyStep:
         share: Share,
         reading: Reading,
         choice: Choice,
-        meanwhile: Callable[[], None],
+        prefetch: Callable[[Sequence[int]], None],
+        check_update: Callable[[], None],
         search: bool,
         more: str,
         began: float,
@@ -131,12 +132,14 @@ class SteadyStep:
 
         Args:
           share, reading, choice: its examples, what sources pick from, and its kernel calls.
-          meanwhile, search, more: see `Engine.step`.
+          prefetch: starts to fetch what a next step of these sizes takes.
+          check_update: raises if the update before has made NaNs; called if it may have.
+          search, more: see `Engine.step`.
           began: when the step began, by the clock of `time.perf_counter`.
           input_seconds: how long it has waited for its share.
         """
         engine, sizes = self._engine(), choice.microbatches
-        activity, status = engine.activity, engine.status
+        activity, new_nans = engine.activity, engine.new_nans
         activity.now = COMPUTING
         started = dispatched = time.perf_counter()
         watch = time.process_time() if choice.timed else 0.0
@@ -151,7 +154,11 @@ class SteadyStep:
             packed, kept, dispatched = ahead.packed, ahead.kept, ahead.dispatched
             if packed[self._first].is_ready() and reading.compute_seconds == reading.compute_seconds:
                 known = reading.compute_seconds  # nobody saw when they were done: no later than the step before says
-        meanwhile()
+        prefetch(share.sizes)
+        if self._on_host:  # the update is done with by then, too: one wait for both
+            packed[self._first].block_until_ready()
+        if new_nans is not None and not new_nans.none_flagged():
+            check_update()
         packed[self._first].block_until_ready()
         seconds = min(known, time.perf_counter() - dispatched)
         if choice.timed:
@@ -164,12 +171,12 @@ class SteadyStep:
             messages[number] = [packed[engine._places[number]]]
         sent = exchanged = time.perf_counter()
         if self._sent >= 0:
-            status.told = input_seconds, (seconds,), (activity.busy(sent),)
+            own = engine.status.encode_one(input_seconds, seconds, activity.busy(sent)).astype(self._dtype)
             activity.now = EXCHANGING
-            results, heard = self._exchange(packed[engine._places[self._sent]], reading.step + 1, more)
+            results, heard = self._exchange(packed[engine._places[self._sent]], own, reading.step + 1, more)
             exchanged = time.perf_counter()
             activity.now = COMPUTING
-            status.decode(heard)
+            engine.status.decode(heard)
             if self._look is not None and not self._look.passes(results[0]):
                 activity.took(began, (input_seconds, sent - started, exchanged - sent), exchanged)
                 run = Step(engine, share, (reading,), (sizes,))
@@ -214,10 +221,11 @@ class SteadyStep:
         same = all(map(is_, ahead.state, state)) and all(map(is_, ahead.slots, slots))
         return ahead if same else None
 
-    def _exchange(self, parts: Sequence[jax.Array], step: int, more: str) -> tuple[list[list[jax.Array]], np.ndarray]:
-        """Have the message reduced over all workers, with the status."""
+    def _exchange(
+        self, parts: Sequence[jax.Array], own: np.ndarray, step: int, more: str
+    ) -> tuple[list[list[jax.Array]], np.ndarray]:
+        """Have the message reduced over all workers, with the status, of which `own` is this process's."""
         engine, number = self._engine(), self._sent
-        own = engine.status.encode().astype(self._dtype)
         about = f"message {number + 1} of step {step} of {engine.name}"
         rows = [parts] if not engine.world.unattended else engine.nothing.with_gaps(number, [parts])
         engine.activity.message = number

@@ -52,6 +52,8 @@ class MPIChannel:
         self._named = [j for j, op in enumerate(self._ops) if isinstance(op, str)]
         self._inbox = inbox = Inbox(tuple(layout), status, world._frame.room)
         self._status_dtype = inbox.buffers[0].dtype
+        is_float = self._status_dtype.kind == "f"
+        self._limit = float(np.finfo(self._status_dtype).max) if is_float else -1.0  # of what needs no rounding
         several = len(world.devices) > 1
         self._local = world._local.channel([layout[j] for j in self._named], status, name) if several else None
         self._on_cpu = world.devices[0].platform == "cpu"
@@ -139,7 +141,10 @@ class MPIChannel:
                 if frame.heard() == frame.expected:
                     arrived = inbox.free.astype(self._status_dtype)
                     if inbox.in_frame is not None:
-                        round_to(inbox.in_frame, inbox.buffers[0])
+                        if max(map(abs, inbox.in_frame.tolist()), default=0.0) <= self._limit:
+                            inbox.buffers[0][:] = inbox.in_frame
+                        else:  # or some of it is NaN
+                            round_to(inbox.in_frame, inbox.buffers[0])
                     for number, op, cuts in self._sums:
                         source = row[number].reshape(-1)
                         if op is None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from functools import partial
 
 import jax.numpy as jnp
 import numpy as np
@@ -12,7 +13,6 @@ import adaptive as ad
 import collectives as comm
 import controllers as ctrl
 import monitors as mon
-from adaptive.base.activity import WorkerSeconds
 from adaptive.observe import advice as _advice
 from adaptive.observe.advice import STEPS, Advice, value_names
 from adaptive.runtime.local_world import LocalWorld
@@ -56,16 +56,17 @@ def said(
     resizable=True,
     deterministic=False,
     tells=True,
+    reads=True,
 ):
     """What is logged in so many steps of half a second each."""
-    advice = Advice(program.plan, hooks, resizable, deterministic=deterministic, tells=tells)
-    seconds = WorkerSeconds(np.array(input_), *[np.ones(2)] * 2)
+    inputs = partial(np.sum, axis=0) if reads else None
+    advice = Advice(program.plan, hooks, resizable, inputs, deterministic=deterministic, tells=tells)
     caplog.clear()
     with caplog.at_level(logging.WARNING, "adaptive"):
         advice.begin()
         for step in range(1, steps + 1):
             at = dict(waited).get(step, max((s for since, s in waited if since <= step), default=1.0))
-            advice.take(event(step, waited_seconds=at).report, seconds.input, beside_compiler)
+            advice.take(event(step, waited_seconds=at).report, np.array(input_), beside_compiler)
     return [record.message for record in caplog.records]
 
 
@@ -78,6 +79,7 @@ def test_waiting_for_input_is_said_once_and_by_whom(caplog, program):
     assert line.startswith("worker 1 has waited for input in 40% of the last 50 steps' time (200.0 ms of 500.0 ms")
     assert "num_readers=" in line
     assert "docs/input.md" in line
+    assert said(caplog, program, input_=(0.01, 0.2), reads=False) == []  # of arrays in memory
 
 
 def test_a_policy_that_knows_nothing_beside_a_compiler(caplog, program):
