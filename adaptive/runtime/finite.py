@@ -10,6 +10,7 @@ A mean is `sum_i w_i x_i / sum_i w_i`. Where all weights are zero it is a mean o
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
@@ -32,7 +33,7 @@ from .message import Entry, Layout, must_be_finite
 _WIRE = ", in which it travels (wire=; with weight= weight times value travels; jnp.bfloat16 reaches as far as float32)"
 _MAX, _MIN = np.maximum.reduce, np.minimum.reduce
 _INF = float("inf")
-_FEW = 64  # elements
+_FEW = 64  # elements that are looked at one by one
 _NAMED = 3  # leaves of one all_reduce that an error lists
 
 
@@ -68,6 +69,8 @@ class Look:
         # Of each range, in the exchange that is under way: how many elements were seen, and the largest magnitude; NaN
         # if there was one.
         self._seen, self._largest = self._none_seen, self._zeros
+        self._n_few = size if (size := math.prod(layout.parts[0].shape)) <= _FEW else -1
+        self._few: list[Any] | None = None  # the elements of part 0, of the exchange that is under way
         # A weight that is not known may be so on purpose where it weighs what may be unknown, too.
         weights = {(w, must_be_finite(c)) for c, _, w in self._all() if w is not None}
         self._weights = [(w.offset, checked) for w, checked in sorted(weights, key=lambda found: found[0].offset)]
@@ -77,11 +80,14 @@ class Look:
         """Begin an exchange of the message. Returns what is to be called with each piece that has been reduced, once,
         while it is in the caches; `None` where nothing of it is read on the host.
         """
-        self._seen, self._largest = self._none_seen.copy(), self._zeros.copy()
+        self._seen, self._largest, self._few = self._none_seen.copy(), self._zeros.copy(), None
         return self._take_in if self._on_host and self._ranges else None
 
     def _take_in(self, part: int, start: int, piece: np.ndarray) -> None:
         """Look at the elements of a part from `start` on."""
+        if part == start == 0 and len(piece) == self._n_few:  # Python has them sooner than numpy has one
+            self._few = piece.tolist()
+            return
         stop = start + len(piece)
         for n, first, end in self._by_part.get(part, ()):
             if first < stop and start < end:
@@ -103,9 +109,8 @@ class Look:
         """
         if not self._on_host:
             return bool(self._program(list(parts)))
-        first = np.asarray(parts[0]).reshape(-1)
-        few = first.tolist() if first.size <= _FEW else None  # whose elements Python has sooner than numpy has one
-        values = first if few is None else few
+        few = self._few
+        values = np.asarray(parts[0]).reshape(-1) if few is None else few
         for i, checked in self._weights:
             total = float(values[i])
             if not self._least <= total < _INF and (checked or total == total):
@@ -114,11 +119,13 @@ class Look:
             weight = 1.0 if r.weight is None else float(values[r.weight.offset])
             if self._seen[n] == r.stop - r.start:
                 largest = self._largest[n]
+            elif few is None or r.part:
+                largest = _largest(np.asarray(parts[r.part]).reshape(-1)[r.start : r.stop])
             else:
-                # No less than the largest, and not finite where that is not.
-                largest = _INF if few is None or r.part else sum(map(abs, few[r.start : r.stop]))
+                own = few[r.start : r.stop]
+                largest = sum(map(abs, own))  # no less than the largest, and not finite where that is not
                 if not largest / weight < limit:
-                    largest = _largest(np.asarray(parts[r.part]).reshape(-1)[r.start : r.stop])
+                    largest = _largest(np.asarray(own))
             if not largest / weight < limit:
                 return False
         return True

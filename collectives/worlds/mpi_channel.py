@@ -145,6 +145,8 @@ class MPIChannel:
                             inbox.buffers[0][:] = inbox.in_frame
                         else:  # or some of it is NaN
                             round_to(inbox.in_frame, inbox.buffers[0])
+                        if look is not None:
+                            look(0, 0, inbox.buffers[0])
                     for number, op, cuts in self._sums:
                         source = row[number].reshape(-1)
                         if op is None:
