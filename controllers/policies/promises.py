@@ -107,6 +107,8 @@ class Promises(NamedTuple):
         """Without trials beside another split than this, of one over others than those who are `active`, or for another
         global batch than `total`.
         """
+        if not (self.back.open or self.ahead.open):
+            return self
 
         def still(trial: Trial) -> Trial:
             goes_on = np.array_equal(trial.sizes, sizes) and total == sizes.sum()

@@ -22,20 +22,20 @@ class Look(NamedTuple):
 
 
 class Stretch(NamedTuple):
-    """The steps of n workers since the last look. A pytree of arrays; methods return a new one."""
+    """The steps of n workers since the last look. A pytree of arrays and numbers; methods return a new one."""
 
     sizes: np.ndarray  # shape=(n,), int64: the sizes of these steps; 0 before the first
     total: np.ndarray  # shape=(n,), sums of seconds, over the steps in which they were known
     known: np.ndarray  # shape=(n,), int64: how many those are
-    steps: np.ndarray  # shape=(), int64
-    seconds: np.ndarray  # shape=(), sum over the steps of the slowest worker's seconds
-    new: np.ndarray  # shape=(), bool: whether the only step is the first one at these sizes
+    steps: int
+    seconds: float  # sum over the steps of the slowest worker's seconds
+    new: bool  # whether the only step is the first one at these sizes
 
     @classmethod
     def init(cls, n_workers: int) -> Stretch:
         """Return an empty stretch."""
-        none, zero = np.zeros(n_workers, np.int64), np.asarray(0.0)
-        return cls(none, np.zeros(n_workers), none, np.asarray(0), zero, np.asarray(False))
+        none = np.zeros(n_workers, np.int64)
+        return cls(none, np.zeros(n_workers), none, 0, 0.0, False)
 
     def add(self, sizes: tuple[int, ...], seconds: np.ndarray, enough: float) -> tuple[Stretch, list[Look]]:
         """Add a step, and return the stretches that end before it or with it, as looks.
@@ -48,27 +48,25 @@ class Stretch(NamedTuple):
           seconds: shape=(n,). What is not a positive number is missing.
           enough: 0 makes every step a stretch.
         """
-        ended, changed = [], sizes != tuple(self.sizes.tolist())
-        each = seconds.tolist()  # a few numbers: faster than numpy
-        slowest = max(each)
+        each, before = seconds.tolist(), self.steps  # a few numbers: faster than numpy
+        slowest, changed = max(each), sizes != tuple(self.sizes.tolist())
+        ended: list[Look] = []
         valid: np.ndarray | bool = True
         if not (min(each) > 0 and sum(each) < np.inf):  # or something is NaN
             valid = (seconds > 0) & (seconds < np.inf)
             seconds = np.where(valid, seconds, 0.0)
             slowest = float(seconds.max())
-        if changed and self.steps:
+        if changed and before:
             ended.append(self._look())
-        if changed or self.new or not self.steps:
+        if changed or self.new or not before:
             now = np.array(sizes, np.int64) if changed else self.sizes
-            known = np.ones(len(sizes), np.int64) * valid
-            stretch = Stretch(now, seconds, known, np.asarray(1), np.asarray(slowest), np.asarray(changed))
+            stretch = Stretch(now, seconds, np.ones(len(sizes), np.int64) * valid, 1, slowest, changed)
         else:
-            took, steps = float(self.seconds) + slowest, int(self.steps) + 1
             sums = self.total + seconds, self.known + valid
-            stretch = Stretch(self.sizes, *sums, np.asarray(steps), np.asarray(took), self.new)
+            stretch = Stretch(self.sizes, *sums, before + 1, self.seconds + slowest, self.new)
         if stretch.seconds >= enough:
             ended.append(stretch._look())
-            stretch = stretch._replace(steps=np.asarray(0), new=np.asarray(False))
+            stretch = Stretch(*stretch[:3], 0, stretch.seconds, False)
         return stretch, ended
 
     def _look(self) -> Look:

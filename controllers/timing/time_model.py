@@ -61,7 +61,9 @@ class TimeModel(NamedTuple):
         return self.shape.line.times(self.present / self.shape.line.times()(self.sizes))
 
     def of(self, workers: np.ndarray) -> TimeModel:
-        """Of these workers alone."""
+        """Return the model of these workers alone; all of them: the model itself."""
+        if len(workers) == len(self.stay):
+            return self
         return jax.tree.map(lambda part: part[..., workers] if np.ndim(part) else part, self)
 
     def variance(self, sizes: np.ndarray) -> np.ndarray:
