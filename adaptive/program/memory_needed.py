@@ -11,6 +11,7 @@ from adaptive.data.examples import Rows
 from adaptive.data.iterable import IterableData
 from adaptive.runtime.engine import Engine
 from adaptive.runtime.message import Layout
+from adaptive.runtime.wiring import bytes_of_a_call
 
 _MIB = 1 << 20
 _BATCHES = 2  # the step's, and the next one, which is fetched meanwhile
@@ -37,12 +38,12 @@ def memory_needed(engine: Engine, data: Rows | IterableData, batch_sizes: Sequen
     state = engine.states[one]
     local = [state[i] for i in plan.local_state]
     slots = [a for values in engine.slots[one] for a in values]
-    sent = max((sum(engine.layouts[n].nbytes for n in plan.sent_at(level)) for level in plan.calls), default=0)
-    several = plan.splittable and engine.kernels.resizable
+    sent, largest = bytes_of_a_call(plan, engine.layouts), max(batch_sizes[worker] for worker in world.workers)
+    several = any(engine.kernels.may_split(i, batch_sizes[worker]) for i, worker in enumerate(world.workers))
+    ahead = engine.steady is not None and engine.steady.runs_ahead
     arrives = [layout for layout, m in zip(engine.layouts, plan.messages, strict=True) if m.travels]
     alone = world.processes == 1 and len(world.devices) == 1
     row = sum(leaf.nbytes for leaf in jax.tree.leaves(data.example))
-    largest = max(batch_sizes[worker] for worker in world.workers)
     temporaries = list(_temporaries(engine))
     found = [
         Needed("state", _bytes_of(state), f"{len(state)} leaves"),
@@ -52,7 +53,9 @@ def memory_needed(engine: Engine, data: Rows | IterableData, batch_sizes: Sequen
         Needed(
             "parts of messages",
             sent * (1 + several),
-            "gradients and what else a call sends" + "; twice, as a batch may run as several calls" * several,
+            "gradients and what else a call sends"
+            + "; twice, as a batch may run as several calls" * several
+            + "; between steps, too, as the next calls are dispatched ahead" * ahead,
         ),
         Needed("receive buffers", 0 if alone else _bytes_of(arrives), "what messages bring"),
         Needed(

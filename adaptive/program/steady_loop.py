@@ -124,6 +124,8 @@ class SteadyLoop:
             choice = kernels.choose(0, size, self._least_calls)
         if not steady.fits(choice):
             choice.steps += 1  # the engine asks for it again
+            self._share = None  # and computes anew what was dispatched ahead
+            steady.forget_ahead()
             return self._through_engine(since)
         self._trial = choice.trial
         p._activity.now, asked = INPUT, time.perf_counter()

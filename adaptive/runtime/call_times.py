@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from math import inf
 from statistics import median
 
-from .microbatches import predict
+from .microbatches import CALL_SECONDS, predict
 
 SAMPLES = 3  # timings of a size before its seconds count as known
 _KEPT = 2 * SAMPLES + 1  # timings kept of a size
@@ -21,11 +21,15 @@ class CallTimes:
     no longer than a call of more examples: where all timings of a size were disturbed, those of the next larger size
     are an upper bound.
 
+    Args:
+      call_seconds: what a call costs whatever its size, while that has not been measured.
+
     Attributes:
       seconds: by size, of all sizes with enough timings. Never changed in place.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, call_seconds: float = CALL_SECONDS):
+        self._call_seconds = call_seconds
         self.seconds: Mapping[int, float] = {}
         self._timings: dict[int, deque[float]] = {}
 
@@ -55,7 +59,7 @@ class CallTimes:
 
     def predict(self, size: int) -> float:
         """Return the seconds of one call; those of a size with too few timings are scaled from the nearest known."""
-        return predict(size, self.seconds)
+        return predict(size, self.seconds, self._call_seconds)
 
     def at_best(self, size: int) -> float:
         """Return the least that a call has taken, however few its timings are; without any, the prediction."""
@@ -72,4 +76,4 @@ class CallTimes:
             return None
         per_example = min(seconds / size for size, seconds in known.items())
         short = [size for size in known if _SHORT * size <= max(known)] or [0]
-        return median(max(predict(size, known) / per_example - size, 0.0) for size in short)
+        return median(max(self.predict(size) / per_example - size, 0.0) for size in short)

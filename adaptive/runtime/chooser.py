@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from .call_times import CallTimes
 from .contest import Contest
-from .microbatches import GAIN, Microbatches, candidates, cheapest
+from .microbatches import CALL_SECONDS, GAIN, Microbatches, candidates, cheapest
 
 _BETWEEN_CALLS = 50e-6  # seconds that the host spends between two calls; no call's own timing has them
 _FIRST_TRIAL = 2  # steps at a size before kernels are tried
@@ -20,6 +20,11 @@ _SIZES = 32  # whose comparisons are kept
 _LONGEST = 64  # steps that a choice holds at most, while times decide
 _WITH_COMPILER = 8  # while a compiler runs
 _FOR_EVER = 1 << 62
+
+
+def _equal(size: int) -> float:
+    """Return the same price for a call of any size."""
+    return 1.0
 
 
 @dataclass(slots=True, eq=False)
@@ -61,6 +66,10 @@ class Chooser:
     A kernel that is not known yet is timed on a part of a batch that has to be computed anyway. When all are known, the
     splits that may be the fastest are compared by the seconds of whole steps (`Contest`).
 
+    Args:
+      fewest: whether to make as few calls as possible, whatever they take, and to try no others.
+      call_seconds: what a call costs whatever its size, while that has not been measured. At least 50 µs.
+
     Attributes:
       times: of single calls.
       choice: the last one.
@@ -68,8 +77,9 @@ class Chooser:
       steps_at_size: steps in a row with that size.
     """
 
-    def __init__(self) -> None:
-        self.times = CallTimes()
+    def __init__(self, *, fewest: bool = False, call_seconds: float = 0.0):
+        self.fewest = fewest
+        self.times = CallTimes(max(call_seconds, CALL_SECONDS))
         self.choice = NO_CHOICE
         self.size = self.steps_at_size = 0
         self._granted = -1  # `choice.steps`, when it was made
@@ -156,7 +166,7 @@ class Chooser:
 
     def _trial(self, size: int, kernels: Sequence[int]) -> Microbatches | None:
         """Return calls with one of a kernel whose seconds are not known; `None` if there is none."""
-        if self._unanswered >= _UNANSWERED:
+        if self.fewest or self._unanswered >= _UNANSWERED:
             return None
         for unknown in reversed(kernels):
             if unknown <= size and self.times.wanted(unknown):
@@ -170,7 +180,7 @@ class Chooser:
         compared = self._compared.get((size, at_least))
         if compared is not None and compared.kernels == kernels:
             return compared
-        if not quiet or self.steps_at_size < self._settling:
+        if self.fewest or not quiet or self.steps_at_size < self._settling:
             return None
         if self._compared and self._lost > _LOST * self._steps:
             return None
@@ -197,7 +207,7 @@ class Chooser:
     # --- what calls cost ----------------------------------------------------------------------------------------------
 
     def _cheapest(self, size: int, kernels: Iterable[int]) -> Microbatches | None:
-        return cheapest(size, kernels, self._seconds)
+        return cheapest(size, kernels, _equal if self.fewest else self._seconds)
 
     def _seconds(self, size: int) -> float:
         return self.times.predict(size) + _BETWEEN_CALLS

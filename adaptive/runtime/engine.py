@@ -41,7 +41,7 @@ from .spmd_step import SPMDStep
 from .steady_step import SteadyStep, is_flat
 from .step import Outcome, PerWorker, Step, add
 from .updates import NONE_FOUND, Found, NewNaNs
-from .wiring import FinalResults, Inputs, places_in_level
+from .wiring import FinalResults, Inputs, bytes_of_a_call, places_in_level
 
 _NO_STATUS = np.zeros(0)
 
@@ -123,6 +123,7 @@ class Engine:
             world.devices,
             splittable=plan.splittable,
             least_calls=self.least_calls,
+            call_bytes=bytes_of_a_call(plan, self.layouts),
             options=kernels,
             name=self._label,
         )

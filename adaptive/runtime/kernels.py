@@ -35,6 +35,9 @@ _TRACES = 2  # that are kept for the other devices of this process
 _KEPT = 16  # sizes besides the ladder whose kernels a worker keeps at least
 _NO_WORKER = -1  # in the place of one, of what is compiled for all together
 _FEW_CORES = 4  # with fewer, a compiler takes a good part of what the steps have
+LARGE_CALL = 32 << 20  # bytes of a call's parts, above which memory decides how a batch is split, and not time
+_PASSES = 5  # over a call's parts: the parameters are read, the gradient is written, and added to the sum
+_BYTES_PER_SECOND = {"cpu": 10e9}  # of memory, roughly; of other platforms 1e12
 
 
 @dataclass(frozen=True)
@@ -129,6 +132,8 @@ class Kernels:
       devices: one per worker of this process.
       splittable: whether a local batch may run as several calls; if not, every size needs a kernel of its own.
       least_calls: calls that every step needs at least, from the first one on.
+      call_bytes: of the gradient and all else that a call computes to be sent. Above `LARGE_CALL` a step makes as few
+        calls as possible, because one of several calls holds the gradient twice.
       name: what the programs' names begin with, in profiles.
 
     What a step asks is kept in attributes, so that a step in which nothing has changed makes no call.
@@ -154,6 +159,7 @@ class Kernels:
         *,
         splittable: bool,
         least_calls: int = 1,
+        call_bytes: int = 0,
         options: KernelOptions = KernelOptions(),
         name: str = "",
     ):
@@ -165,7 +171,9 @@ class Kernels:
         self._calls = calls
         self._traced: dict[int, Mapping[int, Call]] = {}
         self.constants = Constants()
-        self._workers = [_Worker(device) for device in devices]
+        large = call_bytes if call_bytes > LARGE_CALL else 0
+        price = _PASSES * large / _BYTES_PER_SECOND.get(devices[0].platform, 1e12)
+        self._workers = [_Worker(d, chooser=Chooser(fewest=large > 0, call_seconds=price)) for d in devices]
         self.compile_order, self._lock = options.compile_order, threading.Lock()
         self._versions = itertools.count(1)
         self._ladder: set[int] = set()
@@ -196,6 +204,17 @@ class Kernels:
             self._ladder.update(more)
             whole = 1 in self._ladder and all(self._ladder <= w.ready.keys() for w in self._workers)
             self.makes_all = self.splittable and whole
+
+    def may_split(self, local: int, size: int) -> bool:
+        """Return whether a step of worker `local` may run `size` examples as several calls, as far as is known now."""
+        if not self.splittable or size < 2:
+            return False
+        if not self.timed:
+            return len(self._fixed(size, self.least_calls)) > 1
+        if self._first_kernels(size) != [size]:
+            return True
+        worker = self._workers[local]
+        return self.resizable and (not worker.chooser.fewest or (bool(worker.ready) and size not in worker.ready))
 
     def can_join(self) -> bool:
         """Whether a process can take a step as soon as it comes in. Where a batch is one call, any new size has to be

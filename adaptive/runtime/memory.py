@@ -28,6 +28,17 @@ def memory_of(leaf: jax.Array) -> np.ndarray:
     return np.empty_like(numbers_of(leaf), order="C")
 
 
+def has_room(device: jax.Device, nbytes: int) -> bool:
+    """Return whether a device can hold so many bytes more than it has ever held, and three times as many besides.
+
+    Args:
+      device: with an allocator of its own; one that lends out the host's memory has room.
+    """
+    held = device.memory_stats() or {}
+    limit, peak = held.get("bytes_limit"), held.get("peak_bytes_in_use")
+    return limit is None or peak is None or 4 * nbytes <= limit - peak
+
+
 def return_freed_memory() -> bool:
     """Return free pages of the C library's heap to the system. Returns whether that is possible: with glibc alone.
 

@@ -13,6 +13,7 @@ from math import inf
 
 Microbatches = tuple[int, ...]
 GAIN = 0.97  # more calls must be this much faster than the fewest: timings are not exact, and calls are not free
+CALL_SECONDS = 50e-6  # of a call, whatever its size, while nothing better is known
 
 
 def cheapest(size: int, kernels: Iterable[int], seconds: Callable[[int], float]) -> Microbatches | None:
@@ -94,7 +95,7 @@ def _from_powers(size: int, ways: Mapping[int, Way]) -> Way:
     return (cost, microbatches) if size == 0 else (inf, ())
 
 
-def predict(size: int, measured: Mapping[int, float], call_seconds: float = 50e-6) -> float:
+def predict(size: int, measured: Mapping[int, float], call_seconds: float = CALL_SECONDS) -> float:
     """Seconds of one call, measured or, while it is not, scaled from the nearest size that is.
 
     Args:

@@ -25,8 +25,10 @@ from adaptive.graph.plan import Plan
 from adaptive.operators.sources import Reading
 
 from .chooser import Choice
+from .memory import has_room
 from .microbatches import Microbatches
 from .step import Outcome, Step, add
+from .wiring import bytes_of_a_call
 
 if TYPE_CHECKING:
     from .engine import Engine
@@ -105,6 +107,7 @@ class SteadyStep:
         # On a CPU Python and the kernels would only take turns on the same cores.
         self.runs_ahead = not self._on_host and set(call.reads("source")) <= _KNOWN_AHEAD
         self._ahead: _Ahead | None = None
+        self._call_bytes = bytes_of_a_call(plan, engine.layouts)
         self._fixed = {source.name for source in plan.sources} <= _FIXED
         # What the vectors of sources depend on, and the vectors, if they stay while that does.
         self._same_vectors: tuple[Microbatches, tuple[Any, ...], Any, tuple[Any, Any]] | None = None
@@ -256,6 +259,7 @@ class SteadyStep:
             calls.append(_Call(kernel.run, size, None if len(microbatches) == 1 else rows, list(kernel.consts)))
             start += size
         self._calls = microbatches, calls
+        self.runs_ahead = self.runs_ahead and has_room(self._engine().world.devices[0], self._call_bytes)
         return calls
 
     def _compute(
@@ -283,7 +287,9 @@ class SteadyStep:
                 of_call = reading._replace(examples=call.examples, calls=1, offset=reading.offset + start)
                 given["floats"], given["ints"] = engine.feed.for_call(vectors, of_call, first=not start)
             out = call.run(given)
-            packed = engine._compiled[add(0), 0, 0](packed, out["parts"]) if packed else out["parts"]
+            new = out.pop("parts")
+            packed = engine._compiled[add(0), 0, 0](packed, new) if packed else new
+            del new  # so that the next call's parts can take that memory
         return packed, out["outputs"]
 
     def _commit(self, floats: Any, ints: Any, kept: Sequence[jax.Array], messages: dict[int, Any]) -> Any:

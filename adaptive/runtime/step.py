@@ -174,10 +174,11 @@ class Step:
             for stage, out in enumerate(kernel.stages(given)):
                 brought.append(out)
                 if "parts" in out:  # added before the next stage is dispatched: devices carry out one after another
-                    old, new = parts.get(stage), out["parts"]
+                    old, new = parts.get(stage), out.pop("parts")
                     parts[stage] = new if old is None else engine._compiled[add(stage), level, local](old, new)
+                    del old, new  # so that the next call's parts can take that memory
             if engine._waiters is None:  # else calls are under way on several devices, or stages of one
-                self._trace(local, f"{size} examples", began, brought, level=level)
+                self._trace(local, f"{size} examples", began, (parts, brought), level=level)
             kept.append(kernel.outputs(brought))
             if watch is not None:
                 jax.block_until_ready((parts, kept[-1]))

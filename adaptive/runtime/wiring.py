@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from itertools import accumulate, pairwise
 from typing import Any
@@ -58,6 +59,12 @@ class FinalResults:
         _, *found = [slice(0, ends[0]), *(slice(start, end) for start, end in pairwise(ends))]
         n = len(plan.slots)
         self.slots, self.hooks, self.metrics = found[:n], found[n:-1], found[-1]
+
+
+def bytes_of_a_call(plan: Plan, layouts: Sequence[Layout]) -> int:
+    """Return the bytes of memory of all parts that a kernel call writes: of the level that has most."""
+    of_messages = [sum(math.prod(p.shape) * p.dtype.itemsize for p in layout.parts) for layout in layouts]
+    return max((sum(of_messages[number] for number in plan.sent_at(level)) for level in plan.calls), default=0)
 
 
 def places_in_level(plan: Plan, layouts: Sequence[Layout]) -> list[slice]:

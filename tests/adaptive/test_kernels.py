@@ -40,11 +40,12 @@ def make(monkeypatch):
     """Makes kernels that take no time to compile."""
     monkeypatch.setattr(_kernels, "compile_segment", lambda function, shapes, device, **options: function)
 
-    def make(*, workers=1, largest_call=None, splittable=True, timed=True, compile_order=(0, 1), trace=trace):
+    def make(*, workers=1, largest_call=None, splittable=True, timed=True, compile_order=(0, 1), trace=trace, **more):
         kernels = Kernels(
             trace,
             jax.local_devices()[:workers],
             splittable=splittable,
+            **more,
             options=KernelOptions(largest_call, timed, compile_order=compile_order),
         )
         HeldCompiler(kernels)
@@ -110,6 +111,17 @@ def test_what_one_more_call_costs_is_the_mean_of_the_workers(make):
         measure(kernels, {256: 256e-5} | {size: (cost + size) * 1e-5 for size in (1, 2, 4, 8, 16, 32)}, local)
         kernels.choose(local, 256, 1)
     assert kernels.call_examples == pytest.approx(20)
+
+
+def test_a_call_with_a_large_gradient_is_expected_to_cost_passes_over_it(make):
+    """Small ones are not tried, so nothing else says what they cost before some were made."""
+    kernels = warmed(make(call_bytes=200_000_000), 16)
+    measure(kernels, {16: 0.16})
+    kernels.choose(0, 16, 1)
+    assert kernels.call_examples == pytest.approx(10)  # 1 GB of traffic: 0.1 s
+    measure(kernels, {1: 0.05})
+    kernels.choose(0, 16, 1)
+    assert kernels.call_examples == pytest.approx(4)
 
 
 def test_batches_that_cannot_be_split_have_no_calls_to_pay_for(make):
@@ -318,6 +330,25 @@ def test_ranks_that_share_a_cache_begin_at_different_rungs():
     assert compile_order(rungs, 0, 1) == rungs
     assert sorted(compile_order([2, 1], 5, 8)) == [1, 2]
     assert compile_order([], 1, 4) == []
+
+
+# --- memory -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("call_bytes", [0, 2 * _kernels.LARGE_CALL])
+def test_large_gradients_are_computed_in_as_few_calls_as_possible_though_more_are_faster(make, call_bytes):
+    kernels = warmed(make(call_bytes=call_bytes), 40)
+    one = call_bytes > 0
+    taken = take_steps(kernels, 40, lambda size: size**2 * 1e-4, 100)
+    assert (set(taken) == {(40,)}) == one
+    taken = take_steps(kernels, 48, lambda size: size**2 * 1e-4, 100)
+    assert ({len(calls) for calls in taken} == {2}) == one
+
+
+def test_large_gradients_of_a_batch_that_is_larger_than_a_call_may_be_are_computed_in_several(make):
+    kernels = warmed(make(call_bytes=2 * _kernels.LARGE_CALL, largest_call=16), 40)
+    assert set(take_steps(kernels, 40, lambda size: size * 1e-4, 20)) == {(16, 16, 8)}
+    assert set(take_steps(kernels, 40, lambda size: size * 1e-4, 20, at_least=4)) == {(8, 8, 8, 8, 8)}
 
 
 # --- bounds -----------------------------------------------------------------------------------------------------------

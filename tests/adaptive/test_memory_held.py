@@ -14,6 +14,7 @@ import adaptive as ad
 import collectives as comm
 import monitors as mon
 from adaptive.program.memory_needed import memory_needed
+from adaptive.runtime import kernels as _kernels
 from adaptive.runtime.local_world import LocalWorld
 from adaptive.runtime.message import LARGE_BYTES
 
@@ -150,6 +151,43 @@ def test_explain_says_what_is_held(workers):
         assert needed["batches"] == 2 * 6 // workers * 4
         assert needed["data set"] == 24 * 4
         assert ("receive buffers" in needed) == (workers > 1)
+
+
+def parts(program):
+    """The bytes of messages' parts that a worker holds, by what is explained."""
+    (found,) = (
+        n.nbytes
+        for n in memory_needed(program._engine, program._data, program.batch_sizes)
+        if n.what == "parts of messages"
+    )
+    return found / sum(layout.nbytes for layout in program._engine.layouts)
+
+
+@pytest.mark.parametrize(
+    ("large", "options", "held"),
+    [
+        (False, {}, 2),
+        (False, {"resizable": False}, 1),
+        (True, {}, 1),
+        (True, {"microbatch": 4}, 2),
+        (True, {"resizable": False, "microbatch": 4}, 2),
+        (True, {"deterministic": True}, 2),  # 4 + 2
+    ],
+)
+def test_explain_says_whether_a_step_holds_two_gradients(large, options, held, monkeypatch):
+    if large:
+        monkeypatch.setattr(_kernels, "LARGE_CALL", 4 * N - 1)
+    with build(initial(), **options) as program:
+        assert parts(program) == held
+        program.step()
+        program.warm_up()
+        taken = {program.step().microbatches[0] for _ in range(30)}
+        assert parts(program) == held
+        assert (taken == {(6,)}) == (held == 1)
+        if large and not options:
+            program.rescale(global_batch=10)
+            assert program.step().microbatches[0] == (6, 4)
+            assert parts(program) == 2
 
 
 def of_all():

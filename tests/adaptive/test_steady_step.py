@@ -15,6 +15,8 @@ import adaptive as ad
 import collectives as comm
 import controllers as ctrl
 import monitors as mon
+from adaptive.runtime import steady_step as _steady_step
+from adaptive.runtime.memory import has_room
 from adaptive.runtime.steady_step import SteadyStep
 from tests.relaxed import relaxed_tx
 
@@ -185,3 +187,51 @@ def test_what_was_dispatched_ahead_is_dropped_when_the_state_is_another(monkeypa
         program.restore(kept)
         program.rescale(global_batch=32)
         assert program.step().global_batch == 32
+
+
+def test_what_was_dispatched_ahead_is_dropped_when_a_step_is_taken_in_the_general_way(monkeypatch):
+    """In the last step of a run: the next run begins where that ended."""
+
+    def losses():
+        with ad.Program(plain, begun(), DATA, global_batch=16, deterministic=True) as program:
+            found = [report.metrics["loss"] for report in program.run(steps=5)]
+            with monkeypatch.context() as patched:
+                patched.setattr(SteadyStep, "fits", lambda self, choice: False)
+                found.append(next(program.run(steps=6)).metrics["loss"])
+            return [float(loss) for loss in (*found, *(program.step().metrics["loss"] for _ in range(3)))]
+
+    expected, begin = losses(), SteadyStep.__init__
+    monkeypatch.setattr(SteadyStep, "__init__", lambda self, engine: begin(self, engine) or on_a_device(self))
+    assert losses() == expected
+
+
+class Device:
+    """A device by what it says of its memory."""
+
+    def __init__(self, stats):
+        self.memory_stats = lambda: stats
+
+
+@pytest.mark.parametrize(
+    ("stats", "room"),
+    [
+        (None, True),
+        ({"bytes_limit": 1000, "peak_bytes_in_use": 600}, True),
+        ({"bytes_limit": 1000, "peak_bytes_in_use": 601}, False),
+    ],
+)
+def test_there_is_room_where_four_times_as_much_was_never_used(stats, room):
+    assert has_room(Device(stats), 100) == room
+
+
+def test_nothing_is_dispatched_ahead_where_there_is_no_room_for_it(monkeypatch):
+    begin, asked = SteadyStep.__init__, []
+    monkeypatch.setattr(SteadyStep, "__init__", lambda self, engine: begin(self, engine) or on_a_device(self))
+    monkeypatch.setattr(SteadyStep, "dispatch_ahead", None)
+    monkeypatch.setattr(_steady_step, "has_room", lambda device, nbytes: asked.append(nbytes))
+    with ad.Program(plain, begun(), DATA, global_batch=16, deterministic=True) as program:
+        for _ in range(4):
+            program.step()
+        assert not program._engine.steady.runs_ahead
+        sent = sum(layout.nbytes for layout in program._engine.layouts)
+    assert asked == [sent]
