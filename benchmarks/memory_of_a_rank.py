@@ -6,9 +6,10 @@ Two MPI ranks train an MLP with Adam. Each case runs in processes of its own: by
 a leaf into one set of receive buffers, a jitted update whose state is donated), and as a driver with and without
 `resizable`. Both are given the same initial state by a function that keeps none of it.
 
-*Steady* is the resident memory (VmRSS) after the last of 12 steps that follow once nothing is compiled in the
-background any more; *peak* is VmHWM of the whole process, building and compiling included. *Live arrays* are
-`jax.live_arrays()` and, by hand, the receive buffers, as multiples of the parameters.
+*Steady* is the resident memory (VmRSS), the mean over 12 steps that follow once nothing is compiled in the background
+any more, because the C library gives freed memory back after some steps and not after others; *peak* is VmHWM of the
+whole process, building and compiling included. *Live arrays* are `jax.live_arrays()` and, by hand, the receive buffers,
+as multiples of the parameters.
 """
 
 from __future__ import annotations
@@ -114,7 +115,7 @@ def as_driver(width: int, world: Any, *, resizable: bool) -> Any:
 
     return ad.Program(
         driver,
-        initial_state(width),
+        lambda: initial_state(width),
         data(width),
         global_batch=LOCAL_BATCH * world.size,
         world=world,
@@ -139,18 +140,22 @@ def rank(case: str, mib: int) -> None:
     width = round((mib * MIB / 4 / LAYERS) ** 0.5)
     marks: dict[str, float] = {}
 
-    def measure(beside: int) -> None:
+    def measure(step: Callable[[], object], beside: Callable[[], int]) -> None:
+        found = []
+        for _ in range(STEPS):
+            step()
+            found.append(resident()[0])
         gc.collect()
-        now, peak = resident()
-        live = sum(a.nbytes for a in jax.live_arrays()) + beside
+        now, peak = sum(found) / len(found), resident()[1]
+        live = sum(a.nbytes for a in jax.live_arrays()) + beside()
         MPI.COMM_WORLD.Barrier()
         marks.update(steady=now, peak=peak, live=live / (4 * LAYERS * width**2))
 
     if case == "by hand":
         step, beside = by_hand(width)
-        for _ in range(2 * STEPS):
+        for _ in range(STEPS):
             step()
-        measure(beside())
+        measure(step, beside)
     else:
         with comm.world() as world:
             program = as_driver(width, world, resizable=case == "resizable")
@@ -158,9 +163,7 @@ def rank(case: str, mib: int) -> None:
             for _ in range(STEPS):
                 program.step()
             program.warm_up()
-            for _ in range(STEPS):
-                program.step()
-            measure(0)
+            measure(program.step, lambda: 0)
             program.close()
     everyone = MPI.COMM_WORLD.gather(marks)
     if everyone is not None:

@@ -229,7 +229,7 @@ class Bench:
         )
         self._trial = Engine(
             plans,
-            self.start.states[0],
+            list(self.start.states[0]),
             self._wire,
             kernels=KernelOptions(timed=False),
         )

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import inspect
 import reprlib
 import secrets
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Literal
 from weakref import WeakKeyDictionary
 
@@ -119,6 +121,23 @@ class StateForm:
         """
         values = [jnp.asarray(leaf.item()) if w else _strong(leaf) for leaf, w in zip(leaves, weak, strict=True)]
         return jax.tree.unflatten(jax.tree.structure(self.shapes), values)
+
+
+def made_by(state: Any) -> Any:
+    """Return what a function of no arguments returns; anything that is not a function as it is.
+
+    Raises:
+      DriverError: the function has arguments.
+    """
+    if not (inspect.isroutine(state) or isinstance(state, partial)):
+        return state
+    try:
+        inspect.signature(state).bind()
+    except TypeError as error:
+        raise DriverError(
+            f"the state is a function with arguments ({error}). One that returns the initial state has none"
+        ) from error
+    return state()
 
 
 def _strong(leaf: jax.Array) -> jax.Array:

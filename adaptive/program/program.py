@@ -59,7 +59,7 @@ from adaptive.runtime.engine import Engine, Outcome
 from adaptive.runtime.kernels import KernelOptions
 
 from . import checkpoint as _checkpoint
-from .arguments import Driver, StateForm, built_in, checked_nonfinite, count, new_run_id, next_name, world_of
+from .arguments import Driver, StateForm, built_in, checked_nonfinite, count, made_by, new_run_id, next_name, world_of
 from .boards import BoardsOfWorld
 from .checkpoints import Checkpoints
 from .choice import Chosen, chosen
@@ -93,7 +93,8 @@ class Program:
         number of examples. May be wrapped in `jax.jit`.
       state: the initial state: any pytree of arrays and numbers, equal on all processes. Copied to the device of each
         worker, so arrays that are sharded over devices are refused. Python numbers are promoted like Python numbers, as
-        under `jax.jit`, unless a step makes arrays of them.
+        under `jax.jit`, unless a step makes arrays of them. Or a function of no arguments that returns it: then each
+        array is let go as soon as it is copied, and a large state is never held twice, unless something else keeps it.
       data: a pytree of arrays with one leading axis; or a data frame or table, taken by column, without its index; or
         anything with `__len__` and `__getitem__` whose items are pytrees, in which lists of numbers are arrays, each
         item the same whenever it is read; or a list of examples; or a loader of such; or what `ad.data` makes,
@@ -180,7 +181,7 @@ class Program:
         quantum = None if quantum is None else positive("quantum", quantum)
         overlap = checked_overlap(overlap)
         self._data = stream_of(data, self.world.capacity, self.world.workers, self.world)
-        self._form, leaves = StateForm.of(state, local)
+        self._form, leaves = StateForm.of(made_by(state), local)
         beside = self.world.devices[0].platform != "cpu"
         self._stream = Stream(self._data, seed=self._seed, workers=self.world.workers, world=self.world, beside=beside)
         planner = Planner(

@@ -87,7 +87,8 @@ class Engine:
 
     Args:
       plans: of the driver, for any number of examples; all but the call segments is taken from their reference.
-      state: leaves of the initial state, on the host or any device. Copied.
+      state: leaves of the initial state, on the host or any device. Copied, and taken out of the list one by one, so
+        that those that nothing else refers to are freed meanwhile.
       kernels: how to compile and choose call kernels; see `Kernels`.
       status: what rides on the last message of each step.
       finite: whether what is not finite keeps a step from being committed.
@@ -98,7 +99,7 @@ class Engine:
     def __init__(
         self,
         plans: Plans,
-        state: Sequence[Any],
+        state: list[Any],
         world: World,
         *,
         kernels: KernelOptions = KernelOptions(),  # noqa: B008  (it is frozen)
@@ -127,11 +128,17 @@ class Engine:
             options=kernels,
             name=self._label,
         )
-        self._states: PerWorker = [[copied(leaf, d) for leaf in state] for d in world.devices]
+        self._first_local = {i: copied(state[i], world.devices[0]) for i in plan.local_state}
+        self._states: PerWorker = [[] for _ in world.devices]
+        while state:
+            leaf = state.pop(0)
+            copies = jax.block_until_ready([copied(leaf, device) for device in world.devices])
+            for own, copy in zip(self._states, copies, strict=True):
+                own.append(copy)
+            del leaf, copies, copy
         self._slots: PerWorker = [[[copied(a, d) for a in s.init] for s in plan.slots] for d in world.devices]
         self._spmd: SPMDStep | None = None  # which keeps states and slots, while it takes the steps
         self.present = list(range(len(world.devices)))  # the workers of this process that are there, by place
-        self._first_local = {i: copied(state[i], world.devices[0]) for i in plan.local_state}
         self.nothing = Nothing(plan, self.layouts, world)
         self.new_nans = NewNaNs(plan, self.states) if finite else None
         # Where one thread cannot say when each was done: calls on several devices, or stages while messages travel.

@@ -14,7 +14,9 @@ import adaptive as ad
 import collectives as comm
 import monitors as mon
 from adaptive.program.memory_needed import memory_needed
+from adaptive.runtime import engine as _engine
 from adaptive.runtime import kernels as _kernels
+from adaptive.runtime.engine import copied
 from adaptive.runtime.local_world import LocalWorld
 from adaptive.runtime.message import LARGE_BYTES
 
@@ -65,6 +67,33 @@ def test_no_array_of_the_initial_state_is_held(resizable, before):
         program.warm_up()
         program.step()
         assert len(of_leaves()) == before + 2
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_state_that_a_function_returns_is_never_held_twice(workers, before, monkeypatch):
+    made, most = [], []
+
+    def state():
+        values = initial()
+        made.extend(weakref.ref(leaf) for leaf in jax.tree.leaves(values) if isinstance(leaf, jax.Array))
+        return values
+
+    def counted(leaf, device):
+        most.append(len(of_leaves()) - before)
+        return copied(leaf, device)
+
+    monkeypatch.setattr(_engine, "copied", counted)
+    with build(state, workers) as program, build(initial()) as other:
+        assert [ref() for ref in made] == [None] * 4
+        assert max(most[: 5 * workers]) <= 2 + workers  # the leaf that is copied, and what all others are in by now
+        program.step(), other.step()
+        if workers == 1:
+            jax.tree.map(np.testing.assert_array_equal, program.state, other.state)
+
+
+def test_a_function_with_arguments_is_no_state():
+    with pytest.raises(ad.DriverError, match=r"a function with arguments \(missing a required argument: 'key'\)"):
+        build(lambda key: initial())
 
 
 @pytest.mark.parametrize("module", [jnp, np], ids=["jax", "numpy"])
