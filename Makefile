@@ -21,6 +21,8 @@ INSTALL := $(PIP) install -qq --root-user-action=ignore --constraint $(CONSTRAIN
 # Open MPI asks root to confirm twice. As an ordinary user these do nothing.
 export OMPI_ALLOW_RUN_AS_ROOT := 1
 export OMPI_ALLOW_RUN_AS_ROOT_CONFIRM := 1
+# Without bytecode on disk, each of the hundreds of processes that the tests start compiles this package and pytest anew.
+unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
 .PHONY: help run test test-all torch lint types format docs docs-serve install lock clean
