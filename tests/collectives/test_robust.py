@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import cache
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -24,23 +26,25 @@ def dtype(request):
         yield request.param
 
 
-def in_one_place(op, rows):
-    return jax.jit(op.in_one_place)(list(rows), 1)
+@cache  # one jitted function per operation: a new one in each test would be traced and compiled again
+def in_one_place(op):
+    return jax.jit(lambda rows: op.in_one_place(rows, 1))
 
 
-def on_four_devices(op, rows):
-    """As over the devices of one process: each reduces a slice."""
+@cache
+def on_four_devices(op):
+    """Return the operation over the devices of one process: each reduces a slice."""
     mesh = jax.make_mesh((4,), ("worker",), axis_types=(jax.sharding.AxisType.Auto,))
     reduce = jax.shard_map(
         lambda x: by_slices(op, x[0], 1, "worker"), mesh=mesh, in_specs=P("worker"), out_specs=P(), check_vma=False
     )
-    return jax.jit(reduce)(jnp.stack(rows))
+    return jax.jit(lambda rows: reduce(jnp.stack(rows)))
 
 
 def reduced(op, vectors, weights, dtype, how=in_one_place):
     rows = np.concatenate([weights[:, None], vectors], 1).astype(dtype)
     with np.errstate(all="ignore"):
-        return np.asarray(how(op, [jnp.asarray(row) for row in rows]), np.longdouble)[1:]
+        return np.asarray(how(op)([jnp.asarray(row) for row in rows]), np.longdouble)[1:]
 
 
 def vectors(bad, by, size, dtype, seed=0):
