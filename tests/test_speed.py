@@ -26,6 +26,7 @@ def machine(monkeypatch):
     monkeypatch.setenv(speed.SLOWNESS, "1.0")
     monkeypatch.setattr(speed, "slowness", lambda: found.slow)
     monkeypatch.setattr(speed, "time", SimpleNamespace(monotonic=lambda: found.now))
+    monkeypatch.setattr(speed, "recent_slowness", lambda: found.slow)
     return found
 
 
@@ -37,6 +38,15 @@ def test_limits_grow_with_the_load_now_and_at_the_start(machine, monkeypatch):
     machine.slow = 1.0
     monkeypatch.setenv(speed.SLOWNESS, "5.0")
     assert speed.limit(10) == 5 * quiet
+
+
+def test_limits_that_are_set_one_after_another_share_a_measurement(machine):
+    recent, machine.slow = speed._Recent(), 2.0
+    assert recent() == 2
+    machine.slow = 3.0
+    assert recent() == 2
+    machine.now += 1.01 * speed._VALID
+    assert recent() == 3
 
 
 def test_a_deadline_moves_while_the_machine_is_slower_than_it_was(machine):
