@@ -12,6 +12,10 @@ TESTS   ?=
 JOBS    ?= 2
 TORCH   ?= torch==2.13.0+cpu
 PORT    ?= 8000
+# XLA compiles thousands of small programs for the tests, most of which are run once: faster code does not pay there.
+# `make test-all` compiles as users do. XLA ends the process at a flag that it does not know: XLA_FLAGS= make test.
+XLA_FLAGS_OF_TEST := --xla_backend_optimization_level=0 --xla_cpu_use_fusion_emitters=false \
+                     --xla_cpu_parallel_codegen_split_count=1
 
 # All packages that make installs have the versions of this file: the tested ones, for each supported Python.
 CONSTRAINTS := constraints.txt
@@ -34,7 +38,8 @@ run: $(STAMP)  ## run the main example on several ranks (RANKS=2, EXAMPLE=exampl
 	@$(BIN)/adaptive run -n $(RANKS) $(EXAMPLE) $(ARGS)
 
 test: $(STAMP)  ## run the tests, those under mpirun included (TESTS="tests/adaptive -x" for some of them, JOBS=1 for one process)
-	@$(BIN)/python -m pytest -q -n $(JOBS) --dist worksteal -m "not long" $(TESTS)
+	@XLA_FLAGS="$${XLA_FLAGS-$(XLA_FLAGS_OF_TEST)}" \
+	    $(BIN)/python -m pytest -q -n $(JOBS) --dist worksteal -m "not long" $(TESTS)
 
 test-all: $(STAMP)  ## run all of them: more kills, signals and chaos; twice the time
 	@$(BIN)/python -m pytest -q -n $(JOBS) --dist worksteal $(TESTS)
