@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from contextlib import AbstractContextManager
-from typing import Any, Protocol, runtime_checkable
+from collections.abc import Callable, Sequence
+from typing import Protocol, TypeVar, runtime_checkable
 
 import jax
+import numpy as np
 from jax.sharding import Mesh
 
 from .reductions import Reduction
+
+T = TypeVar("T")
 
 
 class WorkerMesh(Protocol):
@@ -18,8 +20,6 @@ class WorkerMesh(Protocol):
     Attributes:
       mesh: one axis, `axis`; its devices are the workers', in their order.
       axis: the name of that axis.
-      one_at_a_time: to be held from the dispatch of such a program until its results are ready. Two programs with
-        collectives, dispatched by two threads, could start in different orders on two devices and block each other.
     """
 
     @property
@@ -30,11 +30,6 @@ class WorkerMesh(Protocol):
     @property
     def axis(self) -> str:
         """The name of the mesh's axis."""
-        ...
-
-    @property
-    def one_at_a_time(self) -> AbstractContextManager[Any]:
-        """A lock, shared with all other programs that have collectives."""
         ...
 
     def prepare(self, parts: Sequence[jax.ShapeDtypeStruct], ops: Sequence[Reduction]) -> None:
@@ -69,5 +64,27 @@ class OffersMesh(Protocol):
     """What a world of one mesh has besides the methods of `World`."""
 
     def worker_mesh(self) -> WorkerMesh | None:
-        """Return the mesh of all workers; `None` where a program over all of them is no faster than messages."""
+        """Return the mesh of all workers; `None` where a program over all of them is no faster than messages.
+        Replicated.
+        """
+        ...
+
+    def run_on_mesh(self, program: Callable[[np.ndarray], T], status: np.ndarray, about: str = "", more: str = "") -> T:
+        """Call `program` once every process has made this call, and return its result.
+
+        No other collective of this process runs meanwhile. Two programs with collectives, dispatched by two threads,
+        could start in different orders on two devices and block each other.
+
+        Args:
+          program: dispatches a program over the mesh and waits for its results. Its argument is the status, summed over
+            all processes; replicated.
+          status: what this process adds to that sum; floating, one-dimensional, of one length on all processes.
+          about, more: see `World`.
+
+        Raises:
+          DisagreementError: the processes' calls differ. On every process, before any has called `program`.
+          WorkerError: a process has called `fail`, on every other process, before any has called `program`; or a
+            process was lost, also while the programs ran.
+          CollectiveError: the world is closed.
+        """
         ...

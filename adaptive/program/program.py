@@ -602,7 +602,9 @@ class Program:
                 self._take_course(end.course)
             raise
         except (NonFiniteError, WorkerError, DisagreementError) as error:  # all processes raise it
-            error.add_note(f"The state of {self._name} is that of step {self._step}.")
+            lost = f"lost with step {self._step + 1}: start from a checkpoint"
+            is_what = lost if self._engine.lost_state else f"that of step {self._step}"
+            error.add_note(f"The state of {self._name} is {is_what}.")
             raise
         except Exception as error:
             error.add_note(f"in step {self._step + 1}, on {self._who()}")
@@ -650,7 +652,7 @@ class Program:
             if self._compiled:
                 self._engine.kernels.require(sizes)
                 return
-            self._engine.compile(sizes)
+            self._engine.compile(sizes, of_all=batch_sizes)
         if not any(sizes):  # workers that may be given examples yet have the ladder of those who have them
             self._engine.kernels.extend(max(self._sizes.current))
         self._compiled = True

@@ -25,6 +25,7 @@ from adaptive.data.stream import Share
 from adaptive.observe.report import Report, report_of
 from adaptive.operators.sources import Reading
 from adaptive.runtime.microbatches import Microbatches
+from adaptive.runtime.steady_step import SteadyStep
 from adaptive.runtime.step import Outcome
 
 if TYPE_CHECKING:
@@ -44,6 +45,7 @@ class SteadyLoop:
         self._on = False  # whether the last step has found nothing that keeps the next one from being like it
         self._trial = False  # whether the last step has tried kernel calls that may be slower
         self._share: Share | None = None  # of the next step, whose kernel calls are dispatched already
+        self._steady: SteadyStep | None = None  # what takes the steps; `None` for the engine
 
     def look(self) -> None:
         """Find out, behind a step that was not such a one, whether the next can be; and work out what it needs."""
@@ -54,6 +56,7 @@ class SteadyLoop:
         if not self._on:
             return
         self._sizes, self._asked = sizes.current, p._membership.asked
+        self._steady = p._engine.steady_step(self._sizes)
         self._generation, self._apart = world.generation, world.apart
         self._workers = tuple(world.workers)
         self._size, self._total = self._sizes[self._workers[0]], sum(self._sizes)
@@ -79,9 +82,8 @@ class SteadyLoop:
     def stop(self) -> None:
         """Have the next step go through all of `Program`."""
         self._on, self._share = False, None
-        steady = self._program()._engine.steady
-        if steady is not None:
-            steady.forget_ahead()
+        if self._steady is not None:
+            self._steady.forget_ahead()
 
     def holds(self) -> bool:
         """Return whether the next step is one of those; if not, it has to go through all of `Program`."""
@@ -114,7 +116,7 @@ class SteadyLoop:
         """
         p = self._program()
         engine, status = p._engine, p._status
-        kernels, steady, size = engine.kernels, engine.steady, self._size
+        kernels, steady, size = engine.kernels, self._steady, self._size
         if steady is None:
             return self._through_engine(since)
         choice = kernels.choices[0]
@@ -208,7 +210,7 @@ class SteadyLoop:
         """Count a step, and report it."""
         p = self._program()
         engine, stream, sizes, clock = p._engine, p._stream, p._sizes, p._clock
-        kernels, steady, world = engine.kernels, engine.steady, p.world
+        kernels, steady, world = engine.kernels, self._steady, p.world
         p._step += 1
         p._restored = False
         if p._skips.in_a_row:
@@ -266,8 +268,8 @@ class SteadyLoop:
         p = self._program()
         epoch, step = p._until
         last = (step is not None and p._step >= step) or (epoch is not None and p._stream.epoch >= epoch)
-        if last or p._sizes.pending is not None or p._engine.steady is None:
+        if last or p._sizes.pending is not None or self._steady is None:
             return
         self._share = share = p._stream.take(self._sizes)
         reading = self._reading(0, share.offsets[0], float("nan"))
-        p._engine.steady.dispatch_ahead(share, reading, microbatches)
+        self._steady.dispatch_ahead(share, reading, microbatches)

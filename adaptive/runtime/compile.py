@@ -7,7 +7,7 @@ import secrets
 import warnings
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from typing import Any
 from weakref import WeakValueDictionary
 
@@ -109,7 +109,9 @@ def _compile(lowered: Any, name: str, device: jax.Device | tuple[jax.Device, ...
     key = (title, lowered.in_tree, lowered.out_tree, calls_back(text) and object())
     known = _in_use(key, device)
     if known is None:
-        with one_compiles(title), uninterruptible():
+        several = isinstance(device, tuple) and len({d.process_index for d in device}) > 1
+        # One program over several processes' devices is compiled by all of them together: none waits for another.
+        with nullcontext() if several else one_compiles(title), uninterruptible():
             known = lowered.compile()
         if not _is_called(title, known):
             return known, title

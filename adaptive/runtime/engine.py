@@ -166,14 +166,23 @@ class Engine:
             for s in (*plan.onces.values(), plan.final)
             for local, device in enumerate(world.devices)
         }
-        mesh = world.worker_mesh() if isinstance(world, OffersMesh) and world.capacity > 1 else None
-        if mesh is not None and not why_not(plan, mesh):
-            self._spmd = SPMDStep(self, mesh)
-            self.kernels.compile_step = self._spmd.compile
-        # What takes the common step of one worker in less time than `step`.
-        self.steady = SteadyStep(self) if self._spmd is None and is_flat(plan, len(world.devices)) else None
+        if isinstance(world, OffersMesh) and world.capacity > 1:
+            mesh = world.worker_mesh()
+            if mesh is not None and not why_not(plan, mesh):
+                self._spmd = SPMDStep(self, mesh, world)
+                self.kernels.compile_step = self._spmd.compile
+        self._steady = SteadyStep(self) if is_flat(plan, len(world.devices)) else None
+
+    def steady_step(self, sizes: Sequence[int]) -> SteadyStep | None:
+        """Return what takes steps of these sizes, of all workers, in less time than `step`; `None` if nothing does."""
+        return None if self._spmd is not None and self._spmd.size_of(sizes) else self._steady
 
     # --- state --------------------------------------------------------------------------------------------------------
+
+    @property
+    def lost_state(self) -> bool:
+        """Whether the state is gone with a step that has failed. Local."""
+        return self._spmd is not None and self._spmd.lost_state
 
     @property
     def states(self) -> PerWorker:
@@ -197,17 +206,25 @@ class Engine:
 
     # --- compiling ----------------------------------------------------------------------------------------------------
 
-    def compile(self, sizes: Sequence[int], microbatches: Sequence[Microbatches] | None = None) -> None:
+    def compile(
+        self,
+        sizes: Sequence[int],
+        microbatches: Sequence[Microbatches] | None = None,
+        of_all: Sequence[int] = (),
+    ) -> None:
         """Compile what every step needs, and the call kernels for the first sizes of this process's workers.
 
         Args:
           microbatches: compile the kernels of these calls, and none else.
+          of_all: the first sizes of all workers, if there are several processes.
         """
         start = time.perf_counter()
         made = ("final", 0, len(self.world.devices) - 1) in self._compiled
         programs = {} if made else self._programs()  # once, so that JAX traces them once for all devices
         jobs = [partial(self._compile_once, *which, program) for which, program in programs.items()]
-        whole = 0 if self._spmd is None or microbatches is not None else self._spmd.size_of(sizes)
+        whole, of_all = 0, sizes if self.world.processes == 1 else of_all
+        if self._spmd is not None and microbatches is None and of_all:
+            whole = self._spmd.size_of(of_all)
         if whole and self._spmd is not None and self._spmd.waits:
             jobs.append(partial(self._spmd.compile, whole))
         if microbatches is None:
@@ -312,18 +329,17 @@ class Engine:
           search: whether to find out where values were made that are not finite: it takes seconds.
           more: what to say where processes are in different collectives.
         """
-        if microbatches is None:
-            microbatches = [
-                self.kernels.microbatches(i, r.batch_size, self.least_calls_of(r.batch_size, r.global_batch))
-                for i, r in enumerate(readings)
-            ]
-        activity = self.activity
+        activity, spmd, heard = self.activity, self._spmd, False
         activity.turn(COMPUTING)
-        if self._spmd is not None and self._spmd.fits(microbatches):
-            outcome = self._spmd(share, readings, microbatches, meanwhile)
+        if microbatches is None and (spmd is None or self.world.processes == 1):
+            microbatches = self._cheapest_calls(readings)
+        if spmd is not None and spmd.fits(share.sizes, microbatches):
+            outcome = spmd(share, readings, microbatches, meanwhile, more)
             if outcome is not None:
                 return outcome
-            meanwhile = _nothing  # is done
+            meanwhile, heard = _nothing, True
+        if microbatches is None:
+            microbatches = self._cheapest_calls(readings)
         run = Step(self, share, readings, microbatches)
         for level in range(self.plan.levels + 1):
             run.once(level)
@@ -333,17 +349,26 @@ class Engine:
             if level == self.plan.levels:
                 break
             for stage in range(len(self.plan.sent_by_stage(level))):
-                ended = self._exchange(run, level, stage, more, search)
+                ended = self._exchange(run, level, stage, more, search, heard=heard)
                 if ended is not None:
                     return ended
         hooks, metrics = run.commit()
         activity.turn(OTHER)
         return Outcome(hooks, metrics, run.messages, run.seconds, run.microbatches, *run.sent())
 
-    def _exchange(self, run: Step, level: int, stage: int, more: str, search: bool) -> Outcome | None:
+    def _cheapest_calls(self, readings: Sequence[Reading]) -> list[Microbatches]:
+        return [
+            self.kernels.microbatches(i, r.batch_size, self.least_calls_of(r.batch_size, r.global_batch))
+            for i, r in enumerate(readings)
+        ]
+
+    def _exchange(self, run: Step, level: int, stage: int, more: str, search: bool, *, heard: bool) -> Outcome | None:
         """Send the messages of one stage and take what they bring. Returns the outcome if that ends the step.
 
         What was sent is referred to here alone, so that its memory, as large as the gradient, is free for the commit.
+
+        Args:
+          heard: whether the status of this step is taken already.
         """
         sent = run.wait(level, stage)
         # What the step before has read must be done with before it is written again.
@@ -359,9 +384,9 @@ class Engine:
         ]
         arrived = [(message, *message.arriving.wait()) for message in under_way]
         self.activity.turn(COMPUTING)
-        for message, results, heard in arrived:
-            if message.number == self._last:
-                self.status.decode(heard)
+        for message, results, status in arrived:
+            if message.number == self._last and not heard:
+                self.status.decode(status)
             if message.look is not None and not message.look.passes(results[0]):
                 run.finish(level)
                 return run.given_up(message.number, results[0], search)

@@ -5,8 +5,12 @@ checkpoint, `evaluate`, a step by the general path): the devices' shards of the 
 them again; neither copies.
 
 In one program nobody can tell for how long each worker has computed. A step now and then goes by the general path,
-which can: the first, the second, the fourth … after a change of sizes, and then at an even distance. Which ones depends
-on the number of steps alone, so the path of a step is the same in every run, and on every process.
+which can: the second, the fourth … after a change of sizes, and then at an even distance. Which ones depends on the
+number of steps alone, so the path of a step is the same in every run, and on every process.
+
+All processes take the same path in the same step. They decide by what is equal on all of them: sizes, the number of
+steps, and an exchange of who has the program. The rest a process knows alone. Whatever can fail on one of them comes
+before `OffersMesh.run_on_mesh`, which no process leaves until all have made the call.
 """
 
 from __future__ import annotations
@@ -16,6 +20,7 @@ import math
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
+from functools import partial
 from itertools import pairwise
 from statistics import median
 from typing import TYPE_CHECKING, Any
@@ -23,18 +28,18 @@ from weakref import proxy
 
 import jax
 import numpy as np
-from jax.sharding import NamedSharding
-from jax.sharding import PartitionSpec as P
 
-from adaptive.base.activity import OTHER
-from adaptive.base.worker_mesh import WorkerMesh
+from adaptive.base.activity import COMPUTING, EXCHANGING, OTHER
+from adaptive.base.errors import WorkerError
+from adaptive.base.worker_mesh import OffersMesh, WorkerMesh
 from adaptive.data.stream import Share
 from adaptive.operators import sources
 from adaptive.operators.sources import Reading
 
+from .mesh_arrays import MeshArrays
 from .microbatches import Microbatches
 from .segment import Feed
-from .spmd_program import Given, SPMDProgram
+from .spmd_program import Given, Results, SPMDProgram
 from .step import Outcome
 
 if TYPE_CHECKING:
@@ -49,6 +54,7 @@ _FAR_APART = 512  # where it does not, and they are for reports alone
 _SAMPLES = 3  # timings of a worker whose median is told: one that a neighbour disturbed moves nothing
 _SETTLED = 3  # steps of a size before its program is compiled
 _PROGRAMS = 4  # sizes whose programs are kept
+_NO_STATUS = np.zeros(0, np.float32)
 _log = logging.getLogger("adaptive")
 
 
@@ -57,22 +63,22 @@ class SPMDStep:
 
     Args:
       engine: whose steps; `why_not` knows nothing against its plan.
-      mesh: of its world's workers.
+      mesh, world: of its world's workers, and that world.
     """
 
-    def __init__(self, engine: Engine, mesh: WorkerMesh):
+    def __init__(self, engine: Engine, mesh: WorkerMesh, world: OffersMesh):
         self._engine: Engine = proxy(engine)  # not kept alive: the engine has this
-        self._mesh, plan = mesh, engine.plan
-        self._everywhere = NamedSharding(mesh.mesh, P())
-        self._split = NamedSharding(mesh.mesh, P(mesh.axis))
+        self._mesh, self._world, plan = mesh, world, engine.plan
+        self._several = engine.world.processes > 1
+        self._arrays = MeshArrays(mesh, engine.world.devices)
         on_mesh = list(mesh.mesh.devices.flat)
-        order = [shard.device for shard in jax.device_put(np.zeros(()), self._everywhere).addressable_shards]
-        self._place = [order.index(device) for device in engine.world.devices]  # of each worker, among the shards
         assert [on_mesh.index(device) for device in engine.world.devices] == list(engine.world.workers)
         self._programs: dict[int, SPMDProgram] = {}
         self._program: SPMDProgram | None = None  # of the current size
         self._size, self._failed = 0, False
+        self._errors: dict[int, str] = {}  # by size: why its program could not be compiled on this process
         self._held: tuple[list[jax.Array], list[jax.Array]] | None = None  # changed leaves, and slots
+        self._lost = False  # the state, whose memory was given to a program that has failed
         self._kept: list[jax.Array] = []  # leaves that no step changes
         self._changed = plan.changed_state
         self._read_only = [i for i in range(len(plan.graph.state_vars)) if i not in set(self._changed)]
@@ -85,7 +91,7 @@ class SPMDStep:
         self._sent = [number for number, message in enumerate(plan.messages) if message.travels]
         self._bytes = sum(engine.layouts[number].nbytes for number in self._sent)
         self._status_dtype = engine.layouts[engine._last].parts[0].dtype if engine.tells else np.dtype(np.float32)
-        self._fed = _Fed(engine.feed, self._split)
+        self._fed = _Fed(engine.feed, self._arrays)
         self._step: Any = None  # the number of steps done, on the devices
         self._next = -1  # the same, as far as it is known to be right
         reads_seconds = any(source.name == "compute_seconds" for source in plan.sources)
@@ -99,103 +105,159 @@ class SPMDStep:
 
     @property
     def waits(self) -> bool:
-        """Whether steps wait for a program that is not compiled yet: where the bits must not depend on when it is, and
-        where all processes have to use it from the same step on.
-        """
-        return not self._engine.kernels.timed or self._engine.world.processes > 1
+        """Whether steps wait for a program that is not compiled yet: where the bits must not depend on when it is."""
+        return not self._engine.kernels.timed
+
+    @property
+    def failed(self) -> bool:
+        """Whether a program could not be compiled on some process, so that none is used. Replicated."""
+        return self._failed
+
+    @property
+    def lost_state(self) -> bool:
+        """Whether the state is gone with a program that has failed. Local."""
+        return self._lost
 
     def size_of(self, sizes: Sequence[int]) -> int:
-        """Return the size of the program for steps of these sizes, of this process's workers; 0 if there is none."""
+        """Return the size of the program for steps of these sizes; 0 if there is none. Replicated if `sizes` are."""
         size = sizes[0]
-        alone = size and self._engine.kernels.is_one_call(size) and not self._failed
+        alone = size and not self._failed and self._engine.kernels.is_one_call(size)
         return size if alone and all(s == size for s in sizes) else 0
 
     def compile(self, size: int) -> None:
         """Have the program for batches of `size` examples for each worker, waiting for it."""
-        if self._failed or size in self._programs:
+        if size in self._errors or size in self._programs:
             return
         try:
             if not self._programs:  # a first step by the general path may come after many
                 self._prepare_messages()
             self._programs[size] = SPMDProgram(self._engine, self._mesh, size)
-        except Exception as error:  # steps go on as they did
-            self._failed = True
-            _log.info("steps are not one program over all devices: %s: %s", type(error).__name__, error)
+        except Exception as error:
+            self._errors[size] = f"{type(error).__name__}: {error}".splitlines()[0]
+            _log.debug("compiling one program for all devices failed:", exc_info=True)
+            if not self._several:  # else all have to hear of it
+                self._give_up(f"it could not be compiled: {self._errors[size]}")
         for old in list(self._programs)[:-_PROGRAMS]:
             if old != self._size:
                 del self._programs[old]
+
+    def _give_up(self, why: str) -> None:
+        """Take all further steps by the general path. Replicated."""
+        self._failed = True
+        _log.warning(
+            "Steps of %s are not taken as one program over all devices: %s. They go on with a program for each device "
+            "and one for each message: the results are the same, and a step takes longer. Where memory ran out, a "
+            "smaller local batch may help; the log 'adaptive' has the traceback at level DEBUG.",
+            self._engine.name or "the program",
+            why,
+        )
 
     def _prepare_messages(self) -> None:
         for number in self._sent:
             parts = self._engine.layouts[number].parts
             self._mesh.prepare([jax.ShapeDtypeStruct(p.shape, p.dtype) for p in parts], [p.op for p in parts])
 
+    # --- which steps --------------------------------------------------------------------------------------------------
+
     def _change_size(self, size: int) -> None:
-        self._size, self._program, self._since, self._seconds = size, self._programs.get(size), 0, []
+        self._size, self._program, self._since, self._seconds = size, None, 0, []
         for samples in self._samples:
             samples.clear()
 
-    def fits(self, microbatches: Sequence[Microbatches]) -> bool:
-        """Return whether a step of these calls is to be taken by one program. To be called once in each step."""
-        engine, first = self._engine, microbatches[0]
-        if self._failed or len(first) != 1 or microbatches.count(first) < len(microbatches):
+    def fits(self, sizes: Sequence[int], microbatches: Sequence[Microbatches] | None) -> bool:
+        """Return whether a step is to be taken by one program. To be called once in each step. Replicated.
+
+        Args:
+          sizes: of all workers.
+          microbatches: the calls of this process's workers on the general path; ignored where there are several
+            processes, which may choose different ones. There, one program makes one call if it can.
+        """
+        engine, size = self._engine, sizes[0]
+        if self._failed or not size or sizes.count(size) < len(sizes) or not self._is_one_call(size, microbatches):
             self._size = 0
             return False
-        if first[0] != self._size:
-            self._change_size(first[0])
+        if size != self._size:
+            self._change_size(size)
         self._since = since = self._since + 1
-        if self._program is None and not self._there():
-            return False
         is_sample = since % self._apart == 0 or (1 < since < self._apart and not since & (since - 1))
-        if is_sample or engine.timeline is not None or len(engine.present) < len(self._place):
+        if self._program is None and not self._there(is_sample):
+            return False
+        if is_sample or engine.timeline is not None or len(engine.present) < len(engine.world.devices):
             self._timed = True
             return False
+        # Of local leaves a process may find NaNs alone. It tells the others, by an error in its step.
         return engine.new_nans is None or not engine.made_nans()
 
-    def _there(self) -> bool:
-        """Whether the program for the current size is there. If not, it is compiled in the background."""
+    def _is_one_call(self, size: int, microbatches: Sequence[Microbatches] | None) -> bool:
+        if microbatches is not None and not self._several:
+            return len(microbatches[0]) == 1 and microbatches.count(microbatches[0]) == len(microbatches)
+        return size == self._size or self._engine.kernels.is_one_call(size)
+
+    def _there(self, is_sample: bool) -> bool:
+        """Whether the program for the current size is there, on all processes. If not, it is compiled in the
+        background, and looked for again in steps that are not taken by it anyway.
+        """
+        size = self._size
         if self.waits:
-            self.compile(self._size)
+            self.compile(size)
         elif self._since == _SETTLED:
-            self._engine.kernels.ask_for_step(self._size)
-        self._program = self._programs.get(self._size)
-        self._timed = self._program is None
-        return self._program is not None
+            self._engine.kernels.ask_for_step(size)
+        there = size in self._programs
+        if self._several and (self.waits or is_sample):
+            there = self._everywhere(size)
+        elif self._several:
+            there = False
+        self._program = self._programs[size] if there else None
+        self._timed = not there
+        return there
+
+    def _everywhere(self, size: int) -> bool:
+        """Whether all processes have the program for a size. Communicates."""
+        engine = self._engine
+        about = f"which processes have one program for {size} examples per worker, before a step of {engine.name}"
+        said = f"?{self._errors[size]}" if size in self._errors else "yes" * (size in self._programs)
+        everyone = [told.decode() for told in engine.world.all_gather_bytes(said.encode(), about)]
+        failed = {rank: told[1:] for rank, told in enumerate(everyone) if told.startswith("?")}
+        if failed:
+            rank, error = next(iter(failed.items()))
+            self._give_up(f"it could not be compiled on rank {rank}: {error}")
+        return all(told == "yes" for told in everyone)
 
     # --- state --------------------------------------------------------------------------------------------------------
 
     def _join(self) -> tuple[list[jax.Array], list[jax.Array]]:
         """Take the workers' state and slots as arrays over the mesh."""
-        states, slots = self._engine.states, self._engine.slots
-        self._kept = [self._joined([state[i] for state in states]) for i in self._read_only]
+        states, slots, joined = self._engine.states, self._engine.slots, self._arrays.joined
+        self._kept = [joined([state[i] for state in states]) for i in self._read_only]
         return (
-            [self._joined([state[i] for state in states]) for i in self._changed],
-            [self._joined([of_worker[k][leaf] for of_worker in slots]) for k, leaf in self._slot_places],
+            [joined([state[i] for state in states]) for i in self._changed],
+            [joined([of_worker[k][leaf] for of_worker in slots]) for k, leaf in self._slot_places],
         )
 
-    def _joined(self, leaves: list[jax.Array]) -> jax.Array:
-        return jax.make_array_from_single_device_arrays(leaves[0].shape, self._everywhere, leaves)
-
-    def _apart_again(self, array: jax.Array) -> list[jax.Array]:
-        """Each worker's own, of an array over the mesh."""
-        shards = array.addressable_shards
-        return [shards[place].data for place in self._place]
-
     def give_back(self, states: list[list[jax.Array]], slots: list[list[list[jax.Array]]]) -> None:
-        """Put each worker's leaves where other steps keep them, if this one has them."""
+        """Put each worker's leaves where other steps keep them, if this one has them.
+
+        Raises:
+          WorkerError: they are lost.
+        """
+        if self._lost:
+            raise WorkerError(
+                "the state is lost: its memory was given to one program over all devices, which has failed. Start from "
+                "a checkpoint: program.restore(checkpoint)."
+            )
         if self._held is None:
             return
         (changed, of_slots), self._held = self._held, None
         for i, array in zip(self._changed, changed, strict=True):
-            for state, leaf in zip(states, self._apart_again(array), strict=True):
+            for state, leaf in zip(states, self._arrays.apart(array), strict=True):
                 state[i] = leaf
         for (k, number), array in zip(self._slot_places, of_slots, strict=True):
-            for of_worker, leaf in zip(slots, self._apart_again(array), strict=True):
+            for of_worker, leaf in zip(slots, self._arrays.apart(array), strict=True):
                 of_worker[k][number] = leaf
 
     def forget(self) -> None:
         """The engine's state is another from now on."""
-        self._held = None
+        self._held, self._lost = None, False
 
     # --- a step -------------------------------------------------------------------------------------------------------
 
@@ -203,53 +265,77 @@ class SPMDStep:
         self,
         share: Share,
         readings: Sequence[Reading],
-        microbatches: Sequence[Microbatches],
+        microbatches: Sequence[Microbatches] | None,
         meanwhile: Callable[[], None],
+        more: str = "",
     ) -> Outcome | None:
-        """Take a step: the arguments and the result of `Engine.step`.
+        """Take a step that `fits`: the arguments and the result of `Engine.step`.
 
         Returns:
-          `None` if what has arrived is not finite: nothing is committed, and the general path finds out why.
+          `None` if what has arrived is not finite: nothing is committed, the status is taken, and the general path
+          finds out why.
         """
-        engine, program = self._engine, self._program
+        engine, program, arrays = self._engine, self._program, self._arrays
         assert program is not None, "it fits"
         activity, began = engine.activity, time.perf_counter()
         if self._timed:
             self._take_sample(readings)
         held = self._held = self._held or self._join()
         given = self._given(program, share, readings)
-        engine.world.barrier()  # among the processes of this world, of which there is one: raises if it is closed
-        meanwhile()  # before the old state is given up: it may raise, and then the step has not been taken
-        with self._mesh.one_at_a_time:
-            results = program.run(*held, given)
-            engine._committed = []  # what they were is overwritten, and what they are now is waited for here
-            self._held, self._step, self._next = (results.state, results.slots), results.step, self._next + 1
-            jax.block_until_ready(results.step if results.flags is None else results.flags)
-        seconds = self._seconds or [time.perf_counter() - began] * len(self._place)
+        meanwhile()  # it may raise; from the call below on the state is given up
+        own = _NO_STATUS
+        if engine.tells:
+            engine.status.told = activity.of_workers(self._seconds or [r.compute_seconds for r in readings])
+            own = engine.status.encode().astype(self._status_dtype)
+        about = f"step {readings[0].step + 1} of {engine.name} as one program"
+        if self._several:
+            activity.turn(EXCHANGING)
+        results = self._world.run_on_mesh(partial(self._run, program, held, given), own, about, more)
+        seconds = self._seconds or [time.perf_counter() - began] * len(engine.world.devices)
         if results.flags is not None and not self._committed(results.flags):
             self._next = -1
             return None
-        if engine.tells:
-            engine.status.told = activity.of_workers(seconds)
-            engine.status.decode(engine.status.encode().astype(self._status_dtype))
-        first = self._place[0]
-        shown = [array.addressable_data(first) for array in results.shown]
+        shown = list(map(arrays.of_first, results.shown))
         activity.turn(OTHER)
         return Outcome(
             [shown[place] for place in self._hooks],
             shown[self._metrics],
             {},
             list(seconds),
-            list(microbatches),
+            list(microbatches or [(self._size,)] * len(seconds)),
             len(self._sent),
             self._bytes,
         )
 
+    def _run(
+        self, program: SPMDProgram, held: tuple[list[jax.Array], list[jax.Array]], given: Given, heard: np.ndarray
+    ) -> Results:
+        """Run the program, when all processes have come to it.
+
+        Args:
+          heard: the status of all.
+        """
+        engine = self._engine
+        if self._several:
+            engine.activity.turn(COMPUTING)
+        if engine.tells:  # before the state is given up: processes may disagree
+            engine.status.decode(heard)
+        engine._committed = []  # what they were is overwritten, and what they are now is waited for here
+        try:
+            results: Results = program.run(*held, given)
+            self._held, self._step, self._next = (results.state, results.slots), results.step, self._next + 1
+            jax.block_until_ready(results.step if results.flags is None else results.flags)
+        except Exception:
+            self._held, self._lost = None, True
+            raise
+        return results
+
     def _committed(self, flags: jax.Array) -> bool:
         """Whether the step is committed. Hands on what else the flags say."""
-        new_nans = self._engine.new_nans
+        new_nans, arrays = self._engine.new_nans, self._arrays
         assert new_nans is not None, "there are flags"
-        found = list(map(np.asarray, self._apart_again(flags))) if new_nans.may_differ else [np.asarray(flags)]
+        of_workers = arrays.apart(flags) if new_nans.may_differ else [arrays.of_first(flags)]
+        found = list(map(np.asarray, of_workers))
         if not found[0][0]:
             return False
         new_nans.committed([of_worker[1:] for of_worker in found])
@@ -269,12 +355,11 @@ class SPMDStep:
         floats, ints = self._fed.vectors(share.sizes, readings)
         step = readings[0].step
         if step != self._next:
-            self._step, self._next = jax.device_put(np.int32(step), self._everywhere), step
-        if share.whole is not None:
+            self._step, self._next = self._arrays.repeated(np.int32(step)), step
+        if share.whole is not None and not self._several:
             batch = jax.tree.leaves(share.whole)
         else:
-            columns = zip(*map(jax.tree.leaves, share.batches), strict=True)
-            batch = [np.concatenate(column) for column in columns]
+            batch = self._arrays.rows(list(zip(*map(jax.tree.leaves, share.batches), strict=True)))
         return Given(self._kept, floats, ints, self._step, program.consts, batch)
 
 
@@ -282,11 +367,11 @@ class _Fed:
     """The vectors of sources of all workers, on the devices; sent again when they change.
 
     Args:
-      sharding: a row for each worker.
+      arrays: of the mesh.
     """
 
-    def __init__(self, feed: Feed, sharding: NamedSharding):
-        self._feed, self._sharding = feed, sharding
+    def __init__(self, feed: Feed, arrays: MeshArrays):
+        self._feed, self._arrays = feed, arrays
         self._measured = [(1, i, s) for i, s in enumerate(feed.floats, 1) if s not in _FIXED]
         self._measured += [(2, i, s) for i, s in enumerate(feed.ints) if s not in _FIXED]
         self._said: list[list[float]] = []
@@ -298,15 +383,15 @@ class _Fed:
         key = sizes, readings[0].seed
         if not self._known or key != self._known[0]:
             vectors = [self._feed.measure(reading) for reading in readings]
-            self._known = key, np.stack([floats for floats, _ in vectors]), np.stack([ints for _, ints in vectors])
+            self._known = key, [floats[None] for floats, _ in vectors], [ints[None] for _, ints in vectors]
             self._said = []
-            self._there = jax.device_put(self._known[1:], self._sharding)
+            self._there = self._arrays.rows(self._known[1:])
         elif self._measured:
             said = [[source.read(reading) for _, _, source in self._measured] for reading in readings]
             if said != self._said:
                 self._said = said
                 for row, values in enumerate(said):
                     for (kind, place, _), value in zip(self._measured, values, strict=True):
-                        self._known[kind][row, place] = value
-                self._there = jax.device_put((self._known[1].copy(), self._known[2].copy()), self._sharding)
+                        self._known[kind][row][0, place] = value
+                self._there = self._arrays.rows([[row.copy() for row in rows] for rows in self._known[1:]])
         return self._there

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
 from functools import partial
+from typing import TypeVar
 
 import jax
 import numpy as np
@@ -24,6 +25,8 @@ from adaptive.extend import (
 
 from .reducing.sharded import ONE_AT_A_TIME, Sharded
 from .scope import Scope, describe
+
+T = TypeVar("T")
 
 
 class DeviceWorld(Channels, LocalBoards, Seats, Scope):
@@ -74,6 +77,12 @@ class DeviceWorld(Channels, LocalBoards, Seats, Scope):
     def worker_mesh(self) -> WorkerMesh | None:
         """Return the mesh of the devices: the protocol of `OffersMesh`."""
         return self._sharded
+
+    def run_on_mesh(self, program: Callable[[np.ndarray], T], status: np.ndarray, about: str = "", more: str = "") -> T:
+        """Call `program` with the status of the only process: the protocol of `OffersMesh`."""
+        self._check_open()
+        with ONE_AT_A_TIME:
+            return program(status)
 
     def all_gather_bytes(self, value: bytes, about: str = "", more: str = "") -> list[bytes]:
         """The only process's value."""

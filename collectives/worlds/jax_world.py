@@ -6,10 +6,10 @@ import os
 import pickle
 import platform
 import time
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from contextlib import suppress
 from threading import current_thread, get_ident
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 from warnings import warn
 from zlib import crc32
 
@@ -20,6 +20,7 @@ from adaptive import DisagreementError, WorkerError
 from adaptive.extend import (
     Channels,
     PartSpec,
+    WorkerMesh,
     allowed_cpus,
     chosen_threads,
     phase,
@@ -33,11 +34,11 @@ from .jax_channel import JaxChannel
 from .launch import LaunchError
 from .lines import LineError, Lines, lines
 from .meeting import Presence, why_not
-from .operations import CLOSE, FAILURE, Farewell, Gather, Operation
+from .operations import CLOSE, FAILURE, Farewell, Gather, Operation, StepOnMesh
 from .patience import SECONDS, checked, introduce, watch
 from .processes import Process
 from .reducing.by_memory import ByMemory, shared_rows
-from .reducing.sharded import Sharded
+from .reducing.sharded import ONE_AT_A_TIME, Sharded
 from .scope import Scope, describe
 from .stacks import this_process
 from .threads import OversubscriptionWarning, oversubscription
@@ -48,6 +49,9 @@ _ONE_AFTER_ANOTHER = (
     "XLA has one order of collectives for all of a process. Run one program after another, or start the job under MPI, "
     "where programs in threads of their own can have a world each."
 )
+
+
+R = TypeVar("R")
 
 
 class _Process(NamedTuple):
@@ -134,7 +138,8 @@ class JaxWorld(Channels, InTurn, Scope):
         self.capacity = sum(counts)
         self._everyone = _as_processes(everyone)
         self.workers = self._everyone[self.rank].seats
-        self._sharded = Sharded([by_id[id] for process in everyone for id in process.devices], self.devices)
+        of_all = [by_id[id] for process in everyone for id in process.devices]
+        self._sharded = Sharded(of_all, self.devices, in_frame=len(self._frame.room))
         self._memory = self._shared_memory(everyone)
         if self._on_cpu and self.rank == 0:
             self._warn_if_oversubscribed(everyone)
@@ -142,6 +147,34 @@ class JaxWorld(Channels, InTurn, Scope):
     def channel(self, parts: Sequence[PartSpec], status: int, name: Hashable = 0) -> JaxChannel:
         """Return a channel for messages of one layout: the protocol of `World`."""
         return JaxChannel(self, parts, status)
+
+    def worker_mesh(self) -> WorkerMesh | None:
+        """Return the mesh of all devices, unless processes sum in memory that they share: the protocol of `OffersMesh`.
+
+        Over gloo a sum takes several times as long as there.
+        """
+        return self._sharded if self._memory is None else None
+
+    def run_on_mesh(self, program: Callable[[np.ndarray], R], status: np.ndarray, about: str = "", more: str = "") -> R:
+        """Call `program` after a frame that carries the status: the protocol of `OffersMesh`.
+
+        A process that has failed, or is in another collective, is noticed in the frame, before the others are in a
+        program that they could not leave.
+        """
+        room = self._frame.room
+        travelling = room[: len(status)] if len(status) <= len(room) else status.astype(np.float64)
+        results: list[R] = []
+
+        def run() -> None:
+            if len(status) > len(room):
+                self._lines.sum(travelling)
+            with ONE_AT_A_TIME:
+                results.append(program(travelling.astype(status.dtype)))
+
+        with self._collective():
+            travelling[:] = status
+            self._do(StepOnMesh(about, more, run))
+        return results.pop()
 
     def why_no_board(self) -> str:
         """Nothing speaks against it: the protocol of `OffersBoards`."""

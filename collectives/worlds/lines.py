@@ -26,7 +26,7 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from functools import lru_cache
-from typing import Any
+from typing import Any, TypeVar
 
 import jax
 import numpy as np
@@ -37,6 +37,8 @@ from launchers import ending
 
 from .datagrams import own_hosts
 from .launch import LaunchError
+
+T = TypeVar("T")
 
 BELOW = 8  # processes at most below one: up to nine in all are a star
 SECONDS_TO_COME = 300.0  # for all processes to make their first world; as long as JAX waits for them at the start
@@ -176,6 +178,19 @@ def _end_soon() -> None:
         with suppress(Exception):
             stream.flush()
     os._exit(_EXIT_STATUS)
+
+
+def in_order_of_lines(values: Sequence[T], rank: int = 0) -> T:
+    """Add up the values of all processes in the order in which `Lines.sum` does.
+
+    Args:
+      values: by rank; anything with `+`.
+      rank: the process at whose place in the tree to begin.
+    """
+    total = values[rank]
+    for below in _neighbours(rank, len(values))[1]:
+        total = total + in_order_of_lines(values, below)  # type: ignore[operator]
+    return total
 
 
 def _neighbours(rank: int, processes: int) -> tuple[int | None, range]:

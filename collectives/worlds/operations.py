@@ -26,8 +26,9 @@ from .meeting import Presence
 _AT_A_TIME = 1 << 30  # bytes of one message: MPI counts with 32 bits
 _TAG = 7102
 
-SHARE, BARRIER, CLOSE, FAILURE, REGROUP, HAND_OVER, MEETING = (
-    crc32(kind) for kind in (b"share", b"barrier", b"close", b"failure", b"regroup", b"hand over", b"meeting")
+SHARE, BARRIER, CLOSE, FAILURE, REGROUP, HAND_OVER, MEETING, ON_MESH = (
+    crc32(kind)
+    for kind in (b"share", b"barrier", b"close", b"failure", b"regroup", b"hand over", b"meeting", b"on mesh")
 )
 
 
@@ -140,6 +141,28 @@ class HandOver(Operation):
         for request in under_way:
             request.Wait()
         self.result = None if self._knows else (small, arrays)
+
+
+class StepOnMesh(Operation):
+    """A whole step as one XLA program over the devices of all processes.
+
+    Not repeated: the state of the step before is given up.
+
+    Args:
+      run: runs the program, and keeps its results elsewhere: the thread of the watch may be the last that refers to
+        this operation, and arrays must not be freed there.
+    """
+
+    repeats = False
+    agreed = True
+
+    def __init__(self, about: str, more: str, run: Callable[[], object]):
+        super().__init__(about, more, ON_MESH, "one program over the devices of all processes")
+        self._run = run
+
+    def carry_out(self, comm: Any) -> None:
+        run, self._run = self._run, carried_out
+        run()
 
 
 class Message(Operation):

@@ -172,7 +172,7 @@ def test_explain_says_what_is_held(workers):
         lasting = needed["state"] + needed["slots"] + needed["constants"]
         flags = sum(a.nbytes for a in program._engine.new_nans._flags)  # of the last update; a byte a leaf
         if workers == 1:
-            fed = jax.tree.leaves(program._engine.steady._same_vectors[-1])  # what sources say while sizes stay
+            fed = jax.tree.leaves(program._engine._steady._same_vectors[-1])  # what sources say while sizes stay
             assert held == lasting + flags + sum(a.nbytes for a in fed)
         else:  # workers of one device share constants, and scalars that are equal
             assert abs(held - workers * lasting) <= needed["constants"]

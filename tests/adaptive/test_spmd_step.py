@@ -14,6 +14,7 @@ import adaptive as ad
 import collectives as comm
 import controllers as ctrl
 import monitors as mon
+from adaptive.control.status import Status
 from adaptive.runtime.spmd_step import SPMDStep
 from tests.relaxed import relaxed_tx
 
@@ -134,7 +135,7 @@ def taken(monkeypatch):
 @pytest.fixture
 def general(monkeypatch):
     """Switches to the general path from then on."""
-    return lambda: monkeypatch.setattr(SPMDStep, "fits", lambda self, microbatches: False)
+    return lambda: monkeypatch.setattr(SPMDStep, "fits", lambda self, *_: False)
 
 
 def built(driver, **options):
@@ -257,6 +258,29 @@ def test_a_driver_that_calls_back_stays_on_the_general_path(taken):
         program.warm_up()
         program.step()
     assert not taken
+
+
+def test_a_program_that_cannot_be_compiled_is_warned_of_once(taken, monkeypatch, caplog):
+    def fails(*_):
+        raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: no room for the program\nand more")
+
+    monkeypatch.setattr("adaptive.runtime.spmd_step.SPMDProgram", fails)
+    with comm.DeviceWorld() as world, built(plain, world=world) as program:
+        for _ in range(5):
+            program.step()
+    assert not taken
+    (warning,) = [record.message for record in caplog.records if record.levelname == "WARNING"]
+    assert "it could not be compiled: JaxRuntimeError: RESOURCE_EXHAUSTED: no room for the program. They go" in warning
+    assert "smaller local batch" in warning
+
+
+def test_the_status_is_taken_once_in_each_step(taken, monkeypatch):
+    """Also where a step by one program is not finite, and the general path takes it again."""
+    heard, decode = [], Status.decode
+    monkeypatch.setattr(Status, "decode", lambda status, elements: (heard.append(0), decode(status, elements)))
+    reports, _, _ = trained(spoilt)
+    assert len(heard) == STEPS
+    assert sum(report.skipped for report in reports) == 3 <= taken.count(False)
 
 
 def test_a_step_whose_next_examples_cannot_be_read_leaves_the_state_of_the_step_before(monkeypatch):

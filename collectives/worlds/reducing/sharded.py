@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Hashable, Sequence
-from functools import partial
+from functools import partial, reduce
 from threading import RLock
 from typing import Any, NamedTuple
 
@@ -19,6 +19,7 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from adaptive.extend import Mixed, Parts, Reduction, Sliced, phase
+from collectives.worlds.lines import in_order_of_lines
 
 from .on_devices import by_slices, mixed, table
 
@@ -46,17 +47,19 @@ class Sharded:
     """A mesh of the workers' devices.
 
     Args:
-      devices: of all workers, in their order.
+      devices: of all workers, in their order: one process's after another's.
       own: those of this process, in the order in which it has them.
+      in_frame: the size up to which part 0 of a message is summed in a frame (`JaxChannel`), in double precision.
 
     Attributes:
-      mesh, axis, one_at_a_time: as in `WorkerMesh`.
+      mesh, axis: as in `WorkerMesh`.
     """
 
     axis = "worker"
-    one_at_a_time = ONE_AT_A_TIME
 
-    def __init__(self, devices: Sequence[jax.Device], own: Sequence[jax.Device]):
+    def __init__(self, devices: Sequence[jax.Device], own: Sequence[jax.Device], in_frame: int = -1):
+        self._in_frame = in_frame
+        self._per_process = [len(list(same)) for _, same in itertools.groupby(d.process_index for d in devices)]
         self.mesh = mesh = Mesh(np.array(devices), (self.axis,))
         self._size, self._own = len(devices), own
         self._sharding = NamedSharding(mesh, P("worker"))
@@ -91,6 +94,10 @@ class Sharded:
 
     def prepare(self, parts: Sequence[jax.ShapeDtypeStruct], ops: Sequence[Reduction]) -> None:
         """Compile what reduces messages of such parts: the protocol of `WorkerMesh`."""
+        first = self._goes_by_frame(parts)
+        parts, ops = parts[first:], ops[first:]
+        if not parts:
+            return
         of_all = [((self._size * (x.shape[0] if x.shape else 1), *x.shape[1:]), x.dtype) for x in parts]
         arrays = [jax.ShapeDtypeStruct(shape, dtype, sharding=self._sharding) for shape, dtype in of_all]
         by_step = None if all(isinstance(op, str) for op in ops) else (np.int32(0), [None for _ in ops])
@@ -103,7 +110,23 @@ class Sharded:
 
     def reduce_within(self, parts: Sequence[jax.Array], ops: Sequence[Reduction], step: jax.Array) -> list[jax.Array]:
         """Reduce one worker's parts, within a program over the mesh: the protocol of `WorkerMesh`."""
-        return _reduce_own(list(parts), ops, (step, None), self._packed_bytes)
+        first = self._goes_by_frame(parts)
+        rest = _reduce_own(list(parts[first:]), ops[first:], (step, None), self._packed_bytes)
+        return [self._sum_as_in_frame(parts[0]), *rest] if first else rest
+
+    def _goes_by_frame(self, parts: Sequence[Any]) -> bool:
+        """Whether part 0 of such a message travels in a frame, where the message is not part of a program."""
+        return parts[0].size <= self._in_frame
+
+    def _sum_as_in_frame(self, x: jax.Array) -> jax.Array:
+        """Sum a worker's part 0 over all workers; traced. The same bits as the frame's: in double precision, first over
+        the workers of each process, and then as `Lines.sum` does.
+        """
+        rows = jax.lax.all_gather(x, self.axis)
+        with jax.enable_x64(True):
+            wide = iter([jax.lax.convert_element_type(row, np.float64) for row in rows])
+            of_processes = [reduce(jax.lax.add, itertools.islice(wide, n)) for n in self._per_process]
+            return jax.lax.convert_element_type(in_order_of_lines(of_processes), x.dtype)
 
     def copies(self, reduced: Sequence[jax.Array]) -> list[list[jax.Array]]:
         """Each own worker's copies of what came out."""

@@ -1,0 +1,68 @@
+"""Arrays over a mesh of workers, made of the arrays of this process's workers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import numpy as np
+from jax.sharding import NamedSharding
+from jax.sharding import PartitionSpec as P
+
+from adaptive.base.worker_mesh import WorkerMesh
+
+
+class MeshArrays:
+    """Joins arrays of this process's workers to arrays over a mesh, and takes them apart. Copies nothing on devices.
+
+    Args:
+      mesh: of the workers of all processes.
+      devices: of this process's workers, in their order.
+
+    Attributes:
+      everywhere: the sharding of arrays of which each device holds a copy, or its own worker's value.
+      split: the sharding of arrays whose rows are the workers'.
+    """
+
+    def __init__(self, mesh: WorkerMesh, devices: Sequence[jax.Device]):
+        self.everywhere, self.split = NamedSharding(mesh.mesh, P()), NamedSharding(mesh.mesh, P(mesh.axis))
+        self._devices, self._workers = list(devices), mesh.mesh.size
+        self._is_alone = self._workers == len(self._devices)  # no other process has devices of the mesh
+        order = [shard.device for shard in self.repeated(np.zeros(())).addressable_shards]
+        self._places = [order.index(device) for device in self._devices]  # of each worker, among the shards
+
+    def joined(self, leaves: Sequence[jax.Array]) -> jax.Array:
+        """Join each worker's array, which lies on its device, to one that is "replicated"; equal or not."""
+        return jax.make_array_from_single_device_arrays(leaves[0].shape, self.everywhere, list(leaves))
+
+    def repeated(self, value: Any) -> jax.Array:
+        """Return an array with a copy of a value on each device."""
+        return self.joined(jax.device_put([value] * len(self._devices), self._devices))
+
+    def rows(self, columns: Sequence[Sequence[Any]]) -> list[Any]:
+        """Return arrays whose rows are the workers'.
+
+        Args:
+          columns: for each array the rows of each worker of this process; equal shapes. On the host, or the device of
+            the worker.
+        """
+        if self._is_alone:
+            values = [np.concatenate(column) if len(column) > 1 else column[0] for column in columns]
+            return jax.device_put(values, self.split)
+        flat = jax.device_put([x for column in columns for x in column], self._devices * len(columns))
+        joined, n = [], len(self._devices)
+        for start in range(0, len(flat), n):
+            rows = flat[start : start + n]
+            shape = (self._workers * rows[0].shape[0], *rows[0].shape[1:])
+            joined.append(jax.make_array_from_single_device_arrays(shape, self.split, rows))
+        return joined
+
+    def apart(self, array: jax.Array) -> list[jax.Array]:
+        """Return each worker's own, of an array that is "replicated"."""
+        shards = array.addressable_shards
+        return [shards[place].data for place in self._places]
+
+    def of_first(self, array: jax.Array) -> jax.Array:
+        """Return the first worker's own, of an array that is "replicated"."""
+        return array.addressable_data(self._places[0])

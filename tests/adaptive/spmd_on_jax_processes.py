@@ -1,0 +1,140 @@
+"""Tests of one program over the devices of several processes; test_spmd_on_jax_processes.py runs them."""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import fields
+
+import jax
+import numpy as np
+import pytest
+
+import collectives as comm
+from adaptive.base.errors import DisagreementError, WorkerError
+from adaptive.control.status import Status
+from adaptive.runtime.spmd_step import SPMDStep
+from tests.adaptive.test_spmd_step import (
+    LOCAL,
+    STEPS,
+    built,
+    monitored,
+    of_many_kinds,
+    of_their_own,
+    plain,
+    same,
+    spoilt,
+)
+
+
+@pytest.fixture(scope="module")
+def world():
+    """Four workers, whose processes share no memory, as on several hosts."""
+    with comm.JaxWorld(jax.local_devices()[: 4 // jax.process_count()]) as world:
+        world._memory = None
+        yield world
+
+
+@pytest.fixture
+def taken(monkeypatch):
+    """By step: whether it was taken by one program."""
+    seen, take = {}, SPMDStep.__call__
+
+    def noted(self, share, readings, *args):
+        outcome = take(self, share, readings, *args)
+        seen[readings[0].step + 1] = outcome is not None
+        return outcome
+
+    monkeypatch.setattr(SPMDStep, "__call__", noted)
+    return seen
+
+
+def course(world, driver, steps=STEPS, **options):
+    with built(driver, world=world, **options) as program:
+        reports = [program.step() for _ in range(steps)]
+        own = [np.asarray(leaf) for state in program._engine.states for leaf in state]
+        return reports, program.state, own
+
+
+def equal_on_all(world, value):
+    return len(set(world.all_gather_bytes(repr(value).encode()))) == 1
+
+
+# What a driver needs of the messages is tested on one process; here, what is another on several.
+@pytest.mark.parametrize("driver", [of_many_kinds, monitored, of_their_own, spoilt], ids=lambda driver: driver.__name__)
+def test_both_give_the_same_states_and_reports(world, driver, taken, monkeypatch):
+    heard = []
+    decode = Status.decode
+    monkeypatch.setattr(Status, "decode", lambda status, *elements: (heard.append(0), decode(status, *elements)))
+    mine = course(world, driver)
+    assert sum(taken.values()) >= 5
+    assert equal_on_all(world, taken)
+    assert len(heard) == STEPS  # once in each step, also where the general path takes a step again
+    monkeypatch.setattr(SPMDStep, "fits", lambda *_: False)
+    other = course(world, driver)
+    for a, b in zip(mine[0], other[0], strict=True):
+        for field in fields(a):
+            if field.name not in LOCAL:
+                same(getattr(a, field.name), getattr(b, field.name))
+    same(mine[1:], other[1:])
+    assert driver is not spoilt or sum(report.skipped for report in mine[0]) == 3
+
+
+def test_without_determinism_all_begin_to_use_the_program_in_the_same_step(world, taken):
+    """Whichever process has compiled it last."""
+    if world.processes == 1:
+        pytest.skip("there is no other process")
+    with built(plain, world=world, deterministic=False, resizable=False) as program:
+        compile_step = program._engine.kernels.compile_step
+        may_compile = threading.Event()
+        program._engine.kernels.compile_step = lambda size: (may_compile.wait(), compile_step(size))
+        if world.rank == 0:
+            may_compile.set()
+        for step in range(1, 20):
+            if step == 5:
+                assert not taken
+                may_compile.set()
+                program.warm_up()
+            program.step()
+    assert equal_on_all(world, taken)
+    assert sorted(taken) == [9, 10, 11, 12, 13, 14, 15, 17, 18, 19]
+
+
+def test_where_one_process_cannot_compile_the_program_all_are_told_and_go_on_without_it(
+    world, taken, monkeypatch, caplog
+):
+    def fails(*_):
+        raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: no room for the program\nand more")
+
+    with built(plain, world=world) as program:
+        if world.rank == world.processes - 1:
+            monkeypatch.setattr("adaptive.runtime.spmd_step.SPMDProgram", fails)
+        for _ in range(3):
+            program.step()
+        assert program.steps == 3
+    assert not taken
+    (warning,) = [record for record in caplog.records if record.levelname == "WARNING"]
+    which = f" on rank {world.processes - 1}" * (world.processes > 1)
+    assert f"compiled{which}: JaxRuntimeError: RESOURCE_EXHAUSTED" in warning.message
+    assert "for the program. They go on" in warning.message
+
+
+def test_a_process_that_is_in_another_collective_or_fails_is_told_of_before_the_state_is_given_up(world, taken):
+    if world.processes == 1:
+        pytest.skip("there is no other process")
+
+    def broken(sizes):
+        raise ZeroDivisionError("no rows")
+
+    with built(plain, world=world) as program:
+        for _ in range(4):
+            program.step()
+        before = jax.tree.map(np.asarray, program.state)
+        with pytest.raises(DisagreementError, match=r"rank 0: step 5 of program .* as one program"):
+            world.barrier() if world.rank else program.step()
+        same(program.state, before)
+        if world.rank:
+            program._stream.prefetch = broken
+        with pytest.raises(ZeroDivisionError if world.rank else WorkerError, match="no rows"):
+            program.step()
+        same(program.state, before)
+    assert taken == {1: True, 3: True}
