@@ -40,7 +40,8 @@ def memory_needed(engine: Engine, data: Rows | IterableData, batch_sizes: Sequen
     slots = [a for values in engine.slots[one] for a in values]
     sent, largest = bytes_of_a_call(plan, engine.layouts), max(batch_sizes[worker] for worker in world.workers)
     several = any(engine.kernels.may_split(i, batch_sizes[worker]) for i, worker in enumerate(world.workers))
-    ahead = engine.steady is not None and engine.steady.runs_ahead
+    steady = engine.steady_step(batch_sizes)
+    ahead = steady is not None and steady.runs_ahead
     arrives = [layout for layout, m in zip(engine.layouts, plan.messages, strict=True) if m.travels]
     alone = world.processes == 1 and len(world.devices) == 1
     row = sum(leaf.nbytes for leaf in jax.tree.leaves(data.example))
