@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
 from itertools import groupby
@@ -130,13 +130,17 @@ class Look:
                 return False
         return True
 
-    def all_finite(self, parts: Sequence[jax.Array]) -> jax.Array:
+    def all_finite(self, parts: Sequence[jax.Array], at_least_one: Collection[int] = ()) -> jax.Array:
         """Return whether all that must be finite is; traced. Where it says no, `passes` may still say yes: where only
         a sum of many values overflows.
 
         A sum that is finite has no infinities and no NaNs in it, and is one pass at memory's speed. A mean whose
         weights sum to less than 1, or whose type is narrower than what travels, may overflow by itself: there, each
         element is divided first.
+
+        Args:
+          parts: reduced.
+          at_least_one: where in part 0 there are sums of weights that are known not to be less than 1.
         """
         flat = [part.reshape(-1) for part in parts]
         ok = [jnp.asarray(self._is_weight(flat[0][i], checked)) for i, checked in self._weights]
@@ -148,6 +152,8 @@ class Look:
             divided = partial(_divided_finite, dtype=r.dtype)
             if r.dtype.itemsize < x.dtype.itemsize:
                 ok.append(divided(x, weight))
+            elif r.weight is None or r.weight.offset in at_least_one:
+                ok.append(jnp.isfinite(jnp.sum(x)))
             else:
                 ok.append(jax.lax.cond(weight < 1, divided, lambda x, _: jnp.isfinite(jnp.sum(x)), x, weight))
         return jnp.stack(ok).all() if ok else jnp.asarray(True)

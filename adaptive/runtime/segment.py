@@ -6,7 +6,7 @@ compiled program costs microseconds.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence, Set
 from dataclasses import dataclass
 from typing import Any
 
@@ -88,6 +88,7 @@ def segment_function(
     layouts: Sequence[Layout],
     writes: Sequence[Layout],
     taken_as: Callable[[Var, Any], Any] = lambda var, value: value,
+    as_one: Set[Var] = frozenset(),
 ) -> Callable[[dict[str, Any]], dict[str, Any]]:
     """The segment as a function of `{"state": […], "slot": […], "floats": …, "ints": …, "const": […], "batch": […],
     "message": […], "once": […], "call": […]}` in the order of its inputs, "message" holding the parts of those messages
@@ -97,6 +98,7 @@ def segment_function(
 
     Args:
       taken_as: what the rest of the segment takes for a value that is computed in it; traced.
+      as_one: weights of means that are equal on all workers, so that 1 does as well.
     """
     eqns, uses = segment.eqns, _separate_uses(segment, outputs)
 
@@ -126,13 +128,16 @@ def segment_function(
             again = per_use.get(atom)
             return again.pop() if again else env[atom]
 
+        def weight_of(atom: Atom) -> Any:
+            return np.ones((), atom.aval.dtype) if isinstance(atom, Var) and atom in as_one else value_of(atom)
+
         for eqn in eqns:
             results_of = evaluate(eqn, [value_of(a) for a in operands_of(eqn)], taking_part)
             env.update((v, taken_as(v, x)) for v, x in zip(eqn.outvars, results_of, strict=True))
         out: dict[str, Any] = {"outputs": [jnp.asarray(value_of(a)) for a in outputs]}
         for layout in writes:
             values = [value_of(c.value) for c in layout.contributions]
-            weights = [None if c.weight is None else value_of(c.weight) for c in layout.contributions]
+            weights = [c.weight if c.weight is None else weight_of(c.weight) for c in layout.contributions]
             parts = pack(layout, values, weights, worker=given["ints"][0], first=given["floats"][0])
             out["parts"] = [*out.get("parts", ()), *parts]
         return out

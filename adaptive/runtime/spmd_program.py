@@ -33,7 +33,7 @@ from adaptive.base.jaxprs import asks_the_host, axes_of, has_effects, nested_equ
 from adaptive.base.worker_mesh import WorkerMesh
 from adaptive.graph.plan import Plan, Segment
 from adaptive.graph.trace import Atom
-from adaptive.operators.sources import STEP
+from adaptive.operators.sources import EXAMPLES, STEP, source_p
 
 from .compile import compile_over
 from .message import lay_out_all
@@ -105,12 +105,13 @@ class SPMDProgram:
       size: examples of each worker.
 
     Attributes:
+      size: as given.
       consts: what the program's segments close over, on the mesh.
       run: `run(changed state, slots, Given) -> Results`; the memory of the first two is given up.
     """
 
     def __init__(self, engine: Engine, mesh: WorkerMesh, size: int):
-        self._engine, self._mesh = engine, mesh
+        self._engine, self._mesh, self.size = engine, mesh, size
         self._sized = engine.plans(size)  # of it the calls; all else is of the plan that the engine was made for
         self._everywhere, self._split = NamedSharding(mesh.mesh, P()), NamedSharding(mesh.mesh, P(mesh.axis))
         self._segments = [*engine.plan.onces.values(), *self._sized.calls.values(), engine.plan.final]
@@ -173,7 +174,7 @@ class _OneWorker:
     def __init__(self, program: SPMDProgram, changed: list[Any], slots: list[Any], given: Given):
         engine, plan = program._engine, program._engine.plan
         self._engine, self._plan, self._mesh = engine, plan, program._mesh
-        self._sized, self._given = program._sized, given
+        self._sized, self._size, self._given = program._sized, program.size, given
         self._changed, self._old_slots = changed, slots
         places, kept = {i: n for n, i in enumerate(plan.changed_state)}, iter(given.state)
         self._state = [changed[places[i]] if i in places else next(kept) for i in range(len(plan.graph.state_vars))]
@@ -221,7 +222,18 @@ class _OneWorker:
             "call": [self._call[of][i] for of, i in wiring["call"]],
             "message": [self._messages[number] for number in segment.read_messages],
         }
-        return segment_function(plan, segment, outputs, self._engine.feed, layouts, writes, taken_as)(given)
+        even = self._as_one(plan)
+        return segment_function(plan, segment, outputs, self._engine.feed, layouts, writes, taken_as, even)(given)
+
+    def _as_one(self, plan: Plan) -> frozenset[Var]:
+        """Weights for which 1 is sent, as batches are of one size: nothing is multiplied then. The quotients are the
+        same if the size is a power of two; else only where bits may depend on how fast the machine is.
+        """
+        size = self._size
+        if size & (size - 1) and not self._engine.kernels.timed:
+            return frozenset()
+        sources = (eqn for eqn in plan.graph.eqns if eqn.primitive is source_p)
+        return frozenset(eqn.outvars[0] for eqn in sources if eqn.params["source"].name == EXAMPLES.name)
 
     def segments(self, level: int) -> None:
         """What is computed before the messages of a level."""
@@ -245,7 +257,10 @@ class _OneWorker:
             arrived = self._mesh.reduce_within(own, engine.layouts[number].ops, self._given.step + 1)
             self._messages[number] = arrived = jax.lax.optimization_barrier(arrived)
             if engine.looks:
-                self._ok.append(engine.looks[number].all_finite(arrived))
+                even, layout = self._as_one(self._plan), engine.layouts[number]
+                known = zip(layout.contributions, layout.weights, strict=True)
+                whole = {weight.offset for c, weight in known if weight is not None and c.weight in even}
+                self._ok.append(engine.looks[number].all_finite(arrived, whole))
 
     def commit(self) -> Results:
         """The final segment, whose results replace the state if all that has arrived is finite."""

@@ -62,6 +62,7 @@ class NewNaNs:
         self._plan, self._local = plan, plan.local_state
         self._places = [n for n, i in enumerate(plan.changed_state) if _is_inexact(plan.graph.new_state[i].aval.dtype)]
         self.leaves = [plan.changed_state[n] for n in self._places]
+        self._shown_by = _shown_by(plan, [plan.graph.new_state[i] for i in self.leaves])
         self.may_differ = any(i in self._local for i in self.leaves)
         self.carriers = _carriers(plan, [plan.graph.new_state[i] for i in self.leaves])
         self.begin(states)
@@ -89,14 +90,20 @@ class NewNaNs:
         """Whether each leaf, and each carrier, may hold a NaN. Traced into the final segment.
 
         A sum is one pass at memory's speed; a look at each element takes several times as long. It is NaN, too, of
-        infinities of both signs: whoever reads the flag of a leaf looks again.
+        infinities of both signs: whoever reads the flag of a leaf looks again. A leaf whose NaNs would be in another
+        one as well, as those of Adam's averages are in the parameters, has that one's flag, and is not read.
 
         Args:
           outputs: what the final segment returns.
         """
-        looked_at = [*(outputs[n] for n in self._places), *carriers]
-        sums = [jnp.sum(x.astype(wire_dtype(x.dtype))) for x in looked_at]
-        return jnp.stack([jnp.isnan(s) for s in sums]) if sums else jnp.zeros(0, bool)
+        looked_at = [outputs[self._places[n]] for n in dict.fromkeys(self._shown_by)]
+        sums = [jnp.sum(x.astype(wire_dtype(x.dtype))) for x in (*looked_at, *carriers)]
+        if not sums:
+            return jnp.zeros(0, bool)
+        order = {n: place for place, n in enumerate(dict.fromkeys(self._shown_by))}
+        of_leaves = [order[n] for n in self._shown_by]
+        seen = jnp.stack([jnp.isnan(s) for s in sums])
+        return seen[np.array([*of_leaves, *range(len(order), len(sums))])]
 
     def committed(self, flags: Sequence[jax.Array | np.ndarray]) -> None:
         """Take the flags of the update that was just dispatched."""
@@ -183,6 +190,37 @@ def _carriers(plan: Plan, leaves: Sequence[Atom]) -> list[Var]:
     ]
 
 
+# What is NaN wherever an operand of the shape of the result is.
+_KEEPS_NANS = {"abs", "add", "add_any", "convert_element_type", "copy", "div", "exp", "log", "mul", "neg", "rsqrt"}
+_KEEPS_NANS |= {"sign", "sqrt", "square", "sub", "tanh"}
+_MOVES = {"reshape", "transpose"}
+
+
+def _shown_by(plan: Plan, leaves: Sequence[Atom]) -> list[int]:
+    """Return for each leaf the number of one that holds a NaN if the leaf does: its own, if no other is known.
+
+    Args:
+      leaves: of the new state; floating.
+    """
+    own: dict[Atom, int] = {}
+    for n, leaf in enumerate(leaves):
+        if isinstance(leaf, Var):
+            own.setdefault(leaf, n)
+    found: dict[Var, int] = {}  # for values: a leaf that is NaN somewhere if they are
+    for eqn in reversed(plan.graph.eqns):
+        if eqn.primitive.name not in _KEEPS_NANS | _MOVES:
+            continue
+        (result,) = eqn.outvars
+        shown = found.get(result, own.get(result))
+        if shown is None or not _is_real(result.aval.dtype):
+            continue
+        for operand in eqn.invars:
+            same = eqn.primitive.name in _MOVES or operand.aval.shape == result.aval.shape
+            if isinstance(operand, Var) and same and _is_real(operand.aval.dtype):
+                found.setdefault(operand, shown)
+    return [n if isinstance(leaf, Literal) else found.get(leaf, own[leaf]) for n, leaf in enumerate(leaves)]
+
+
 def _upstream(plan: Plan, atoms: Sequence[Atom]) -> set[Var]:
     """All that values are made of, themselves included, back to the messages before them."""
     producer = {v: eqn for eqn in plan.graph.eqns for v in eqn.outvars}
@@ -197,6 +235,11 @@ def _upstream(plan: Plan, atoms: Sequence[Atom]) -> set[Var]:
         if atom in producer and atom not in results:
             stack += operands_of(producer[atom])
     return found
+
+
+def _is_real(dtype: np.dtype) -> bool:
+    """Whether a type is floating, and wide enough to have NaNs: not every format of 8 bits and fewer does."""
+    return jnp.issubdtype(dtype, jnp.floating) and np.dtype(dtype).itemsize > 1
 
 
 def _is_inexact(dtype: np.dtype) -> bool:

@@ -175,6 +175,19 @@ def test_both_give_the_same_states_and_reports(driver, taken, general):
     assert driver is not monitored or {report.batch_sizes for report in mine[0]} == {(4, 4, 4, 4), (4, 2, 2, 8)}
 
 
+@pytest.mark.parametrize("size", [4, 5], ids=["power of two", "another size"])
+def test_weights_that_are_equal_are_left_out_where_that_changes_no_bits(size, taken, general):
+    options = {"global_batch": 4 * size, "resizable": False}
+    mine = trained(plain, **options)
+    with comm.DeviceWorld() as world, built(plain, world=world, **options) as program:
+        program.step()
+        (compiled,) = program._engine._spmd._programs.values()
+        assert ("conditional(" in compiled.run.as_text()) == (size == 5)  # on whether the weights are less than 1
+    assert sum(taken) >= 5
+    general()
+    same(mine[1:], trained(plain, **options)[1:])
+
+
 def test_a_step_that_is_not_finite_is_told_of_by_the_general_path(taken):
     with comm.DeviceWorld() as world, built(spoilt, world=world, nonfinite="raise") as program:
         before = [program.step() for _ in range(2)] and program.state

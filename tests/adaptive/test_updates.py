@@ -275,3 +275,26 @@ def test_the_flags_cost_the_state_no_copy():
         program.step()
         final = program._engine._compiled["final", 0, 0]
     assert final.memory_analysis().temp_size_in_bytes < params.nbytes
+
+
+def test_averages_are_looked_at_in_the_parameters_that_they_make():
+    tx = relaxed_tx(optax.adam(0.1))
+    params = {"w": np.ones((3, 2), np.float32), "b": np.zeros(2, np.float32)}
+
+    def driver(state, batch):
+        params, opt = state["params"], state["opt"]
+        grads = jax.tree.map(lambda p: comm.all_reduce(p * batch["x"].mean()), params)
+        updates, opt = tx.update(grads, opt)
+        longest = jnp.maximum(state["longest"], jnp.abs(opt[0].mu["b"]))  # whose NaNs are no other leaf's
+        return {"params": optax.apply_updates(params, updates), "opt": opt, "longest": longest}, {}
+
+    start = {"params": params, "opt": tx.init(params), "longest": np.zeros(2, np.float32)}
+    with build(driver, start) as program:
+        new_nans, names = program._engine.new_nans, program._plan.graph.state_names
+        shown = {names[i]: names[new_nans.leaves[n]] for i, n in zip(new_nans.leaves, new_nans._shown_by, strict=True)}
+    for average in ("mu", "nu"):
+        for leaf in ("w", "b"):
+            (name,) = (name for name in shown if f".{average}" in name and f"['{leaf}']" in name)
+            assert shown.pop(name) == f"state['params']['{leaf}']"
+    assert shown == {name: name for name in shown}
+    assert len(shown) == 3
