@@ -4,6 +4,8 @@ The trunk: what a driver program is, and how it runs. It knows no MPI, no monito
 `collectives`, `monitors` and `controllers`.
 """
 
+from typing import TYPE_CHECKING
+
 from . import data as data
 from . import log as log
 from .base.decision import Decision as Decision
@@ -22,8 +24,8 @@ from .base.errors import NonFiniteError as NonFiniteError
 from .base.errors import Preempted as Preempted
 from .base.errors import ReplicationError as ReplicationError
 from .base.errors import WorkerError as WorkerError
+from .base.on_use import on_use
 from .base.world import World as World
-from .check.invariance import Invariance as Invariance
 from .data.shards import Shards as Shards
 from .observe.report import Report as Report
 from .operators.batch_key import batch_key as batch_key
@@ -39,7 +41,18 @@ from .operators.values import step as step
 from .operators.values import step_key as step_key
 from .operators.values import worker as worker
 from .operators.values import workers as workers
-from .program.checkpoints import Checkpoints as Checkpoints
 from .program.program import Program as Program
+
+if TYPE_CHECKING:
+    from .check.invariance import Invariance as Invariance
+    from .program.checkpoints import Checkpoints as Checkpoints
+
+__getattr__, __dir__ = on_use(
+    __name__,
+    {
+        "Invariance": ".check.invariance",
+        "Checkpoints": ".program.checkpoints",
+    },
+)
 
 __version__ = "0.1.0"

@@ -53,6 +53,7 @@ from adaptive.base.numbers import brief as brief
 from adaptive.base.numbers import real as real
 from adaptive.base.numbers import reals as reals
 from adaptive.base.numbers import whole as whole
+from adaptive.base.on_use import on_use as on_use
 from adaptive.base.phases import Doing as Doing
 from adaptive.base.phases import doing as doing
 from adaptive.base.phases import phase as phase

@@ -1,19 +1,40 @@
 """Collective operators, and the worlds that carry them out."""
 
+from typing import TYPE_CHECKING
+
+from adaptive.extend import on_use
+
 from ._all_gather import all_gather as all_gather
 from ._all_reduce import all_reduce as all_reduce
-from ._asynchronous_mean import asynchronous_mean as asynchronous_mean
 from ._broadcast import broadcast as broadcast
 from ._local_mean import local_mean as local_mean
-from ._merge import merge as merge
-from ._neighbour_mean import neighbour_mean as neighbour_mean
-from ._robust import geometric_median as geometric_median
-from ._robust import trimmed_mean as trimmed_mean
-from .worlds.devices import DeviceWorld as DeviceWorld
-from .worlds.jax_world import JaxWorld as JaxWorld
 from .worlds.launch import LaunchError as LaunchError
 from .worlds.launch import LaunchWarning as LaunchWarning
-from .worlds.mpi import MPIWorld as MPIWorld
 from .worlds.pick import world as world
-from .worlds.solo import SoloWorld as SoloWorld
 from .worlds.threads import OversubscriptionWarning as OversubscriptionWarning
+
+if TYPE_CHECKING:
+    from ._asynchronous_mean import asynchronous_mean as asynchronous_mean
+    from ._merge import merge as merge
+    from ._neighbour_mean import neighbour_mean as neighbour_mean
+    from ._robust import geometric_median as geometric_median
+    from ._robust import trimmed_mean as trimmed_mean
+    from .worlds.devices import DeviceWorld as DeviceWorld
+    from .worlds.jax_world import JaxWorld as JaxWorld
+    from .worlds.mpi import MPIWorld as MPIWorld
+    from .worlds.solo import SoloWorld as SoloWorld
+
+__getattr__, __dir__ = on_use(
+    __name__,
+    {
+        "asynchronous_mean": "._asynchronous_mean",
+        "merge": "._merge",
+        "neighbour_mean": "._neighbour_mean",
+        "geometric_median": "._robust",
+        "trimmed_mean": "._robust",
+        "DeviceWorld": ".worlds.devices",
+        "JaxWorld": ".worlds.jax_world",
+        "MPIWorld": ".worlds.mpi",
+        "SoloWorld": ".worlds.solo",
+    },
+)

@@ -3,43 +3,87 @@
 `hook` hands values of the driver to a function or to a policy; they ask, and the program carries it out between steps.
 """
 
+from typing import TYPE_CHECKING
+
 from adaptive.extend import Decision as Decision
 from adaptive.extend import Limits as Limits
 from adaptive.extend import Observation as Observation
+from adaptive.extend import on_use
 
 from ._control import Control as Control
 from ._hook import hook as hook
-from ._learning_rate import ScaleByBatchState as ScaleByBatchState
-from ._learning_rate import scale_by_batch as scale_by_batch
 from ._policy import Policy as Policy
-from .policies.efficiency import efficiency as efficiency
-from .policies.efficiency import efficiency_cap as efficiency_cap
-from .policies.federated import federated as federated
-from .policies.goodput import best_goodput as best_goodput
-from .policies.goodput import goodput_batch as goodput_batch
-from .policies.goodput_workers import goodput_workers as goodput_workers
-from .policies.hyperparameters import by_epochs as by_epochs
-from .policies.hyperparameters import by_examples as by_examples
-from .policies.hyperparameters import momentum_of_batch as momentum_of_batch
-from .policies.hyperparameters import plateau as plateau
-from .policies.lb_bsp import lb_bsp as lb_bsp
-from .policies.leader_straggler import leader_straggler as leader_straggler
-from .policies.min_max import balance as balance
-from .policies.min_max import min_max as min_max
-from .policies.noise_batch import noise_batch as noise_batch
-from .policies.noise_workers import noise_workers as noise_workers
-from .policies.proportional import proportional as proportional
-from .policies.schedule import schedule as schedule
-from .policies.static import cores as cores
-from .policies.static import static_proportional as static_proportional
-from .predictors.arx import arx as arx
-from .predictors.base import Predictor as Predictor
-from .predictors.base import best_of as best_of
-from .predictors.base import memoryless as memoryless
-from .predictors.base import moving_average as moving_average
-from .predictors.narx import narx as narx
-from .timing.allocate import allocate as allocate
-from .timing.allocate import allocate_curves as allocate_curves
-from .timing.allocate import tabulated as tabulated
-from .timing.batch_time import BatchTime as BatchTime
-from .timing.time_model import TimeModel as TimeModel
+
+if TYPE_CHECKING:
+    from ._learning_rate import ScaleByBatchState as ScaleByBatchState
+    from ._learning_rate import scale_by_batch as scale_by_batch
+    from .policies.efficiency import efficiency as efficiency
+    from .policies.efficiency import efficiency_cap as efficiency_cap
+    from .policies.federated import federated as federated
+    from .policies.goodput import best_goodput as best_goodput
+    from .policies.goodput import goodput_batch as goodput_batch
+    from .policies.goodput_workers import goodput_workers as goodput_workers
+    from .policies.hyperparameters import by_epochs as by_epochs
+    from .policies.hyperparameters import by_examples as by_examples
+    from .policies.hyperparameters import momentum_of_batch as momentum_of_batch
+    from .policies.hyperparameters import plateau as plateau
+    from .policies.lb_bsp import lb_bsp as lb_bsp
+    from .policies.leader_straggler import leader_straggler as leader_straggler
+    from .policies.min_max import balance as balance
+    from .policies.min_max import min_max as min_max
+    from .policies.noise_batch import noise_batch as noise_batch
+    from .policies.noise_workers import noise_workers as noise_workers
+    from .policies.proportional import proportional as proportional
+    from .policies.schedule import schedule as schedule
+    from .policies.static import cores as cores
+    from .policies.static import static_proportional as static_proportional
+    from .predictors.arx import arx as arx
+    from .predictors.base import Predictor as Predictor
+    from .predictors.base import best_of as best_of
+    from .predictors.base import memoryless as memoryless
+    from .predictors.base import moving_average as moving_average
+    from .predictors.narx import narx as narx
+    from .timing.allocate import allocate as allocate
+    from .timing.allocate import allocate_curves as allocate_curves
+    from .timing.allocate import tabulated as tabulated
+    from .timing.batch_time import BatchTime as BatchTime
+    from .timing.time_model import TimeModel as TimeModel
+
+__getattr__, __dir__ = on_use(
+    __name__,
+    {
+        "ScaleByBatchState": "._learning_rate",
+        "scale_by_batch": "._learning_rate",
+        "efficiency": ".policies.efficiency",
+        "efficiency_cap": ".policies.efficiency",
+        "federated": ".policies.federated",
+        "best_goodput": ".policies.goodput",
+        "goodput_batch": ".policies.goodput",
+        "goodput_workers": ".policies.goodput_workers",
+        "by_epochs": ".policies.hyperparameters",
+        "by_examples": ".policies.hyperparameters",
+        "momentum_of_batch": ".policies.hyperparameters",
+        "plateau": ".policies.hyperparameters",
+        "lb_bsp": ".policies.lb_bsp",
+        "leader_straggler": ".policies.leader_straggler",
+        "balance": ".policies.min_max",
+        "min_max": ".policies.min_max",
+        "noise_batch": ".policies.noise_batch",
+        "noise_workers": ".policies.noise_workers",
+        "proportional": ".policies.proportional",
+        "schedule": ".policies.schedule",
+        "cores": ".policies.static",
+        "static_proportional": ".policies.static",
+        "arx": ".predictors.arx",
+        "Predictor": ".predictors.base",
+        "best_of": ".predictors.base",
+        "memoryless": ".predictors.base",
+        "moving_average": ".predictors.base",
+        "narx": ".predictors.narx",
+        "allocate": ".timing.allocate",
+        "allocate_curves": ".timing.allocate",
+        "tabulated": ".timing.allocate",
+        "BatchTime": ".timing.batch_time",
+        "TimeModel": ".timing.time_model",
+    },
+)

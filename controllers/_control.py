@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import numbers
 from collections.abc import Mapping, Sequence
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
-from numpy.typing import ArrayLike
 
 from adaptive import AdaptiveError, BatchSizeError, DriverError, MembersError
 from adaptive.extend import Decision, Observation, brief, check_shares, checked_hyperparameters, real
+
+if TYPE_CHECKING:
+    from numpy.typing import ArrayLike
 
 
 class Control:

@@ -131,13 +131,40 @@ def private_jax(source: str, file: str) -> list[str]:
 
 
 def not_a_door(source: str, file: str) -> list[str]:
-    """Statements of an `__init__` other than docstring, `__version__`, and `from ._module import name as name`."""
+    """Statements of an `__init__` other than docstring, `__version__`, `from ._module import name as name`, and what is
+    imported on use: the same names as for type checkers.
+    """
     wrong = [] if ast.get_docstring(tree := ast.parse(source)) else [f"{file}: no docstring"]
     for node in tree.body[len(wrong) == 0 :]:
-        re_exports = isinstance(node, ast.ImportFrom) and all(alias.asname == alias.name for alias in node.names)
-        if not re_exports and not ast.unparse(node).startswith("__version__ = "):
-            wrong.append(f"{file}:{node.lineno}: {ast.unparse(node)}")
+        text = ast.unparse(node)
+        if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING" and all(map(_re_exports, node.body)):
+            continue
+        plain = _re_exports(node) or text.startswith(("__version__ = ", "__getattr__, __dir__ = on_use(__name__, "))
+        if not plain and text not in _FOR_IMPORTS_ON_USE:
+            wrong.append(f"{file}:{node.lineno}: {text}")
+    typed, on_use = _typed_on_use(tree)
+    wrong += [f"{file}: {name} is imported on use from {on_use.get(name)}, typed as of {typed.get(name)}"
+              for name in typed.keys() | on_use.keys() if typed.get(name) != on_use.get(name)]  # fmt: skip
     return wrong
+
+
+_FOR_IMPORTS_ON_USE = {
+    "from typing import TYPE_CHECKING",
+    "from adaptive.extend import on_use",
+    "from .base.on_use import on_use",
+}
+
+
+def _re_exports(node: ast.stmt) -> bool:
+    return isinstance(node, ast.ImportFrom) and all(alias.asname == alias.name for alias in node.names)
+
+
+def _typed_on_use(tree: ast.Module) -> tuple[dict[str, str], dict[str, str]]:
+    """The names that a door imports on use, with their modules: as type checkers read them, and as it imports them."""
+    imports_ = [s for node in tree.body if isinstance(node, ast.If) for s in node.body if isinstance(s, ast.ImportFrom)]
+    typed = {alias.name: f"{'.' * s.level}{s.module}" for s in imports_ for alias in s.names}
+    calls = [n.value for n in tree.body if isinstance(n, ast.Assign) and isinstance(n.value, ast.Call)]
+    return typed, {name: module for call in calls for name, module in ast.literal_eval(call.args[1]).items()}
 
 
 def undocumented(name: str, thing: object) -> list[str]:
@@ -162,7 +189,8 @@ def undocumented(name: str, thing: object) -> list[str]:
 def public(door: ModuleType) -> dict[str, object]:
     """What a door re-exports."""
     statements = ast.parse(Path(str(door.__file__)).read_text()).body
-    names = [alias.name for s in statements if isinstance(s, ast.ImportFrom) for alias in s.names]
+    names = [alias.asname for s in statements if isinstance(s, ast.ImportFrom) for alias in s.names if alias.asname]
+    names += _typed_on_use(ast.parse(Path(str(door.__file__)).read_text()))[1]
     return {name: getattr(door, name) for name in names}
 
 
@@ -216,10 +244,24 @@ def test_one_file_imports_orbax():
 
 @pytest.mark.parametrize("missing", ["mpi4py", "orbax", "loky", "cloudpickle", *OPTIONAL])
 def test_all_packages_can_be_imported_without(missing):
-    modules = [*MAY_IMPORT, "controllers.simulate"]
-    program = f"import sys; sys.modules['{missing}'] = None; import {', '.join(modules)}"
+    modules = ", ".join([*MAY_IMPORT, "controllers.simulate"])
+    names = f"[getattr(m, name) for m in ({modules}) for name in dir(m)]"  # some are imported on use
+    program = f"import sys; sys.modules['{missing}'] = None; import {modules}; {names}"
     done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, timeout=limit(100))
     assert done.returncode == 0, done.stderr
+
+
+def test_what_most_runs_do_not_need_is_imported_on_use():
+    """A start is mostly imports, where everything is in the compilation cache."""
+    heavy = {"psutil", "orbax", "rich", "click", "matplotlib", "loky", "mpi4py"}
+    heavy |= {"torch", "datasets", "pandas", "bokeh", "jinja2", "tensorboardX", "wandb", "orjson", "optax"}
+    heavy |= {"controllers.policies.min_max", "collectives.worlds.mpi", "collectives.worlds.jax_world"}
+    heavy |= {"adaptive.check.invariance", "adaptive.program.evaluate", "adaptive.program.checkpoint"}
+    modules = "adaptive, monitors, controllers, collectives"
+    program = f"import sys, {modules}; print(*sorted({heavy} & sys.modules.keys()))"
+    command = [sys.executable, "-c", program]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=limit(100), check=True)
+    assert done.stdout.split() == []
 
 
 @pytest.mark.parametrize("file", [f for f in FILES if f.endswith("__init__.py")])
@@ -304,6 +346,13 @@ def test_a_corner_of_jax_is_seen():
 
 def test_private_jax_is_seen_without_an_import():
     assert private_jax("import jax\njax._src.core.trace_ctx", "f.py") == ["f.py:2: jax._src"]
+
+
+def test_names_that_are_typed_otherwise_than_imported_are_seen():
+    source = '"""D."""\nif TYPE_CHECKING:\n    from .{} import y as y\n'
+    source += '__getattr__, __dir__ = on_use(__name__, {{"y": ".x"}})'
+    assert not_a_door(source.format("x"), "x/__init__.py") == []
+    assert not_a_door(source.format("z"), "x/__init__.py")
 
 
 @pytest.mark.parametrize(

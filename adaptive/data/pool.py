@@ -22,7 +22,6 @@ from typing import Any
 
 import jax
 import numpy as np
-import psutil
 
 from adaptive.base.errors import DataError
 from adaptive.base.python_stacks import shortened, write_stacks_upon_signal, written_stacks
@@ -172,16 +171,18 @@ def _end_all() -> None:
 # A process that reads has a file without a name among its open files: what it reads now stands at the beginning, and
 # behind that the stacks that it writes upon a signal.
 _FILE = "adaptive-reader-"
-_DISK = psutil.STATUS_DISK_SLEEP
 
 
 def _current_read(pid: int) -> CurrentRead | None:
     """Return what a process reads; `None` if it waits for something to read, or is gone."""
+    import psutil
+
     try:
         state = psutil.Process(pid).status()
     except psutil.Error:
         return None
-    reader = f"reader process {pid}" + (", in the kernel: a disk, or a network file system" if state == _DISK else "")
+    asleep = state == psutil.STATUS_DISK_SLEEP
+    reader = f"reader process {pid}" + (", in the kernel: a disk, or a network file system" if asleep else "")
     stopped = state in (psutil.STATUS_STOPPED, psutil.STATUS_TRACING_STOP)
     if stopped:
         reader += f", stopped (SIGSTOP, Ctrl-Z or a debugger: `kill -CONT {pid}` lets it go on)"

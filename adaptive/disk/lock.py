@@ -21,8 +21,6 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-import psutil
-
 LOCK = "writer.lock"
 BEAT_SECONDS = 5.0
 _MISSED = 4  # beats, after which an owner on another host is taken for dead
@@ -95,6 +93,8 @@ class Lock:
 
     def _create(self) -> bool:
         """Make the file, unless there is one: with all that it says, so that nobody finds one that says nothing yet."""
+        import psutil
+
         host, pid, born = socket.gethostname(), os.getpid(), psutil.Process().create_time()
         own = {"host": host, "pid": pid, "place": _place(), "born": born}
         self._owner = {"id": uuid.uuid4().hex, "since": time.strftime("%Y-%m-%d %H:%M:%S"), **own}
@@ -191,6 +191,8 @@ def _place() -> list[str]:
 
 
 def _is_running(pid: Any, born: Any) -> bool:
+    import psutil
+
     try:
         process = psutil.Process(pid)
         same = abs(process.create_time() - born) < _CLOCK_SET

@@ -11,7 +11,7 @@ from contextlib import ExitStack, closing, contextmanager, nullcontext
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 from weakref import proxy
 
 import jax
@@ -28,8 +28,6 @@ from adaptive.base.surroundings import Surroundings, as_made, unwatched
 from adaptive.base.told import Listening, honoured, told
 from adaptive.base.versions import warn_if_untested
 from adaptive.base.world import MembersChanged, World
-from adaptive.check.invariance import Invariance, check_invariance
-from adaptive.check.means import MeanCheck
 from adaptive.control.decision_digest import DecisionDigest
 from adaptive.control.decisions import Decisions
 from adaptive.control.hooks import Hooks
@@ -48,9 +46,6 @@ from adaptive.graph.plan import Plan
 from adaptive.graph.planner import Planner
 from adaptive.observe.advice import Advice
 from adaptive.observe.events import Asked, Listener, Listeners, StepEvent, Subscription, hook_values
-from adaptive.observe.progress import Course as RunCourse
-from adaptive.observe.progress import Progress
-from adaptive.observe.record import JSONL
 from adaptive.observe.report import Report
 from adaptive.observe.sinks import Sink, SinkThread, checked
 from adaptive.operators.sources import Reading
@@ -58,24 +53,27 @@ from adaptive.runtime.cache import share_compilations
 from adaptive.runtime.engine import Engine, Outcome
 from adaptive.runtime.kernels import KernelOptions
 
-from . import checkpoint as _checkpoint
 from .arguments import Driver, StateForm, built_in, checked_nonfinite, count, made_by, new_run_id, next_name, world_of
 from .boards import BoardsOfWorld
-from .checkpoints import Checkpoints
-from .choice import Chosen, chosen
 from .company import AllLeave, Company, Course, RunEnds, RunOver, Until
-from .evaluate import evaluate
-from .explain import explain
 from .first_plan import check_alike, first_plan
 from .hand_over import Known
-from .keeping import Keeping
-from .memory_needed import in_words, memory_needed
 from .overlap import checked as checked_overlap
 from .overlap import overlapped
 from .seating import Seating
 from .steady_loop import SteadyLoop
 from .tracing import Traced, Tracing, check_writable
 from .watch import Skips, StepClock, UpdateCheck
+
+# What most runs do not use, or not before the first step, is imported where it is used.
+if TYPE_CHECKING:
+    from adaptive.check.invariance import Invariance
+    from adaptive.check.means import MeanCheck
+
+    from . import checkpoint as _checkpoint
+    from .checkpoints import Checkpoints
+    from .choice import Chosen
+    from .keeping import Keeping
 
 _log = logging.getLogger("adaptive")
 _SAME_CHECKPOINT = "Restore the same checkpoint on every rank; all may read one file. Nothing has been restored."
@@ -169,7 +167,7 @@ class Program:
         overlap: bool | int | Literal["auto"] = "auto",
     ):
         self._surroundings = Surroundings()
-        self._means = MeanCheck()
+        self._means: MeanCheck | None = None
         self.world = world_of(world)
         if self.world.rank == 0:
             warn_if_untested()
@@ -363,6 +361,9 @@ class Program:
         """Return the plan in words: segments, messages with their bytes, hooks and slots, with the driver's lines; and
         the memory that a worker needs in a step, by kind. Temporaries are those of the kernels compiled so far.
         """
+        from .explain import explain
+        from .memory_needed import in_words, memory_needed
+
         shards = [shard.length for shard in self._data.shard_ranges] if isinstance(self._data, Shards) else []
         layouts = self._engine.layouts
         text = explain(
@@ -455,6 +456,9 @@ class Program:
         if not progress:
             yield
             return
+        from adaptive.observe.progress import Course as RunCourse
+        from adaptive.observe.progress import Progress
+
         sizes = [self._sizes.current[worker] for worker in self.world.workers]
         missing = 0 if self._compiled else self._engine.missing(sizes)
         course = RunCourse(self._plan.graph.name, self._sizes.current, len(self._data), *self._until, missing)
@@ -469,6 +473,8 @@ class Program:
 
     @contextmanager
     def _logged(self, log: Sequence[Sink], record: str | Path | None) -> Iterator[None]:
+        from adaptive.observe.record import JSONL
+
         with ExitStack() as open_ones:
             sinks = [*([] if record is None else [JSONL(record)]), *checked(log)]
             self._sinks = tuple(open_ones.enter_context(closing(SinkThread(sink, self.world))) for sink in sinks)
@@ -486,6 +492,8 @@ class Program:
         if checkpoint is None:
             yield None
             return
+        from .keeping import Keeping
+
         with Keeping(checkpoint, self) as self._keeping:
             try:
                 yield self._keeping
@@ -852,6 +860,8 @@ class Program:
         Args:
           copy: copies an array from the device; by default into memory of its own.
         """
+        from . import checkpoint as _checkpoint
+
         self._update.together(self._step, "a checkpoint")
         parts = (self._engine, self._hooks, self._sizes, self._membership, self._stream)
         like = self._form.shapes
@@ -881,6 +891,10 @@ class Program:
           WorkerError: another process could not restore its own. On every other process.
           DisagreementError: it is not the same on all processes. On every process.
         """
+        from . import checkpoint as _checkpoint
+        from .checkpoints import Checkpoints
+        from .choice import chosen
+
         found, roster = None, Roster.of(self.world)
         if isinstance(checkpoint, str | os.PathLike | Checkpoints):
             found = chosen(self.world, checkpoint, missing_ok, f"restore of {self._name}")
@@ -957,6 +971,11 @@ class Program:
           WorkerError: another process failed in this call. On every other process.
           DisagreementError: `fn`, `data` or `batch` are not the same on all processes. On every process.
         """
+        from adaptive.check.means import MeanCheck
+
+        from .evaluate import evaluate
+
+        self._means = self._means or MeanCheck()
         self._update.together(self._step, "evaluate")
         states = [self._as_given(leaves) for leaves in self._engine.states]
         about = f"evaluate of {self._name} after step {self._step}"
@@ -985,6 +1004,8 @@ class Program:
           An `Invariance`. Its `verdict` is "yes", "no", or "not known", where nothing could be compared or not all of
           it. It is true for "yes" alone. Prints as what differs, or as the reason why it is not known.
         """
+        from adaptive.check.invariance import check_invariance
+
         if batch is None:
             batch = self._stream.peek(self._sizes.current)
         else:

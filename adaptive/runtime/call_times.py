@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Mapping
 from math import inf
-from statistics import median
+
+import numpy as np
 
 from .microbatches import CALL_SECONDS, predict
 
@@ -76,4 +77,4 @@ class CallTimes:
             return None
         per_example = min(seconds / size for size, seconds in known.items())
         short = [size for size in known if _SHORT * size <= max(known)] or [0]
-        return median(max(self.predict(size) / per_example - size, 0.0) for size in short)
+        return float(np.median([max(self.predict(size) / per_example - size, 0.0) for size in short]))

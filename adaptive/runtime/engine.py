@@ -29,12 +29,13 @@ from adaptive.graph.flow import Scope
 from adaptive.operators.sources import CALLS, Reading
 
 from .calls import Calls, Plans, segment_shapes
-from .compile import compile_segment, side_by_side
+from .compile import side_by_side
 from .finite import Look
 from .kernels import KernelOptions, Kernels
 from .message import accumulate, lay_out_all
 from .microbatches import Microbatches
 from .nothing import Nothing
+from .programs import Compilable, Programs
 from .segment import Feed, segment_function
 from .spmd_program import why_not
 from .spmd_step import SPMDStep
@@ -145,7 +146,7 @@ class Engine:
         waits = len(world.devices) * max(map(len, plan.stages.values()), default=1)
         self._waiters = ThreadPoolExecutor(waits) if waits > 1 else None
         self._committed: list[jax.Array] = []  # one result of the last step's final segment, per worker of this process
-        self._compiled: dict[tuple[str, int, int], Callable] = {}  # by what, level, and worker of this process
+        self._compiled = Programs(self._label, world.devices, self._sums())
         self.name = name
         self.activity = activity or Activity(world)
         self.timeline: Timeline | None = None  # while one is kept, what it is about is waited for
@@ -171,6 +172,7 @@ class Engine:
             if mesh is not None and not why_not(plan, mesh):
                 self._spmd = SPMDStep(self, mesh, world)
                 self.kernels.compile_step = self._spmd.compile
+        self.kernels.compile_sums = self._compiled.compile_sums
         self._steady = SteadyStep(self) if is_flat(plan, len(world.devices)) else None
 
     def steady_step(self, sizes: Sequence[int]) -> SteadyStep | None:
@@ -221,7 +223,11 @@ class Engine:
         start = time.perf_counter()
         made = ("final", 0, len(self.world.devices) - 1) in self._compiled
         programs = {} if made else self._programs()  # once, so that JAX traces them once for all devices
-        jobs = [partial(self._compile_once, *which, program) for which, program in programs.items()]
+        jobs: list[Callable[[], None]] = [
+            partial(self._compiled.compile, *which, program) for which, program in programs.items()
+        ]
+        if self._has_several_calls(sizes, microbatches):
+            jobs.append(self._compiled.compile_sums)
         whole, of_all = 0, sizes if self.world.processes == 1 else of_all
         if self._spmd is not None and microbatches is None and of_all:
             whole = self._spmd.size_of(of_all)
@@ -239,45 +245,47 @@ class Engine:
         if whole:
             self.kernels.ask_for_step(whole)
         if microbatches is None:
+            self.kernels.ask_for_sums()
             self.kernels.extend(max(sizes))
 
-    def _compile_once(self, kind: str, level: int, program: _Program) -> None:
-        name = self._label + (kind if kind == "final" else f"{kind}_{level}")
-        for local, device in enumerate(self.world.devices):
-            if (kind, level, local) not in self._compiled:
-                self._compiled[kind, level, local] = compile_segment(
-                    program.function, program.shapes, device, name=name, donate=program.donate
-                )
+    def _has_several_calls(self, sizes: Sequence[int], microbatches: Sequence[Microbatches] | None) -> bool:
+        if microbatches is None:
+            return any(size and not self.kernels.is_one_call(size) for size in sizes)
+        return any(len(calls) > 1 for calls in microbatches)
 
     def missing(self, sizes: Sequence[int]) -> int:
         """How many programs `compile` would have to make."""
-        plan, by_stage = self.plan, self.plan.sent_by_stage
-        adds = sum(any(self.layouts[n].parts for n in sent) for level in plan.calls for sent in by_stage(level))
-        once = 0 if self._compiled else len(plan.onces) + 1 + adds
+        sums = len(self._compiled.sums) if self._has_several_calls(sizes, None) else 0
+        once = 0 if self._compiled else len(self.plan.onces) + 1 + sums
         return once * len(self.world.devices) + self.kernels.missing(sizes)
 
     def compiled(self, local: int) -> list[Callable]:
         """The programs of worker `local` of this process but for its call kernels; none before the first step."""
-        return [program for (_, _, of), program in self._compiled.items() if of == local]
+        return [program for (_, _, of), program in list(self._compiled.items()) if of == local]
 
-    def _programs(self) -> dict[tuple[str, int], _Program]:
-        """All that is compiled once, whatever the sizes, by kind and level."""
+    def _programs(self) -> dict[tuple[str, int], Compilable]:
+        """Return what every step needs and does not depend on sizes, by kind and level."""
         plan, found = self.plan, {}
         for level, segment in plan.onces.items():
             writes = [] if level in plan.calls else [self.layouts[n] for n in plan.sent_at(level)]
             function = segment_function(plan, segment, segment.outputs, self.feed, self.layouts, writes)
-            found["once", level] = _Program(function, (segment_shapes(segment, self.feed, self.layouts),))
+            found["once", level] = Compilable(function, (segment_shapes(segment, self.feed, self.layouts),))
         found["final", 0] = self._final_program()
+        return found
+
+    def _sums(self) -> dict[tuple[str, int], Compilable]:
+        """Return the programs that add up the parts of several calls, by kind and level."""
+        plan, found = self.plan, {}
         for level in plan.calls:
             for stage, numbers in enumerate(plan.sent_by_stage(level)):
                 sent = [part for number in numbers for part in self.layouts[number].parts]
                 if sent:
                     parts = [jax.ShapeDtypeStruct(p.shape, p.dtype) for p in sent]
                     added = partial(accumulate, [p.op for p in sent])
-                    found[add(stage), level] = _Program(added, (parts, parts), donate=True)
+                    found[add(stage), level] = Compilable(added, (parts, parts), donate=True)
         return found
 
-    def _final_program(self) -> _Program:
+    def _final_program(self) -> Compilable:
         final, changed = self.plan.final, set(self.plan.changed_state)
         wanted, n = self.plan.final_outputs, len(self.plan.final_outputs)
         if self.new_nans is not None:
@@ -298,7 +306,7 @@ class Engine:
         old = [shape for shape, g in zip(shapes["state"], gone, strict=True) if g]
         kept = [shape for shape, g in zip(shapes["state"], gone, strict=True) if not g]
         split = (old, shapes["slot"]), {**shapes, "state": kept, "slot": []}
-        return _Program(run, split, donate=True)
+        return Compilable(run, split, donate=True)
 
     def expect(self, sizes: Sequence[int]) -> None:
         """Kernels are going to be asked about these sizes, of all workers: who takes all examples makes more calls."""
@@ -494,14 +502,6 @@ def _nothing() -> None: ...
 def copied(value: Any, device: jax.Device) -> jax.Array:
     """On the device, in memory of its own. Of numpy arrays `device_put` may take the memory, even if told not to."""
     return jax.device_put(np.array(value) if isinstance(value, np.ndarray) else value, device, may_alias=False)
-
-
-class _Program(NamedTuple):
-    """What is to be compiled for each device."""
-
-    function: Callable[..., Any]
-    shapes: tuple[Any, ...]
-    donate: bool = False
 
 
 def pieces_on(timeline: Timeline, look: LookAtPiece | None, world: World) -> LookAtPiece:

@@ -34,6 +34,7 @@ _PRICE_OF_GOING_ON = 1.5  # how much slower a step may be with the kernels there
 _TRACES = 2  # that are kept for the other devices of this process
 _KEPT = 16  # sizes besides the ladder whose kernels a worker keeps at least
 _NO_WORKER = -1  # in the place of one, of what is compiled for all together
+_SUMS = 0  # in the place of a size, of the programs that add up several calls
 _FEW_CORES = 4  # with fewer, a compiler takes a good part of what the steps have
 LARGE_CALL = 32 << 20  # bytes of a call's parts, above which memory decides how a batch is split, and not time
 _PASSES = 5  # over a call's parts: the parameters are read, the gradient is written, and added to the sum
@@ -148,6 +149,7 @@ class Kernels:
         workers that have timed calls; `None` if none has. 0 where batches cannot be split.
       least_calls: as that is for the sizes that are asked about next.
       compile_step: compiles a whole step of this size for all workers, where there are such programs.
+      compile_sums: compiles the programs that add up several calls.
       compiled: by size and by when it began, when it was done; infinite for what is under way. By the clock of
         `time.perf_counter`.
     """
@@ -183,6 +185,7 @@ class Kernels:
         self.call_examples: float | None = None if splittable else 0.0
         self.few_cores = devices[0].platform == "cpu" and n_cores() < _FEW_CORES
         self.compile_step: Callable[[int], None] = lambda size: None
+        self.compile_sums: Callable[[], None] = lambda: None
         self._compiler = BackgroundCompiler(self, pauses=self.few_cores)
 
     # --- what a size is made of ---------------------------------------------------------------------------------------
@@ -470,6 +473,11 @@ class Kernels:
         """Have `compile_step(size)` called in the background, before the kernels that are not waited for."""
         self._compiler.put(_NO_WORKER, size, urgent=True)
 
+    def ask_for_sums(self) -> None:
+        """Have `compile_sums` called in the background, before the kernels of which sizes are made."""
+        if self.splittable and self.resizable:
+            self._compiler.put(_NO_WORKER, _SUMS, urgent=True)
+
     def is_one_call(self, size: int) -> bool:
         """Return whether a first step of this size is one kernel call."""
         return self._first_kernels(size) == [size]
@@ -477,7 +485,10 @@ class Kernels:
     def compile(self, local: int, size: int) -> None:
         """Have the kernels of one size, waiting for them."""
         if local == _NO_WORKER:
-            self.compile_step(size)
+            if size == _SUMS:
+                self.compile_sums()
+            else:
+                self.compile_step(size)
             return
         worker = self._workers[local]
         if size in worker.ready:

@@ -15,8 +15,6 @@ from collections.abc import Iterable
 from contextlib import suppress
 from typing import Any
 
-import psutil
-
 MOST_BYTES = 60_000  # in a datagram; IP cuts those that are longer than a frame in pieces, and puts them together
 _SEAL = 32
 _HERE = "127.0.0.1"
@@ -80,5 +78,7 @@ class Datagrams:
 
 def own_hosts() -> list[str]:
     """This host's addresses, that of the host to itself first."""
+    import psutil
+
     found = [a.address for all_of in psutil.net_if_addrs().values() for a in all_of if a.family == socket.AF_INET]
     return [_HERE, *dict.fromkeys(address for address in found if not address.startswith("127."))]

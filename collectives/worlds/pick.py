@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 from warnings import warn
 
 import jax
@@ -11,12 +11,14 @@ import jax
 from adaptive import MembersError
 from adaptive.extend import launcher, number_of_workers, tasks_not_started
 
-from .devices import DeviceWorld
-from .jax_world import JaxWorld
 from .launch import LaunchWarning, works_alone
-from .mpi import MPIWorld
 from .patience import SECONDS, checked
-from .solo import SoloWorld
+
+if TYPE_CHECKING:
+    from .devices import DeviceWorld
+    from .jax_world import JaxWorld
+    from .mpi import MPIWorld
+    from .solo import SoloWorld
 
 
 def world(
@@ -77,6 +79,8 @@ def world(
     checked(patience)
     if _joined_by_jax():
         _check_nobody_comes(max_workers=max_workers, respawn=respawn, lost=lost)
+        from .jax_world import JaxWorld
+
         joined = JaxWorld(devices, patience=patience)
         try:
             _check_fixed(joined.capacity, workers, min_workers)
@@ -85,6 +89,8 @@ def world(
             raise
         return joined
     if launcher() is not None:
+        from .mpi import MPIWorld
+
         return MPIWorld(
             devices=devices,
             workers=workers,
@@ -98,7 +104,11 @@ def world(
         warn(works_alone(tasks), LaunchWarning, stacklevel=2)
     found = jax.local_devices() if devices is None else devices
     if len(found) != 1:
+        from .devices import DeviceWorld
+
         return DeviceWorld(found, workers=workers, min_workers=min_workers, respawn=respawn)
+    from .solo import SoloWorld
+
     _check_fixed(1, workers, min_workers)
     return SoloWorld(found[0])
 

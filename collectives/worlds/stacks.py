@@ -10,14 +10,15 @@ import threading
 from collections.abc import Sequence
 from functools import lru_cache
 from types import FrameType
-from typing import NamedTuple
-
-import psutil
+from typing import TYPE_CHECKING, NamedTuple
 
 from adaptive.extend import SECONDS_TO_WRITE as SECONDS_TO_WRITE
 from adaptive.extend import shortened as shortened
 from adaptive.extend import stack_of as stack_of
 from adaptive.extend import write_stacks_upon_signal, written_stacks
+
+if TYPE_CHECKING:
+    import psutil
 
 _SAME = 2.0  # seconds by which the time of a process's start may seem to differ, as clocks are set
 
@@ -48,6 +49,8 @@ class ProcessId(NamedTuple):
 @lru_cache(maxsize=1)
 def this_process() -> ProcessId:
     """This one; from now on it writes its stack upon SIGURG, unless the program uses that signal itself."""
+    import psutil
+
     pid, file = os.getpid(), write_stacks_upon_signal()
     return ProcessId(socket.gethostname(), pid, psutil.Process(pid).create_time(), _space(), file)
 
@@ -64,6 +67,8 @@ def look_at(process: ProcessId) -> tuple[str, str]:
     """Return GONE, STOPPED, RUNS or UNKNOWN (not to be seen from here) of another process of this host, and its stack,
     as far as it can be had.
     """
+    import psutil
+
     if process.space != this_process().space:
         return UNKNOWN, ""
     found = _find(process)
@@ -84,6 +89,8 @@ def look_at(process: ProcessId) -> tuple[str, str]:
 
 def kill(process: ProcessId) -> bool:
     """End another process of this host, unless it is another by now. Returns whether it is gone, or going."""
+    import psutil
+
     found = _find(process) if process.space == this_process().space else None
     if found is None:
         return process.space == this_process().space
@@ -105,6 +112,8 @@ def _space() -> str:
 
 def _find(process: ProcessId) -> psutil.Process | None:
     """It, if it is there, and is no other one that was given its number."""
+    import psutil
+
     try:
         found = psutil.Process(process.pid)
         return found if abs(found.create_time() - process.created) < _SAME else None

@@ -21,8 +21,8 @@ from adaptive.graph.planner import Planner
 from adaptive.graph.trace import Graph, trace
 from adaptive.observe.events import Asked, HookValues, StepEvent
 from adaptive.observe.report import Report
-from adaptive.runtime import engine as _engine
 from adaptive.runtime import kernels as _kernels
+from adaptive.runtime import programs as _programs
 from adaptive.runtime.kernels import Kernels
 
 FEATURES = 3
@@ -128,7 +128,7 @@ class HeldCompiler:
 
 def uncompiled(monkeypatch: Any) -> None:
     """Run segments operation by operation: what is tested is what they do, and compiling takes most of the time."""
-    for module in (_engine, _kernels):
+    for module in (_programs, _kernels):
         monkeypatch.setattr(module, "compile_segment", lambda function, shapes, device, **options: function)
 
 

@@ -52,7 +52,7 @@ def test_it_is_picked_with_all_devices_of_all_processes():
 
 def test_a_launcher_that_started_others_too_is_believed(monkeypatch):
     """As of four that mpirun has started two call jax.distributed; where it is all, that is what they want."""
-    monkeypatch.setattr("collectives.worlds.pick.MPIWorld", lambda **options: "MPI's")
+    monkeypatch.setattr("collectives.worlds.mpi.MPIWorld", lambda **options: "MPI's")
     monkeypatch.setenv("OMPI_COMM_WORLD_SIZE", str(2 * jax.process_count()))
     assert comm.world() == "MPI's"
     monkeypatch.setenv("OMPI_COMM_WORLD_SIZE", str(jax.process_count()))

@@ -10,6 +10,7 @@ import time
 from contextlib import suppress
 
 import numpy as np
+import psutil
 import pytest
 
 from collectives.worlds.boards import fetching, serving
@@ -277,8 +278,6 @@ def test_files_of_others_are_known_by_what_they_begin_with(tmp_path):
 
 
 def test_addresses_of_ones_own_host_are_tried_last():
-    own = [
-        a.address for all_of in fetching.psutil.net_if_addrs().values() for a in all_of if a.family == socket.AF_INET
-    ]
+    own = [a.address for all_of in psutil.net_if_addrs().values() for a in all_of if a.family == socket.AF_INET]
     tried = fetching.most_likely_first([(own[0], 1), ("203.0.113.9", 2), ("127.77.0.1", 3)])
     assert [port for _, port in tried] == [3, 2, 1]

@@ -17,7 +17,6 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
-import psutil
 
 from collectives.worlds.datagrams import Address
 from launchers.ending import give_up_after
@@ -203,6 +202,8 @@ def most_likely_first(addresses: Sequence[Address]) -> list[Address]:
     """Those first that are in a network which this host is in, and last those that it has itself, as others may have,
     too: a bridge to its containers, say.
     """
+    import psutil
+
     own = [a for all_of in psutil.net_if_addrs().values() for a in all_of if a.family == socket.AF_INET and a.netmask]
     hosts = {a.address for a in own}
     networks = [ipaddress.ip_network((a.address, a.netmask), strict=False) for a in own]

@@ -1,0 +1,29 @@
+"""Packages that import what they re-export when it is first used: an import costs a start milliseconds."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Mapping
+from importlib import import_module
+from typing import Any
+
+
+def on_use(package: str, modules: Mapping[str, str]) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
+    """Return `__getattr__` and `__dir__` for a package that re-exports names of modules.
+
+    Args:
+      package: `__name__` of the package.
+      modules: of each name the module that defines it, relative to the package.
+    """
+
+    def get(name: str) -> Any:
+        if name not in modules:
+            raise AttributeError(f"module {package!r} has no attribute {name!r}")
+        value = getattr(import_module(modules[name], package), name)
+        setattr(sys.modules[package], name, value)  # so that it is not asked for again
+        return value
+
+    def names() -> list[str]:
+        return sorted({*vars(sys.modules[package]), *modules})
+
+    return get, names
