@@ -121,13 +121,13 @@ class Planner:
         with self._lock:
             if examples == self._first.graph.examples:
                 return self.reference
-            second = self._second
-            there = second is not None and second.graph.examples == examples
-            theirs = second if second is not None and there else self._trace(examples)
-            now = self._check_unchanged()
-            check_same_operators(self._first, theirs)
-            if not self._functions_checked:
-                check_functions_again(self._first, now, theirs)
+            theirs = self._second
+            if theirs is None or theirs.graph.examples != examples:  # else it is as old as the first, and compared
+                theirs = self._trace(examples)
+                now = self._check_unchanged()
+                check_same_operators(self._first, theirs)
+                if not self._functions_checked:
+                    check_functions_again(self._first, now, theirs)
             found = self._plan(theirs, self._sized(theirs, self._first))
             self._check_same(theirs, found)
             return found
