@@ -17,6 +17,7 @@ import adaptive as ad
 import collectives as comm
 from adaptive.runtime import ending as _ending
 from adaptive.runtime import kernels as _kernels
+from adaptive.runtime import programs as _programs
 
 HOW, MARKER, *OPTIONS = sys.argv[1:]
 BACKGROUND, REAL = "adaptive-compiler", _kernels.compile_segment
@@ -53,7 +54,7 @@ class EndsLate:
             pass
 
 
-_kernels.compile_segment = compile_segment
+_kernels.compile_segment = _programs.compile_segment = compile_segment
 if "late" in OPTIONS:
     ends_late = EndsLate()
 if "elsewhere" in OPTIONS:
