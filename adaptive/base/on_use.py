@@ -11,9 +11,14 @@ from typing import Any
 def on_use(package: str, modules: Mapping[str, str]) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
     """Return `__getattr__` and `__dir__` for a package that re-exports names of modules.
 
+        __getattr__, __dir__ = on_use(__name__, {"median": "._robust"})
+
     Args:
       package: `__name__` of the package.
       modules: of each name the module that defines it, relative to the package.
+
+    Returns:
+      What Python calls for names that the package lacks (PEP 562), and for `dir()`.
     """
 
     def get(name: str) -> Any:
