@@ -60,4 +60,4 @@ def gradient_variance(grads: Any, avg_grads: Any) -> jax.Array:
     """
     check_alike("gradient_variance", grads, avg_grads)
     avg_grads = claim("reduced", avg_grads, "gradient_variance")
-    return estimate(totals(grads, "gradient_variance"), squared_norm(avg_grads), None)[0]
+    return estimate(totals(grads, "gradient_variance"), squared_norm(avg_grads, averaged=True), None)[0]

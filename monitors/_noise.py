@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from adaptive import CollectiveError
 from adaptive.extend import at, claim, current_line, slot
@@ -56,7 +57,8 @@ def noise_scale(
     Averages are kept when batch sizes change, since S and Q are of single examples, whatever the batch. A step with
     fewer than two groups, or with a gradient that is not finite, changes nothing.
 
-    Costs 12 bytes on the gradients' message, and no message of its own.
+    Costs 12 bytes on the gradients' message, and no message of its own; and one pass each over the gradient and its
+    mean, for their squared norms.
 
     Args:
       grads: pytree; the mean gradient over this worker's examples, before clipping and weight decay. Local.
@@ -86,14 +88,23 @@ def noise_scale(
     check_alike("noise_scale", grads, avg_grads)
     avg_grads = claim("reduced", avg_grads, "noise_scale")
     _check_options(decay, confidence, dataset_size)
-    trace, signal = estimate(totals(grads, "noise_scale"), squared_norm(avg_grads), dataset_size)
+    trace, signal = estimate(totals(grads, "noise_scale"), squared_norm(avg_grads, averaged=True), dataset_size)
     sample = jnp.stack([trace, signal])
 
-    def update(averages: Averages) -> tuple[Averages, NoiseScale]:
-        averages = add_sample(averages, sample, decay)
-        return averages, summary(averages, confidence)
+    def update(packed: jax.Array) -> tuple[jax.Array, NoiseScale]:
+        averages = add_sample(_averages_of(packed), sample, decay)
+        return _packed(averages), summary(averages, confidence)
 
-    return slot("noise_scale", no_samples(sample.dtype), update)
+    return slot("noise_scale", np.concatenate([np.ravel(x) for x in no_samples(sample.dtype)]), update)
+
+
+def _packed(averages: Averages) -> jax.Array:
+    """Return averages as one array; shape=(7,). Each array that a program takes and returns costs microseconds."""
+    return jnp.concatenate([jnp.ravel(x) for x in averages])
+
+
+def _averages_of(packed: jax.Array) -> Averages:
+    return Averages(packed[0], packed[1], packed[2:4], packed[4:6], packed[6])
 
 
 def summary(averages: Averages, confidence: float) -> NoiseScale:

@@ -11,19 +11,24 @@ from adaptive import CollectiveError
 from adaptive.extend import at, current_line, current_world, tracing
 
 
-def squared_norm(tree: Any) -> jax.Array:
+def squared_norm(tree: Any, *, averaged: bool = False) -> jax.Array:
     """`|tree|^2`, the sum of squared magnitudes over all leaves: a scalar, float32 or better.
 
     The noise scale takes differences of squared norms that can be close to one another. So half precisions are cast up
     before they are squared, and each leaf is summed by itself before the leaves are: XLA adds the elements of one
     reduction in a tree (relative error on 25 million equal squares: 1e-7), and the sum over leaves is short.
+
+    Args:
+      averaged: whether these are results of messages. Then the norm reads them where they arrived.
     """
     leaves = [jnp.asarray(leaf) for leaf in jax.tree.leaves(tree)]
     dtype = at_least_single(*(leaf.real.dtype for leaf in leaves))
-    # Flat, as they are sent, and behind a barrier: XLA would transpose a gradient that it computes in another order
-    # twice, once for the message and once more in this shape.
-    flat = [jax.lax.optimization_barrier(leaf.reshape(-1)) for leaf in leaves]
-    squares = [jnp.sum(jnp.square(_magnitude(leaf).astype(dtype))) for leaf in flat]
+    if not averaged:
+        # Flat, as they are sent, and behind a barrier: XLA would transpose a gradient that it computes in another order
+        # twice, once for the message and once more in this shape. A result of a message must not be treated so: then
+        # the division by its weight would not be fused into what reads it, the update included.
+        leaves = [jax.lax.optimization_barrier(leaf.reshape(-1)) for leaf in leaves]
+    squares = [jnp.sum(jnp.square(_magnitude(leaf).astype(dtype))) for leaf in leaves]
     return sum(squares, jnp.zeros((), dtype))
 
 

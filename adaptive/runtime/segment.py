@@ -24,9 +24,10 @@ from adaptive.operators.sources import ALONE, WORKER, Reading, Source
 
 from .message import LARGE_BYTES, Layout, pack, unpack_per_use
 
-# Elementwise operations and reductions: cheap to fuse with a division in front of them. Those of optimizers.
+# Elementwise operations and reductions: cheap to fuse with a division in front of them. Those of optimizers, and those
+# of monitors, which make a claim first.
 _FUSED = {"abs", "add", "add_any", "convert_element_type", "div", "integer_pow", "is_finite", "max", "min", "mul"}
-_FUSED |= {"neg", "pow", "reduce_sum", "select_n", "sign", "sqrt", "square", "sub"}
+_FUSED |= {"claim", "neg", "pow", "reduce_sum", "select_n", "sign", "sqrt", "square", "sub"}
 
 
 @dataclass(frozen=True)
