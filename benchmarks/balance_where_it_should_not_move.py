@@ -1,8 +1,8 @@
 """Two equal ranks with balance on, free to move, take the steps they take with balance off. (Aimed at: 1.02.)
 
-    python benchmarks/balance_where_it_should_not_move.py            # about 5 minutes; starts mpirun itself
+    python benchmarks/balance_where_it_should_not_move.py            # about 3 minutes; starts mpirun itself
 
-Steps of about 1.5, 5 and 20 ms of an MLP, five runs each, every one from a new start. Within a run the program with
+Steps of about 1.5, 5 and 20 ms of an MLP, three runs each, every one from a new start. Within a run the program with
 balance and the one without take turns, in blocks of 20 steps; the first quarter is left out. Sizes are free, and
 kernels chosen by time. What is compared are means of blocks; what a policy costs by being computed is in them.
 """
@@ -39,7 +39,7 @@ def row(milliseconds: float, runs: list[dict]) -> dict[str, str]:
 def main() -> None:
     """Measure and report."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--runs", type=int, default=5)
+    parser.add_argument("--runs", type=int, default=3)
     runs = parser.parse_args().runs
     rows = [row(ms, [start("mlp", ms, steps // BLOCK, busy=False) for _ in range(runs)]) for ms, steps in STEPS.items()]
     notes = [
