@@ -59,9 +59,7 @@ class Feed:
         ints[len(self.ints) :] = reading.taking_part
         return floats, ints
 
-    def for_call(
-        self, vectors: tuple[np.ndarray, np.ndarray], reading: Reading, first: bool
-    ) -> tuple[np.ndarray, np.ndarray]:
+    def for_call(self, vectors: Sequence[np.ndarray], reading: Reading, first: bool) -> tuple[np.ndarray, np.ndarray]:
         """The vectors for one call: what differs between calls is read again, the rest is kept."""
         floats, ints = vectors[0].copy(), vectors[1].copy()
         floats[0] = first

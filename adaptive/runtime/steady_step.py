@@ -69,6 +69,8 @@ class _Ahead(NamedTuple):
     dispatched: float
 
 
+Vectors = Sequence[Any]  # of sources: floats, and integers
+
 _FIXED = {"examples", "calls", "offset", "seed", "batch_size", "global_batch", "worker", "workers"}  # while sizes stay
 _STEADY = slice(Reading._fields.index("seed"), Reading._fields.index("offset") + 1)  # what those read
 
@@ -108,9 +110,16 @@ class SteadyStep:
         self.runs_ahead = not self._on_host and set(call.reads("source")) <= _KNOWN_AHEAD
         self._ahead: _Ahead | None = None
         self._call_bytes = bytes_of_a_call(plan, engine.layouts)
-        self._fixed = {source.name for source in plan.sources} <= _FIXED
-        # What the vectors of sources depend on, and the vectors, if they stay while that does.
-        self._same_vectors: tuple[Microbatches, tuple[Any, ...], Any, tuple[Any, Any]] | None = None
+        # Sources that change from step to step: in which vector they are, where, and how they are read.
+        self._changing = [
+            (vector, place, source.read)
+            for vector, (sources, start) in enumerate(((engine.feed.floats, 1), (engine.feed.ints, 0)))
+            for place, source in enumerate(sources, start)
+            if source.name not in _FIXED
+        ]
+        self._final_is_fed_alike = set(final.reads("source")) <= _FIXED
+        # What the other elements depend on; the vectors on the host, and on the device.
+        self._same_vectors: tuple[Microbatches, tuple[Any, ...], Any, Vectors, Vectors] | None = None
 
     def fits(self, choice: Choice) -> bool:
         """Return whether a step of these calls can be taken; else the general one takes it."""
@@ -146,13 +155,11 @@ class SteadyStep:
         activity.now = COMPUTING
         started = dispatched = time.perf_counter()
         watch = time.process_time() if choice.timed else 0.0
-        floats, ints = self._vectors(reading, sizes)
+        vectors, final_vectors = self._vectors(reading, sizes)
         known = float("inf")
         ahead = None if self._ahead is None else self._take_ahead(reading.step, sizes, share.batches[0])
         if ahead is None:
-            packed, kept = self._compute(
-                sizes, reading, (floats, ints), (self._leaves or self._find_leaves)(share.batches[0])
-            )
+            packed, kept = self._compute(sizes, reading, vectors, (self._leaves or self._find_leaves)(share.batches[0]))
         else:
             packed, kept, dispatched = ahead.packed, ahead.kept, ahead.dispatched
             if packed[self._first].is_ready() and reading.compute_seconds == reading.compute_seconds:
@@ -187,7 +194,7 @@ class SteadyStep:
                 return run.given_up(self._sent, results[0], search)
             messages[self._sent] = results
         del packed, ahead  # what was sent is let go before the new state is made
-        outputs = self._commit(floats, ints, kept, messages)
+        outputs = self._commit(final_vectors, kept, messages)
         ended = time.perf_counter()
         activity.took(began, (input_seconds, ended - exchanged + sent - started, exchanged - sent), ended)
         hooks, found = [], engine._results
@@ -206,7 +213,7 @@ class SteadyStep:
         engine, batch = self._engine(), share.batches[0]
         dispatched = time.perf_counter()
         packed, kept = self._compute(
-            sizes, reading, self._vectors(reading, sizes), (self._leaves or self._find_leaves)(batch)
+            sizes, reading, self._vectors(reading, sizes)[0], (self._leaves or self._find_leaves)(batch)
         )
         state, slots = list(engine._states[0]), list(engine._slots[0])
         self._ahead = _Ahead(reading.step, sizes, batch, state, slots, packed, kept, dispatched)
@@ -235,16 +242,26 @@ class SteadyStep:
         look = None if self._look is None else self._look.begin()
         return engine._channels[number].exchange(rows, own, about, more, look, step)
 
-    def _vectors(self, reading: Reading, sizes: Microbatches) -> tuple[Any, Any]:
-        """Return what sources say in this step: on the device already, if it is what they said in the step before."""
+    def _vectors(self, reading: Reading, sizes: Microbatches) -> tuple[Vectors, Vectors]:
+        """Return what sources say in this step, for the call and for the final segment. A vector that says what it said
+        in the step before, to whom it is for, is on the device already.
+        """
         same, read = self._same_vectors, tuple(reading)[_STEADY]
-        if same is not None and same[0] is sizes and same[1] == read and same[2] is reading.taking_part:
-            return same[3]
-        vectors = self._engine().feed.measure(reading if len(sizes) == 1 else reading._replace(calls=len(sizes)))
-        if self._fixed and len(sizes) == 1:
-            there = jax.device_put(vectors, self._engine().world.devices[0])
-            self._same_vectors = sizes, read, reading.taking_part, there
-        return vectors
+        if same is None or same[0] is not sizes or same[1] != read or same[2] is not reading.taking_part:
+            host = self._engine().feed.measure(reading if len(sizes) == 1 else reading._replace(calls=len(sizes)))
+            if len(sizes) > 1:
+                return host, host
+            on_device = jax.device_put(host, self._engine().world.devices[0])
+            self._same_vectors = same = sizes, read, reading.taking_part, host, on_device
+        measured, there = same[3:]
+        if not self._changing:
+            return there, there
+        vectors = list(there)
+        for vector, place, value in self._changing:
+            if vectors[vector] is there[vector]:
+                vectors[vector] = measured[vector].copy()  # a kernel may still read the one before
+            vectors[vector][place] = value(reading)
+        return vectors, there if self._final_is_fed_alike else vectors
 
     def _find_leaves(self, batch: Any) -> list[Any]:
         leaves, tree = jax.tree.flatten(batch)
@@ -263,7 +280,7 @@ class SteadyStep:
         return calls
 
     def _compute(
-        self, sizes: Microbatches, reading: Reading, vectors: tuple[np.ndarray, np.ndarray], leaves: list[Any]
+        self, sizes: Microbatches, reading: Reading, vectors: Vectors, leaves: list[Any]
     ) -> tuple[list[jax.Array], list[jax.Array]]:
         """Dispatch the calls. Returns all messages' parts, added up over the calls, and what the last call keeps."""
         engine, state, slots = self._engine(), self._engine()._states[0], self._engine()._slots[0]
@@ -292,7 +309,7 @@ class SteadyStep:
             del new  # so that the next call's parts can take that memory
         return packed, out["outputs"]
 
-    def _commit(self, floats: Any, ints: Any, kept: Sequence[jax.Array], messages: dict[int, Any]) -> Any:
+    def _commit(self, vectors: Vectors, kept: Sequence[jax.Array], messages: dict[int, Any]) -> Any:
         """Run the final segment and take its results as the worker's state. Returns them."""
         engine = self._engine()
         state, slots, received = engine._states[0], engine._slots[0], []
@@ -307,8 +324,8 @@ class SteadyStep:
             "call": list(map(kept.__getitem__, self._final_kept)),
             "message": received,
             "const": self._final_consts,
-            "floats": floats,
-            "ints": ints,
+            "floats": vectors[0],
+            "ints": vectors[1],
             "once": [],
             "slot": [],
             "batch": [],
