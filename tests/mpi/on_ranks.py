@@ -326,14 +326,14 @@ def nan_first(leaf):
 
 
 def one_more(leaf):
-    return (leaf + 1).astype(leaf.dtype)
+    return type(leaf)(leaf + 1) if np.isscalar(leaf) else (leaf + 1).astype(leaf.dtype)
 
 
 OTHER_CHECKPOINTS = {
     "a corrupt state": (but("state", lambda s: {**s, "w": nan_first(s["w"])}), "state['w']"),
     "a corrupt slot": (but("slots", lambda s: {name: [a + 1 for a in kept] for name, kept in s.items()}), "slots["),
     "a corrupt hook state": (
-        but("hooks", lambda h: jax.tree.map(lambda a: (a + 1).astype(a.dtype), h)),
+        but("hooks", lambda h: jax.tree.map(one_more, h)),
         "hooks['0/balance']",
     ),
     "other sizes": (but("batch_sizes", lambda sizes: [sizes[0] - 1, sizes[1] + 1, *sizes[2:]]), "batch sizes"),
