@@ -83,10 +83,11 @@ class Activity:
       now: what is being done; read from any thread.
       turned: whoever is to be told of each activity that has ended; `None` for nobody.
       message: the number of the message that is exchanged, or was last.
+      waited_before: what the world had waited when the step began that `took` accounts for.
     """
 
     def __init__(self, world: Waits):
-        self._world = world
+        self._world, self.waited_before = world, world.waited
         self.now, self._waited = BETWEEN, world.waited
         self._began = self._since = time.perf_counter()
         self._seconds = [0.0] * (BETWEEN + 1)  # so far, of all steps
@@ -117,9 +118,11 @@ class Activity:
         """
         seconds, waited = self._seconds, self._world.waited
         input_, computing, exchanging = times
-        seconds[BETWEEN] += began - self._since
+        between, others = self.waited_before - self._waited, waited - self.waited_before
+        exchanging = max(exchanging, others)  # of a step that was given up in its message
+        seconds[BETWEEN] += began - self._since - between
+        seconds[WAITING] += between
         self._before = list(seconds)
-        others = waited - self._waited
         seconds[INPUT] += input_
         seconds[COMPUTING] += computing
         seconds[EXCHANGING] += exchanging - others
@@ -176,7 +179,8 @@ class Activity:
         Args:
           now: by the clock of `time.perf_counter`; nobody was waited for since the last `turn`, or `took`.
         """
-        by_itself = now - self._began - self._seconds[EXCHANGING] - self._seconds[WAITING]
+        between = self.waited_before - self._waited
+        by_itself = now - self._began - self._seconds[EXCHANGING] - self._seconds[WAITING] - between
         busy, self._told = by_itself - self._told, by_itself
         return busy
 

@@ -130,7 +130,7 @@ class SteadyLoop:
             steady.forget_ahead()
             return self._through_engine(since)
         self._trial = choice.trial
-        p._activity.now, asked = INPUT, time.perf_counter()
+        p._activity.now, p._activity.waited_before, asked = INPUT, p.world.waited, time.perf_counter()
         share, self._share = self._share or p._stream.take(self._sizes), None
         input_seconds = time.perf_counter() - asked
         self._say(p)

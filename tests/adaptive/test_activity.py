@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import threading
 import time
+from types import SimpleNamespace
 
 import jax.numpy as jnp
 import numpy as np
@@ -162,3 +163,17 @@ def test_a_step_that_waits_for_its_input_says_so(monkeypatch):
         assert event.workers.input.tolist() == [pytest.approx(event.report.breakdown.input, rel=1e-3)] * 2
         assert event.workers.computing == pytest.approx(event.report.compute_seconds, rel=1e-3)
         assert (event.workers.busy >= event.workers.computing).all()
+
+
+def test_what_is_waited_for_between_steps_is_not_taken_from_their_messages(monkeypatch):
+    world = SimpleNamespace(waited=0.0)
+    activity = Activity(world)
+    activity.begin()
+    activity.end()
+    world.waited += 5.0  # in an operation of the script's own
+    activity.waited_before = world.waited
+    world.waited += 0.25
+    now = time.perf_counter()
+    activity.took(now - 1.0, (0.125, 0.25, 0.5), now)
+    found = activity.end()
+    assert (found.input, found.computing, found.exchanging, found.waiting) == (0.125, 0.25, 0.25, 0.25)
