@@ -90,7 +90,7 @@ class NewNaNs:
         """Whether each leaf, and each carrier, may hold a NaN. Traced into the final segment.
 
         A sum is one pass at memory's speed; a look at each element takes several times as long. It is NaN, too, of
-        infinities of both signs: whoever reads the flag of a leaf looks again. A leaf whose NaNs would be in another
+        infinities of both signs: so a flagged leaf is looked at again. A leaf whose NaNs would be in another
         one as well, as those of Adam's averages are in the parameters, has that one's flag, and is not read.
 
         Args:
