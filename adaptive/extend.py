@@ -68,7 +68,7 @@ from adaptive.base.reductions import Sliced as Sliced
 from adaptive.base.reductions import average as average
 from adaptive.base.reductions import summed_statistics as summed_statistics
 from adaptive.base.roster import with_same_members as with_same_members
-from adaptive.base.seats import Resident as Resident
+from adaptive.base.seats import FixedMembership as FixedMembership
 from adaptive.base.seats import Seats as Seats
 from adaptive.base.seats import number_of_workers as number_of_workers
 from adaptive.base.told import Listening as Listening
@@ -83,9 +83,9 @@ from adaptive.base.where import at as at
 from adaptive.base.where import current_line as current_line
 from adaptive.base.worker_mesh import OffersMesh as OffersMesh
 from adaptive.base.worker_mesh import WorkerMesh as WorkerMesh
-from adaptive.base.world import Baggage as Baggage
 from adaptive.base.world import Loss as Loss
 from adaptive.base.world import MembersChanged as MembersChanged
+from adaptive.base.world import TransferPayload as TransferPayload
 from adaptive.base.world import World as World
 from adaptive.control.batch_sizes import BatchSizes as BatchSizes
 from adaptive.control.decisions import apply_decision as apply_decision

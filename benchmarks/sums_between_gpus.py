@@ -96,7 +96,7 @@ def main() -> None:
                 x = jax.block_until_ready(jax.device_put(x, device))
                 ways = {DEVICES: single(by_devices, x), HOST: single(by_host, x), ALLREDUCE: of_mpi(device, [x])}
                 rows += compare(f"{size} MiB", ways, given.rounds)
-        goes = by_devices.way(0)
+        goes = by_devices.algorithm(0)
         gpus = sorted({own.device for own in by_devices.comm.allgather(by_devices._on_devices._own)})
     if rank == 0:
         print(f"large sums go {goes or 'as on GPUs'}", flush=True)

@@ -143,7 +143,7 @@ class ThreadedWorld(Blocking, Seats):
         return len(self._processes)
 
     @property
-    def unattended(self) -> tuple[int, ...]:
+    def unowned_slots(self) -> tuple[int, ...]:
         return tuple(seat for seat in range(self.capacity) if seat not in self._processes)
 
     def _meet(self, kind: str, about: str, value: Any = None, *, repeats: bool = True) -> list[Any]:

@@ -19,7 +19,7 @@ class Changing(Protocol):
     @property
     def members(self) -> tuple[int, ...]: ...
     @property
-    def since(self) -> tuple[int, ...]: ...
+    def joined_in_generation(self) -> tuple[int, ...]: ...
     @property
     def generation(self) -> int: ...
 
@@ -37,22 +37,22 @@ class Roster(NamedTuple):
     """The members of a world at one moment. Replicated.
 
     Attributes:
-      since: for each member's seat, the generation in which the member came.
+      joined_in_generation: for each member's seat, the generation in which the member came.
       generation: of the world at that moment.
     """
 
-    since: dict[int, int]
+    joined_in_generation: dict[int, int]
     generation: int
 
     @staticmethod
     def of(world: Changing) -> Roster:
         """The members now."""
-        return Roster(dict(zip(world.members, world.since, strict=True)), world.generation)
+        return Roster(dict(zip(world.members, world.joined_in_generation, strict=True)), world.generation)
 
     @property
     def members(self) -> tuple[int, ...]:
         """The seats that are taken, in order."""
-        return tuple(self.since)
+        return tuple(self.joined_in_generation)
 
 
 def with_same_members(world: Changing, work: Callable[[], T]) -> T:

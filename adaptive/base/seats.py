@@ -14,18 +14,18 @@ import numpy as np
 
 from .errors import MembersError
 from .numbers import brief, whole
-from .world import Baggage, Loss
+from .world import Loss, TransferPayload
 
 
-class Resident:
+class FixedMembership:
     """What worlds say whose processes are all there, from beginning to end. Replicated."""
 
     losses: tuple[Loss, ...] = ()
-    unattended: tuple[int, ...] = ()
+    unowned_slots: tuple[int, ...] = ()
     survives = False
     waited = patience = 0.0
-    in_reserve = apart = newcomers = spawns = False
-    built: Mapping[str, str] = MappingProxyType({})
+    in_reserve = run_under_way = needs_state_transfer = spawns = False
+    build_digests: Mapping[str, str] = MappingProxyType({})
     deterministic = False
 
     @property
@@ -39,30 +39,30 @@ class Resident:
         return len(self.members)
 
     @property
-    def reserve_told(self) -> bool:
+    def reserve_terminating(self) -> bool:
         """No process is in reserve."""
         return False
 
-    def way(self, channel: Hashable) -> str:
+    def algorithm(self, channel: Hashable) -> str:
         """There is one way for all messages, and nothing to say about it."""
         return ""
 
-    def part(self) -> None:
+    def begin_run(self) -> None:
         """A run begins: no process waits for it in reserve."""
 
-    def assemble(self) -> None:
+    def end_run(self) -> None:
         """A run is over: no process has waited for it."""
 
     def wait(self, is_ready: Callable[[], bool]) -> None:
         """No process is in reserve."""
 
-    def hand_over(
-        self, make: Callable[[], Baggage], room: Callable[[], list[np.ndarray]], about: str = ""
-    ) -> Baggage | None:
+    def transfer_state(
+        self, make: Callable[[], TransferPayload], room: Callable[[], list[np.ndarray]], about: str = ""
+    ) -> TransferPayload | None:
         """All know what there is to know."""
 
 
-class Seats(Resident):
+class Seats(FixedMembership):
     """What worlds of one process, whose workers come and go, say of them. Replicated.
 
     Whoever is not there is in reserve, and can be had at once: nothing has to be started.
@@ -82,7 +82,7 @@ class Seats(Resident):
         self._least = number_of_workers(min_workers, capacity, name="min_workers")
         taken = capacity if workers is None else number_of_workers(workers, capacity, least=self._least)
         self.capacity = capacity
-        self._since: list[int | None] = [0] * taken + [None] * (capacity - taken)
+        self._joined_in: list[int | None] = [0] * taken + [None] * (capacity - taken)
         self._gone: set[int] = set()  # empty seats whose workers have left for good
         self._called = taken
         self.generation = 0
@@ -92,14 +92,14 @@ class Seats(Resident):
     def members(self) -> tuple[int, ...]:
         """The seats that are taken."""
         if self._members[0] != self.generation:
-            members = tuple(seat for seat, since in enumerate(self._since) if since is not None)
+            members = tuple(seat for seat, since in enumerate(self._joined_in) if since is not None)
             self._members = (self.generation, members)
         return self._members[1]
 
     @property
-    def since(self) -> tuple[int, ...]:
+    def joined_in_generation(self) -> tuple[int, ...]:
         """For each member, the generation in which it came. No two members of a seat have the same."""
-        return tuple(since for since in self._since if since is not None)
+        return tuple(since for since in self._joined_in if since is not None)
 
     # --- by hand ------------------------------------------------------------------------------------------------------
 
@@ -117,7 +117,7 @@ class Seats(Resident):
 
     def empty(self, seat: int) -> None:
         """As `leave`, of a seat that is taken; also of the last one: then there is nobody."""
-        self._since[seat] = None
+        self._joined_in[seat] = None
         self.generation += 1
 
     def join(self, seat: int) -> None:
@@ -128,14 +128,14 @@ class Seats(Resident):
         """
         if self._at(seat) is not None:
             raise ValueError(f"seat {seat} is taken: who joins needs an empty one.")
-        self._since[seat] = self.generation + 1
+        self._joined_in[seat] = self.generation + 1
         self.generation += 1
         self._gone.discard(seat)
 
     def _at(self, seat: int) -> int | None:
-        if not 0 <= seat < len(self._since):
-            raise ValueError(f"there is no seat {seat}; seats are 0 … {len(self._since) - 1}.")
-        return self._since[seat]
+        if not 0 <= seat < len(self._joined_in):
+            raise ValueError(f"there is no seat {seat}; seats are 0 … {len(self._joined_in) - 1}.")
+        return self._joined_in[seat]
 
     # --- as a program asks --------------------------------------------------------------------------------------------
 
@@ -147,7 +147,7 @@ class Seats(Resident):
     @property
     def most(self) -> int:
         """How many workers there can be: on all seats but those whose workers have left for good."""
-        return len(self._since) - len(self._gone)
+        return len(self._joined_in) - len(self._gone)
 
     @property
     def ready(self) -> int:
@@ -158,7 +158,7 @@ class Seats(Resident):
         """The number of workers that can be had, nearest to one that is asked for: the protocol of `World`."""
         return min(max(workers, self.least), self.most)
 
-    def call_in(self, workers: int) -> None:
+    def request_workers(self, workers: int) -> None:
         """Say how many workers there are to be: the protocol of `World`."""
         self._called = workers
 
@@ -169,7 +169,7 @@ class Seats(Resident):
                 raise MembersError(f"seat {seat} is empty already: who leaves must be there.")
         stay = [seat for seat in self.members if seat not in leaving]
         gone = self._gone | set(leaving)
-        free = [seat for seat, since in enumerate(self._since) if since is None and seat not in gone]
+        free = [seat for seat, since in enumerate(self._joined_in) if since is None and seat not in gone]
         if not 1 <= workers <= len(stay) + len(free):
             raise MembersError(f"there cannot be {workers} workers: {len(stay)} stay, and {len(free)} can join.")
         joining = free[: max(0, workers - len(stay))]
@@ -177,9 +177,9 @@ class Seats(Resident):
             return
         self._gone = gone
         for seat in (*leaving, *stay[workers:]):
-            self._since[seat] = None
+            self._joined_in[seat] = None
         for seat in joining:
-            self._since[seat] = self.generation + 1
+            self._joined_in[seat] = self.generation + 1
         self.generation += 1
 
 

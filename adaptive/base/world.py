@@ -21,7 +21,7 @@ import numpy as np
 from .channel import Arrived, Channel, LookAtPiece, Parts, PartSpec
 from .reductions import Reduction
 
-Baggage = tuple[Any, list[np.ndarray]]  # what can be pickled, and is small; and contiguous arrays
+TransferPayload = tuple[Any, list[np.ndarray]]  # what can be pickled, and is small; and contiguous arrays
 
 
 @runtime_checkable
@@ -56,7 +56,7 @@ class World(Protocol):
         ...
 
     @property
-    def since(self) -> tuple[int, ...]:
+    def joined_in_generation(self) -> tuple[int, ...]:
         """For each member the generation in which it came: it tells a new worker on an old seat. Replicated."""
         ...
 
@@ -91,7 +91,7 @@ class World(Protocol):
         """
         ...
 
-    def call_in(self, workers: int) -> None:
+    def request_workers(self, workers: int) -> None:
         """Begin to get so many ready that there can be `workers` members in all. Does not block. Replicated.
 
         A later call takes the place of an earlier one; where there are as many members, nobody is missing any more.
@@ -113,7 +113,7 @@ class World(Protocol):
         ...
 
     @property
-    def unattended(self) -> tuple[int, ...]:
+    def unowned_slots(self) -> tuple[int, ...]:
         """The empty seats that no process carries of those that are together: the process with rank 0 says for them
         that nothing was computed there. Replicated.
         """
@@ -129,7 +129,7 @@ class World(Protocol):
         """Whether processes may be spawned to join. Replicated."""
         ...
 
-    built: Mapping[str, str]
+    build_digests: Mapping[str, str]
     """Digests of the program whose steps are taken, by name, where `spawns`: who joins must have built the same."""
 
     deterministic: bool
@@ -137,25 +137,25 @@ class World(Protocol):
     set it. Replicated.
     """
 
-    def way(self, channel: Hashable) -> str:
+    def algorithm(self, channel: Hashable) -> str:
         """Which of several ways messages of a channel go, and why, in words; nothing where there is one. Replicated."""
         ...
 
     @property
-    def apart(self) -> bool:
+    def run_under_way(self) -> bool:
         """Whether a run is under way, in which workers and processes in reserve are not together. Replicated."""
         ...
 
     @property
-    def newcomers(self) -> bool:
-        """Whether processes have come in that do not know yet what the others know (`hand_over`). Replicated."""
+    def needs_state_transfer(self) -> bool:
+        """Whether processes have come in that do not know yet what the others know (`transfer_state`). Replicated."""
         ...
 
-    def part(self) -> None:
+    def begin_run(self) -> None:
         """A run begins: the workers go on by themselves, and processes in reserve wait. Of all that are together."""
         ...
 
-    def assemble(self) -> None:
+    def end_run(self) -> None:
         """A run is over: processes in reserve come out of their waiting, and all are together. Of all workers."""
         ...
 
@@ -171,9 +171,9 @@ class World(Protocol):
         """
         ...
 
-    def hand_over(
-        self, make: Callable[[], Baggage], room: Callable[[], list[np.ndarray]], about: str = ""
-    ) -> Baggage | None:
+    def transfer_state(
+        self, make: Callable[[], TransferPayload], room: Callable[[], list[np.ndarray]], about: str = ""
+    ) -> TransferPayload | None:
         """What newcomers have to know. Communicates.
 
         Args:
@@ -203,7 +203,7 @@ class World(Protocol):
         ...
 
     @property
-    def reserve_told(self) -> bool:
+    def reserve_terminating(self) -> bool:
         """Whether a process in reserve was told to go, and the others cannot go on without it. Local: rank 0 knows."""
         ...
 
@@ -307,7 +307,7 @@ class MembersChanged(Exception):
     """
 
 
-def among_those_left(exchange: Callable[[], Arrived]) -> Arrived:
+def retry_on_members_changed(exchange: Callable[[], Arrived]) -> Arrived:
     """Exchange what does not depend on who is there: again, where members were lost in the course of it."""
     while True:
         try:

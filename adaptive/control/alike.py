@@ -20,7 +20,7 @@ from adaptive.graph.text import Line, as_text
 
 def check_built_alike(
     world: World,
-    built: dict[str, str],
+    build_digests: dict[str, str],
     plan: Plan,
     about: str = "",
     closer: Callable[[], dict[str, str]] | None = None,
@@ -29,8 +29,8 @@ def check_built_alike(
 
     Args:
       about: the program, in words.
-      closer: makes digests that say more, where some of `built` differ.
-      built: digests by name, equal on all processes if all is well.
+      closer: makes digests that say more, where some of `build_digests` differ.
+      build_digests: digests by name, equal on all processes if all is well.
       plan: of the same number of examples on all processes.
 
     Raises:
@@ -39,7 +39,7 @@ def check_built_alike(
     if world.processes == 1:
         return
     # Settings come first: where one differs, so does all that follows from it.
-    _check_equal(world, about, {**settings_in_words(), **built}, closer)
+    _check_equal(world, about, {**settings_in_words(), **build_digests}, closer)
     _check_equal(world, about, {"driver": digest_of_plan(plan)}, closer=lambda: digests_of_lines(plan))
 
 

@@ -42,7 +42,7 @@ class Recruiting(Protocol):
     @property
     def capacity(self) -> int: ...
     @property
-    def since(self) -> tuple[int, ...]: ...
+    def joined_in_generation(self) -> tuple[int, ...]: ...
     @property
     def generation(self) -> int: ...
     @property
@@ -54,7 +54,7 @@ class Recruiting(Protocol):
     @property
     def survives(self) -> bool: ...
     @property
-    def reserve_told(self) -> bool: ...
+    def reserve_terminating(self) -> bool: ...
     @property
     def least(self) -> int: ...
     @property
@@ -65,7 +65,7 @@ class Recruiting(Protocol):
     def ready(self) -> int: ...
 
     def nearest(self, workers: int) -> int: ...
-    def call_in(self, workers: int) -> None: ...
+    def request_workers(self, workers: int) -> None: ...
     def change(self, workers: int, leaving: Sequence[int] = ()) -> None: ...
     def all_gather_bytes(self, value: bytes, about: str = "", more: str = "") -> list[bytes]: ...
 
@@ -180,7 +180,7 @@ class Membership:
                 "made with resizable=False. Leave that out of ad.Program(...) where workers come and go."
             )
         self.asked = number
-        self._world.call_in(number)
+        self._world.request_workers(number)
         if number == workers:
             return []
         why = "the most that can be had" if number == self._world.most else "the least that have to stay"
@@ -211,7 +211,7 @@ class Membership:
         moments wait for the others; when it is time for one, all who want to leave do.
         """
         told = self._told()
-        if self._world.reserve_told:
+        if self._world.reserve_terminating:
             return MUST
         if told is None:
             return 0
@@ -337,7 +337,7 @@ class Membership:
                 self.asked = max(len(self._world.members), self.asked - lost)
             self._there, self._generation = len(self._world.members), self._world.generation
             if self.pending:
-                self._world.call_in(self.target)
+                self._world.request_workers(self.target)
         return told
 
     def _look_and_ask(self, about: str) -> int:
@@ -357,7 +357,7 @@ class Membership:
         self._there, self._generation = now, self._world.generation
         if self._world.respawn and now < before:
             self.asked = before if self.asked is None else self.asked
-            self._world.call_in(self.asked)
+            self._world.request_workers(self.asked)
         elif self.asked is not None:
             missing = max(0, self.asked - before)
             if now < before:
@@ -379,7 +379,7 @@ class Membership:
         self._there, self._generation = len(roster.members), roster.generation
         self.asked = None if asked is None else self.nearest(asked)
         self._heard, self._wishes = 0, np.zeros(self._world.capacity)
-        self._world.call_in(self.target)
+        self._world.request_workers(self.target)
 
 
 def _workers(seats: Sequence[int]) -> str:

@@ -157,7 +157,7 @@ class Status:
 
     def _take_up(self, elements: np.ndarray) -> None:
         elements = elements[: self._n_facts].copy()
-        for seat in self._world.unattended:  # nobody is there to decide otherwise
+        for seat in self._world.unowned_slots:  # nobody is there to decide otherwise
             elements[seat] = self._digest.value
         verdict = _verdict(elements, self._n, self._world.processes)
         self._digest.compare(verdict.digests, own=self._world.workers)

@@ -19,7 +19,7 @@ from adaptive.base.current import current_world, why_not_alone
 from adaptive.base.errors import CollectiveError, NonFiniteError
 from adaptive.base.reductions import Reduction, adds_up
 from adaptive.base.where import at, current_line
-from adaptive.base.world import World, among_those_left
+from adaptive.base.world import World, retry_on_members_changed
 
 from .sources import ALONE
 
@@ -72,7 +72,7 @@ def exchange_eagerly(how: Collective, values: Sequence, *, weight: Any) -> list[
         parts = _parts(how, values, weight, world)
         return world.exchange(parts, ops, np.zeros(1, np.float32), about=about)
 
-    results, _ = among_those_left(exchange)
+    results, _ = retry_on_members_changed(exchange)
     out = [jnp.array(r) for r in results[0][1:]]  # copies: the world may write its buffers again
     if weight is not None:
         _check_weight(out[0])
@@ -91,7 +91,7 @@ def _parts(how: Collective, values: Sequence[jax.Array], weight: Any, world: Wor
         else:
             sent = [how.encode_nothing(v.shape, v.dtype, worker, world.capacity) for v in values]
         if adds_up(how.op) and not parts and world.rank == 0:
-            for seat in world.unattended:
+            for seat in world.unowned_slots:
                 rows = (how.encode_nothing(v.shape, v.dtype, seat, world.capacity) for v in values)
                 sent = [own + row for own, row in zip(sent, rows, strict=True)]
         weights = [] if weight is None else [jnp.asarray(weight) if there else jnp.zeros_like(weight)]

@@ -63,7 +63,7 @@ class Company:
     def settled(self) -> bool:
         """Whether `gather` has nothing to do: nobody leaves, joins, is in reserve, or was lost since the last step."""
         known, world = self._known, self._world
-        return not (known.membership.due or world.in_reserve or world.newcomers or known.seating.changed)
+        return not (known.membership.due or world.in_reserve or world.needs_state_transfer or known.seating.changed)
 
     def gather(self, course: Course) -> Course:
         """Let those leave and join who are to; notice who has, since the last step. In reserve, wait to join.
@@ -79,7 +79,7 @@ class Company:
             self._world.wait(self._known.engine.kernels.can_join)
             if not self._world.in_reserve:
                 self._clock.restart()
-        over = self._world.newcomers and not self._world.apart
+        over = self._world.needs_state_transfer and not self._world.run_under_way
         course = self.hand_over(course)
         if over:
             raise RunOver(course)
@@ -102,12 +102,12 @@ class Company:
 
     def hand_over(self, course: Course) -> Course:
         """Let those who have come in know what the others know. Returns where the run stands."""
-        if not self._world.newcomers:
+        if not self._world.needs_state_transfer:
             return course
         known = self._known
         known.hooks.catch_up(known.sizes)
         about = f"what newcomers have to know of {self._name}"
-        baggage = self._world.hand_over(lambda: pack(known, tuple(course)), lambda: room(known), about)
+        baggage = self._world.transfer_state(lambda: pack(known, tuple(course)), lambda: room(known), about)
         if baggage is None:
             return course
         self._update.told = False

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from adaptive.base.arrays import is_key, numbers_of
-from adaptive.base.world import Baggage
+from adaptive.base.world import TransferPayload
 from adaptive.control.batch_sizes import BatchSizes
 from adaptive.control.decision_digest import DecisionDigest
 from adaptive.control.hooks import Hooks
@@ -49,10 +49,10 @@ _SIZES = (
 )
 _MEMBERSHIP = ("asked", "_there", "_generation", "_heard", "_wishes")
 _DIGEST = ("value", "step", "asked")
-_SEATING = ("since", "_joined", "_notes", "_told")
+_SEATING = ("joined_in_generation", "_joined", "_notes", "_told")
 
 
-def pack(known: Known, own: Any) -> Baggage:
+def pack(known: Known, own: Any) -> TransferPayload:
     """What this process knows. Hooks have been shown all steps (`Hooks.catch_up`).
 
     Args:
@@ -80,7 +80,7 @@ def room(known: Known) -> list[np.ndarray]:
     return [memory_of(leaf) for leaf in _replicated(known.engine)]
 
 
-def unpack(known: Known, baggage: Baggage) -> Any:
+def unpack(known: Known, baggage: TransferPayload) -> Any:
     """Know what another process does. Returns what is the program's own."""
     small, arrays = baggage
     for part, name in ((known.sizes, "sizes"), (known.membership, "membership"), (known.digest, "digest")):

@@ -15,7 +15,7 @@ import jax
 import numpy as np
 
 from adaptive.base.errors import DriverError
-from adaptive.base.world import World, among_those_left
+from adaptive.base.world import World, retry_on_members_changed
 from adaptive.graph.plan import Plan
 from adaptive.graph.planner import Planner
 from adaptive.graph.stages import Groups, always_sent, choose
@@ -125,7 +125,7 @@ def measured(world: World, nbytes: int, about: str) -> float:
     for _ in range(_ROUNDS):  # the first ones make buffers and connections
         world.barrier()
         began = time.perf_counter()
-        among_those_left(
+        retry_on_members_changed(
             lambda: world.exchange(parts, ["sum", "sum"], np.zeros(0, np.float32), "overlap", f"measuring {about}")
         )
         least = min(least, time.perf_counter() - began)

@@ -213,7 +213,7 @@ class Program:
             "deterministic": bool(deterministic),
             "overlap": overlap,
         }
-        self._built = check_alike(self.world, self._name, self._form, leaves, self._data, self._plan, settings)
+        self._build_digests = check_alike(self.world, self._name, self._form, leaves, self._data, self._plan, settings)
         built_in(self.world)
         if deterministic:
             self.world.deterministic = True
@@ -368,7 +368,7 @@ class Program:
         layouts = self._engine.layouts
         text = explain(
             *(self._plan, layouts, self._sizes.current, shards, self._sizes.resizable),
-            ways=[self.world.way((self._name, number)) for number in range(len(layouts))],
+            ways=[self.world.algorithm((self._name, number)) for number in range(len(layouts))],
             overlap=self._overlap.in_words,
         )
         memory = in_words(memory_needed(self._engine, self._data, self._sizes.current))
@@ -448,7 +448,7 @@ class Program:
             if all_leave is not None:
                 more = "" if keeping else ", and keeps no checkpoint, since it was given no checkpoint="
                 raise self._preempted(all_leave, more)
-            self.world.assemble()
+            self.world.end_run()
             self._take_course(self._company.hand_over(self._course))
 
     @contextmanager
@@ -597,11 +597,11 @@ class Program:
         try:
             if self._engine.kernels.busy:
                 self._engine.kernels.check()
-            self.world.built = self._built
+            self.world.build_digests = self._build_digests
             outcome = self._steady.take(began, since) if steady else None
             if outcome is None:
                 steady = False
-                self.world.part()
+                self.world.begin_run()
                 outcome = self._by_those_left(since)
             plain = steady and self._steady.is_plain(outcome)
             notes = [] if plain else self._skips.take(outcome.trouble, self._step + 1)
@@ -979,7 +979,9 @@ class Program:
         self._update.together(self._step, "evaluate")
         states = [self._as_given(leaves) for leaves in self._engine.states]
         about = f"evaluate of {self._name} after step {self._step}"
-        return evaluate(fn, states, data, self.world, batch, about, tuple(self._seating.since), op, self._means)
+        return evaluate(
+            fn, states, data, self.world, batch, about, tuple(self._seating.joined_in_generation), op, self._means
+        )
 
     @as_made
     def check(self, batch: Any = None, *, seed: int = 0, tolerance: float | None = None) -> Invariance:

@@ -24,12 +24,12 @@ class Seating:
 
     def __init__(self, world: World, engine: Engine, hooks: Hooks, sizes: BatchSizes, roster: Roster):
         self._world, self._engine, self._hooks, self._sizes = world, engine, hooks, sizes
-        self.since = roster.since
+        self.joined_in_generation = roster.joined_in_generation
         self._generation: int | None = roster.generation  # whose members `since` are; `None`: of none
         self._joined: list[int] = []  # since the last report
         self._notes: list[str] = []
         self._told = 0  # of the world's losses
-        engine.seat(self.places(self.since), ())
+        engine.seat(self.places(self.joined_in_generation), ())
 
     @property
     def changed(self) -> bool:
@@ -48,10 +48,10 @@ class Seating:
           The seats with another worker than before.
         """
         there, generation = Roster.of(self._world)
-        joined = [seat for seat, since in there.items() if self.since.get(seat) != since]
+        joined = [seat for seat, since in there.items() if self.joined_in_generation.get(seat) != since]
         self._hooks.seat(joined, self._sizes)
         self._engine.seat(self.places(there), self.places(joined))
-        self.since, self._generation = there, generation
+        self.joined_in_generation, self._generation = there, generation
         lost = {seat for loss in self._world.losses[self._told :] for seat in loss.workers}  # a seat may be taken again
         self._notes += self._sizes.seat(list(there), joined, lost)
         self._joined += joined
@@ -73,13 +73,13 @@ class Seating:
     def restart(self, members: Iterable[int]) -> None:
         """Go on with these members. Of those who are there now, the others will have joined by the next step."""
         there, generation = Roster.of(self._world)
-        self.since = {seat: there.get(seat, 0) for seat in members}
-        self._generation = generation if self.since == there else None
-        self._engine.present = self.places(self.since)
+        self.joined_in_generation = {seat: there.get(seat, 0) for seat in members}
+        self._generation = generation if self.joined_in_generation == there else None
+        self._engine.present = self.places(self.joined_in_generation)
 
     def take_over(self, known: dict[str, Any]) -> None:
         """Know what another process does."""
         vars(self).update(known)
         there, generation = Roster.of(self._world)
-        self._generation = generation if self.since == there else None
-        self._engine.present = self.places(self.since)
+        self._generation = generation if self.joined_in_generation == there else None
+        self._engine.present = self.places(self.joined_in_generation)

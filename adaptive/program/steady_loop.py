@@ -57,7 +57,7 @@ class SteadyLoop:
             return
         self._sizes, self._asked = sizes.current, p._membership.asked
         self._steady = p._engine.steady_step(self._sizes)
-        self._generation, self._apart = world.generation, world.apart
+        self._generation, self._run_under_way = world.generation, world.run_under_way
         self._workers = tuple(world.workers)
         self._size, self._total = self._sizes[self._workers[0]], sum(self._sizes)
         self._least_calls = p._engine.least_calls_of(self._size, self._total)
@@ -95,11 +95,11 @@ class SteadyLoop:
             sizes.current is not self._sizes
             or sizes.pending is not None
             or world.generation != self._generation
-            or world.apart != self._apart
+            or world.run_under_way != self._run_under_way
             or p._membership.asked != self._asked
             or TOLD
             or p._engine.timeline is not None
-            or (world.apart and not p._company.settled)
+            or (world.run_under_way and not p._company.settled)
         ):
             self.stop()
         return self._on

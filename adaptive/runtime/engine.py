@@ -23,7 +23,7 @@ from adaptive.base.channel import Arrived, Arriving, LookAtPiece, PartSpec
 from adaptive.base.cores import n_cores
 from adaptive.base.timeline import STEPS, Timeline
 from adaptive.base.worker_mesh import OffersMesh
-from adaptive.base.world import World, among_those_left
+from adaptive.base.world import World, retry_on_members_changed
 from adaptive.data.stream import Share
 from adaptive.graph.flow import Scope
 from adaptive.operators.sources import CALLS, Reading
@@ -488,7 +488,7 @@ class Engine:
             own = self.status.encode().astype(np.float32)  # anew each time: it depends on how many processes there are
             return self.world.exchange(parts, ["sum"], own, (self.name, "status"), about, more)
 
-        self.status.decode(among_those_left(exchange)[1])
+        self.status.decode(retry_on_members_changed(exchange)[1])
 
     def close(self) -> None:
         self.kernels.close()

@@ -46,7 +46,7 @@ class Nothing:
         """The parts of message `number`, by worker of this process, as they are sent: where this process has rank 0,
         with NaN for the rows of seats that no process carries.
         """
-        seats = self._world.unattended
+        seats = self._world.unowned_slots
         if not seats or self._world.rank:
             return parts
         if (number, seats) not in self._gaps:

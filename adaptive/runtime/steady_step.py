@@ -237,7 +237,7 @@ class SteadyStep:
         """Have the message reduced over all workers, with the status, of which `own` is this process's."""
         engine, number = self._engine(), self._sent
         about = f"message {number + 1} of step {step} of {engine.name}"
-        rows = [parts] if not engine.world.unattended else engine.nothing.with_gaps(number, [parts])
+        rows = [parts] if not engine.world.unowned_slots else engine.nothing.with_gaps(number, [parts])
         engine.activity.message = number
         look = None if self._look is None else self._look.begin()
         return engine._channels[number].exchange(rows, own, about, more, look, step)

@@ -159,7 +159,7 @@ class MPIWorld(Channels, InTurn, Staff, Scope):
         """Return a channel for messages of one layout: the protocol of `World`."""
         return MPIChannel(self, parts, status, name)
 
-    def way(self, channel: Hashable) -> str:
+    def algorithm(self, channel: Hashable) -> str:
         """How messages of a channel go, over several hosts or from GPUs, in words: the protocol of `World`."""
         between_hosts = "" if self._ways is None else self._ways.in_words(channel)
         return "; ".join(filter(None, [self._on_devices.in_words(channel), between_hosts]))
@@ -387,7 +387,7 @@ class MPIWorld(Channels, InTurn, Staff, Scope):
         self._ways = several_ways(self._mpi, together, survives=self.survives)
         self._on_devices.of(together)
         carried = {seat for process in together.everyone for seat in process.seats}
-        self.unattended = tuple(seat for seat in range(self.capacity) if seat not in carried)
+        self.unowned_slots = tuple(seat for seat in range(self.capacity) if seat not in carried)
 
     # --- threads and errors -------------------------------------------------------------------------------------------
 

@@ -19,7 +19,7 @@ from zlib import crc32
 import numpy as np
 
 from adaptive import WorkerError
-from adaptive.extend import Baggage
+from adaptive.extend import TransferPayload
 
 from .meeting import Presence
 
@@ -117,10 +117,12 @@ class HandOver(Operation):
 
     agreed = True  # else whoever has completed it would have to keep all that it has given or got
 
-    def __init__(self, about: str, make: Callable[[], Baggage], room: Callable[[], list[np.ndarray]], *, knows: bool):
+    def __init__(
+        self, about: str, make: Callable[[], TransferPayload], room: Callable[[], list[np.ndarray]], *, knows: bool
+    ):
         super().__init__(about, "", HAND_OVER)
         self._make, self._room, self._knows = make, room, knows
-        self.result: Baggage | None = None
+        self.result: TransferPayload | None = None
 
     def carry_out(self, comm: Any) -> None:
         knows = comm.allgather(self._knows)

@@ -42,20 +42,20 @@ class Recruit:
         self.ready = self.over = False
         self.words.send([1], ASK)
 
-    def listen(self, built: Mapping[str, str]) -> None:
+    def listen(self, build_digests: Mapping[str, str]) -> None:
         """Hear whether it is ready, and what it has built; refuse it if that is something else."""
         if self.words.dead([1]):
             self.over = True
         heard = self.words.heard()
         if heard is None or heard[0] != READY:
             return
-        differs = [name for name in built if heard[1].get(name) != built[name]]
+        differs = [name for name in build_digests if heard[1].get(name) != build_digests[name]]
         if not differs:
             self.ready = True
             return
         self.over = True
         name = differs[0]
-        theirs, own = heard[1].get(name), built[name]
+        theirs, own = heard[1].get(name), build_digests[name]
         text = f"{name} is not the same: the workers have {own}, and a process that was spawned has {theirs}"
         _log.error("a process was not let in: %s. Spawned processes run the command that the job was started by.", text)
         self.words.send([1], REFUSED, text)
@@ -96,11 +96,11 @@ class Recruiting:
                 "to:  adaptive run --oversubscribe --bind-to none …", offer.seats[0], error.Get_error_string()
             )  # fmt: skip
 
-    def ready(self, built: Mapping[str, str]) -> list[Recruit]:
+    def ready(self, build_digests: Mapping[str, str]) -> list[Recruit]:
         """Those who can be let in."""
         for recruit in self.all:
             if not recruit.ready and not recruit.over:
-                recruit.listen(built)
+                recruit.listen(build_digests)
         for recruit in self.all:
             if recruit.over:
                 self.failed = True

@@ -74,11 +74,11 @@ class Waiting:
 
     Args:
       members: the ranks of those who work.
-      built: digests of what this process has built.
+      build_digests: digests of what this process has built.
     """
 
-    def __init__(self, words: Words, members: Iterable[int], built: Mapping[str, str]):
-        self._words, self._members, self._built = words, frozenset(members), built
+    def __init__(self, words: Words, members: Iterable[int], build_digests: Mapping[str, str]):
+        self._words, self._members, self._build_digests = words, frozenset(members), build_digests
         self._looked = time.monotonic()
 
     def next(self, is_ready: Callable[[], bool], told: Callable[[], bool]) -> tuple[str, Any]:
@@ -99,7 +99,7 @@ class Waiting:
             if word == ASK:
                 asked = sender
             if asked is not None and is_ready():
-                self._words.send([asked], READY, dict(self._built))
+                self._words.send([asked], READY, dict(self._build_digests))
                 asked = None
                 self._alert_until = time.monotonic() + 5
             if heard is None:

@@ -13,11 +13,11 @@ from typing import Self
 import jax
 
 from adaptive import CollectiveError, DisagreementError, MembersError, NonFiniteError, Preempted, WorkerError
-from adaptive.extend import Listening, Resident, World, at, current_line, enter, leave, tell
+from adaptive.extend import FixedMembership, Listening, World, at, current_line, enter, leave, tell
 from launchers import ending
 
 
-class Scope(Resident):
+class Scope(FixedMembership):
     """A world as a context manager. Worlds nest: inside, collectives go to the world that was entered last."""
 
     def __init__(self) -> None:
@@ -37,7 +37,7 @@ class Scope(Resident):
         return tuple(range(self.capacity))
 
     @property
-    def since(self) -> tuple[int, ...]:
+    def joined_in_generation(self) -> tuple[int, ...]:
         """For each member the generation in which it came: all were there from the start."""
         return (0,) * self.capacity
 
@@ -64,7 +64,7 @@ class Scope(Resident):
         """The number of workers that can be had, nearest to one that is asked for: the protocol of `World`."""
         return min(max(workers, self.least), self.most)
 
-    def call_in(self, workers: int) -> None:
+    def request_workers(self, workers: int) -> None:
         """Get no more ready than there are: the protocol of `World`."""
         self._check_number(workers)
 

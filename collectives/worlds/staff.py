@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from adaptive import Dismissed, MembersError, Preempted, WorkerError
-from adaptive.extend import Baggage, Loss, Seats, honoured, number_of_workers, told
+from adaptive.extend import Loss, Seats, TransferPayload, honoured, number_of_workers, told
 from launchers import ending
 
 from .meeting_of_all import ALL_GO, CLOSE, JOIN, NOBODY, TOGETHER, Plan, Role, meeting
@@ -38,19 +38,19 @@ class Staff:
     Attributes:
       respawn: whether workers that are lost, or told to go, are replaced. Replicated.
       spawns: whether processes may be spawned. Replicated.
-      built: digests of what this process has built, by which recruits are compared.
+      build_digests: digests of what this process has built, by which recruits are compared.
       in_reserve: whether this process waits, or should. Local.
-      apart: whether there are others in reserve, or this process is. Replicated.
-      newcomers: whether processes have come in that know nothing yet of what the others do. Replicated.
+      run_under_way: whether there are others in reserve, or this process is. Replicated.
+      needs_state_transfer: whether processes have come in that know nothing yet of what the others do. Replicated.
       survives: whether the others go on when processes are lost, or leave for good. Replicated.
     """
 
     respawn = False
     spawns = False
-    built: Mapping[str, str] = MappingProxyType({})
+    build_digests: Mapping[str, str] = MappingProxyType({})
     in_reserve = False
     apart = False
-    newcomers = False
+    needs_state_transfer = False
     generation = 0
     losses: tuple[Loss, ...] = ()
     _closed: bool
@@ -88,7 +88,7 @@ class Staff:
             if seat not in offer.members:
                 seats.leave(seat)
         self._staff(alone, seats, offer.capacity)
-        self.apart = self.in_reserve = True
+        self.run_under_way = self.in_reserve = True
         self.rank, self._pair = len(offer.members) + 1, pair
         self._words, self._members_now = Words(self._mpi, pair), [0]
         return alone
@@ -131,9 +131,9 @@ class Staff:
         return self._seats.members
 
     @property
-    def since(self) -> tuple[int, ...]:
+    def joined_in_generation(self) -> tuple[int, ...]:
         """For each member the generation in which it came."""
-        return self._seats.since
+        return self._seats.joined_in_generation
 
     @property
     def least(self) -> int:
@@ -194,7 +194,7 @@ class Staff:
 
     # --- asking for more ----------------------------------------------------------------------------------------------
 
-    def call_in(self, workers: int) -> None:
+    def request_workers(self, workers: int) -> None:
         """Begin to get so many ready that there can be `workers` members: the protocol of `World`."""
         self._called = workers
         self._asked, self._ready = set(), set()
@@ -214,7 +214,7 @@ class Staff:
         return there + self._spawned(missing - sum(len(process.seats) for process in self._idle))
 
     @property
-    def reserve_told(self) -> bool:
+    def reserve_terminating(self) -> bool:
         """Whether a process in reserve was told to go, and the job cannot go on without it; known to rank 0."""
         if self._idle and not (self.survives or self.rank):
             self._listen()
@@ -248,18 +248,18 @@ class Staff:
             if not self._recruiting.has(seats):
                 hosts = {process.node: process.host for process in self._job.everyone}
                 self._recruiting.spawn(Offer(seats, self.capacity, self.members, hosts))
-        return sum(len(recruit.seats) for recruit in self._recruiting.ready(self.built))
+        return sum(len(recruit.seats) for recruit in self._recruiting.ready(self.build_digests))
 
     # --- change -------------------------------------------------------------------------------------------------------
 
-    def part(self) -> None:
+    def begin_run(self) -> None:
         """A run begins: from here on those in reserve wait. All processes come here."""
-        if (self._idle or self.spawns) and not self.apart:
+        if (self._idle or self.spawns) and not self.run_under_way:
             self._regroup("the beginning of a run", lambda: self.members)
 
     def change(self, workers: int, leaving: Sequence[int] = ()) -> None:
         """Come to a number of members: the protocol of `World`."""
-        self.part()
+        self.begin_run()
         for_good = [process for process in self._working() if process.seats[0] in leaving]
 
         def stay() -> tuple[int, ...]:
@@ -295,7 +295,7 @@ class Staff:
 
     def _go_apart(self, together: Together) -> None:
         """Be one of these, or in reserve."""
-        self.apart = True
+        self.run_under_way = True
         self.in_reserve = self.workers[0] not in self.members
         if self.in_reserve:
             self.rank = len(together.everyone) + 1  # of no worker, and not the first
@@ -303,24 +303,24 @@ class Staff:
         else:
             self._take(together)
         self._completed = 0
-        self.call_in(len(self.members))
+        self.request_workers(len(self.members))
 
     _members_now: Sequence[int] = ()  # ranks in the job, as far as this process knows
 
     # --- meetings of all ----------------------------------------------------------------------------------------------
 
-    def assemble(self) -> None:
+    def end_run(self) -> None:
         """A run is over: from here on all processes are together. Those in reserve come out of their waiting."""
-        if self.apart:
+        if self.run_under_way:
             self._meet(TOGETHER, len(self.members))
 
     def _dismiss_reserve(self) -> None:
-        if self.apart and not self.in_reserve:
+        if self.run_under_way and not self.in_reserve:
             self._recruiting.dismiss()
             self._meet(ALL_GO if self._all_go else CLOSE, len(self.members))
 
     def _tell_reserve(self, why: str) -> None:
-        if self.apart and not self.in_reserve:
+        if self.run_under_way and not self.in_reserve:
             self._words.send(self._ranks_in_reserve(), FAILED, why)
 
     def _ranks_in_reserve(self) -> list[int]:
@@ -341,7 +341,7 @@ class Staff:
             with self._collective():
                 self._do(Farewell(f"a meeting of all processes, to {purpose}", "", MEETING))
             if purpose == JOIN and self.rank == 0:
-                recruits = self._recruiting.ready(self.built)[: max(0, workers - len(self.members))]
+                recruits = self._recruiting.ready(self.build_digests)[: max(0, workers - len(self.members))]
             role = role._replace(rank=self.rank, recruits=len(recruits))
             self._words.send(self._ranks_in_reserve(), MEET)
         with self._collective():
@@ -369,9 +369,9 @@ class Staff:
         self._idle = [process for process in self._job.everyone if not self._works(process)]
         self._go_apart(there)
         if found.purpose == TOGETHER:
-            self.in_reserve = self.apart = False
+            self.in_reserve = self.run_under_way = False
             self._take(there)
-        self.newcomers = found.purpose in (JOIN, TOGETHER)
+        self.needs_state_transfer = found.purpose in (JOIN, TOGETHER)
         self._knows = not (was_idle and not self.in_reserve)
         return found.purpose
 
@@ -409,7 +409,7 @@ class Staff:
         """
         self._is_ready = is_ready
         while self.in_reserve:
-            waiting = Waiting(self._words, self._members_now, self.built)
+            waiting = Waiting(self._words, self._members_now, self.build_digests)
             word, content = waiting.next(is_ready, self._is_told)
             if self._pair is not None and word != TOLD:
                 self._answer(word, content)
@@ -457,14 +457,14 @@ class Staff:
             self._closed = True
             ending.leave_job()
 
-    def hand_over(
-        self, make: Callable[[], Baggage], room: Callable[[], list[np.ndarray]], about: str = ""
-    ) -> Baggage | None:
+    def transfer_state(
+        self, make: Callable[[], TransferPayload], room: Callable[[], list[np.ndarray]], about: str = ""
+    ) -> TransferPayload | None:
         """What newcomers have to know, from processes that do: for them, and `None` for the others."""
         operation = HandOver(about, make, room, knows=self._knows)
         with self._collective():
             self._do(operation)
-        self.newcomers, self._knows = False, True
+        self.needs_state_transfer, self._knows = False, True
         return operation.result
 
 

@@ -244,7 +244,7 @@ class _Run:
             n, first=there.first, present=there.present, join_after=there.join_after, respawn=there.respawn
         )
         self._membership = Membership(self._workers)
-        self._since: dict[int, int] = {}
+        self._joined_in: dict[int, int] = {}
 
     def run(self, first: Sequence[int] | int, steps: int) -> Simulation:
         n, cluster = len(self._measured), self._cluster
@@ -273,8 +273,8 @@ class _Run:
         """Who is lost, leaves and joins before a step; in the first one, with the sizes that they begin with."""
         self._workers.begin(step)
         self._membership.change()
-        before, members = self._since, self._workers.members
-        self._since = dict(zip(members, self._workers.since, strict=True))
+        before, members = self._joined_in, self._workers.members
+        self._joined_in = dict(zip(members, self._workers.joined_in_generation, strict=True))
         if first is not None:
             total = first if isinstance(first, int) else sum(first)
             shares = None if isinstance(first, int) else [float(size) for size in first]
@@ -282,8 +282,8 @@ class _Run:
             self._sizes = BatchSizes(total, shares, limits, quantum=self._quantum, members=members)
             if self._ready_after:
                 self._sizes.take_effect(_AfterSteps(self._ready_after))
-        elif self._since != before:
-            joined = [seat for seat, since in self._since.items() if before.get(seat) != since]
+        elif self._joined_in != before:
+            joined = [seat for seat, since in self._joined_in.items() if before.get(seat) != since]
             assert self._states is not None, "they are there after the first step"
             self._states.seat(joined, self._sizes)
             self._sizes.seat(members, joined)

@@ -46,7 +46,7 @@ class Workers(Seats):
             raise ValueError("simulate: nobody is there in the first step.")
         there = [seat for seat in range(capacity) if seat not in gone][:first]
         self._gone = gone
-        self._since = [0 if seat in there else None for seat in range(capacity)]
+        self._joined_in = [0 if seat in there else None for seat in range(capacity)]
 
     def _absent(self, step: int) -> set[int]:
         return set() if self._present is None else set(np.flatnonzero(~np.asarray(self._present(step))).tolist())
@@ -73,9 +73,9 @@ class Workers(Seats):
         """How many of those who were called in are ready to join."""
         return min(super().ready, sum(due <= self._step for due in self._due))
 
-    def call_in(self, workers: int) -> None:
+    def request_workers(self, workers: int) -> None:
         """Say how many workers there are to be: the protocol of `World`."""
-        super().call_in(workers)
+        super().request_workers(workers)
         missing = max(0, workers - len(self.members))
         new = self._step + 1 + self._join_after
         self._due = (self._due + [new] * missing)[:missing]

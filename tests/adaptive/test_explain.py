@@ -151,7 +151,7 @@ def test_which_way_a_message_goes_is_said_where_there_are_several():
 
 def test_a_program_asks_its_world_for_its_messages():
     class TwoWays(LocalWorld):
-        def way(self, channel):
+        def algorithm(self, channel):
             return f"by hosts, being message {channel[1] + 1}"
 
     world = TwoWays(2)

@@ -30,16 +30,16 @@ class World(Seats):
         self.in_reserve_told = False
 
     @property
-    def reserve_told(self):
+    def reserve_terminating(self):
         return self.in_reserve_told
 
     @property
     def ready(self):
         return super().ready if self.come else 0
 
-    def call_in(self, workers):
+    def request_workers(self, workers):
         self.called.append(workers)
-        super().call_in(workers)
+        super().request_workers(workers)
 
     def change(self, workers, leaving=()):
         self.changes.append((workers, tuple(leaving)))
@@ -94,7 +94,7 @@ def test_the_highest_seats_leave_at_once_and_the_lowest_free_ones_are_taken_once
         assert world.members == (0, 1)
     said(membership, world)
     membership.change()
-    assert (world.members, world.since, membership.pending) == ((0, 1, 2, 3), (0, 0, 1, 1), False)
+    assert (world.members, world.joined_in_generation, membership.pending) == ((0, 1, 2, 3), (0, 0, 1, 1), False)
     world.leave(1)
     membership.request(2)
     membership.change()

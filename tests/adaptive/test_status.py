@@ -16,7 +16,7 @@ from adaptive.control.status import Status, status_length
 class Process:
     """One of several processes, and its sizes."""
 
-    unattended = ()
+    unowned_slots = ()
 
     def __init__(
         self,
@@ -129,7 +129,7 @@ def test_a_status_is_as_long_as_it_says():
 def test_of_seats_that_no_process_carries_nobody_expects_a_digest():
     first, second, gone = processes([1, 1, 1], [{}, {}, {}])
     for process in (first, second):
-        process.unattended, process.processes = tuple(gone.workers), 2
+        process.unowned_slots, process.processes = tuple(gone.workers), 2
     exchange([first, second])
     second.digest.enter(1, "hook 'a'", Decision(global_batch=8))
     with pytest.raises(ad.DisagreementError, match="decided differently"):

@@ -127,7 +127,7 @@ def test_where_one_process_cannot_all_go_through_the_host():
             np.testing.assert_array_equal(found[0], expected(world, SHAPES[0], TYPES[0]))
         world._on_devices._remember(0)  # as it does for GPUs
         where = f"on rank {world.processes - 1} " if world.size > 1 else ""
-        assert world.way(0) == (f"through the host: {where}MPI is not CUDA-aware" if world.size > 1 else "")
+        assert world.algorithm(0) == (f"through the host: {where}MPI is not CUDA-aware" if world.size > 1 else "")
 
 
 @pytest.mark.parametrize("faster", [HOST, DEVICES])
@@ -150,11 +150,13 @@ def test_it_goes_the_way_that_is_faster(monkeypatch, faster):
         went = [exchange(world, *large)[1] for _ in range(2 * TRIALS)]
         assert went == [[], [1]] * TRIALS
         on_devices._remember(0)
-        assert world.way(0) == "through the host and from device to device in turn, to measure which is faster"
+        assert world.algorithm(0) == "through the host and from device to device in turn, to measure which is faster"
         went = [exchange(world, *large)[1] for _ in range(MESSAGES + 1)]
         assert went == [[1] if faster == DEVICES else []] * (MESSAGES + 1)
         names = on_accelerators.NAMES
-        assert world.way(0).startswith(f"{names[faster]}: 2000 ms, {names[1 - faster]} 3000 ms; as measured up to")
+        assert world.algorithm(0).startswith(
+            f"{names[faster]}: 2000 ms, {names[1 - faster]} 3000 ms; as measured up to"
+        )
 
 
 def test_a_deterministic_program_goes_through_the_host(world):
@@ -165,11 +167,11 @@ def test_a_deterministic_program_goes_through_the_host(world):
         assert went == [[], [], []]
         fixed._on_devices._remember(0)
         if fixed.size > 1:
-            assert fixed.way(0) == "through the host, whatever is faster: in a deterministic program"
+            assert fixed.algorithm(0) == "through the host, whatever is faster: in a deterministic program"
 
 
 def test_it_says_how_large_sums_go(world):
     exchange(world)
     world._on_devices._remember(0)
-    assert world.way(0) == ("from device to device" if world.size > 1 else "")
-    assert world.way("another channel") == ""
+    assert world.algorithm(0) == ("from device to device" if world.size > 1 else "")
+    assert world.algorithm("another channel") == ""

@@ -74,7 +74,7 @@ def test_what_only_processes_that_come_and_go_could_have_is_refused(option):
 
 def test_nobody_comes_and_nobody_leaves(world):
     assert (world.least, world.most, world.survives, world.respawn) == (world.size, world.size, False, False)
-    for change in (lambda: world.call_in(1), lambda: world.change(1)):
+    for change in (lambda: world.request_workers(1), lambda: world.change(1)):
         with pytest.raises(MembersError, match="nobody comes, and nobody leaves"):
             change()
 

@@ -128,10 +128,10 @@ with comm.world() as world:
         bits = b"".join([parts[0][:-1].tobytes(), *(x.tobytes() for x in parts[1:])])
         assert len(set(world.all_gather_bytes(bits))) == 1  # the same on all ranks, to the last bit
         if message < TRIALS and not DEATHS and not world.deterministic:
-            assert world.way("a channel") in ("", "flat and by hosts in turn, to measure which is faster")
-    said = world.all_gather_bytes(world.way("a channel").encode())
+            assert world.algorithm("a channel") in ("", "flat and by hosts in turn, to measure which is faster")
+    said = world.all_gather_bytes(world.algorithm("a channel").encode())
     assert len(set(said)) == 1, said
     assert bool(lost) == bool(DEATHS), lost
-    assert world.way("another") == ""
+    assert world.algorithm("another") == ""
     assert ways.LARGE_BYTES < 4 * 50_000
     print(f"{world.processes} ended well, {said[0].decode() or 'one way'}", flush=True)

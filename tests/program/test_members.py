@@ -308,10 +308,15 @@ def test_a_noise_scale_needs_two_groups_which_a_lone_worker_makes_of_its_batch(s
 
 
 def test_seats_are_what_they_are(seats):
-    assert (seats.size, seats.members, seats.since, seats.generation) == (4, (0, 1, 2, 3), (0, 0, 0, 0), 0)
+    assert (seats.size, seats.members, seats.joined_in_generation, seats.generation) == (
+        4,
+        (0, 1, 2, 3),
+        (0, 0, 0, 0),
+        0,
+    )
     seats.leave(1)
     seats.join(1)
-    assert (seats.members, seats.since, seats.generation) == ((0, 1, 2, 3), (0, 2, 0, 0), 2)
+    assert (seats.members, seats.joined_in_generation, seats.generation) == ((0, 1, 2, 3), (0, 2, 0, 0), 2)
     with pytest.raises(ValueError, match="seat 1 is taken"):
         seats.join(1)
     for none in (4, -1):
@@ -330,10 +335,10 @@ def test_seats_come_to_a_number_of_members(seats):
     assert (seats.least, seats.most, seats.ready) == (1, 4, 0)
     seats.change(2)
     assert (seats.members, seats.generation, seats.most) == ((0, 1), 1, 4)
-    seats.call_in(3)
+    seats.request_workers(3)
     assert seats.ready == 1
     seats.change(3, leaving=[0])
-    assert (seats.members, seats.since, seats.generation, seats.most) == ((1, 2, 3), (0, 2, 2), 2, 3)
+    assert (seats.members, seats.joined_in_generation, seats.generation, seats.most) == ((1, 2, 3), (0, 2, 2), 2, 3)
     seats.change(3)
     assert seats.generation == 2
     assert [seats.nearest(n) for n in (0, 2, 9)] == [1, 2, 3]

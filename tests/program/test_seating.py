@@ -13,13 +13,18 @@ from adaptive.program.seating import Seating
 
 
 def test_a_worker_that_leaves_a_seat_whose_worker_was_once_lost_has_left():
-    world = SimpleNamespace(members=(0, 1), since=(0, 0), generation=0, workers=range(1), losses=())
+    world = SimpleNamespace(members=(0, 1), joined_in_generation=(0, 0), generation=0, workers=range(1), losses=())
     ignored = SimpleNamespace(seat=lambda *_: None)
     sizes = BatchSizes(12, None, Limits((1, 1), (20, 20)))
     seating = Seating(world, ignored, ignored, sizes, Roster.of(world))
 
     def then(members, since, losses):
-        world.members, world.since, world.losses, world.generation = members, since, losses, world.generation + 1
+        world.members, world.joined_in_generation, world.losses, world.generation = (
+            members,
+            since,
+            losses,
+            world.generation + 1,
+        )
         sizes.step_done()
         seating.take()
         return seating.tell()[2], sizes.causes
