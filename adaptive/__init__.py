@@ -17,12 +17,12 @@ from .base.errors import CheckpointError as CheckpointError
 from .base.errors import CollectiveError as CollectiveError
 from .base.errors import DataError as DataError
 from .base.errors import DisagreementError as DisagreementError
-from .base.errors import Dismissed as Dismissed
 from .base.errors import DriverError as DriverError
-from .base.errors import MembersError as MembersError
 from .base.errors import NonFiniteError as NonFiniteError
 from .base.errors import Preempted as Preempted
 from .base.errors import ReplicationError as ReplicationError
+from .base.errors import ReserveReleased as ReserveReleased
+from .base.errors import WorkerCountError as WorkerCountError
 from .base.errors import WorkerError as WorkerError
 from .base.on_use import on_use
 from .base.world import World as World

@@ -1,4 +1,4 @@
-"""What the benchmark scripts share: timing in alternation, ratios with their spread, results as text, a busy neighbour.
+"""What the benchmark scripts share: timing in alternation, ratios with their spread, results as text, a busy neighbor.
 
 Seconds on a shared machine drift by more than what is to be measured. So whatever is compared is called in turn, in one
 process, and compared round by round: drift slower than a round cancels in the *paired* ratios.
@@ -210,7 +210,7 @@ def limited(cores: float, period: float = 0.02) -> Iterator[None]:
 
 @contextmanager
 def contention(core: int, processes: int = 1) -> Iterator[list[int]]:
-    """A busy neighbour: while the context lasts, `processes` processes spin on `core`.
+    """A busy neighbor: while the context lasts, `processes` processes spin on `core`.
 
     A process pinned there beside n of them gets 1 / (n + 1) of the core. They end with the context, and also when this
     process is killed. Yields their process ids.

@@ -1,15 +1,15 @@
-"""With a busy neighbour on one of two cores, balancing is never slower than equal batches, and near the ideal split.
+"""With a busy neighbor on one of two cores, balancing is never slower than equal batches, and near the ideal split.
 
     python benchmarks/balance_under_contention.py            # about 4 minutes; starts mpirun itself
 
 Two ranks pinned to two cores, and a process that spins on the second. An MLP with 8 examples a rank, and with steps of
-3, 10, 30 and 60 ms (before the neighbour comes); a conv net and a transformer block with steps of 30 ms. Every run is
+3, 10, 30 and 60 ms (before the neighbor comes); a conv net and a transformer block with steps of 30 ms. Every run is
 one from a new start. Within a run a program with balance and one with equal batches take turns. (Aimed at: never more
 than 1.02 times the equal step; from 10 ms on at most 1.05 times the ideal one.)
 
 The ideal is computed from measured speeds: with equal batches, how long each rank computes gives its seconds per
 example, and the ideal split lets both finish together; what a step takes beside computing is added as it is. A
-neighbour's time slices are noise, and a step waits for whoever is late: no split is as good as the ideal.
+neighbor's time slices are noise, and a step waits for whoever is late: no split is as good as the ideal.
 """
 
 import argparse
@@ -68,10 +68,10 @@ def main() -> None:
     ]
     notes = [
         f"{runs} runs of each, every one from a new start: medians, and the extremes. Means of the last three quarters "
-        "of the steps, because a neighbour's time slices make a step either fast or slow; both programs in turn, in "
-        f"blocks of {BLOCK} steps. Milliseconds are those of computing with equal batches, without the neighbour."
+        "of the steps, because a neighbor's time slices make a step either fast or slow; both programs in turn, in "
+        f"blocks of {BLOCK} steps. Milliseconds are those of computing with equal batches, without the neighbor."
     ]
-    report("Balancing against a busy neighbour", rows, "balance_under_contention.md", notes)
+    report("Balancing against a busy neighbor", rows, "balance_under_contention.md", notes)
 
 
 if __name__ == "__main__":

@@ -139,11 +139,11 @@ def program(case: Case, batch: int) -> ad.Program:
 # --- what is chosen ---------------------------------------------------------------------------------------------------
 
 
-def chosen(case: Case, batch: int, neighbour: Callable[[], AbstractContextManager[Any]]) -> tuple[int, ...]:
-    """The calls of most of the last steps, beside a neighbour."""
+def chosen(case: Case, batch: int, neighbor: Callable[[], AbstractContextManager[Any]]) -> tuple[int, ...]:
+    """The calls of most of the last steps, beside a neighbor."""
     made = program(case, batch)
     try:
-        with neighbour():
+        with neighbor():
             calls = [made.step().microbatches[0] for _ in range(STEPS)]
     finally:
         made.close()
@@ -187,7 +187,7 @@ def faster_half(seconds: np.ndarray) -> np.ndarray:
     return np.sort(seconds, axis=0)[: max(1, len(seconds) // 2)].mean(axis=0)
 
 
-# --- neighbours -------------------------------------------------------------------------------------------------------
+# --- neighbors -------------------------------------------------------------------------------------------------------
 
 _COMPILE = """
 import os, sys
@@ -237,11 +237,11 @@ def compiling(core: int) -> Iterator[Callable[[], AbstractContextManager[None]]]
 # --- all of it --------------------------------------------------------------------------------------------------------
 
 
-def measure(case: Case, batch: int, neighbours: dict[str, Any], rounds: int) -> Iterator[dict[str, object]]:
-    """A row for each neighbour."""
+def measure(case: Case, batch: int, neighbors: dict[str, Any], rounds: int) -> Iterator[dict[str, object]]:
+    """A row for each neighbor."""
     reference = program(case, batch)  # as long as it is there, what it has compiled is not compiled again
     try:
-        choices = {name: chosen(case, batch, neighbour) for name, neighbour in neighbours.items()}
+        choices = {name: chosen(case, batch, neighbor) for name, neighbor in neighbors.items()}
         ways = plausible(batch)
         ways += [calls for calls in dict.fromkeys(choices.values()) if calls not in ways]
         first = faster_half(in_alternation(reference, ways, rounds))
@@ -282,7 +282,7 @@ def main() -> None:
     pin(core)
     rows, left_out, began = list[dict[str, object]](), list[str](), time.monotonic()
     with compiling(core) as compiler:
-        neighbours = {"nobody": nullcontext, "a compiler": compiler, "a busy process": lambda: contention(core)}
+        neighbors = {"nobody": nullcontext, "a compiler": compiler, "a busy process": lambda: contention(core)}
         todo = [
             (case, batch)
             for case in cases()
@@ -293,7 +293,7 @@ def main() -> None:
             if not options.all and time.monotonic() - began > 60 * options.minutes:
                 left_out.append(f"{case.name} at {batch}")
                 continue
-            for row in measure(case, batch, neighbours, options.rounds):
+            for row in measure(case, batch, neighbors, options.rounds):
                 rows.append(row)
                 print(f"{time.monotonic() - began:4.0f} s", row, flush=True)
     ratios = [float(str(row["chosen / best"])) for row in rows]

@@ -10,7 +10,7 @@ computing is measured on the same driver with arrays. All are run in turn, in on
 of those are left out, since what they take was fetched while others ran.
 
 The processor time is that of one rank and its readers, and what must be that of a step with arrays and of its reading:
-it says what fetching costs also where neighbours take the cores, and a step's seconds say nothing.
+it says what fetching costs also where neighbors take the cores, and a step's seconds say nothing.
 """
 
 from __future__ import annotations

@@ -108,7 +108,7 @@ def record(core: int, seconds: float = 240.0) -> None:
     program = _program()
     program.warm_up()
     list(program.run(steps=20))
-    neighbours = [
+    neighbors = [
         subprocess.Popen(
             [sys.executable, "-I", "-S", "-c", _LOAD, str(os.getpid()), str(core), str(seed)],
             stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True,
@@ -116,14 +116,14 @@ def record(core: int, seconds: float = 240.0) -> None:
         for seed in (1, 2)
     ]  # fmt: skip
     try:
-        for child in neighbours:
+        for child in neighbors:
             child.stdout.readline()
         end, rows = time.monotonic() + seconds, []
         while time.monotonic() < end:
             rows += [(r.batch_sizes[0], r.compute_seconds[0], r.metrics["cpu"], r.metrics["memory"])
                      for r in program.run(steps=20)]  # fmt: skip
     finally:
-        for child in neighbours:
+        for child in neighbors:
             child.kill()
             child.wait()
     with RECORD.open("w") as file:

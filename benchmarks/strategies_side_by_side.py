@@ -96,7 +96,7 @@ class Run:
 
         params = NET.init(jax.random.key(seed), TRAIN["image"][:1])
         batch = WORKERS * size * self.updates
-        options = {"local": self.strategy.local, "world": world, "resizable": False, "seed": seed}
+        options = {"per_worker_state": self.strategy.per_worker_state, "world": world, "resizable": False, "seed": seed}
         self.program = ad.Program(driver, self.strategy.init(params), TRAIN, global_batch=batch, **options)
         self.program.warm_up()
         self.program.step()  # which is slower than all others

@@ -190,7 +190,7 @@ def main() -> None:
         "what is computed again, by two, is computed for as long as a step of three. Medians of the parts need not "
         f"add up. Kernels compiled between the kill and the end of the step: {compiled}.",
         "Most of it is the system's, which takes the process apart before anybody is told that it is dead. Measured by "
-        "itself, beside busy neighbours: 20 to 40 ms for a sleeping process with JAX in it (212 MB, 15 threads), 1 to 4"
+        "itself, beside busy neighbors: 20 to 40 ms for a sleeping process with JAX in it (212 MB, 15 threads), 1 to 4"
         " ms for a bare Python.",
         f"The machine was not quiet: load averages at the ends of jobs {min(known['load']):.0f} to "
         f"{max(known['load']):.0f}; tests of other kinds ran beside it.",

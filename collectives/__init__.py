@@ -16,7 +16,7 @@ from .worlds.threads import OversubscriptionWarning as OversubscriptionWarning
 if TYPE_CHECKING:
     from ._asynchronous_mean import asynchronous_mean as asynchronous_mean
     from ._merge import merge as merge
-    from ._neighbour_mean import neighbour_mean as neighbour_mean
+    from ._neighbor_mean import neighbor_mean as neighbor_mean
     from ._robust import geometric_median as geometric_median
     from ._robust import trimmed_mean as trimmed_mean
     from .worlds.devices import DeviceWorld as DeviceWorld
@@ -29,7 +29,7 @@ __getattr__, __dir__ = on_use(
     {
         "asynchronous_mean": "._asynchronous_mean",
         "merge": "._merge",
-        "neighbour_mean": "._neighbour_mean",
+        "neighbor_mean": "._neighbor_mean",
         "geometric_median": "._robust",
         "trimmed_mean": "._robust",
         "DeviceWorld": ".worlds.devices",

@@ -40,7 +40,7 @@ def asynchronous_mean(tree: T, *, peer: Peer = "random") -> T:
     Args:
       tree: a pytree of floats and complex numbers, of the same shapes on all workers. Local.
       peer: who worker j is: "random", one of the others, drawn anew in each update by a counter and the program's seed;
-        or "ring", one of the two neighbours by number, in turn. Of those, one that has published.
+        or "ring", one of the two neighbors by number, in turn. Of those, one that has published.
 
     Returns:
       A tree of the same shapes and dtypes. Local.

@@ -23,7 +23,8 @@ def local_mean(tree: T) -> T:
     runs with kernels of any size, and none has to be compiled for each size of a batch.
 
         grads = comm.local_mean(grads)
-        updates, opt_state = optimizer.update(grads, opt_state)       # of this worker's own: ad.Program(..., local=...)
+        updates, opt_state = optimizer.update(grads, opt_state)       # of this worker's own: ad.Program(...,
+        per_worker_state=...)
 
     Args:
       tree: a pytree of floats and complex numbers. Local.

@@ -18,7 +18,7 @@ from ._local_mean import LocalMean, local_sum
 
 T = TypeVar("T")
 
-_SORTED_BY_SORT = 16  # workers: from here on a sort is fewer operations than comparing neighbours over and over
+_SORTED_BY_SORT = 16  # workers: from here on a sort is fewer operations than comparing neighbors over and over
 
 
 class Robust(Sliced):
@@ -132,7 +132,7 @@ def _sorted(values: jax.Array, shares: jax.Array) -> tuple[jax.Array, jax.Array]
         by_value = jax.lax.sort((values, shares), dimension=0, num_keys=1)
         return by_value[0], by_value[1]
     rows, own = list(values), list(shares)
-    for turn in range(len(rows)):  # neighbours are exchanged until all is in order: no gathering, so one pass for XLA
+    for turn in range(len(rows)):  # neighbors are exchanged until all is in order: no gathering, so one pass for XLA
         for i in range(turn % 2, len(rows) - 1, 2):
             swap = rows[i] > rows[i + 1]
             rows[i], rows[i + 1] = jnp.where(swap, rows[i + 1], rows[i]), jnp.where(swap, rows[i], rows[i + 1])

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
 
-from adaptive import AdaptiveError, BatchSizeError, DriverError, MembersError
+from adaptive import AdaptiveError, BatchSizeError, DriverError, WorkerCountError
 from adaptive.extend import Decision, Observation, brief, check_shares, checked_hyperparameters, real
 
 if TYPE_CHECKING:
@@ -121,7 +121,7 @@ class Control:
         Raises:
           BatchSizeError: a request that cannot be meant: NaN, infinite, negative, not one number; shares of another
             number than there are seats, or all zero.
-          MembersError: a number of workers that cannot be meant; 0 is one.
+          WorkerCountError: a number of workers that cannot be meant; 0 is one.
         """
         self._check_open("rescale()")
         if global_batch is None and shares is None and workers is None:
@@ -201,8 +201,8 @@ class Control:
     def _check_workers(self, value: ArrayLike) -> int:
         try:
             return checked_workers(value)
-        except MembersError as error:
-            raise MembersError(f"hook {self._name!r}{self._where}, step {self.step}: {error}") from None
+        except WorkerCountError as error:
+            raise WorkerCountError(f"hook {self._name!r}{self._where}, step {self.step}: {error}") from None
 
     def _check_shares(self, value: Any) -> tuple[float, ...]:
         try:
@@ -225,26 +225,26 @@ def checked_workers(value: ArrayLike) -> int:
     """A number of workers as it is asked for: rounded, and one at least.
 
     Raises:
-      MembersError: it cannot be meant.
+      WorkerCountError: it cannot be meant.
     """
     number = real(value)
     if number is None:
         kind = f"an array of shape {np.shape(value)}" if np.shape(value) else f"{value!r}"
-        raise MembersError(f"rescale(workers=…): the number of workers is one number; got {kind}.")
+        raise WorkerCountError(f"rescale(workers=…): the number of workers is one number; got {kind}.")
     request = f"rescale(workers={number:g})"
     if np.isnan(number):
-        raise MembersError(
+        raise WorkerCountError(
             f"{request}: not a number. A noise scale is NaN until enough steps have been seen to tell it. Ask once it "
             "is known:\n"
             "    if np.isfinite(noise.scale):\n"
             "        control.rescale(workers=noise.scale / batch_per_worker)"
         )
     if np.isinf(number):
-        raise MembersError(
+        raise WorkerCountError(
             f"{request}: infinite. A noise scale is infinite where the gradient cannot be told from its noise. "
             "Bound it:\n"
             "    control.rescale(workers=min(noise.scale / batch_per_worker, control.most_workers))"
         )
     if number <= 0:
-        raise MembersError(f"{request}: there has to be a worker, one at least. To end the run:  control.stop()")
+        raise WorkerCountError(f"{request}: there has to be a worker, one at least. To end the run:  control.stop()")
     return max(1, round(number))

@@ -6,7 +6,7 @@ Four processes are started; one of them works, and the others are in reserve unt
 hangs is done without. From another terminal, with a number of those that are printed at the start:
 
     kill -9 PID        it is lost; the others go on at once, with the same global batch
-    kill -STOP PID     after --patience seconds it is named, and after twice that killed, so that it is lost, too
+    kill -STOP PID     after --hang-timeout seconds it is named, and after twice that killed, so that it is lost, too
 
 The same by itself, worker 0 behind step 190 and worker 2 behind step 210:
 
@@ -45,7 +45,7 @@ parser.add_argument("--epochs", type=int, default=30)
 parser.add_argument("--workers", type=int, default=1, help="how many there are at first")
 parser.add_argument("--examples-per-worker", type=int, default=64, help="that keep a worker busy")
 parser.add_argument("--every", type=int, default=20, help="steps between two looks at the noise scale")
-parser.add_argument("--patience", type=float, default=5, help="seconds until a worker that hangs is named")
+parser.add_argument("--hang-timeout", type=float, default=5, help="seconds until a worker that hangs is named")
 parser.add_argument("--kill", type=at_step, nargs="*", default=[], metavar="WORKER@STEP", help="who kills itself, when")
 parser.add_argument("--stop", type=at_step, nargs="*", default=[], metavar="WORKER@STEP", help="who stops itself, when")
 args = parser.parse_args()
@@ -93,7 +93,7 @@ def harm(step):
             os.kill(os.getpid(), number)
 
 
-with comm.world(workers=args.workers, patience=args.patience) as world:
+with comm.world(workers=args.workers, hang_timeout=args.hang_timeout) as world:
     program = ad.Program(driver, state, train, global_batch=args.workers * args.examples_per_worker, world=world)
     pids = world.all_gather_bytes(f"worker {world.workers[0]} is process {os.getpid()}".encode())
     show("\n".join(map(bytes.decode, pids)))

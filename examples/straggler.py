@@ -1,4 +1,4 @@
-"""A neighbour's job starts at noon: one worker's core is shared with a busy process, with and without balancing.
+"""A neighbor's job starts at noon: one worker's core is shared with a busy process, with and without balancing.
 
     adaptive run -n 2 examples/straggler.py
 
@@ -57,7 +57,7 @@ def balanced(state, batch):
 
 
 @contextmanager
-def neighbour(core):
+def neighbor(core):
     """A busy process on one core."""
     spin = f"import os\nos.sched_setaffinity(0, {{{core}}})\nwhile os.getppid() == {os.getpid()}: pass"
     process = subprocess.Popen([sys.executable, "-c", spin])
@@ -90,8 +90,8 @@ with comm.world() as world:
     show(f"{'ms per step':<22} {'equal':>10} {'balanced':>10}   balanced batch sizes at the end")
     phase(programs, "alone")
     if world.rank == world.processes - 1:
-        with neighbour(CORE):
-            phase(programs, "with a busy neighbour")
+        with neighbor(CORE):
+            phase(programs, "with a busy neighbor")
     else:
-        phase(programs, "with a busy neighbour")
+        phase(programs, "with a busy neighbor")
     phase(programs, "alone again")

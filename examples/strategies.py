@@ -91,7 +91,7 @@ with comm.world() as world:
             strategy.init(params),
             train,
             global_batch=batch,
-            local=strategy.local,
+            per_worker_state=strategy.per_worker_state,
             world=world,
             resizable=False,
         )

@@ -182,7 +182,7 @@ def confirm() -> None:
         _me.asked += 1
         wanted = _me.asked
         _say(asks=wanted)
-        _me.changed.wait_for(lambda: _me.answered >= wanted or not _me.listening, _detect(os.environ))
+        _me.changed.wait_for(lambda: _me.answered >= wanted or not _me.listening, _host_timeout(os.environ))
 
 
 def connect(environ: Mapping[str, str], *, quiet: bool = False) -> socket.socket | None:
@@ -290,13 +290,13 @@ def if_given_up(environ: Mapping[str, str], pid: int) -> None:
         if line.makefile("r").readline().strip() == "given up":
             sys.stderr.write(
                 f"pid {pid} on {socket.gethostname()} was given up: its host did not answer the launcher for "
-                f"{_detect(environ):g} s (--detect), and the others go on without it. Was the host stopped, or its "
-                "network down? The process is killed, and writes no checkpoint.\n"
+                f"{_host_timeout(environ):g} s (--host-timeout), and the others continue without it. Was the host "
+                "stopped, or its network down? The process is killed, and writes no checkpoint.\n"
             )
             os.kill(pid, signal.SIGKILL)
 
 
-def _detect(environ: Mapping[str, str]) -> float:
+def _host_timeout(environ: Mapping[str, str]) -> float:
     """Seconds after which a process that does not answer the launcher is lost."""
     return float(environ[LAUNCHER].split()[1])
 

@@ -34,14 +34,24 @@ class Job:
       command: the MPI's launcher, with everything.
       environ: its environment.
       grace: seconds between a signal that ends a job, and the end of what is still there.
-      detect: seconds after which a host that does not answer is lost.
+      host_timeout: seconds after which a host that does not answer is lost.
       addresses: under which ranks, on this host and on others, can reach it.
     """
 
     def __init__(
-        self, command: Sequence[str], environ: Mapping[str, str], grace: float, detect: float, addresses: Sequence[str]
+        self,
+        command: Sequence[str],
+        environ: Mapping[str, str],
+        grace: float,
+        host_timeout: float,
+        addresses: Sequence[str],
     ):
-        self._command, self._environ, self._grace, self._detect = list(command), dict(environ), grace, detect
+        self._command, self._environ, self._grace, self._host_timeout = (
+            list(command),
+            dict(environ),
+            grace,
+            host_timeout,
+        )
         self._addresses = addresses
         self._token = secrets.token_hex(16)
         self._processes: list[Process] = []
@@ -67,7 +77,7 @@ class Job:
         server = await asyncio.start_server(self._hear, "", 0, family=socket.AF_INET)
         port = server.sockets[0].getsockname()[1]
         names = [f"{address}:{port}" for address in self._addresses]
-        self._environ[LAUNCHER] = " ".join([self._token, str(self._detect), socket.gethostname(), *names])
+        self._environ[LAUNCHER] = " ".join([self._token, str(self._host_timeout), socket.gethostname(), *names])
         if self._told is not None:
             return 128 + self._told
         own_pid = os.getpid()
@@ -111,7 +121,7 @@ class Job:
         assert talk is not None
         self._talks.add(talk)
         talk.add_done_callback(self._talks.discard)
-        give_up_after(writer.get_extra_info("socket"), self._detect)
+        give_up_after(writer.get_extra_info("socket"), self._host_timeout)
         with suppress(ConnectionError, ValueError, KeyError, TypeError, asyncio.CancelledError):
             said = json.loads(await reader.readline())
             if not secrets.compare_digest(str(said["token"]), self._token):

@@ -96,7 +96,7 @@ class _Run(click.Command):
 @click.option("--grace", type=_Seconds(), default=30.0, show_default=True, metavar="S",
     help="Seconds between a signal (TERM, INT, HUP), which is passed to all ranks, and the end of what is still there. "
     "A second signal ends it at once. USR1 and USR2 are passed on, and end nothing.")  # fmt: skip
-@click.option("--detect", type=_Seconds(), default=30.0, show_default=True, metavar="S",
+@click.option("--host-timeout", type=_Seconds(), default=30.0, show_default=True, metavar="S",
     help="Seconds after which a host that does not answer is cut off: its ranks end, the others go on.")  # fmt: skip
 @click.option("--mpirun", "launcher", metavar="PATH", help="The launcher. By default that of the MPI that mpi4py "
     "loads: beside the library that MPI4PY_LIBMPI names, beside this Python, or the first on the PATH.")  # fmt: skip
@@ -108,7 +108,7 @@ def run(
     gpus_per_host: int | None,
     oversubscribe: bool,
     grace: float,
-    detect: float,
+    host_timeout: float,
     launcher: str | None,
     show: bool,
     options: list[str],
@@ -158,7 +158,7 @@ def run(
     if show:
         click.echo(shown)
         return
-    job = Job(whole, {**clean(), **extra}, grace, detect, addresses())
+    job = Job(whole, {**clean(), **extra}, grace, host_timeout, addresses())
     raise SystemExit(asyncio.run(job.run(lambda: click.echo(f"+ {shown}", err=True))))
 
 

@@ -6,13 +6,13 @@
     │   └── CollectiveError     an operator stands where it cannot, or is given what it cannot take
     ├── DataError               the data set or a batch cannot be used
     ├── BatchSizeError          a global batch or a split of it that cannot be
-    ├── MembersError            a number of workers that cannot be
+    ├── WorkerCountError            a number of workers that cannot be
     ├── CheckpointError         a checkpoint that is damaged, or of another program, or cannot be kept
     ├── DisagreementError       workers differ in what must be equal: driver, data, state, a decision
     ├── NonFiniteError          what all_reduce brings, or an update makes of it, is not finite
     └── WorkerError             another worker failed, and this one stopped with it
 
-`DriverError`, `DataError`, `BatchSizeError`, `MembersError`, `CheckpointError` and `RecordError` are also
+`DriverError`, `DataError`, `BatchSizeError`, `WorkerCountError`, `CheckpointError` and `RecordError` are also
 `ValueError`s.
 """
 
@@ -43,7 +43,7 @@ class BatchSizeError(AdaptiveError, ValueError):
     """A global batch, or a split of it over the workers, that cannot be."""
 
 
-class MembersError(AdaptiveError, ValueError):
+class WorkerCountError(AdaptiveError, ValueError):
     """A number of workers that cannot be."""
 
 
@@ -63,7 +63,7 @@ class NonFiniteError(AdaptiveError):
     """What `all_reduce` brings, or what an update makes of it, is not finite."""
 
 
-class Dismissed(SystemExit):
+class ReserveReleased(SystemExit):
     """This process was in reserve, and is needed no more: the workers have left the world's block. It ends, with 0."""
 
     def __init__(self) -> None:

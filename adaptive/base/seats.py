@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from .errors import MembersError
+from .errors import WorkerCountError
 from .numbers import brief, whole
 from .world import Loss, TransferPayload
 
@@ -23,7 +23,7 @@ class FixedMembership:
     losses: tuple[Loss, ...] = ()
     unowned_slots: tuple[int, ...] = ()
     survives = False
-    waited = patience = 0.0
+    waited = hang_timeout = 0.0
     in_reserve = run_under_way = needs_state_transfer = spawns = False
     build_digests: Mapping[str, str] = MappingProxyType({})
     deterministic = False
@@ -73,7 +73,7 @@ class Seats(FixedMembership):
       min_workers: fewer there cannot be.
 
     Raises:
-      MembersError: `workers` is no number from `min_workers` to `capacity`.
+      WorkerCountError: `workers` is no number from `min_workers` to `capacity`.
     """
 
     respawn = False
@@ -166,12 +166,12 @@ class Seats(FixedMembership):
         """Come to a number of members: the protocol of `World`."""
         for seat in leaving:
             if self._at(seat) is None:
-                raise MembersError(f"seat {seat} is empty already: who leaves must be there.")
+                raise WorkerCountError(f"seat {seat} is empty already: who leaves must be there.")
         stay = [seat for seat in self.members if seat not in leaving]
         gone = self._gone | set(leaving)
         free = [seat for seat, since in enumerate(self._joined_in) if since is None and seat not in gone]
         if not 1 <= workers <= len(stay) + len(free):
-            raise MembersError(f"there cannot be {workers} workers: {len(stay)} stay, and {len(free)} can join.")
+            raise WorkerCountError(f"there cannot be {workers} workers: {len(stay)} stay, and {len(free)} can join.")
         joining = free[: max(0, workers - len(stay))]
         if not (leaving or joining or workers < len(stay)):
             return
@@ -190,14 +190,14 @@ def number_of_workers(value: Any, most: int, *, least: int = 1, name: str = "wor
       name: of the argument, for errors.
 
     Raises:
-      MembersError: it is not.
+      WorkerCountError: it is not.
     """
     number = whole(value)
     if number is None:
-        raise MembersError(f"{name}= is a whole number of workers; got {value!r}.")
+        raise WorkerCountError(f"{name}= is a whole number of workers; got {value!r}.")
     if number < 1:
-        raise MembersError(f"{name}={brief(number)}: there has to be a worker, one at least.")
+        raise WorkerCountError(f"{name}={brief(number)}: there has to be a worker, one at least.")
     if not least <= number <= most:
         there = f"{least} to {most}" if least < most else f"{most}"
-        raise MembersError(f"{name}={brief(number)} cannot be had: there can be {there}.")
+        raise WorkerCountError(f"{name}={brief(number)} cannot be had: there can be {there}.")
     return number

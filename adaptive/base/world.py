@@ -107,7 +107,7 @@ class World(Protocol):
           leaving: seats whose workers leave first, for good. Processes leave as wholes.
 
         Raises:
-          MembersError: it cannot be.
+          WorkerCountError: it cannot be.
           Preempted: this process is one of those that leave for good. When the others have taken leave of it.
         """
         ...
@@ -167,7 +167,7 @@ class World(Protocol):
 
         Raises:
           WorkerError: the run has ended with an error.
-          Dismissed: the workers have left the world's block.
+          ReserveReleased: the workers have left the world's block.
         """
         ...
 
@@ -191,7 +191,7 @@ class World(Protocol):
         ...
 
     @property
-    def patience(self) -> float:
+    def hang_timeout(self) -> float:
         """Seconds for which a process may keep the others waiting before it is taken for stuck. 0 where nobody watches.
         Replicated.
         """

@@ -82,7 +82,7 @@ class Decisions:
         """What `Program.rescale` asks for after `step`.
 
         Raises:
-          BatchSizeError, MembersError: it cannot be.
+          BatchSizeError, WorkerCountError: it cannot be.
         """
         members = self._membership
         number = None if workers is None else members.exactly(workers)

@@ -23,7 +23,7 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
-from adaptive.base.errors import BatchSizeError, MembersError
+from adaptive.base.errors import BatchSizeError, WorkerCountError
 from adaptive.base.numbers import brief
 from adaptive.base.roster import Roster, with_same_members
 from adaptive.base.seats import number_of_workers
@@ -191,12 +191,12 @@ class Membership:
         """A number of workers that can be had as it is.
 
         Raises:
-          MembersError: it cannot.
+          WorkerCountError: it cannot.
         """
         number = number_of_workers(workers, self._world.most, least=self._least)
         nearest = self.nearest(number)
         if nearest != number:
-            raise MembersError(
+            raise WorkerCountError(
                 f"workers={number} cannot be had: whole processes come and go. The nearest is {nearest}."
             )
         return number

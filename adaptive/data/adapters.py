@@ -54,7 +54,7 @@ def from_source(
         loader that is given has, or none. They are started when they are needed. What they run is sent to them by
         cloudpickle, so scripts need no `if __name__ == "__main__"`.
       read_timeout: seconds after which reading one example fails with a DataError, where a step waits for it; 0 for no
-        limit. By default 1.5 times the world's `patience`, and no limit on one process.
+        limit. By default 1.5 times the world's `hang_timeout`, and no limit on one process.
 
     Raises:
       DataError: the data cannot be used, or have no index.

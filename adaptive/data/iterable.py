@@ -247,7 +247,7 @@ def from_iterator(
       length: examples in an epoch, over all workers, for what goes by epochs. By default an epoch is what the
         iterator gives until it ends; of `math.inf` there are none.
       read_timeout: seconds after which reading one example, or beginning an epoch, fails with a DataError, where a
-        step waits for it; 0 for no limit. By default 1.5 times the world's `patience`, and no limit on one process.
+        step waits for it; 0 for no limit. By default 1.5 times the world's `hang_timeout`, and no limit on one process.
 
     Raises:
       DataError: `make` is an iterator, which can be gone through once only; or it cannot be called so; or it gives

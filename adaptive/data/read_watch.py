@@ -6,9 +6,10 @@ raises when one read has taken longer than the deadline; the reader is left behi
 waits, and a deadline is raised although the reader hangs.
 
 A deadline counts the seconds that this process has waited for one read. By default that is 1.5 times the world's
-`patience`: the other processes wait since about the same time, name this one after `patience`, and end it after twice
-that, so the error comes before. Where there are no other processes, there is no deadline unless one is given. Without a
-deadline (`read_timeout=0`) a rank that hangs is lost, and the others read its examples: the next wait has a deadline.
+`hang_timeout`: the other processes wait since about the same time, name this one after `hang_timeout`, and end it after
+twice that, so the error comes before. Where there are no other processes, there is no deadline unless one is given.
+Without a deadline (`read_timeout=0`) a rank that hangs is lost, and the others read its examples: the next wait has a
+deadline.
 """
 
 from __future__ import annotations
@@ -39,8 +40,8 @@ from .fetch_thread import FetchThread
 
 T = TypeVar("T")
 
-_FIRST_WARNING = 30.0  # seconds; a quarter of the world's patience, and half of the deadline, if that is less
-_OF_PATIENCE = 1.5  # the deadline by default
+_FIRST_WARNING = 30.0  # seconds; a quarter of the world's hang_timeout, and half of the deadline, if that is less
+_OF_HANG_TIMEOUT = 1.5  # the deadline by default
 _LONGEST_TICK = 1.0  # seconds from one look at the readers to the next
 _TO_START = 60.0  # seconds at least, for a process that reads: it imports JAX and what the data need
 _SHOWN = 4  # reads in one message
@@ -60,7 +61,7 @@ def checked_timeout(read_timeout: float | None) -> float | None:
     if read_timeout is not None and (seconds is None or not isfinite(seconds) or seconds < 0):
         raise DataError(
             f"read_timeout={brief(read_timeout)}: write the seconds after which reading one example fails, or 0 for no "
-            f"limit. By default it is {_OF_PATIENCE:g} times the world's patience."
+            f"limit. By default it is {_OF_HANG_TIMEOUT:g} times the world's hang_timeout."
         )
     return seconds
 
@@ -249,10 +250,12 @@ class ReadWatch:
     def _seconds(self) -> tuple[float, float]:
         """Return the deadline, 0 for none, and when to warn first."""
         world, deadline = self._world, self._data.read_timeout
-        patience = world.patience if world is not None and world.processes > 1 else 0.0
+        hang_timeout = world.hang_timeout if world is not None and world.processes > 1 else 0.0
         if deadline is None or (deadline == 0 and self._lost()):
-            deadline = _OF_PATIENCE * patience  # what one rank has hung in, and was lost, ends the job the next time
-        limits = [_FIRST_WARNING, *([patience / 4] if patience else []), *([deadline / 2] if deadline else [])]
+            deadline = (
+                _OF_HANG_TIMEOUT * hang_timeout
+            )  # what one rank has hung in, and was lost, ends the job the next time
+        limits = [_FIRST_WARNING, *([hang_timeout / 4] if hang_timeout else []), *([deadline / 2] if deadline else [])]
         return deadline, min(limits)
 
     def _lost(self) -> Sequence[Loss]:
@@ -285,8 +288,10 @@ class ReadWatch:
 
     def _given_up(self, late: Sequence[CurrentRead], waited: float) -> str:
         given = self._data.read_timeout is not None
-        by_default = "" if given else f", which is {_OF_PATIENCE:g} times the patience= of comm.world() by default"
-        more = "" if given else " and a larger patience= with it, or the other ranks end this one,"
+        by_default = (
+            "" if given else f", which is {_OF_HANG_TIMEOUT:g} times the hang_timeout= of comm.world() by default"
+        )
+        more = "" if given else " and a larger hang_timeout= with it, or the other ranks end this one,"
         lost = "".join(f"Before, {loss} Its examples are read by the others.\n" for loss in self._lost())
         return (
             f"{self._who()} has waited {waited:.0f} s, the deadline of a read, for {_list(late)}.\n{_stacks(late)}\n"

@@ -145,7 +145,7 @@ def _what_to_reduce(flow: Flow, name: str, new: Atom) -> str:
             "    grads = comm.all_reduce(grads)\n"
             "    finite = jnp.isfinite(optax.global_norm(grads))\n"
             'flax\'s DynamicScale does so by  dynamic_scale.value_and_grad(loss_fn, axis_name="workers")  '
-            "(docs/loss_scaling.md). State that shall differ is marked with local=."
+            "(docs/loss_scaling.md). State that shall differ is marked with per_worker_state=."
         )
     if not any(flow.level_of([leaf]) and flow.scope_of([leaf]) == Scope.ALL for leaf in flow.graph.new_state):
         return "Reduce the gradients first:\n    grads = comm.all_reduce(grads)"
@@ -163,7 +163,7 @@ def _what_to_reduce(flow: Flow, name: str, new: Atom) -> str:
         "by the split):\n"
         "    new = comm.all_reduce(new)\n"
         "A loss scale that is changed by what a worker sees of its own gradients: decide by the reduced ones "
-        "(docs/loss_scaling.md). State that shall differ is marked with local=."
+        "(docs/loss_scaling.md). State that shall differ is marked with per_worker_state=."
     )
 
 

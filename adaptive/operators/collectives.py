@@ -33,11 +33,11 @@ Shape = tuple[int, ...]
 class Collective:
     """One way to combine a value over all workers. Subclasses are frozen dataclasses too, compared by their fields.
 
-    A mean of neighbouring workers, say, sends one row for each worker, as `all_gather` does, and takes three of them:
+    A mean of neighboring workers, say, sends one row for each worker, as `all_gather` does, and takes three of them:
 
         @dataclass(frozen=True)
-        class Neighbours(Collective):
-            name = "neighbours"
+        class Neighbors(Collective):
+            name = "neighbors"
             result_is_replicated = False
 
             def sent_shape(self, shape, capacity):
@@ -52,8 +52,8 @@ class Collective:
             def of_replicated(self, x, taking_part):
                 return x
 
-        def neighbours(x):
-            return collective(Neighbours(), [x])[0]
+        def neighbors(x):
+            return collective(Neighbors(), [x])[0]
 
     Attributes of the class, or properties:
       name: what users call it.

@@ -38,14 +38,14 @@ def peers(schedule: str, seed: int, round: int, update: int, worker: int, member
 
     Args:
       schedule: "random": anyone, as drawn by a counter, so that the same numbers give the same worker again; "ring":
-        one of its two neighbours among the members, in turn.
+        one of its two neighbors among the members, in turn.
       update: 0, 1, … in the round.
     """
     others = [member for member in members if member > worker] + [member for member in members if member < worker]
     if schedule == "ring":
-        neighbours = [others[0], others[-1]] if len(others) > 1 else others
-        start = update % max(1, len(neighbours))
-        return neighbours[start:] + neighbours[:start]
+        neighbors = [others[0], others[-1]] if len(others) > 1 else others
+        start = update % max(1, len(neighbors))
+        return neighbors[start:] + neighbors[:start]
     counter = struct.pack("<4q", seed, round, update, worker)
     start = int.from_bytes(blake2b(counter, digest_size=8).digest(), "little") % max(1, len(others))
     return others[start:] + others[:start]

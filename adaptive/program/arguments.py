@@ -186,10 +186,12 @@ def _how_to_part(state: Any) -> str:
 
 
 def _picked(pick: Callable[[Any], Any] | None, tree: jax.tree_util.PyTreeDef) -> frozenset[int]:
-    """The numbers of the leaves that `local=` picks."""
+    """The numbers of the leaves that `per_worker_state=` picks."""
     if pick is None:
         return frozenset()
     numbers = jax.tree.leaves(pick(jax.tree.unflatten(tree, range(tree.num_leaves))))
     if not all(isinstance(n, int) for n in numbers):
-        raise DriverError("local= must pick parts of the state as they are:  local=lambda state: state['momentum']")
+        raise DriverError(
+            "per_worker_state= must return parts of the state unchanged, such as  lambda state: state['momentum']"
+        )
     return frozenset(numbers)

@@ -115,8 +115,8 @@ class Program:
         Not with "allow", an update that makes NaNs of finite values (an optimizer's 0 / 0) raises in the next step, or
         when the state is asked for; it cannot be skipped, since it has overwritten the state.
       max_skipped: how many steps in a row may be skipped; one more raises.
-      local: picks the part of the state that may differ between workers on purpose, such as a local optimizer's:
-        `lambda state: state["momentum"]`. The rest must be replicated. Local state that is
+      per_worker_state: picks the part of the state that may differ between workers on purpose, such as a local
+        optimizer's: `lambda state: state["momentum"]`. The rest must be replicated. Local state that is
         computed from a whole local batch has that run as one kernel call; from `comm.local_mean(grads)`, in any calls.
       deterministic: choose kernel calls by size alone and not by measured time, and take up new sizes at once, waiting
         for their kernels, so that two runs with the same decisions are equal to the last bit. Over several hosts large
@@ -161,7 +161,7 @@ class Program:
         quantum: int | None = None,
         nonfinite: Literal["raise", "skip", "allow"] = "raise",
         max_skipped: int = 25,
-        local: Callable[[Any], Any] | None = None,
+        per_worker_state: Callable[[Any], Any] | None = None,
         deterministic: bool = False,
         resizable: bool = True,
         overlap: bool | int | Literal["auto"] = "auto",
@@ -179,7 +179,7 @@ class Program:
         quantum = None if quantum is None else positive("quantum", quantum)
         overlap = checked_overlap(overlap)
         self._data = stream_of(data, self.world.capacity, self.world.workers, self.world)
-        self._form, leaves = StateForm.of(made_by(state), local)
+        self._form, leaves = StateForm.of(made_by(state), per_worker_state)
         beside = self.world.devices[0].platform != "cpu"
         self._stream = Stream(self._data, seed=self._seed, workers=self.world.workers, world=self.world, beside=beside)
         planner = Planner(
@@ -812,7 +812,7 @@ class Program:
 
         Raises:
           BatchSizeError: they cannot be, or this program's sizes stay as they are (`resizable=False`).
-          MembersError: there cannot be so many workers, or so few.
+          WorkerCountError: there cannot be so many workers, or so few.
         """
         self._decisions.by_hand(self._step, global_batch, shares, workers)
 

@@ -38,7 +38,7 @@ _NAMED = 3  # leaves of one all_reduce that an error lists
 
 
 class _Range(NamedTuple):
-    """Neighbours in a part that come to the same type, by the same weight."""
+    """Neighbors in a part that come to the same type, by the same weight."""
 
     part: int
     start: int

@@ -224,7 +224,7 @@ def _join(part: Part, pieces: Sequence[_Piece], first: Any) -> jax.Array:
     else:
         joined = jax.lax.optimization_barrier(jnp.concatenate([p.value.reshape(-1) for p in pieces]))
     ends = [p.offset for p in pieces[1:]] + [int(np.prod(part.shape, dtype=int))]
-    runs = []  # of neighbours that are treated alike: the first of them, and where they end
+    runs = []  # of neighbors that are treated alike: the first of them, and where they end
     for _, group in groupby(zip(pieces, ends, strict=True), key=lambda found: (found[0].weight, found[0].once)):
         members = list(group)
         runs.append((members[0][0], members[-1][1]))

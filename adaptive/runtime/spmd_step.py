@@ -51,7 +51,7 @@ _FIXED = {  # sources that do not change while the sizes stay; the step number i
 }
 _APART = 64  # steps between two by which workers are timed, at most, where the driver reads their seconds
 _FAR_APART = 512  # where it does not, and they are for reports alone
-_SAMPLES = 3  # timings of a worker whose median is told: one that a neighbour disturbed moves nothing
+_SAMPLES = 3  # timings of a worker whose median is told: one that a neighbor disturbed moves nothing
 _SETTLED = 3  # steps of a size before its program is compiled
 _PROGRAMS = 4  # sizes whose programs are kept
 _NO_STATUS = np.zeros(0, np.float32)

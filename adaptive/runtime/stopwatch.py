@@ -11,7 +11,7 @@ import jax
 class Stopwatch:
     """Times calls on a device as if nobody else ran there.
 
-    Where this process computes by itself, on cores that it shares, a neighbour's time slices hit every long call and
+    Where this process computes by itself, on cores that it shares, a neighbor's time slices hit every long call and
     hardly any short one. Of three timings the least is then twice too long for a long call and right for a short one,
     and batches would be cut into the smallest calls. The process's own processor time has no such slices in it; where
     several threads compute, it is longer than the time that passes, and says nothing.

@@ -94,7 +94,7 @@ def of_this_job(path: Path | None, doing: list[str]) -> Examination:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            world = MPIWorld(patience=0)
+            world = MPIWorld(hang_timeout=0)
     except Exception as error:
         own = replace(own, trouble=str(error))
         return Examination((own,), tuple(_findings([own])))

@@ -83,7 +83,7 @@ def hybrid(first: Strategy, then: Strategy, *, name: str = "synchronous") -> Str
         "hybrid",
         init,
         take,
-        local=lambda state: (first.local(state.first), then.local(state.then)),
+        per_worker_state=lambda state: (first.per_worker_state(state.first), then.per_worker_state(state.then)),
         model=lambda state: then.model(state.then),  # at rest it is as if it began with the other's model
         replica=replica,
         kind=Hybrid,
@@ -102,7 +102,7 @@ def _check(strategy: Any) -> None:
         )
     marked = jax.eval_shape(strategy.init, jax.ShapeDtypeStruct((), jnp.float32))
     numbers = jax.tree.unflatten(jax.tree.structure(marked), range(len(jax.tree.leaves(marked))))
-    own = set(jax.tree.leaves(strategy.local(numbers)))
+    own = set(jax.tree.leaves(strategy.per_worker_state(numbers)))
     if own & set(jax.tree.leaves(strategy.model(numbers))):
         raise error(
             "hybrid",

@@ -102,7 +102,7 @@ def model_averaging(
         init=init,
         replica=replica,
         update=update,
-        local=lambda state: (state.apart, state.opt_state),
+        per_worker_state=lambda state: (state.apart, state.opt_state),
         model=lambda state: state.center,
         kind=ModelAveraging,
     )

@@ -10,7 +10,7 @@ import optax
 
 from collectives._leaves import known_capacity
 from collectives._local_mean import local_mean
-from collectives._neighbour_mean import neighbour_mean
+from collectives._neighbor_mean import neighbor_mean
 from collectives._schedules import Schedule, schedule_of
 
 from ._strategy import Strategy, one_step
@@ -35,13 +35,13 @@ def pair_averaging(optimizer: optax.GradientTransformation, schedule: Schedule =
     step's end is common to all, so all wait for the slowest, as in any step of a program.
 
     Replicas count alike, however many examples they have. Who joins has the parameters with which the program began, so
-    it says that it knows nothing: in means it does not count, and it takes its neighbours' mean for its own, without an
+    it says that it knows nothing: in means it does not count, and it takes its neighbors' mean for its own, without an
     update, once it meets one that knows. Until then, one step or a few, its loss is that of the first parameters.
     Should all leave who know, there is nothing left to go on with. A worker without examples neither counts nor moves.
 
     Args:
       optimizer: of optax; each worker's own.
-      schedule: who averages with whom, see `collectives.neighbour_mean`.
+      schedule: who averages with whom, see `collectives.neighbor_mean`.
 
     Returns:
       A `Strategy`. Its model is a replica: in `program.state` that of this process's first worker, in
@@ -78,7 +78,7 @@ def pair_averaging(optimizer: optax.GradientTransformation, schedule: Schedule =
         init=init,
         replica=lambda state: state.params,
         update=update,
-        local=lambda state: (state.params, state.opt_state, state.knows),
+        per_worker_state=lambda state: (state.params, state.opt_state, state.knows),
         model=lambda state: state.params,
         kind=PairAveraging,
         counts=lambda state: state.knows | ~state.begun,
@@ -88,9 +88,9 @@ def pair_averaging(optimizer: optax.GradientTransformation, schedule: Schedule =
 def _mean_of_those_who_know(
     params: Any, knows: jax.Array, schedule: Schedule, when: jax.Array | None
 ) -> tuple[Any, jax.Array]:
-    """The mean with those neighbours who know, or a worker's own where none does; and whether any does."""
+    """The mean with those neighbors who know, or a worker's own where none does; and whether any does."""
     own = knows.astype(jnp.float32)
     counted = jax.tree.map(lambda p: p * own.astype(p.dtype), params)
-    total, share = neighbour_mean((counted, own), schedule, when=when)
+    total, share = neighbor_mean((counted, own), schedule, when=when)
     met = share > 0
     return select(met, jax.tree.map(lambda t: t / jnp.where(met, share, 1).astype(t.dtype), total), params), met

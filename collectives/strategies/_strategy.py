@@ -29,14 +29,16 @@ class Strategy:
             state, loss = strategy.step(state, jax.value_and_grad(loss_fn), batch)
             return state, {"loss": comm.all_reduce(loss)}
 
-        program = ad.Program(driver, strategy.init(params), data, global_batch=128, local=strategy.local)
+        program = ad.Program(driver, strategy.init(params), data, global_batch=128,
+        per_worker_state=strategy.per_worker_state)
 
     Attributes:
       name: for errors.
       init: `init(params) -> state`: what a program begins with. A named tuple, as optimizers' states are.
       take: `take(state, value_and_grad, batch) -> (state, loss, grads, avg_grads)`: a step, or a whole round of them;
         `avg_grads` is `None` where no gradient is averaged.
-      local: of the state, what is each worker's own: `ad.Program(..., local=strategy.local)`.
+      per_worker_state: of the state, what is each worker's own: `ad.Program(...,
+        per_worker_state=strategy.per_worker_state)`.
       model: of the state, the parameters to evaluate and to save. With `pair_averaging` a replica, see `average`.
       replica: of the state, the parameters by which this worker's gradients are computed; `None` where a step is a
         round.
@@ -61,7 +63,7 @@ class Strategy:
     name: str
     init: Callable[[Any], Any]
     take: Callable[[Any, ValueAndGrad, Any], Stepped]
-    local: Callable[[Any], Any]
+    per_worker_state: Callable[[Any], Any]
     model: Callable[[Any], Any]
     replica: Callable[[Any], Any] | None = None
     update: Callable[[Any, Any, jax.Array | None], tuple[Any, Any]] | None = None
@@ -71,7 +73,7 @@ class Strategy:
     def __post_init__(self) -> None:
         if self.kind is None:
             return
-        for name in ("take", "local", "model", "replica", "update", "counts"):
+        for name in ("take", "per_worker_state", "model", "replica", "update", "counts"):
             function = getattr(self, name)
             if function is not None:
                 object.__setattr__(self, name, self._checked(name, function))
@@ -163,7 +165,7 @@ def one_step(
     init: Callable[[Any], Any],
     replica: Callable[[Any], Any],
     update: Callable[[Any, Any, jax.Array | None], tuple[Any, Any]],
-    local: Callable[[Any], Any],
+    per_worker_state: Callable[[Any], Any],
     model: Callable[[Any], Any],
     kind: type,
     counts: Callable[[Any], Any] | None = None,
@@ -175,7 +177,7 @@ def one_step(
         state, avg_grads = update(state, grads, None)
         return state, loss, grads, avg_grads
 
-    return Strategy(name, init, take, local, model, replica, update, counts, kind)
+    return Strategy(name, init, take, per_worker_state, model, replica, update, counts, kind)
 
 
 def average(program: Program, strategy: Strategy, *, state: Callable[[Any], Any] | None = None) -> Any:

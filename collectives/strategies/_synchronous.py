@@ -68,7 +68,7 @@ def synchronous(
         init=init,
         replica=lambda state: state.params,
         update=update,
-        local=lambda state: (),
+        per_worker_state=lambda state: (),
         model=lambda state: state.params,
         kind=Synchronous,
     )

@@ -40,7 +40,7 @@ class Peer(NamedTuple):
     process: ProcessId
     addresses: tuple[Address, ...]
     key: bytes
-    patience: float
+    hang_timeout: float
 
 
 class Asking:

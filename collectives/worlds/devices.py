@@ -47,7 +47,7 @@ class DeviceWorld(Channels, LocalBoards, Seats, Scope):
       respawn: whether workers that leave by themselves are replaced, from the reserve.
 
     Raises:
-      MembersError: `workers` is no number from `min_workers` to that of the devices.
+      WorkerCountError: `workers` is no number from `min_workers` to that of the devices.
     """
 
     rank = 0

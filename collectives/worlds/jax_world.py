@@ -42,7 +42,7 @@ from .reducing.sharded import ONE_AT_A_TIME, Sharded
 from .scope import Scope, describe
 from .stacks import this_process
 from .threads import OversubscriptionWarning, oversubscription
-from .turns import HeardError, InTurn
+from .turns import InTurn, PeerError
 from .watch import Watch
 
 _ONE_AFTER_ANOTHER = (
@@ -87,15 +87,15 @@ class JaxWorld(Channels, InTurn, Scope):
 
     Args:
       devices: this process's, one worker on each; need not be equally many on all. By default all local ones.
-      patience: seconds for which a rank may keep the others waiting before it is taken for stuck, 0 for ever; the same
-        on all ranks (`patience.py`).
+      hang_timeout: seconds for which a rank may keep the others waiting before it is taken for stuck, 0 for ever; the
+        same on all ranks (`patience.py`).
 
     Attributes:
       waited: seconds in frames so far, which last until the last process has come. Local.
 
     Raises:
       LaunchError: `jax.distributed` is not initialised; or not all processes have come, or do not reach each other.
-      CollectiveError: `patience` is no number of seconds.
+      CollectiveError: `hang_timeout` is no number of seconds.
       DisagreementError: it is not the same on all ranks. On every rank.
 
     Example:
@@ -108,10 +108,10 @@ class JaxWorld(Channels, InTurn, Scope):
 
     survives = False
 
-    def __init__(self, devices: Sequence[jax.Device] | None = None, *, patience: float = SECONDS):
+    def __init__(self, devices: Sequence[jax.Device] | None = None, *, hang_timeout: float = SECONDS):
         Scope.__init__(self)
         Channels.__init__(self)
-        self.patience = checked(patience)
+        self.hang_timeout = checked(hang_timeout)
         if not jax.distributed.is_initialized():
             raise LaunchError("JaxWorld needs jax.distributed.initialize(), before anything else of JAX's.")
         self.devices: Sequence[jax.Device] = tuple(jax.local_devices() if devices is None else devices)
@@ -189,7 +189,7 @@ class JaxWorld(Channels, InTurn, Scope):
 
     def fail(self, why: str) -> None:
         """Make all other processes raise WorkerError, in whatever they do together now or next."""
-        with suppress(HeardError), self._collective():
+        with suppress(PeerError), self._collective():
             self._do(Operation("", "", FAILURE, failure=why))
 
     def close(self) -> None:
@@ -250,7 +250,7 @@ class JaxWorld(Channels, InTurn, Scope):
         self._closed = any(presence.leaves and presence.world == self._name for presence in everyone)
         if self._closed:
             self._end_watch()
-        raise HeardError if operation.failure else why_not(everyone, self.rank, _ONE_AFTER_ANOTHER)
+        raise PeerError if operation.failure else why_not(everyone, self.rank, _ONE_AFTER_ANOTHER)
 
     def _begin(self) -> None:
         self._check_open()
@@ -262,7 +262,7 @@ class JaxWorld(Channels, InTurn, Scope):
 
     def _end_by(self, error: BaseException) -> None:
         """What did not come to its end, and the others may be in, cannot be gone on with."""
-        if self._inside and not isinstance(error, HeardError | WorkerError | DisagreementError):
+        if self._inside and not isinstance(error, PeerError | WorkerError | DisagreementError):
             self._lines.close(f"rank {self.rank} has left a collective before its end, by {type(error).__name__}")
         if isinstance(error, LineError | jax.errors.JaxRuntimeError):
             said = str(error).splitlines()[0] if str(error) else type(error).__name__
@@ -295,7 +295,7 @@ class JaxWorld(Channels, InTurn, Scope):
             self._lines.worlds += 1
         everyone: list[_Process] = [pickle.loads(p) for p in gather.result]
         group = [process.host for process in everyone].index(host)
-        peer, datagrams = introduce(self.rank, group, self.patience)
+        peer, datagrams = introduce(self.rank, group, self.hang_timeout)
         peers = [pickle.loads(p) for p in self.all_gather_bytes(pickle.dumps(peer), about)]
         self._watch = watch(self, peers, self.rank, datagrams, lambda status: None)  # each process ends by itself
         return everyone

@@ -73,7 +73,7 @@ class Lines:
         self.worlds = 0
         self.threads: dict[int, str] = {}
         self._why_closed = ""
-        above, below = _neighbours(self.rank, self.processes)
+        above, below = _neighbors(self.rank, self.processes)
         self._above: tuple[int, socket.socket] | None = None
         self._below: dict[int, socket.socket] = {}
         with socket.create_server(("", 0), backlog=max(1, len(below))) as door:
@@ -188,12 +188,12 @@ def in_order_of_lines(values: Sequence[T], rank: int = 0) -> T:
       rank: the process at whose place in the tree to begin.
     """
     total = values[rank]
-    for below in _neighbours(rank, len(values))[1]:
+    for below in _neighbors(rank, len(values))[1]:
         total = total + in_order_of_lines(values, below)  # type: ignore[operator]
     return total
 
 
-def _neighbours(rank: int, processes: int) -> tuple[int | None, range]:
+def _neighbors(rank: int, processes: int) -> tuple[int | None, range]:
     first = rank * BELOW + 1
     return (rank - 1) // BELOW if rank else None, range(min(first, processes), min(first + BELOW, processes))
 

@@ -46,7 +46,7 @@ from .repair import all_agree, enabled, prepare, repaired, survives
 from .scope import Scope, describe
 from .staff import Staff
 from .threads import OversubscriptionWarning, oversubscription
-from .turns import HeardError, InTurn
+from .turns import InTurn, PeerError
 from .watch import Watch
 
 if TYPE_CHECKING:
@@ -75,8 +75,8 @@ class MPIWorld(Channels, InTurn, Staff, Scope):
       respawn: whether workers that are lost, or told to go, are replaced: from the reserve, or by spawning.
       lost: "continue" without the processes that are lost, or "stop". By default it goes on where the job was started
         so that it can: by Open MPI's `mpirun --with-ft ulfm`.
-      patience: seconds for which a rank may keep the others waiting before it is taken for stuck, 0 for ever; the same
-        on all ranks (`patience.py`).
+      hang_timeout: seconds for which a rank may keep the others waiting before it is taken for stuck, 0 for ever; the
+        same on all ranks (`patience.py`).
 
     All that processes do together begins with a frame (`frame.py`), so that ranks which are in different collectives
     are told. Threads may share a world, one of them is in a collective at a time; programs that run in threads of their
@@ -90,8 +90,8 @@ class MPIWorld(Channels, InTurn, Staff, Scope):
 
     Raises:
       LaunchError: MPI cannot be loaded, or is not that of the launcher; or losses are to be survived, and cannot be.
-      MembersError: there cannot be so many workers, or so few.
-      CollectiveError: `patience` is no number of seconds.
+      WorkerCountError: there cannot be so many workers, or so few.
+      CollectiveError: `hang_timeout` is no number of seconds.
       DisagreementError: it is not the same on all ranks. On every rank.
     """
 
@@ -105,11 +105,11 @@ class MPIWorld(Channels, InTurn, Staff, Scope):
         max_workers: int | None = None,
         respawn: bool = False,
         lost: str | None = None,
-        patience: float = SECONDS,
+        hang_timeout: float = SECONDS,
     ):
         Scope.__init__(self)
         Channels.__init__(self)
-        self.patience = checked(patience)
+        self.hang_timeout = checked(hang_timeout)
         self._boards = boards.Boards()
         self._lock = Lock()
         self._threads: dict[int, str] = {}  # that have used this world
@@ -186,7 +186,7 @@ class MPIWorld(Channels, InTurn, Staff, Scope):
         if self.in_reserve:
             return  # the workers do not depend on it
         self._tell_reserve(why)
-        with suppress(HeardError), self._collective():
+        with suppress(PeerError), self._collective():
             self._do(Operation("", "", FAILURE, failure=why))
 
     def close(self) -> None:
@@ -221,7 +221,7 @@ class MPIWorld(Channels, InTurn, Staff, Scope):
 
     def _start_watch(self, those: Together) -> None:
         rank = those.comm.rank
-        peer, datagrams = introduce(rank, those.everyone[rank].host, self.patience)
+        peer, datagrams = introduce(rank, those.everyone[rank].host, self.hang_timeout)
         peers = those.comm.allgather(peer)
         self._peers = dict(zip(those.everyone, peers, strict=True))
         self._watch = watch(self, peers, rank, datagrams, partial(_abort, self._mpi))
@@ -329,7 +329,7 @@ class MPIWorld(Channels, InTurn, Staff, Scope):
         self._closed = any(presence.leaves for presence in presences)
         if self._closed:
             self._end_watch()
-        raise HeardError if operation.failure else why_not(presences, operation.rank)
+        raise PeerError if operation.failure else why_not(presences, operation.rank)
 
     def _repair(self, operation: Operation, error: Exception) -> bool:
         """Have a communicator of those who are left, which they are in from their next attempt on. All of them come

@@ -8,7 +8,7 @@ from warnings import warn
 
 import jax
 
-from adaptive import MembersError
+from adaptive import WorkerCountError
 from adaptive.extend import launcher, number_of_workers, tasks_not_started
 
 from .launch import LaunchWarning, works_alone
@@ -29,7 +29,7 @@ def world(
     max_workers: int | None = None,
     respawn: bool = False,
     lost: Literal["continue", "stop"] | None = None,
-    patience: float = SECONDS,
+    hang_timeout: float = SECONDS,
 ) -> MPIWorld | JaxWorld | DeviceWorld | SoloWorld:
     """All workers there are: the same script runs as one worker, on several devices, and under `mpirun -n N`.
 
@@ -56,19 +56,19 @@ def world(
         spawning.
       lost: what the others do when processes are lost: "continue" or "stop". By default they go on where MPI was
         started so that they can: by Open MPI's `mpirun --with-ft ulfm`.
-      patience: seconds for which one rank may keep all others waiting before it is named as stuck; after twice that it
-        is killed, where losses are survived, or else the job ends. 0: never. The same on all ranks. Where there are no
-        other processes, there is nobody to wait for.
+      hang_timeout: seconds for which one rank may keep all others waiting before it is named as stuck; after twice that
+        it is killed, where losses are survived, or else the job ends. 0: never. The same on all ranks. Where there are
+        no other processes, there is nobody to wait for.
 
     Returns:
       A context manager: `with comm.world() as world: ...`. It has `size` (workers now), `rank` (this process)
       and `barrier()`. Inside its block, collectives that are called outside a program go through it.
 
     Raises:
-      CollectiveError: `patience` is no number of seconds.
+      CollectiveError: `hang_timeout` is no number of seconds.
       LaunchError: started by a launcher of MPI programs, but MPI cannot be loaded, or is not the launcher's; or losses
         are to be survived, and cannot be.
-      MembersError: there cannot be so many workers, or so few; or they are to come and go where they cannot.
+      WorkerCountError: there cannot be so many workers, or so few; or they are to come and go where they cannot.
 
     Example:
       >>> import jax, collectives as comm
@@ -76,15 +76,15 @@ def world(
       ...     print(world)
       SoloWorld(1 worker on cpu:0)
     """
-    checked(patience)
+    checked(hang_timeout)
     if _joined_by_jax():
         _check_nobody_comes(max_workers=max_workers, respawn=respawn, lost=lost)
         from .jax_world import JaxWorld
 
-        joined = JaxWorld(devices, patience=patience)
+        joined = JaxWorld(devices, hang_timeout=hang_timeout)
         try:
             _check_fixed(joined.capacity, workers, min_workers)
-        except MembersError:
+        except WorkerCountError:
             joined.close()  # on all processes: they have the same arguments
             raise
         return joined
@@ -98,7 +98,7 @@ def world(
             max_workers=max_workers,
             respawn=respawn,
             lost=lost,
-            patience=patience,
+            hang_timeout=hang_timeout,
         )
     if tasks := tasks_not_started():
         warn(works_alone(tasks), LaunchWarning, stacklevel=2)
@@ -126,7 +126,7 @@ def _check_nobody_comes(*, max_workers: int | None, respawn: bool, lost: str | N
     asked = {"max_workers": max_workers, "respawn": respawn or None, "lost": None if lost == "stop" else lost}
     for name, value in asked.items():
         if value is not None:
-            raise MembersError(
+            raise WorkerCountError(
                 f"{name}={value!r}: the processes of jax.distributed are those that it was initialised with. None "
                 "joins, and where one is lost all end. Leave it out; or start the job under MPI (`adaptive run`, "
                 "mpirun), without jax.distributed.initialize()."

@@ -12,7 +12,7 @@ from typing import Self
 
 import jax
 
-from adaptive import CollectiveError, DisagreementError, MembersError, NonFiniteError, Preempted, WorkerError
+from adaptive import CollectiveError, DisagreementError, NonFiniteError, Preempted, WorkerCountError, WorkerError
 from adaptive.extend import FixedMembership, Listening, World, at, current_line, enter, leave, tell
 from launchers import ending
 
@@ -74,7 +74,7 @@ class Scope(FixedMembership):
 
     def _check_number(self, workers: int) -> None:
         if workers != len(self.members):
-            raise MembersError(f"{self!r} cannot have {workers} workers: in it nobody comes, and nobody leaves.")
+            raise WorkerCountError(f"{self!r} cannot have {workers} workers: in it nobody comes, and nobody leaves.")
 
     def __enter__(self) -> Self:
         self._check_open()

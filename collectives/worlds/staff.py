@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from adaptive import Dismissed, MembersError, Preempted, WorkerError
+from adaptive import Preempted, ReserveReleased, WorkerCountError, WorkerError
 from adaptive.extend import Loss, Seats, TransferPayload, honoured, number_of_workers, told
 from launchers import ending
 
@@ -76,7 +76,7 @@ class Staff:
         most = there if max_workers is None else number_of_workers(max_workers, MOST, least=there, name="max_workers")
         self._staff(everyone, Seats(most, first, min_workers), most)
         if workers is not None and self.nearest(workers) != workers:
-            raise MembersError(
+            raise WorkerCountError(
                 f"workers={workers} cannot be had: whole processes take part. The nearest is {self.nearest(workers)}."
             )
 
@@ -404,7 +404,7 @@ class Staff:
 
         Raises:
           WorkerError: the job ends with an error.
-          Dismissed: the workers have left the world's block.
+          ReserveReleased: the workers have left the world's block.
           Preempted: they have, since all were told to go; or this process was, and nobody needs it.
         """
         self._is_ready = is_ready
@@ -427,7 +427,7 @@ class Staff:
             if purpose in (CLOSE, ALL_GO):
                 self._closed = True
                 honoured()
-                raise Dismissed if purpose == CLOSE else Preempted("all workers were told to go")
+                raise ReserveReleased if purpose == CLOSE else Preempted("all workers were told to go")
 
     _said_told = False
 

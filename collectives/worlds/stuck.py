@@ -110,7 +110,7 @@ def report(rank: int, about: str, line: str, waited: float, findings: Sequence[F
     return f"{body[:_MOST]}\n{rest}"
 
 
-def given_up(about: str, waited: float, patience: float) -> str:
+def given_up(about: str, waited: float, hang_timeout: float) -> str:
     """What a rank says that the others have waited for in vain.
 
     Args:
@@ -119,8 +119,8 @@ def given_up(about: str, waited: float, patience: float) -> str:
     """
     return (
         f"The others have given this process up: they waited for it for {_seconds(waited)} in {about}, and it did not "
-        "answer. Was it stopped, or its host? The job has ended because of it, so it ends too. patience= of "
-        f"comm.world() sets how long the others wait ({patience:g} s)."
+        "answer. Was it stopped, or its host? The job has ended because of it, so it ends too. hang_timeout= of "
+        f"comm.world() sets how long the others wait ({hang_timeout:g} s)."
     )
 
 

@@ -10,7 +10,7 @@ from .meeting import Presence
 from .operations import BARRIER, CLOSE, Gather, Operation
 
 
-class HeardError(Exception):
+class PeerError(Exception):
     """The other processes know that this one has failed."""
 
 

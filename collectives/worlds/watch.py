@@ -24,15 +24,15 @@ from .asking import Asking, Message, Peer
 from .operations import CLOSE, Operation
 from .stuck import Finding, State, given_up, names, report
 
-_TICKS = 20  # looks in `patience`
+_TICKS = 20  # looks in `hang_timeout`
 _LONGEST_TICK = 1.0  # seconds
-_ROUNDS = 4  # of asking, in `patience`
+_ROUNDS = 4  # of asking, in `hang_timeout`
 _SECONDS_TO_ANSWER = 2.0
 _SECONDS_TO_ABORT = 5.0
 _SECONDS_TO_END = 1.0
 _SECONDS_TO_PRINT = 1.0  # a launcher drops what it has not printed yet when it ends the job
 _EXIT_STATUS = 1
-_HURRY = 1 / 12  # of `patience`: after this those who have said that they will not come are looked into
+_HURRY = 1 / 12  # of `hang_timeout`: after this those who have said that they will not come are looked into
 
 _log = logging.getLogger("adaptive")
 
@@ -53,16 +53,16 @@ class Watch:
     """One rank's thread for one world.
 
     Args:
-      patience: seconds.
+      hang_timeout: seconds.
       abort: ends all processes of the job with a status, from any thread.
     """
 
-    def __init__(self, world: Watched, asking: Asking, patience: float, abort: Callable[[int], object]):
+    def __init__(self, world: Watched, asking: Asking, hang_timeout: float, abort: Callable[[int], object]):
         self.asking = asking
-        self._patience, self._abort = patience, abort
+        self._patience, self._abort = hang_timeout, abort
         self._watched = weakref.ref(world, lambda _: self.close("it has let go of its world without closing it"))
-        self._tick = min(_LONGEST_TICK, patience / _TICKS)
-        self._answer_seconds = min(_SECONDS_TO_ANSWER, max(0.5, patience / 4))
+        self._tick = min(_LONGEST_TICK, hang_timeout / _TICKS)
+        self._answer_seconds = min(_SECONDS_TO_ANSWER, max(0.5, hang_timeout / 4))
         self._pid = os.getpid()
         self._last = time.monotonic()
         self._begin()
@@ -203,7 +203,7 @@ class Watch:
         what = f"{ranks} will be killed" if self._world.survives else "the job ends"
         return (
             f"Unless {ranks} come{'s' * (len(late) == 1)}, {what} when that is {2 * self._patience:g} s. "
-            f"patience= of comm.world() sets the time ({self._patience:g} s; 0: for ever)."
+            f"hang_timeout= of comm.world() sets the time ({self._patience:g} s; 0: for ever)."
         )
 
     def _end_or_kill(self, findings: Findings, due: Findings) -> None:

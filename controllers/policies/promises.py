@@ -1,13 +1,13 @@
 """Whether splits are as good as was promised: judged on steps behind the decision, as wholes.
 
 A model of times is learnt from the steps that a decision is taken by. Where those were slow by chance (others had the
-core for some steps; the neighbour's time slices are longer than a step), it promises a gain that the next steps do not
+core for some steps; the neighbor's time slices are longer than a step), it promises a gain that the next steps do not
 keep, and following it is worse than nothing. Steps behind a decision were not chosen by, and the slowest worker of each
 tells what that step would have taken under another split. So a split that turns out worse than the one before is given
 up for that, and from then on a split is first tried on paper, for twice as many steps as the last time: it has to be
 better in steps that were not known when it was proposed. With promises that are kept this comes to nothing again.
 
-Of a worker's seconds what follows its batch is what it takes at the least. The rest are stalls, such as a neighbour's
+Of a worker's seconds what follows its batch is what it takes at the least. The rest are stalls, such as a neighbor's
 time slice that is longer than the step: they come whatever the batch is, and under another split they come as well.
 """
 

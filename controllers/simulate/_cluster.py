@@ -95,8 +95,8 @@ def waves(amplitude: ArrayLike, period: float, phase: ArrayLike) -> Trace:
     return lambda step, clock: np.exp(size * np.sin(2 * np.pi * (step / period + offset)))
 
 
-def neighbours(factor: ArrayLike, period: ArrayLike, busy: ArrayLike, phase: ArrayLike) -> Trace:
-    """Neighbours that come and go by the clock: `factor` for a share `busy` of every `period` seconds."""
+def neighbors(factor: ArrayLike, period: ArrayLike, busy: ArrayLike, phase: ArrayLike) -> Trace:
+    """Neighbors that come and go by the clock: `factor` for a share `busy` of every `period` seconds."""
     slow, every, share, offset = (np.asarray(x, np.float64) for x in (factor, period, busy, phase))
     return lambda step, clock: np.where((clock / every + offset) % 1.0 < share, slow, 1.0)
 

@@ -12,7 +12,7 @@ from controllers.policies.noise_workers import noise_workers
 from controllers.policies.schedule import schedule
 from controllers.timing.batch_time import BatchTime
 
-from ._cluster import Cluster, Noise, Trace, by_step, jitter, neighbours, noises, stages, stragglers, together, waves
+from ._cluster import Cluster, Noise, Trace, by_step, jitter, neighbors, noises, stages, stragglers, together, waves
 from ._simulation import Hooked
 
 BATCH = 128  # examples per worker and step, where nothing is said
@@ -162,11 +162,9 @@ def drift(n, steps, rng):
 
 @_named
 def periodic(n, steps, rng):
-    """Half of the workers have neighbours who come and go, for 20 to 40 s; meanwhile they get half the processor."""
+    """Half of the workers have neighbors who come and go, for 20 to 40 s; meanwhile they get half the processor."""
     factor = np.where(rng.permutation(n) < n // 2, 2.0, 1.0)
-    return _cluster(
-        _affine(rng, n, 0.1, 2.0), neighbours(factor, rng.uniform(20, 40, n), 0.5, rng.random(n))
-    ), BATCH * n
+    return _cluster(_affine(rng, n, 0.1, 2.0), neighbors(factor, rng.uniform(20, 40, n), 0.5, rng.random(n))), BATCH * n
 
 
 @_named

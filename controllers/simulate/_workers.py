@@ -21,7 +21,7 @@ class Workers(Seats):
       respawn: whether one that is lost is replaced from the reserve.
 
     Raises:
-      MembersError: `first` is no number from 1 to `capacity`.
+      WorkerCountError: `first` is no number from 1 to `capacity`.
       ValueError: nobody can be had at first.
     """
 

@@ -49,7 +49,7 @@ class Level(NamedTuple):
     lasting: np.ndarray  # shape=(), from 0 to 1: how readily a jump is believed: whether the latest ones lasted
     jumping: np.ndarray  # shape=(n,), jumps that lasted, per step
     noise: np.ndarray  # shape=(n,), relative standard deviation of one step's time
-    differences: np.ndarray  # shape=(n,), of how many neighbouring steps that was learnt
+    differences: np.ndarray  # shape=(n,), of how many neighboring steps that was learnt
     latest: np.ndarray  # shape=(n,), the latest step's logarithm; NaN before the first
 
     @classmethod
@@ -254,7 +254,7 @@ class Level(NamedTuple):
         )
 
     def learn_noise(self, step: np.ndarray, latest: np.ndarray, usable: np.ndarray) -> Level:
-        """Learn from differences of neighbouring steps: a jump is in one of them, a drift hardly in any.
+        """Learn from differences of neighboring steps: a jump is in one of them, a drift hardly in any.
 
         Args:
           step: shape=(n,), logarithms, NaN where there is none.

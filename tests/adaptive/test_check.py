@@ -659,7 +659,7 @@ def test_state_that_is_local_on_purpose_is_not_compared_but_what_is_made_of_it_i
         return {"w": state["w"] - 0.1 * comm.all_reduce(sent), "m": momentum}, {}
 
     for averaged in (False, True):
-        found = check(driver, {"w": W, "m": jnp.zeros(FEATURES)}, local=lambda state: state["m"])
+        found = check(driver, {"w": W, "m": jnp.zeros(FEATURES)}, per_worker_state=lambda state: state["m"])
         assert bool(found) == (not averaged)
         assert list(found.differences) == ["state['w']"] * averaged
 

@@ -170,7 +170,7 @@ def local(state, batch):
 
 
 def test_what_is_local_is_kept_for_each_worker():
-    options = {"local": lambda s: s["own"]}
+    options = {"per_worker_state": lambda s: s["own"]}
     start = {"own": 0.0, "all": 0.0}
     with build(local, start, workers=3, **options) as program:
         program.step()
@@ -262,7 +262,7 @@ def test_all_of_a_program_comes_back_by_name(through):
 
 
 def test_what_is_local_comes_back_by_name():
-    options = {"local": lambda s: s["own"], "workers": 3}
+    options = {"per_worker_state": lambda s: s["own"], "workers": 3}
     with build(local, {"own": 0.0, "all": 0.0}, **options) as program:
         program.step()
         kept = stored(program.checkpoint())
@@ -437,7 +437,12 @@ def test_nothing_is_replaced_where_a_size_cannot_be_compiled():
             raise MemoryError("no room for 7")
         return state + comm.all_reduce(batch["y"].mean()), {}
 
-    options = {"global_batch": 4, "world": LocalWorld(), "local": lambda s: s, "resizable": False}  # of 7 in one call
+    options = {
+        "global_batch": 4,
+        "world": LocalWorld(),
+        "per_worker_state": lambda s: s,
+        "resizable": False,
+    }  # of 7 in one call
     with ad.Program(driver, 0.0, make_data(24), **options) as program:
         program.step()
         kept = program.checkpoint()
@@ -458,7 +463,7 @@ def test_what_was_replicated_is_not_taken_for_what_is_local():
     with build(driver, np.zeros(3, np.float32), workers=3) as program:
         kept = program.checkpoint()
     with (
-        build(driver, np.float32(0), workers=3, local=lambda s: s) as other,
+        build(driver, np.float32(0), workers=3, per_worker_state=lambda s: s) as other,
         pytest.raises(ad.CheckpointError, match="state is not local, and here it is"),
     ):
         other.restore(kept)

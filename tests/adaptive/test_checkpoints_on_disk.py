@@ -228,7 +228,7 @@ def test_another_number_of_workers_goes_on(tmp_path, workers):
 
 
 def test_local_state_comes_back_to_as_many_workers_and_is_refused_by_others(tmp_path):
-    options = {"local": lambda s: s["own"]}
+    options = {"per_worker_state": lambda s: s["own"]}
     with build(local, {"own": 0.0, "all": 0.0}, workers=3, **options) as program:
         run(program, tmp_path, 2)
     with build(local, {"own": 0.0, "all": 0.0}, workers=3, **options) as other:

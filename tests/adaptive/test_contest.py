@@ -36,7 +36,7 @@ def drifting(rng, steps):
     return quiet(rng, steps) * np.exp(np.cumsum(rng.normal(0, 0.02, steps)))
 
 
-def beside_a_neighbour(rng, steps):
+def beside_a_neighbor(rng, steps):
     """A third of the steps take half as long again."""
     return quiet(rng, steps) * (1 + (rng.random(steps) < 0.3) * rng.exponential(0.5, steps))
 
@@ -50,7 +50,7 @@ def beside_a_compiler(rng, steps):
     return factors
 
 
-MACHINES = [quiet, drifting, beside_a_neighbour, beside_a_compiler]
+MACHINES = [quiet, drifting, beside_a_neighbor, beside_a_compiler]
 
 
 def run(contest, seconds, factors):
@@ -99,7 +99,7 @@ def test_the_best_stays_found_at_little_cost(machine):
         assert taken[STEPS:].mean() < 1.02 * min(seconds.values())
 
 
-@pytest.mark.parametrize("machine", [quiet, beside_a_neighbour])
+@pytest.mark.parametrize("machine", [quiet, beside_a_neighbor])
 def test_a_wrong_decision_is_corrected(machine):
     """However wrong all timings of the first comparison were."""
     rng = np.random.default_rng(0)

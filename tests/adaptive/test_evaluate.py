@@ -283,7 +283,12 @@ def test_all_workers_evaluate_a_state_of_one_type(leaf):
         return batch["n"].mean()
 
     data = {"y": np.arange(24, dtype=np.float32)}
-    options = {"global_batch": 6, "shares": (1, 0), "world": LocalWorld(2), "local": lambda state: state["own"]}
+    options = {
+        "global_batch": 6,
+        "shares": (1, 0),
+        "world": LocalWorld(2),
+        "per_worker_state": lambda state: state["own"],
+    }
     with ad.Program(driver, {"own": leaf, "kept": leaf}, data, **options) as program:
         for _ in range(3):
             given = [program._as_given(leaves) for leaves in program._engine.states]

@@ -177,7 +177,7 @@ def test_what_may_be_nan_is_let_through():
     assert not passes([*free, contribution()], [[*row, np.nan] for row in values])
 
 
-def test_neighbours_are_looked_at_as_one():
+def test_neighbors_are_looked_at_as_one():
     layout = lay_out([contribution(shape=(n,)) for n in (3, 4, 5)], capacity=2, status=3)
     assert [(r.start, r.stop) for r, _ in Look(layout, "cpu")._ranges] == [(0, 12)]
     layout = lay_out([contribution(), contribution(weight=TOKENS), contribution("bfloat16")], capacity=2, status=3)

@@ -54,7 +54,7 @@ def test_all_orders_of_a_few_examples_come_equally_often(length):
     assert chi2 < degrees + 5 * np.sqrt(2 * degrees)  # fixed seeds: the same in every run
 
 
-def test_neighbours_and_halves_are_mixed():
+def test_neighbors_and_halves_are_mixed():
     length = 20_000
     order = whole(Order([length], 0), length)
     assert abs(np.corrcoef(order, np.arange(length))[0, 1]) < 0.03

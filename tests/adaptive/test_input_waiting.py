@@ -32,7 +32,7 @@ from adaptive.data.stream import Stream
 from tests.speed import Deadline, limit
 
 ROOT = Path(__file__).resolve().parents[2]
-PATIENT = SimpleNamespace(patience=0.4, processes=2, rank=1, losses=())  # as much of a world as is asked
+PATIENT = SimpleNamespace(hang_timeout=0.4, processes=2, rank=1, losses=())  # as much of a world as is asked
 
 
 class Hangs:
@@ -98,7 +98,8 @@ def test_a_read_by_a_thread_is_named_with_its_stack_and_ended(hangs, caplog):
         rf"^rank 1 \(pid {os.getpid()} on \S+\) has waited \d s, the deadline of a read, for example 13 of the data "
         r"\(by thread adaptive-input, for \d s\)\.\n",
         r"in waits_for_the_disk\n +self\.go_on\.wait",
-        r"read_timeout= of ad\.data\.from_source .*1\.5 times the patience= of comm\.world\(\) by default.*write more",
+        r"read_timeout= of ad\.data\.from_source .*1\.5 times the hang_timeout= of comm\.world\(\) by default.*write "
+        r"more",
     )
     assert "test_a_read_by_a_thread" not in str(error)  # the stack of the reader alone
     warned = r"has waited \d s for example 13 of the data(.*\n)*.*ends with a DataError after 0\.6 s"

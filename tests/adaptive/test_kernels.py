@@ -158,7 +158,7 @@ def test_a_step_of_a_slower_split_is_known_to_be_one(make):
 @pytest.mark.parametrize(
     ("platform", "passed", "computed", "seconds"),
     [
-        ("cpu", 0.008, 0.004, 0.004),  # a neighbour had the core for half of it
+        ("cpu", 0.008, 0.004, 0.004),  # a neighbor had the core for half of it
         ("cpu", 0.004, 0.007, 0.004),  # two threads computed
         ("gpu", 0.008, 0.001, 0.008),  # it was the device that computed
     ],

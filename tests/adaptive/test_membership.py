@@ -149,7 +149,7 @@ def test_a_number_that_no_whole_processes_make_is_rounded_with_a_note():
     world.nearest = lambda workers: min(workers // 2 * 2, 4)
     membership = Membership(world)
     assert membership.request(3) == ["program.rescale: workers 3 rounded to 2, of whole processes."]
-    with pytest.raises(ad.MembersError, match="The nearest is 2"):
+    with pytest.raises(ad.WorkerCountError, match="The nearest is 2"):
         membership.exactly(3)
     assert membership.exactly(4) == 4
 
@@ -171,7 +171,7 @@ def test_a_number_that_no_whole_processes_make_is_rounded_with_a_note():
 )
 def test_from_outside_an_impossible_number_raises(wrong, says):
     membership = Membership(World(least=2))
-    with pytest.raises(ad.MembersError, match=says):
+    with pytest.raises(ad.WorkerCountError, match=says):
         membership.exactly(wrong)
 
 
@@ -191,7 +191,7 @@ def test_who_is_needed_does_not_leave():
     membership.change()
     world.leave(0)
     assert (world.members, membership.numbers.least) == ((1, 2), 2)
-    with pytest.raises(ad.MembersError, match="there can be 2 to 4"):
+    with pytest.raises(ad.WorkerCountError, match="there can be 2 to 4"):
         membership.exactly(1)
 
 

@@ -124,7 +124,9 @@ def keeps_own(state, batch):
 def test_a_local_leaf_is_kept_to_begin_with(before):
     """Workers that join begin with it, so it is held once beside each worker's own."""
     state, data = (jnp.zeros(N), jnp.zeros(N)), {"x": np.ones(24, np.float32)}
-    with ad.Program(keeps_own, state, data, global_batch=6, world=LocalWorld(2), local=lambda s: s[1]) as program:
+    with ad.Program(
+        keeps_own, state, data, global_batch=6, world=LocalWorld(2), per_worker_state=lambda s: s[1]
+    ) as program:
         del state
         assert len(of_leaves()) == before + 2 * 2 + 1
         program.step()

@@ -711,7 +711,7 @@ def test_state_that_is_local_on_purpose_goes_its_own_way():
 
     with pytest.raises(ad.ReplicationError, match=r"state\['own'\]"):
         build(driver, {"own": 0.0, "sum": 0.0}, workers=3)
-    with build(driver, {"own": 0.0, "sum": 0.0}, workers=3, local=lambda s: s["own"]) as program:
+    with build(driver, {"own": 0.0, "sum": 0.0}, workers=3, per_worker_state=lambda s: s["own"]) as program:
         program.step()
         program.step()
         assert [float(leaves[0]) for leaves in program._engine.states] == [2, 4, 6]

@@ -35,7 +35,7 @@ from tests.adaptive.test_spmd_step import built, plain
 def killed(*_):
     os.kill(os.getpid(), signal.SIGKILL)
 
-with comm.world(patience=3 * at_start(), devices=jax.local_devices()[:1]) as world:
+with comm.world(hang_timeout=3 * at_start(), devices=jax.local_devices()[:1]) as world:
     world._memory = None
     program = built(plain, world=world)
     for _ in range(4):

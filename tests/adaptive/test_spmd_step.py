@@ -141,7 +141,7 @@ def general(monkeypatch):
 def built(driver, **options):
     options = {"deterministic": True, "nonfinite": "skip", "global_batch": 16, **options}
     if driver is of_their_own:
-        options["local"] = lambda state: state["own"]
+        options["per_worker_state"] = lambda state: state["own"]
     return ad.Program(driver, begun(), DATA, **options)
 
 

@@ -91,7 +91,7 @@ def trained(driver, steps=14):
     state, options = begun(), {"deterministic": True, "nonfinite": "skip", "resizable": driver is monitored}
     if driver is averaged_now_and_then:
         state["local"] = state["params"]
-        options["local"] = lambda state: state["local"]
+        options["per_worker_state"] = lambda state: state["local"]
     with ad.Program(driver, state, DATA, global_batch=16, **options) as program:
         reports = [program.step() for _ in range(steps)]
         return reports, program.state

@@ -199,7 +199,7 @@ def local(state):
 
 
 def test_local_state_of_any_worker_here_is_looked_at():
-    with build(own_root, LOCAL, local=local) as program:
+    with build(own_root, LOCAL, per_worker_state=local) as program:
         told = r"the update of step 3 made NaNs on worker 1: in state\['root'\] \(test_updates.py:\d+\)"
         with pytest.raises(ad.NonFiniteError, match=told):
             list(program.run(steps=6))
@@ -229,7 +229,7 @@ class Twin(LocalWorld):
 
 def test_the_others_are_told_of_local_state_in_the_message_they_wait_for():
     world = Twin(1)
-    with build(own_root, LOCAL, local=local, world=world) as program:
+    with build(own_root, LOCAL, per_worker_state=local, world=world) as program:
         [program.step() for _ in range(3)]
         assert len(world.statuses) == 3
         with pytest.raises(ad.NonFiniteError, match="the update of step 3 made NaNs on worker 1"):
@@ -255,7 +255,7 @@ def test_all_processes_hear_together_of_local_state_that_one_of_them_asks_for():
             return [value, b"[[1, [0]]]"] if value == b"[]" and self.statuses else [value, value]
 
     world = Odd(0)
-    with build(own_root, LOCAL, local=local, world=world) as program:
+    with build(own_root, LOCAL, per_worker_state=local, world=world) as program:
         program.step()
         with pytest.raises(ad.NonFiniteError, match="the update of step 1 made NaNs on worker 1"):
             program.checkpoint()

@@ -75,9 +75,9 @@ def test_pin_moves_threads_that_are_there_already():
 def test_contention_spins_on_its_core_and_ends_with_the_context():
     core = max(os.sched_getaffinity(0))
     with contention(core, processes=2) as pids:
-        neighbours = [psutil.Process(pid) for pid in pids]
-        assert [neighbour.cpu_affinity() for neighbour in neighbours] == [[core]] * 2
-    assert not any(neighbour.is_running() for neighbour in neighbours)
+        neighbors = [psutil.Process(pid) for pid in pids]
+        assert [neighbor.cpu_affinity() for neighbor in neighbors] == [[core]] * 2
+    assert not any(neighbor.is_running() for neighbor in neighbors)
 
 
 @needs_linux
@@ -89,11 +89,11 @@ def test_contention_ends_when_its_parent_is_killed():
     )
     parent = subprocess.Popen([sys.executable, "-c", program], cwd=ROOT, stdout=subprocess.PIPE, text=True)
     try:
-        neighbour = psutil.Process(int(parent.stdout.readline()))
+        neighbor = psutil.Process(int(parent.stdout.readline()))
     finally:
         parent.kill()
         parent.communicate()
-    _, alive = psutil.wait_procs([neighbour], timeout=limit(30))
+    _, alive = psutil.wait_procs([neighbor], timeout=limit(30))
     assert not alive
 
 

@@ -14,7 +14,7 @@ import adaptive as ad
 import collectives as comm
 import controllers as ctrl
 import monitors as mon
-from adaptive.base.errors import CollectiveError, DisagreementError, MembersError, WorkerError
+from adaptive.base.errors import CollectiveError, DisagreementError, WorkerCountError, WorkerError
 from collectives.worlds.reducing import by_memory
 from tests.program.problems import ADAM, adam_state, build, descend, make_data, mean_loss
 
@@ -66,7 +66,7 @@ def test_a_launcher_that_started_others_too_is_believed(monkeypatch):
     ids=str,
 )
 def test_what_only_processes_that_come_and_go_could_have_is_refused(option):
-    with pytest.raises(MembersError, match=f"^{next(iter(option))}="):
+    with pytest.raises(WorkerCountError, match=f"^{next(iter(option))}="):
         comm.world(**option)
     with comm.world(workers=4 * jax.process_count(), lost="stop"):
         pass
@@ -75,7 +75,7 @@ def test_what_only_processes_that_come_and_go_could_have_is_refused(option):
 def test_nobody_comes_and_nobody_leaves(world):
     assert (world.least, world.most, world.survives, world.respawn) == (world.size, world.size, False, False)
     for change in (lambda: world.request_workers(1), lambda: world.change(1)):
-        with pytest.raises(MembersError, match="nobody comes, and nobody leaves"):
+        with pytest.raises(WorkerCountError, match="nobody comes, and nobody leaves"):
             change()
 
 
@@ -193,10 +193,10 @@ def test_a_process_that_makes_a_world_while_others_do_not_is_told(world):
 
 
 def test_patience_must_be_the_same():
-    with pytest.raises(DisagreementError, match="patience= is not the same on all ranks"):
-        comm.JaxWorld(jax.local_devices()[:1], patience=60 + jax.process_index())
-    with pytest.raises(CollectiveError, match="patience="):
-        comm.JaxWorld(patience=-1)
+    with pytest.raises(DisagreementError, match="hang_timeout= is not the same on all ranks"):
+        comm.JaxWorld(jax.local_devices()[:1], hang_timeout=60 + jax.process_index())
+    with pytest.raises(CollectiveError, match="hang_timeout="):
+        comm.JaxWorld(hang_timeout=-1)
 
 
 def test_a_reduction_that_cannot_be_compiled_fails_before_the_frame(world):

@@ -185,7 +185,7 @@ def test_peers_are_others_and_each_of_them_as_often():
     assert sorted(peers("random", 1, 5, 3, 2, members)) == [0, 3, 7]
 
 
-def test_neighbours_take_turns():
+def test_neighbors_take_turns():
     assert [peers("ring", 0, 0, update, 7, (0, 2, 3, 7)) for update in range(3)] == [[0, 3], [3, 0], [0, 3]]
     assert peers("ring", 0, 0, 0, 1, (0, 1)) == [0]
     assert peers("ring", 0, 0, 4, 1, (1,)) == peers("random", 0, 0, 4, 1, (1,)) == []
@@ -251,7 +251,7 @@ def test_where_it_cannot_stand():
     def no_round(w, batch):
         return comm.asynchronous_mean(w), {}
 
-    refused(no_round, "nothing in this driver ends a round", local=lambda w: w)
+    refused(no_round, "nothing in this driver ends a round", per_worker_state=lambda w: w)
 
     def no_such(w, batch):
         return comm.all_reduce(comm.asynchronous_mean(w, peer="any")), {}

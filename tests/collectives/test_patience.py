@@ -32,17 +32,17 @@ from collectives.worlds.stuck import Finding, State, report
 from tests.speed import limit
 
 
-@pytest.mark.parametrize("patience", [-1, -1e-9, math.nan, math.inf, "60", None, True, [60], 1j])
-def test_bad_patience(patience):
-    with pytest.raises(ad.CollectiveError, match=r"patience=.*write seconds") as caught:
-        comm.world(patience=patience)
+@pytest.mark.parametrize("hang_timeout", [-1, -1e-9, math.nan, math.inf, "60", None, True, [60], 1j])
+def test_bad_patience(hang_timeout):
+    with pytest.raises(ad.CollectiveError, match=r"hang_timeout=.*write the seconds") as caught:
+        comm.world(hang_timeout=hang_timeout)
     assert isinstance(caught.value, ValueError)
 
 
-@pytest.mark.parametrize("patience", [0, 60, 0.5, np.float32(2), jnp.int32(3)])
-def test_good_patience(patience):
-    assert checked(patience) == float(patience)
-    with comm.world(devices=jax.local_devices()[:1], patience=patience) as world:
+@pytest.mark.parametrize("hang_timeout", [0, 60, 0.5, np.float32(2), jnp.int32(3)])
+def test_good_patience(hang_timeout):
+    assert checked(hang_timeout) == float(hang_timeout)
+    with comm.world(devices=jax.local_devices()[:1], hang_timeout=hang_timeout) as world:
         assert isinstance(world, comm.SoloWorld)
 
 
@@ -200,9 +200,9 @@ class FakeWorld:
 
 
 @contextmanager
-def two(*, groups=(0, 0), patience=60.0):
+def two(*, groups=(0, 0), hang_timeout=60.0):
     """Two ranks of this process: what they know each other by, and their sockets."""
-    told = [introduce(number, group, patience) for number, group in enumerate(groups)]
+    told = [introduce(number, group, hang_timeout) for number, group in enumerate(groups)]
     peers = [peer for peer, _ in told]
     yield peers, [datagrams for _, datagrams in told]
     for _, datagrams in told:
@@ -289,7 +289,7 @@ def test_any_rank_of_a_host_is_killed_by_another_one(held, monkeypatch):
 
 def test_patience_must_be_the_same_on_all_ranks():
     with two() as (peers, sockets), pytest.raises(ad.DisagreementError, match="rank 0: 60, rank 1: 5"):
-        watch(FakeWorld(), [peers[0], peers[1]._replace(patience=5.0)], 0, sockets[0], lambda status: None)
+        watch(FakeWorld(), [peers[0], peers[1]._replace(hang_timeout=5.0)], 0, sockets[0], lambda status: None)
 
 
 def test_no_thread_where_nobody_can_be_waited_for():

@@ -79,9 +79,9 @@ def test_some_workers_can_be_in_reserve():
 @pytest.mark.parametrize("devices", [1, 4])
 @pytest.mark.parametrize("workers", [0, -1, 5, 1.5, float("nan"), "2", True])
 def test_a_number_of_workers_that_cannot_be_is_refused(devices, workers):
-    with pytest.raises(ad.MembersError, match="workers="):
+    with pytest.raises(ad.WorkerCountError, match="workers="):
         comm.world(devices=jax.local_devices()[:devices], workers=workers)
-    with pytest.raises(ad.MembersError, match="workers="):
+    with pytest.raises(ad.WorkerCountError, match="workers="):
         comm.world(devices=jax.local_devices()[:devices], min_workers=workers)
 
 
@@ -91,7 +91,7 @@ def test_in_a_fixed_world_nobody_comes_and_nobody_leaves():
         world.request_workers(1)
         world.change(1)
         for change in (lambda: world.request_workers(2), lambda: world.change(2), lambda: world.change(1, [0])):
-            with pytest.raises(ad.MembersError, match="nobody comes, and nobody leaves"):
+            with pytest.raises(ad.WorkerCountError, match="nobody comes, and nobody leaves"):
                 change()
 
 

@@ -151,7 +151,7 @@ def test_slices_are_reduced_as_the_whole_would_be(world):
     assert tiny == world.size
 
 
-def test_each_worker_averages_with_its_neighbours(world):
+def test_each_worker_averages_with_its_neighbors(world):
     def values(worker):
         return [np.full((3, 4), worker + 1.0, np.float32), np.full(70_001, -worker, np.float32)]
 

@@ -80,8 +80,8 @@ def test_splits_are_made_of_the_minibatches_that_batches_are_cut_into(call):
 
 
 class Shared:
-    """Worker 1 has a busy neighbour on its core: they take turns, for some 4 ms each. A step's seconds hold the
-    neighbour's turns that fall into it."""
+    """Worker 1 has a busy neighbor on its core: they take turns, for some 4 ms each. A step's seconds hold the
+    neighbor's turns that fall into it."""
 
     def __init__(self, step_seconds: float, call: float, seed: int, turn: float = 4e-3):
         self.per_example, self.call, self.turn = step_seconds / N, call, turn
@@ -98,7 +98,7 @@ class Shared:
             self.left = self._a_turn()
         passed += todo
         self.left -= todo
-        if passed < alone:  # while it waits the neighbour runs, and behind that it is its turn
+        if passed < alone:  # while it waits the neighbor runs, and behind that it is its turn
             self.left = self._a_turn()
         return np.array([alone, passed])
 
@@ -108,7 +108,7 @@ class Shared:
 
 @pytest.mark.parametrize("call", [2.0, 20.0])
 @pytest.mark.parametrize("milliseconds", [1.5, 3, 6, 12, 25])
-def test_a_busy_neighbour_is_followed_where_there_is_something_to_follow(milliseconds, call):
+def test_a_busy_neighbor_is_followed_where_there_is_something_to_follow(milliseconds, call):
     ours, equal, _, same = run(lambda: Shared(1e-3 * milliseconds, call, seed=1), call)
     assert ours <= 1.02 * equal
     if milliseconds >= 12:

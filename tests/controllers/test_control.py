@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import controllers as ctrl
-from adaptive.base.errors import AdaptiveError, BatchSizeError, MembersError
+from adaptive.base.errors import AdaptiveError, BatchSizeError, WorkerCountError
 from adaptive.graph.trace import trace
 from adaptive.operators.hooks import hook_p
 
@@ -133,7 +133,7 @@ def test_any_positive_scalar_is_a_number_of_workers(number, asked):
     ],
 )
 def test_an_impossible_number_of_workers_is_refused_by_name(wrong, says):
-    with pytest.raises(MembersError) as error:
+    with pytest.raises(WorkerCountError) as error:
         control(step=20).rescale(workers=wrong)
     assert says in str(error.value)
     assert str(error.value).startswith("hook 'adapt' (driver.py:15), step 20: rescale(workers=")
@@ -143,7 +143,7 @@ def test_a_policy_may_ask_for_workers_and_passes_the_same_check():
     policy = ctrl.Policy(lambda n: (), lambda o, s: (ctrl.Decision(workers=o.values[0]), s), "grow")
     handler = handler_of(policy).handler
     assert handler(observe(2.7), ())[0] == ctrl.Decision(workers=3)
-    with pytest.raises(MembersError, match="'grow'"):
+    with pytest.raises(WorkerCountError, match="'grow'"):
         handler(observe(np.nan), ())
 
 

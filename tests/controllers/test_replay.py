@@ -257,7 +257,7 @@ def test_a_cut_line_costs_itself_and_no_other_run(trace, cut, apart, caplog):
     assert [f"{trace}:{number}: this line is cut" in r.message for r in caplog.records] == [True] * (not is_whole)
 
 
-def test_steps_behind_a_cut_line_are_not_taken_for_its_neighbours(trace, caplog):
+def test_steps_behind_a_cut_line_are_not_taken_for_its_neighbors(trace, caplog):
     """Seconds are told behind the next step: with one missing they would be another step's."""
     write(trace, simulate(ctrl.balance(), Cluster(ctrl.BatchTime(np.ones(2))), 8, 5))
     lines = trace.read_text().splitlines(keepends=True)

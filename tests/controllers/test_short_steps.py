@@ -206,7 +206,7 @@ def calls(per_example, slower, call):
         stalls(1e-4, 4e-3, lambda seconds: 125 * seconds),
         calls(2e-5, 1.5, 1e-3),
     ],
-    ids=["stalls", "a neighbour", "longer steps", "calls"],
+    ids=["stalls", "a neighbor", "longer steps", "calls"],
 )
 def test_short_steps_are_never_longer_than_with_equal_batches(times, seed):
     ratio, _ = over_equal(times, 3000, seed, from_step=1000)
@@ -231,7 +231,7 @@ def test_short_steps_are_balanced_where_that_pays():
     assert len(sim.changes) <= 4
 
 
-def test_a_neighbour_who_comes_and_goes_is_followed_in_short_steps():
+def test_a_neighbor_who_comes_and_goes_is_followed_in_short_steps():
     def times(step, sizes):
         return sizes * np.array([2e-5, 6e-5 if 600 < step <= 2000 else 2e-5])
 

@@ -14,7 +14,7 @@ from controllers.simulate._cluster import (
     Cluster,
     by_step,
     jitter,
-    neighbours,
+    neighbors,
     noises,
     stages,
     stragglers,
@@ -186,8 +186,8 @@ def test_the_clock_counts_the_slowest_worker_and_the_overhead():
     assert np.isnan(simulation.seconds_to(49))
 
 
-def test_neighbours_come_by_the_clock_and_not_by_the_step():
-    trace = neighbours(3.0, 10.0, 0.5, np.array([0.0, 0.5]))
+def test_neighbors_come_by_the_clock_and_not_by_the_step():
+    trace = neighbors(3.0, 10.0, 0.5, np.array([0.0, 0.5]))
     slow = simulate(scripted(), Cluster(ctrl.BatchTime(np.full(2, 1.0)), trace), 2, 20)
     fast = simulate(scripted(), Cluster(ctrl.BatchTime(np.full(2, 0.5)), trace), 2, 20)
     assert slow.slowdown[:5].tolist() == [[3, 1], [3, 1], [1, 3], [1, 3], [3, 1]]  # at 0, 3, 6, 9, 12 seconds

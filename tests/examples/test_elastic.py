@@ -40,7 +40,7 @@ def check_table(printed: str, seats: int) -> list[tuple[int, list[str], int]]:
 @pytest.mark.long
 @survives_losses
 def test_rank_0_killed_and_another_one_stopped():
-    harm = ["--workers", "3", "--kill", "0@15", "--stop", "1@25", "--patience", f"{limit(2.5):.1f}"]
+    harm = ["--workers", "3", "--kill", "0@15", "--stop", "1@25", "--hang-timeout", f"{limit(2.5):.1f}"]
     result = run([SCRIPT, *BRIEF, *harm], n=3, ours=True, options=["--oversubscribe"])
     pids = re.findall(r"^worker \d is process (\d+)$", result.stdout, re.MULTILINE)
     assert len(pids) == 3, str(result)
@@ -90,7 +90,7 @@ def test_as_one_worker():
 def test_numbers_of_workers_that_cannot_be(arguments, says):
     done = alone(*arguments)
     assert done.returncode == 1
-    assert f"MembersError: {says}" in done.stderr
+    assert f"WorkerCountError: {says}" in done.stderr
 
 
 def test_the_last_worker_may_be_killed():

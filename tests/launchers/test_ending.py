@@ -96,7 +96,7 @@ def test_who_was_given_up_ends(talk):
     code, out, err = talk(reset, b"given up\n")
     assert (code, out) == (-signal.SIGKILL, "")
     assert "was given up" in err
-    assert "for 30 s (--detect)" in err
+    assert "for 30 s (--host-timeout)" in err
 
 
 @pytest.mark.parametrize("then", [b"unknown\n", None])

@@ -35,7 +35,9 @@ def program_of(watch, first=0.0, **options):
     }
     state = {"own": params, "average": jax.tree.map(lambda x: x + np.float32(0.25), params)}
     options = {"shares": SIZES, "world": LocalWorld(3)} | options
-    return ad.Program(driver, state, DATA, global_batch=12, local=lambda s: s["own"], resizable=False, **options)
+    return ad.Program(
+        driver, state, DATA, global_batch=12, per_worker_state=lambda s: s["own"], resizable=False, **options
+    )
 
 
 def vectors(program):
@@ -105,7 +107,12 @@ def test_of_strategies():
     for strategy, watch in watched.items():
         driver = driver_of(strategy, watch)
         program = ad.Program(
-            driver, strategy.init(jnp.ones(3)), DATA, global_batch=12, local=strategy.local, world=LocalWorld(3)
+            driver,
+            strategy.init(jnp.ones(3)),
+            DATA,
+            global_batch=12,
+            per_worker_state=strategy.per_worker_state,
+            world=LocalWorld(3),
         )
         found = [float(program.step().metrics["d"]) for _ in range(4)]
         assert found[0] == 0

@@ -84,18 +84,18 @@ def test_one_writes_and_all_go_on(world, directory):
 
 def test_local_state_of_all_ranks_comes_back(world, directory):
     start = {"all": 0.0, "own": 0.0}
-    with build(local, start, make_data(), N, world=world, local=own) as program:
+    with build(local, start, make_data(), N, world=world, per_worker_state=own) as program:
         list(program.run(steps=3, checkpoint=ad.Checkpoints(directory, every=2)))
         kept = program.checkpoint()["state"]
     assert len(set(kept["own"].tolist())) == world.size
-    with build(local, start, make_data(), N, world=world, local=own) as other:
+    with build(local, start, make_data(), N, world=world, per_worker_state=own) as other:
         other.restore(directory)
         assert other.steps == 3
         found = other.checkpoint()["state"]
         assert jax.tree.all(jax.tree.map(np.array_equal, found, kept))
 
 
-@pytest.mark.parametrize("options", [{}, {"local": own}], ids=["replicated", "local"])
+@pytest.mark.parametrize("options", [{}, {"per_worker_state": own}], ids=["replicated", "local"])
 def test_minutes_are_those_of_rank_0(world, directory, monkeypatch, options):
     """Each rank has a clock of its own; that of rank 0 counts, and all keep a checkpoint of the same step."""
     now = [0.0]

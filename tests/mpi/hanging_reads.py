@@ -37,7 +37,7 @@ def driver(state, batch):
 
 
 logging.basicConfig(format="%(levelname)s of pid %(process)d: %(message)s", level=logging.INFO)
-with comm.world(patience=PATIENCE) as world:
+with comm.world(hang_timeout=PATIENCE) as world:
     source = Source()
     data = ad.data.from_source(source, read_timeout=TIMEOUT)
     source.hangs = WHEN == "build"

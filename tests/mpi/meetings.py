@@ -95,7 +95,7 @@ def test_programs_of_one_layout_do_not_share_their_buffers(world):
 @pytest.mark.parametrize("what", ["evaluate", "checkpoint", "build", "eager", "barrier", "share"])
 def test_something_else_on_one_rank_while_others_step(world, what):
     data = make_data()
-    with build(local, {"all": 0.0, "own": 0.0}, data, N, world=world, local=lambda s: s["own"]) as program:
+    with build(local, {"all": 0.0, "own": 0.0}, data, N, world=world, per_worker_state=lambda s: s["own"]) as program:
         program.step()
         do, said = {
             "evaluate": (

@@ -438,7 +438,7 @@ def test_a_rank_without_examples_has_state_of_the_types_of_the_others(world, lea
         return state, {"loss": comm.all_reduce(loss)}
 
     shares = [float(worker < world.capacity - 1) for worker in range(world.capacity)]
-    options = {"shares": shares, "world": world, "local": strategy.local}
+    options = {"shares": shares, "world": world, "per_worker_state": strategy.per_worker_state}
     with build(driver, strategy.init({"a": leaf}), make_data(), N, **options) as program:
         for _ in range(2):
             program.step()
@@ -674,12 +674,12 @@ def test_nans_in_the_local_state_of_one_rank_end_the_run_of_all(world):
         return {"w": state["w"] - 0.1 * grad, "count": count, "own": own}, {"loss": loss}
 
     start = {"w": np.float32(0), "count": np.float32(0), "own": np.float32(0)}
-    with build(driver, start, make_data(), N, local=lambda state: state["own"]) as program:
+    with build(driver, start, make_data(), N, per_worker_state=lambda state: state["own"]) as program:
         [program.step() for _ in range(3)]
         kind = ad.NonFiniteError if odd(world) else ad.WorkerError
         with pytest.raises(kind, match=f"made NaNs on worker {world.size - 1}" if odd(world) else "failed in step 4"):
             program.step()
-    with build(driver, start, make_data(), N, local=lambda state: state["own"]) as program:
+    with build(driver, start, make_data(), N, per_worker_state=lambda state: state["own"]) as program:
         [program.step() for _ in range(3)]
         with pytest.raises(ad.NonFiniteError, match=f"made NaNs on worker {world.size - 1}"):
             program.checkpoint()
@@ -716,7 +716,9 @@ def test_strategies_are_what_they_are_in_one_place(world, strategy):
     start = strategy.init(np.full(data["x"].shape[1], 0.5, np.float32))
     found = []
     for where in (world, LocalWorld(world.size)):
-        with build(driver, start, data, 5 * world.size, world=where, local=strategy.local) as program:
+        with build(
+            driver, start, data, 5 * world.size, world=where, per_worker_state=strategy.per_worker_state
+        ) as program:
             reports = [program.step() for _ in range(6)]
             found.append(([r.metrics for r in reports], sync.average(program, strategy)))
     (metrics, mean), (expected, expected_mean) = found

@@ -24,7 +24,7 @@ def driver(state, batch):
     return state - 0.1 * grad, {"loss": loss}
 
 
-SLOW = 2.7  # times the patience: beyond the second deadline
+SLOW = 2.7  # times the hang_timeout: beyond the second deadline
 
 
 @phase("compiling", compiles=True)
@@ -65,8 +65,8 @@ class Resumes(logging.Handler):
 PATIENCE, BLOCK = float(sys.argv[1]), sys.argv[2] == "block"
 DATA = {"x": np.arange(64, dtype=np.float32)}
 logging.basicConfig(format="%(levelname)s of pid %(process)d: %(message)s", level=logging.INFO)
-world = comm.world(patience=PATIENCE)
-OTHER = comm.MPIWorld(patience=0)
+world = comm.world(hang_timeout=PATIENCE)
+OTHER = comm.MPIWorld(hang_timeout=0)
 WAYS = dict(enumerate(sys.argv[3:], world.processes - len(sys.argv[3:])))  # of the last ranks
 MINE = WAYS.get(world.rank, "")
 print(f"rank {world.rank} pid {os.getpid()}", flush=True)

@@ -116,7 +116,7 @@ def test_a_host_that_is_cut_off(here):
     with hosts(2) as made:
         environ = {**mpirun._environment({}), **made.environment(), "PRTE_MCA_rmaps_default_mapping_policy": "slot"}
         ranks = [f"meets until one is lost:{rank}" for rank in range(here + 1)]
-        options = ["--detect", "4", "-n", str(here + 1), "-H", f"h1:{here},h2:1"]
+        options = ["--host-timeout", "4", "-n", str(here + 1), "-H", f"h1:{here},h2:1"]
         command = made.command("h1", [sys.executable, "-m", "launchers.run", *options, str(SCRIPT), *ranks])
         with subprocess.Popen(command, env=environ, stdout=subprocess.PIPE, text=True) as job:
             try:

@@ -19,8 +19,8 @@ READ = r"example \d+ of the data \(by thread adaptive-input, for \d+ s\)"
 
 def start(*arguments):
     """Run a job, patient enough for a slow machine. Returns what it has said."""
-    patience = ceil(2 * max(slowness(), at_start()))
-    result = run([SCRIPT, str(patience), *arguments], n=2, expect_failure=True, timeout=60)
+    hang_timeout = ceil(2 * max(slowness(), at_start()))
+    result = run([SCRIPT, str(hang_timeout), *arguments], n=2, expect_failure=True, timeout=60)
     return result.stderr
 
 
@@ -32,7 +32,7 @@ def test_the_reader_is_named_and_the_job_ends_with_that_message(when):
     assert "in waits_for_the_disk" in said, said
     where = "in building" if when == "build" else r"in step \d of program 1"
     assert re.search(rf"WorkerError: .*{where}.*DataError: rank 1 .* has waited", said), said  # on rank 0
-    assert "The job ends because of rank 1" not in said, said  # before the others' patience was at its end
+    assert "The job ends because of rank 1" not in said, said  # before the others' hang_timeout ended
 
 
 @pytest.mark.long

@@ -104,7 +104,7 @@ def test_nor_is_a_host_that_dies(tmp_path):
 @survives_losses
 def test_nor_one_that_is_cut_off(tmp_path):
     with hosts(2) as made:
-        job = job_on(made, [*OURS, "--detect", f"{limit(2):.0f}"], SCRIPT, tmp_path, "a_host_that_is_cut_off")
+        job = job_on(made, [*OURS, "--host-timeout", f"{limit(2):.0f}"], SCRIPT, tmp_path, "a_host_that_is_cut_off")
         while job.poll() is None and not all((tmp_path / f"{rank}-is-there").exists() for rank in range(3)):
             time.sleep(0.01)
         made.cut("h2")

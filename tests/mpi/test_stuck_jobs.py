@@ -20,15 +20,15 @@ ADAPTIVE = r"(?m)^{} of pid (\d+): rank \d has waited"  # how a report begins
 
 
 def start(
-    *ways: str, n: int = 2, patience: float = 1.0, block: bool = False, fails: bool = True, **more: Any
+    *ways: str, n: int = 2, hang_timeout: float = 1.0, block: bool = False, fails: bool = True, **more: Any
 ) -> Result:
     """Run a job whose last ranks go these ways, under a plain `python`; nothing of it is left.
 
     Args:
-      patience: seconds, on an idle machine: a slow one must not make a rank that is well look stuck.
+      hang_timeout: seconds, on an idle machine: a slow one must not make a rank that is well look stuck.
     """
-    patience = ceil(patience * max(slowness(), at_start()))
-    arguments = [SCRIPT, str(patience), "block" if block else "bare", *ways]
+    hang_timeout = ceil(hang_timeout * max(slowness(), at_start()))
+    arguments = [SCRIPT, str(hang_timeout), "block" if block else "bare", *ways]
     result = run(arguments, n=n, expect_failure=fails, timeout=60, by_mpi4py=False, **more)
     pids = [int(pid) for _, pid in ranks(result)]
     assert len(pids) == n, str(result)
@@ -70,7 +70,7 @@ def test_ranks_that_do_not_come():
         r"rank 2 \(.*\) is stopped \(SIGSTOP.*`kill -CONT \d+`",
         "rank 3 .* runs, but Python in it does not: C code keeps the interpreter's lock",
         r"Current thread \S+ \(most recent call first\):\n.*in match\n.*stuck_jobs.py\", line \d+ in goes_its_own_way",
-        r"Unless ranks 1, 2, 3 come, the job ends when that is \d+ s\. patience= of comm\.world\(\)",
+        r"Unless ranks 1, 2, 3 come, the job ends when that is \d+ s\. hang_timeout= of comm\.world\(\)",
         "The job ends because of ranks 1, 2, 3",
         errors=2,
     )
@@ -89,9 +89,9 @@ def test_a_stuck_rank_is_killed_where_its_loss_is_survived():
 
 @pytest.mark.long
 def test_who_is_slow_or_comes_after_all_is_let_alone():
-    """Stopped for less than twice the patience; compiling, and then at the end of the world, for more."""
+    """Stopped for less than twice the hang_timeout; compiling, and then at the end of the world, for more."""
     check_said(
-        start("is slow", block=True, fails=False, patience=1.5),
+        start("is slow", block=True, fails=False, hang_timeout=1.5),
         r"rank 1 .* is stopped",
         r"rank 1 .* is compiling \(.*\. It is let alone\.\nAs far as can be told, nobody is stuck",
         r"in the end of its world's block .*\n *rank 1 .*\n(.*\n)*?As far as can be told, nobody is stuck",
@@ -108,9 +108,9 @@ def test_who_is_slow_or_comes_after_all_is_let_alone():
     ],
 )
 def test_a_rank_that_has_left(way, how):
-    """It says so itself, so nobody's patience is needed."""
+    """It says so itself, so no hang_timeout has to pass."""
     check_said(
-        start(way, patience=20),
+        start(way, hang_timeout=20),
         rf"rank 1 .* has ended: its script is over, {how}\. The last .* step 3 of program 1",
         "The job ends because of rank 1",
         errors=1,
@@ -128,14 +128,14 @@ def test_a_rank_that_has_left_where_losses_are_survived():
 
 @pytest.mark.long
 def test_a_rank_that_takes_one_step_more():
-    result = start("takes one step more", patience=20)
+    result = start("takes one step more", hang_timeout=20)
     assert re.search(r"rank 1 has waited for \S+ s in message 1 of step 9 of program 1", result.stderr), str(result)
     assert re.search(r"rank 0 .* has ended: its script is over, at its end", result.stderr), str(result)
 
 
 def test_sys_exit_in_the_block_of_a_world():
     """All are told at once, in the frame."""
-    result = start("sys.exit", patience=20, block=True)
+    result = start("sys.exit", hang_timeout=20, block=True)
     assert "ended well" not in result.stdout, str(result)
     assert re.search(r"rank 1: the end of its world's block \(.*\); before it, sys.exit\(\)", result.stderr), str(
         result

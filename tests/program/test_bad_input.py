@@ -57,7 +57,7 @@ def test_a_state_that_is_sharded(world):
     texts = ["['w'] is sharded over 2 devices (NamedSharding, ", "np.asarray(x)"]
     state = {"b": 0.0, "w": over_devices(jnp.zeros((4, 3)), "model")}
     refused(ad.DriverError, "state" + texts[0], texts[1], driver=first_weight, state=state)
-    refused(ad.DriverError, "state" + texts[0], driver=first_weight, state=state, local=lambda s: s["w"])
+    refused(ad.DriverError, "state" + texts[0], driver=first_weight, state=state, per_worker_state=lambda s: s["w"])
 
 
 def test_a_constant_that_is_sharded(world):

@@ -90,7 +90,9 @@ def learns(strategy, dtype):
             metrics["apart"] = mon.divergence(strategy.model(state))
         return new, metrics
 
-    reports = run(driver, strategy.init(jnp.zeros(4, dtype)), dtype, steps=30, local=strategy.local)
+    reports = run(
+        driver, strategy.init(jnp.zeros(4, dtype)), dtype, steps=30, per_worker_state=strategy.per_worker_state
+    )
     assert reports[-1].metrics["loss"] < 0.7 * reports[0].metrics["loss"]
 
 

@@ -42,7 +42,7 @@ def federated_round(state, batch):
 
 
 def program_over(world, **options) -> ad.Program:
-    options = {"world": world, "local": lambda state: state["momentum"], "resizable": True, **options}
+    options = {"world": world, "per_worker_state": lambda state: state["momentum"], "resizable": True, **options}
     data = ad.Shards(shards_of(world.size))
     return build(federated_round, initial_state(), data, 6 * world.size, **options)
 
@@ -112,7 +112,7 @@ def test_the_policy_resizes_a_federated_program(workers):
         return federated_round(state, batch)
 
     data = ad.Shards([make_data(200, seed=w) for w in range(workers.size)])
-    options = {"world": workers, "local": lambda state: state["momentum"], "resizable": True}
+    options = {"world": workers, "per_worker_state": lambda state: state["momentum"], "resizable": True}
     with build(driver, initial_state(), data, 24 * workers.size, **options) as program:
         equal = (24,) * workers.size
         assert program.batch_sizes == equal

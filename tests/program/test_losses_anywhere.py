@@ -161,7 +161,7 @@ def test_while_a_checkpoint_of_local_state_is_taken(who, tmp_path):
     def script(world):
         folder = tmp_path / world.job.name
         state = {"own": jnp.zeros((), int), "same": jnp.zeros((), int)}
-        options = {"global_batch": BATCH, "local": lambda s: s, "seed": SEED}
+        options = {"global_batch": BATCH, "per_worker_state": lambda s: s, "seed": SEED}
         with ad.Program(mixed, state, DATA, world=world, **options) as program:
             list(program.run(steps=STEPS, checkpoint=ad.Checkpoints(folder, every="100 steps")))
             for kept in (program.checkpoint(), load(checkpoints(folder)[0])):
@@ -180,7 +180,7 @@ def test_while_replicas_are_averaged(who):
 
     def script(world):
         state = {"own": jnp.zeros((), int), "same": jnp.zeros((), int)}
-        with ad.Program(mixed, state, DATA, world=world, global_batch=BATCH, local=lambda s: s) as program:
+        with ad.Program(mixed, state, DATA, world=world, global_batch=BATCH, per_worker_state=lambda s: s) as program:
             list(program.run(steps=STEPS))
             average = sync.average(program, strategy)
             # Nobody takes notice of a loss before the next operation.

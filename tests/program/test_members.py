@@ -146,7 +146,7 @@ def test_local_state_begins_anew_with_a_newcomer_and_stays_where_there_are_no_ex
         return np.array([float(leaves[1]) for leaves in program._engine.states])
 
     state = {"all": jnp.zeros(()), "own": jnp.float32(7)}
-    options = {"local": lambda state: state["own"], "deterministic": True}
+    options = {"per_worker_state": lambda state: state["own"], "deterministic": True}
     with build(driver, state, data_of(), 16, world=seats, **options) as program:
         program.step()
         first = own()
@@ -343,7 +343,7 @@ def test_seats_come_to_a_number_of_members(seats):
     assert seats.generation == 2
     assert [seats.nearest(n) for n in (0, 2, 9)] == [1, 2, 3]
     for workers, leaving in ((0, ()), (4, ()), (3, (1,)), (1, (0,)), (0, (1, 2, 3))):
-        with pytest.raises(ad.MembersError):
+        with pytest.raises(ad.WorkerCountError):
             seats.change(workers, leaving)
     assert (seats.members, seats.generation) == ((1, 2, 3), 2)
     seats.join(0)  # another worker

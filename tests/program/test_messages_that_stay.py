@@ -32,10 +32,17 @@ def by_hand(w, x, y):
     return w - RATE * 2 * (x @ w - y) @ x / len(y)
 
 
-def build(driver, state=None, *, local=lambda s: s["w"], shares=SIZES, **options):
+def build(driver, state=None, *, per_worker_state=lambda s: s["w"], shares=SIZES, **options):
     state = {"w": jnp.zeros(4)} if state is None else state
     return ad.Program(
-        driver, state, data(), global_batch=12, world=LocalWorld(3), local=local, shares=shares, **options
+        driver,
+        state,
+        data(),
+        global_batch=12,
+        world=LocalWorld(3),
+        per_worker_state=per_worker_state,
+        shares=shares,
+        **options,
     )
 
 
@@ -127,7 +134,7 @@ def test_of_what_is_replicated_the_gate_decides_too():
         total = comm.all_reduce(state["w"], op="sum", when=ad.step() % 2 == 0)
         return {"w": total}, {"loss": comm.all_reduce(mean_loss(state["w"], batch))}
 
-    program = build(driver, {"w": jnp.ones(4)}, local=None)
+    program = build(driver, {"w": jnp.ones(4)}, per_worker_state=None)
     found = []
     for _ in range(3):
         program.step()
@@ -170,7 +177,7 @@ def test_what_is_not_replicated_does_not_get_into_the_state():
         return {"w": state["w"] - comm.local_mean(grads)}, {}
 
     with pytest.raises(ReplicationError, match="local_mean, which brings each worker something else"):
-        build(driver, local=None)
+        build(driver, per_worker_state=None)
 
 
 def test_truth_values_are_set_to_truth_values():
@@ -178,7 +185,7 @@ def test_truth_values_are_set_to_truth_values():
         on = ad.hyperparameter("on", True)
         return {"w": jnp.where(on, state["w"], 0)}, {"loss": comm.all_reduce(mean_loss(state["w"], batch))}
 
-    program = build(driver, local=None)
+    program = build(driver, per_worker_state=None)
     program.set(on=False)
     assert program.hyperparameters == {"on": False}
     with pytest.raises(DriverError, match=r"set\(on=0.5\): on is True or False, and stays so"):

@@ -420,7 +420,12 @@ def test_what_stays_and_what_is_sent_sometimes_goes_with_the_last():
     states = []
     for stages in (False, 2):
         state = {"params": mlp(), "own": jnp.zeros(())}
-        options = {"world": LocalWorld(2), "local": lambda s: s["own"], "overlap": stages, "resizable": False}
+        options = {
+            "world": LocalWorld(2),
+            "per_worker_state": lambda s: s["own"],
+            "overlap": stages,
+            "resizable": False,
+        }
         with ad.Program(driver, state, data(), global_batch=12, **options) as program:
             sent = [program.step().messages for _ in range(4)]
             assert sent == [1 + bool(stages), 2 + bool(stages)] * 2

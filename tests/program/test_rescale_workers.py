@@ -176,7 +176,7 @@ def test_a_later_number_takes_the_place_of_one_that_is_not_reached(kind):
 )
 def test_from_outside_what_cannot_be_raises_and_changes_nothing(workers, says):
     with build(descend, jnp.zeros(()), data_of(), 12, world=LocalWorld(4, workers=2)) as program:
-        with pytest.raises(ad.MembersError, match=says):
+        with pytest.raises(ad.WorkerCountError, match=says):
             program.rescale(workers=workers, global_batch=24)
         report = program.step()
         assert (report.members, report.global_batch, program.target_workers) == ((0, 1), 12, 2)
@@ -210,7 +210,7 @@ def test_in_a_fixed_world_nobody_comes_and_a_hook_is_told_so(asked):
         notes = program.step().notes
         assert notes == ("hook '<lambda>': workers 2 clipped to 1, the most that can be had.",) * (asked == 2)
         assert program.step().members == (0,)
-        with pytest.raises(ad.MembersError, match="there can be 1"):
+        with pytest.raises(ad.WorkerCountError, match="there can be 1"):
             program.rescale(workers=2)
 
 
@@ -219,7 +219,7 @@ def test_who_broadcasts_stays(kind):
         return state + comm.all_reduce(batch["x"].mean()), {"first": comm.broadcast(batch["x"].mean(), root=1)}
 
     with build(driver, jnp.zeros(()), data_of(), 12, world=world_of(kind, 3)) as program:
-        with pytest.raises(ad.MembersError, match="there can be 2 to 4"):
+        with pytest.raises(ad.WorkerCountError, match="there can be 2 to 4"):
             program.rescale(workers=1)
         program.rescale(workers=2)
         assert program.step().members == (0, 1)
@@ -244,7 +244,7 @@ def test_local_state_of_who_leaves_is_gone_and_who_joins_begins_as_the_program_b
         return [float(leaves[1]) for leaves in program._engine.states]
 
     state = {"all": jnp.zeros(()), "own": jnp.float32(7)}
-    options = {"local": lambda state: state["own"]}
+    options = {"per_worker_state": lambda state: state["own"]}
     with build(driver, state, data_of(), 12, world=world_of(kind, 3), **options) as program:
         program.step()
         program.step()

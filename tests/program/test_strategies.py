@@ -66,7 +66,9 @@ def built(strategy, *, world=None, **options):
         return state, {"loss": comm.all_reduce(loss)}
 
     given = {"shares": SIZES, "global_batch": 12, "world": world or LocalWorld(3), "resizable": False} | options
-    return ad.Program(driver, strategy.init(PARAMS), data(), **({"local": strategy.local} | given))
+    return ad.Program(
+        driver, strategy.init(PARAMS), data(), **({"per_worker_state": strategy.per_worker_state} | given)
+    )
 
 
 def batches_of(program):
@@ -134,7 +136,7 @@ def test_model_averaging_is_crossbows_algorithm(options, microbatch, sizes):
 
 
 @pytest.mark.parametrize("schedule", ["ring", [[(0, 1)], [(1, 2)]]])
-def test_pair_averaging_is_the_mean_of_old_neighbours_less_the_update_at_the_old_place(schedule):
+def test_pair_averaging_is_the_mean_of_old_neighbors_less_the_update_at_the_old_place(schedule):
     strategy = sync.pair_averaging(optax.sgd(RATE), schedule)
     program = built(strategy, microbatch=2)
     xs = [FIRST] * 3
@@ -203,7 +205,11 @@ def nested(strategies, **options):
         return new, {"loss": sum(losses)}
 
     state = {"steps": 0, **{key: strategy.init(PARAMS) for key, strategy in strategies.items()}}
-    own = {"local": lambda state: [strategy.local(state[key]) for key, strategy in strategies.items()]}
+    own = {
+        "per_worker_state": lambda state: [
+            strategy.per_worker_state(state[key]) for key, strategy in strategies.items()
+        ]
+    }
     given = {"shares": SIZES, "global_batch": 12, "world": LocalWorld(3), "resizable": False} | own | options
     return ad.Program(driver, state, data(), **given)
 
@@ -243,7 +249,7 @@ def test_a_state_that_is_not_the_strategys_is_refused_by_name(strategy):
     other = next(s for s in every_strategy() if s.name != strategy.name)
     calls = {
         "step": lambda state: strategy.step(state, value_and_grad, data(8)),
-        "local": strategy.local,
+        "per_worker_state": strategy.per_worker_state,
         "model": strategy.model,
         **({"replica": strategy.replica} if strategy.replica else {}),
     }
@@ -362,7 +368,7 @@ def test_a_hook_switches_the_strategy_and_each_sends_its_own(back):
         driver,
         strategy.init(PARAMS),
         data(),
-        local=strategy.local,
+        per_worker_state=strategy.per_worker_state,
         shares=SIZES,
         global_batch=12,
         world=LocalWorld(3),
@@ -441,7 +447,7 @@ def test_hooks_monitors_and_members_as_in_any_program(strategy):
         data(),
         global_batch=24,
         world=world,
-        local=strategy.local,
+        per_worker_state=strategy.per_worker_state,
         max_local_batch=24,
         deterministic=True,
     )
@@ -479,7 +485,7 @@ def test_check_says_that_replicas_differ_on_purpose(strategy):
     ("reduce", "text"),
     [
         (lambda g: comm.all_reduce(g, op="median"), "each worker's examples are averaged by themselves"),
-        (lambda g: comm.neighbour_mean(g, "ring"), r"neighbour_mean.* averages with some other workers only"),
+        (lambda g: comm.neighbor_mean(g, "ring"), r"neighbor_mean.* averages with some other workers only"),
         (lambda g: comm.all_reduce(g, when=ad.step() % 2 == 0), r"all_reduce.* is sent in some steps only"),
     ],
 )
@@ -489,7 +495,7 @@ def test_check_says_what_it_is(reduce, text):
         return jax.tree.map(lambda p, g: p - RATE * g, state, reduce(grads)), {}
 
     found = ad.Program(
-        driver, PARAMS, data(), global_batch=12, local=lambda s: s, world=LocalWorld(3), resizable=False
+        driver, PARAMS, data(), global_batch=12, per_worker_state=lambda s: s, world=LocalWorld(3), resizable=False
     ).check()
     assert found.verdict == "no"
     assert re.search(text, str(found))
@@ -561,8 +567,8 @@ def test_what_cannot_be_meant_is_refused(make, text):
 
 def test_without_local_the_error_says_what_to_mark():
     strategy = BY_ONE[1]
-    with pytest.raises(ad.ReplicationError, match="is marked with local="):
-        built(strategy, local=None)
+    with pytest.raises(ad.ReplicationError, match="is marked with per_worker_state="):
+        built(strategy, per_worker_state=None)
 
 
 @pytest.mark.parametrize("strategy", BY_ONE[1:], ids=name)

@@ -151,7 +151,7 @@ def test_model_averaging_pulls_by_the_workers_that_take_part():
             state, loss = strategy.step(state, jax.value_and_grad(lambda w, b: ((b["x"] / 100 - w) ** 2).mean()), batch)
             return state, {"loss": comm.all_reduce(loss)}
 
-        options = {"global_batch": 12, "shares": shares, "world": world, "local": strategy.local}
+        options = {"global_batch": 12, "shares": shares, "world": world, "per_worker_state": strategy.per_worker_state}
         with ad.Program(driver, strategy.init(jnp.zeros(())), data(), **options) as program:
             for _ in range(4):
                 program.step()

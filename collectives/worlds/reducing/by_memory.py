@@ -1,6 +1,6 @@
 """Sums between the processes of one host, on CPUs, in memory that all of them have.
 
-gloo sends by TCP, also to a neighbour: 3 MB between two processes of one core each took 4 ms, of which they computed
+gloo sends by TCP, also to a neighbor: 3 MB between two processes of one core each took 4 ms, of which they computed
 for 1.6. What both can see needs no sending. Each process has a row of the memory, and one row is for results:
 
     1. each copies what it sends into its row

@@ -266,7 +266,7 @@ def _is_over(request: Any) -> bool:
 
 
 def groups(parts: Mapping[int, tuple[int, np.dtype]]) -> list[list[int]]:
-    """Parts that are packed together: neighbours of one type, as many as go into `GROUP_BYTES`; of larger ones one.
+    """Parts that are packed together: neighbors of one type, as many as go into `GROUP_BYTES`; of larger ones one.
 
     Args:
       parts: bytes and type of each.

@@ -1,4 +1,4 @@
-"""`neighbour_mean` by each schedule, against its weights in numpy."""
+"""`neighbor_mean` by each schedule, against its weights in numpy."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def program_of(schedule, workers=4, **options):
         own = jax.tree.map(
             lambda x: jnp.where(ad.step() == 0, x + ad.worker().astype(jnp.float32).astype(x.dtype), x), state
         )
-        return comm.neighbour_mean(own, schedule), {"loss": comm.all_reduce(batch.mean())}
+        return comm.neighbor_mean(own, schedule), {"loss": comm.all_reduce(batch.mean())}
 
     state = {"m": np.zeros((2, 3), np.float32), "s": np.float32(0), "z": np.zeros(2, np.complex64)}
     return ad.Program(
@@ -31,7 +31,7 @@ def program_of(schedule, workers=4, **options):
         np.ones(96, np.float32),
         global_batch=12,
         world=LocalWorld(workers),
-        local=lambda s: s,
+        per_worker_state=lambda s: s,
         resizable=False,
         **options,
     )
@@ -48,7 +48,7 @@ def values(program):
 @pytest.mark.parametrize("schedule", ["random", "ring", "exponential", PAIRS])
 def test_each_has_the_mean_that_its_schedule_says(schedule):
     program, expected = program_of(schedule), np.arange(4.0)
-    weights_of = schedule_of("neighbour_mean", schedule, 4)
+    weights_of = schedule_of("neighbor_mean", schedule, 4)
     for step in range(1, 6):
         program.step()
         weights = weights_of.weights(step, range(4))
@@ -68,7 +68,7 @@ def test_who_has_no_examples_is_in_no_mean():
 def test_in_steps_in_which_it_is_not_sent_each_keeps_its_own():
     def driver(state, batch):
         own = jnp.where(ad.step() == 0, ad.worker().astype(jnp.float32), state)
-        return comm.neighbour_mean(own, "ring", when=ad.step() == 1), {"loss": comm.all_reduce(batch.mean())}
+        return comm.neighbor_mean(own, "ring", when=ad.step() == 1), {"loss": comm.all_reduce(batch.mean())}
 
     program = ad.Program(
         driver,
@@ -76,7 +76,7 @@ def test_in_steps_in_which_it_is_not_sent_each_keeps_its_own():
         np.ones(96, np.float32),
         global_batch=12,
         world=LocalWorld(3),
-        local=lambda s: s,
+        per_worker_state=lambda s: s,
         resizable=False,
     )
     found = []

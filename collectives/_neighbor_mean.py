@@ -1,4 +1,4 @@
-"""`neighbour_mean`: each worker's value averaged with some others', by a schedule that all know."""
+"""`neighbor_mean`: each worker's value averaged with some others', by a schedule that all know."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from ._schedules import Schedule, schedule_of
 T = TypeVar("T")
 
 
-def neighbour_mean(tree: T, schedule: Schedule = "random", *, when: ArrayLike | None = None) -> T:
+def neighbor_mean(tree: T, schedule: Schedule = "random", *, when: ArrayLike | None = None) -> T:
     """Average values with those of some other workers: of one other, for a start.
 
     By this replicas of a model come to agree, and each speaks to one or two others in a step, and not to all (Lian et
@@ -49,25 +49,25 @@ def neighbour_mean(tree: T, schedule: Schedule = "random", *, when: ArrayLike | 
 
     Example:
       >>> import collectives as comm
-      >>> print(comm.neighbour_mean(2.5, "ring"))  # outside a program: one worker
+      >>> print(comm.neighbor_mean(2.5, "ring"))  # outside a program: one worker
       2.5
     """
-    how = NeighbourMean(schedule_of("neighbour_mean", schedule, known_capacity()))
-    leaves = leaves_of("neighbour_mean", tree, problem_of_mean)
+    how = NeighborMean(schedule_of("neighbor_mean", schedule, known_capacity()))
+    leaves = leaves_of("neighbor_mean", tree, problem_of_mean)
     shapes = {name: leaf.shape for name, leaf in leaves.items()}
     rows = {name: leaf.reshape(-1) for name, leaf in leaves.items()}
-    results = combine(how, rows, rows, when=gate("neighbour_mean", when))
+    results = combine(how, rows, rows, when=gate("neighbor_mean", when))
     return jax.tree.unflatten(jax.tree.structure(tree), [jnp.reshape(results[name], shapes[name]) for name in leaves])
 
 
 @dataclass(frozen=True)
-class NeighbourMean(Collective):
+class NeighborMean(Collective):
     """A weighted mean of some workers' values."""
 
     schedule: Mixed
 
-    name = "neighbour_mean"
-    label = "neighbours"
+    name = "neighbor_mean"
+    label = "neighbors"
     result_is_replicated = False
     shows_workers = True
 
@@ -94,4 +94,4 @@ class NeighbourMean(Collective):
 
     @property
     def about(self) -> str:
-        return f"neighbour_mean({self.schedule})"
+        return f"neighbor_mean({self.schedule})"
