@@ -1,8 +1,8 @@
-"""What one process finds wrong, all processes hear of, whatever they are doing.
+"""Reporting one process's failure to all others, whatever they are doing.
 
-The others wait in some collective for this process, and which one it is need not be known: a world tells them in
-whatever collective they are, or come to next (`World.fail`). They may also never come, so a process that fails does not
-wait for ever: an error that nobody sees is worse than one that only its process reports.
+The other processes wait for this one in some collective, and it need not know which: a world reports the failure in the
+collective that they are in or enter next (`World.fail`). They may also never enter one, so a process that fails waits a
+limited time: an error that nobody sees is worse than one that only its own process reports.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from functools import wraps
 from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar
 
 from .errors import DisagreementError, NonFiniteError, WorkerError
-from .phases import phase
+from .thread_status import thread_status
 from .world import World
 
-QUIET_SECONDS = 0.5  # most often all are there, and an error need not be printed twice
-PATIENCE_SECONDS = 30.0  # how long a process that fails waits for the others to hear of it
+QUIET_SECONDS = 0.5  # usually all processes are reachable, and the error need not be printed twice
+PATIENCE_SECONDS = 30.0  # how long a failed process waits for the others to receive the report
 FAILURE_THREAD = "adaptive-failure"
 
 _log = logging.getLogger("adaptive")
@@ -28,21 +28,21 @@ R = TypeVar("R")
 
 
 class Member(Protocol):
-    """Something that lives in a world under a name."""
+    """An object with a name that belongs to a world."""
 
     world: World
     _name: str
 
 
-def heard_by_all(doing: str) -> Callable[[Callable[Concatenate[Any, P], R]], Callable[Concatenate[Any, P], R]]:
-    """For methods of a `Member` that other processes call too: if one raises, all processes hear of it.
+def fails_together(doing: str) -> Callable[[Callable[Concatenate[Any, P], R]], Callable[Concatenate[Any, P], R]]:
+    """Decorate a method of a `Member` that all processes call: if one raises, the error is reported to all.
 
     Args:
-      doing: what the method does, in words: "in evaluate of".
+      doing: what the method does: "in evaluate of".
     """
 
     def decorate(method: Callable[Concatenate[Any, P], R]) -> Callable[Concatenate[Any, P], R]:
-        phase(doing.removesuffix(" of"))(method)
+        thread_status(doing.removesuffix(" of"))(method)
 
         @wraps(method)
         def heard(self: Member, *args: P.args, **kwargs: P.kwargs) -> R:
@@ -50,7 +50,7 @@ def heard_by_all(doing: str) -> Callable[[Callable[Concatenate[Any, P], R]], Cal
                 return method(self, *args, **kwargs)
             except Exception as error:
                 if hasattr(self, "_name"):  # else it has no world yet
-                    tell(self.world, f"{doing} {self._name}", error)
+                    report_failure(self.world, f"{doing} {self._name}", error)
                 raise
 
         return heard
@@ -58,12 +58,14 @@ def heard_by_all(doing: str) -> Callable[[Callable[Concatenate[Any, P], R]], Cal
     return decorate
 
 
-def tell(world: World, where: str, error: BaseException, *, known: bool | None = None) -> None:
-    """Tell the other processes that this one has failed, unless they know. Returns when they do, or do not listen.
+def report_failure(world: World, where: str, error: BaseException, *, known: bool | None = None) -> None:
+    """Report to the other processes that this one has failed, unless they know.
+
+    Returns when they have received the report, or after `PATIENCE_SECONDS`.
 
     Args:
       where: "in step 4 of program 1 ('train')".
-      known: whether they know; by default, as the error's kind says.
+      known: whether they know already; by default `is_known(error)`.
     """
     if world.processes == 1 or (is_known(error) if known is None else known):
         return
@@ -80,12 +82,12 @@ def tell(world: World, where: str, error: BaseException, *, known: bool | None =
     sender.start()
     sender.join(QUIET_SECONDS)
     if sender.is_alive():
-        patience = f"up to {PATIENCE_SECONDS:g} s for the other ranks to hear of it"
+        patience = f"up to {PATIENCE_SECONDS:g} s for the other ranks to receive this"
         _log.error("rank %d failed %s\nIt waits %s.", world.rank, what, patience)
         sender.join(PATIENCE_SECONDS)
 
 
 def is_known(error: BaseException) -> bool:
-    """Whether all processes know of it: it was read off what all of them got, or has been told."""
+    """Return whether all processes know of an error: all of them raise it, or it has been reported."""
     told = getattr(error, "_is_known", False)
     return told or isinstance(error, WorkerError | DisagreementError | NonFiniteError)

@@ -39,7 +39,7 @@ import numpy as np
 
 from adaptive.base.errors import BatchSizeError
 from adaptive.base.reductions import Mixed
-from adaptive.base.where import at
+from adaptive.base.source_lines import at
 from adaptive.graph.plan import Contribution, Plan
 from adaptive.operators.batch_key import drawn_for_a_call
 from adaptive.operators.sources import CALLS, STEP

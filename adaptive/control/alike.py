@@ -10,9 +10,9 @@ from typing import Any
 import jax
 import numpy as np
 
+from adaptive.base.ambient import describe_settings
 from adaptive.base.arrays import numbers_of
 from adaptive.base.errors import DisagreementError
-from adaptive.base.surroundings import settings_in_words
 from adaptive.base.world import World
 from adaptive.graph.plan import Plan
 from adaptive.graph.text import Line, as_text
@@ -39,7 +39,7 @@ def check_built_alike(
     if world.processes == 1:
         return
     # Settings come first: where one differs, so does all that follows from it.
-    _check_equal(world, about, {**settings_in_words(), **build_digests}, closer)
+    _check_equal(world, about, {**describe_settings(), **build_digests}, closer)
     _check_equal(world, about, {"driver": digest_of_plan(plan)}, closer=lambda: digests_of_lines(plan))
 
 

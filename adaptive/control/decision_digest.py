@@ -13,7 +13,7 @@ import numpy as np
 
 from adaptive.base.decision import Decision
 from adaptive.base.errors import DisagreementError
-from adaptive.base.where import name_workers
+from adaptive.base.source_lines import name_workers
 
 _BITS = 24  # a float32 holds whole numbers of so many exactly
 _REMEMBERED = 4  # requests that were not compared; a program without messages never compares

@@ -27,7 +27,7 @@ from adaptive.base.errors import BatchSizeError, WorkerCountError
 from adaptive.base.numbers import brief
 from adaptive.base.roster import Roster, with_same_members
 from adaptive.base.seats import number_of_workers
-from adaptive.base.told import Told
+from adaptive.base.signals import TerminationNotice
 from adaptive.base.world import Loss
 
 WANTS, MUST = 1, 2  # to leave: told so a moment ago; and it is time
@@ -95,7 +95,7 @@ class Membership:
     Args:
       tells: whether the program sends messages, on which a status can ride. Without, processes say in a message of its
         own how many are ready, as long as somebody is missing, and between any two steps whether they want to leave.
-      told: what this process was told (`adaptive/base/told.py`).
+      termination: what this process was told (`adaptive/base/signals.py`).
       resizable: whether batch sizes change at all; without, the number of workers cannot either.
       needed: seats whose workers must stay, because the driver needs what they have.
       roster: who is there at first; by default who is there now.
@@ -112,11 +112,11 @@ class Membership:
         tells: bool = True,
         resizable: bool = True,
         needed: Sequence[int] = (),
-        told: Callable[[], Told | None] = lambda: None,
+        termination: Callable[[], TerminationNotice | None] = lambda: None,
         roster: Roster | None = None,
     ):
         self._world, self._tells, self._resizable, self._needed = world, tells, resizable, needed
-        self._told = told
+        self._termination = termination
         self.asked: int | None = None
         roster = Roster.of(world) if roster is None else roster
         self._there, self._generation = len(roster.members), roster.generation  # as they were last looked at
@@ -210,7 +210,7 @@ class Membership:
         Where all processes are told, they are not at the same instant. So they say that they want to, and for some
         moments wait for the others; when it is time for one, all who want to leave do.
         """
-        told = self._told()
+        told = self._termination()
         if self._world.reserve_terminating:
             return MUST
         if told is None:
@@ -252,7 +252,7 @@ class Membership:
 
     def _ask_who_leaves(self, about: str) -> list[Leaver]:
         """Where it is time for somebody, ask all: whoever was told by now, in the course of the step, goes too."""
-        world, own, told = self._world, self._world.workers, self._told()
+        world, own, told = self._world, self._world.workers, self._termination()
         process = f"pid {os.getpid()} on {platform.node()}"
         if world.processes == 1:
             return [Leaver(tuple(own), told.signal, process)] if told else []

@@ -16,7 +16,7 @@ T = TypeVar("T")
 
 
 def together(world: World, about: str, work: Callable[[], tuple[dict[str, str], T]], advice: str) -> list[T]:
-    """Do `work` on every process. Communicates. Where it raises, the caller lets the others hear (`heard_by_all`).
+    """Do `work` on every process. Communicates. Where it raises, the caller lets the others hear (`fails_together`).
 
     Args:
       about: what is being done, in words.

@@ -6,7 +6,7 @@ from typing import Any, cast
 
 import numpy as np
 
-from adaptive.base.surroundings import Surroundings
+from adaptive.base.ambient import AmbientContext
 from adaptive.base.world import World
 
 from .examples import Rows
@@ -22,7 +22,7 @@ class BackgroundRows:
     """
 
     def __init__(self, data: Rows, world: World | None):
-        self._data, self._surroundings = data, Surroundings()
+        self._data, self._ambient = data, AmbientContext()
         self._watch = ReadWatch(data, world)
 
     def __getattr__(self, name: str) -> Any:
@@ -39,7 +39,7 @@ class BackgroundRows:
         """
         if self._data.in_memory and not self._data.mapped:
             return self._data.rows(indices, passes)
-        return self._watch.result(self._data.thread.submit(self._surroundings.run, self._data.rows, indices, passes))
+        return self._watch.result(self._data.thread.submit(self._ambient.run, self._data.rows, indices, passes))
 
 
 def in_background(data: Rows, world: World | None) -> Rows:

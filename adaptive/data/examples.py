@@ -13,7 +13,7 @@ import numpy as np
 
 from adaptive.base.arrays import NotAnArrayError, is_array, on_host
 from adaptive.base.errors import DataError
-from adaptive.base.names import leaf_names
+from adaptive.base.tree_paths import leaf_names
 
 from .fetch_thread import FetchThread
 from .lists_of_examples import advice_on_lists, stack_list

@@ -20,10 +20,10 @@ from typing import Any, TypeVar
 import jax
 import numpy as np
 
+from adaptive.base.ambient import AmbientContext
 from adaptive.base.errors import DataError
-from adaptive.base.names import leaf_names
 from adaptive.base.numbers import whole
-from adaptive.base.surroundings import Surroundings
+from adaptive.base.tree_paths import leaf_names
 from adaptive.base.world import World
 
 from .batches import refuse_batches, refuse_parts
@@ -101,7 +101,7 @@ class IterableData:
     def __init__(self, how: FromIterator, workers: int, mine: Sequence[int], world: World | None = None):
         self.how, self.read_timeout = how, how.read_timeout
         self._reads = CurrentReads("of the iterator")
-        self.thread, self._surroundings = FetchThread("adaptive-input"), Surroundings()
+        self.thread, self._ambient = FetchThread("adaptive-input"), AmbientContext()
         self._watch = ReadWatch(self, world)
         own = list(mine) or [0]
         length = None if how.per_worker else how.length
@@ -175,7 +175,7 @@ class IterableData:
             with self.reading():
                 return function()
 
-        return self._watch.result(self.thread.submit(self._surroundings.run, read))
+        return self._watch.result(self.thread.submit(self._ambient.run, read))
 
     @contextmanager
     def reading(self) -> Iterator[None]:

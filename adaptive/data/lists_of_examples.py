@@ -10,7 +10,7 @@ import numpy as np
 
 from adaptive.base.arrays import PAD_THEM, on_host
 from adaptive.base.errors import DataError
-from adaptive.base.names import leaf_names
+from adaptive.base.tree_paths import leaf_names
 
 from .one_example import check_shapes, has_lists, narrowing_notes, taken, with_arrays
 

@@ -15,7 +15,7 @@ import numpy as np
 
 from adaptive.base.arrays import GIVE_A_MASK, PAD_THEM, NotAnArrayError, as_numpy, is_narrowed, on_host
 from adaptive.base.errors import DataError
-from adaptive.base.names import leaf_names
+from adaptive.base.tree_paths import leaf_names
 
 from .tables import arrays_of, is_tabular
 

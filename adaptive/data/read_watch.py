@@ -28,11 +28,11 @@ from math import isfinite
 from mmap import mmap
 from typing import Any, Protocol, TypeVar
 
+from adaptive.base.ambient import AmbientContext
 from adaptive.base.current import current_world
 from adaptive.base.errors import DataError
 from adaptive.base.numbers import brief, real
 from adaptive.base.python_stacks import stack_of_thread
-from adaptive.base.surroundings import Surroundings
 from adaptive.base.waits import waiting
 from adaptive.base.world import Loss, World
 
@@ -334,4 +334,4 @@ def read_in_background(data: Readable, function: Callable[[], T]) -> T:
     Raises:
       DataError: one read has taken longer than the deadline.
     """
-    return ReadWatch(data, current_world.get()).result(data.thread.submit(Surroundings().run, function))
+    return ReadWatch(data, current_world.get()).result(data.thread.submit(AmbientContext().run, function))

@@ -15,7 +15,7 @@ from typing import Any
 
 import jax
 
-from adaptive.base.surroundings import Surroundings
+from adaptive.base.ambient import AmbientContext
 
 from .fetch_thread import FetchThread
 from .isolated_copies import CannotCopyError, Copies
@@ -140,9 +140,9 @@ class ReaderThreads:
                 except BaseException as error:
                     failed.add(place, error)
 
-        surroundings = Surroundings()
+        ambient = AmbientContext()
         others = self._threads(min(MOST_THREADS, count) - 1)
-        running = [thread.submit(surroundings.run, work, own) for thread, own in others]
+        running = [thread.submit(ambient.run, work, own) for thread, own in others]
         work(self._own)
         for future in running:
             future.result()

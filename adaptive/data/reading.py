@@ -11,7 +11,7 @@ import numpy as np
 
 from adaptive.base.arrays import NotAnArrayError, on_host
 from adaptive.base.errors import DataError
-from adaptive.base.names import leaf_names
+from adaptive.base.tree_paths import leaf_names
 
 from .one_example import checked, has_lists, narrowing_notes, stacked, taken, with_arrays
 from .read_watch import CurrentReads

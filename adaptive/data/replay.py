@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import jax
 
 from adaptive.base.errors import DataError
-from adaptive.base.names import leaf_names
+from adaptive.base.tree_paths import leaf_names
 
 from .forks import warns_of_forks
 from .iterator_states import set_state, state_of

@@ -9,7 +9,7 @@ import time
 import jax
 import numpy as np
 
-from adaptive.base.names import leaf_names
+from adaptive.base.tree_paths import leaf_names
 from adaptive.base.world import World
 
 from .background_rows import in_background

@@ -12,8 +12,8 @@ import jax
 import numpy as np
 
 from adaptive.base.errors import DataError
-from adaptive.base.names import leaf_names
-from adaptive.base.where import name_workers
+from adaptive.base.source_lines import name_workers
+from adaptive.base.tree_paths import leaf_names
 from adaptive.base.world import World
 
 from .adapters import examples_of

@@ -21,8 +21,8 @@ from typing import Any, NamedTuple, TypeVar
 import jax
 import numpy as np
 
+from adaptive.base.ambient import AmbientContext
 from adaptive.base.errors import DataError
-from adaptive.base.surroundings import Surroundings
 from adaptive.base.world import World
 
 from .examples import Rows
@@ -76,7 +76,7 @@ class Stream:
             SequentialReader(data, seed) if isinstance(data, IterableData) else RandomAccessReader(data, seed)
         )
         self._watch = ReadWatch(data, world)
-        self._surroundings = Surroundings()  # of the thread that the data set was looked at in
+        self._ambient = AmbientContext()  # of the thread that the data set was looked at in
         self._ahead: tuple[Cursors, tuple[int, ...], Future[Share] | Share] | None = None
         self._before: Cursors = ()  # where the cursors were when that was asked for
         self._closed = False
@@ -214,7 +214,7 @@ class Stream:
         return share if isinstance(share, Share) else self._watch.result(share)
 
     def _in_thread(self, function: Callable[..., T], *args: Any) -> Future[T]:
-        return self.data.thread.submit(self._surroundings.run, function, *args)
+        return self.data.thread.submit(self._ambient.run, function, *args)
 
     def _fetch(self, cursors: Cursors, sizes: tuple[int, ...], committed: Cursors) -> Share:
         began = time.thread_time()  # its own time: kernels may be running on this core meanwhile

@@ -13,7 +13,7 @@ import jax
 
 from adaptive.base.arrays import PAD_THEM, NotAnArrayError, is_sparse, on_host
 from adaptive.base.errors import DataError
-from adaptive.base.names import leaf_names
+from adaptive.base.tree_paths import leaf_names
 
 from .columns import ColumnError, column_of_arrow, column_of_pandas, column_of_polars
 from .hugging_face import column_of_hugging_face

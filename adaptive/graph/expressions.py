@@ -23,7 +23,7 @@ from jax.extend.core import JaxprEqn, Literal, Var
 from adaptive.base.arrays import numbers_of
 from adaptive.base.errors import DriverError
 from adaptive.base.jaxprs import nested_equations
-from adaptive.base.where import at, line_of
+from adaptive.base.source_lines import at, line_of
 from adaptive.operators.collectives import Collective, collective_p
 from adaptive.operators.hooks import Hook
 from adaptive.operators.slots import slot_read_p

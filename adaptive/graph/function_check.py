@@ -8,7 +8,7 @@ from time import sleep
 from jax.extend.core import Var
 
 from adaptive.base.errors import DriverError
-from adaptive.base.where import at
+from adaptive.base.source_lines import at
 
 from .closures import Difference, Record
 from .expressions import Expressions, another_program, sized

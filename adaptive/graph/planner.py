@@ -1,9 +1,9 @@
-"""From a driver to plans, for any number of examples: traced alike at every time, and in every thread.
+"""Plans of one driver for any number of examples, each from a new trace.
 
-A driver is traced again for each size of a kernel, behind the steps, by another thread. So each trace is made in the
-surroundings in which the program was made (`Surroundings`), and is compared with the first one: what it sends and what
-is computed once must be the same. And the first size, traced once more beside it, must still say what it said,
-or kernels of two versions of the driver would be mixed in one step.
+The compiler's thread traces a driver again for each kernel size. Each trace runs in the `AmbientContext` in which the
+program was built, and is compared with the first trace: the messages and everything computed once per step must be
+equal. The first size is traced again beside each new one and must be unchanged; otherwise one step would mix kernels of
+two versions of the driver.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from typing import Any
 import jax
 from jax.extend.core import Var
 
+from adaptive.base.ambient import AmbientContext
 from adaptive.base.errors import AdaptiveError, CollectiveError, DriverError
-from adaptive.base.phases import phase
-from adaptive.base.surroundings import Surroundings
-from adaptive.base.where import at
+from adaptive.base.source_lines import at
+from adaptive.base.thread_status import thread_status
 from adaptive.operators.published import Boards
 
 from .cut import plan
@@ -39,7 +39,7 @@ class Planner:
       batch_of: a batch of so many examples, as shapes.
       capacity: the number of seats.
       local_state: state leaves (by index) that may differ between workers on purpose.
-      surroundings: in which to trace; those of here if not given.
+      ambient: in which to trace; those of here if not given.
       functions_checked: whether another planner has compared already what hooks and callbacks close over.
 
     Attributes:
@@ -56,19 +56,19 @@ class Planner:
         *,
         capacity: int,
         local_state: Iterable[int] = (),
-        surroundings: Surroundings | None = None,
+        ambient: AmbientContext | None = None,
         functions_checked: bool = False,
     ):
         self._driver, self._state, self._batch_of = driver, state, batch_of
         self._capacity, self._local_state = capacity, frozenset(local_state)
-        self._surroundings = surroundings or Surroundings()
+        self._ambient = ambient or AmbientContext()
         self._functions_checked = functions_checked
         self.boards = Boards()
         self._lock = threading.RLock()  # the compiler's thread asks for plans, and so does `check`
         self._whole: tuple[str, ...] = ()
         self._stages: Groups = {}
 
-    @phase("tracing the driver")
+    @thread_status("tracing the driver")
     def begin(self, examples: int) -> Plan:
         """Trace the driver for the size that all others are compared with, and for another one, which tells what in it
         is a number of the batch's shape.
@@ -111,7 +111,7 @@ class Planner:
             self.reference = self._plan(self._first, self._sized(self._first, self._second))
             return self.reference
 
-    @phase("tracing the driver")
+    @thread_status("tracing the driver")
     def __call__(self, examples: int) -> Plan:
         """The plan for a kernel call of that many examples.
 
@@ -135,7 +135,7 @@ class Planner:
     def _trace(self, examples: int) -> Expressions:
         batch = self._batch_of(examples)
         trace_it = partial(trace, capacity=self._capacity, boards=self.boards)
-        graph = self._surroundings.run(trace_it, self._driver, self._state, batch)
+        graph = self._ambient.run(trace_it, self._driver, self._state, batch)
         return Expressions(graph)
 
     def _plan(self, traced: Expressions, numbers: frozenset[Var]) -> Plan:

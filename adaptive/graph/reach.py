@@ -38,7 +38,7 @@ import jax
 import numpy as np
 
 from adaptive.base.arrays import is_array, numbers_of
-from adaptive.base.where import library_folders
+from adaptive.base.source_lines import library_folders
 
 _ELEMENTS = 64  # of a container that outlives a trace, from either end
 _SAMPLED = 1 << 20  # bytes; of a larger array that outlives a trace every k-th element

@@ -10,7 +10,7 @@ from jax.extend.core import JaxprEqn, Var
 
 from adaptive.base.decision import Known
 from adaptive.base.errors import CollectiveError, ReplicationError
-from adaptive.base.where import at, line_of
+from adaptive.base.source_lines import at, line_of
 from adaptive.operators.claims import claim_p
 from adaptive.operators.collectives import collective_p, operands
 from adaptive.operators.hooks import Hook, hook_p

@@ -12,7 +12,7 @@ import numpy as np
 from jax.extend.core import JaxprEqn, Literal, Var
 
 from adaptive.base.jaxprs import closed_within
-from adaptive.base.where import line_of
+from adaptive.base.source_lines import line_of
 
 from .trace import Atom
 

@@ -20,8 +20,8 @@ from jax.extend.core import ClosedJaxpr, DropVar, JaxprEqn, Literal, Var
 from adaptive.base.arrays import NotAnArrayError, check_not_sharded
 from adaptive.base.errors import CollectiveError, DriverError
 from adaptive.base.jaxprs import axes_of, called, has_references, holder, is_checkpoint, nested, nested_equations
-from adaptive.base.names import leaf_names
-from adaptive.base.where import at, line_of, line_search_of
+from adaptive.base.source_lines import at, line_of, line_search_of
+from adaptive.base.tree_paths import leaf_names
 from adaptive.operators.axis import (
     AXES,
     WORKERS,

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 import jax
 import numpy as np
 
-from adaptive.base.where import at
+from adaptive.base.source_lines import at
 from adaptive.control.hooks import Hooks
 from adaptive.graph.plan import HookPlan, Plan
 

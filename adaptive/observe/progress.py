@@ -18,9 +18,9 @@ from typing import Any, Protocol
 import numpy as np
 
 from adaptive.base.activity import BETWEEN, COMPILING, COMPUTING, EXCHANGING, HOOKS, INPUT, Activity
-from adaptive.base.last_words import at_the_end
-from adaptive.base.phases import doing
-from adaptive.base.surroundings import unwatched
+from adaptive.base.ambient import without_debug_checks
+from adaptive.base.exit_hooks import register_exit_hook
+from adaptive.base.thread_status import thread_status_of
 from adaptive.base.world import World
 
 from .adapted import Adapted
@@ -103,7 +103,7 @@ class Progress:
         self._done = threading.Event()
         self._showing = threading.RLock()
         self._thread: threading.Thread | None = None
-        self._forget = at_the_end(self.close)
+        self._forget = register_exit_hook(self.close)
         if not world.rank:
             self._begin()
 
@@ -175,7 +175,7 @@ class Progress:
                 _log.warning("the progress line has failed, and is shown no more:", exc_info=True)
                 return
 
-    @unwatched
+    @without_debug_checks
     def _look(self) -> None:
         with self._showing:
             if self._done.is_set() or self._world.rank or self._world.in_reserve:
@@ -208,7 +208,7 @@ class Progress:
         return f"({'; '.join(told)})" if told else ""
 
     def _stands_in(self) -> str:
-        now, what = self._activity.now, doing(sys._current_frames().get(self._steps_thread))
+        now, what = self._activity.now, thread_status_of(sys._current_frames().get(self._steps_thread))
         if now == COMPILING or what.compiles:
             if self._last is None and self._course.to_compile:
                 return f" for the compiler: {counted(self._course.to_compile, 'program')}"

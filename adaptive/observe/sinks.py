@@ -17,9 +17,9 @@ from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any, NamedTuple, Protocol
 
+from adaptive.base.ambient import without_debug_checks
 from adaptive.base.errors import DriverError
-from adaptive.base.last_words import at_the_end
-from adaptive.base.surroundings import unwatched
+from adaptive.base.exit_hooks import register_exit_hook
 from adaptive.base.world import World
 
 from .events import StepEvent, Unsubscribe
@@ -122,7 +122,7 @@ class SinkThread:
         self._writing = threading.Lock()
         self._closed = threading.Event()
         self._thread: threading.Thread | None = None
-        self._forget = at_the_end(self.close)
+        self._forget = register_exit_hook(self.close)
 
     def __call__(self, event: StepEvent) -> None:
         if self._world.rank:
@@ -190,7 +190,7 @@ class SinkThread:
         while INTERVAL and self._failure is None and not self._closed.wait(INTERVAL):
             self._drain()
 
-    @unwatched
+    @without_debug_checks
     def _drain(self) -> bool:
         """Hand on what waits; where a sink fails, nothing any more. Returns whether the sink has come back."""
         if not self._writing.acquire(timeout=_SECONDS_TO_END):

@@ -18,7 +18,7 @@ import jax.numpy as jnp
 from jax.extend.core import JaxprEqn
 
 from adaptive.base.errors import CollectiveError
-from adaptive.base.where import at, line_of
+from adaptive.base.source_lines import at, line_of
 
 from .sources import OFFSET, read
 from .values import step_key

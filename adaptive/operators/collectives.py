@@ -20,7 +20,7 @@ from adaptive.base.current import current_world
 from adaptive.base.errors import CollectiveError
 from adaptive.base.jaxprs import current_source
 from adaptive.base.reductions import Reduction, adds_up
-from adaptive.base.where import at, current_line, line_search_of
+from adaptive.base.source_lines import at, current_line, line_search_of
 
 from .context import only_in_programs, tracing
 from .eager import exchange_eagerly

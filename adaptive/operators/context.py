@@ -17,7 +17,7 @@ from jax.interpreters import mlir
 
 from adaptive.base.errors import CollectiveError
 from adaptive.base.jaxprs import traced_anew
-from adaptive.base.where import at, current_line
+from adaptive.base.source_lines import at, current_line
 
 
 class Tracing(NamedTuple):

@@ -18,7 +18,7 @@ from adaptive.base.channel import Arrived
 from adaptive.base.current import current_world, why_not_alone
 from adaptive.base.errors import CollectiveError, NonFiniteError
 from adaptive.base.reductions import Reduction, adds_up
-from adaptive.base.where import at, current_line
+from adaptive.base.source_lines import at, current_line
 from adaptive.base.world import World, retry_on_members_changed
 
 from .sources import ALONE

@@ -11,7 +11,7 @@ from jax.extend.core import Primitive
 
 from adaptive.base.arrays import as_jax
 from adaptive.base.decision import Handler
-from adaptive.base.names import leaf_names
+from adaptive.base.tree_paths import leaf_names
 
 from .context import only_in_programs, stays
 from .inert import inert

@@ -13,7 +13,7 @@ import numpy as np
 
 from adaptive.base.errors import DriverError
 from adaptive.base.numbers import reals, truths, wholes, why_not_in
-from adaptive.base.where import at, current_line
+from adaptive.base.source_lines import at, current_line
 
 from .slots import slot
 

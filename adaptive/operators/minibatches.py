@@ -9,7 +9,7 @@ import jax.numpy as jnp
 
 from adaptive.base.errors import BatchSizeError, DriverError
 from adaptive.base.numbers import whole
-from adaptive.base.where import at, current_line
+from adaptive.base.source_lines import at, current_line
 
 from .context import Minibatches, tracing
 

@@ -26,7 +26,7 @@ from jax.interpreters import ad, batching, mlir
 from adaptive.base.board import Board, Vectors
 from adaptive.base.errors import CollectiveError
 from adaptive.base.jaxprs import lower_to_callback, nested_equations
-from adaptive.base.where import at, current_line
+from adaptive.base.source_lines import at, current_line
 
 from .context import tracing
 

@@ -12,7 +12,7 @@ from jax.extend.core import Primitive
 
 from adaptive.base.arrays import NotAnArrayError, check_not_sharded
 from adaptive.base.errors import CollectiveError
-from adaptive.base.where import at, current_line
+from adaptive.base.source_lines import at, current_line
 
 from .context import only_in_programs, stays
 from .inert import inert

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 
 from adaptive.base.current import current_world, why_not_alone
 from adaptive.base.errors import CollectiveError
-from adaptive.base.where import at, current_line
+from adaptive.base.source_lines import at, current_line
 
 from .claims import claim
 from .context import tracing

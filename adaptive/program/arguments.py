@@ -18,9 +18,9 @@ import numpy as np
 from adaptive.base.arrays import NotAnArrayError, check_not_sharded, on_host
 from adaptive.base.current import current_world, why_not_alone
 from adaptive.base.errors import DriverError
-from adaptive.base.names import leaf_names
 from adaptive.base.numbers import whole
-from adaptive.base.where import at, current_line
+from adaptive.base.source_lines import at, current_line
+from adaptive.base.tree_paths import leaf_names
 from adaptive.base.world import World
 from adaptive.runtime.local_world import LocalWorld
 

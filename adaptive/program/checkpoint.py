@@ -22,8 +22,8 @@ import numpy as np
 
 from adaptive.base.arrays import NotAnArrayError, check_not_sharded, is_key, numbers_of
 from adaptive.base.errors import AdaptiveError, CheckpointError, DriverError
-from adaptive.base.names import Leaf, Name, by_name
 from adaptive.base.torch_tensors import is_tensor
+from adaptive.base.tree_paths import Leaf, Name, by_name
 from adaptive.control.alike import digest_of_tree
 from adaptive.control.batch_sizes import BatchSizes
 from adaptive.control.hooks import Hooks

@@ -15,8 +15,8 @@ import numpy as np
 from jax.extend.core import ClosedJaxpr
 
 from adaptive.base.errors import DriverError
-from adaptive.base.names import leaf_names
 from adaptive.base.roster import with_same_members
+from adaptive.base.tree_paths import leaf_names
 from adaptive.base.world import World
 from adaptive.check.means import MeanCheck
 from adaptive.control.alike import digest_of_text, digest_of_tree

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from adaptive.base.where import at, name_workers
+from adaptive.base.source_lines import at, name_workers
 from adaptive.graph.flow import Scope
 from adaptive.graph.plan import Contribution, Message, Plan, Segment
 from adaptive.graph.stages import work

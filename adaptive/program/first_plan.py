@@ -9,10 +9,10 @@ from typing import Any
 
 import numpy as np
 
+from adaptive.base.ambient import describe_settings
 from adaptive.base.decision import Limits
 from adaptive.base.errors import BatchSizeError, DriverError
-from adaptive.base.names import leaf_names
-from adaptive.base.surroundings import settings_in_words
+from adaptive.base.tree_paths import leaf_names
 from adaptive.base.world import World
 from adaptive.control.alike import check_built_alike, digest_of_plan, digest_of_tree
 from adaptive.control.batch_sizes import BatchSizes
@@ -125,7 +125,7 @@ def check_alike(
     built.update((label, digest_of_tree(leaf)) for i, (label, leaf) in labelled if i not in form.local)
     check_built_alike(world, built, plan, f"building {name}", partial(steadiness, data, world.rank, world))
     lasting = {what: digest for what, digest in built.items() if what not in _OF_THE_MOMENT}
-    return {**settings_in_words(), **lasting, "driver": digest_of_plan(plan)} if world.spawns else {}
+    return {**describe_settings(), **lasting, "driver": digest_of_plan(plan)} if world.spawns else {}
 
 
 _OF_THE_MOMENT = ("batch sizes", "quantum")

@@ -12,7 +12,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from adaptive.base.errors import CheckpointError
-from adaptive.base.failure import heard_by_all
+from adaptive.base.failure import fails_together
 from adaptive.base.roster import with_same_members
 from adaptive.observe.report import Report
 
@@ -32,7 +32,7 @@ class Keeping:
       WorkerError: rank 0 cannot write any. On every other process, in its first step.
     """
 
-    @heard_by_all("in opening the checkpoints of")
+    @fails_together("in opening the checkpoints of")
     def __init__(self, options: Checkpoints, program: Program):
         self.world, self._name, self._program = program.world, program._name, program
         if not isinstance(options, Checkpoints):
@@ -80,7 +80,7 @@ class Keeping:
     def _late(self) -> bool:
         return time.monotonic() - self._saved >= 60 * self._every.number
 
-    @heard_by_all("in a checkpoint of")
+    @fails_together("in a checkpoint of")
     def save(self, *, wait: bool = False) -> None:
         """Keep a checkpoint of the program as it is. On every process alike; may communicate.
 

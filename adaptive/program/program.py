@@ -19,13 +19,13 @@ import jax.numpy as jnp
 import numpy as np
 
 from adaptive.base.activity import COMPILING, COMPUTING, HOOKS, INPUT, OTHER, Activity
+from adaptive.base.ambient import AmbientContext, with_build_settings, without_debug_checks
 from adaptive.base.decision import Decision
 from adaptive.base.errors import DataError, DisagreementError, DriverError, NonFiniteError, Preempted, WorkerError
-from adaptive.base.failure import heard_by_all, tell
-from adaptive.base.phases import phase
+from adaptive.base.failure import fails_together, report_failure
 from adaptive.base.roster import Roster, with_same_members
-from adaptive.base.surroundings import Surroundings, as_made, unwatched
-from adaptive.base.told import Listening, honoured, told
+from adaptive.base.signals import SignalHandlers, acknowledge_termination, pending_termination
+from adaptive.base.thread_status import thread_status
 from adaptive.base.versions import warn_if_untested
 from adaptive.base.world import MembersChanged, World
 from adaptive.control.decision_digest import DecisionDigest
@@ -144,8 +144,8 @@ class Program:
       3.5
     """
 
-    @unwatched
-    @heard_by_all("in building")
+    @without_debug_checks
+    @fails_together("in building")
     def __init__(
         self,
         driver: Driver,
@@ -166,7 +166,7 @@ class Program:
         resizable: bool = True,
         overlap: bool | int | Literal["auto"] = "auto",
     ):
-        self._surroundings = Surroundings()
+        self._ambient = AmbientContext()
         self._means: MeanCheck | None = None
         self.world = world_of(world)
         if self.world.rank == 0:
@@ -188,7 +188,7 @@ class Program:
             self._data.shapes,
             capacity=self.world.capacity,
             local_state=self._form.local,
-            surroundings=self._surroundings,
+            ambient=self._ambient,
         )
         self._sizes, self._plan = first_plan(
             planner,
@@ -234,7 +234,7 @@ class Program:
             tells=any(m.travels and m.gate is None for m in self._plan.messages),
             resizable=bool(resizable),
             needed=self._sizes.needed,
-            told=told,
+            termination=pending_termination,
             roster=roster,
         )
         self._status = Status(self.world, self._digest, self._sizes, self._membership)
@@ -421,7 +421,7 @@ class Program:
         )
         self._decisions.stopped = False
         self._advice.begin()
-        listening = nullcontext() if checkpoint is None else Listening()
+        listening = nullcontext() if checkpoint is None else SignalHandlers()
         with listening, self._shown(progress), self._logged(log, record), self._kept(checkpoint) as keeping:
             all_leave: AllLeave | None = None
             while not (all_leave or self._decisions.stopped):
@@ -514,7 +514,7 @@ class Program:
         """
         return self._listeners.add(listener)
 
-    @heard_by_all("in trace of")
+    @fails_together("in trace of")
     def trace(self, path: str | os.PathLike[str], *, steps: int = 20) -> None:
         """Write a timeline of the next steps, for https://ui.perfetto.dev: a track per worker, with input, each kernel
         call and its size, messages and their parts, waiting, the final segment, and hooks; and of compilers.
@@ -565,7 +565,7 @@ class Program:
         Communicates.
         """
         self.world.barrier()
-        honoured()
+        acknowledge_termination()
         why = f"{cause}: {self._name} ends after step {self._step}{more}."
         if not self.world.rank:
             _log.warning("%s", why)
@@ -578,14 +578,14 @@ class Program:
                 "at once would take one state. A program is for one thread; hooks ask by their control."
             )
         try:
-            if self._surroundings.hold_here():
+            if self._ambient.matches_here():
                 return self._take_step()
-            with self._surroundings.settings():
+            with self._ambient.settings():
                 return self._take_step()
         finally:
             self._alone.release()
 
-    @phase("in a step")
+    @thread_status("in a step")
     def _take_step(self) -> Report:
         began = time.perf_counter()
         steady = self._steady.holds()
@@ -616,7 +616,7 @@ class Program:
             raise
         except Exception as error:
             error.add_note(f"in step {self._step + 1}, on {self._who()}")
-            tell(self.world, f"in step {self._step + 1} of {self._name}", error)
+            report_failure(self.world, f"in step {self._step + 1} of {self._name}", error)
             raise
         return self._steady.report(outcome) if plain else self._finish(outcome, notes)
 
@@ -761,7 +761,7 @@ class Program:
         self._steady.look()
         return report
 
-    @phase("in the hooks")
+    @thread_status("in the hooks")
     def _decide(
         self, outcome: Outcome, epoch: float, ran: tuple[tuple[int, ...], tuple[int, ...]]
     ) -> tuple[Decision | None, list[str]]:
@@ -769,7 +769,7 @@ class Program:
             return self._decisions.after_step(self._step, epoch, outcome.hooks, ran)
         except Exception as error:
             error.add_note(f"after step {self._step}, on {self._who()}")
-            tell(self.world, f"in the hooks after step {self._step} of {self._name}", error)
+            report_failure(self.world, f"in the hooks after step {self._step} of {self._name}", error)
             raise
 
     def _metrics(self, outcome: Outcome) -> Any:
@@ -790,7 +790,7 @@ class Program:
 
     # --- between steps ------------------------------------------------------------------------------------------------
 
-    @as_made
+    @with_build_settings
     def rescale(
         self,
         *,
@@ -816,7 +816,7 @@ class Program:
         """
         self._decisions.by_hand(self._step, global_batch, shares, workers)
 
-    @as_made
+    @with_build_settings
     def set(self, **values: Any) -> None:
         """Have hyperparameters of the driver at other values from the next step on. Call it on every process alike.
 
@@ -828,7 +828,7 @@ class Program:
         """
         self._decisions.set_by_hand(self._step, values)
 
-    @as_made
+    @with_build_settings
     def warm_up(self) -> None:
         """Compile now, and wait for it, what would be compiled behind the first steps. For measurements."""
         self._compile_first()
@@ -836,8 +836,8 @@ class Program:
 
     # --- stopping and going on ----------------------------------------------------------------------------------------
 
-    @as_made
-    @heard_by_all("in a checkpoint of")
+    @with_build_settings
+    @fails_together("in a checkpoint of")
     def checkpoint(self) -> dict[str, Any]:
         """All that this program is, between two steps: state, slots, what hooks have learned, data cursor, sizes.
 
@@ -853,7 +853,7 @@ class Program:
         self._flush_logs()
         return with_same_members(self.world, lambda: self._snapshot(None))
 
-    @as_made
+    @with_build_settings
     def _snapshot(self, copy: Callable[[Any], Any] | None) -> dict[str, Any]:
         """Return a checkpoint. Take it again if members are lost meanwhile: its local leaves are of other workers then.
 
@@ -867,8 +867,8 @@ class Program:
         like = self._form.shapes
         return _checkpoint.save(*parts, step=self._step, run_id=self._run_id, like=like, copy=copy)
 
-    @as_made
-    @heard_by_all("in restoring")
+    @with_build_settings
+    @fails_together("in restoring")
     def restore(
         self, checkpoint: dict[str, Any] | str | os.PathLike[str] | Checkpoints, *, missing_ok: bool = False
     ) -> None:
@@ -944,7 +944,7 @@ class Program:
 
     # --- beside training ----------------------------------------------------------------------------------------------
 
-    @heard_by_all("in evaluate of")
+    @fails_together("in evaluate of")
     def evaluate(
         self, fn: Callable[[Any, Any], Any], data: Any, *, batch: int = 256, op: Literal["mean", "sum"] = "mean"
     ) -> Any:
@@ -983,7 +983,7 @@ class Program:
             fn, states, data, self.world, batch, about, tuple(self._seating.joined_in_generation), op, self._means
         )
 
-    @as_made
+    @with_build_settings
     def check(self, batch: Any = None, *, seed: int = 0, tolerance: float | None = None) -> Invariance:
         """Whether this driver's step is the same however a batch is split.
 

@@ -18,7 +18,7 @@ from weakref import ref
 import numpy as np
 
 from adaptive.base.activity import INPUT, OTHER
-from adaptive.base.told import TOLD
+from adaptive.base.signals import PENDING_TERMINATION
 from adaptive.base.world import MembersChanged
 from adaptive.data.shards import Shards
 from adaptive.data.stream import Share
@@ -97,7 +97,7 @@ class SteadyLoop:
             or world.generation != self._generation
             or world.run_under_way != self._run_under_way
             or p._membership.asked != self._asked
-            or TOLD
+            or PENDING_TERMINATION
             or p._engine.timeline is not None
             or (world.run_under_way and not p._company.settled)
         ):

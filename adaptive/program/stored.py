@@ -18,7 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from adaptive.base.errors import CheckpointError
-from adaptive.base.names import Name, by_name
+from adaptive.base.tree_paths import Name, by_name
 from adaptive.disk import arrays
 from adaptive.disk.directory import step_of
 from adaptive.disk.whole import DamagedError, write_through

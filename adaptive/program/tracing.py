@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from adaptive.base.activity import Activity
-from adaptive.base.last_words import at_the_end
+from adaptive.base.exit_hooks import register_exit_hook
 from adaptive.base.timeline import COMPILER, Timeline
 from adaptive.base.world import World
 from adaptive.observe.trace import OfProcess, write_trace
@@ -66,7 +66,7 @@ class Tracing:
             self._activity.turned = None if timeline is None else timeline.turned
             if self._forget is not None:
                 self._forget()
-            self._forget = None if traced is None else at_the_end(self.close)
+            self._forget = None if traced is None else register_exit_hook(self.close)
         self._traced = traced
         self._step = 0 if traced is None else traced.since
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from adaptive.base.failure import tell
+from adaptive.base.failure import report_failure
 from adaptive.base.world import World
 from adaptive.runtime.engine import Engine
 from adaptive.runtime.finite import Trouble, not_finite, skipped_too_often
@@ -113,7 +113,7 @@ class UpdateCheck:
             self.told = True
             error = made_nans(self._engine.plan, found, step)
             if in_step and not found.replicated:
-                tell(self._engine.world, f"in step {step + 1} of {self._name}", error, known=False)
+                report_failure(self._engine.world, f"in step {step + 1} of {self._name}", error, known=False)
             raise error
 
     def together(self, step: int, what: str) -> None:

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Protocol
 
-from adaptive.base.surroundings import settings_here
+from adaptive.base.ambient import current_settings
 
 from . import ending as _ending
 from .memory import return_freed_memory
@@ -60,7 +60,7 @@ class BackgroundCompiler:
         # To ring it needs no lock, so that it can be done from wherever the owner happens to be collected.
         self._bell: queue.SimpleQueue[bool] = queue.SimpleQueue()
         self._count = itertools.count()
-        self._settings = settings_here()
+        self._settings = current_settings()
         self._owner = weakref.ref(owner, self._end)
         self._ended = False
         self._thread: threading.Thread | None = None

@@ -18,7 +18,7 @@ import numpy as np
 from jax.extend.core import DropVar, JaxprEqn, Literal, Var
 
 from adaptive.base.jaxprs import has_effects
-from adaptive.base.where import at, line_of
+from adaptive.base.source_lines import at, line_of
 from adaptive.graph.plan import Plan
 from adaptive.graph.trace import Atom, describe, operands_of
 from adaptive.operators.published import publishes

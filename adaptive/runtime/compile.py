@@ -13,15 +13,15 @@ from weakref import WeakValueDictionary
 
 import jax
 
+from adaptive.base.ambient import current_settings, without_debug_checks
 from adaptive.base.jaxprs import calls_back, give_name, loaded_on, names_of, text_of
-from adaptive.base.phases import phase
-from adaptive.base.surroundings import settings_here, unwatched
+from adaptive.base.thread_status import thread_status
 
 from .cache import CompilationCacheWarning, one_compiles
 from .ending import uninterruptible
 
 
-@phase("compiling", compiles=True)
+@thread_status("compiling", compiles=True)
 def compile_segment(
     function: Callable, shapes: Any, device: jax.Device, *, name: str = "segment", donate: bool = False
 ) -> Callable:
@@ -52,7 +52,7 @@ def compile_segment(
     return compiled
 
 
-@phase("compiling", compiles=True)
+@thread_status("compiling", compiles=True)
 def compile_over(
     function: Callable, shapes: Any, devices: tuple[jax.Device, ...], *, name: str, donate: tuple[int, ...]
 ) -> Callable:
@@ -71,7 +71,7 @@ def compile_over(
     return compiled
 
 
-@phase("compiling", compiles=True)
+@thread_status("compiling", compiles=True)
 def side_by_side(jobs: Sequence[Callable[[], object]], most: int) -> None:
     """Carry out what compiles programs, in so many threads at most, and wait for all. XLA takes a core for each.
 
@@ -82,14 +82,14 @@ def side_by_side(jobs: Sequence[Callable[[], object]], most: int) -> None:
         for job in jobs:
             job()
         return
-    settings = settings_here()
+    settings = current_settings()
 
     def there(job: Callable[[], object]) -> None:
         with settings():
             job()
 
     with ThreadPoolExecutor(min(most, len(jobs)), "adaptive-start") as threads:
-        for done in [threads.submit(unwatched(there), job) for job in jobs]:
+        for done in [threads.submit(without_debug_checks(there), job) for job in jobs]:
             done.result()
 
 

@@ -23,7 +23,7 @@ import numpy as np
 
 from adaptive.base.errors import NonFiniteError
 from adaptive.base.reductions import Sliced
-from adaptive.base.where import at, name_workers
+from adaptive.base.source_lines import at, name_workers
 from adaptive.base.world import LookAtPiece, World
 from adaptive.graph.plan import Contribution
 from adaptive.operators.eager import least_weight, mean_of_nothing

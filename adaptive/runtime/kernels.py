@@ -19,7 +19,7 @@ from typing import Any
 import jax
 
 from adaptive.base.cores import n_cores
-from adaptive.base.phases import phase
+from adaptive.base.thread_status import thread_status
 
 from .background import BackgroundCompiler
 from .cache import compile_order
@@ -542,7 +542,7 @@ class Kernels:
         there = min(len(worker.ready) for worker in self._workers)
         return there, there + self._compiler.most_waiting()
 
-    @phase("waiting for kernels", compiles=True)
+    @thread_status("waiting for kernels", compiles=True)
     def finish(self) -> None:
         """Wait until all that was asked for is compiled."""
         with self._compiler.without_pauses():

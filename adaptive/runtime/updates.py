@@ -21,7 +21,7 @@ import numpy as np
 from jax.extend.core import Literal, Var
 
 from adaptive.base.errors import NonFiniteError
-from adaptive.base.where import at, line_of, name_workers
+from adaptive.base.source_lines import at, line_of, name_workers
 from adaptive.base.world import World
 from adaptive.graph.plan import Plan
 from adaptive.graph.trace import Atom, operands_of

@@ -23,8 +23,8 @@ from adaptive.extend import (
     WorkerMesh,
     allowed_cpus,
     chosen_threads,
-    phase,
     share_compilations,
+    thread_status,
 )
 
 from .boards.board import Boards, ProcessBoard
@@ -224,7 +224,7 @@ class JaxWorld(Channels, InTurn, Scope):
 
     # --- one operation after another ----------------------------------------------------------------------------------
 
-    @phase("in a collective", exchanges=True)
+    @thread_status("in a collective", exchanges=True)
     def _do(self, operation: Operation) -> None:
         """The frame, in which all see whether they are about the same; and if so, what it frames.
 

@@ -24,8 +24,8 @@ from adaptive.extend import (
     allowed_cpus,
     chosen_threads,
     launcher,
-    phase,
     share_compilations,
+    thread_status,
 )
 from launchers import ending
 
@@ -245,7 +245,7 @@ class MPIWorld(Channels, InTurn, Staff, Scope):
 
     # --- one operation after another ----------------------------------------------------------------------------------
 
-    @phase("in a collective", exchanges=True)
+    @thread_status("in a collective", exchanges=True)
     def _do(self, operation: Operation) -> None:
         """Have an operation completed, on all processes that survive it: see `operations.py`.
 

@@ -21,7 +21,7 @@ from zlib import crc32
 
 import numpy as np
 
-from adaptive.extend import Arrived, Arriving, LookAtPiece, Parts, PartSpec, WhenWaitedFor, phase
+from adaptive.extend import Arrived, Arriving, LookAtPiece, Parts, PartSpec, WhenWaitedFor, thread_status
 
 from .operations import Message, carried_out
 from .processes import Together
@@ -103,7 +103,7 @@ class MPIChannel:
 
     # --- the short way ------------------------------------------------------------------------------------------------
 
-    @phase("in a collective", exchanges=True)
+    @thread_status("in a collective", exchanges=True)
     def _directly(
         self, row: list[np.ndarray], status: np.ndarray, about: str, more: str, look: LookAtPiece | None
     ) -> Arrived | None:

@@ -13,7 +13,7 @@ from typing import Self
 import jax
 
 from adaptive import CollectiveError, DisagreementError, NonFiniteError, Preempted, WorkerCountError, WorkerError
-from adaptive.extend import FixedMembership, Listening, World, at, current_line, enter, leave, tell
+from adaptive.extend import FixedMembership, SignalHandlers, World, at, current_line, enter, leave, report_failure
 from launchers import ending
 
 
@@ -21,7 +21,7 @@ class Scope(FixedMembership):
     """A world as a context manager. Worlds nest: inside, collectives go to the world that was entered last."""
 
     def __init__(self) -> None:
-        self._tokens: list[tuple[Token[World | None], Listening]] = []
+        self._tokens: list[tuple[Token[World | None], SignalHandlers]] = []
         self._closed = False
         self._leaving = False
         self._all_go = False  # because they were told to
@@ -78,7 +78,7 @@ class Scope(FixedMembership):
 
     def __enter__(self) -> Self:
         self._check_open()
-        self._tokens.append((enter(self), Listening()))  # type: ignore[arg-type]  # the subclasses are Worlds
+        self._tokens.append((enter(self), SignalHandlers()))  # type: ignore[arg-type]  # the subclasses are Worlds
         return self
 
     def __exit__(
@@ -108,7 +108,7 @@ class Scope(FixedMembership):
             return
         # Not as above: closing is collective, and others may be in an exchange.
         if isinstance(error, Exception | SystemExit):
-            tell(self, f"in its {type(self).__name__}'s block", error)  # type: ignore[arg-type]
+            report_failure(self, f"in its {type(self).__name__}'s block", error)  # type: ignore[arg-type]
         self._abandon(f"it has left the block of its world by {type(error).__name__}: {error}")
 
     def _abandon(self, why: str) -> None:

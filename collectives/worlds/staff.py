@@ -14,7 +14,14 @@ from typing import Any
 import numpy as np
 
 from adaptive import Preempted, ReserveReleased, WorkerCountError, WorkerError
-from adaptive.extend import Loss, Seats, TransferPayload, honoured, number_of_workers, told
+from adaptive.extend import (
+    Loss,
+    Seats,
+    TransferPayload,
+    acknowledge_termination,
+    number_of_workers,
+    pending_termination,
+)
 from launchers import ending
 
 from .meeting_of_all import ALL_GO, CLOSE, JOIN, NOBODY, TOGETHER, Plan, Role, meeting
@@ -426,7 +433,7 @@ class Staff:
             purpose = self._meet("", 0)
             if purpose in (CLOSE, ALL_GO):
                 self._closed = True
-                honoured()
+                acknowledge_termination()
                 raise ReserveReleased if purpose == CLOSE else Preempted("all workers were told to go")
 
     _said_told = False
@@ -435,12 +442,12 @@ class Staff:
         """Whether this process, in reserve, was told to go, some moments ago: where all were told, the workers may be
         about to say so.
         """
-        heard = told()
+        heard = pending_termination()
         return not self._said_told and heard is not None and heard.seconds > TOLD_SECONDS
 
     def _gone(self, why: str) -> Preempted:
         """This process goes for good, and the others do not miss it."""
-        honoured()
+        acknowledge_termination()
         self._abandon("")
         with suppress(SystemExit):
             ending.leave_job()

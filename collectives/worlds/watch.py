@@ -17,7 +17,7 @@ from contextlib import suppress
 from types import FrameType
 from typing import Any, Protocol
 
-from adaptive.extend import FAILURE_THREAD, Wait, doing, last_words, wait_of
+from adaptive.extend import FAILURE_THREAD, Wait, run_exit_hooks, thread_status_of, wait_of
 
 from . import stacks
 from .asking import Asking, Message, Peer
@@ -238,7 +238,7 @@ class Watch:
         """End the job, and this process, whatever its other threads are in."""
 
         def end() -> None:
-            last_words()
+            run_exit_hooks()
             for stream in (sys.stdout, sys.stderr):
                 with suppress(Exception):
                     stream.flush()
@@ -299,7 +299,7 @@ class Watch:
         """Where this rank is, read off the frames of the threads that use the world."""
         threads = [ident for ident, name in list(self._world._threads.items()) if name != FAILURE_THREAD]
         frames = stacks.frames_of(threads)
-        found = [doing(frame) for frame in frames]
+        found = [thread_status_of(frame) for frame in frames]
         state = State.AWAY
         if self._world._inside:
             state = State.HERE

@@ -20,7 +20,7 @@ import adaptive as ad
 import collectives as comm
 import controllers as ctrl
 import monitors as mon
-from adaptive.base import last_words
+from adaptive.base import exit_hooks
 from adaptive.base.decision import Decision
 from adaptive.observe import sinks as _sinks
 from adaptive.observe.events import HookValues
@@ -204,7 +204,7 @@ def test_a_process_that_ends_without_its_last_line_of_python_writes(tmp_path):
         """
         import os, sys
         import adaptive as ad, collectives as comm
-        from adaptive.base.last_words import last_words
+        from adaptive.base.exit_hooks import run_exit_hooks
         from adaptive.runtime.local_world import LocalWorld
         import numpy as np
 
@@ -217,7 +217,7 @@ def test_a_process_that_ends_without_its_last_line_of_python_writes(tmp_path):
             next(run)
         if sys.argv[2] == "error":
             1 / 0
-        last_words()
+        run_exit_hooks()
         os._exit(3)
         """
     )
@@ -233,13 +233,13 @@ def test_a_process_that_ends_without_its_last_line_of_python_writes(tmp_path):
         assert [step.step for step in read_trace(tmp_path / end).steps] == [1, 2, 3]
 
 
-def test_last_words_are_said_once_and_whatever_fails():
+def test_exit_hooks_run_once_whatever_fails():
     said = []
-    last_words.at_the_end(lambda: said.append("first"))
-    last_words.at_the_end(lambda: 1 / 0)
-    last_words.at_the_end(lambda: said.append("taken back"))()
-    last_words.last_words()
-    last_words.last_words()
+    exit_hooks.register_exit_hook(lambda: said.append("first"))
+    exit_hooks.register_exit_hook(lambda: 1 / 0)
+    exit_hooks.register_exit_hook(lambda: said.append("taken back"))()
+    exit_hooks.run_exit_hooks()
+    exit_hooks.run_exit_hooks()
     assert said == ["first"]
 
 

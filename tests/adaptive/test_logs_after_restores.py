@@ -34,7 +34,7 @@ ROOT = Path(__file__).resolve().parents[2]
 ID, OTHER = "0123456789ab", "ba9876543210"
 
 
-class Told:
+class TerminationNotice:
     """A user's own sink: what it was told, in order. Steps are numbers, resumptions tuples."""
 
     def __init__(self):
@@ -91,7 +91,7 @@ def steps_of(path):
 
 
 def test_a_sink_is_told_where_each_run_begins_and_where_it_goes_on(build):
-    program, sink = build(), Told()
+    program, sink = build(), TerminationNotice()
     kept, run_id = program.checkpoint(), program.run_id
     for report in program.run(steps=3, log=[sink]):
         if report.step == 2 and kept:
@@ -138,7 +138,7 @@ def test_a_sink_that_has_no_resume_is_told_of_all_steps(build):
 def test_steps_that_were_left_out_do_not_hide_that_the_run_goes_on_from_an_earlier_one(monkeypatch):
     monkeypatch.setattr(_sinks, "INTERVAL", 1000.0)
     monkeypatch.setattr(_sinks, "_MOST_WAITING", 2)
-    sink = Told()
+    sink = TerminationNotice()
     thread = SinkThread(sink, LocalWorld(2))
     for step in (1, 2, 3, 4, 2, 3):  # the first is written at once, the next two wait, and the others are left out
         thread(event(step))
@@ -158,7 +158,7 @@ def test_who_gets_rank_0_writes_the_last_steps_again(monkeypatch):
     monkeypatch.setattr(_sinks, "INTERVAL", 1.0)
     clock = [0.0]
     monkeypatch.setattr(_sinks, "time", SimpleNamespace(monotonic=lambda: clock[0], perf_counter=lambda: 0.0))
-    world, sink = Ranked(2), Told()
+    world, sink = Ranked(2), TerminationNotice()
     thread = SinkThread(sink, world)
     for step in range(1, 10):
         clock[0] += 1.0

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 import adaptive as ad
 from adaptive.base.roster import Roster
 from adaptive.base.seats import Seats
-from adaptive.base.told import Told
+from adaptive.base.signals import TerminationNotice
 from adaptive.base.world import Loss
 from adaptive.control.membership import Membership
 
@@ -61,11 +61,11 @@ def said(membership, world, *, newcomers=None, wishes=None):
 
 
 def long_ago():
-    return Told("SIGUSR1", time.monotonic() - 1)
+    return TerminationNotice("SIGUSR1", time.monotonic() - 1)
 
 
 def just_now():
-    return Told("SIGTERM", time.monotonic() + 1000)
+    return TerminationNotice("SIGTERM", time.monotonic() + 1000)
 
 
 def test_nobody_has_asked_so_there_are_to_be_as_many_as_there_are():
@@ -249,7 +249,7 @@ def test_one_that_is_told_to_go_leaves_for_good_when_it_is_time():
 
 def test_when_it_is_time_for_one_all_who_were_told_leave():
     world = World(size=4, workers=4, processes=4)
-    membership = Membership(world, told=just_now)
+    membership = Membership(world, termination=just_now)
     assert membership.wish == 1
     said(membership, world, wishes=[1, 0, 2, 1])
     assert membership.leaving == (0, 2, 3)
@@ -259,7 +259,7 @@ def test_when_it_is_time_for_one_all_who_were_told_leave():
 
 def test_also_who_was_told_in_the_course_of_the_step():
     world = World(size=3, workers=3, processes=3)
-    membership = Membership(world, told=long_ago)
+    membership = Membership(world, termination=long_ago)
     assert membership.wish == 2
     said(membership, world, wishes=[0, 2, 0])  # this process, too, wants to leave by now
     assert len(membership.change()) == 2
@@ -271,7 +271,7 @@ def test_also_who_was_told_in_the_course_of_the_step():
 
 def test_when_all_were_told_the_run_ends_and_nobody_leaves():
     world = World(size=3, workers=2, processes=3)
-    membership = Membership(world, told=just_now)
+    membership = Membership(world, termination=just_now)
     said(membership, world, wishes=[1, 2, 0])  # the third is in reserve
     assert membership.all_leave
     membership.change()
@@ -321,8 +321,8 @@ def test_one_in_reserve_that_was_told_may_end_the_run():
 
 
 def test_in_one_process_all_workers_are_told_at_once():
-    heard: list[Told] = []
-    membership = Membership(World(), told=lambda: heard[0] if heard else None)
+    heard: list[TerminationNotice] = []
+    membership = Membership(World(), termination=lambda: heard[0] if heard else None)
     assert (membership.wish, membership.leaving, membership.why_all_leave) == (0, (), "")
     heard.append(just_now())
     assert (membership.wish, membership.all_leave) == (2, True)

@@ -678,14 +678,14 @@ def test_an_error_is_printed_while_it_waits_to_be_heard(monkeypatch, caplog):
     (record,) = caplog.records
     assert (record.name, record.levelname) == ("adaptive", "ERROR")
     assert "rank 0 failed in step 2 of program 1 ('sgd'): OSError: " in record.getMessage()
-    assert "up to 0.05 s for the other ranks to hear of it" in record.getMessage()
+    assert "up to 0.05 s for the other ranks to receive this" in record.getMessage()
 
 
 def test_an_error_that_is_told_is_printed_once(caplog):
     world = Twin()
     with build(watched(Recorder(lambda o: 1 / 0)), world=world) as program, pytest.raises(ZeroDivisionError) as error:
         program.step()
-    _failure.tell(world, "in the block around it", error.value)
+    _failure.report_failure(world, "in the block around it", error.value)
     assert len(world.heard) == 1
     assert not caplog.records
 

@@ -14,7 +14,7 @@ import adaptive as ad
 import collectives as comm
 from adaptive.base import activity as _activity
 from adaptive.base.activity import Activity, Breakdown, WorkerSeconds
-from adaptive.base.phases import phase
+from adaptive.base.thread_status import thread_status
 from adaptive.observe import progress as _progress
 from adaptive.observe.events import HookValues
 from adaptive.observe.progress import Course, Progress, figures_in_short, sizes_in_short, slowest, time_lost
@@ -140,7 +140,7 @@ def test_between_steps_it_says_what_the_script_has_called(bench):
     there.line(event())
     there.activity.turn(_activity.BETWEEN)
 
-    @phase("in evaluate")
+    @thread_status("in evaluate")
     def evaluating():
         return there.stands_still()
 

@@ -22,7 +22,7 @@ import pytest
 
 import adaptive as ad
 import collectives as comm
-from adaptive.extend import doing, phase
+from adaptive.extend import thread_status, thread_status_of
 from collectives.worlds import stacks
 from collectives.worlds.asking import Asking
 from collectives.worlds.datagrams import Datagrams
@@ -50,13 +50,13 @@ def test_good_patience(hang_timeout):
 
 
 def test_what_a_thread_is_doing():
-    @phase("in the outer")
+    @thread_status("in the outer")
     def outer():
         return inner()
 
-    @phase("in the inner")
+    @thread_status("in the inner")
     def inner():
-        return doing(sys._getframe())
+        return thread_status_of(sys._getframe())
 
     found = outer()
     assert found.words == ("in the inner", "in the outer")
@@ -67,7 +67,7 @@ def test_what_a_thread_is_doing():
 
 
 def test_the_script_itself_is_doing_nothing_of_ours():
-    assert str(doing(sys._getframe())) == "in the script's own code, between steps"
+    assert str(thread_status_of(sys._getframe())) == "in the script's own code, between steps"
 
 
 def seen_while(work):
@@ -77,7 +77,7 @@ def seen_while(work):
     seen = set()
     while thread.is_alive():
         if frame := sys._current_frames().get(thread.ident):
-            seen.add(doing(frame))
+            seen.add(thread_status_of(frame))
     return seen
 
 

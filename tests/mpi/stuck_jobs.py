@@ -16,7 +16,7 @@ import numpy as np
 
 import adaptive as ad
 import collectives as comm
-from adaptive.extend import phase
+from adaptive.extend import thread_status
 
 
 def driver(state, batch):
@@ -27,7 +27,7 @@ def driver(state, batch):
 SLOW = 2.7  # times the hang_timeout: beyond the second deadline
 
 
-@phase("compiling", compiles=True)
+@thread_status("compiling", compiles=True)
 def compiles_for_long() -> None:
     time.sleep(SLOW * PATIENCE)
 

@@ -16,7 +16,7 @@ import pytest
 import adaptive as ad
 import collectives as comm
 import controllers as ctrl
-from adaptive.base import told
+from adaptive.base import signals
 from tests.program.problems import build, descend, make_data
 from tests.speed import limit
 
@@ -29,10 +29,10 @@ WORLDS = {
 
 @pytest.fixture(autouse=True)
 def undisturbed():
-    before = [signal.getsignal(number) for number in told.SIGNALS]
+    before = [signal.getsignal(number) for number in signals.SIGNALS]
     yield
-    told.honoured()
-    assert [signal.getsignal(number) for number in told.SIGNALS] == before
+    signals.acknowledge_termination()
+    assert [signal.getsignal(number) for number in signals.SIGNALS] == before
 
 
 def tell(number: int = signal.SIGTERM) -> None:
@@ -44,7 +44,7 @@ def program_of(driver=descend, **options):
 
 
 @pytest.mark.parametrize("kind", WORLDS)
-@pytest.mark.parametrize("number", told.SIGNALS)
+@pytest.mark.parametrize("number", signals.SIGNALS)
 def test_the_last_state_is_kept_and_gone_on_from(kind, number, tmp_path, caplog):
     """Also without a world's block: a run that keeps checkpoints listens."""
     make, kept, steps = WORLDS[kind], ad.Checkpoints(tmp_path / "run", every=100), []
@@ -54,7 +54,7 @@ def test_the_last_state_is_kept_and_gone_on_from(kind, number, tmp_path, caplog)
             steps.append(report.step)
             if report.step == 4:
                 tell(number)
-                tell(signal.SIGTERM)  # the first one is being honoured
+                tell(signal.SIGTERM)  # the first one is being acknowledge_termination
 
     def train():
         with program_of() as program:

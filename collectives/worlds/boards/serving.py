@@ -19,7 +19,7 @@ from weakref import WeakValueDictionary
 
 import numpy as np
 
-from adaptive.extend import at_the_end
+from adaptive.extend import register_exit_hook
 from collectives.worlds.datagrams import Address, own_hosts
 from launchers.ending import give_up_after
 
@@ -104,7 +104,7 @@ class Service:
         self._selector.register(self._bell, selectors.EVENT_READ)
         self._thread = threading.Thread(target=self._run, name="adaptive-board", daemon=True)
         self._thread.start()
-        self._forget = at_the_end(self.stop)
+        self._forget = register_exit_hook(self.stop)
 
     def show(self, shown: Shown) -> Owner:
         """Answer questions about this, as long as somebody else keeps it. Returns where."""

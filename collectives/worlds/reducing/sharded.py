@@ -18,7 +18,7 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from adaptive.extend import Mixed, Parts, Reduction, Sliced, phase
+from adaptive.extend import Mixed, Parts, Reduction, Sliced, thread_status
 from collectives.worlds.lines import in_order_of_lines
 
 from .on_devices import by_slices, mixed, table
@@ -80,7 +80,7 @@ class Sharded:
         scalar = tuple(column[0].ndim == 0 for column in columns)
         return Joined([self._join(column) for column in columns], tuple(ops), scalar, by_step)
 
-    @phase("compiling", compiles=True)
+    @thread_status("compiling", compiles=True)
     def compile(self, joined: Joined) -> None:
         """Have the program that reduces these: where several processes are in it, before any of them has begun."""
         layout = tuple((x.shape, str(x.dtype)) for x in joined.arrays), joined.ops, joined.scalar

@@ -11,32 +11,32 @@ import threading
 
 import pytest
 
-from adaptive.base import told
-from adaptive.base.told import Listening
+from adaptive.base import signals
+from adaptive.base.signals import SignalHandlers
 from tests.speed import limit
 
 
 @pytest.fixture(autouse=True)
 def undisturbed():
     """No test leaves a signal or a handler behind."""
-    before = [signal.getsignal(number) for number in told.SIGNALS]
+    before = [signal.getsignal(number) for number in signals.SIGNALS]
     yield
-    told.honoured()
-    assert [signal.getsignal(number) for number in told.SIGNALS] == before
+    signals.acknowledge_termination()
+    assert [signal.getsignal(number) for number in signals.SIGNALS] == before
 
 
-def test_the_first_signal_is_kept_until_it_is_honoured():
-    with Listening():
-        assert told.told() is None
+def test_the_first_signal_is_kept_until_it_is_acknowledged():
+    with SignalHandlers():
+        assert signals.pending_termination() is None
         signal.raise_signal(signal.SIGUSR1)
         signal.raise_signal(signal.SIGTERM)
-        heard = told.told()
+        heard = signals.pending_termination()
         assert heard is not None
         assert heard.signal == "SIGUSR1"
         assert heard.seconds >= 0
-    assert told.told() == heard  # not lost behind the block
-    told.honoured()
-    assert told.told() is None
+    assert signals.pending_termination() == heard  # not lost behind the block
+    signals.acknowledge_termination()
+    assert signals.pending_termination() is None
 
 
 def test_a_handler_that_was_there_is_called_too_and_put_back():
@@ -47,9 +47,9 @@ def test_a_handler_that_was_there_is_called_too_and_put_back():
 
     signal.signal(signal.SIGTERM, handler)
     try:
-        with Listening(), Listening():
+        with SignalHandlers(), SignalHandlers():
             signal.raise_signal(signal.SIGTERM)
-            assert told.told() is not None
+            assert signals.pending_termination() is not None
         assert signal.getsignal(signal.SIGTERM) is handler
         signal.raise_signal(signal.SIGTERM)
         assert called == [signal.SIGTERM] * 2
@@ -60,7 +60,7 @@ def test_a_handler_that_was_there_is_called_too_and_put_back():
 def test_a_handler_that_somebody_puts_there_meanwhile_stays():
     mine = lambda number, frame: None  # noqa: E731
     try:
-        with Listening():
+        with SignalHandlers():
             signal.signal(signal.SIGUSR1, mine)
         assert signal.getsignal(signal.SIGUSR1) is mine
     finally:
@@ -70,27 +70,27 @@ def test_a_handler_that_somebody_puts_there_meanwhile_stays():
 def test_what_is_ignored_stays_ignored():
     signal.signal(signal.SIGUSR1, signal.SIG_IGN)
     try:
-        with Listening():
+        with SignalHandlers():
             signal.raise_signal(signal.SIGUSR1)
-            assert told.told() is None
+            assert signals.pending_termination() is None
     finally:
         signal.signal(signal.SIGUSR1, signal.SIG_DFL)
 
 
 def test_the_outermost_one_ends_it():
-    outer = Listening()
-    with Listening():
+    outer = SignalHandlers()
+    with SignalHandlers():
         outer.close()
         outer.close()
         signal.raise_signal(signal.SIGTERM)
-        assert told.told() is not None
+        assert signals.pending_termination() is not None
 
 
 def test_another_thread_cannot_listen_and_does_no_harm():
     before, found = signal.getsignal(signal.SIGTERM), []
 
     def elsewhere():
-        with Listening():
+        with SignalHandlers():
             found.append(signal.getsignal(signal.SIGTERM))
 
     thread = threading.Thread(target=elsewhere)
@@ -100,12 +100,12 @@ def test_another_thread_cannot_listen_and_does_no_harm():
 
 
 def test_one_that_is_closed_in_another_thread_does_no_harm():
-    listening = Listening()
+    listening = SignalHandlers()
     thread = threading.Thread(target=listening.close)
     thread.start()
     thread.join()
-    for number in told.SIGNALS:
-        assert signal.getsignal(number) is told._handle
+    for number in signals.SIGNALS:
+        assert signal.getsignal(number) is signals._handle
         signal.signal(number, signal.SIG_DFL)
 
 
@@ -117,14 +117,14 @@ def wait_for_ever(ready):
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::RuntimeWarning")  # JAX and Python warn of forks
 def test_a_forked_child_ends_as_it_always_did():
     here, there = multiprocessing.Pipe()
-    with Listening():
+    with SignalHandlers():
         child = multiprocessing.get_context("fork").Process(target=wait_for_ever, args=(there,))
         child.start()
         assert here.poll(limit(30))
         child.terminate()
         child.join(limit(30))
         assert child.exitcode == -signal.SIGTERM
-        assert told.told() is None
+        assert signals.pending_termination() is None
 
 
 def test_where_nobody_listens_a_signal_does_what_it_always_does():

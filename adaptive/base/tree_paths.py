@@ -1,7 +1,7 @@
-"""Trees by the names of their leaves: two that hold the same are alike, whatever they are made of.
+"""Pytrees by the paths of their leaves, which identify a leaf whatever containers hold it.
 
-A library that stores pytrees gives back other containers than it was given: of a `NamedTuple` or a dataclass a dict,
-sorted by name, of a tuple a list, of keys that are numbers text. What stays is what each leaf is called.
+A library that stores pytrees returns other containers than it was given: a dict, sorted by name, for a `NamedTuple` or
+a dataclass; a list for a tuple; text for numeric keys. The path of each leaf stays the same.
 """
 
 from __future__ import annotations
@@ -16,19 +16,19 @@ Name = tuple[str, ...]  # of a leaf: attributes, keys and indices on the way to 
 
 
 def leaf_names(tree: Any, root: str) -> tuple[str, ...]:
-    """`state.params['kernel']` for every leaf."""
+    """Return the path of every leaf: `state.params['kernel']`."""
     return tuple(root + jax.tree_util.keystr(path) for path, _ in jax.tree_util.tree_leaves_with_path(tree))
 
 
 class Leaf(NamedTuple):
-    """A leaf, and how one would write it: `state.params['kernel']`."""
+    """A leaf with its path as Python writes it: `state.params['kernel']`."""
 
     label: str
     value: Any
 
 
 def by_name(tree: Any, root: str) -> dict[Name, Leaf]:
-    """The leaves of a tree, in the order of the tree.
+    """Return the leaves of a tree by path, in the order of the tree.
 
     Raises:
       CheckpointError: two leaves have one name, such as those at the keys 1 and "1".
@@ -38,15 +38,14 @@ def by_name(tree: Any, root: str) -> dict[Name, Leaf]:
         name, label = tuple(map(_part, path)), root + jax.tree_util.keystr(path)
         if name in found:
             raise CheckpointError(
-                f"{found[name].label} and {label} have one name as soon as they are stored, so that one could be taken "
-                "for the other. Rename one of them."
+                f"{found[name].label} and {label} have the same path in a checkpoint. Rename one of them."
             )
         found[name] = Leaf(label, value)
     return found
 
 
 def _part(key: Any) -> str:
-    """Of a dict's key, a sequence's index, or an attribute."""
+    """Return a dict's key, a sequence's index or an attribute's name as text."""
     for kind in ("key", "idx", "name"):
         if hasattr(key, kind):
             return str(getattr(key, kind))

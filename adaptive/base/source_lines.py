@@ -1,4 +1,4 @@
-"""Which line of the user's driver an equation comes from, and which workers are meant: as errors say it."""
+"""Lines of the user's driver, and workers, as error messages name them."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ _FRAME = re.compile(r"^(?P<file>.*?):(?P<line>\d+)(?::\d+)? \(.*\)$")
 
 @lru_cache(maxsize=1)
 def library_folders() -> tuple[str, ...]:
-    """Folders whose frames are never the driver: ours, and those of the libraries that drivers are written with."""
+    """Return the folders whose frames are never the driver: this library's, flax's, optax's and equinox's."""
     names = ("adaptive", "collectives", "monitors", "controllers", "flax", "optax", "equinox")
     specs = (find_spec(name) for name in names)
     return tuple(os.path.dirname(spec.origin) + os.sep for spec in specs if spec and spec.origin)
 
 
 def line_of(source_info) -> str:
-    """`driver.py:15` for an equation's `source_info`, or "" where no line of a user's file is known."""
+    """Return `driver.py:15` for an equation's `source_info`, or "" if no line of a user's file is known."""
     frames = frames_of(source_info)
     for frame in reversed(frames):  # the innermost comes last
         match = _FRAME.match(frame)
@@ -32,12 +32,12 @@ def line_of(source_info) -> str:
 
 
 def current_line() -> str:
-    """`driver.py:15` for the line of the driver that is being executed or traced."""
+    """Return `driver.py:15` for the line of the driver that is being executed or traced, or ""."""
     return line_of(current_source())
 
 
 def line_search_of(source_info) -> str:
-    """What to write for a line search of optax's, if the driver came here through one; else nothing."""
+    """Return advice on optax's line searches if the equation stems from one, else ""."""
     if not any("linesearch.py:" in frame for frame in frames_of(source_info)):
         return ""
     return (
@@ -47,10 +47,10 @@ def line_search_of(source_info) -> str:
 
 
 def at(line: str) -> str:
-    """` (driver.py:15)`, or nothing where the line is not known."""
+    """Return ` (driver.py:15)`, or "" if the line is unknown."""
     return f" ({line})" if line else ""
 
 
 def name_workers(numbers: Sequence[int]) -> str:
-    """`worker 3`, or `workers 0, 3`."""
+    """Return `worker 3`, or `workers 0, 3`."""
     return f"worker{'s' * (len(numbers) != 1)} {', '.join(map(str, numbers))}"

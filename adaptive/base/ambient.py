@@ -1,8 +1,8 @@
-"""What surrounds a call without being an argument of it: taken from one thread to another, or kept out.
+"""The ambient context of a call: context variables, JAX's settings and flax's interceptors.
 
-Context variables, JAX's settings (`with jax.enable_x64(True):` holds in its own thread alone), and the interceptors of
-flax's modules. A driver is traced in several threads, and what it computes must not depend on which. And where the
-user has JAX watch over his own code, what this library does itself is not meant.
+A driver is traced in several threads, and the result must not depend on which. JAX's settings (`with
+jax.enable_x64(True):`) and context variables hold for one thread only, so the context in which a program was built is
+kept and entered again. The library's own work runs without the debug checks that the user has turned on for their code.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ _SETTINGS: dict[str, Callable[[Any], AbstractContextManager]] = {
     "jax_debug_key_reuse": jax.debug_key_reuse,
 }
 
-# Settings with which JAX watches over a user's code, and what each is while this library's own is at work: segments are
-# compiled ahead of time for one device, are given arrays of the host, and seconds that are not known are NaN.
-_WATCHES: dict[str, tuple[Any, Callable[[Any], AbstractContextManager]]] = {
+# Debug checks of JAX, with the value of each while the library's own code runs: segments are compiled ahead of time for
+# one device, take arrays of the host, and unknown seconds are NaN, so the checks would fail.
+_DEBUG_CHECKS: dict[str, tuple[Any, Callable[[Any], AbstractContextManager]]] = {
     "jax_disable_jit": (False, jax.disable_jit),
     "jax_debug_nans": (False, jax.debug_nans),
     "jax_debug_infs": (False, jax.debug_infs),
@@ -55,9 +55,9 @@ _ASKED_BY_OBJECT = (
 
 
 def _states() -> tuple[Any, ...]:
-    """Return the objects of settings that `hold_here` depends on; none where this version of JAX has them otherwise.
+    """Return the config objects that `matches_here` reads, or () if this version of JAX lacks them.
 
-    Reading a setting by its name costs a call in Python; the object's `value` costs none.
+    Reading a setting by its name costs a Python call; the object's `value` costs none.
     """
     found = tuple(getattr(jax, name, None) for name in _ASKED_BY_OBJECT)
     return found if all(hasattr(state, "value") for state in found) else ()
@@ -66,8 +66,8 @@ def _states() -> tuple[Any, ...]:
 _STATES = _states()
 
 
-def settings_here() -> Callable[[], AbstractContextManager[None]]:
-    """A context manager that gives whichever thread enters it the settings of this one, as they are now."""
+def current_settings() -> Callable[[], AbstractContextManager[None]]:
+    """Return a context manager that applies this thread's current settings to the thread that enters it."""
     wanted = {name: getattr(jax.config, name) for name in _SETTINGS}
 
     @contextmanager
@@ -81,23 +81,23 @@ def settings_here() -> Callable[[], AbstractContextManager[None]]:
     return there
 
 
-def settings_in_words() -> dict[str, str]:
-    """The settings of this thread that decide what a driver computes, by name."""
+def describe_settings() -> dict[str, str]:
+    """Return the settings of this thread that affect what a driver computes, as text by name."""
     return {name: repr(getattr(jax.config, name)) for name in _SETTINGS}
 
 
-class Surroundings:
-    """What surrounds the place where this is made; `run` calls a function there, in whichever thread."""
+class AmbientContext:
+    """The ambient context of the place where this object is created; `run` calls a function in it, in any thread."""
 
     def __init__(self) -> None:
-        self._context, self._settings, self._interceptors = copy_context(), settings_here(), _interceptors()
+        self._context, self._settings, self._interceptors = copy_context(), current_settings(), _interceptors()
         self._wide = jax.config.jax_enable_x64
         self._held: object = (
             None  # values of the settings under which compiled programs were last seen to run as they are
         )
 
     def run(self, function: Callable[P, R], *args: P.args, **options: P.kwargs) -> R:
-        """Call a function as if from there. Nothing that it sets for its surroundings stays."""
+        """Call a function in this context. Context variables that the function sets are discarded."""
 
         def there() -> R:
             with ExitStack() as stack:
@@ -111,53 +111,56 @@ class Surroundings:
 
     @contextmanager
     def settings(self) -> Iterator[None]:
-        """JAX's settings from there, for this thread; and nothing watched over."""
-        with self._settings(), _unwatched():
+        """Apply JAX's settings of this context to the current thread, with debug checks off."""
+        with self._settings(), _without_debug_checks():
             yield
 
-    def hold_here(self) -> bool:
-        """Return whether programs that were compiled there run here as they are. Asked in every step."""
+    def matches_here(self) -> bool:
+        """Return whether the calling thread has the x64 setting of the build and no debug checks on.
+
+        If so, compiled segments can be called directly. Called in every step.
+        """
         settings = *map(_VALUE, _STATES), jax.config.jax_disable_jit, jax.sharding.get_abstract_mesh()
         if settings == self._held and _STATES:
             return True
-        holds = jax.config.jax_enable_x64 == self._wide and not _is_watched()
+        holds = jax.config.jax_enable_x64 == self._wide and not _has_debug_checks()
         self._held = settings if holds else None
         return holds
 
 
-def as_made(method: Callable[Concatenate[Any, P], R]) -> Callable[Concatenate[Any, P], R]:
-    """For methods of what has `_surroundings`: JAX's settings are those under which it was made."""
+def with_build_settings(method: Callable[Concatenate[Any, P], R]) -> Callable[Concatenate[Any, P], R]:
+    """Decorate a method of an object with `_ambient`: call it under the settings of the build."""
 
     @wraps(method)
     def as_there(self: Any, *args: P.args, **options: P.kwargs) -> R:
-        if self._surroundings.hold_here():
+        if self._ambient.matches_here():
             return method(self, *args, **options)
-        with self._surroundings.settings():
+        with self._ambient.settings():
             return method(self, *args, **options)
 
     return as_there
 
 
 def _interceptors() -> list[Any]:
-    """What `flax.linen.intercept_methods` has in force, the outermost first; flax keeps it for each thread."""
+    """Return flax's active method interceptors of this thread, the outermost first."""
     module = sys.modules.get("flax.linen.module")
     return list(getattr(module, "_global_interceptor_stack", ()))[::-1]
 
 
-def unwatched(function: Callable[P, R]) -> Callable[P, R]:
-    """For this library's own work: what JAX watches over by the user's wish, it does not watch over here."""
+def without_debug_checks(function: Callable[P, R]) -> Callable[P, R]:
+    """Decorate a function of the library: call it with JAX's debug checks off."""
 
     @wraps(function)
     def at_work(*args: P.args, **options: P.kwargs) -> R:
-        if not _is_watched():
+        if not _has_debug_checks():
             return function(*args, **options)
-        with _unwatched():
+        with _without_debug_checks():
             return function(*args, **options)
 
     return at_work
 
 
-def _is_watched() -> bool:
+def _has_debug_checks() -> bool:
     config, allowed = jax.config, (None, "allow")
     return (
         config.jax_debug_nans
@@ -172,9 +175,9 @@ def _is_watched() -> bool:
 
 
 @contextmanager
-def _unwatched() -> Iterator[None]:
+def _without_debug_checks() -> Iterator[None]:
     with ExitStack() as stack:
-        for name, (wanted, setting) in _WATCHES.items():
+        for name, (wanted, setting) in _DEBUG_CHECKS.items():
             if getattr(jax.config, name) not in (None, wanted):
                 stack.enter_context(setting(wanted))
         if not jax.sharding.get_abstract_mesh().empty:

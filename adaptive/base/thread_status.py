@@ -1,7 +1,7 @@
-"""What a thread is doing, in words, read off its frames when somebody asks: while all is well it costs nothing.
+"""What a thread is doing, as text, read from its stack frames on demand: costs nothing while nobody asks.
 
-Functions of the library that are worth a word are marked with it once, when they are defined; a look at a thread walks
-its frames and picks the words up.
+Functions of the library are marked with a text once, when they are defined. `thread_status_of` walks a thread's frames
+and collects the texts.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from functools import lru_cache
 from types import CodeType, FrameType
 from typing import Any, TypeVar
 
-from .where import library_folders
+from .source_lines import library_folders
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -25,12 +25,12 @@ _exchanging: set[CodeType] = set()
 
 
 @dataclass(frozen=True)
-class Doing:
+class ThreadStatus:
     """What a thread is doing.
 
     Attributes:
-      words: of the marked functions it is in, the innermost first; none in the user's own code between steps.
-      line: `train.py:17`, the innermost of the user's files; "" where none is known.
+      words: texts of the marked functions on the stack, the innermost first; empty in the user's code between steps.
+      line: `train.py:17`, the innermost line of the user's files; "" if unknown.
       compiles: whether it waits for XLA's compiler.
       exchanges: whether it is in a collective.
     """
@@ -44,12 +44,12 @@ class Doing:
         return ", ".join(self.words) or "in the script's own code, between steps"
 
 
-def phase(words: str, *, compiles: bool = False, exchanges: bool = False) -> Callable[[F], F]:
-    """Mark a function with what a thread in it is doing: "in evaluate". Returns the function itself.
+def thread_status(words: str, *, compiles: bool = False, exchanges: bool = False) -> Callable[[F], F]:
+    """Mark a function with what a thread inside it is doing: "in evaluate". The decorator returns the function itself.
 
     Args:
-      compiles: it waits for XLA's compiler, which takes as long as it takes.
-      exchanges: it is in a collective.
+      compiles: whether the function waits for XLA's compiler, whose time has no bound.
+      exchanges: whether the function is a collective.
     """
 
     def mark(function: F) -> F:
@@ -64,8 +64,12 @@ def phase(words: str, *, compiles: bool = False, exchanges: bool = False) -> Cal
     return mark
 
 
-def doing(frame: FrameType | None) -> Doing:
-    """What the thread with this innermost frame is doing."""
+def thread_status_of(frame: FrameType | None) -> ThreadStatus:
+    """Return what a thread is doing.
+
+    Args:
+      frame: the thread's innermost frame.
+    """
     words: dict[str, None] = {}
     line, compiles, exchanges = "", False, False
     while frame is not None:
@@ -80,12 +84,12 @@ def doing(frame: FrameType | None) -> Doing:
         if not line and not code.co_filename.startswith(_not_the_users()):
             line = f"{os.path.basename(code.co_filename)}:{frame.f_lineno}"
         frame = frame.f_back
-    return Doing(tuple(words), line, compiles, exchanges)
+    return ThreadStatus(tuple(words), line, compiles, exchanges)
 
 
 @lru_cache(maxsize=1)
 def _not_the_users() -> tuple[str, ...]:
-    """How the names of files begin that are not the user's: of this library, Python's, and what is installed."""
+    """Return the path prefixes of files that aren't the user's: this library, Python and installed packages."""
     paths = sysconfig.get_paths()
     folders = {paths[kind] for kind in ("stdlib", "platstdlib", "purelib", "platlib")}
     return (*library_folders(), *(os.path.join(folder, "") for folder in folders), "<frozen")

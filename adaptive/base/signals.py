@@ -1,0 +1,110 @@
+"""Termination signals: SIGTERM and SIGUSR1, which schedulers send before they take a machine away.
+
+The signal handler only records that a signal arrived. The program acts on it between two steps of a run. A signal that
+arrives earlier (while a program is built or compiled, in `evaluate`, in a checkpoint, in reserve) stays pending until
+then. Python runs handlers in the main thread, between two bytecodes: a signal that arrives while the thread is inside
+MPI or XLA is recorded when that call returns.
+
+Handlers are installed inside a world's `with` block, and in a run that keeps checkpoints. Elsewhere the signals have
+their usual effect.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from contextlib import suppress
+from types import FrameType
+from typing import Any, NamedTuple
+
+SIGNALS = tuple(getattr(signal, name) for name in ("SIGTERM", "SIGUSR1") if hasattr(signal, name))
+
+
+class TerminationNotice(NamedTuple):
+    """A termination signal that this process received."""
+
+    signal: str  # its name
+    at: float  # time.monotonic() of its arrival
+
+    @property
+    def seconds(self) -> float:
+        """Seconds since the signal arrived."""
+        return time.monotonic() - self.at
+
+
+PENDING_TERMINATION: list[TerminationNotice] = []  # the first signal not acknowledged yet; empty or of length 1. Local.
+_open = 0  # number of open `SignalHandlers`
+_before: dict[int, Any] = {}  # the handlers that ours replace, by signal number
+_pid = 0
+
+
+def pending_termination() -> TerminationNotice | None:
+    """Return the first signal that this process received and has not acknowledged, or `None`. Local."""
+    return PENDING_TERMINATION[0] if PENDING_TERMINATION else None
+
+
+def acknowledge_termination() -> None:
+    """Clear the pending signal, because this process acts on it now."""
+    PENDING_TERMINATION.clear()
+
+
+class SignalHandlers:
+    """Installed signal handlers, until `close`. Does nothing in any thread but the main one.
+
+    Calls the user's own handler, if there is one, after recording the signal. An ignored signal stays ignored.
+    """
+
+    def __init__(self) -> None:
+        global _open, _pid
+        self._counts = threading.current_thread() is threading.main_thread()
+        if self._counts:
+            _open += 1
+            if _open == 1:
+                _pid = os.getpid()
+                _install()
+
+    def close(self) -> None:
+        """Restore the previous handlers, if no other `SignalHandlers` are open."""
+        global _open
+        if self._counts:
+            self._counts = False
+            _open -= 1
+            if _open == 0:
+                _restore()
+
+    def __enter__(self) -> SignalHandlers:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+
+def _install() -> None:
+    for number in SIGNALS:
+        before = signal.getsignal(number)
+        if before in (None, signal.SIG_IGN):  # None: a handler that is not Python's, and could not be restored
+            continue
+        _before[number] = before
+        signal.signal(number, _handle)
+
+
+def _restore() -> None:
+    while _before:
+        number, before = _before.popitem()
+        with suppress(ValueError):  # a generator may be closed in another thread
+            if signal.getsignal(number) is _handle:  # else the user has installed another one
+                signal.signal(number, before)
+
+
+def _handle(number: int, frame: FrameType | None) -> None:
+    before = _before.get(number, signal.SIG_DFL)
+    if os.getpid() != _pid and not callable(before):  # a forked child keeps the default behavior
+        signal.signal(number, signal.SIG_DFL)
+        signal.raise_signal(signal.Signals(number))
+        return
+    if not PENDING_TERMINATION and os.getpid() == _pid:
+        PENDING_TERMINATION.append(TerminationNotice(signal.Signals(number).name, time.monotonic()))
+    if callable(before):
+        before(number, frame)
