@@ -32,7 +32,7 @@ EXAMPLES, FEATURES, LOCAL_BATCH, SECONDS = 20_000, 256, 32, 1.5e-3
 LEFT_OUT = 5
 
 
-class Waiting:
+class StandbyLoop:
     """1.5 ms an example, in which no processor is needed."""
 
     def __len__(self) -> int:
@@ -43,7 +43,7 @@ class Waiting:
         return {"x": np.full(FEATURES, index % 7, np.float32)}
 
 
-class Computing(Waiting):
+class Computing(StandbyLoop):
     """1.5 ms of a processor an example."""
 
     def __getitem__(self, index: int) -> dict[str, np.ndarray]:
@@ -80,7 +80,7 @@ def main() -> None:
     with comm.world() as world:
         each = max(1, args.workers // world.processes)
         data = {"arrays": {"x": np.zeros((EXAMPLES, FEATURES), np.float32)}}
-        for kind, source in (("waits", Waiting()), ("computes", Computing())):
+        for kind, source in (("waits", StandbyLoop()), ("computes", Computing())):
             data[f"{kind}, read in a thread"] = source
             data[f"{kind}, {args.workers} processes"] = ad.data.from_source(source, num_readers=each)
         state = jnp.eye(FEATURES) / 2

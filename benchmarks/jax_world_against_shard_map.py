@@ -204,7 +204,7 @@ if __name__ == "__main__":
 
     import adaptive as ad
     import collectives as comm
-    from collectives.worlds.jax_channel import JaxChannel
+    from collectives.worlds.transport.jax_channel import JaxChannel
 
     pin(sorted(os.sched_getaffinity(0))[given.process % len(os.sched_getaffinity(0))])
     main(given)

@@ -38,14 +38,14 @@ SETTINGS = {"cores to themselves": (0, "0"), "busy": (1, "0"), "busy, yields": (
 
 
 class ByRget:
-    """The former way: as `collectives/worlds/boards/board.py` had it."""
+    """The former way: as `collectives/worlds/mailboxes/mailbox.py` had it."""
 
     def __init__(self, nbytes: int):
         from mpi4py import MPI
 
-        from collectives.worlds.boards.places import Layout
+        from collectives.worlds.mailboxes.seqlock import SlotLayout
 
-        self._mpi, self._layout = MPI, Layout([nbytes])
+        self._mpi, self._layout = MPI, SlotLayout([nbytes])
         self._window = MPI.Win.Allocate(self._layout.place, 1, MPI.INFO_NULL, MPI.COMM_WORLD)
         self._window.Lock_all(MPI.MODE_NOCHECK)
         self._own = np.frombuffer(self._window.tomemory(), np.uint8)

@@ -22,11 +22,11 @@ import numpy as np
 from _measure import report, summary
 
 import collectives as comm
-from collectives.worlds.reducing import on_accelerators
-from collectives.worlds.reducing.on_accelerators import NAMES, Reach
+from collectives.worlds.reducing import cuda_aware
+from collectives.worlds.reducing.cuda_aware import NAMES, DeviceAccess
 
 if "--late" not in sys.argv:
-    on_accelerators.prepare()  # what a world does before it loads MPI, which the next line imports
+    cuda_aware.prepare()  # what a world does before it loads MPI, which the next line imports
 from exchange_resnet50 import measure, our_way, resnet50, setting
 from mpi4py import MPI
 
@@ -78,10 +78,10 @@ def main() -> None:
     given = arguments.parse_args()
 
     on_cpu = jax.local_devices()[0].platform == "cpu"
-    with setting(on_accelerators, "reach", (lambda *_: Reach("")) if on_cpu else on_accelerators.reach):
+    with setting(cuda_aware, "reach", (lambda *_: DeviceAccess("")) if on_cpu else cuda_aware.reach):
         by_host, by_devices = comm.MPIWorld(), comm.MPIWorld()
     device = by_host.devices[0]
-    by_host._on_devices.always, by_devices._on_devices.always = on_accelerators.HOST, on_accelerators.DEVICES
+    by_host._on_devices.always, by_devices._on_devices.always = cuda_aware.HOST, cuda_aware.DEVICES
     rank, rows = by_host.rank, []
     with by_host, by_devices:
         keys = jax.random.split(jax.random.key(rank), len(resnet50()))

@@ -8,10 +8,10 @@ from ._all_gather import all_gather as all_gather
 from ._all_reduce import all_reduce as all_reduce
 from ._broadcast import broadcast as broadcast
 from ._local_mean import local_mean as local_mean
+from .worlds.factory import world as world
 from .worlds.launch import LaunchError as LaunchError
 from .worlds.launch import LaunchWarning as LaunchWarning
-from .worlds.pick import world as world
-from .worlds.threads import OversubscriptionWarning as OversubscriptionWarning
+from .worlds.oversubscription import OversubscriptionWarning as OversubscriptionWarning
 
 if TYPE_CHECKING:
     from ._asynchronous_mean import asynchronous_mean as asynchronous_mean

@@ -17,9 +17,9 @@ import psutil
 from collectives.worlds.mpi import MPIWorld
 from launchers.mpirun import UsageError, clean, find
 
-from .facts import Facts, facts
-from .findings import Finding, note, of_clocks, of_folder, of_job, of_launcher, of_process, wrong
-from .measure import Exchange, Folder, Link, exchange, folder, links
+from .facts import JobFacts, facts
+from .findings import HealthCheck, note, of_clocks, of_folder, of_job, of_launcher, of_process, wrong
+from .measure import ExchangeTimes, Folder, LinkTimes, exchange, folder, links
 
 TRIAL_RANKS = 2
 
@@ -35,10 +35,10 @@ class Examination:
       trial: the same of a job of two ranks that was started to see whether that works.
     """
 
-    ranks: tuple[Facts, ...]
-    findings: tuple[Finding, ...] = ()
-    links: tuple[Link, ...] = ()
-    exchange: Exchange | None = None
+    ranks: tuple[JobFacts, ...]
+    findings: tuple[HealthCheck, ...] = ()
+    links: tuple[LinkTimes, ...] = ()
+    exchange: ExchangeTimes | None = None
     folder: Folder | None = None
     mpirun: str = ""
     trial: Examination | None = field(default=None)
@@ -49,7 +49,7 @@ class Examination:
         return not any(finding.level == "wrong" for finding in self.all_findings)
 
     @property
-    def all_findings(self) -> tuple[Finding, ...]:
+    def all_findings(self) -> tuple[HealthCheck, ...]:
         """Those of the trial too, none twice."""
         return tuple(dict.fromkeys([*self.findings, *(self.trial.all_findings if self.trial else ())]))
 
@@ -112,7 +112,7 @@ def of_this_job(path: Path | None, doing: list[str]) -> Examination:
     return Examination(tuple(ranks), tuple(found), tuple(pairs), together, seen)
 
 
-def _findings(ranks: list[Facts]) -> Iterator[Finding]:
+def _findings(ranks: list[JobFacts]) -> Iterator[HealthCheck]:
     first = {own.host: own for own in reversed(ranks)}
     yield from dict.fromkeys(finding for own in first.values() for finding in of_process(own))
     yield from of_job(ranks)
@@ -128,7 +128,7 @@ def _library() -> str:
     return (done.stdout.strip("\0\n ").splitlines() or [""])[0] if done.returncode == 0 else ""
 
 
-def _try(path: Path | None, seconds: float) -> tuple[Examination | None, Finding | None]:
+def _try(path: Path | None, seconds: float) -> tuple[Examination | None, HealthCheck | None]:
     """A job of two ranks, started as `adaptive run` would, and examined by itself."""
     with tempfile.TemporaryDirectory(prefix="adaptive-doctor-") as name:
         into = Path(name) / "found.json"
@@ -171,9 +171,9 @@ def _end(job: subprocess.Popen) -> str:
 # --- as plain data ----------------------------------------------------------------------------------------------------
 
 
-def as_facts(said: Mapping[str, Any]) -> Facts:
+def as_facts(said: Mapping[str, Any]) -> JobFacts:
     """From JSON."""
-    return Facts(**{**said, "cpus": tuple(said["cpus"]), "devices": tuple(said["devices"])})
+    return JobFacts(**{**said, "cpus": tuple(said["cpus"]), "devices": tuple(said["devices"])})
 
 
 def as_examination(said: Mapping[str, Any]) -> Examination:
@@ -181,9 +181,9 @@ def as_examination(said: Mapping[str, Any]) -> Examination:
     seen = said["folder"]
     return Examination(
         ranks=tuple(as_facts(own) for own in said["ranks"]),
-        findings=tuple(Finding(**finding) for finding in said["findings"]),
-        links=tuple(Link(**link) for link in said["links"]),
-        exchange=Exchange(**said["exchange"]) if said["exchange"] else None,
+        findings=tuple(HealthCheck(**finding) for finding in said["findings"]),
+        links=tuple(LinkTimes(**link) for link in said["links"]),
+        exchange=ExchangeTimes(**said["exchange"]) if said["exchange"] else None,
         folder=Folder(**{**seen, "unseen": tuple(seen["unseen"])}) if seen else None,
         mpirun=said["mpirun"],
         trial=as_examination(said["trial"]) if said["trial"] else None,

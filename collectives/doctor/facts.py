@@ -23,7 +23,7 @@ _RANKS = ("OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK", "SLURM_PROCID")
 
 
 @dataclass(frozen=True)
-class Facts:
+class JobFacts:
     """One process. All of it is plain data, so that it travels as JSON.
 
     Attributes:
@@ -72,12 +72,12 @@ class Facts:
     tasks: int = 0
 
 
-def facts(environ: Mapping[str, str] = os.environ) -> Facts:
+def facts(environ: Mapping[str, str] = os.environ) -> JobFacts:
     """Those of this process. MPI is not asked."""
     devices, why = _devices()
     started = launcher(environ)
     threads = chosen_threads(environ)
-    return Facts(
+    return JobFacts(
         host=socket.gethostname(),
         pid=os.getpid(),
         rank=next((int(environ[name]) for name in _RANKS if environ.get(name, "").isdigit()), 0) if started else 0,

@@ -10,18 +10,18 @@ from typing import Literal
 
 from adaptive.extend import tested_range, untested
 from collectives.worlds.launch import works_alone
-from collectives.worlds.threads import oversubscription
+from collectives.worlds.oversubscription import oversubscription
 from launchers.command import how_to_remove_it
 from launchers.mpirun import Implementation
 
-from .facts import PACKAGES, PLUGINS, Facts
-from .measure import Folder, Link
+from .facts import PACKAGES, PLUGINS, JobFacts
+from .measure import Folder, LinkTimes
 
 CLOCK_SECONDS = 0.1  # clocks that differ by more spoil what is read side by side: logs, traces
 
 
 @dataclass(frozen=True)
-class Finding:
+class HealthCheck:
     """Something wrong, or a note: worth knowing, and no reason to end with an error.
 
     Attributes:
@@ -33,17 +33,17 @@ class Finding:
     do: str = ""
 
 
-def wrong(what: str, do: str = "") -> Finding:
+def wrong(what: str, do: str = "") -> HealthCheck:
     """Something wrong."""
-    return Finding("wrong", what, do)
+    return HealthCheck("wrong", what, do)
 
 
-def note(what: str, do: str = "") -> Finding:
+def note(what: str, do: str = "") -> HealthCheck:
     """A note."""
-    return Finding("note", what, do)
+    return HealthCheck("note", what, do)
 
 
-def of_process(own: Facts) -> Iterator[Finding]:
+def of_process(own: JobFacts) -> Iterator[HealthCheck]:
     """What one process can say by itself; of several, any of a kind."""
     if own.intruder:
         yield wrong(own.intruder, how_to_remove_it())
@@ -69,7 +69,7 @@ def of_process(own: Facts) -> Iterator[Finding]:
         yield _in_two(works_alone(own.tasks))
 
 
-def _of_gpus(own: Facts) -> Iterator[Finding]:
+def _of_gpus(own: JobFacts) -> Iterator[HealthCheck]:
     for name in PLUGINS:
         theirs, jaxlib = own.versions.get(name, ""), own.versions.get("jaxlib", "")
         if theirs and theirs != jaxlib:
@@ -86,7 +86,7 @@ def _of_gpus(own: Facts) -> Iterator[Finding]:
         )
 
 
-def of_job(ranks: Sequence[Facts]) -> Iterator[Finding]:
+def of_job(ranks: Sequence[JobFacts]) -> Iterator[HealthCheck]:
     """What several processes can say together."""
     first = ranks[0]
     troubles = {own.trouble for own in ranks if own.trouble}
@@ -112,7 +112,7 @@ def of_job(ranks: Sequence[Facts]) -> Iterator[Finding]:
         )
 
 
-def _differences(ranks: Sequence[Facts]) -> Iterator[Finding]:
+def _differences(ranks: Sequence[JobFacts]) -> Iterator[HealthCheck]:
     for name in ("python", *PACKAGES):
         versions = [own.python if name == "python" else own.versions.get(name, "missing") for own in ranks]
         if len(set(versions)) > 1:
@@ -121,7 +121,7 @@ def _differences(ranks: Sequence[Facts]) -> Iterator[Finding]:
             yield wrong(f"{name} is not the same on all ranks: {said}.", do)
 
 
-def _of_cores(host: str, there: Sequence[Facts]) -> Iterator[Finding]:
+def _of_cores(host: str, there: Sequence[JobFacts]) -> Iterator[HealthCheck]:
     n, union = len(there), {cpu for own in there for cpu in own.cpus}
     said = oversubscription([frozenset(own.cpus) for own in there if not own.threads], there[0].launcher)
     if said is not None:
@@ -136,7 +136,7 @@ def _of_cores(host: str, there: Sequence[Facts]) -> Iterator[Finding]:
         )
 
 
-def _shared_gpus(host: str, there: Sequence[Facts]) -> Iterator[Finding]:
+def _shared_gpus(host: str, there: Sequence[JobFacts]) -> Iterator[HealthCheck]:
     on_gpus = [own for own in there if own.devices and own.devices[0] != "cpu"]
     if len(on_gpus) < 2:
         return
@@ -158,7 +158,7 @@ def _shared_gpus(host: str, there: Sequence[Facts]) -> Iterator[Finding]:
             )
 
 
-def of_launcher(mpi: Implementation, own: Facts) -> Iterator[Finding]:
+def of_launcher(mpi: Implementation, own: JobFacts) -> Iterator[HealthCheck]:
     """An `mpirun` of another MPI than the one that this Python loads."""
     if mpi.name and own.library and not own.library.startswith(mpi.name):
         yield wrong(
@@ -167,7 +167,7 @@ def of_launcher(mpi: Implementation, own: Facts) -> Iterator[Finding]:
         )
 
 
-def of_clocks(ranks: Sequence[Facts], links: Sequence[Link]) -> Iterator[Finding]:
+def of_clocks(ranks: Sequence[JobFacts], links: Sequence[LinkTimes]) -> Iterator[HealthCheck]:
     """Hosts whose clocks differ."""
     told = {ranks[0].host}
     for link in links:
@@ -181,7 +181,7 @@ def of_clocks(ranks: Sequence[Facts], links: Sequence[Link]) -> Iterator[Finding
             )
 
 
-def of_folder(ranks: Sequence[Facts], folder: Folder, asked: bool) -> Iterator[Finding]:
+def of_folder(ranks: Sequence[JobFacts], folder: Folder, asked: bool) -> Iterator[HealthCheck]:
     """A folder that is not for all. `asked`: the user has named it."""
     say = wrong if asked else note
     if folder.trouble:
@@ -197,20 +197,20 @@ def of_folder(ranks: Sequence[Facts], folder: Folder, asked: bool) -> Iterator[F
         )
 
 
-def library(own: Facts) -> str:
+def library(own: JobFacts) -> str:
     """Which MPI it is, in short."""
     return " ".join(own.library.partition(",")[0].split())
 
 
-def hosts(ranks: Sequence[Facts]) -> dict[str, list[Facts]]:
+def hosts(ranks: Sequence[JobFacts]) -> dict[str, list[JobFacts]]:
     """Ranks by their host."""
-    found: dict[str, list[Facts]] = defaultdict(list)
+    found: dict[str, list[JobFacts]] = defaultdict(list)
     for own in ranks:
         found[own.host].append(own)
     return dict(found)
 
 
-def _in_two(said: str) -> Finding:
+def _in_two(said: str) -> HealthCheck:
     """A text of ours that says what is wrong; what to do begins with the sentence that ends in a colon."""
     head, colon, commands = said.partition(":\n")
     if not colon:
@@ -219,7 +219,7 @@ def _in_two(said: str) -> Finding:
     return wrong(f"{what}.", f"{how}:\n{commands}")
 
 
-def _by(ranks: Sequence[Facts], value: Callable[[Facts], Hashable]) -> str:
+def _by(ranks: Sequence[JobFacts], value: Callable[[JobFacts], Hashable]) -> str:
     """`1.2 on ranks 0–3, 1.3 on rank 4`."""
     found: dict[Hashable, list[int]] = defaultdict(list)
     for number, own in enumerate(ranks):

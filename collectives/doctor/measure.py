@@ -26,7 +26,7 @@ SEEN_SECONDS = 3.0  # network file systems show a new file a little later
 
 
 @dataclass(frozen=True)
-class Link:
+class LinkTimes:
     """From rank 0 to another rank.
 
     Attributes:
@@ -43,7 +43,7 @@ class Link:
 
 
 @dataclass(frozen=True)
-class Exchange:
+class ExchangeTimes:
     """All ranks at once.
 
     Attributes:
@@ -73,7 +73,7 @@ class Folder:
     unseen: tuple[int, ...]
 
 
-def links(comm: Any) -> list[Link]:
+def links(comm: Any) -> list[LinkTimes]:
     """Rank 0 and every other one, after each other. On rank 0; elsewhere empty."""
     found = []
     for rank in range(1, comm.size):
@@ -86,7 +86,7 @@ def links(comm: Any) -> list[Link]:
     return found
 
 
-def _ping(comm: Any, rank: int) -> Link:
+def _ping(comm: Any, rank: int) -> LinkTimes:
     theirs, took, offsets = np.zeros(1), [], []
     for _ in range(PINGS):
         start = time.time()
@@ -102,7 +102,7 @@ def _ping(comm: Any, rank: int) -> Link:
         comm.Recv(large, rank)
         seconds.append(time.perf_counter() - start)
     best = int(np.argmin(took))
-    return Link(rank, median(took) / 2, 2 * LARGE_BYTES / min(seconds), float(offsets[best]), took[best] / 2)
+    return LinkTimes(rank, median(took) / 2, 2 * LARGE_BYTES / min(seconds), float(offsets[best]), took[best] / 2)
 
 
 def _pong(comm: Any) -> None:
@@ -116,7 +116,7 @@ def _pong(comm: Any) -> None:
         comm.Send(large, 0)
 
 
-def exchange(comm: Any) -> Exchange:
+def exchange(comm: Any) -> ExchangeTimes:
     """What a message of all ranks takes, in the median."""
 
     def seconds(size: int, times: int) -> float:
@@ -128,7 +128,7 @@ def exchange(comm: Any) -> Exchange:
             took.append(time.perf_counter() - start)
         return median(took)
 
-    return Exchange(seconds(2, PINGS), seconds(ALL_BYTES // 4, 5))
+    return ExchangeTimes(seconds(2, PINGS), seconds(ALL_BYTES // 4, 5))
 
 
 def folder(path: Path, gather: Callable[[bytes], list[bytes]], rank: int) -> Folder:

@@ -12,9 +12,9 @@ from rich.table import Table
 from rich.text import Text
 
 from .examine import Examination
-from .facts import Facts
+from .facts import JobFacts
 from .findings import hosts, in_words, library
-from .measure import ALL_BYTES, Exchange, Folder, Link
+from .measure import ALL_BYTES, ExchangeTimes, Folder, LinkTimes
 
 MOST_HOSTS = 32  # rows of a table
 
@@ -76,7 +76,7 @@ def _rows(found: Examination) -> Iterator[tuple[str, str]]:
         yield "files", _files(found.folder, len(found.ranks))
 
 
-def _between(links: Sequence[Link], together: Exchange) -> Iterator[tuple[str, str]]:
+def _between(links: Sequence[LinkTimes], together: ExchangeTimes) -> Iterator[tuple[str, str]]:
     latency, speed = [link.latency for link in links], [link.bandwidth for link in links]
     yield "rank 0 ↔ others", f"{_span(latency, 1e6, 'µs')}, {_span(speed, 1e-9, 'GB/s')}"
     small, large = f"{together.small * 1e6:.3g} µs", f"{together.large * 1e3:.3g} ms"
@@ -88,7 +88,7 @@ def _files(folder: Folder, ranks: int) -> str:
     return f"{folder.path}: {folder.kind or 'file system not known'}, {folder.free / 1e9:.3g} GB free{seen}"
 
 
-def _table(ranks: Sequence[Facts]) -> Table:
+def _table(ranks: Sequence[JobFacts]) -> Table:
     table = Table(box=None, pad_edge=False, header_style="dim", padding=(0, 3, 0, 0))
     for name in ("host", "ranks", "cores", "threads", "devices"):
         table.add_column(name)
@@ -113,7 +113,7 @@ def _shared(cores: Sequence[str]) -> str:
     return " | ".join(different[:8]) + (" | …" if len(different) > 8 else "")
 
 
-def _cores(own: Facts) -> str:
+def _cores(own: JobFacts) -> str:
     first, last = own.cpus[0], own.cpus[-1]
     if len(own.cpus) == 1:
         return str(first)

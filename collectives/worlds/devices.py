@@ -23,13 +23,13 @@ from adaptive.extend import (
     WorkerMesh,
 )
 
+from .base import WorldBase, describe
 from .reducing.sharded import ONE_AT_A_TIME, Sharded
-from .scope import Scope, describe
 
 T = TypeVar("T")
 
 
-class DeviceWorld(Channels, LocalBoards, Seats, Scope):
+class DeviceWorld(Channels, LocalBoards, Seats, WorldBase):
     """One process, one worker per device; batches may differ in size from device to device.
 
     Each worker's kernels are dispatched to its own device, so they run side by side. An exchange joins the workers'
@@ -61,7 +61,7 @@ class DeviceWorld(Channels, LocalBoards, Seats, Scope):
         min_workers: int = 1,
         respawn: bool = False,
     ):
-        Scope.__init__(self)
+        WorldBase.__init__(self)
         Channels.__init__(self)
         self.devices: Sequence[jax.Device] = tuple(jax.local_devices() if devices is None else devices)
         check_devices(self.devices)

@@ -27,23 +27,23 @@ from adaptive.extend import (
     thread_status,
 )
 
-from .boards.board import Boards, ProcessBoard
+from .base import WorldBase, describe
 from .devices import check_devices
-from .frame import Frame
-from .jax_channel import JaxChannel
 from .launch import LaunchError
-from .lines import LineError, Lines, lines
-from .meeting import Presence, why_not
-from .operations import CLOSE, FAILURE, Farewell, Gather, Operation, StepOnMesh
-from .patience import SECONDS, checked, introduce, watch
-from .processes import Process
-from .reducing.by_memory import ByMemory, shared_rows
+from .mailboxes.mailbox import Mailboxes, ProcessMailbox
+from .oversubscription import OversubscriptionWarning, oversubscription
 from .reducing.sharded import ONE_AT_A_TIME, Sharded
-from .scope import Scope, describe
-from .stacks import this_process
-from .threads import OversubscriptionWarning, oversubscription
-from .turns import InTurn, PeerError
-from .watch import Watch
+from .reducing.shared_memory import SharedMemorySum, shared_rows
+from .transport.collective_lock import InTurn, PeerError
+from .transport.disagreement import Intent, disagreement_error
+from .transport.jax_channel import JaxChannel
+from .transport.operations import CLOSE, FAILURE, FinalOperation, GatherBytes, Operation, StepOnMesh
+from .transport.preamble import Preamble
+from .transport.process_group import Process
+from .transport.tcp_tree import TCPTree, TCPTreeError, lines
+from .watchdog.settings import SECONDS, checked, introduce, watch
+from .watchdog.stacks import this_process
+from .watchdog.watchdog import Watchdog
 
 _ONE_AFTER_ANOTHER = (
     "XLA has one order of collectives for all of a process. Run one program after another, or start the job under MPI, "
@@ -54,7 +54,7 @@ _ONE_AFTER_ANOTHER = (
 R = TypeVar("R")
 
 
-class _Process(NamedTuple):
+class _ProcessInfo(NamedTuple):
     """What a process tells of itself when a world is made."""
 
     devices: list[int]  # by JAX's numbers
@@ -63,7 +63,7 @@ class _Process(NamedTuple):
     cpus: frozenset[int] | None  # that it may use, where it did not choose its number of threads
 
 
-def _as_processes(everyone: Sequence[_Process]) -> tuple[Process, ...]:
+def _as_processes(everyone: Sequence[_ProcessInfo]) -> tuple[Process, ...]:
     """As they are known in other worlds."""
     hosts, found, first = [process.host for process in everyone], [], 0
     for process in everyone:
@@ -73,7 +73,7 @@ def _as_processes(everyone: Sequence[_Process]) -> tuple[Process, ...]:
     return tuple(found)
 
 
-class JaxWorld(Channels, InTurn, Scope):
+class JaxWorld(Channels, InTurn, WorldBase):
     """One worker per device of every process that `jax.distributed` has joined; XLA carries the messages.
 
     What the workers send is reduced by one XLA program over the devices of all processes: by NCCL on GPUs, by gloo on
@@ -109,7 +109,7 @@ class JaxWorld(Channels, InTurn, Scope):
     survives = False
 
     def __init__(self, devices: Sequence[jax.Device] | None = None, *, hang_timeout: float = SECONDS):
-        Scope.__init__(self)
+        WorldBase.__init__(self)
         Channels.__init__(self)
         self.hang_timeout = checked(hang_timeout)
         if not jax.distributed.is_initialized():
@@ -118,19 +118,19 @@ class JaxWorld(Channels, InTurn, Scope):
         check_devices(self.devices)
         self._check_local()
         self._on_cpu = self.devices[0].platform == "cpu"
-        self._lines: Lines = lines()
+        self._lines: TCPTree = lines()
         # Of all worlds of this process, which share the lines.
         self._threads, self._lock = self._lines.threads, self._lines.lock
         self.rank, self.processes = self._lines.rank, self._lines.processes
         if self.processes > 1:
             share_compilations()  # what scripts compile before they build a program, too
         self._name = ""
-        self._frame = Frame()
+        self._frame = Preamble()
         self._frame.of(self.processes)
-        self._watch: Watch | None = None
+        self._watch: Watchdog | None = None
         self._inside = False  # a collective that other processes are in too
         self._operation = Operation("", "", 0)  # the one that it is in, or behind: for the watch
-        self._boards = Boards()
+        self._boards = Mailboxes()
         self.waited = 0.0
         everyone = self._introduced()
         by_id = {device.id: device for device in jax.devices(self.devices[0].platform)}
@@ -180,7 +180,7 @@ class JaxWorld(Channels, InTurn, Scope):
         """Nothing speaks against it: the protocol of `OffersBoards`."""
         return ""
 
-    def board(self, nbytes: Sequence[int], about: str, instead_of: Any = None) -> ProcessBoard:
+    def board(self, nbytes: Sequence[int], about: str, instead_of: Any = None) -> ProcessMailbox:
         """Make one: the protocol of `OffersBoards`."""
         making = self._boards.making(about, nbytes, lambda: self._everyone, instead_of)
         with self._collective():
@@ -202,7 +202,7 @@ class JaxWorld(Channels, InTurn, Scope):
             return
         try:
             with self._collective():
-                self._do(Farewell("the end of its world's block", self._parting, CLOSE))
+                self._do(FinalOperation("the end of its world's block", self._parting, CLOSE))
         finally:
             self._boards.stop()
             super().close()
@@ -244,19 +244,19 @@ class JaxWorld(Channels, InTurn, Scope):
         if self._frame.heard() == self._frame.expected:
             operation.carry_out(self._lines)
             return
-        everyone: list[Presence] = self._lines.allgather(self._presence(operation, self._name))
+        everyone: list[Intent] = self._lines.allgather(self._presence(operation, self._name))
         self._inside = False
         # Nobody would come to what is left.
         self._closed = any(presence.leaves and presence.world == self._name for presence in everyone)
         if self._closed:
             self._end_watch()
-        raise PeerError if operation.failure else why_not(everyone, self.rank, _ONE_AFTER_ANOTHER)
+        raise PeerError if operation.failure else disagreement_error(everyone, self.rank, _ONE_AFTER_ANOTHER)
 
     def _begin(self) -> None:
         self._check_open()
         try:
             self._lines.check_open()
-        except LineError as closed:
+        except TCPTreeError as closed:
             raise WorkerError(f"rank {self.rank} cannot reach the other ranks any more: {closed}.") from None
         self._threads.setdefault(get_ident(), current_thread().name)
 
@@ -264,7 +264,7 @@ class JaxWorld(Channels, InTurn, Scope):
         """What did not come to its end, and the others may be in, cannot be gone on with."""
         if self._inside and not isinstance(error, PeerError | WorkerError | DisagreementError):
             self._lines.close(f"rank {self.rank} has left a collective before its end, by {type(error).__name__}")
-        if isinstance(error, LineError | jax.errors.JaxRuntimeError):
+        if isinstance(error, TCPTreeError | jax.errors.JaxRuntimeError):
             said = str(error).splitlines()[0] if str(error) else type(error).__name__
             where = f" in {self._operation.about}" if self._operation.about else ""
             raise WorkerError(
@@ -283,32 +283,32 @@ class JaxWorld(Channels, InTurn, Scope):
                     "Each process gives its own, such as those of jax.local_devices()."
                 )
 
-    def _introduced(self) -> list[_Process]:
+    def _introduced(self) -> list[_ProcessInfo]:
         """Who all processes are, by rank; from here on they watch whether the others come. Communicates."""
         cpus = None if chosen_threads() else allowed_cpus()
         host = platform.node(), this_process().space
-        told = pickle.dumps(_Process([device.id for device in self.devices], host, os.getpid(), cpus))
+        told = pickle.dumps(_ProcessInfo([device.id for device in self.devices], host, os.getpid(), cpus))
         with self._collective():
             self._name = f"world {self._lines.worlds + 1}"
-            gather = Gather(told, about := f"making {self._name} of jax.distributed's processes", "")
+            gather = GatherBytes(told, about := f"making {self._name} of jax.distributed's processes", "")
             self._do(gather)
             self._lines.worlds += 1
-        everyone: list[_Process] = [pickle.loads(p) for p in gather.result]
+        everyone: list[_ProcessInfo] = [pickle.loads(p) for p in gather.result]
         group = [process.host for process in everyone].index(host)
         peer, datagrams = introduce(self.rank, group, self.hang_timeout)
         peers = [pickle.loads(p) for p in self.all_gather_bytes(pickle.dumps(peer), about)]
         self._watch = watch(self, peers, self.rank, datagrams, lambda status: None)  # each process ends by itself
         return everyone
 
-    def _shared_memory(self, everyone: Sequence[_Process]) -> ByMemory | None:
+    def _shared_memory(self, everyone: Sequence[_ProcessInfo]) -> SharedMemorySum | None:
         """The way through memory, where all processes are on one host and compute on CPUs. Communicates."""
         about = "sharing memory with the others"
         hosts = [process.host for process in everyone]
         rows = shared_rows(self.rank, hosts, lambda told: self.all_gather_bytes(told, about), wanted=self._on_cpu)
         nothing = np.zeros(1)
-        return None if rows is None else ByMemory(rows, self.rank, lambda: self._lines.sum(nothing))
+        return None if rows is None else SharedMemorySum(rows, self.rank, lambda: self._lines.sum(nothing))
 
-    def _warn_if_oversubscribed(self, everyone: Sequence[_Process]) -> None:
+    def _warn_if_oversubscribed(self, everyone: Sequence[_ProcessInfo]) -> None:
         for host in dict.fromkeys(process.host for process in everyone):
             advice = oversubscription([p.cpus for p in everyone if p.host == host and p.cpus is not None])
             if advice:

@@ -29,25 +29,25 @@ from adaptive.extend import (
 )
 from launchers import ending
 
-from .boards import board as boards
+from .base import WorldBase, describe
 from .devices import DeviceWorld, check_devices
-from .frame import Frame
+from .elastic.elastic_processes import ElasticProcesses
+from .elastic.spawning import recruited
 from .launch import check_agreement, no_mpi
-from .meeting import why_not
-from .mpi_channel import MPIChannel
-from .operations import CLOSE, FAILURE, Farewell, Operation
-from .patience import SECONDS, checked, introduce, watch
-from .processes import Together, all_processes
-from .recruits import recruited
-from .reducing import on_accelerators
-from .reducing.on_accelerators import OnAccelerators, says_cuda
-from .reducing.ways import FLAT_PIECE_BYTES, Ways, several_ways
-from .repair import all_agree, enabled, prepare, repaired, survives
-from .scope import Scope, describe
-from .staff import Staff
-from .threads import OversubscriptionWarning, oversubscription
-from .turns import InTurn, PeerError
-from .watch import Watch
+from .mailboxes import mailbox as boards
+from .oversubscription import OversubscriptionWarning, oversubscription
+from .reducing import cuda_aware as on_accelerators
+from .reducing.algorithms import FLAT_PIECE_BYTES, Algorithms, multi_host_algorithms
+from .reducing.cuda_aware import CudaAwareSums, says_cuda
+from .transport.collective_lock import InTurn, PeerError
+from .transport.disagreement import disagreement_error
+from .transport.mpi_channel import MPIChannel
+from .transport.operations import CLOSE, FAILURE, FinalOperation, Operation
+from .transport.preamble import Preamble
+from .transport.process_group import ProcessGroup, all_processes
+from .transport.repair import all_agree, enabled, prepare, repaired, survives
+from .watchdog.settings import SECONDS, checked, introduce, watch
+from .watchdog.watchdog import Watchdog
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -61,7 +61,7 @@ PIECE_BYTES = 512 << 10
 _making = Lock()  # duplicating a communicator is a collective on it, which two threads must not do at once
 
 
-class MPIWorld(Channels, InTurn, Staff, Scope):
+class MPIWorld(Channels, InTurn, ElasticProcesses, WorldBase):
     """One worker per MPI rank, or one per local device: then a sum over the process's devices comes first.
 
     Args:
@@ -107,21 +107,21 @@ class MPIWorld(Channels, InTurn, Staff, Scope):
         lost: str | None = None,
         hang_timeout: float = SECONDS,
     ):
-        Scope.__init__(self)
+        WorldBase.__init__(self)
         Channels.__init__(self)
         self.hang_timeout = checked(hang_timeout)
-        self._boards = boards.Boards()
+        self._boards = boards.Mailboxes()
         self._lock = Lock()
         self._threads: dict[int, str] = {}  # that have used this world
         self._inside = False  # a collective that other processes are in too
         self._torn = False  # one that this process has left, and others have not
         self._completed, self._last = 0, Operation("", "", 0)  # how many operations, and the last of them
-        self._left: tuple[Together, tuple[str, float]] | None = None  # who is together from the next operation on
+        self._left: tuple[ProcessGroup, tuple[str, float]] | None = None  # who is together from the next operation on
         self.waited = 0.0
         self._operation = self._last  # the one that it is in, or behind: for the watch
-        self._frame = Frame()
-        self._watch: Watch | None = None
-        self._ways: Ways | None = None
+        self._frame = Preamble()
+        self._watch: Watchdog | None = None
+        self._ways: Algorithms | None = None
         self.respawn, self.spawns = respawn, max_workers is not None
         with ending.making_world(of_all=comm is None), _as_worker_error():
             self._mpi = mpi = _load(devices)
@@ -140,8 +140,8 @@ class MPIWorld(Channels, InTurn, Staff, Scope):
             check_devices(self.devices)
             self._local = DeviceWorld(self.devices)
             self._ops = {"sum": mpi.SUM, "max": mpi.MAX, "min": mpi.MIN}
-            self._on_devices = OnAccelerators(mpi, self.devices[0])
-            everyone = Together(whole, all_processes(whole, host, len(self.devices)))
+            self._on_devices = CudaAwareSums(mpi, self.devices[0])
+            everyone = ProcessGroup(whole, all_processes(whole, host, len(self.devices)))
             if offered is None:
                 self._start_staff(everyone, workers, min_workers, max_workers)
             else:
@@ -173,7 +173,7 @@ class MPIWorld(Channels, InTurn, Staff, Scope):
         """Why there can be none: the protocol of `OffersBoards`."""
         return boards.why_none(self._mpi)
 
-    def board(self, nbytes: Sequence[int], about: str, instead_of: Any = None) -> boards.ProcessBoard:
+    def board(self, nbytes: Sequence[int], about: str, instead_of: Any = None) -> boards.ProcessMailbox:
         """Make one: the protocol of `OffersBoards`. Of MPI's windows where nobody can be lost, and nobody comes in."""
         windows = None if self.survives or self.spawns else self._mpi
         making = self._boards.making(about, nbytes, lambda: self._together.everyone, instead_of, windows)
@@ -200,7 +200,7 @@ class MPIWorld(Channels, InTurn, Staff, Scope):
         try:
             self._dismiss_reserve()
             with self._collective():
-                self._do(Farewell("the end of its world's block", self._parting, CLOSE))
+                self._do(FinalOperation("the end of its world's block", self._parting, CLOSE))
                 with suppress(self._mpi.Exception):  # somebody was lost behind the end: what matters is done
                     if self._ways is not None:
                         self._ways.free()
@@ -219,14 +219,14 @@ class MPIWorld(Channels, InTurn, Staff, Scope):
         self._boards.stop()
         self._end_watch(why)
 
-    def _start_watch(self, those: Together) -> None:
+    def _start_watch(self, those: ProcessGroup) -> None:
         rank = those.comm.rank
         peer, datagrams = introduce(rank, those.everyone[rank].host, self.hang_timeout)
         peers = those.comm.allgather(peer)
         self._peers = dict(zip(those.everyone, peers, strict=True))
         self._watch = watch(self, peers, rank, datagrams, partial(_abort, self._mpi))
 
-    def _watch_over(self, those: Together) -> None:
+    def _watch_over(self, those: ProcessGroup) -> None:
         """Watch whether these come, from now on."""
         if self._watch is not None:
             # Whoever was spawned has no watch.
@@ -329,7 +329,7 @@ class MPIWorld(Channels, InTurn, Staff, Scope):
         self._closed = any(presence.leaves for presence in presences)
         if self._closed:
             self._end_watch()
-        raise PeerError if operation.failure else why_not(presences, operation.rank)
+        raise PeerError if operation.failure else disagreement_error(presences, operation.rank)
 
     def _repair(self, operation: Operation, error: Exception) -> bool:
         """Have a communicator of those who are left, which they are in from their next attempt on. All of them come
@@ -365,7 +365,7 @@ class MPIWorld(Channels, InTurn, Staff, Scope):
             self._watch.caught_up()
         ending.confirm()
 
-    def _go_on(self, left: Together, how: tuple[str, float]) -> None:
+    def _go_on(self, left: ProcessGroup, how: tuple[str, float]) -> None:
         """From now on without those who are lost: the same operation on all processes.
 
         Raises:
@@ -375,7 +375,7 @@ class MPIWorld(Channels, InTurn, Staff, Scope):
         self._take(left)
         self._lose(gone, how)
 
-    def _take(self, together: Together) -> None:
+    def _take(self, together: ProcessGroup) -> None:
         """Be one of these."""
         self._together, self.comm = together, together.comm
         self._watch_over(together)
@@ -384,7 +384,7 @@ class MPIWorld(Channels, InTurn, Staff, Scope):
         self._piece_bytes = PIECE_BYTES if together.one_host else FLAT_PIECE_BYTES
         if self._ways is not None:
             self._ways.free()
-        self._ways = several_ways(self._mpi, together, survives=self.survives)
+        self._ways = multi_host_algorithms(self._mpi, together, survives=self.survives)
         self._on_devices.of(together)
         carried = {seat for process in together.everyone for seat in process.seats}
         self.unowned_slots = tuple(seat for seat in range(self.capacity) if seat not in carried)

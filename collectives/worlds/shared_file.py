@@ -18,7 +18,7 @@ import numpy as np
 _TOKEN = 64  # bytes, so that what is behind it begins a line of the cache
 
 
-class Told(NamedTuple):
+class SharedFileAddress(NamedTuple):
     """What a process tells of its file: where it is, "" where there is none; and what it begins with."""
 
     path: str
@@ -45,7 +45,7 @@ class SharedFile:
             whole = np.zeros(_TOKEN + size, np.uint8)
         whole[:_TOKEN] = np.frombuffer(token, np.uint8)
         self.memory = whole[_TOKEN:]
-        self.told = Told("" if self._file is None else f"/proc/{os.getpid()}/fd/{self._file}", token)
+        self.told = SharedFileAddress("" if self._file is None else f"/proc/{os.getpid()}/fd/{self._file}", token)
 
     def close(self) -> None:
         """Nobody opens it any more. Who has opened it keeps it."""
@@ -54,7 +54,7 @@ class SharedFile:
             self._file = None
 
 
-def opened(told: Told, *, write: bool = False) -> np.ndarray:
+def open_shared(told: SharedFileAddress, *, write: bool = False) -> np.ndarray:
     """Memory of another process of this host.
 
     Raises:

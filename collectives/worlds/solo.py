@@ -9,10 +9,10 @@ import numpy as np
 
 from adaptive.extend import Arrived, Channels, LocalBoards, LoneChannel, LookAtPiece, Parts, PartSpec
 
-from .scope import Scope, describe
+from .base import WorldBase, describe
 
 
-class SoloWorld(Channels, LocalBoards, Scope):
+class SoloWorld(Channels, LocalBoards, WorldBase):
     """One process, one worker: what an exchange would reduce is reduced already.
 
     Args:
@@ -25,7 +25,7 @@ class SoloWorld(Channels, LocalBoards, Scope):
     workers = range(1)
 
     def __init__(self, device: jax.Device | None = None):
-        Scope.__init__(self)
+        WorldBase.__init__(self)
         Channels.__init__(self)
         self.devices: Sequence[jax.Device] = (jax.local_devices()[0] if device is None else device,)
 

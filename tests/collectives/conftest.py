@@ -11,7 +11,7 @@ import jax
 import pytest
 
 import collectives as comm
-from collectives.worlds.reducing.on_accelerators import DEVICES, Reach
+from collectives.worlds.reducing.cuda_aware import DEVICES, DeviceAccess
 
 WORLDS = {
     "solo": comm.SoloWorld,
@@ -36,7 +36,7 @@ def _by_xla(world):
 
 def from_device_to_device(devices) -> comm.MPIWorld:
     """A world for which MPI reads and writes what JAX has, as one that is CUDA-aware does on GPUs."""
-    with patch("collectives.worlds.reducing.on_accelerators.reach", lambda *_: Reach("")):
+    with patch("collectives.worlds.reducing.cuda_aware.reach", lambda *_: DeviceAccess("")):
         world = comm.MPIWorld(devices=devices)
     world._on_devices.always = DEVICES
     return world

@@ -13,9 +13,9 @@ import jax
 import numpy as np
 import pytest
 
-from collectives.worlds.reducing import cuda, on_accelerators
-from collectives.worlds.reducing.choice import MESSAGES, TRIALS
-from collectives.worlds.reducing.on_accelerators import DEVICES, HOST, Reach
+from collectives.worlds.reducing import cuda, cuda_aware
+from collectives.worlds.reducing.autotune import MESSAGES, TRIALS
+from collectives.worlds.reducing.cuda_aware import DEVICES, HOST, DeviceAccess
 from tests.collectives.conftest import from_device_to_device
 
 NO_STATUS = np.zeros(0, np.float32)
@@ -74,8 +74,8 @@ def test_extremes_and_part_0_go_through_the_host(world):
 
 def test_parts_travel_in_groups(world, monkeypatch):
     whole, _ = exchange(world)
-    monkeypatch.setattr(on_accelerators, "GROUP_BYTES", 300_000)
-    monkeypatch.setattr(on_accelerators, "_AT_A_TIME", 10_000)
+    monkeypatch.setattr(cuda_aware, "GROUP_BYTES", 300_000)
+    monkeypatch.setattr(cuda_aware, "_AT_A_TIME", 10_000)
     cut, went = exchange(world)
     assert went == ([1, 3, 4] if world.size > 1 else [])
     for x, y in zip(whole, cut, strict=True):
@@ -120,7 +120,7 @@ def test_results_stay_as_they_were_whatever_comes(world):
 def test_where_one_process_cannot_all_go_through_the_host():
     with from_device_to_device(jax.local_devices()[:1]) as world:
         if world.rank == world.processes - 1:
-            world._on_devices._own = Reach("MPI is not CUDA-aware")
+            world._on_devices._own = DeviceAccess("MPI is not CUDA-aware")
         for _ in range(2):
             found, went = exchange(world)
             assert went == []
@@ -146,14 +146,14 @@ def test_it_goes_the_way_that_is_faster(monkeypatch, faster):
             way = DEVICES if on_devices.results else HOST
             return on_devices._timed[1] + (3.0 if slow and way != faster else 2.0)
 
-        monkeypatch.setattr(on_accelerators, "perf_counter", clock)
+        monkeypatch.setattr(cuda_aware, "perf_counter", clock)
         went = [exchange(world, *large)[1] for _ in range(2 * TRIALS)]
         assert went == [[], [1]] * TRIALS
         on_devices._remember(0)
         assert world.algorithm(0) == "through the host and from device to device in turn, to measure which is faster"
         went = [exchange(world, *large)[1] for _ in range(MESSAGES + 1)]
         assert went == [[1] if faster == DEVICES else []] * (MESSAGES + 1)
-        names = on_accelerators.NAMES
+        names = cuda_aware.NAMES
         assert world.algorithm(0).startswith(
             f"{names[faster]}: 2000 ms, {names[1 - faster]} 3000 ms; as measured up to"
         )

@@ -15,7 +15,7 @@ import collectives as comm
 import controllers as ctrl
 import monitors as mon
 from adaptive.base.errors import CollectiveError, DisagreementError, WorkerCountError, WorkerError
-from collectives.worlds.reducing import by_memory
+from collectives.worlds.reducing import shared_memory
 from tests.program.problems import ADAM, adam_state, build, descend, make_data, mean_loss
 
 
@@ -136,15 +136,15 @@ def test_what_is_larger_than_a_row_of_shared_memory_goes_through_it_in_several_l
     def look(part, start, piece):
         seen[part - 1][start : start + len(piece)] += 1
 
-    monkeypatch.setattr(by_memory, "ROW", 4096)
-    by_memory._loads.cache_clear()
+    monkeypatch.setattr(shared_memory, "ROW", 4096)
+    shared_memory._loads.cache_clear()
     world._kept.clear()
     try:
         found = [exchanged(look), exchanged(), exchanged()]
-        laid = by_memory._loads(tuple((x.size, x.dtype.itemsize) for x in parts))
+        laid = shared_memory._loads(tuple((x.size, x.dtype.itemsize) for x in parts))
         assert len(laid) > 5
     finally:
-        by_memory._loads.cache_clear()
+        shared_memory._loads.cache_clear()
         world._kept.clear()
     assert all((times == 1).all() for times in seen)
     monkeypatch.setattr(world, "_memory", None)

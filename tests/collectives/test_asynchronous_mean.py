@@ -18,7 +18,7 @@ import collectives as comm
 from adaptive.base.board import LocalBoard
 from adaptive.operators.published import peers
 from adaptive.runtime.local_world import LocalWorld
-from collectives.worlds.boards import board
+from collectives.worlds.mailboxes.mailbox import prepare, why_none
 from tests.adaptive.drivers import make_data, mean_loss
 
 SIZE, ROUNDS, RATE = 4, 8, 0.05
@@ -144,11 +144,11 @@ def test_what_another_has_published_is_a_constant_to_derivatives():
 
 def test_rounds_begin_anew():
     """What was published in another round, or before a checkpoint was restored, is not there."""
-    board = LocalBoard()
-    board.publish(0, 7, [np.ones(2)])
-    assert board.look(0, 1, 7) is not None
-    assert board.look(0, 1, 8) is None
-    assert board.look(2, 1, 7) is None
+    mailbox = LocalBoard()
+    mailbox.publish(0, 7, [np.ones(2)])
+    assert mailbox.look(0, 1, 7) is not None
+    assert mailbox.look(0, 1, 8) is None
+    assert mailbox.look(2, 1, 7) is None
     with program_of(pairs(), deterministic=True) as program:
         program.step()
         kept, ends = program.checkpoint(), []
@@ -269,7 +269,7 @@ def test_a_replica_is_no_replicated_state():
 
 
 class WithoutBoard(LocalWorld):
-    board = None  # type: ignore[assignment]
+    mailbox = None  # type: ignore[assignment]
 
 
 def test_worlds_without_a_board():
@@ -281,18 +281,18 @@ def test_worlds_without_a_board():
 
 def test_processes_without_a_board():
     mpi = SimpleNamespace(Query_thread=lambda: 2, THREAD_MULTIPLE=3)
-    assert "threads of XLA's" in board.why_none(mpi)
+    assert "threads of XLA's" in why_none(mpi)
     mpi.Query_thread = lambda: 3
-    assert board.why_none(mpi) == ""
+    assert why_none(mpi) == ""
 
 
 def test_on_one_host_nothing_is_asked_of_networks():
     for size, local, found in ((4, 4, "^ucx"), (4, 2, None)):
         environ = {"OMPI_COMM_WORLD_SIZE": str(size), "OMPI_COMM_WORLD_LOCAL_SIZE": str(local)}
-        board.prepare(environ)
+        prepare(environ)
         assert environ.get("OMPI_MCA_osc") == found
     environ["OMPI_MCA_osc"] = "rdma"
-    board.prepare(environ)
+    prepare(environ)
     assert environ["OMPI_MCA_osc"] == "rdma"
 
 
@@ -300,19 +300,19 @@ def test_on_one_host_nothing_is_asked_of_networks():
 
 
 def test_a_copy_is_whole_whoever_writes_meanwhile():
-    board, over, failed = LocalBoard(), threading.Event(), []
+    mailbox, over, failed = LocalBoard(), threading.Event(), []
 
     def write():
         number = 0
         while not over.is_set():
             number += 1
-            board.publish(0, 0, [np.full(20_000, number), np.full(3, number, ml_dtypes.bfloat16)])
+            mailbox.publish(0, 0, [np.full(20_000, number), np.full(3, number, ml_dtypes.bfloat16)])
 
     writer = threading.Thread(target=write)
     writer.start()
     try:
         for _ in range(300):
-            found = board.look(0, 1, 0)
+            found = mailbox.look(0, 1, 0)
             if found is not None and not (found[0] == found[0][0]).all():
                 failed.append(found)
     finally:

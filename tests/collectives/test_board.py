@@ -13,13 +13,13 @@ import numpy as np
 import psutil
 import pytest
 
-from collectives.worlds.boards import fetching, serving
-from collectives.worlds.boards.board import MakeBoard, ProcessBoard
-from collectives.worlds.boards.flows import StrangerError, greet_asker, greet_owner
-from collectives.worlds.boards.memory import Files
-from collectives.worlds.boards.serving import QUESTION, Owner, Service, Shown
-from collectives.worlds.processes import Process
-from collectives.worlds.shared_file import Told
+from collectives.worlds.mailboxes import fetching, serving
+from collectives.worlds.mailboxes.flows import StrangerError, greet_asker, greet_owner
+from collectives.worlds.mailboxes.mailbox import CreateMailbox, ProcessMailbox
+from collectives.worlds.mailboxes.memory import Files
+from collectives.worlds.mailboxes.serving import QUESTION, MailboxEndpoint, MailboxServer, PublishedCopies
+from collectives.worlds.shared_file import SharedFileAddress
+from collectives.worlds.transport.process_group import Process
 from tests.speed import limit
 
 NUMBERS = 1000
@@ -50,22 +50,22 @@ class Meeting:
 @pytest.fixture
 def services(monkeypatch):
     monkeypatch.setattr(serving, "own_hosts", lambda: ["127.0.0.1"] * 2)
-    made, boards = [Service() for _ in range(3)], []
-    monkeypatch.setattr(MakeBoard, "made_for_tests", boards, raising=False)
+    made, boards = [MailboxServer() for _ in range(3)], []
+    monkeypatch.setattr(CreateMailbox, "made_for_tests", boards, raising=False)
     yield made
     for ends in (*boards, *made):
         ends.stop()
 
 
-def boards_of(services, hosts=(0, 0, 1), numbers=NUMBERS, seats=1) -> list[ProcessBoard]:
+def boards_of(services, hosts=(0, 0, 1), numbers=NUMBERS, seats=1) -> list[ProcessMailbox]:
     """A board of processes on these hosts, as each of them has it."""
     everyone = [Process(range(seats * i, seats * (i + 1)), f"h{h}", h, os.getpid()) for i, h in enumerate(hosts)]
-    meeting, boards = Meeting(len(hosts)), {}
+    rendezvous, boards = Meeting(len(hosts)), {}
 
     def make(rank):
-        meeting.come(rank)
-        making = MakeBoard("", (8 * numbers, 4), lambda: everyone, lambda: services[rank], None)
-        making.carry_out(meeting)
+        rendezvous.come(rank)
+        making = CreateMailbox("", (8 * numbers, 4), lambda: everyone, lambda: services[rank], None)
+        making.carry_out(rendezvous)
         boards[rank] = making.result
 
     threads = [threading.Thread(target=make, args=(rank,)) for rank in range(len(hosts))]
@@ -73,7 +73,7 @@ def boards_of(services, hosts=(0, 0, 1), numbers=NUMBERS, seats=1) -> list[Proce
         thread.start()
     for thread in threads:
         thread.join()
-    MakeBoard.made_for_tests.extend(boards.values())
+    CreateMailbox.made_for_tests.extend(boards.values())
     return [boards[rank] for rank in range(len(hosts))]
 
 
@@ -98,8 +98,10 @@ def until(is_so):
         time.sleep(0.001)
 
 
-def link(owner, addresses=None) -> fetching.Link:
-    return fetching.Link(owner, addresses or owner.addresses[:1], fetching.Patience(), fetching.Rooms(8 * NUMBERS + 64))
+def link(owner, addresses=None) -> fetching.OwnerConnection:
+    return fetching.OwnerConnection(
+        owner, addresses or owner.addresses[:1], fetching.AnswerTimeout(), fetching.BufferPool(8 * NUMBERS + 64)
+    )
 
 
 def shown(service):
@@ -155,7 +157,7 @@ def test_whoever_does_not_answer_costs_a_moment_once(services, monkeypatch):
     waits, is_ready = [], fetching._is_ready
     monkeypatch.setattr(fetching, "_is_ready", lambda line, on, s: waits.append(s) or is_ready(line, on, s))
     with socket.create_server(("127.0.0.1", 0)) as stopped:
-        silent = link(Owner((stopped.getsockname(),), b"key", 1))
+        silent = link(MailboxEndpoint((stopped.getsockname(),), b"key", 1))
         assert [silent.look(0, 3) for _ in range(5)] == [None] * 5
         silent.close()
     assert sum(wait > 0 for wait in waits) in (1, 2)  # to be connected, and then for its greeting
@@ -163,8 +165,10 @@ def test_whoever_does_not_answer_costs_a_moment_once(services, monkeypatch):
 
 
 def test_a_late_answer_is_taken_and_then_there_is_another(services, monkeypatch):
-    may, newest = threading.Event(), Shown.newest
-    monkeypatch.setattr(Shown, "newest", lambda self, place, round: may.wait(limit(20)) and newest(self, place, round))
+    may, newest = threading.Event(), PublishedCopies.newest
+    monkeypatch.setattr(
+        PublishedCopies, "newest", lambda self, place, round: may.wait(limit(20)) and newest(self, place, round)
+    )
     board, owner = shown(services[0])
     late = link(owner)
     assert late.look(0, 3) is None
@@ -266,7 +270,7 @@ def test_files_of_others_are_known_by_what_they_begin_with(tmp_path):
     (tmp_path / "short").write_bytes(b"")
     memory, there = Files(64), Files(64)
     paths = {1: f"{tmp_path}/fifo", 2: f"{tmp_path}/other", 3: f"{tmp_path}/short", 4: "/nowhere", 5: ""}
-    told = {rank: Told(path, there.told.token) for rank, path in paths.items()}
+    told = {rank: SharedFileAddress(path, there.told.token) for rank, path in paths.items()}
     memory.open(0, {0: memory.told, **told, 6: there.told})
     assert [rank for rank in range(7) if memory.has(rank)] == [0, 6]
     there.own[:] = 9

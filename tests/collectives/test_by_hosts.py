@@ -9,9 +9,9 @@ from queue import SimpleQueue
 import numpy as np
 import pytest
 
-from collectives.worlds.reducing import by_hosts
-from collectives.worlds.reducing.by_hosts import ByHosts
-from collectives.worlds.reducing.parts import Part, pieces
+from collectives.worlds.reducing import hierarchical
+from collectives.worlds.reducing.hierarchical import HierarchicalSum
+from collectives.worlds.reducing.parts import FlatPart, pieces
 from tests.speed import limit
 
 SIZES = [1, 1000, 3, 257, 900]  # of parts
@@ -109,10 +109,10 @@ def sum_by_hosts(hosts, dtype=np.float32):
     common = Common(len(hosts))
 
     def run(rank):
-        way = ByHosts(MPI, Comm(common, rank), hosts[rank], survives=False)
+        way = HierarchicalSum(MPI, Comm(common, rank), hosts[rank], survives=False)
         own = [values(rank, number, dtype) for number in range(len(SIZES))]
         sums = [np.zeros_like(x) if number % 2 else x.copy() for number, x in enumerate(own)]
-        parts = (Part(i, own[i] if i % 2 else None, sums[i]) for i in range(len(SIZES)))
+        parts = (FlatPart(i, own[i] if i % 2 else None, sums[i]) for i in range(len(SIZES)))
         looked = []
         way.sum(parts, lambda piece: looked.append((piece.number, piece.start, piece.target.copy())))
         return sums, looked, way._within.calls
@@ -123,8 +123,8 @@ def sum_by_hosts(hosts, dtype=np.float32):
 
 @pytest.fixture
 def small_pieces(monkeypatch):
-    monkeypatch.setattr(by_hosts, "PIECE_BYTES", 512)
-    monkeypatch.setattr(by_hosts, "UNDER_WAY_BYTES", 1500)
+    monkeypatch.setattr(hierarchical, "PIECE_BYTES", 512)
+    monkeypatch.setattr(hierarchical, "UNDER_WAY_BYTES", 1500)
 
 
 @pytest.mark.parametrize(
@@ -160,7 +160,9 @@ def test_what_overflows_between_hosts_does_so_without_a_warning():
 
     def run(rank):
         target = np.array([3e38, np.inf, -np.inf], np.float32)
-        ByHosts(MPI, Comm(common, rank), rank, survives=False).sum([Part(0, None, target)], lambda piece: None)
+        HierarchicalSum(MPI, Comm(common, rank), rank, survives=False).sum(
+            [FlatPart(0, None, target)], lambda piece: None
+        )
         return target.tolist()
 
     with ThreadPoolExecutor(3) as pool:
@@ -169,7 +171,7 @@ def test_what_overflows_between_hosts_does_so_without_a_warning():
 
 @pytest.mark.parametrize(("size", "lengths"), [(8, [8]), (9, [4, 5]), (16, [8, 8]), (17, [5, 6, 6]), (0, [])])
 def test_pieces_are_equally_large(size, lengths):
-    (whole,) = [Part(3, None, np.arange(size, dtype=np.float64))]
+    (whole,) = [FlatPart(3, None, np.arange(size, dtype=np.float64))]
     cut = list(pieces([whole], 8 * 8 + 5))
     assert [piece.target.size for piece in cut] == lengths
     assert np.array_equal(np.concatenate([whole.target[:0], *(piece.target for piece in cut)]), whole.target)

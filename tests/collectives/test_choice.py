@@ -5,14 +5,14 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from collectives.worlds.operations import Message
-from collectives.worlds.processes import Process, Together
-from collectives.worlds.reducing.by_hosts import ByHosts
-from collectives.worlds.reducing.choice import KEPT, MESSAGES, TRIALS, Choice
-from collectives.worlds.reducing.ways import Ways, several_ways
+from collectives.worlds.reducing.algorithms import Algorithms, multi_host_algorithms
+from collectives.worlds.reducing.autotune import KEPT, MESSAGES, TRIALS, Autotuner
+from collectives.worlds.reducing.hierarchical import HierarchicalSum
+from collectives.worlds.transport.operations import ReduceMessage
+from collectives.worlds.transport.process_group import Process, ProcessGroup
 
 
-def send(choices: list[Choice], seconds: list[list[float]], n: int, about: str = "a message") -> list[int]:
+def send(choices: list[Autotuner], seconds: list[list[float]], n: int, about: str = "a message") -> list[int]:
     """So many messages, which take each rank so long, by its number and the way's. Returns the ways they went."""
     went = []
     for _ in range(n):
@@ -31,7 +31,7 @@ def send(choices: list[Choice], seconds: list[list[float]], n: int, about: str =
 
 def test_it_goes_by_the_slowest_rank():
     """Each rank by itself would go another way."""
-    choices = [Choice(2), Choice(2)]
+    choices = [Autotuner(2), Autotuner(2)]
     seconds = [[1.0, 2.0], [4.0, 3.0]]
     assert send(choices, seconds, TRIALS * 2 + 5, "message 6") == [0, 1] * TRIALS + [1] * 5
     assert {choice.seconds for choice in choices} == {(4.0, 3.0)}
@@ -39,7 +39,7 @@ def test_it_goes_by_the_slowest_rank():
 
 
 def test_what_happens_once_does_not_count():
-    choice = Choice(2)
+    choice = Autotuner(2)
     for seconds in (9.0, 1.0, 2.0, 9.0, 3.0, 9.0):  # by turns of the two ways
         choice.took(seconds)
     assert choice.due is not None
@@ -49,7 +49,7 @@ def test_what_happens_once_does_not_count():
 
 @pytest.mark.parametrize(("factor", "anew"), [(1.4, False), (1.6, True), (0.8, False), (0.6, True)])
 def test_it_is_measured_anew_when_times_are_others(factor, anew):
-    choices = [Choice(2), Choice(2)]
+    choices = [Autotuner(2), Autotuner(2)]
     send(choices, [[1.0, 2.0]] * 2, 2 * TRIALS)
     assert send(choices, [[factor, 2.0]] * 2, MESSAGES) == [0] * MESSAGES
     went = send(choices, [[factor, 0.5 * factor]] * 2, 2 * TRIALS + 1)
@@ -57,7 +57,7 @@ def test_it_is_measured_anew_when_times_are_others(factor, anew):
 
 
 def test_one_slow_message_changes_nothing():
-    choices = [Choice(2)]
+    choices = [Autotuner(2)]
     send(choices, [[1.0, 2.0]], 2 * TRIALS)
     send(choices, [[50.0, 2.0]], MESSAGES - 1)
     send(choices, [[1.0, 2.0]], 1)
@@ -81,19 +81,19 @@ class FakeMPI:
     IN_PLACE = MAX = None
 
 
-def together(*hosts: int) -> Together:
-    return Together(FakeComm(), tuple(Process(range(i, i + 1), "node", host, i) for i, host in enumerate(hosts)))
+def together(*hosts: int) -> ProcessGroup:
+    return ProcessGroup(FakeComm(), tuple(Process(range(i, i + 1), "node", host, i) for i, host in enumerate(hosts)))
 
 
 @pytest.mark.parametrize(
     ("hosts", "several"), [([0], False), ([0, 0], False), ([0, 1], False), ([0, 1, 1], True), ([2, 4, 2, 4], True)]
 )
 def test_there_are_several_ways_where_one_of_several_hosts_has_several_ranks(hosts, several):
-    assert (several_ways(FakeMPI, together(*hosts), survives=False) is not None) == several
+    assert (multi_host_algorithms(FakeMPI, together(*hosts), survives=False) is not None) == several
 
 
-def begun(ways: Ways, channel: int) -> Message:
-    message = Message("a message", "", 0, buffers=[], status=np.zeros(0), reduce=lambda: np.full(1, 5.0))
+def begun(ways: Algorithms, channel: int) -> ReduceMessage:
+    message = ReduceMessage("a message", "", 0, buffers=[], status=np.zeros(0), reduce=lambda: np.full(1, 5.0))
     ways.begin(message, (channel, 1), fixed=False)
     assert message.agreed == ways.by_hosts
     return message
@@ -101,8 +101,10 @@ def begun(ways: Ways, channel: int) -> Message:
 
 def test_each_message_has_a_way_of_its_own_and_few_are_kept(monkeypatch):
     made = []
-    monkeypatch.setattr("collectives.worlds.reducing.ways.ByHosts", lambda *_, **__: made.append(ByHosts))
-    ways = Ways(FakeMPI, together(0, 0, 1, 1), survives=False)
+    monkeypatch.setattr(
+        "collectives.worlds.reducing.algorithms.HierarchicalSum", lambda *_, **__: made.append(HierarchicalSum)
+    )
+    ways = Algorithms(FakeMPI, together(0, 0, 1, 1), survives=False)
     last = 2 * KEPT - 1
     for channel in range(last + 1):
         message = begun(ways, channel)

@@ -14,22 +14,22 @@ from rich.console import Console
 
 from collectives.doctor import command, examine
 from collectives.doctor.examine import Examination, as_examination, of_this_process
-from collectives.doctor.facts import PACKAGES, Facts
-from collectives.doctor.findings import Finding, of_clocks, of_folder, of_job, of_launcher, of_process
-from collectives.doctor.measure import Exchange, Folder, Link, folder, kind
+from collectives.doctor.facts import PACKAGES, JobFacts
+from collectives.doctor.findings import HealthCheck, of_clocks, of_folder, of_job, of_launcher, of_process
+from collectives.doctor.measure import ExchangeTimes, Folder, LinkTimes, folder, kind
 from collectives.doctor.show import show
 from collectives.worlds.launch import check_agreement, no_mpi
 from launchers.mpirun import Implementation, UsageError
 from tests.mpirun import run
 
 VERSIONS = {**dict.fromkeys(PACKAGES, "1.0"), "jax": "0.10.0"}
-WELL = Facts("a", 1, cpus=(0, 1, 2, 3), logical=4, python="3.11", versions=VERSIONS, code="1.0")
+WELL = JobFacts("a", 1, cpus=(0, 1, 2, 3), logical=4, python="3.11", versions=VERSIONS, code="1.0")
 OPEN_MPI = "Open MPI v5.0.11, package: …"
 RANK = replace(WELL, launcher="Open MPI's mpirun", launched=2, processes=2, library=OPEN_MPI, survives=True, threads=2)
 GPU = replace(RANK, devices=("H100 (gpu:0)",), visible="0", gpus=2)
 
 
-def only(findings, level="wrong") -> Finding:
+def only(findings, level="wrong") -> HealthCheck:
     (one,) = findings
     assert one.level == level
     return one
@@ -119,7 +119,7 @@ def test_of_a_job(ranks, level, what, do):
 
 def test_of_clocks():
     ranks = [RANK, replace(RANK, host="b"), replace(RANK, host="b"), replace(RANK, host="c")]
-    links = [Link(1, 1e-6, 1e9, 2.0, 0.01), Link(2, 1e-6, 1e9, 2.0, 0.01), Link(3, 1e-6, 1e9, 5.0, 4.95)]
+    links = [LinkTimes(1, 1e-6, 1e9, 2.0, 0.01), LinkTimes(2, 1e-6, 1e9, 2.0, 0.01), LinkTimes(3, 1e-6, 1e9, 5.0, 4.95)]
     assert "The clock of b is 2 s ahead of that of a" in only(of_clocks(ranks, links)).what
     assert "3 s behind" in only(of_clocks(ranks, [replace(links[0], offset=-3.0)])).what
 
@@ -253,9 +253,9 @@ def test_it_is_shown_for_people():
     ranks = tuple(replace(RANK, rank=i, host=f"node{i // 2}", cpus=(i % 2,)) for i in range(80))
     found = Examination(
         ranks,
-        (Finding("note", "a note"), Finding("wrong", "something is wrong", "line 1\nline 2")),
-        tuple(Link(i, i * 1e-6, 1e9, 1e-3, 1e-5) for i in range(1, 80)),
-        Exchange(1e-6, 0.02),
+        (HealthCheck("note", "a note"), HealthCheck("wrong", "something is wrong", "line 1\nline 2")),
+        tuple(LinkTimes(i, i * 1e-6, 1e9, 1e-3, 1e-5) for i in range(1, 80)),
+        ExchangeTimes(1e-6, 0.02),
         Folder("/shared", "nfs", 10**12, "", (4, 7)),
     )
     show(found, console := Console(record=True, width=150, file=io.StringIO()))

@@ -6,15 +6,15 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from collectives.worlds.frame import NUMBERS, Frame
-from collectives.worlds.meeting import Presence, why_not
+from collectives.worlds.transport.disagreement import Intent, disagreement_error
+from collectives.worlds.transport.preamble import NUMBERS, Preamble
 
 U32 = st.integers(0, 2**32 - 1)
 
 
 def verdicts(numbers):
     """What each process makes of the sum of all their frames."""
-    frames = [Frame(len(numbers)) for _ in numbers]
+    frames = [Preamble(len(numbers)) for _ in numbers]
     for frame, number in zip(frames, numbers, strict=True):
         frame.announce(number)
     total = np.sum([frame.numbers for frame in frames], axis=0)
@@ -35,7 +35,7 @@ def test_one_that_lies_in_the_middle_of_two_is_not_fooled(number, step):
 
 
 def test_sums_are_exact_for_a_million_processes():
-    frame, p = Frame(2**20), 2**20
+    frame, p = Preamble(2**20), 2**20
     frame.announce(2**32 - 1)
     one = frame.numbers.copy()
     frame.numbers *= p
@@ -48,7 +48,7 @@ def test_sums_are_exact_for_a_million_processes():
 
 
 def test_a_message_in_the_frame_does_not_touch_what_is_announced():
-    frame = Frame(1)
+    frame = Preamble(1)
     frame.announce(7)
     frame.room[:] = np.nan
     assert frame.heard() == frame.expected
@@ -59,35 +59,35 @@ def test_a_message_in_the_frame_does_not_touch_what_is_announced():
 
 
 def presence(about, *, text="", more="", line="", failure="", threads=("MainThread",)):
-    return Presence(about, text, more, line, failure, False, threads)
+    return Intent(about, text, more, line, failure, False, threads)
 
 
 def test_each_place_is_listed_once_with_its_ranks_and_lines():
     step, evaluate = presence("message 1 of step 4", line="train.py:20"), presence("evaluate", line="train.py:31")
-    text = str(why_not([step, evaluate, step], own=1))
+    text = str(disagreement_error([step, evaluate, step], own=1))
     assert "    ranks 0, 2: message 1 of step 4 (train.py:20)\n    rank 1: evaluate (train.py:31)\n" in text
     assert "the same order" in text
 
 
 def test_layouts_are_shown_where_the_words_are_the_same():
     everyone = [presence("x", text="sum float32[2]"), presence("x", text="sum float64[2]")]
-    assert "rank 0: x: sum float32[2]\n    rank 1: x: sum float64[2]" in str(why_not(everyone, own=0))
-    assert "float32" not in str(why_not([everyone[0], presence("y")], own=0))
+    assert "rank 0: x: sum float32[2]\n    rank 1: x: sum float64[2]" in str(disagreement_error(everyone, own=0))
+    assert "float32" not in str(disagreement_error([everyone[0], presence("y")], own=0))
 
 
 def test_of_a_thousand_ranks_a_few_are_shown():
     everyone = [presence(f"evaluate {rank}") for rank in range(1000)]
-    assert str(why_not(everyone, own=3)).count("\n") < 12
-    assert "and 992 more" in str(why_not(everyone, own=3))
+    assert str(disagreement_error(everyone, own=3)).count("\n") < 12
+    assert "and 992 more" in str(disagreement_error(everyone, own=3))
 
 
 def test_a_failure_comes_before_all_else():
     failed = presence("", failure="in step 2: OSError: gone")
-    text = str(why_not([presence("a barrier", line="train.py:8"), failed, presence("y"), failed], own=0))
+    text = str(disagreement_error([presence("a barrier", line="train.py:8"), failed, presence("y"), failed], own=0))
     assert text.startswith("ranks 1, 3 failed in step 2: OSError: gone")
     assert "Rank 0 stops with it, in a barrier (train.py:8)." in text
 
 
 def test_threads_that_share_a_world_are_told_what_to_do():
     everyone = [presence("a", threads=["A", "B"]), presence("b")]
-    assert "world=comm.MPIWorld()" in str(why_not(everyone, own=0))
+    assert "world=comm.MPIWorld()" in str(disagreement_error(everyone, own=0))

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from collectives.worlds.reducing.by_memory import ROW, shared_rows
-from collectives.worlds.shared_file import SharedFile, Told
+from collectives.worlds.reducing.shared_memory import ROW, shared_rows
+from collectives.worlds.shared_file import SharedFile, SharedFileAddress
 from tests.jaxrun import HEARTBEAT, reserved_address, run
 from tests.mpirun import run as mpirun
 
@@ -99,7 +99,7 @@ def test_memory_of_the_first_is_that_of_the_second():
 def test_another_file_is_not_taken_for_it():
     """Two hosts of one name: what has that number here is anything."""
     with closing(SharedFile(3 * ROW)) as first, closing(SharedFile(3 * ROW)) as other:
-        told = pickle.dumps(Told(first.told.path, other.told.token))
+        told = pickle.dumps(SharedFileAddress(first.told.path, other.told.token))
         assert shared_rows(1, ["here", "here"], lambda own: [told, own], wanted=True) is None
 
 
@@ -118,7 +118,7 @@ from tests.speed import at_start
 join()
 import jax, numpy as np
 import adaptive as ad, collectives as comm
-from collectives.worlds.reducing.by_memory import ByMemory
+from collectives.worlds.reducing.shared_memory import ByMemory
 from collectives.worlds.reducing.sharded import Sharded
 
 how, lost = sys.argv[1], int(sys.argv[2])

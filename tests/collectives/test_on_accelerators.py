@@ -10,10 +10,10 @@ import jax
 import numpy as np
 import pytest
 
-from collectives.worlds.reducing import cuda, on_accelerators
-from collectives.worlds.reducing.on_accelerators import (
+from collectives.worlds.reducing import cuda, cuda_aware
+from collectives.worlds.reducing.cuda_aware import (
     GROUP_BYTES,
-    Reach,
+    DeviceAccess,
     agreed,
     groups,
     prepare,
@@ -35,21 +35,23 @@ def test_parts_of_one_type_are_packed_together_up_to_a_limit():
 
 def test_all_must_reach_each_other():
     a, b = b"a", b"b"
-    assert agreed([Reach("", a, (a, b)), Reach("", b, (a, b))], one_host=True) == ""
-    assert agreed([Reach("", a, (a,)), Reach("", a, (a,))], one_host=True) == ""  # ranks that share one
-    assert "rank 0 does not see the GPU of rank 1" in agreed([Reach("", a, (a,)), Reach("", b, (b,))], one_host=True)
-    assert agreed([Reach(""), Reach("no")], one_host=True) == "on rank 1 no"
-    assert agreed([Reach("no"), Reach("no")], one_host=True) == "no"
-    assert agreed([Reach("", a, (a,))] * 2, one_host=False) == "processes are on several hosts"
+    assert agreed([DeviceAccess("", a, (a, b)), DeviceAccess("", b, (a, b))], one_host=True) == ""
+    assert agreed([DeviceAccess("", a, (a,)), DeviceAccess("", a, (a,))], one_host=True) == ""  # ranks that share one
+    assert "rank 0 does not see the GPU of rank 1" in agreed(
+        [DeviceAccess("", a, (a,)), DeviceAccess("", b, (b,))], one_host=True
+    )
+    assert agreed([DeviceAccess(""), DeviceAccess("no")], one_host=True) == "on rank 1 no"
+    assert agreed([DeviceAccess("no"), DeviceAccess("no")], one_host=True) == "no"
+    assert agreed([DeviceAccess("", a, (a,))] * 2, one_host=False) == "processes are on several hosts"
 
 
 def test_there_is_a_reason_where_mpi_is_not_to_read_a_device(monkeypatch):
     assert why_not(None, jax.devices("cpu")[0]) == "there is no accelerator"
-    assert reach(None, jax.devices("cpu")[0]) == Reach("there is no accelerator")
+    assert reach(None, jax.devices("cpu")[0]) == DeviceAccess("there is no accelerator")
     amd = SimpleNamespace(platform="gpu", client=SimpleNamespace(platform_version="PJRT C API\nrocm 60300"))
     assert why_not(None, amd) == "devices are not NVIDIA's"
     for says, why in (True, ""), (False, "MPI is not CUDA-aware"):
-        monkeypatch.setattr(on_accelerators, "says_cuda", lambda mpi, says=says: says)
+        monkeypatch.setattr(cuda_aware, "says_cuda", lambda mpi, says=says: says)
         assert why_not(None, NVIDIA) == why
 
 
@@ -117,11 +119,11 @@ def test_before_mpi_is_loaded_there_is_a_context_on_the_gpu_that_will_be_used(mo
 def test_a_process_tells_its_gpu_and_those_that_it_sees(monkeypatch):
     driver = Driver()
     monkeypatch.setattr(cuda, "_driver", lambda: driver)
-    monkeypatch.setattr(on_accelerators, "says_cuda", lambda mpi: True)
+    monkeypatch.setattr(cuda_aware, "says_cuda", lambda mpi: True)
     monkeypatch.setattr(cuda, "number", lambda device: 1)
     cuda._context.cache_clear()
     first, second = b"\n" * 16, b"\x0b" * 16
-    assert reach(None, NVIDIA) == Reach("", second, (first, second))
+    assert reach(None, NVIDIA) == DeviceAccess("", second, (first, second))
     assert driver.current == 1011  # the context of the GPU that JAX uses
     driver.current = 7
     cuda.make_current(NVIDIA)

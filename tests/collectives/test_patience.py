@@ -23,12 +23,12 @@ import pytest
 import adaptive as ad
 import collectives as comm
 from adaptive.extend import thread_status, thread_status_of
-from collectives.worlds import stacks
-from collectives.worlds.asking import Asking
-from collectives.worlds.datagrams import Datagrams
-from collectives.worlds.operations import BARRIER, Operation
-from collectives.worlds.patience import checked, introduce, watch
-from collectives.worlds.stuck import Finding, State, report
+from collectives.worlds.transport.operations import BARRIER, Operation
+from collectives.worlds.watchdog import stacks
+from collectives.worlds.watchdog.findings import RankFinding, RankState, report
+from collectives.worlds.watchdog.probe import Probe
+from collectives.worlds.watchdog.settings import checked, introduce, watch
+from collectives.worlds.watchdog.udp import UDPSocket
 from tests.speed import limit
 
 
@@ -106,7 +106,7 @@ def test_compiling_is_seen(how):
 
 CHILD = """
 import re, sys
-from collectives.worlds.stacks import this_process
+from collectives.worlds.watchdog.stacks import this_process
 print(*this_process(), sep="\\n", flush=True)
 def held():
     re.match(r"(a+)+$", "a" * 200 + "b")
@@ -165,7 +165,7 @@ def test_long_stacks_lose_their_middle():
 
 
 def test_strangers_are_ignored():
-    ours, theirs = Datagrams(), Datagrams()
+    ours, theirs = UDPSocket(), UDPSocket()
     ours.join(b"k" * 32, 0)
     stranger = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
     for garbage in (b"", b"{}", b"x" * 100, bytes(60_000)):
@@ -216,19 +216,19 @@ def find(asking):
 
 def test_a_host_that_could_never_be_reached_is_not_accused():
     with two(groups=(0, 1)) as (peers, sockets):
-        asking, other = Asking(peers, 0, sockets[0]), Asking(peers, 1, sockets[1])
-        assert find(asking) is State.UNKNOWN
+        asking, other = Probe(peers, 0, sockets[0]), Probe(peers, 1, sockets[1])
+        assert find(asking) is RankState.UNKNOWN
         other.send([0], "hello")
         asking.serve(limit(5.0), lambda message: None, lambda: 1 in asking._reached)
-        assert find(asking) is State.CUT_OFF
+        assert find(asking) is RankState.CUT_OFF
         other.send([0], "bye", why="over")
         asking.serve(limit(5.0), lambda message: None, lambda: 1 in asking.left)
-        assert find(asking) is State.ENDED
+        assert find(asking) is RankState.ENDED
 
 
 def test_ranks_counted_anew():
     with two() as (peers, sockets):
-        asking = Asking(peers, 1, sockets[1])
+        asking = Probe(peers, 1, sockets[1])
         assert [asking.rank(0), asking.rank(1)] == [0, 1]
         asking.keep(peers[1:])
         assert asking.rank(1) == 0
@@ -253,7 +253,7 @@ def serving(asking, heard=lambda message: None):
 def test_who_was_given_up_hears_of_it_before_it_takes_the_others_for_lost():
     """A process that was stopped wakes up: the others have ended meanwhile, and what they have said is still there."""
     with two() as (peers, sockets):
-        awake, other = Asking(peers, 1, sockets[1]), Asking(peers, 0, sockets[0])
+        awake, other = Probe(peers, 1, sockets[1]), Probe(peers, 0, sockets[0])
         for question in range(20):
             other.send([1], "ask", question=question)
         other.send([1], "stop", because_of=[1])
@@ -268,7 +268,7 @@ def test_who_was_given_up_hears_of_it_before_it_takes_the_others_for_lost():
 
 def test_nobody_waits_for_a_thread_that_does_not_serve():
     with two() as (peers, sockets):
-        assert not Asking(peers, 1, sockets[1]).caught_up(0.01)
+        assert not Probe(peers, 1, sockets[1]).caught_up(0.01)
 
 
 def test_any_rank_of_a_host_is_killed_by_another_one(held, monkeypatch):
@@ -277,7 +277,7 @@ def test_any_rank_of_a_host_is_killed_by_another_one(held, monkeypatch):
     monkeypatch.setattr(stacks, "kill", lambda process: killed.append(process) or True)
     with two(groups=(0, 0, 2)) as (peers, sockets):
         peers[0] = peers[0]._replace(process=held)
-        asks, helps = Asking(peers, 2, sockets[2]), Asking(peers, 1, sockets[1])
+        asks, helps = Probe(peers, 2, sockets[2]), Probe(peers, 1, sockets[1])
         with serving(helps):
             assert asks.have_done(1, "kill", 0, lambda message: None) is True
         helps.send([2], "hello")
@@ -304,7 +304,7 @@ def test_a_world_that_is_let_go_of_takes_its_watch_along():
     with two() as (peers, sockets):
         world = FakeWorld()
         watching = watch(world, peers, 0, sockets[0], lambda status: None)
-        other = Asking(peers, 1, sockets[1])
+        other = Probe(peers, 1, sockets[1])
         del world
         other.serve(limit(5.0), lambda message: None, lambda: 0 in other.left)
         assert "has let go of its world" in other.left[0]
@@ -318,9 +318,9 @@ def test_a_world_that_is_let_go_of_takes_its_watch_along():
 def test_a_report_of_very_many_ranks_is_short():
     process = stacks.ProcessId("node", 1, 0.0, "", -1)
     findings = [
-        Finding(rank, process, State.AWAY, "in evaluate", "a.py:1", 61.2, "x" * 6000) for rank in range(1, 1000)
+        RankFinding(rank, process, RankState.AWAY, "in evaluate", "a.py:1", 61.2, "x" * 6000) for rank in range(1, 1000)
     ]
-    findings += [Finding(1000, process, State.HERE)]
+    findings += [RankFinding(1000, process, RankState.HERE)]
     text = report(0, "a barrier", "b.py:2", 60.0, findings, "So.")
     assert len(text) < 50_000
     assert text.startswith(

@@ -15,7 +15,7 @@ import collectives as comm
 from adaptive.base.cores import chosen_threads
 from adaptive.base.launcher import Launcher, launcher, tasks_not_started
 from collectives.worlds.launch import check_agreement
-from collectives.worlds.threads import oversubscription
+from collectives.worlds.oversubscription import oversubscription
 from tests.mpirun import ROOT, run
 from tests.speed import limit
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collectives.worlds.repair import COMPONENTS, ENABLED, TCP, WITHOUT_ASKING, WITHOUT_HAN, prepare
+from collectives.worlds.transport.repair import COMPONENTS, ENABLED, TCP, WITHOUT_ASKING, WITHOUT_HAN, prepare
 
 
 def test_what_is_not_said_otherwise():

@@ -17,8 +17,8 @@ import adaptive as ad
 import collectives as comm
 from adaptive.extend import MembersChanged, PartSpec
 from collectives.worlds import mpi as _mpi
-from collectives.worlds import mpi_channel as _channel
-from collectives.worlds.reducing import beside
+from collectives.worlds.reducing import overlapped
+from collectives.worlds.transport import mpi_channel as _channel
 
 DIES = int(sys.argv[1]) if len(sys.argv) > 1 else -1
 MESSAGES, SIZE, OPS = 6, 100_001, ["sum", "sum", "max", "sum"]
@@ -30,7 +30,7 @@ def made_up(comm, host, n_devices):
 
 all_processes = _mpi.all_processes
 _mpi.all_processes = made_up
-beside.PIECE_BYTES = 16 << 10
+overlapped.PIECE_BYTES = 16 << 10
 channels = {}  # by whether nothing is computed beside
 
 
@@ -79,7 +79,7 @@ def trains_in_stages():
 
     def counted(*arguments, **options):
         sums.append(arguments[2].target.size)
-        return sum_beside(*arguments, **options)
+        return overlapped_sum(*arguments, **options)
 
     def loss(params, batch):
         x = batch["x"]
@@ -91,7 +91,7 @@ def trains_in_stages():
         grads = comm.all_reduce(jax.grad(loss)(params, batch))
         return [p - 0.1 * g for p, g in zip(params, grads, strict=True)], {}
 
-    sum_beside, _channel.sum_beside = _channel.sum_beside, counted
+    overlapped_sum, _channel.overlapped_sum = _channel.overlapped_sum, counted
     rng = np.random.default_rng(0)
     params = [jnp.asarray(rng.normal(size=(150, 150), scale=0.1), jnp.float32) for _ in range(3)]
     data, states = {"x": rng.normal(size=(60, 150)).astype(np.float32)}, []
@@ -130,7 +130,7 @@ with comm.world() as world:
         bits = b"".join([parts[0][:-1].tobytes(), *(x.tobytes() for x in parts[1:])])
         assert len(set(world.all_gather_bytes(bits))) == 1  # the same on all ranks, to the last bit
     assert bool(lost) == (DIES >= 0), lost
-    assert not beside._left
+    assert not overlapped._left
     if not lost:
         trains_in_stages()
     print(f"{world.processes} ended well", flush=True)

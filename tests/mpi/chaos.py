@@ -281,32 +281,34 @@ def main(seed: int, folder: str) -> None:
     from adaptive.runtime.kernels import Kernels
     from adaptive.runtime.steady_step import SteadyStep
     from adaptive.runtime.step import Step
-    from collectives.worlds import frame, meeting_of_all, mpi, mpi_channel, operations, repair, staff
+    from collectives.worlds import mpi
+    from collectives.worlds.elastic import elastic_processes, rendezvous, standby
+    from collectives.worlds.transport import mpi_channel, operations, preamble, repair
     from tests.mpi.chaos_reference import begun, data, gradient, made_step
 
     chaos = Chaos(plan, log, hand)
     for name, kind, method in (
-        ("a frame", frame.Frame, "announce"),
+        ("a frame", preamble.Preamble, "announce"),
         ("an exchange", mpi_channel.MPIChannel, "_reduce_all"),
         ("an exchange", mpi_channel, "round_to"),  # of the short way: behind the frame
         ("an exchange", Look, "_take_in"),
         ("a commit", Step, "commit"),
         ("a commit", SteadyStep, "_commit"),
-        ("a change", staff.Staff, "change"),
-        ("a meeting", meeting_of_all, "_meet"),
+        ("a change", elastic_processes.ElasticProcesses, "change"),
+        ("a meeting", rendezvous, "_meet"),
         ("a regroup", operations.Regroup, "carry_out"),
         ("an agreement", mpi, "all_agree"),
-        ("an agreement", meeting_of_all, "all_agree"),
+        ("an agreement", rendezvous, "all_agree"),
         ("an agreement", repair, "all_agree"),
-        ("a hand-over", operations.HandOver, "carry_out"),
+        ("a hand-over", operations.StateTransfer, "carry_out"),
         ("a repair", mpi, "repaired"),
-        ("a wait", staff.Waiting, "next"),
+        ("a wait", standby.StandbyLoop, "next"),
         ("evaluate", ad.Program, "evaluate"),
         ("a checkpoint", ad.Program, "checkpoint"),
         ("a compile", Kernels, "compile"),
     ):
         chaos.around(name, kind, method)
-    chaos.before(chaos.gather, operations.Gather, "carry_out")
+    chaos.before(chaos.gather, operations.GatherBytes, "carry_out")
     to_all: dict[tuple[str, int], list[Event]] = {}
     for event in plan.events:
         if event.seat < 0:

@@ -19,7 +19,7 @@ import psutil  # noqa: E402
 
 import adaptive as ad  # noqa: E402
 import collectives as comm  # noqa: E402
-from collectives.worlds import operations  # noqa: E402
+from collectives.worlds.transport import operations  # noqa: E402
 from tests.program.problems import adam_driver, adam_state, difference, make_data, plain_adam  # noqa: E402
 
 CASE, STEPS, GLOBAL_BATCH, SEED = sys.argv[1], 40, 48, 3
@@ -47,7 +47,7 @@ def lose() -> None:
 
 
 def half_completed_hand_over() -> None:
-    original = operations.HandOver.carry_out
+    original = operations.StateTransfer.carry_out
 
     def carry_out(self, comm):
         original(self, comm)
@@ -56,7 +56,7 @@ def half_completed_hand_over() -> None:
                 self.result = None
             lose()
 
-    operations.HandOver.carry_out = carry_out
+    operations.StateTransfer.carry_out = carry_out
 
 
 def half_completed_message(words: str) -> None:
@@ -67,7 +67,7 @@ def half_completed_message(words: str) -> None:
         if not is_done and world._inside and words in self.about:
             lose()
 
-    operations.Message.arrived = property(lambda self: vars(self)["arrived"], arrive)
+    operations.ReduceMessage.arrived = property(lambda self: vars(self)["arrived"], arrive)
 
 
 HEARS = 3 if CASE == "a hand-over" else 1

@@ -17,7 +17,7 @@ import numpy as np
 
 from adaptive.extend import MembersChanged
 from collectives.worlds.mpi import MPIWorld
-from collectives.worlds.reducing.on_accelerators import DEVICES, Reach
+from collectives.worlds.reducing.cuda_aware import DEVICES, DeviceAccess
 
 SWAP, DIES, N = int(sys.argv[1]), 1, 300_007
 
@@ -41,7 +41,7 @@ def value(worker: int, step: int) -> np.ndarray:
     return np.random.default_rng([worker, step]).integers(-1000, 1000, N).astype(np.float32)
 
 
-with patch("collectives.worlds.reducing.on_accelerators.reach", lambda *_: Reach("")):
+with patch("collectives.worlds.reducing.cuda_aware.reach", lambda *_: DeviceAccess("")):
     world = MPIWorld()
 world._on_devices.always = DEVICES
 with world:

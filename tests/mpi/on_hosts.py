@@ -18,9 +18,9 @@ import collectives as comm
 from adaptive.extend import MembersChanged
 from collectives._wire import Narrow
 from collectives.worlds import mpi as _mpi
-from collectives.worlds.reducing import by_hosts, ways
-from collectives.worlds.reducing.by_hosts import ByHosts
-from collectives.worlds.reducing.choice import TRIALS
+from collectives.worlds.reducing import algorithms, hierarchical
+from collectives.worlds.reducing.autotune import TRIALS
+from collectives.worlds.reducing.hierarchical import HierarchicalSum
 
 HOSTS, DEATHS = sys.argv[1], [death.split(":") for death in sys.argv[2:]]
 MESSAGES, SIZE = 8, 700_001
@@ -74,10 +74,10 @@ def made_to_die(self, *arguments, **options):
 all_processes = _mpi.all_processes
 if HOSTS != "found":
     _mpi.all_processes = made_up
-make = ByHosts.__init__
-ByHosts.__init__ = made_to_die
+make = HierarchicalSum.__init__
+HierarchicalSum.__init__ = made_to_die
 # As many pieces as of large messages; and the pipeline is full, long before the end.
-by_hosts.PIECE_BYTES, by_hosts.UNDER_WAY_BYTES = 300_000, 500_000
+hierarchical.PIECE_BYTES, hierarchical.UNDER_WAY_BYTES = 300_000, 500_000
 
 
 def values(seat: int, message: int) -> list[np.ndarray]:
@@ -133,5 +133,5 @@ with comm.world() as world:
     assert len(set(said)) == 1, said
     assert bool(lost) == bool(DEATHS), lost
     assert world.algorithm("another") == ""
-    assert ways.LARGE_BYTES < 4 * 50_000
+    assert algorithms.LARGE_BYTES < 4 * 50_000
     print(f"{world.processes} ended well, {said[0].decode() or 'one way'}", flush=True)

@@ -20,7 +20,7 @@ from jax.experimental import io_callback
 
 import adaptive as ad
 import collectives as comm
-from collectives.worlds.boards.board import ProcessBoard
+from collectives.worlds.mailboxes.mailbox import ProcessMailbox
 from tests.speed import Deadline
 
 FOLDER, CASES = Path(sys.argv[1]), sys.argv[2:]
@@ -302,7 +302,7 @@ def comes_and_goes(world) -> None:
 def joins(world) -> None:
     """A process that is spawned is looked at, and looks."""
     data = np.random.default_rng(0).normal(2.0, 0.1, size=(360, 5)).astype(np.float32)
-    seen, look = set(), ProcessBoard.look
+    seen, look = set(), ProcessMailbox.look
 
     def noted(board, worker, reader, round):
         found = look(board, worker, reader, round)
@@ -310,7 +310,7 @@ def joins(world) -> None:
             seen.add((worker, reader))
         return found
 
-    ProcessBoard.look = noted
+    ProcessMailbox.look = noted
     with ad.Program(driver, jnp.zeros(5), data, global_batch=72) as program:
         joined, more, deadline, own = 0, len(world.members) + 1, Deadline(60), world.workers[0]
         for report in program.run():

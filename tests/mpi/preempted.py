@@ -27,7 +27,7 @@ import monitors as mon  # noqa: E402
 from adaptive.control import membership  # noqa: E402
 from adaptive.program.keeping import Keeping  # noqa: E402
 from adaptive.runtime.engine import Engine  # noqa: E402
-from collectives.worlds.reserve import Waiting  # noqa: E402
+from collectives.worlds.elastic.standby import StandbyLoop  # noqa: E402
 from tests.program.problems import adam_driver, adam_state, difference, make_data, mean_loss, plain_adam, stream  # noqa: E402
 
 EXAMPLES, GLOBAL_BATCH, SEED = 160, 48, 3
@@ -91,7 +91,7 @@ def check(program: ad.Program) -> None:
 
 watched("the first compile", 1, Engine, "compile")
 watched("a checkpoint on disk", 1, Keeping, "save")
-watched("in reserve", 1, Waiting, "next")
+watched("in reserve", 1, StandbyLoop, "next")
 data = {**make_data(EXAMPLES), "number": np.arange(EXAMPLES)}
 try:
     with comm.world(workers=WORKERS) as world:

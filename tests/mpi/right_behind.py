@@ -20,7 +20,7 @@ import psutil
 import collectives as comm
 from adaptive.base.channel import PartSpec
 from adaptive.extend import MembersChanged
-from collectives.worlds import operations
+from collectives.worlds.transport import operations
 
 (CASE, WAY), DIES, HEARS, MESSAGES, STATUS = sys.argv[1:], 2, 1, 5, 5
 SHAPES = (2000,), (300, 700)  # part 0 has no room in the frame
@@ -58,7 +58,7 @@ def look(part: int, start: int, piece: np.ndarray) -> None:
 
 
 heard: list[int] = []
-operations.Message.arrived = property(lambda self: vars(self)["arrived"], arrive)
+operations.ReduceMessage.arrived = property(lambda self: vars(self)["arrived"], arrive)
 with comm.world() as world:
     own = world.workers[0]
     pids = [int(pid) for pid in world.all_gather_bytes(str(os.getpid()).encode())]

@@ -74,18 +74,18 @@ import numpy as np  # noqa: E402
 import adaptive as ad  # noqa: E402
 import collectives as comm  # noqa: E402
 import controllers as ctrl  # noqa: E402
-from collectives.worlds.recruits import Recruiting  # noqa: E402
+from collectives.worlds.elastic.spawning import Spawner  # noqa: E402
 
-begun = Recruiting.spawn
+begun = Spawner.spawn
 
 
-def spawn(self: Recruiting, offer: Any) -> None:
+def spawn(self: Spawner, offer: Any) -> None:
     begun(self, offer)
     if DIES and PHASE == "spawning":
         threading.Timer(NUMBER / 1000, die).start()
 
 
-Recruiting.spawn = spawn  # type: ignore[method-assign]
+Spawner.spawn = spawn  # type: ignore[method-assign]
 
 
 def driver(state, batch):

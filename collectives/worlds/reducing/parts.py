@@ -9,7 +9,7 @@ from typing import NamedTuple
 import numpy as np
 
 
-class Part(NamedTuple):
+class FlatPart(NamedTuple):
     """A part of a message, or a piece of one. Its arrays are flat, and local.
 
     Attributes:
@@ -25,10 +25,10 @@ class Part(NamedTuple):
     start: int = 0
 
 
-def pieces(parts: Iterable[Part], nbytes: int) -> Iterator[Part]:
+def pieces(parts: Iterable[FlatPart], nbytes: int) -> Iterator[FlatPart]:
     """Parts, cut into pieces of at most so many bytes, of each part equally large; one part after another."""
     for number, source, target, _ in parts:
         count = -(-target.size // (nbytes // target.itemsize))
         bounds = [target.size * i // max(count, 1) for i in range(count + 1)]
         for start, stop in pairwise(bounds):
-            yield Part(number, None if source is None else source[start:stop], target[start:stop], start)
+            yield FlatPart(number, None if source is None else source[start:stop], target[start:stop], start)

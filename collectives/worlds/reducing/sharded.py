@@ -19,9 +19,9 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from adaptive.extend import Mixed, Parts, Reduction, Sliced, thread_status
-from collectives.worlds.lines import in_order_of_lines
+from collectives.worlds.transport.tcp_tree import in_order_of_lines
 
-from .on_devices import by_slices, mixed, table
+from .custom_on_devices import by_slices, mixed, table
 
 # Two programs that join devices, started in two threads, could be started on two devices in two orders, and wait for
 # each other.
@@ -120,7 +120,7 @@ class Sharded:
 
     def _sum_as_in_frame(self, x: jax.Array) -> jax.Array:
         """Sum a worker's part 0 over all workers; traced. The same bits as the frame's: in double precision, first over
-        the workers of each process, and then as `Lines.sum` does.
+        the workers of each process, and then as `TCPTree.sum` does.
         """
         rows = jax.lax.all_gather(x, self.axis)
         with jax.enable_x64(True):

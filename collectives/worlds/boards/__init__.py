@@ -1,1 +1,0 @@
-"""What workers publish, and others copy when they like."""

@@ -1,0 +1,1 @@
+"""Processes that join, leave and wait on standby."""

@@ -1,0 +1,218 @@
+"""What a worker has of others whose memory it cannot read: it asks their processes, and waits for a moment only.
+
+A line to a process is made when it is first asked. Whoever does not answer in time is not asked again: the next look
+finds what has come of the answer since then, and takes it if it is complete, without waiting. So a process that is
+stopped, dead or cut off costs a moment, once; and who was late is waited for half as long the next time.
+"""
+
+from __future__ import annotations
+
+import errno
+import ipaddress
+import os
+import select
+import socket
+import time
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from collectives.worlds.watchdog.udp import Address
+from launchers.ending import give_up_after
+
+from .flows import WRITE, SocketFlow, greet_owner, receive, received, send
+from .serving import ANSWER, QUESTION, MailboxEndpoint
+
+_LONGEST, _LEAST = 0.25, 0.01  # seconds that an answer is waited for,
+_SLOWEST = 20e6  # and longer once it comes: by so many bytes a second
+_SECONDS_TO_CONNECT = 3.0  # to one address
+_SECONDS_APART = 1.0  # between two attempts at a process that has no line
+_SECONDS_TO_NOTICE = 60.0  # that the host at the other end is gone
+
+
+class AnswerTimeout:
+    """For how long answers of a host are waited for."""
+
+    def __init__(self) -> None:
+        self.seconds = _LONGEST
+
+    def late(self) -> None:
+        """One has not come in time."""
+        self.seconds = max(_LEAST, self.seconds / 2)
+
+    def in_time(self) -> None:
+        """One has."""
+        self.seconds = min(_LONGEST, 2 * self.seconds)
+
+
+class BufferPool:
+    """For publications that come: one is enough, unless somebody is late.
+
+    Args:
+      size: of each, in bytes.
+    """
+
+    def __init__(self, size: int):
+        self._size = size
+        self._free: list[np.ndarray] = []
+
+    def take(self) -> np.ndarray:
+        """One that is free."""
+        return self._free.pop() if self._free else np.empty(self._size, np.uint8)
+
+    def give(self, room: np.ndarray) -> None:
+        """It is free again."""
+        self._free.append(room)
+
+
+class _Question(NamedTuple):
+    place: int
+    round: int
+    room: np.ndarray  # for the answer
+    flow: SocketFlow[bool]
+
+
+class OwnerConnection:
+    """One reader's to one process. For one thread at a time.
+
+    Args:
+      addresses: of the owner's, those by which it may be reached from here.
+      patience: of all links to its host.
+      rooms: of the reader.
+    """
+
+    def __init__(
+        self, owner: MailboxEndpoint, addresses: Sequence[Address], patience: AnswerTimeout, rooms: BufferPool
+    ):
+        self._owner, self._addresses, self._patience, self._rooms = owner, list(addresses), patience, rooms
+        self._line: socket.socket | None = None
+        self._under_way: _Question | None = None
+        self._not_before = 0.0  # time of the next attempt
+        self._until = 0.0  # when the answer is late
+
+    def look(self, place: int, round: int) -> np.ndarray | None:
+        """What one of the owner's workers has published last in a round, as far as is known now; a room."""
+        late = self._under_way
+        if late is not None:
+            found = self._go_on(late, wait=False)
+            if self._under_way is not None or self._line is None:
+                return None
+            if found is not None and (late.place, late.round) == (place, round):
+                return found
+            if found is not None:
+                self._rooms.give(found)
+        now = time.monotonic()
+        if self._line is None and now < self._not_before:
+            return None
+        room = self._rooms.take()
+        self._until = now + self._patience.seconds
+        self._under_way = _Question(place, round, room, self._asking(place, round, room))
+        found = self._go_on(self._under_way, wait=True)
+        if self._under_way is not None:
+            self._patience.late()
+        elif self._line is not None:
+            self._patience.in_time()
+        return found
+
+    def close(self) -> None:
+        """Give the line back."""
+        self._under_way = None
+        if self._line is not None:
+            self._line.close()
+            self._line = None
+
+    def _go_on(self, question: _Question, *, wait: bool) -> np.ndarray | None:
+        """As far as it goes in time."""
+        try:
+            while True:
+                if not self._ready(next(question.flow), wait=wait):
+                    return None
+        except StopIteration as done:
+            self._under_way = None
+            if done.value:
+                return question.room
+        except OSError:
+            self.close()
+            self._not_before = time.monotonic() + _SECONDS_APART
+        self._rooms.give(question.room)
+        return None
+
+    def _ready(self, waits: int, *, wait: bool) -> bool:
+        assert self._line is not None
+        return _is_ready(self._line, waits, max(0.0, self._until - time.monotonic()) if wait else 0.0)
+
+    def _asking(self, place: int, round: int, room: np.ndarray) -> SocketFlow[bool]:
+        """A question and its answer; whether there is any."""
+        if self._line is None:
+            yield from self._connecting()
+        line = self._line
+        assert line is not None
+        yield from send(line, QUESTION.pack(self._owner.board, place, round))
+        (number,) = ANSWER.unpack((yield from received(line, ANSWER.size)))
+        if number:
+            self._until += room.size / _SLOWEST
+            yield from receive(line, room.data)
+        return bool(number)
+
+    def _connecting(self) -> SocketFlow[None]:
+        """By whichever address it is that leads to the owner. It is the first one from then on."""
+        error: OSError = ConnectionError("no address")
+        for address in list(self._addresses):
+            self._line = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+            try:
+                yield from _in_time(_connected(self._line, address, self._owner.key))
+            except OSError as failed:
+                self._line.close()
+                error = failed
+                continue
+            self._addresses.remove(address)
+            self._addresses.insert(0, address)
+            return
+        raise error
+
+
+def _is_ready(line: socket.socket, waits: int, seconds: float) -> bool:
+    poll = select.poll()
+    poll.register(line, waits)
+    return bool(poll.poll(1000 * seconds))
+
+
+def _connected(line: socket.socket, address: Address, key: bytes) -> SocketFlow[None]:
+    line.setblocking(False)
+    line.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    give_up_after(line, _SECONDS_TO_NOTICE)
+    failed = line.connect_ex(tuple(address))
+    if failed == errno.EINPROGRESS:
+        while not _is_ready(line, WRITE, 0.0):  # it is gone on with whether it is or not
+            yield WRITE
+        failed = line.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
+    if failed:
+        raise OSError(failed, os.strerror(failed))
+    yield from greet_owner(line, key)
+
+
+def _in_time(flow: SocketFlow[None]) -> SocketFlow[None]:
+    until = time.monotonic() + _SECONDS_TO_CONNECT
+    for waits in flow:
+        yield waits
+        if time.monotonic() > until:
+            raise TimeoutError("nobody answers")
+
+
+def most_likely_first(addresses: Sequence[Address]) -> list[Address]:
+    """Those first that are in a network which this host is in, and last those that it has itself, as others may have,
+    too: a bridge to its containers, say.
+    """
+    import psutil
+
+    own = [a for all_of in psutil.net_if_addrs().values() for a in all_of if a.family == socket.AF_INET and a.netmask]
+    hosts = {a.address for a in own}
+    networks = [ipaddress.ip_network((a.address, a.netmask), strict=False) for a in own]
+
+    def likelihood(address: Address) -> int:
+        if address[0] in hosts:
+            return 2
+        return 0 if any(ipaddress.ip_address(address[0]) in network for network in networks) else 1
+
+    return sorted(addresses, key=likelihood)

@@ -1,0 +1,80 @@
+"""Bytes through lines that never block: generators, which yield what they wait for until all is through.
+
+Both ends of a line begin with a *greeting*, in which each shows the other that it has a key, without sending it: an
+address may be that of somebody else, on another network.
+"""
+
+from __future__ import annotations
+
+import hmac
+import secrets
+import select
+import socket
+from collections.abc import Generator
+from typing import TypeVar
+
+T = TypeVar("T")
+READ, WRITE = select.POLLIN, select.POLLOUT
+SocketFlow = Generator[int, None, T]  # of READ and WRITE; ends by an OSError where the line does
+
+_NONCE, _SEAL = 16, 32  # bytes
+
+
+class StrangerError(OSError):
+    """At the other end is somebody else."""
+
+
+def receive(line: socket.socket, room: memoryview) -> SocketFlow[None]:
+    """Until the room is full."""
+    got = 0
+    while got < len(room):
+        try:
+            n = line.recv_into(room[got:])
+        except BlockingIOError:
+            yield READ
+            continue
+        if not n:
+            raise ConnectionResetError("closed")
+        got += n
+
+
+def received(line: socket.socket, length: int) -> SocketFlow[bytearray]:
+    """So many bytes."""
+    room = bytearray(length)
+    yield from receive(line, memoryview(room))
+    return room
+
+
+def send(line: socket.socket, what: bytes | bytearray | memoryview) -> SocketFlow[None]:
+    """All of it."""
+    rest = memoryview(what)
+    while rest:
+        try:
+            rest = rest[line.send(rest) :]
+        except BlockingIOError:
+            yield WRITE
+
+
+def greet_asker(line: socket.socket, key: bytes) -> SocketFlow[None]:
+    """Of who is asked, and owns the key."""
+    own = secrets.token_bytes(_NONCE)
+    yield from send(line, own)
+    said = yield from received(line, _NONCE + _SEAL)
+    theirs, seal = bytes(said[:_NONCE]), said[_NONCE:]
+    if not hmac.compare_digest(seal, _seal(key, b"asks", own, theirs)):
+        raise StrangerError("it does not have the key")
+    yield from send(line, _seal(key, b"answers", own, theirs))
+
+
+def greet_owner(line: socket.socket, key: bytes) -> SocketFlow[None]:
+    """Of who asks the owner of the key."""
+    own = secrets.token_bytes(_NONCE)
+    theirs = bytes((yield from received(line, _NONCE)))
+    yield from send(line, own + _seal(key, b"asks", theirs, own))
+    seal = yield from received(line, _SEAL)
+    if not hmac.compare_digest(seal, _seal(key, b"answers", theirs, own)):
+        raise StrangerError("it does not have the key")
+
+
+def _seal(key: bytes, what: bytes, *nonces: bytes) -> bytes:
+    return hmac.digest(key, b"".join([what, *nonces]), "sha256")

@@ -1,0 +1,231 @@
+"""The board of a world of several processes: memory of each, from which the others copy when they like.
+
+Each worker has a place in memory of its process (`places.py`). Processes of its host copy from there (`memory.py`); so
+a process that is slow, stopped or dead is in nobody's way. Others ask a thread of it (`serving.py`), and wait for its
+answer for no longer than a moment (`fetching.py`). That is not MPI's one-sided communication, which needs the owner's
+help between hosts, too: Open MPI 5.0.11 waits for ever for a host that is gone, and sees what has come only when it is
+looked into again and again, which costs a busy host a time slice each.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections import defaultdict
+from collections.abc import Callable, MutableMapping, Sequence
+from contextlib import closing
+from functools import partial
+from typing import Any
+from zlib import crc32
+
+import numpy as np
+
+from adaptive.extend import Vectors
+from collectives.worlds.transport.operations import Operation
+from collectives.worlds.transport.process_group import Process
+
+from .fetching import AnswerTimeout, BufferPool, OwnerConnection, most_likely_first
+from .memory import Files, Memory, Windows
+from .seqlock import SlotLayout
+from .serving import MailboxEndpoint, MailboxServer, PublishedCopies
+
+_KIND = crc32(b"board")
+_COMPONENT = "OMPI_MCA_osc"
+
+
+def prepare(environ: MutableMapping[str, str] = os.environ) -> None:
+    """Before MPI is loaded, and if all ranks are on one host: leave out what is for networks; where there is none it
+    prints that it has failed, once per rank.
+    """
+    ranks = environ.get("OMPI_COMM_WORLD_SIZE")
+    if ranks is not None and ranks == environ.get("OMPI_COMM_WORLD_LOCAL_SIZE"):
+        environ.setdefault(_COMPONENT, "^ucx")
+
+
+def why_none(mpi: Any) -> str:
+    """Why these processes can have no board: "" where they can."""
+    if mpi.Query_thread() < mpi.THREAD_MULTIPLE:
+        return (
+            "MPI was initialised for one thread at a time, and kernels publish from threads of XLA's. Without an "
+            "mpi4py.rc.thread_level of your own, mpi4py asks for MPI.THREAD_MULTIPLE"
+        )
+    return ""
+
+
+class CreateMailbox(Operation):
+    """Make a board, for those who are together: `result`.
+
+    Args:
+      nbytes: of the vectors that each worker publishes.
+      everyone: those who make it, by rank.
+      service: this process's, made when it is first asked for.
+      outdated: a board whose place it takes.
+      mpi: whose windows it is made of; `None` for files in memory.
+    """
+
+    agreed = True
+
+    def __init__(
+        self,
+        about: str,
+        nbytes: Sequence[int],
+        everyone: Callable[[], Sequence[Process]],
+        service: Callable[[], MailboxServer],
+        outdated: ProcessMailbox | None,
+        mpi: Any = None,
+    ):
+        super().__init__(about, "", crc32(repr(tuple(nbytes)).encode(), _KIND), f"a board of {tuple(nbytes)} bytes")
+        self._nbytes, self._everyone, self._service = nbytes, everyone, service
+        self._outdated, self._mpi = outdated, mpi
+        self.result: Any = None
+
+    def carry_out(self, comm: Any) -> None:
+        everyone = self._everyone()
+        if self._outdated is not None:
+            self._outdated.stop()
+        layout, own = SlotLayout(self._nbytes), everyone[comm.rank]
+        here = [rank for rank, process in enumerate(everyone) if process.host == own.host]
+        size = len(own.seats) * layout.place
+        memory: Memory
+        if self._mpi is not None:
+            self._free_outdated(comm, everyone)
+            memory = Windows(self._mpi, comm, here, size)
+        else:
+            with closing(Files(size)) as memory:
+                told = comm.allgather(memory.told)
+                memory.open(comm.rank, {rank: told[rank] for rank in here})
+                comm.allgather(None)
+        self.result = ProcessMailbox(layout, memory, everyone, comm.rank)
+        if self._mpi is None or len(here) < len(everyone):
+            self.result.ask(comm.allgather(self.result.shown_by(self._service())))
+
+    def _free_outdated(self, comm: Any, everyone: Sequence[Process]) -> None:
+        """Unless it is another one for whoever was in reserve meanwhile."""
+        names = set(comm.allgather(None if self._outdated is None else self._outdated.name))
+        if self._outdated is not None and len(names) == 1:
+            self._outdated.free_among(everyone)
+
+
+class ProcessMailbox:
+    """A place for each worker, in memory of its process. For the rest see `Board`.
+
+    Args:
+      everyone: who has made it, by rank.
+      own: this process's rank.
+    """
+
+    def __init__(self, layout: SlotLayout, memory: Memory, everyone: Sequence[Process], own: int):
+        self._layout, self._memory, self._everyone, self._own = layout, memory, tuple(everyone), own
+        self._where = {seat: (rank, i) for rank, p in enumerate(everyone) for i, seat in enumerate(p.seats)}
+        seats = everyone[own].seats
+        self._rooms = {reader: BufferPool(layout.slot) for reader in seats}
+        self._current: dict[int, np.ndarray] = {}  # what readers were given last
+        self._links: dict[tuple[int, int], OwnerConnection] = {}  # by reader and rank
+        self._shown: PublishedCopies | None = None
+        self._writing = threading.Lock()
+
+    def shown_by(self, service: MailboxServer) -> MailboxEndpoint:
+        """Have others be told of this process's workers. Returns where they ask."""
+        self._shown = PublishedCopies(self._layout, partial(self._memory.copy, self._own), self._writing)
+        return service.show(self._shown)
+
+    def ask(self, owners: Sequence[MailboxEndpoint]) -> None:
+        """Know where to ask for what is not in memory here, by rank."""
+        patience: dict[int, AnswerTimeout] = defaultdict(AnswerTimeout)  # with a host
+        for rank, (process, owner) in enumerate(zip(self._everyone, owners, strict=True)):
+            if not self._memory.has(rank):
+                here = process.host == self._everyone[self._own].host
+                addresses = owner.addresses[:1] if here else most_likely_first(owner.addresses[1:])
+                for reader, rooms in self._rooms.items():
+                    self._links[reader, rank] = OwnerConnection(owner, addresses, patience[process.host], rooms)
+
+    def publish(self, worker: int, round: int, vectors: Vectors) -> None:
+        """Show these: the protocol of `Board`."""
+        start = self._where[worker][1] * self._layout.place
+        place = self._memory.own[start : start + self._layout.place]
+        with self._writing:
+            self._layout.write(place, round, vectors, self._memory.fence)
+
+    def look(self, worker: int, reader: int, round: int) -> Vectors | None:
+        """A whole copy, or none: the protocol of `Board`."""
+        rooms, (rank, i) = self._rooms[reader], self._where[worker]
+        if reader in self._current:
+            rooms.give(self._current.pop(reader))
+        link = self._links.get((reader, rank))
+        found = self._copied(rank, i, round, rooms) if link is None else link.look(i, round)
+        if found is None:
+            return None
+        self._current[reader] = found
+        return self._layout.vectors(found)
+
+    def _copied(self, rank: int, i: int, round: int, rooms: BufferPool) -> np.ndarray | None:
+        room = rooms.take()
+        if self._layout.take(partial(self._memory.copy, rank), i, round, room):
+            return room
+        rooms.give(room)
+        return None
+
+    @property
+    def torn(self) -> int:
+        """Copies that were begun anew so far: for tests."""
+        return self._layout.torn
+
+    @property
+    def name(self) -> bytes:
+        """The same for all who have made it, and for no other one; empty where nothing is to be freed."""
+        return self._memory.name if isinstance(self._memory, Windows) else b""
+
+    def free_among(self, everyone: Sequence[Process]) -> None:
+        """Give the memory back. Where it is MPI's, all come to this at the same point, and if one of those who have
+        made it is not among them, it stays until they end: freeing waits for all.
+        """
+        self.stop()
+        if isinstance(self._memory, Windows) and set(self._everyone) <= set(everyone):
+            self._memory.free()
+
+    def stop(self) -> None:
+        """Nobody looks any more, and nobody is answered."""
+        self._shown = None
+        for link in self._links.values():
+            link.close()
+
+
+class Mailboxes:
+    """Those of a world, and what answers questions about them."""
+
+    def __init__(self) -> None:
+        self._made: list[ProcessMailbox] = []  # that are used, or hold memory of MPI's; in the order of their making
+        self._service: MailboxServer | None = None
+
+    def making(
+        self,
+        about: str,
+        nbytes: Sequence[int],
+        everyone: Callable[[], Sequence[Process]],
+        outdated: ProcessMailbox | None,
+        mpi: Any = None,
+    ) -> CreateMailbox:
+        """The operation: see `CreateMailbox`."""
+        return CreateMailbox(about, nbytes, everyone, self._serve, outdated, mpi)
+
+    def made(self, board: ProcessMailbox, outdated: ProcessMailbox | None) -> ProcessMailbox:
+        """Keep it."""
+        self._made = [*(kept for kept in self._made if kept is not outdated or kept.name), board]
+        return board
+
+    def free_among(self, everyone: Sequence[Process]) -> None:
+        """Give all memory back; see `ProcessMailbox`."""
+        for board in self._made:
+            board.free_among(everyone)
+
+    def stop(self) -> None:
+        """Nobody looks any more, and nobody is answered."""
+        for board in self._made:
+            board.stop()
+        self._made = []
+        if self._service is not None:
+            self._service.stop()
+
+    def _serve(self) -> MailboxServer:
+        self._service = self._service or MailboxServer()
+        return self._service

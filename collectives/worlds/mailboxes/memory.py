@@ -1,0 +1,138 @@
+"""Memory of processes of one host, in which each writes, and from which the others copy when they like.
+
+Among ranks that end together these are windows of MPI's (MPI-3, chapter 11), each locked by all as long as it lives,
+and shared: nobody ever locks one for himself alone. Among processes that go on when one is lost, or that MPI has not
+started, they are files (`shared_file.py`). Open MPI calls no part of its one-sided
+communication tested with losses: where a rank died while a window was made, others died of a segmentation fault
+(5.0.11, two of six times). A file is made by one process alone, and is there until the last one has let go of it.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from threading import Lock
+from typing import Any, Protocol
+
+import numpy as np
+
+from collectives.worlds.shared_file import SharedFile, SharedFileAddress, open_shared
+from collectives.worlds.transport.operations import pieces
+
+
+class Memory(Protocol):
+    """Of this process and of some others.
+
+    Attributes:
+      own: this process's, in bytes.
+    """
+
+    own: np.ndarray
+
+    def has(self, rank: int) -> bool:
+        """Whether that of this rank can be copied from."""
+        ...
+
+    def copy(self, rank: int, start: int, room: np.ndarray) -> None:
+        """Fill `room` from there, behind what was read before."""
+        ...
+
+    def fence(self) -> None:
+        """Have what was written before seen before what will be, and so for what is read."""
+        ...
+
+
+class Windows:
+    """Memory that MPI shares among the ranks of a host. Made by all of a communicator at once.
+
+    Args:
+      ranks: of this host, in the communicator.
+
+    Attributes:
+      name: the same for all, and another each time.
+    """
+
+    def __init__(self, mpi: Any, comm: Any, ranks: Sequence[int], size: int):
+        self._byte = mpi.BYTE
+        self._there = {rank: i for i, rank in enumerate(ranks)}
+        self.name = comm.bcast(secrets.token_bytes(8))
+        self._comm = comm.Split(ranks[0], comm.rank)
+        self._window: Any = mpi.Win.Allocate(size, 1, mpi.INFO_NULL, self._comm)
+        self._window.Set_errhandler(mpi.ERRORS_RETURN)
+        self._window.Lock_all(mpi.MODE_NOCHECK)
+        self.own = np.frombuffer(self._window.tomemory(), np.uint8)
+        self.own[:] = 0
+        self._window.Sync()
+        comm.Barrier()
+
+    def has(self, rank: int) -> bool:
+        """Whether it is on this host."""
+        return rank in self._there
+
+    def copy(self, rank: int, start: int, room: np.ndarray) -> None:
+        """Get it, and wait until it is there."""
+        for piece in pieces(room):
+            self._window.Get([piece, self._byte], self._there[rank], (start, piece.size, self._byte))
+            self._window.Flush(self._there[rank])
+            start += piece.size
+
+    def fence(self) -> None:
+        """MPI's own."""
+        self._window.Sync()
+
+    def free(self) -> None:
+        """Give it back. All do so at the same point. Again, it does nothing."""
+        window, self._window = self._window, None
+        if window is not None:
+            self.own = np.empty(0, np.uint8)
+            window.Unlock_all()
+            window.Free()
+            self._comm.Free()
+
+
+class Files:
+    """Memory that each process makes for itself, and the others of its host open. Where there is no such file, and for
+    those who may not open it, there is only one's own.
+    """
+
+    def __init__(self, size: int):
+        self._file = SharedFile(size)
+        self.own, self.told = self._file.memory, self._file.told
+        self._memory: dict[int, np.ndarray] = {}
+
+    def open(self, own: int, told: Mapping[int, SharedFileAddress]) -> None:
+        """Open those of other ranks, by rank, as far as that is possible. They are there until `close`."""
+        self._memory[own] = self.own
+        for rank, its in told.items():
+            if its.path and rank != own:
+                with suppress(OSError, ValueError):
+                    self._memory[rank] = open_shared(its)
+
+    def close(self) -> None:
+        """Nobody opens this process's any more. What is open stays."""
+        self._file.close()
+
+    def has(self, rank: int) -> bool:
+        """Whether it could be opened."""
+        return rank in self._memory
+
+    def copy(self, rank: int, start: int, room: np.ndarray) -> None:
+        """Copy it."""
+        fence()
+        room[:] = self._memory[rank][start : start + room.size]
+        fence()
+
+    def fence(self) -> None:
+        """See `fence`."""
+        fence()
+
+
+def fence() -> None:
+    """Between what this thread reads and writes before, and what it does behind it: processors that change the order of
+    these do not take a lock before it has been given back.
+    """
+    lock = Lock()
+    lock.acquire()
+    lock.release()
+    lock.acquire()

@@ -1,0 +1,192 @@
+"""The thread of a process that answers others who cannot read its memory: what its workers have published last.
+
+One thread has all lines, and waits for none of them: what a reader does not take is kept until it does. It sleeps in
+the kernel until somebody asks, and its answers are sent while Python's lock is free, so steps hardly notice.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import secrets
+import selectors
+import socket
+import struct
+import threading
+import time
+from typing import NamedTuple
+from weakref import WeakValueDictionary
+
+import numpy as np
+
+from adaptive.extend import register_exit_hook
+from collectives.worlds.watchdog.udp import Address, own_hosts
+from launchers.ending import give_up_after
+
+from .flows import READ, WRITE, SocketFlow, greet_asker, received, send
+from .seqlock import Copy, SlotLayout
+
+QUESTION = struct.Struct("=QIq")  # a board, one of the owner's workers, and a round
+ANSWER = struct.Struct("=Q")  # which publication it is, and then it itself; 0 for none of this round
+_SECONDS_TO_GREET = 5.0
+_SECONDS_TO_NOTICE = 60.0  # that the host at the other end is gone
+_SECONDS_IF_FULL = 0.01
+_BACKLOG = 128
+
+_log = logging.getLogger("adaptive")
+
+
+class MailboxEndpoint(NamedTuple):
+    """Where a process is asked.
+
+    Attributes:
+      addresses: the first for its own host, the others for other hosts.
+      board: its number of what is asked for.
+    """
+
+    addresses: tuple[Address, ...]
+    key: bytes
+    board: int
+
+
+class PublishedCopies:
+    """What a process shows of its own workers. Used by the thread alone.
+
+    Args:
+      copy: from its own memory.
+      writing: held by workers of this process while they publish. Another process could not be let wait for it.
+    """
+
+    def __init__(self, layout: SlotLayout, copy: Copy, writing: threading.Lock):
+        self._layout, self._copy, self._writing = layout, copy, writing
+        self._latest: dict[int, _Answer] = {}  # by place
+
+    def newest(self, place: int, round: int) -> _Answer | None:
+        """A copy of what was published last, or `None`. Several readers may share one."""
+        number = self._layout.number(self._copy, place, round)
+        latest = self._latest.get(place)
+        if not number:
+            return None
+        if latest is not None and latest.number == number:
+            return latest
+        if latest is None or latest.readers:
+            latest = self._latest[place] = _Answer(np.empty(self._layout.slot, np.uint8))
+        latest.number = self._layout.take(self._copy, place, round, latest.slot)
+        if not latest.number:  # it is published too fast for copies beside it
+            with self._writing:
+                latest.number = self._layout.take(self._copy, place, round, latest.slot)
+        return latest if latest.number else None
+
+
+class _Answer:
+    """A copy of a publication. It is not written again as long as it is sent to anybody."""
+
+    def __init__(self, slot: np.ndarray):
+        self.slot, self.number, self.readers = slot, 0, 0
+
+
+class MailboxServer:
+    """A process's."""
+
+    def __init__(self) -> None:
+        self._key = secrets.token_bytes(32)
+        self._shown: WeakValueDictionary[int, PublishedCopies] = WeakValueDictionary()
+        self._boards = 0
+        self._door = socket.create_server(("", 0), backlog=_BACKLOG)
+        self._door.setblocking(False)
+        port = self._door.getsockname()[1]
+        self._addresses = tuple((host, port) for host in own_hosts())
+        self._bell, self._ring = socket.socketpair()
+        self._over, self._pid = False, os.getpid()
+        self._greeting: dict[socket.socket, float] = {}  # since when
+        self._selector = selectors.DefaultSelector()
+        self._selector.register(self._door, selectors.EVENT_READ)
+        self._selector.register(self._bell, selectors.EVENT_READ)
+        self._thread = threading.Thread(target=self._run, name="adaptive-board", daemon=True)
+        self._thread.start()
+        self._forget = register_exit_hook(self.stop)
+
+    def show(self, shown: PublishedCopies) -> MailboxEndpoint:
+        """Answer questions about this, as long as somebody else keeps it. Returns where."""
+        self._boards += 1
+        self._shown[self._boards] = shown
+        return MailboxEndpoint(self._addresses, self._key, self._boards)
+
+    def stop(self) -> None:
+        """End."""
+        if not self._over and os.getpid() == self._pid:  # a forked child has our sockets, but not the thread
+            self._over = True
+            self._ring.send(b"!")
+            self._thread.join()
+            self._ring.close()
+            self._forget()
+
+    # --- the thread ---------------------------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        while not self._over:
+            for key, _ in self._selector.select(_SECONDS_TO_GREET if self._greeting else None):
+                if key.fileobj is self._door:
+                    self._admit()
+                elif key.data is not None:
+                    self._go_on(key.fileobj, key.data)  # type: ignore[arg-type]
+            late = time.monotonic() - _SECONDS_TO_GREET
+            for line in [line for line, since in self._greeting.items() if since < late]:
+                self._end(line)
+        for key in list(self._selector.get_map().values()):
+            key.fileobj.close()  # type: ignore[union-attr]
+        self._selector.close()
+
+    def _admit(self) -> None:
+        try:
+            line, _ = self._door.accept()
+        except OSError:  # whoever it was is gone, or there is no room for more
+            time.sleep(_SECONDS_IF_FULL)
+            return
+        line.setblocking(False)
+        line.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        give_up_after(line, _SECONDS_TO_NOTICE)
+        self._greeting[line] = time.monotonic()
+        flow = self._answering(line)
+        self._selector.register(line, selectors.EVENT_READ, flow)
+        self._go_on(line, flow)
+
+    def _go_on(self, line: socket.socket, flow: SocketFlow[None]) -> None:
+        """As far as it goes without waiting."""
+        try:
+            waits = next(flow)
+        except Exception as error:
+            if not isinstance(error, OSError | StopIteration):  # that is a reader that is gone, or nobody we know
+                _log.exception("An answer about what was published failed; its reader goes without.")
+            self._end(line)
+            return
+        event = {READ: selectors.EVENT_READ, WRITE: selectors.EVENT_WRITE}[waits]
+        if self._selector.get_key(line).events != event:
+            self._selector.modify(line, event, flow)
+
+    def _end(self, line: socket.socket) -> None:
+        self._selector.unregister(line).data.close()
+        self._greeting.pop(line, None)
+        line.close()
+
+    def _answering(self, line: socket.socket) -> SocketFlow[None]:
+        """One reader's questions, one after another."""
+        yield from greet_asker(line, self._key)
+        self._greeting.pop(line, None)
+        while True:
+            question = QUESTION.unpack((yield from received(line, QUESTION.size)))
+            yield from self._answer(line, *question)
+
+    def _answer(self, line: socket.socket, board: int, place: int, round: int) -> SocketFlow[None]:
+        shown = self._shown.get(board)
+        found = shown.newest(place, round) if shown is not None else None
+        del shown  # it may be gone before this reader has taken all
+        if found is None:
+            yield from send(line, ANSWER.pack(0))
+            return
+        found.readers += 1
+        try:
+            yield from send(line, ANSWER.pack(found.number))
+            yield from send(line, found.slot.data)
+        finally:
+            found.readers -= 1

@@ -1,0 +1,186 @@
+"""Reductions that are objects, between processes: what travels is sent by MPI from the host, and reduced there.
+
+A `Sliced` part is sent twice: each process gets a slice of all workers' values, and when it has reduced that, all get
+all slices. So a process sends and receives as many bytes as in an all-reduce, in the format of the reduction. A `Mixed`
+part goes to those who average it, and nowhere else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import lru_cache, partial
+from itertools import pairwise
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+from adaptive.extend import Mixed, Parts, Reduction, Sliced, average, summed_statistics
+from collectives.worlds.transport.operations import pieces
+
+from .hierarchical import HierarchicalSum
+
+_TAG = 7103
+
+RowsByWorker = Mapping[int, np.ndarray]  # a part, of each worker that this process carries
+
+
+def by_slices(comm: Any, op: Sliced, rows: RowsByWorker, received: np.ndarray, step: int) -> None:
+    """Reduce a part into `received`, the same on all processes."""
+    flat, functions, number = received.reshape(-1), _functions(op), np.int32(step)
+    bounds = [len(flat) * rank // comm.size for rank in range(comm.size + 1)]
+    with jax.default_device(jax.local_devices(backend="cpu")[0]):
+        sent = [np.asarray(functions.sent(x.reshape(-1), number, np.int32(worker))) for worker, x in rows.items()]
+        found = _slice_of_all(comm, sent, bounds)
+        has_first = bounds[comm.rank] == 0 < bounds[comm.rank + 1]
+        statistics = summed_statistics(functions, found, has_first, partial(_total, comm))
+        own = np.asarray(functions.reduced(found, statistics, number, np.int32(comm.rank)))
+    whole = np.empty(len(flat), own.dtype)
+    comm.Allgatherv(_words(own), _placed(whole, np.diff(bounds)))
+    flat[:] = whole.astype(flat.dtype)
+
+
+def sum_by_hosts(hosts: HierarchicalSum, op: Sliced, rows: RowsByWorker, received: np.ndarray, step: int) -> None:
+    """As `by_slices`, for what is a sum: what a host sends is the sum of what its workers would send."""
+    flat, functions, number = received.reshape(-1), _functions(op), np.int32(step)
+    own = np.zeros(len(flat), np.float32)
+    with jax.default_device(jax.local_devices(backend="cpu")[0]):
+        for worker, x in rows.items():
+            own += np.asarray(functions.sent(x.reshape(-1), number, np.int32(worker))).astype(np.float32)
+
+    def between(comm: Any, of_host: np.ndarray) -> None:
+        by_slices(comm, op, {-1 - comm.rank: of_host}, of_host, step)  # no worker's number: it is rounded by itself
+
+    hosts.reduce(own, between)
+    flat[:] = own.astype(flat.dtype)
+
+
+def mixed(
+    comm: Any, weights: Mapping[int, Mapping[int, float]], rows: RowsByWorker, carrier: Mapping[int, int]
+) -> RowsByWorker:
+    """Each of this process's workers' weighted mean. Who is in none keeps its own.
+
+    Args:
+      weights: of all workers' means; see `Mixed.weights`.
+      carrier: the rank of the process of each worker.
+    """
+    here = {worker: np.ascontiguousarray(row) for worker, row in rows.items()}
+    elsewhere: dict[tuple[int, int], np.ndarray] = {}
+    under_way = []
+    for taker in sorted(weights):  # in one order on all processes: messages between two of them are matched by it
+        for giver in sorted(weights[taker]):
+            there, here_too = carrier[giver] == comm.rank, carrier[taker] == comm.rank
+            if here_too and not there:
+                room = elsewhere[taker, giver] = np.empty_like(here[taker])
+                under_way += [comm.Irecv(piece, carrier[giver], _TAG) for piece in pieces(room)]
+            elif there and not here_too:
+                under_way += [comm.Isend(piece, carrier[taker], _TAG) for piece in pieces(here[giver])]
+    for request in under_way:
+        request.Wait()
+    return {
+        worker: average(
+            [
+                (share, here[giver] if giver in here else elsewhere[worker, giver])
+                for giver, share in sorted(weights[worker].items())
+            ]
+        )
+        if worker in weights
+        else row
+        for worker, row in here.items()
+    }
+
+
+def _total(comm: Any, statistics: Any) -> np.ndarray:
+    """Statistics, summed over all processes' slices in double precision."""
+    total = np.empty(statistics.shape, np.float64)
+    comm.Allreduce(np.asarray(statistics, np.float64), total)
+    return total.astype(statistics.dtype)
+
+
+class _CompiledReduction(NamedTuple):
+    """A reduction's functions, compiled."""
+
+    sent: Callable[..., Any]
+    statistics: Callable[..., Any]
+    further_statistics: Callable[..., Any]
+    reduced: Callable[..., Any]
+
+
+@lru_cache(maxsize=64)
+def _functions(op: Sliced) -> _CompiledReduction:
+    return _CompiledReduction(*(jax.jit(f) for f in (op.sent, op.statistics, op.further_statistics, op.reduced)))
+
+
+def _slice_of_all(comm: Any, sent: Sequence[np.ndarray], bounds: Sequence[int]) -> np.ndarray:
+    """This process's slice of all workers' values, shape=(workers, elements of the slice)."""
+    workers, sizes, own = np.array(comm.allgather(len(sent))), np.diff(bounds), int(np.diff(bounds)[comm.rank])
+    if len(sent) == 1:
+        (outgoing,) = sent
+    else:
+        outgoing = np.concatenate([row[start:stop] for start, stop in pairwise(bounds) for row in sent])
+    incoming = np.empty((int(workers.sum()), own), outgoing.dtype)
+    comm.Alltoallv(_placed(outgoing, sizes * len(sent)), _placed(incoming, workers * own))
+    return incoming
+
+
+def _placed(array: np.ndarray, sizes: np.ndarray) -> list[Any]:
+    """An array as MPI is to take it: whose first elements belong to rank 0, and so on."""
+    words = _words(array)
+    counts = sizes * (len(words) // array.size if array.size else 1)
+    return [words, (counts, np.concatenate([[0], np.cumsum(counts)[:-1]]))]
+
+
+def _words(array: np.ndarray) -> np.ndarray:
+    """An array as integers, which MPI has of every width: of half precisions it knows none."""
+    return np.ascontiguousarray(array).reshape(-1).view(f"u{min(array.itemsize, 8)}")
+
+
+class CustomReductions:
+    """The parts of one message by which workers are told apart, and what comes of them.
+
+    Args:
+      buffers: where all parts arrive.
+      parts: of each of this process's workers.
+      workers: which they are.
+
+    Attributes:
+      numbers: which parts.
+      differ: whether workers get results of their own.
+    """
+
+    def __init__(
+        self,
+        buffers: Sequence[np.ndarray],
+        parts: Sequence[Parts],
+        ops: Sequence[Reduction],
+        workers: Sequence[int],
+        step: int,
+    ):
+        self._buffers, self._ops, self._parts, self._workers, self._step = buffers, ops, parts, workers, step
+        self.numbers = [j for j, op in enumerate(ops) if not isinstance(op, str)]
+        self.differ = any(isinstance(ops[j], Mixed) for j in self.numbers)
+        self._own: dict[int, RowsByWorker] = {}
+
+    def reduce(
+        self, comm: Any, members: Sequence[int], seats: Sequence[Sequence[int]], hosts: HierarchicalSum | None = None
+    ) -> None:
+        """Reduce them over the processes of `comm`, which carry these seats; by `hosts`, if given, what can be."""
+        carrier = {worker: rank for rank, own in enumerate(seats) for worker in own}
+        for j in self.numbers:
+            op = self._ops[j]
+            rows = {worker: np.asarray(row[j]) for worker, row in zip(self._workers, self._parts, strict=True)}
+            if isinstance(op, Mixed):
+                self._own[j] = mixed(comm, op.weights(self._step, members), rows, carrier)
+                self._buffers[j][...] = self._own[j][self._workers[0]]
+            elif isinstance(op, Sliced) and hosts is not None and op.is_sum:
+                sum_by_hosts(hosts, op, rows, self._buffers[j], self._step)
+            elif isinstance(op, Sliced):
+                by_slices(comm, op, rows, self._buffers[j], self._step)
+
+    def in_place(self, results: list[list[jax.Array]], devices: Sequence[jax.Device]) -> list[list[jax.Array]]:
+        """Results, of which the first worker's are right, with those of the others."""
+        for j, rows in self._own.items():
+            for i, (worker, device) in enumerate(zip(self._workers, devices, strict=True)):
+                if i:
+                    results[i][j] = jax.device_put(rows[worker], device)
+        return results

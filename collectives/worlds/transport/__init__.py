@@ -1,0 +1,1 @@
+"""What processes share to carry out collectives: channels, operations, repair after losses."""

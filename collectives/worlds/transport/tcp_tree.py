@@ -1,0 +1,341 @@
+"""Lines between the processes that `jax.distributed` has joined, for what is small and on the host.
+
+XLA matches collectives by their order alone, and one that not all processes come to waits without a word, or for ever.
+So they agree first, beside XLA: by TCP, along a tree, from each process to the one above it and back. Between two
+processes of one host an agreement takes 15 µs; the smallest XLA collective over gloo took 0.3 to 3.5 ms there, and a
+value by way of the coordinator's key-value store 0.5 (two cores). On GPUs it would wait behind what is in the stream.
+
+Who has come to its end closes its lines; whoever waits then hears of it at once, and closes its own, so all do.
+
+A process has one set of lines for all of its worlds, as XLA has one order of collectives for all of its programs.
+"""
+
+from __future__ import annotations
+
+import atexit
+import hmac
+import json
+import os
+import pickle
+import secrets
+import socket
+import struct
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
+from functools import lru_cache
+from typing import Any, TypeVar
+
+import jax
+import numpy as np
+from jax.sharding import Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+from collectives.worlds.launch import LaunchError
+from collectives.worlds.watchdog.udp import own_hosts
+from launchers import ending
+
+T = TypeVar("T")
+
+BELOW = 8  # processes at most below one: up to nine in all are a star
+SECONDS_TO_COME = 300.0  # for all processes to make their first world; as long as JAX waits for them at the start
+_SECONDS_TO_CONNECT = 30.0
+_SECONDS_TO_NOTICE = 60.0  # that the host at the other end is gone, where it could not say so
+_SECONDS_TO_END = 5.0  # for exit handlers, where a process was lost
+_EXIT_STATUS = 1
+_ROOM = 4096  # bytes of what a process tells of itself
+_SECRET = 16  # bytes
+_LENGTH = struct.Struct("=Q")
+_RANK = struct.Struct("=I")
+
+
+class TCPTreeError(Exception):
+    """A process at the other end is gone, or the line to it."""
+
+
+class TCPTree:
+    """This process's: to the one above it, and to those below.
+
+    Attributes:
+      rank, processes: as `jax.distributed` numbers them.
+      lock: to be held by who uses them.
+      inside: whether somebody is in what all have to come to.
+      worlds: how many all have made together.
+      threads: names of those that have used any world.
+    """
+
+    def __init__(self) -> None:
+        self.rank, self.processes = jax.process_index(), jax.process_count()
+        self.lock = threading.Lock()
+        self.worlds = 0
+        self.threads: dict[int, str] = {}
+        self._why_closed = ""
+        above, below = _neighbors(self.rank, self.processes)
+        self._above: tuple[int, socket.socket] | None = None
+        self._below: dict[int, socket.socket] = {}
+        with socket.create_server(("", 0), backlog=max(1, len(below))) as door:
+            secret = secrets.token_bytes(2 * _SECRET)
+            addresses = [(host, door.getsockname()[1]) for host in own_hosts()]
+            told = _of_everyone(json.dumps([secret.hex(), socket.gethostname(), addresses]).encode())
+            if above is not None:
+                key, host, addresses = json.loads(told[above])
+                reachable = addresses if host == socket.gethostname() else addresses[1:]  # the first is its own loop
+                self._above = above, _connect(above, bytes.fromhex(key), reachable, self.rank)
+            self._below = _admit(door, secret, below)
+        self._lines = [*self._below.items(), *([self._above] if self._above else [])]
+        self._room = np.empty(0)
+        atexit.register(self._at_exit)
+
+    def sum(self, numbers: np.ndarray) -> None:
+        """Sum float64s over all processes, in place; the same bits on all. As many on all of them."""
+        if self._room.shape != numbers.shape:
+            self._room = np.empty_like(numbers)
+        sent, received = numbers.view(np.uint8).data, self._room.view(np.uint8).data
+        try:
+            with np.errstate(all="ignore"):
+                for rank, line in self._below.items():
+                    _receive_into(rank, line, received)
+                    np.add(numbers, self._room, out=numbers)
+            if self._above is not None:
+                rank, line = self._above
+                _send(rank, line, sent)
+                _receive_into(rank, line, sent)
+            for rank, line in self._below.items():
+                _send(rank, line, sent)
+        except BaseException as error:
+            self._close_by(error)
+            raise
+
+    def allgather(self, value: Any) -> list[Any]:
+        """Every process's value, by rank: anything that can be pickled."""
+        try:
+            found = {self.rank: pickle.dumps(value)}
+            for rank, line in self._below.items():
+                found |= pickle.loads(_receive(rank, line))
+            everything: bytes | bytearray = pickle.dumps(found)
+            if self._above is not None:
+                _send(self._above[0], self._above[1], _LENGTH.pack(len(everything)), everything)
+                everything = _receive(*self._above)
+            for rank, line in self._below.items():
+                _send(rank, line, _LENGTH.pack(len(everything)), everything)
+        except BaseException as error:
+            self._close_by(error)
+            raise
+        by_rank = pickle.loads(everything)
+        return [pickle.loads(by_rank[rank]) for rank in range(self.processes)]
+
+    def check_open(self) -> None:
+        """Raises LineError where they are closed."""
+        if self._why_closed:
+            raise TCPTreeError(self._why_closed)
+
+    def close(self, why: str) -> None:
+        """Whoever waits at another end hears of it."""
+        self._why_closed = self._why_closed or why
+        for _, line in self._lines:
+            with suppress(OSError):
+                line.shutdown(socket.SHUT_RDWR)
+            line.close()
+
+    def _at_exit(self) -> None:
+        """Whoever still waits for this process hears of its end. Where one was lost, JAX would wait for that one, and
+        then abort (`heartbeat_timeout_seconds`, 100 by default): other exit handlers have some seconds, and that is it.
+        """
+        lost = bool(self._why_closed)
+        self.close("its script is over")
+        if lost:
+            threading.Thread(target=_end_soon, name="adaptive-end", daemon=True).start()
+
+    def _close_by(self, error: BaseException) -> None:
+        """By anything in the middle of it: what comes next on a line would be the rest of this."""
+        self.close(str(error) if isinstance(error, TCPTreeError) else f"it was left by {type(error).__name__}")
+
+
+_making = threading.Lock()
+
+
+def lines() -> TCPTree:
+    """This process's, made when they are first asked for. All processes do so at the same point.
+
+    Raises:
+      LaunchError: not all have come to it, or they do not reach each other.
+    """
+    with _making:
+        return _made_once()
+
+
+@lru_cache(maxsize=1)
+def _made_once() -> TCPTree:
+    return TCPTree()
+
+
+def _end_soon() -> None:
+    time.sleep(_SECONDS_TO_END)
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(Exception):
+            stream.flush()
+    os._exit(_EXIT_STATUS)
+
+
+def in_order_of_lines(values: Sequence[T], rank: int = 0) -> T:
+    """Add up the values of all processes in the order in which `TCPTree.sum` does.
+
+    Args:
+      values: by rank; anything with `+`.
+      rank: the process at whose place in the tree to begin.
+    """
+    total = values[rank]
+    for below in _neighbors(rank, len(values))[1]:
+        total = total + in_order_of_lines(values, below)  # type: ignore[operator]
+    return total
+
+
+def _neighbors(rank: int, processes: int) -> tuple[int | None, range]:
+    first = rank * BELOW + 1
+    return (rank - 1) // BELOW if rank else None, range(min(first, processes), min(first + BELOW, processes))
+
+
+# --- meeting for the first time ---------------------------------------------------------------------------------------
+
+
+def _of_everyone(told: bytes) -> list[bytes]:
+    """What every process tells of itself, by rank: over XLA, since nothing else joins them yet."""
+    if len(told) > _ROOM:
+        raise LaunchError(f"this host has too many addresses to tell them all: {len(told)} bytes, of {_ROOM}.")
+    first: dict[int, jax.Device] = {}
+    for device in jax.devices():
+        first.setdefault(device.process_index, device)
+    mesh = Mesh(np.array([first[rank] for rank in range(jax.process_count())]), ("process",))
+    own = jax.device_put(np.frombuffer(told.ljust(_ROOM), np.uint8)[None], first[jax.process_index()])
+    by_process, for_all = (NamedSharding(mesh, P(*axes)) for axes in (["process"], []))
+
+    def gather() -> np.ndarray:
+        shape = (jax.process_count(), _ROOM)
+        joined = jax.make_array_from_single_device_arrays(shape, by_process, [own])
+        return np.asarray(jax.jit(lambda x: x, out_shardings=for_all)(joined).addressable_shards[0].data)
+
+    return [bytes(row).rstrip() for row in _in_time(gather)]
+
+
+def _in_time(gather: Callable[[], np.ndarray]) -> np.ndarray:
+    """Wait for all processes, in a thread that is left behind where one does not come."""
+    results: list[Any] = []
+
+    def work() -> None:
+        try:
+            results.append(gather())
+        except Exception as error:
+            results.append(error)
+
+    thread = threading.Thread(target=work, name="adaptive-first-meeting", daemon=True)
+    thread.start()
+    thread.join(SECONDS_TO_COME)
+    if not results:
+        raise LaunchError(
+            f"not all {jax.process_count()} processes of jax.distributed have made a world within "
+            f"{SECONDS_TO_COME:g} s: all run the same script, and come to `with comm.world()` together."
+        )
+    if isinstance(results[0], Exception):
+        raise LaunchError(
+            f"the processes of jax.distributed cannot be joined: {str(results[0]).splitlines()[0]}. On CPUs that takes "
+            "jax.config.update('jax_cpu_collectives_implementation', 'gloo') before jax.distributed.initialize()."
+        ) from results[0]
+    return results[0]
+
+
+def _connect(rank: int, secret: bytes, addresses: Sequence[tuple[str, int]], own: int) -> socket.socket:
+    """A line to the process above, by whichever of its addresses is reached."""
+    until, said = time.monotonic() + _SECONDS_TO_CONNECT, "it has no address but that of its own loop"
+    for host, port in addresses:
+        try:
+            line = socket.create_connection((host, port), timeout=max(1.0, (until - time.monotonic()) / len(addresses)))
+            line.sendall(secret[:_SECRET] + _RANK.pack(own))
+            if hmac.compare_digest(bytes(_read(line, _SECRET)), secret[_SECRET:]):
+                return _set_up(line)
+            said = f"{host}:{port} is somebody else"
+        except (OSError, EOFError) as error:
+            said = f"{host}:{port}: {error}"
+    raise LaunchError(
+        f"rank {own} cannot reach rank {rank} by TCP ({said}). The processes of a job must be able to connect to each "
+        "other, on any port."
+    )
+
+
+def _admit(door: socket.socket, secret: bytes, below: Iterable[int]) -> dict[int, socket.socket]:
+    """Lines to the processes below, in the order of their ranks."""
+    missing, come = set(below), {}
+    until = time.monotonic() + 2 * _SECONDS_TO_CONNECT
+    while missing:
+        door.settimeout(max(0.01, until - time.monotonic()))
+        try:
+            line, _ = door.accept()
+        except TimeoutError:
+            raise LaunchError(
+                f"ranks {', '.join(map(str, sorted(missing)))} have not connected by TCP. The processes of a job must "
+                "be able to connect to each other, on any port."
+            ) from None
+        with suppress(OSError, EOFError):
+            line.settimeout(5.0)
+            said = bytes(_read(line, _SECRET + _RANK.size))
+            (rank,) = _RANK.unpack(said[_SECRET:])
+            if hmac.compare_digest(said[:_SECRET], secret[:_SECRET]) and rank in missing:
+                line.sendall(secret[_SECRET:])
+                missing.remove(rank)
+                come[rank] = _set_up(line)
+                continue
+        line.close()
+    return dict(sorted(come.items()))
+
+
+def _set_up(line: socket.socket) -> socket.socket:
+    line.settimeout(None)
+    line.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    ending.give_up_after(line, _SECONDS_TO_NOTICE)
+    return line
+
+
+# --- bytes ------------------------------------------------------------------------------------------------------------
+
+
+def _send(rank: int, line: socket.socket, *pieces: bytes | bytearray | memoryview) -> None:
+    try:
+        for piece in pieces:
+            line.sendall(piece)
+    except OSError as error:
+        raise _gone(rank) from error
+
+
+def _receive(rank: int, line: socket.socket) -> bytearray:
+    length = bytearray(_LENGTH.size)
+    _receive_into(rank, line, memoryview(length))
+    value = bytearray(*_LENGTH.unpack(length))
+    _receive_into(rank, line, memoryview(value))
+    return value
+
+
+def _receive_into(rank: int, line: socket.socket, room: memoryview) -> None:
+    try:
+        _fill(line, room)
+    except (OSError, EOFError) as error:
+        raise _gone(rank) from error
+
+
+def _gone(rank: int) -> TCPTreeError:
+    return TCPTreeError(f"rank {rank} has closed its line: it has ended, or died, or heard of one that has")
+
+
+def _read(line: socket.socket, length: int) -> bytearray:
+    room = bytearray(length)
+    _fill(line, memoryview(room))
+    return room
+
+
+def _fill(line: socket.socket, room: memoryview) -> None:
+    got = 0
+    while got < len(room):
+        n = line.recv_into(room[got:], 0, socket.MSG_WAITALL)
+        if not n:
+            raise EOFError("closed")
+        got += n

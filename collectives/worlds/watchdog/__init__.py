@@ -1,0 +1,1 @@
+"""A thread per rank that finds ranks which are stuck."""
