@@ -18,6 +18,7 @@ from controllers.timing.time_model import TimeModel
 
 from .probation import Probation
 from .promises import Promises
+from .search import Search
 
 BAND = 3.0  # standard deviations
 RECORD = 30.0  # steps over which a predictor is compared with the model
@@ -42,6 +43,7 @@ class MinMaxState(NamedTuple):
     model: TimeModel
     promises: Promises
     probation: Probation
+    search: Search
     foreseen: tuple[Foreseen, ...]  # one where there is a predictor
 
 
@@ -142,7 +144,7 @@ def min_max(
             foreseen = (Foreseen(predictor.init(n_workers, n_inputs), nothing, np.full((2, n_workers), np.nan)),)
         return MinMaxState(
             *(Stretch.init(n_workers), np.asarray(0), model),
-            *(Promises.init(n_workers), Probation.init(n_workers), foreseen),
+            *(Promises.init(n_workers), Probation.init(n_workers), Search.init(n_workers), foreseen),
         )
 
     def update(observation: Observation, state: MinMaxState) -> tuple[Decision | None, MinMaxState]:
@@ -171,7 +173,7 @@ def min_max(
         # What a predictor says of the next step no later one can judge.
         promises = state.promises if foreseen else state.promises.see(sizes, seconds)
         probation = state.probation.see(sizes, latest.slowest, latest.steps)
-        return MinMaxState(state.stretch, np.asarray(latest.steps), model, promises, probation, foreseen)
+        return MinMaxState(state.stretch, np.asarray(latest.steps), model, promises, probation, state.search, foreseen)
 
     def foresee(
         seconds: np.ndarray, inputs: np.ndarray, was: TimeModel, model: TimeModel, foreseen: Foreseen
@@ -209,8 +211,8 @@ def min_max(
             kept = state._replace(promises=promises.judged(), probation=probation)
             return asked(promises.back.other, active, note), kept
         promises = promises.judged()
-        state = state._replace(promises=promises, probation=probation)
-        move = decide(observation, model)
+        move, search = decide(observation, model, state.search)
+        state = state._replace(promises=promises, probation=probation, search=search)
         if move is None:
             return None, state
         gain, others_ask = 1 - move.then / move.now, observation.global_batch != sizes.sum()
@@ -231,21 +233,22 @@ def min_max(
     def asked(split: np.ndarray, active: np.ndarray, note: str) -> Decision:
         return Decision(shares=shares_of(split[active], active, len(split)), notes=(note,))
 
-    def decide(observation: Observation, model: TimeModel) -> Move | None:
+    def decide(observation: Observation, model: TimeModel, search: Search) -> tuple[Move | None, Search]:
+        """Search for a better split, unless that was in vain lately."""
         total, limits = observation.global_batch, observation.limits
         active = active_of(observation)
         model = model.of(active)
         lower, upper, sizes = (np.asarray(a)[active] for a in (limits.lower, limits.upper, observation.batch_sizes))
         if len(lower) == 1 or not model.measured.all() or not lower.sum() <= total <= upper.sum():
-            return None
+            return None, search
         if not sizes.all():  # somebody has just been given examples
-            return None
+            return None, search
         stay = sizes * (total / sizes.sum())  # what the split would be if it stays as it is
         times = model.fit()
         seconds = times(stay)
         now, band = seconds.max(), max(dead_band, _noise_band(model, stay, seconds))
         if not worth_it(now, level_of_lines(total, times), band):
-            return None
+            return None, search
         trusted = np.minimum(
             upper, np.ceil(np.maximum(growth * model.largest, np.sqrt(growth) * stay)).astype(np.int64)
         )
@@ -256,14 +259,17 @@ def min_max(
         least = np.maximum(lower, (np.minimum(model.shape.smallest, stay) / growth**2).astype(np.int64))
         ideal = water_level(total, times, least, trusted)  # at the least
         if not worth_it(now, ideal, band):
-            return None
-        split, then = _split(total, times, least, trusted, limits, stay, seconds / stay, quantum_loss)
+            return None, search
+        all_sizes, gain = np.asarray(observation.batch_sizes), 1 - ideal / now
+        if search.skips(all_sizes, gain):
+            return None, search.skipped()
+        split, then = _split(total, times, least, trusted, limits, stay, seconds / stay, quantum_loss, ideal)
         if not worth_it(now, then.max(), band):
-            return None
+            return None, search.in_vain(all_sizes, gain)
         n = len(limits.lower)
         sizes_then, factors = np.zeros(n, np.int64), np.ones(n)
         sizes_then[active], factors[active] = split, then / seconds
-        return Move(sizes_then, factors, float(now), float(then.max()))
+        return Move(sizes_then, factors, float(now), float(then.max())), search
 
     def worth_it(now: float, then: float, band: float) -> bool:
         return now - then > band * now and (now - then) * horizon > switch_seconds
@@ -280,6 +286,7 @@ def _split(
     stay: np.ndarray,
     rate: np.ndarray,
     loss: float,
+    ideal: float,
 ) -> tuple[np.ndarray, np.ndarray]:
     """The split of least time, where every call beyond a batch's first costs; and the workers' times.
 
@@ -289,6 +296,7 @@ def _split(
 
     Args:
       rate: seconds per example, by which calls are priced; shape=(n,).
+      ideal: seconds that no split is done before, so that a split near it needs no comparison.
     """
     found: list[tuple[np.ndarray, np.ndarray]] = []
     unit = limits.multiple
@@ -299,6 +307,8 @@ def _split(
         calls = np.bitwise_count(np.maximum(split // unit, 1)).astype(int)
         more = np.where(split == stay, 0, calls - 1)  # what the present sizes take is in their measured seconds
         found.append((split, times(split) + limits.call * rate * more))
+        if found[-1][1].max() <= ideal * (1 + loss):
+            break
         quantum //= 2
     best = min(seconds.max() for _, seconds in found)
     return next((split, seconds) for split, seconds in found if seconds.max() <= best * (1 + loss))
