@@ -45,6 +45,8 @@ class SteadyLoop:
         self._on = False  # whether the last step has found nothing that keeps the next one from being like it
         self._trial = False  # whether the last step has tried kernel calls that may be slower
         self._share: Share | None = None  # of the next step, whose kernel calls are dispatched already
+        self._sizes: tuple[int, ...] = ()
+        self._taking_part = np.zeros(0, bool)  # of `_sizes`
         self._steady: SteadyStep | None = None  # what takes the steps; `None` for the engine
 
     def look(self) -> None:
@@ -55,13 +57,14 @@ class SteadyLoop:
         self._on = p._compiled and sizes.pending is None and p._company.settled
         if not self._on:
             return
+        if self._sizes != sizes.current:  # the same array while sizes stay: `SteadyStep` compares by identity
+            self._taking_part = np.asarray(sizes.current) > 0
         self._sizes, self._asked = sizes.current, p._membership.asked
         self._steady = p._engine.steady_step(self._sizes)
         self._generation, self._run_under_way = world.generation, world.run_under_way
         self._workers = tuple(world.workers)
         self._size, self._total = self._sizes[self._workers[0]], sum(self._sizes)
         self._least_calls = p._engine.least_calls_of(self._size, self._total)
-        self._taking_part = np.asarray(self._sizes) > 0
         self._epoch = p._stream.epoch
         self._simple = not isinstance(p._data, Shards)  # whose reports need no notes on shards
         self._said: tuple[Any, ...] = ()

@@ -23,6 +23,7 @@ from .search import Search
 BAND = 3.0  # standard deviations
 RECORD = 30.0  # steps over which a predictor is compared with the model
 STRETCH = 0.025  # seconds: 50 times what a look at a step costs on a slow core
+SHORT_WINDOW = 4  # looks between two searches for a split, where a look takes several steps
 _NO_INPUTS = np.zeros((0, 0))
 BETTER = 0.8  # a predictor speaks while its mean squared error is below this part of the model's
 
@@ -157,9 +158,14 @@ def min_max(
         state = state._replace(stretch=stretch)
         for number, latest in enumerate(looks, 1):
             state = look(latest, inputs, observation.due and number == len(looks), state)
-        if not observation.due or state.model.waiting < window:
+        waiting = state.model.waiting
+        if not observation.due or waiting < window:
             return None, state
-        decision, state = review(observation, told(state), state)
+        decision, state = judge(observation, state)
+        if decision is None and waiting < (window if state.steps <= 1 else max(window, SHORT_WINDOW)):
+            return None, state
+        if decision is None:
+            decision, state = propose(observation, told(state), state)
         return decision, state._replace(model=state.model.decided())
 
     def look(latest: Look, inputs: np.ndarray, due: bool, state: MinMaxState) -> MinMaxState:
@@ -197,8 +203,8 @@ def min_max(
             model = model._replace(level=model.level.told(-np.log(np.where(speaks, foreseen.speed, 1.0)), speaks))
         return model
 
-    def review(observation: Observation, model: TimeModel, state: MinMaxState) -> tuple[Decision | None, MinMaxState]:
-        """Go back where the last split was better; else to a better one, if promises are kept or it has been tried."""
+    def judge(observation: Observation, state: MinMaxState) -> tuple[Decision | None, MinMaxState]:
+        """Return to the split before, if the steps with the present one were longer."""
         sizes, active = np.asarray(observation.batch_sizes), active_of(observation)
         promises = state.promises.without_others(sizes, active, observation.global_batch)
         probation = state.probation.without_others(sizes, observation.global_batch)
@@ -210,9 +216,14 @@ def min_max(
             note = f"going back: steps took {promises.back.gain:.1%} longer than they would have"
             kept = state._replace(promises=promises.judged(), probation=probation)
             return asked(promises.back.other, active, note), kept
-        promises = promises.judged()
+        return None, state._replace(promises=promises.judged(), probation=probation)
+
+    def propose(observation: Observation, model: TimeModel, state: MinMaxState) -> tuple[Decision | None, MinMaxState]:
+        """Change to a better split, if earlier ones kept their promises, or this one has been tried on paper."""
+        sizes, active = np.asarray(observation.batch_sizes), active_of(observation)
+        promises, probation = state.promises, state.probation
         move, search = decide(observation, model, state.search)
-        state = state._replace(promises=promises, probation=probation, search=search)
+        state = state._replace(search=search)
         if move is None:
             return None, state
         gain, others_ask = 1 - move.then / move.now, observation.global_batch != sizes.sum()

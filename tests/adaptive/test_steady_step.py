@@ -17,6 +17,7 @@ import controllers as ctrl
 import monitors as mon
 from adaptive.runtime import steady_step as _steady_step
 from adaptive.runtime.memory import has_room
+from adaptive.runtime.segment import Feed
 from adaptive.runtime.steady_step import SteadyStep
 from tests.relaxed import relaxed_tx
 
@@ -95,6 +96,23 @@ def trained(driver, steps=14):
     with ad.Program(driver, state, DATA, global_batch=16, **options) as program:
         reports = [program.step() for _ in range(steps)]
         return reports, program.state
+
+
+def test_a_decision_that_changes_nothing_leaves_what_is_on_the_device_there(monkeypatch):
+    measured = []
+    measure = Feed.measure
+    monkeypatch.setattr(Feed, "measure", lambda self, reading: measured.append(reading.step) or measure(self, reading))
+
+    def hooked(state, batch):
+        state, metrics = plain(state, batch)
+        ctrl.hook(lambda control, loss: None, metrics["loss"], every=5)
+        return state, metrics
+
+    with ad.Program(hooked, begun(), DATA, global_batch=16, resizable=False) as program:
+        list(program.run(steps=4))
+        before = len(measured)
+        list(program.run(steps=40))
+    assert len(measured) == before
 
 
 @pytest.mark.parametrize("driver", [plain, monitored, averaged_now_and_then, two_levels, spoilt, compared])
