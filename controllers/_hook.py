@@ -102,6 +102,10 @@ class PolicyHandler:
         except (DriverError, ValueError) as error:
             raise DriverError(f"hook {self._name!r}{self._where}: {error}") from None
 
+    def rests_until(self, state: Any) -> int:
+        """Return the number of a step before which the policy decides nothing: see `Handler`."""
+        return 0 if self._policy.rests_until is None else self._policy.rests_until(state)
+
     def __call__(self, observation: Observation, state: Any) -> tuple[Decision | None, Any]:
         try:
             decision, state = self._policy.update(observation, state)

@@ -36,6 +36,9 @@ class Policy(NamedTuple):
       check: `check(values, n_workers, name)`, called when a program is built: it raises where the hook is given what
         the policy cannot read, and says what to write instead. Of the values only that is known which is in the graph:
         each leaf has a `shape`, a `dtype` and `sources`, the names of what was measured that it is made of.
+      rests_until: `rests_until(state)` returns the number of the first step after which the policy can decide anything
+        again. Due steps before that one are shown to it later, together with the next due one. A policy that costs more
+        than short steps take rests between two decisions; by default none does.
     """
 
     init: InitFn
@@ -43,3 +46,4 @@ class Policy(NamedTuple):
     name: str = "policy"
     reads: tuple[str, ...] = ()
     check: CheckFn | None = None
+    rests_until: Callable[[PolicyState], int] | None = None

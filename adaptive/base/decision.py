@@ -123,6 +123,8 @@ class Handler(Protocol):
 
     One that cannot read whatever a driver may hand it has a method `check(values, n_workers)` beside these. It is
     called when a program is built, with the values as the hook will be given them, but each leaf a `Known`, and raises.
+    One that costs more than some steps take may have a method `rests_until(state)`: the number of the first step after
+    which it can decide anything again. It is not called before. What it returns must follow from the state.
     """
 
     every_step: bool  # show steps between due ones too

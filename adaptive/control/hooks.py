@@ -72,6 +72,12 @@ class _Unknown:
             del self.values[value]
 
 
+def _never(state: Any) -> int:
+    """Return 0: the hook decides after every step that is due."""
+    del state
+    return 0
+
+
 def _numbered(hook: Hook) -> Any:
     return jax.tree.unflatten(hook.tree, range(hook.tree.num_leaves))
 
@@ -109,14 +115,21 @@ class Hooks:
         self.joined: list[set[int]] = [set() for _ in hooks]  # seats, since the last step that was shown
         self._watching = [i for i, hook in enumerate(self.hooks) if hook.handler.every_step]
         self.watches = bool(self._watching)
+        # Returns the number of a step before which a hook in this state decides nothing.
+        self._rests_until = [getattr(hook.handler, "rests_until", _never) for hook in self.hooks]
+        self._rest_until = [0] * len(hooks)
         self.next_due = self._due_after(0)
 
     def due(self, step: int) -> list[int]:
         """Which hooks decide after this step, by their numbers."""
-        return [i for i, hook in enumerate(self.hooks) if step % hook.every == 0]
+        rests = self._rest_until
+        return [i for i, hook in enumerate(self.hooks) if step % hook.every == 0 and step >= rests[i]]
 
     def _due_after(self, step: int) -> int:
-        return min([step - step % hook.every + hook.every for hook in self.hooks], default=sys.maxsize)
+        after = [max(step + 1, rest) for rest in self._rest_until]
+        return min(
+            [-(-n // hook.every) * hook.every for n, hook in zip(after, self.hooks, strict=True)], default=sys.maxsize
+        )
 
     def note(
         self,
@@ -153,7 +166,6 @@ class Hooks:
         self.note(step, epoch, values, ran, sizes.members)
         if step < self.next_due:
             return _NONE_DUE
-        self.next_due = self._due_after(step)
         merged = _NOTHING
         requests: list[Request] = []
         silent: list[str] = []
@@ -169,6 +181,8 @@ class Hooks:
                 requests.append(Request(hook.name, step, decision))
             else:
                 silent.append(hook.name)
+            self._rest_until[i] = self._rests_until[i](self.states[i])
+        self.next_due = self._due_after(step)
         if not deciding:
             return _NONE_DUE
         names = [request.by for request in requests] or silent
@@ -196,6 +210,7 @@ class Hooks:
         """Go on from these states. The steps that were kept for the hooks' next turn are dropped."""
         self.states = list(states)
         self._seen = [[] for _ in self.hooks]
+        self._rest_until = [rests(state) for rests, state in zip(self._rests_until, states, strict=True)]
         self.next_due = 0  # the number of the next step may be a lower one than so far
 
     def _show(self, i: int, sizes: BatchSizes, asked: Decision, *, due: bool = True) -> Decision | None:

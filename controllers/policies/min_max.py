@@ -23,7 +23,7 @@ from .search import Search
 BAND = 3.0  # standard deviations
 RECORD = 30.0  # steps over which a predictor is compared with the model
 STRETCH = 0.025  # seconds: 50 times what a look at a step costs on a slow core
-SHORT_WINDOW = 4  # looks between two searches for a split, where a look takes several steps
+REST = 4  # looks between two decisions, where a look takes several steps and no split is being tried
 _NO_INPUTS = np.zeros((0, 0))
 BETTER = 0.8  # a predictor speaks while its mean squared error is below this part of the model's
 
@@ -45,6 +45,7 @@ class MinMaxState(NamedTuple):
     promises: Promises
     probation: Probation
     search: Search
+    rests_until: np.ndarray  # shape=(), int64: the number of the first step after which a decision is possible again
     foreseen: tuple[Foreseen, ...]  # one where there is a predictor
 
 
@@ -108,9 +109,10 @@ def min_max(
       quantum_loss: sizes are multiples of the largest power of two that costs less than this fraction of the step
         beside the best; where calls cost nothing, of the program's quantum, else of half of it, and so on.
       stretch_seconds: consecutive steps at the same sizes are added up until they have taken this long, and the policy
-        looks at their mean. It decides at the first due step after a look. Where a look takes several steps, a split is
-        kept only if steps are measured to be shorter with it than before, and each split that does not pay makes the
-        policy wait for longer before the next one. 0: it looks at every step.
+        looks at their mean. It decides at a due step after a look: after each one while a split is on trial, else after
+        every fourth. Where a look takes several steps, a split is kept only if steps are measured to be shorter with it
+        than before, and each split that does not pay makes the policy wait for longer before the next one. 0: it looks
+        at every step.
       predictor: of speeds, such as `arx()` or `narx()`, where they change from step to step with what others take of
         the machine. It is told speeds at which the batch's size has been allowed for, and speaks for a worker while it
         has lately been more right than the model.
@@ -144,8 +146,14 @@ def min_max(
         if predictor is not None:
             foreseen = (Foreseen(predictor.init(n_workers, n_inputs), nothing, np.full((2, n_workers), np.nan)),)
         return MinMaxState(
-            *(Stretch.init(n_workers), np.asarray(0), model),
-            *(Promises.init(n_workers), Probation.init(n_workers), Search.init(n_workers), foreseen),
+            stretch=Stretch.init(n_workers),
+            steps=np.asarray(0),
+            model=model,
+            promises=Promises.init(n_workers),
+            probation=Probation.init(n_workers),
+            search=Search.init(n_workers),
+            rests_until=np.asarray(0),
+            foreseen=foreseen,
         )
 
     def update(observation: Observation, state: MinMaxState) -> tuple[Decision | None, MinMaxState]:
@@ -155,18 +163,22 @@ def min_max(
         else:  # in nearly every step: nothing that `seconds_of` would refuse
             seconds, inputs = np.asarray(values[0], np.float64), _NO_INPUTS
         stretch, looks = state.stretch.add(ran, seconds, stretch_seconds)
-        state = state._replace(stretch=stretch)
+        state, due = state._replace(stretch=stretch), observation.due and observation.step >= int(state.rests_until)
         for number, latest in enumerate(looks, 1):
-            state = look(latest, inputs, observation.due and number == len(looks), state)
-        waiting = state.model.waiting
-        if not observation.due or waiting < window:
+            state = look(latest, inputs, due and number == len(looks), state)
+        if not due or state.model.waiting < window:
             return None, state
         decision, state = judge(observation, state)
-        if decision is None and waiting < (window if state.steps <= 1 else max(window, SHORT_WINDOW)):
-            return None, state
         if decision is None:
             decision, state = propose(observation, told(state), state)
-        return decision, state._replace(model=state.model.decided())
+        return decision, state._replace(model=state.model.decided(), rests_until=rest(observation.step, state))
+
+    def rest(step: int, state: MinMaxState) -> np.ndarray:
+        """Return the number of the step at which the next decision is worth its price."""
+        if state.steps <= 1:
+            return np.asarray(0)
+        trying = state.probation.phase or state.promises.back.open or state.promises.ahead.open
+        return np.asarray(step + (1 if trying else REST) * int(state.steps))
 
     def look(latest: Look, inputs: np.ndarray, due: bool, state: MinMaxState) -> MinMaxState:
         """Learn from a step, or a stretch of short ones; `due`: whether a decision may follow."""
@@ -179,7 +191,9 @@ def min_max(
         # What a predictor says of the next step no later one can judge.
         promises = state.promises if foreseen else state.promises.see(sizes, seconds)
         probation = state.probation.see(sizes, latest.slowest, latest.steps)
-        return MinMaxState(state.stretch, np.asarray(latest.steps), model, promises, probation, state.search, foreseen)
+        return state._replace(
+            steps=np.asarray(latest.steps), model=model, promises=promises, probation=probation, foreseen=foreseen
+        )
 
     def foresee(
         seconds: np.ndarray, inputs: np.ndarray, was: TimeModel, model: TimeModel, foreseen: Foreseen
@@ -285,7 +299,11 @@ def min_max(
     def worth_it(now: float, then: float, band: float) -> bool:
         return now - then > band * now and (now - then) * horizon > switch_seconds
 
-    return Policy(init, update, "min_max", ("seconds",), partial(check_times, n_inputs=n_inputs))
+    def rests_until(state: MinMaxState) -> int:
+        return int(state.rests_until)
+
+    check = partial(check_times, n_inputs=n_inputs)
+    return Policy(init, update, "min_max", ("seconds",), check, rests_until)
 
 
 def _split(

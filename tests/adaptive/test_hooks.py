@@ -120,6 +120,37 @@ def test_noting_the_steps_before_the_next_due_one_shows_the_same(kinds, count):
     assert shown[0] == shown[1]
 
 
+class Resting(Recorder):
+    """Decides, and then rests for ten steps. Its state is the number of the step until which it does."""
+
+    def init(self, n_workers):
+        return np.asarray(0)
+
+    def rests_until(self, state):
+        return int(state)
+
+    def __call__(self, observation, state):
+        super().__call__(observation, state)
+        return None, np.asarray(observation.step + 10) if observation.due else state
+
+
+def test_a_policy_that_rests_is_shown_the_steps_later_and_decides_at_due_ones():
+    resting = Resting(every_step=True)
+    steps(hooks_of((resting, 4)), 32)
+    assert [o.step for o in resting.seen] == list(range(1, 29))
+    assert [o.step for o in resting.seen if o.due] == [4, 16, 28]
+
+
+def test_a_policy_goes_on_resting_from_a_state_that_is_restored():
+    resting = Resting(every_step=True)
+    those = hooks_of((resting, 2))
+    steps(those, 2)
+    another = hooks_of((again := Resting(every_step=True), 2))
+    another.restart(those.states)
+    steps(another, 12, start=3)
+    assert [o.step for o in again.seen if o.due] == [12]
+
+
 def test_after_going_back_to_an_earlier_step_no_due_step_is_missed():
     recorder = Recorder()
     those = hooks_of((recorder, 10))
