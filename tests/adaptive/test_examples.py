@@ -37,6 +37,34 @@ class Both:
         return self.odd if self.odd is not None else Both(self.x[index])
 
 
+class Shifted(Both):
+    """A pytree of arrays whose rows are built like the arrays', and are others from row `first` on."""
+
+    first = 0
+
+    def __getitem__(self, index):
+        return type(self)(self.x[index] + (index >= self.first))
+
+
+class ShiftedAtTheEnd(Shifted):
+    first = 3
+
+
+class Longer(Both):
+    """A pytree of arrays, and a source of more examples than they have rows."""
+
+    def __len__(self):
+        return 6
+
+    def __getitem__(self, index):
+        return Both(X[index % 4] + index)
+
+
+jax.tree_util.register_pytree_node(Shifted, lambda s: ((s.x,), None), lambda _, x: Shifted(*x))
+jax.tree_util.register_pytree_node(ShiftedAtTheEnd, lambda s: ((s.x,), None), lambda _, x: ShiftedAtTheEnd(*x))
+jax.tree_util.register_pytree_node(Longer, lambda s: ((s.x,), None), lambda _, x: Longer(*x))
+
+
 class Frame:
     """As pandas has it: an array with more around it."""
 
@@ -89,6 +117,7 @@ def same(a, b):
         ([(0.5, 1), (1.5, 2)], (1.5, 2)),
         ([1.5, 2.5, 3], 2.5),
         (Both(X), Both(X[1])),
+        (Longer(X), Both(X[1] + 1)),
         (Frame(), X[1]),
         (Table(), {"x": X[1], "y": Y[1]}),
     ],
@@ -96,7 +125,7 @@ def same(a, b):
 def test_a_data_set_is_taken_for_what_it_is(data, row):
     examples = Examples(data)
     assert same(jax.tree.map(lambda a: a[0], examples.rows(np.array([1]))), row)
-    assert examples.in_memory == (not isinstance(data, Table))
+    assert examples.in_memory == (not isinstance(data, Table | Longer))
 
 
 @pytest.mark.parametrize(
@@ -116,6 +145,8 @@ def test_a_data_set_is_taken_for_what_it_is(data, row):
         ),
         (({"x": X[0], "y": 1}, {"x": X[1], "y": 1}), "If these are examples, stack them"),
         (types.MappingProxyType({"x": X}), "a mappingproxy, which JAX takes for a single leaf. Give dict(data)"),
+        (Shifted(X), "a Shifted, a pytree of arrays and a source at once, and its data[0] is not"),
+        (ShiftedAtTheEnd(X), "a ShiftedAtTheEnd, a pytree of arrays and a source at once, and its data[3] is not"),
         (Both(X, odd={"first": 1}), "a Both, a pytree of arrays and a source at once, and its data["),
     ],
 )

@@ -115,6 +115,30 @@ def test_what_goes_wrong_is_told_and_the_rest_goes_on(tmp_path):
         data.close()
 
 
+class FailsOnce(Numbers):
+    """Whoever reads example 3 first cannot."""
+
+    def __init__(self, marker):
+        self.marker = marker
+
+    def __getitem__(self, index):
+        if index == 3 and not os.path.exists(self.marker):
+            Path(self.marker).touch()
+            raise OSError("the connection was reset")
+        return super().__getitem__(index)
+
+
+def test_after_a_failed_read_the_step_can_be_taken_again(tmp_path):
+    stream = Stream(ad.data.from_source(FailsOnce(str(tmp_path / "failed")), num_readers=1), seed=5, workers=range(1))
+    try:
+        with pytest.raises(OSError, match="the connection was reset"):
+            stream.take([60])
+        (batch,) = stream.take([60]).batches
+        assert sorted(batch["i"].tolist()) == list(range(60))
+    finally:
+        stream.close()
+
+
 def test_what_cannot_be_sent_to_another_process_is_refused():
     source = Numbers()
     source.lock = threading.Lock()

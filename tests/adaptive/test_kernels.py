@@ -662,6 +662,16 @@ def test_a_kernel_for_an_exact_size_is_compiled_when_it_pays(pays):
     assert pays.microbatches(0, 7) == (7,)
 
 
+def test_an_exact_kernel_is_asked_for_once_it_would_have_saved_the_seconds_of_one_compilation(pays):
+    """4 + 2 + 1 take 3 s, one call of 7 would take 7 / 4 of a second, and a kernel 10 s: 8 steps save no more."""
+    for _ in range(9):  # the first is of another size
+        pays.choose(0, 7, 1)
+    assert pays._workers[0].chooser.steps_at_size == 8
+    assert pays._compiler.asked == []
+    pays.choose(0, 7, 1)
+    assert pays._compiler.asked == [(0, 7)]
+
+
 def test_a_kernel_that_does_not_pay_is_not_compiled(make):
     kernels = warmed(make(), 8)
     measure(kernels, {8: 0.8, 4: 0.4, 2: 0.2, 1: 0.1})  # calls cost what their examples do

@@ -402,6 +402,21 @@ def test_rows_of_measurements_leave_a_batch_splittable():
     assert planned(driver, 0.0).splittable
 
 
+def test_a_sum_that_is_scaled_by_the_size_of_the_local_batch_keeps_it_in_one_call():
+    """In several calls each would be scaled by the size of all of them."""
+
+    def driver(state, batch):
+        scaled = batch["y"].mean() * ad.batch_size().astype(float)
+        return state + comm.all_reduce(scaled, op="sum"), {}
+
+    (reason,) = planned(driver, 0.0).unsplittable
+    assert "ad.batch_size()" in reason
+    assert "ad.microbatch_size()" in reason
+    assert planned(
+        lambda s, b: (s + comm.all_reduce(b["y"].sum() * ad.step().astype(float), op="sum"), {}), 0.0
+    ).splittable
+
+
 # --- another size -----------------------------------------------------------------------------------------------------
 
 

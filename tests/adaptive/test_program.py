@@ -434,6 +434,24 @@ def test_a_step_that_is_skipped_uses_up_its_examples_and_leaves_the_state():
     assert [r.examples for r in reports] == [8, 16, 24]
 
 
+@pytest.mark.parametrize("hooked", [False, True], ids=["plain steps", "steps with a hook"])
+def test_a_step_that_is_finite_lets_as_many_be_skipped_again(hooked):
+    """Skipped, fine, skipped, fine, skipped, skipped: of `max_skipped` in a row there is one, then two."""
+    data = {"x": np.ones((24, 3), np.float32), "y": np.arange(24, dtype=np.float32)}
+
+    def driver(state, batch):
+        bad = (ad.step() % 2 == 0) | (ad.step() > 4)
+        mean = comm.all_reduce(jnp.where(bad, jnp.inf, batch["y"].mean()))
+        if hooked:
+            operators.hook("watch", Recorder(every_step=True), (mean,))
+        return state + mean, {}
+
+    with build(driver, 0.0, data=data, global_batch=8, nonfinite="skip", max_skipped=1) as program:
+        assert [program.step().skipped for _ in range(5)] == [True, False, True, False, True]
+        with pytest.raises(ad.NonFiniteError):
+            program.step()
+
+
 def test_a_step_that_is_allowed_commits_what_it_is():
     with build(sgd, W, data=with_infinity(24, 5), global_batch=24, nonfinite="allow") as program:
         report = program.step()

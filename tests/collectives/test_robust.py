@@ -123,6 +123,30 @@ def test_coordinates_stay_among_those_of_good_workers(op, by, dtype):
     assert (found <= rows[2:].max(0)).all()
 
 
+@pytest.mark.parametrize("there", [(0, 1, 2, 3), (1, 2, 4), (0, 3), (2,)], ids=str)
+def test_a_trimmed_mean_of_few_workers_leaves_one_or_two_of_them(there, dtype):
+    """Where `trim` from either end would leave nobody, as many are left out as leave the middle."""
+    rows, weights = vectors(0, 1, 20, dtype), np.zeros(5)
+    weights[list(there)] = WEIGHTS[list(there)]
+    found = reduced(comm.trimmed_mean(2), rows, weights, dtype)
+    order = np.argsort(rows[list(there)], axis=0)
+    trim = (len(there) - 1) // 2
+    middle = order[trim : len(there) - trim]
+    values = np.take_along_axis(rows[list(there)], middle, 0)
+    votes = WEIGHTS[list(there)][middle]
+    np.testing.assert_allclose(found, (values * votes).sum(0) / votes.sum(0), rtol=BY_DTYPE[dtype])
+
+
+def test_nans_of_more_workers_than_are_left_out_stay(dtype):
+    """Of five workers two are left out at either end; of three that have examples, one."""
+    rows = vectors(0, 1, 4, dtype)
+    for bad, there, lost in ((2, 5, False), (3, 5, True), (1, 3, False), (2, 3, True)):
+        spoilt = rows.copy()
+        spoilt[:bad, 1] = np.nan
+        found = reduced(comm.trimmed_mean(2), spoilt, WEIGHTS * (np.arange(5) < there), dtype)
+        assert np.isnan(found).tolist() == [False, lost, False, False]
+
+
 def test_a_trimmed_mean_of_huge_values_is_finite(dtype):
     """A value times its weight can overflow, where the mean does not."""
     largest = float(np.finfo(dtype).max)

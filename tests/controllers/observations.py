@@ -19,6 +19,7 @@ def observe(
     due: bool = True,
     workers: tuple[int, int, int] | None = None,
     members: tuple[int, ...] | None = None,
+    limits: Limits | None = None,
 ) -> Observation:
     """`workers` are the target, the least and the most; by default they are those that there are."""
     n = len(batch_sizes)
@@ -32,7 +33,7 @@ def observe(
         batch_sizes=tuple(batch_sizes),
         previous_batch_sizes=tuple(batch_sizes if previous is None else previous),
         global_batch=sum(batch_sizes) if global_batch is None else global_batch,
-        limits=Limits((lower,) * n, (upper,) * n, quantum).of(takes_part),
+        limits=limits or Limits((lower,) * n, (upper,) * n, quantum).of(takes_part),
         due=due,
         members=there,
         target_workers=target,

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 import controllers as ctrl
+from adaptive.base.decision import Limits
 from adaptive.base.errors import DriverError
 from controllers.simulate import Cluster, Hooked, by_step, jitter, simulate, waves
 
@@ -210,6 +211,16 @@ def test_sizes_are_multiples_of_the_quantum_where_that_is_cheap():
     assert decision.shares == (30, 10)
 
 
+@pytest.mark.parametrize("call", [0.0, 5.0])
+def test_sizes_are_multiples_of_what_the_driver_cuts_its_batches_into(call):
+    """12 examples at least, however much nearer to the best split a smaller step would come."""
+    limits = Limits((12, 12), (4096, 4096), quantum=1, multiple=12, call=call)
+    decision = decide(ctrl.balance(), [0.1, 0.29], batch_sizes=(60, 60), limits=limits)
+    assert sum(decision.shares) == 120
+    assert all(share % 12 == 0 for share in decision.shares)
+    assert decision.shares in ((84, 36), (96, 24))
+
+
 def test_no_worker_gets_more_than_twice_or_less_than_a_quarter_of_what_it_was_measured_with():
     assert decide(ctrl.balance(), [0.1, 0.2], batch_sizes=(100, 100)).shares == (133, 67)
     assert decide(ctrl.balance(), [0.1, 0.9], batch_sizes=(100, 100)).shares == (175, 25)
@@ -227,6 +238,28 @@ def test_it_waits_for_a_window_of_steps():
     for steps in range(1, 12):
         decision = decide(ctrl.min_max(window=8), [0.1, 0.3], steps=steps, batch_sizes=(64, 64))
         assert (decision is not None) == (steps >= 9)  # the first is left out
+
+
+def first_decision(patience, **others):
+    """The step of the first decision for two workers, one three times as slow, and its note."""
+    policy = ctrl.min_max()
+    state = policy.init(2)
+    state = state._replace(promises=state.promises._replace(patience=np.asarray(patience)))
+    for step in range(1, 100):
+        seconds = np.array([0.1, 0.3])
+        decision, state = policy.update(observe(seconds, step=step, batch_sizes=(64, 64), **others), state)
+        if decision is not None:
+            return step, decision.notes[0]
+    raise AssertionError
+
+
+def test_after_a_broken_promise_a_split_is_tried_on_paper_before_it_is_taken():
+    at_once, note = first_decision(0)
+    assert "expected" in note
+    later, note = first_decision(10)
+    assert "sooner in 5 steps" in note  # so clear a gain needs no more of the 10
+    assert later == at_once + 5
+    assert first_decision(10, global_batch=130)[0] == first_decision(0, global_batch=130)[0]  # others move sizes anyway
 
 
 def test_values_of_the_wrong_shape_are_refused():

@@ -105,6 +105,36 @@ def test_what_can_be_set_follows_from_the_type_that_it_is_computed_in():
             program.step()
 
 
+def test_an_array_of_whole_numbers_is_set_to_whole_numbers_only():
+    def driver(state, batch):
+        widths = ad.hyperparameter("widths", [3, 4])
+        return state + widths.sum().astype(float) * comm.all_reduce(batch["x"].mean()), {}
+
+    with ad.Program(driver, 0.0, {"x": jnp.ones(8)}, global_batch=4) as program:
+        for values in ([1.5, 2.0], [2.0, 2.999], [1, float("nan")]):
+            with pytest.raises(ad.DriverError):
+                program.set(widths=values)
+        with pytest.raises(ad.DriverError, match=r"an array of shape \(2,\)"):
+            program.set(widths=[1, 2, 3])
+        program.set(widths=[2**31 - 1, -(2**31)])
+        assert program.hyperparameters["widths"] == [2**31 - 1, -(2**31)]
+        program.set(widths=np.array([5.0, 6.0]))
+        assert program.hyperparameters["widths"] == [5, 6]
+        assert float(program.step().hyperparameters["widths"][1]) == 6
+
+
+def test_numbers_of_an_array_are_set_as_they_are():
+    def driver(state, batch):
+        scales = ad.hyperparameter("scales", [1.0, 2.0])
+        return state + scales.sum() * comm.all_reduce(batch["x"].mean()), {}
+
+    with ad.Program(driver, 0.0, {"x": jnp.ones(8)}, global_batch=4) as program:
+        program.set(scales=[0.25, 1.75])
+        assert program.hyperparameters["scales"] == [0.25, 1.75]
+        program.step()
+        assert float(program.state) == 2.0
+
+
 def test_a_request_that_is_refused_changes_nothing():
     with program_of(lambda control: None) as program:
         with pytest.raises(ad.DriverError):

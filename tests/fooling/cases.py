@@ -301,6 +301,12 @@ def a_share_of_the_sum_by_the_calls_examples(state, batch):
 
 
 @refused(ad.DriverError, "microbatch=3", "ad.microbatch_size()", microbatch=3)
+def means_scaled_by_the_local_batch_size_in_several_calls(state, batch):
+    gradient = jax.grad(loss)(state["w"], batch)
+    return step(state, comm.all_reduce(gradient * (ad.batch_size() / ad.global_batch()), op="sum")), {}
+
+
+@refused(ad.DriverError, "microbatch=3", "ad.microbatch_size()", microbatch=3)
 def weighed_by_the_workers_batch_in_microbatches(state, batch):
     return step(state, comm.all_reduce(jax.grad(loss)(state["w"], batch), weight=ad.batch_size())), {}
 

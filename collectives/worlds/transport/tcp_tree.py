@@ -249,14 +249,20 @@ def _connect(rank: int, secret: bytes, addresses: Sequence[tuple[str, int]], own
     """A line to the process above, by whichever of its addresses is reached."""
     until, said = time.monotonic() + _SECONDS_TO_CONNECT, "it has no address but that of its own loop"
     for host, port in addresses:
+        seconds = max(1.0, (until - time.monotonic()) / len(addresses))
         try:
-            line = socket.create_connection((host, port), timeout=max(1.0, (until - time.monotonic()) / len(addresses)))
+            line = socket.create_connection((host, port), timeout=seconds)
+        except OSError as error:
+            said = f"{host}:{port}: {error}"
+            continue
+        try:
             line.sendall(secret[:_SECRET] + _RANK.pack(own))
             if hmac.compare_digest(bytes(_read(line, _SECRET)), secret[_SECRET:]):
                 return _set_up(line)
             said = f"{host}:{port} is somebody else"
         except (OSError, EOFError) as error:
             said = f"{host}:{port}: {error}"
+        line.close()
     raise LaunchError(
         f"rank {own} cannot reach rank {rank} by TCP ({said}). The processes of a job must be able to connect to each "
         "other, on any port."
@@ -265,13 +271,16 @@ def _connect(rank: int, secret: bytes, addresses: Sequence[tuple[str, int]], own
 
 def _admit(door: socket.socket, secret: bytes, below: Iterable[int]) -> dict[int, socket.socket]:
     """Lines to the processes below, in the order of their ranks."""
-    missing, come = set(below), {}
+    missing = set(below)
+    come: dict[int, socket.socket] = {}
     until = time.monotonic() + 2 * _SECONDS_TO_CONNECT
     while missing:
         door.settimeout(max(0.01, until - time.monotonic()))
         try:
             line, _ = door.accept()
         except TimeoutError:
+            for line in come.values():
+                line.close()
             raise LaunchError(
                 f"ranks {', '.join(map(str, sorted(missing)))} have not connected by TCP. The processes of a job must "
                 "be able to connect to each other, on any port."
