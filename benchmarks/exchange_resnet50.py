@@ -30,7 +30,7 @@ from adaptive.base.channel import PartSpec
 from adaptive.graph.cut import plan
 from adaptive.graph.trace import trace
 from adaptive.runtime import message
-from adaptive.runtime.finite import Look
+from adaptive.runtime.finite import FiniteCheck
 from collectives.worlds import mpi as _mpi
 
 Shape = tuple[int, ...]
@@ -65,7 +65,7 @@ def our_way(
 
     graph = trace(driver, list(grads), jax.ShapeDtypeStruct((1,), np.float32), capacity=world.capacity)
     layout = message.lay_out(plan(graph).messages[0], capacity=world.capacity, status=0)
-    look = Look(layout, "cpu")
+    look = FiniteCheck(layout, "cpu")
     channel = world.channel([PartSpec(p.shape, p.dtype, p.op) for p in layout.parts], 0)  # its own: see `by_piece`
     large = {e.part: i for i, e in enumerate(layout.entries) if e.part and layout.parts[e.part].shape == e.shape}
     packed = [part for part in range(len(layout.parts)) if part not in large]

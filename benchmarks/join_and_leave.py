@@ -32,11 +32,11 @@ def rank(folder: str, changes: int, mebibytes: int) -> None:
     """On each rank: train, and ask for another number of workers now and then."""
     import collectives as comm
     from adaptive.control.membership import Membership
-    from adaptive.program.company import Company
+    from adaptive.program.membership_changes import MembershipChanges
 
     notes = Notes(folder)
     notes.around(Membership, "change")
-    notes.around(Company, "hand_over")
+    notes.around(MembershipChanges, "transfer_state")
     with comm.world(workers=FEW) as world:
         program = monitored(world, workers=FEW, mebibytes=mebibytes)
         program.warm_up()
@@ -69,7 +69,7 @@ def _change(lines: list[dict], before: list[dict], behind: list[dict]) -> dict[s
         "switch": change["seconds"] - float(np.median([step["seconds"] for step in behind[1:]])),
         "step": float(np.median([step["seconds"] for step in behind[1:]])),
         "together": sum(line["seconds"] for line in inside if line["kind"] == "change"),
-        "handed over": sum(line["seconds"] for line in inside if line["kind"] == "hand_over"),
+        "handed over": sum(line["seconds"] for line in inside if line["kind"] == "transfer_state"),
         "kernels": behind[-1]["kernels"] - before[-1]["kernels"],
     }
 

@@ -33,7 +33,7 @@ from _measure import RESULTS, Spread, pin, readable, report
 import adaptive as ad
 import collectives as comm
 from adaptive.base.timeline import Timeline
-from adaptive.runtime.step import Step
+from adaptive.runtime.general_step import GeneralStep
 
 Params = list[jax.Array]
 RATE = "1gbit"
@@ -125,11 +125,11 @@ def _of_first(world: Any, value: Any) -> Any:
 @contextmanager
 def waiting_in_mpi() -> Iterator[None]:
     """As if nothing were computed beside a message."""
-    usual, Step.beside = Step.beside, lambda *_: None  # type: ignore[method-assign]
+    usual, GeneralStep.still_computes = GeneralStep.still_computes, lambda *_: None  # type: ignore[method-assign]
     try:
         yield
     finally:
-        Step.beside = usual  # type: ignore[method-assign]
+        GeneralStep.still_computes = usual  # type: ignore[method-assign]
 
 
 def on_rank(rounds: int, stages: int | Literal["auto"], first: int) -> None:
@@ -178,10 +178,10 @@ def on_rank(rounds: int, stages: int | Literal["auto"], first: int) -> None:
 def course(program: ad.Program, steps: int) -> dict[str, tuple[float, float]]:
     """When what began and ended in a step of this rank, in seconds: medians of some steps, by their ends."""
     engine, seen = program._engine, Timeline()
-    engine.timeline, engine.activity.turned = seen, seen.turned
+    engine.context.timeline, engine.context.activity.turned = seen, seen.turned
     for _ in range(steps):
         program.step()
-    engine.timeline = engine.activity.turned = None
+    engine.context.timeline = engine.context.activity.turned = None
     spans: dict[str, list[tuple[float, float]]] = {}
     began = 0.0
     for span in sorted(seen.spans, key=lambda span: (span.began, span.ended)):

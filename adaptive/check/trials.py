@@ -24,11 +24,12 @@ from adaptive.graph.plan import Plan
 from adaptive.graph.trace import Atom
 from adaptive.operators.sources import Reading, Source
 from adaptive.runtime.calls import Plans
-from adaptive.runtime.engine import Engine, copied
+from adaptive.runtime.engine import Engine
 from adaptive.runtime.kernels import KernelOptions
 from adaptive.runtime.local_world import LocalWorld
 from adaptive.runtime.message import Layout, unpack
 from adaptive.runtime.microbatches import Microbatches
+from adaptive.runtime.worker_state import copied
 
 from .influence import Place
 from .widen import Width
@@ -221,7 +222,7 @@ class Bench:
         self.plan, self.batch, self._seed = plan, jax.tree.unflatten(tree, rows), seed
         self._examples = len(jax.tree.leaves(batch)[0])
         self._wire, self.outputs = _Wire(n, device), outputs_of(plan)
-        there = engine.present
+        there = engine.workers.present
         of = [there[w % len(there)] for w in range(n)]  # where other processes have workers, this one's stand in
         self.start = Start(
             [[wide(leaf) for leaf in engine.states[i]] for i in of],
@@ -233,10 +234,9 @@ class Bench:
             self._wire,
             kernels=KernelOptions(timed=False),
         )
-        feed = self._trial.feed
-        self._trial.feed = replace(
-            feed, floats=tuple(map(_held_fixed, feed.floats)), ints=tuple(map(_held_fixed, feed.ints))
-        )
+        steps = self._trial.step_plan
+        feed = steps.feed
+        steps.feed = replace(feed, floats=tuple(map(_held_fixed, feed.floats)), ints=tuple(map(_held_fixed, feed.ints)))
 
     def close(self) -> None:
         self._trial.close()
@@ -257,7 +257,7 @@ class Bench:
           instead: takes a message's number and parts, and returns what arrives in their place.
         """
         trial, device = self._trial, self._wire.devices[0]
-        trial.set_state(
+        trial.workers.replace(
             [[copied(leaf, device) for leaf in leaves] for leaves in start.states],
             [[[copied(a, device) for a in slot] for slot in slots] for slots in start.slots],
         )

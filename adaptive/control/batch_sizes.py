@@ -311,6 +311,18 @@ class BatchSizes:
         self._all_ready = False
         self.limits = self._with_quantum(sum(self.current), self.shares)
 
+    def export(self) -> tuple[Any, ...]:
+        """Return the replicated part of the state, for `adopt` on a joining process."""
+        split = self.current, self.previous, self.pending, self.next, self.shares, self.wanted, self.limits
+        causes = self.causes, self._pending_by, self._next_by, self._wanted_by
+        return split, self.members, (self._all_ready, self._all_able), causes
+
+    def adopt(self, exported: tuple[Any, ...]) -> None:
+        """Replace the state with what another process has exported."""
+        split, self.members, (self._all_ready, self._all_able), causes = exported
+        self.current, self.previous, self.pending, self.next, self.shares, self.wanted, self.limits = split
+        self.causes, self._pending_by, self._next_by, self._wanted_by = causes
+
     # --- what can be asked for ----------------------------------------------------------------------------------------
 
     def exactly(self, global_batch: Any = None, shares: Any = None, seats: Sequence[int] | None = None) -> Decision:

@@ -66,6 +66,14 @@ class DecisionDigest:
         self._note(f"program.restore went back to step {step}")
         self.value = _digest(repr(sorted(digests.items())))
 
+    def export(self) -> tuple[int, int, tuple[str, ...]]:
+        """Return the replicated part of the state, for `adopt` on a joining process."""
+        return self.value, self.step, self.asked
+
+    def adopt(self, exported: tuple[int, int, tuple[str, ...]]) -> None:
+        """Replace the state with what another process has exported."""
+        self.value, self.step, self.asked = exported
+
     def compare(self, values: np.ndarray, *, own: range) -> None:
         """Raise where some worker's digest is another than this one.
 

@@ -213,6 +213,21 @@ class Hooks:
         self._rest_until = [rests(state) for rests, state in zip(self._rests_until, states, strict=True)]
         self.next_due = 0  # the number of the next step may be a lower one than so far
 
+    def export(self) -> tuple[list[Any], list[set[int]]]:
+        """Return the hooks' states, with numpy arrays for those of JAX, for `adopt` on a joining process. Every step so
+        far has been shown to the hooks (`catch_up`).
+        """
+
+        def on_host(leaf: Any) -> Any:
+            return np.asarray(leaf) if isinstance(leaf, jax.Array) else leaf
+
+        return jax.tree.map(on_host, self.states), self.joined
+
+    def adopt(self, exported: tuple[list[Any], list[set[int]]]) -> None:
+        """Replace the hooks' states with those that another process has exported."""
+        states, self.joined = exported
+        self.restart(states)
+
     def _show(self, i: int, sizes: BatchSizes, asked: Decision, *, due: bool = True) -> Decision | None:
         """`asked` is what earlier hooks asked for after this step."""
         seen, self._seen[i] = self._seen[i], []

@@ -381,6 +381,14 @@ class Membership:
         self._heard, self._wishes = 0, np.zeros(self._world.capacity)
         self._world.request_workers(self.target)
 
+    def export(self) -> tuple[Any, ...]:
+        """Return the replicated part of the state, for `adopt` on a joining process."""
+        return self.asked, self._there, self._generation, self._heard, self._wishes
+
+    def adopt(self, exported: tuple[Any, ...]) -> None:
+        """Replace the state with what another process has exported."""
+        self.asked, self._there, self._generation, self._heard, self._wishes = exported
+
 
 def _workers(seats: Sequence[int]) -> str:
     return f"worker{'s' * (len(seats) > 1)} {', '.join(map(str, seats))}"

@@ -11,7 +11,7 @@ from adaptive.graph.plan import Plan
 from adaptive.operators.published import Boards, Pairing
 
 
-class BoardsOfWorld:
+class ProgramBoards:
     """Those of one program.
 
     Args:

@@ -32,7 +32,8 @@ from adaptive.control.split import check_shares, equal
 from adaptive.data.stream import Stream
 from adaptive.graph.flow import Scope
 from adaptive.operators.hyperparameters import name_of
-from adaptive.runtime.engine import Engine, copied
+from adaptive.runtime.engine import Engine
+from adaptive.runtime.worker_state import copied
 
 Checkpoint = dict[str, Any]
 VERSION = 1
@@ -70,9 +71,9 @@ def save(
     about = f"a checkpoint of {engine.name} after step {step}"
     hooks.catch_up(sizes)
     wanted_state, wanted_slots = _of_state(engine, like), _of_slots(engine)
-    one = engine.some_present
+    one = engine.workers.some_present
     state = [
-        _of_all(engine, [s[i] for s in engine.states], engine.first_local(i), about)
+        _of_all(engine, [s[i] for s in engine.states], engine.workers.initial(i), about)
         if wanted.local
         else copy(engine.states[one][i])
         for i, wanted in enumerate(wanted_state.values())

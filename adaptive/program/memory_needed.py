@@ -11,7 +11,7 @@ from adaptive.data.examples import Rows
 from adaptive.data.iterable import IterableData
 from adaptive.runtime.engine import Engine
 from adaptive.runtime.message import Layout
-from adaptive.runtime.wiring import bytes_of_a_call
+from adaptive.runtime.segment_io import bytes_per_execution
 
 _MIB = 1 << 20
 _BATCHES = 2  # the step's, and the next one, which is fetched meanwhile
@@ -34,11 +34,11 @@ def memory_needed(engine: Engine, data: Rows | IterableData, batch_sizes: Sequen
       batch_sizes: of all workers.
     """
     plan, world = engine.plan, engine.world
-    one = engine.some_present
+    one = engine.workers.some_present
     state = engine.states[one]
     local = [state[i] for i in plan.local_state]
     slots = [a for values in engine.slots[one] for a in values]
-    sent, largest = bytes_of_a_call(plan, engine.layouts), max(batch_sizes[worker] for worker in world.workers)
+    sent, largest = bytes_per_execution(plan, engine.layouts), max(batch_sizes[worker] for worker in world.workers)
     several = any(engine.kernels.may_split(i, batch_sizes[worker]) for i, worker in enumerate(world.workers))
     steady = engine.steady_step(batch_sizes)
     ahead = steady is not None and steady.runs_ahead
@@ -86,7 +86,7 @@ def _bytes_of(arrays: Iterable[jax.Array | Layout]) -> int:
 
 def _constants(engine: Engine) -> Iterable[Any]:
     """Each constant once, however many programs read it."""
-    arrays = [c for values in engine.consts.values() for c in values]
+    arrays = [c for values in engine.context.consts.values() for c in values]
     arrays += [c for kernel in engine.kernels.all_of(0) for c in kernel.consts]
     return {id(c): c for c in arrays}.values()
 

@@ -50,20 +50,21 @@ from adaptive.observe.report import Report
 from adaptive.observe.sinks import Sink, SinkThread, checked
 from adaptive.operators.sources import Reading
 from adaptive.runtime.cache import share_compilations
-from adaptive.runtime.engine import Engine, Outcome
+from adaptive.runtime.engine import Engine
 from adaptive.runtime.kernels import KernelOptions
+from adaptive.runtime.outcome import Outcome
 
 from .arguments import Driver, StateForm, built_in, checked_nonfinite, count, made_by, new_run_id, next_name, world_of
-from .boards import BoardsOfWorld
-from .company import AllLeave, Company, Course, RunEnds, RunOver, Until
+from .boards import ProgramBoards
 from .first_plan import check_alike, first_plan
-from .hand_over import Known
+from .member_tracker import MemberTracker
+from .membership_changes import AllLeave, MembershipChanges, RunEnds, RunLimit, RunOver, RunProgress
 from .overlap import checked as checked_overlap
 from .overlap import overlapped
-from .seating import Seating
+from .state_transfer import ProgramParts
 from .steady_loop import SteadyLoop
+from .step_checks import SkippedSteps, StepClock, UpdateCheck
 from .tracing import Traced, Tracing, check_writable
-from .watch import Skips, StepClock, UpdateCheck
 
 # What most runs do not use, or not before the first step, is imported where it is used.
 if TYPE_CHECKING:
@@ -72,8 +73,8 @@ if TYPE_CHECKING:
 
     from . import checkpoint as _checkpoint
     from .checkpoints import Checkpoints
-    from .choice import Chosen
-    from .keeping import Keeping
+    from .run_checkpointer import RunCheckpointer
+    from .select_checkpoint import SelectedCheckpoint
 
 _log = logging.getLogger("adaptive")
 _SAME_CHECKPOINT = "Restore the same checkpoint on every rank; all may read one file. Nothing has been restored."
@@ -172,7 +173,7 @@ class Program:
         if self.world.rank == 0:
             warn_if_untested()
         self._name = next_name(self.world, driver)
-        roster = Roster.of(self.world)  # any operation below may change it: `Seating` finds out before the first step
+        roster = Roster.of(self.world)  # may change in any operation below: see `MemberTracker`
         nonfinite, self._seed = checked_nonfinite(nonfinite), count("seed", seed)
         max_skipped = count("max_skipped", max_skipped, least=1)
         microbatch = None if microbatch is None else positive("microbatch", microbatch)
@@ -217,7 +218,7 @@ class Program:
         built_in(self.world)
         if deterministic:
             self.world.deterministic = True
-        self._boards = BoardsOfWorld(self.world, self._plan, planner.boards, self._name)
+        self._boards = ProgramBoards(self.world, self._plan, planner.boards, self._name)
         if self.world.processes > 1:
             share_compilations()
         machines = Machines(self.world, f"machines of {self._name}")
@@ -250,41 +251,43 @@ class Program:
             activity=self._activity,
         )
         # Without a message nobody can tell that all are ready; and when they are depends on how fast machines are.
-        waits = deterministic or not self._engine.tells
+        waits = deterministic or not self._engine.has_status
         expect = partial(
             Engine.expect, proxy(self._engine)
         )  # the engine has the sizes: it must not be kept alive by them
         readiness = KernelsOf(self._engine.kernels, self.world.workers, expect)
         self._sizes.take_effect(readiness, one_by_one=not self._plan.splittable, waits=waits, resizable=bool(resizable))
-        self._hyperparameters = Hyperparameters(self._plan.slots, self._engine.set_slot, self._engine.slot)
+        self._hyperparameters = Hyperparameters(
+            self._plan.slots, self._engine.workers.set_slot, self._engine.workers.slot
+        )
         self._hooks = Hooks(self._plan.hooks, self.world.capacity, self._membership, self._hyperparameters)
         self._decisions = Decisions(
             *(self.world, self._name, self._hooks, self._sizes, self._membership, self._hyperparameters, self._digest),
             heterogeneous=machines.heterogeneous,
         )
-        self._seating = Seating(self.world, self._engine, self._hooks, self._sizes, roster)
+        self._member_tracker = MemberTracker(self.world, self._engine, self._hooks, self._sizes, roster)
         self._clock = StepClock(self.world)
-        self._skips = Skips(nonfinite, max_skipped)
+        self._skips = SkippedSteps(nonfinite, max_skipped)
         self._update = UpdateCheck(self._engine, self._name)
-        known = Known(
-            *(self._engine, self._hooks, self._hyperparameters, self._sizes, self._membership, self._seating),
+        parts = ProgramParts(
+            *(self._engine, self._hooks, self._hyperparameters, self._sizes, self._membership, self._member_tracker),
             *(self._digest, self._stream, self._skips),
         )
-        self._company = Company(self.world, self._name, known, self._clock, self._update)
+        self._membership_changes = MembershipChanges(self.world, self._name, parts, self._clock, self._update)
         self._listeners = Listeners()
         self._tracing = Tracing(self.world, self._name, self._engine, self._activity)
         self._advice = Advice(
             *(self._plan, self._hooks, bool(resizable), None if self._stream.in_memory else self._status.inputs),
             deterministic=bool(deterministic),
-            tells=self._engine.tells,
+            tells=self._engine.has_status,
         )
-        self._keeping: Keeping | None = None  # of the run that is under way
+        self._checkpointer: RunCheckpointer | None = None  # of the run that is under way
         self._sinks: tuple[SinkThread, ...] = ()  # of the run that is under way
         self._directories: set[Path] = set()  # of checkpoints that this program goes on from, or has written
         self._notes = list(self._data.notes)  # for the next report
         self._step, self._restored = 0, False  # `_restored`: since the last step
         self._run_id = new_run_id(self.world, self._name)
-        self._until = Until()
+        self._limit = RunLimit()
         self._steady = SteadyLoop(self)
         self._alone = threading.Lock()  # held while a step is under way
         self._compiled = False
@@ -302,7 +305,7 @@ class Program:
         """
         if not self._update.told:
             self._update.here(self._step)
-        return self._as_given([jnp.copy(leaf) for leaf in self._engine.states[self._engine.some_present]])
+        return self._as_given([jnp.copy(leaf) for leaf in self._engine.states[self._engine.workers.some_present]])
 
     def _as_given(self, leaves: list[jax.Array]) -> Any:
         return self._form.as_given(leaves, [var.aval.weak_type for var in self._plan.graph.state_vars])
@@ -415,20 +418,20 @@ class Program:
         """
         if epochs is not None:
             self._stream.check_epochs("steps=…")
-        self._until = Until(
+        self._limit = RunLimit(
             None if epochs is None else self.epoch + count("epochs", epochs),
             None if steps is None else self._step + count("steps", steps),
         )
         self._decisions.stopped = False
         self._advice.begin()
         listening = nullcontext() if checkpoint is None else SignalHandlers()
-        with listening, self._shown(progress), self._logged(log, record), self._kept(checkpoint) as keeping:
+        with listening, self._shown(progress), self._logged(log, record), self._kept(checkpoint) as checkpointer:
             all_leave: AllLeave | None = None
             while not (all_leave or self._decisions.stopped):
-                until = self._until
-                if until.step is not None and self._step >= until.step:
+                limit = self._limit
+                if limit.step is not None and self._step >= limit.step:
                     break
-                if until.epoch is not None and self._stream.epoch >= until.epoch:
+                if limit.epoch is not None and self._stream.epoch >= limit.epoch:
                     break
                 try:
                     report = self._one_step()
@@ -437,19 +440,19 @@ class Program:
                 except AllLeave as why:
                     all_leave = why
                     continue
-                if keeping is not None:
-                    keeping.after(report)
+                if checkpointer is not None:
+                    checkpointer.after(report)
                 yield report
             self._tracing.end()
             self._update.together(self._step, "the end of run()")
             self._compare_last_decision()
-            if keeping is not None:
-                keeping.end(in_any_case=all_leave is not None)
+            if checkpointer is not None:
+                checkpointer.end(in_any_case=all_leave is not None)
             if all_leave is not None:
-                more = "" if keeping else ", and keeps no checkpoint, since it was given no checkpoint="
+                more = "" if checkpointer else ", and keeps no checkpoint, since it was given no checkpoint="
                 raise self._preempted(all_leave, more)
             self.world.end_run()
-            self._take_course(self._company.hand_over(self._course))
+            self._adopt_progress(self._membership_changes.transfer_state(self._progress))
 
     @contextmanager
     def _shown(self, progress: bool) -> Iterator[None]:
@@ -461,7 +464,7 @@ class Program:
 
         sizes = [self._sizes.current[worker] for worker in self.world.workers]
         missing = 0 if self._compiled else self._engine.missing(sizes)
-        course = RunCourse(self._plan.graph.name, self._sizes.current, len(self._data), *self._until, missing)
+        course = RunCourse(self._plan.graph.name, self._sizes.current, len(self._data), *self._limit, missing)
         shown = Progress(course, self.world, self._activity, self._engine.kernels)
         with self.subscribe(shown):
             try:
@@ -488,19 +491,19 @@ class Program:
             sink.flush()
 
     @contextmanager
-    def _kept(self, checkpoint: Checkpoints | None) -> Iterator[Keeping | None]:
+    def _kept(self, checkpoint: Checkpoints | None) -> Iterator[RunCheckpointer | None]:
         if checkpoint is None:
             yield None
             return
-        from .keeping import Keeping
+        from .run_checkpointer import RunCheckpointer
 
-        with Keeping(checkpoint, self) as self._keeping:
+        with RunCheckpointer(checkpoint, self) as self._checkpointer:
             try:
-                yield self._keeping
+                yield self._checkpointer
             finally:
-                keeping, self._keeping = self._keeping, None
-                keeping.wait()
-                self._notes += keeping.told()
+                checkpointer, self._checkpointer = self._checkpointer, None
+                checkpointer.wait()
+                self._notes += checkpointer.told()
 
     def subscribe(self, listener: Listener) -> Subscription:
         """Have `listener(event)` called with a `StepEvent` after every step of this process.
@@ -607,7 +610,7 @@ class Program:
             notes = [] if plain else self._skips.take(outcome.trouble, self._step + 1)
         except RunEnds as end:
             if isinstance(end, RunOver):
-                self._take_course(end.course)
+                self._adopt_progress(end.progress)
             raise
         except (NonFiniteError, WorkerError, DisagreementError) as error:  # all processes raise it
             lost = f"lost with step {self._step + 1}: start from a checkpoint"
@@ -627,8 +630,8 @@ class Program:
           since: seconds since the step before began.
         """
         while True:
-            if not self._company.settled:
-                self._take_course(self._company.gather(self._course))
+            if not self._membership_changes.settled:
+                self._adopt_progress(self._membership_changes.apply(self._progress))
             if self._boards.make():
                 continue  # members may have been lost in the course of it
             try:
@@ -642,11 +645,11 @@ class Program:
                 continue
 
     @property
-    def _course(self) -> Course:
-        return Course(self._step, self._until, self._decisions.stopped, self._run_id, self._tracing.traced)
+    def _progress(self) -> RunProgress:
+        return RunProgress(self._step, self._limit, self._decisions.stopped, self._run_id, self._tracing.traced)
 
-    def _take_course(self, course: Course) -> None:
-        self._step, self._until, self._decisions.stopped, self._run_id, self._tracing.traced = course
+    def _adopt_progress(self, progress: RunProgress) -> None:
+        self._step, self._limit, self._decisions.stopped, self._run_id, self._tracing.traced = progress
 
     def _compile_first(self) -> None:
         if not self._compiled:
@@ -696,7 +699,7 @@ class Program:
         ran, limits = (self._sizes.current, self._sizes.previous), self._sizes.limits
         causes = self._sizes.causes
         sizes, members = self._sizes.current, self._sizes.members
-        joined, lost, come_and_gone = self._seating.tell()
+        joined, lost, come_and_gone = self._member_tracker.drain_events()
         self._step += 1
         epochs_before = self._stream.epoch
         self._stream.advance(sizes)
@@ -705,8 +708,8 @@ class Program:
         self._clock.take(outcome.compute_seconds, beside_compiler=kernels.step_ended(), tried_at_a_loss=lossy)
         if come_and_gone or isinstance(self._data, Shards):
             notes = [*come_and_gone, *notes, *unused_shards(self._data, *ran, first=self._step == 1)]
-        if self._keeping is not None:
-            self._notes += self._keeping.told()
+        if self._checkpointer is not None:
+            self._notes += self._checkpointer.told()
         notes, self._notes = [*self._notes, *notes], []
         self._sizes.step_done()
         epoch = self._stream.epochs
@@ -784,7 +787,7 @@ class Program:
 
     def _compare_last_decision(self) -> None:
         """It has had no message to be compared in: compare it in one that carries nothing else."""
-        if self.world.processes > 1 and self._engine.tells and self._plan.hooks:
+        if self.world.processes > 1 and self._engine.has_status and self._plan.hooks:
             about = f"the end of run() after step {self._step} of {self._name}"
             self._engine.exchange_status(about, self._decisions.last)
 
@@ -893,11 +896,11 @@ class Program:
         """
         from . import checkpoint as _checkpoint
         from .checkpoints import Checkpoints
-        from .choice import chosen
+        from .select_checkpoint import select_checkpoint
 
         found, roster = None, Roster.of(self.world)
         if isinstance(checkpoint, str | os.PathLike | Checkpoints):
-            found = chosen(self.world, checkpoint, missing_ok, f"restore of {self._name}")
+            found = select_checkpoint(self.world, checkpoint, missing_ok, f"restore of {self._name}")
             if found.checkpoint is None:
                 self._begin_again(found)
                 return
@@ -915,20 +918,17 @@ class Program:
 
         together(self.world, f"restore of {self._name}", prepare, _SAME_CHECKPOINT)
         ((parsed, digests, placed),) = prepared
-        self._engine.set_state(*placed)
+        self._member_tracker.restart(parsed.members)
+        self._engine.workers.replace(*placed)
         self._hooks.restart([parsed.hooks[name] for name in self._hooks.names])
         self._hyperparameters.restart()
         self._sizes.restart(parsed.batch_sizes, parsed.shares, parsed.members, parsed.wanted)
-        self._seating.restart(parsed.members)
         self._membership.restart(parsed.workers, roster, members=len(parsed.members))
         self._stream.go_on(parsed.cursors, parsed.place)
         self._tracing.shift(parsed.step - self._step)
         self._step, self._skips.in_a_row, self._update.told = parsed.step, 0, False
         self._steady.stop()
         self._run_id, self._restored = parsed.run_id or self._run_id, True
-        engine = self._engine
-        if engine.new_nans is not None:
-            engine.new_nans.begin([engine.states[place] for place in engine.present] or engine.states[:1])
         self._digest.restart(parsed.step, digests)
         self._clock.restart()
         self._advice.begin()
@@ -937,7 +937,7 @@ class Program:
             self._directories.add(found.directory)
             self._notes += found.notes
 
-    def _begin_again(self, found: Chosen) -> None:
+    def _begin_again(self, found: SelectedCheckpoint) -> None:
         """Be the run of a directory that holds no checkpoint yet: its process was killed before the first one."""
         if not self._step and found.run_id:
             self._run_id, self._restored = found.run_id, True
@@ -980,7 +980,15 @@ class Program:
         states = [self._as_given(leaves) for leaves in self._engine.states]
         about = f"evaluate of {self._name} after step {self._step}"
         return evaluate(
-            fn, states, data, self.world, batch, about, tuple(self._seating.joined_in_generation), op, self._means
+            fn,
+            states,
+            data,
+            self.world,
+            batch,
+            about,
+            tuple(self._member_tracker.joined_in_generation),
+            op,
+            self._means,
         )
 
     @with_build_settings

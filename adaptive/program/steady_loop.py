@@ -25,8 +25,8 @@ from adaptive.data.stream import Share
 from adaptive.observe.report import Report, report_of
 from adaptive.operators.sources import Reading
 from adaptive.runtime.microbatches import Microbatches
+from adaptive.runtime.outcome import Outcome
 from adaptive.runtime.steady_step import SteadyStep
-from adaptive.runtime.step import Outcome
 
 if TYPE_CHECKING:
     from .program import Program
@@ -54,7 +54,7 @@ class SteadyLoop:
         p = self._program()
         world, sizes = p.world, p._sizes
         self.stop()
-        self._on = p._compiled and sizes.pending is None and p._company.settled
+        self._on = p._compiled and sizes.pending is None and p._membership_changes.settled
         if not self._on:
             return
         if self._sizes != sizes.current:  # the same array while sizes stay: `SteadyStep` compares by identity
@@ -101,8 +101,8 @@ class SteadyLoop:
             or world.run_under_way != self._run_under_way
             or p._membership.asked != self._asked
             or PENDING_TERMINATION
-            or p._engine.timeline is not None
-            or (world.run_under_way and not p._company.settled)
+            or p._engine.context.timeline is not None
+            or (world.run_under_way and not p._membership_changes.settled)
         ):
             self.stop()
         return self._on
@@ -204,7 +204,7 @@ class SteadyLoop:
             outcome.trouble is None
             and p._step + 1 < p._hooks.next_due
             and self._simple
-            and p._keeping is None
+            and p._checkpointer is None
             and not p._notes
             and not p._listeners.any
         )
@@ -269,7 +269,7 @@ class SteadyLoop:
     def _run_ahead(self, microbatches: Microbatches) -> None:
         """Dispatch the next step's kernel calls, as far as it is known to be like this one."""
         p = self._program()
-        epoch, step = p._until
+        epoch, step = p._limit
         last = (step is not None and p._step >= step) or (epoch is not None and p._stream.epoch >= epoch)
         if last or p._sizes.pending is not None or self._steady is None:
             return

@@ -62,7 +62,7 @@ class Tracing:
         """Begin, or go on as the others do, or end without a word."""
         if (traced is None) != (self._traced is None):
             timeline = None if traced is None else Timeline()
-            self._engine.timeline = timeline
+            self._engine.context.timeline = timeline
             self._activity.turned = None if timeline is None else timeline.turned
             if self._forget is not None:
                 self._forget()
@@ -84,7 +84,7 @@ class Tracing:
 
     def end(self) -> None:
         """Write what there is by now. On every process alike; communicates."""
-        traced, timeline, world = self._traced, self._engine.timeline, self._world
+        traced, timeline, world = self._traced, self._engine.context.timeline, self._world
         if traced is None or timeline is None:
             return
         self.traced = None

@@ -13,7 +13,7 @@ from typing import Protocol
 
 from adaptive.base.ambient import current_settings
 
-from . import ending as _ending
+from .background_threads import start
 from .memory import return_freed_memory
 
 Item = tuple[int, int]  # a worker of this process, and a size
@@ -34,7 +34,7 @@ class BackgroundCompiler:
     """One thread, so that the steps lose one core at most.
 
     Holds its owner weakly and ends with it. Nobody waits for it: not who closes it, nor, where that can be done safely
-    (see `ending`), the end of the process.
+    (see `background_threads`), the end of the process.
 
     Where a compile takes a good part of the process's cores, the seconds of the steps beside it are not the machine's.
     With `pauses` the thread lets a few steps pass alone before each compile, so that they can be measured. A pause
@@ -87,7 +87,7 @@ class BackgroundCompiler:
             self._waiting[local, size] = min(order, self._waiting.get((local, size), order))
         self._bell.put(True)
         if self._thread is None:
-            self._thread = _ending.start(self._run, self.close, "adaptive-compiler")
+            self._thread = start(self._run, self.close, "adaptive-compiler")
 
     def drop(self, local: int, size: int) -> None:
         """Do not compile this, if it has not begun."""

@@ -17,8 +17,8 @@ from adaptive.base.ambient import current_settings, without_debug_checks
 from adaptive.base.jaxprs import calls_back, give_name, loaded_on, names_of, text_of
 from adaptive.base.thread_status import thread_status
 
+from .background_threads import uninterruptible
 from .cache import CompilationCacheWarning, one_compiles
-from .ending import uninterruptible
 
 
 @thread_status("compiling", compiles=True)

@@ -47,7 +47,7 @@ class _Range(NamedTuple):
     dtype: np.dtype  # of the result
 
 
-class Look:
+class FiniteCheck:
     """How one message is looked at.
 
     Args:

@@ -1,58 +1,142 @@
-"""The programs of an engine that are compiled once, whatever the sizes of batches are."""
+"""Compiled programs that do not depend on batch sizes: prologues, sums over microbatches, and the final segment."""
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
 
+from adaptive.graph.plan import Plan
+
+from .calls import segment_shapes
 from .compile import compile_segment
+from .message import Layout, accumulate
+from .nan_updates import UpdateNaNs
+from .segment import Feed, segment_function
+
+Segment = tuple[str, int]  # kind and level
 
 
-class Compilable(NamedTuple):
-    """What is to be compiled for each device."""
+class _Compilable(NamedTuple):
+    """A function to be compiled for each device."""
 
     function: Callable[..., Any]
     shapes: tuple[Any, ...]
     donate: bool = False
 
 
-class Programs(dict[tuple[str, int, int], Callable[..., Any]]):
-    """Compiled programs by kind, level, and worker of this process.
+def sum_kind(stage: int) -> str:
+    """Return the kind of the program that adds up the parts that a stage writes."""
+    return f"add_{stage + 1}" if stage else "add"
 
-    A first step of one kernel call adds up nothing. So the programs that add up the parts of several calls are compiled
-    when they are used, unless `compile_sums` was called before.
+
+class Programs(dict[tuple[str, int, int], Callable[..., Any]]):
+    """Compiled programs by kind, level and local index.
+
+    A first step of one microbatch adds up nothing. So the programs that add up the parts of several microbatches are
+    compiled on first use, unless `compile_sums` was called before.
 
     Args:
-      label: what names of programs begin with.
+      label: prefix of the programs' names.
       devices: one per worker of this process.
-      sums: programs that add up parts, by kind and level.
+      update_nans: whose flags the final segment returns; `None`: without flags.
     """
 
-    def __init__(self, label: str, devices: Sequence[jax.Device], sums: Mapping[tuple[str, int], Compilable]):
+    def __init__(
+        self,
+        plan: Plan,
+        feed: Feed,
+        layouts: Sequence[Layout],
+        devices: Sequence[jax.Device],
+        *,
+        label: str,
+        update_nans: UpdateNaNs | None,
+    ):
         super().__init__()
-        self._label, self._devices, self.sums = label, devices, sums
+        self._plan, self._feed, self._layouts, self._update_nans = plan, feed, layouts, update_nans
+        self._devices, self._label = devices, label
+        self._sums = self._sum_programs()
         self._lock = threading.Lock()  # the compiler's thread and that of the steps may want one sum
 
-    def compile(self, kind: str, level: int, program: Compilable) -> None:
-        """Compile a program for all workers of this process, unless it is there."""
+    def jobs(self) -> list[Callable[[], None]]:
+        """Return jobs that compile what every step needs; none if they were done."""
+        if ("final", 0, len(self._devices) - 1) in self:
+            return []
+        # Each program is made once, so that JAX traces it once for all devices.
+        programs = {("final", 0): self._final_program()}
+        for level, segment in self._plan.onces.items():
+            writes = [] if level in self._plan.calls else [self._layouts[n] for n in self._plan.sent_at(level)]
+            function = segment_function(self._plan, segment, segment.outputs, self._feed, self._layouts, writes)
+            programs["once", level] = _Compilable(function, (segment_shapes(segment, self._feed, self._layouts),))
+        return [partial(self._compile, *which, program) for which, program in programs.items()]
+
+    def missing(self, *, with_sums: bool) -> int:
+        """Return how many programs are still to be compiled before a first step.
+
+        Args:
+          with_sums: whether the step runs several microbatches.
+        """
+        once = 0 if self else len(self._plan.onces) + 1 + with_sums * len(self._sums)
+        return once * len(self._devices)
+
+    def of(self, local_index: int) -> list[Callable[..., Any]]:
+        """Return the programs of one worker that are compiled by now."""
+        return [program for (_, _, of), program in list(self.items()) if of == local_index]
+
+    def compile_sums(self) -> None:
+        """Compile the programs that add up the parts of several microbatches, unless they are compiled."""
+        with self._lock:
+            for (kind, level), program in self._sums.items():
+                self._compile(kind, level, program)
+
+    def _compile(self, kind: str, level: int, program: _Compilable) -> None:
         name = self._label + (kind if kind == "final" else f"{kind}_{level}")
-        for local, device in enumerate(self._devices):
-            if (kind, level, local) not in self:
-                self[kind, level, local] = compile_segment(
+        for local_index, device in enumerate(self._devices):
+            if (kind, level, local_index) not in self:
+                self[kind, level, local_index] = compile_segment(
                     program.function, program.shapes, device, name=name, donate=program.donate
                 )
 
-    def compile_sums(self) -> None:
-        """Compile the programs that add up the parts of several calls, unless they are there."""
-        with self._lock:
-            for (kind, level), program in self.sums.items():
-                self.compile(kind, level, program)
-
     def __missing__(self, key: tuple[str, int, int]) -> Callable[..., Any]:
-        if key[:2] not in self.sums:
+        if key[:2] not in self._sums:
             raise KeyError(key)
         self.compile_sums()
         return self[key]
+
+    def _sum_programs(self) -> dict[Segment, _Compilable]:
+        found = {}
+        for level in self._plan.calls:
+            for stage, numbers in enumerate(self._plan.sent_by_stage(level)):
+                sent = [part for number in numbers for part in self._layouts[number].parts]
+                if sent:
+                    parts = [jax.ShapeDtypeStruct(p.shape, p.dtype) for p in sent]
+                    added = partial(accumulate, [p.op for p in sent])
+                    found[sum_kind(stage), level] = _Compilable(added, (parts, parts), donate=True)
+        return found
+
+    def _final_program(self) -> _Compilable:
+        plan, update_nans = self._plan, self._update_nans
+        final, changed = plan.final, set(plan.changed_state)
+        wanted, n = plan.final_outputs, len(plan.final_outputs)
+        if update_nans is not None:
+            wanted = (*wanted, *update_nans.carriers)
+        function = segment_function(plan, final, wanted, self._feed, self._layouts, [])
+        shapes = segment_shapes(final, self._feed, self._layouts)
+        gone = [i in changed for i in final.reads("state")]
+
+        def run(given_up: tuple[list[Any], list[Any]], given: dict[str, Any]) -> Any:
+            old, kept = iter(given_up[0]), iter(given["state"])
+            state = [next(old if g else kept) for g in gone]
+            outputs = function({**given, "state": state, "slot": given_up[1]})["outputs"]
+            return outputs if update_nans is None else [*outputs[:n], update_nans.flags(outputs, outputs[n:])]
+
+        # Only what the step replaces may be overwritten: the first argument, in the order of the results. JAX pairs
+        # results with given-up memory of their shape in turn: in another order a result would take the memory of an
+        # operand that is still to be read, and XLA would copy that first.
+        old = [shape for shape, g in zip(shapes["state"], gone, strict=True) if g]
+        kept = [shape for shape, g in zip(shapes["state"], gone, strict=True) if not g]
+        split = (old, shapes["slot"]), {**shapes, "state": kept, "slot": []}
+        return _Compilable(run, split, donate=True)

@@ -49,7 +49,7 @@ class Feed:
         return Feed(floats, ints, plan.graph.capacity)
 
     def measure(self, reading: Reading) -> tuple[np.ndarray, np.ndarray]:
-        """Both vectors at the start of a worker's step."""
+        """Return both vectors, floats and integers, as they are at the start of a worker's step."""
         floats, ints = np.empty(len(self.floats) + 1, np.float32), np.empty(len(self.ints) + self.capacity, np.int32)
         floats[0] = 1.0
         for i, source in enumerate(self.floats, 1):
@@ -59,10 +59,22 @@ class Feed:
         ints[len(self.ints) :] = reading.taking_part
         return floats, ints
 
-    def for_call(self, vectors: Sequence[np.ndarray], reading: Reading, first: bool) -> tuple[np.ndarray, np.ndarray]:
-        """The vectors for one call: what differs between calls is read again, the rest is kept."""
+    def measure_step(self, reading: Reading, n_microbatches: int) -> tuple[np.ndarray, np.ndarray]:
+        """Return both vectors for a worker's step of so many microbatches."""
+        return self.measure(reading if n_microbatches == 1 else reading._replace(calls=n_microbatches))
+
+    def for_microbatch(
+        self, vectors: Sequence[np.ndarray], reading: Reading, start: int, size: int
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Return both vectors for one of several microbatches. Sources of scope "call" are read again.
+
+        Args:
+          vectors, reading: of the worker's step.
+          start: of the microbatch, in the worker's batch.
+        """
+        reading = reading._replace(examples=size, calls=1, offset=reading.offset + start)
         floats, ints = vectors[0].copy(), vectors[1].copy()
-        floats[0] = first
+        floats[0] = not start
         for vector, sources, start in ((floats, self.floats, 1), (ints, self.ints, 0)):
             for i, source in enumerate(sources, start):
                 if source.scope == "call":

@@ -40,7 +40,7 @@ from .message import lay_out_all
 from .segment import segment_function
 
 if TYPE_CHECKING:
-    from .engine import Engine
+    from .step_plan import StepContext
 
 
 class Given(NamedTuple):
@@ -68,7 +68,7 @@ class Results(NamedTuple):
     Attributes:
       state, slots: those that it was given first, as the step leaves them.
       step: as given, for the next step.
-      flags: whether the step is committed; then those of `NewNaNs`. `None` where nothing is looked at.
+      flags: whether the step is committed; then those of `UpdateNaNs`. `None` where nothing is looked at.
       shown: hook values and metrics.
     """
 
@@ -101,7 +101,7 @@ class SPMDProgram:
     """One step of equal batches, compiled for a mesh.
 
     Args:
-      engine: whose steps they are.
+      ctx: whose steps they are.
       size: examples of each worker.
 
     Attributes:
@@ -110,33 +110,33 @@ class SPMDProgram:
       run: `run(changed state, slots, Given) -> Results`; the memory of the first two is given up.
     """
 
-    def __init__(self, engine: Engine, mesh: WorkerMesh, size: int):
-        self._engine, self._mesh, self.size = engine, mesh, size
-        self._sized = engine.plans(size)  # of it the calls; all else is of the plan that the engine was made for
+    def __init__(self, ctx: StepContext, mesh: WorkerMesh, size: int):
+        self._ctx, self._steps, self._mesh, self.size = ctx, ctx.step_plan, mesh, size
+        self._sized = ctx.step_plan.plans(size)  # of it the calls; all else is of the plan of the reference
         self._everywhere, self._split = NamedSharding(mesh.mesh, P()), NamedSharding(mesh.mesh, P(mesh.axis))
-        self._segments = [*engine.plan.onces.values(), *self._sized.calls.values(), engine.plan.final]
+        self._segments = [*self._steps.plan.onces.values(), *self._sized.calls.values(), self._steps.plan.final]
         self.consts = [self._consts_of(segment) for segment in self._segments]
         state, slots, given = self._shapes()
         specs = Given(P(), P(mesh.axis), P(mesh.axis), P(), P(), P(mesh.axis))  # type: ignore[arg-type]
         over_mesh = jax.shard_map(
             self._step, mesh=mesh.mesh, in_specs=(P(), P(), specs), out_specs=P(), check_vma=False
         )
-        name = f"{engine._label}step_{size}"
+        name = f"{self._steps.label}step_{size}"
         devices = tuple(mesh.mesh.devices.flat)
         self.run = compile_over(over_mesh, (state, slots, given), devices, name=name, donate=(0, 1))
 
     def _consts_of(self, segment: Segment) -> list[jax.Array]:
-        engine, plan = self._engine, self._sized if segment.kind == "call" else self._engine.plan
+        ctx, plan = self._ctx, self._sized if segment.kind == "call" else self._steps.plan
         values = list(plan.graph.consts.values())
         found: list[jax.Array] = []
         for i in segment.reads("const"):
-            copies = [engine.kernels.constants.on(device, values[i]) for device in engine.world.devices]
+            copies = [ctx.kernels.constants.on(device, values[i]) for device in ctx.world.devices]
             found.append(jax.make_array_from_single_device_arrays(copies[0].shape, self._everywhere, copies))
         return found
 
     def _shapes(self) -> tuple[list[Any], list[Any], Given]:
         """Shapes of the program's arguments: those of all workers together."""
-        plan, feed, n = self._engine.plan, self._engine.feed, self._mesh.mesh.size
+        plan, feed, n = self._steps.plan, self._steps.feed, self._mesh.mesh.size
 
         def everywhere(aval: Any) -> Any:
             return jax.ShapeDtypeStruct(aval.shape, aval.dtype, sharding=self._everywhere)
@@ -161,9 +161,9 @@ class SPMDProgram:
     def _step(self, changed: list[Any], slots: list[Any], given: Given) -> Results:
         """One worker's step."""
         run = _OneWorker(self, changed, slots, given)
-        for level in range(self._engine.plan.levels + 1):
+        for level in range(self._steps.plan.levels + 1):
             run.segments(level)
-            if level < self._engine.plan.levels:
+            if level < self._steps.plan.levels:
                 run.exchange(level)
         return run.commit()
 
@@ -172,8 +172,8 @@ class _OneWorker:
     """One worker's step, while it is traced; compare `step.Step`."""
 
     def __init__(self, program: SPMDProgram, changed: list[Any], slots: list[Any], given: Given):
-        engine, plan = program._engine, program._engine.plan
-        self._engine, self._plan, self._mesh = engine, plan, program._mesh
+        ctx, steps, plan = program._ctx, program._steps, program._steps.plan
+        self._ctx, self._steps, self._plan, self._mesh = ctx, steps, plan, program._mesh
         self._sized, self._size, self._given = program._sized, program.size, given
         self._changed, self._old_slots = changed, slots
         places, kept = {i: n for n, i in enumerate(plan.changed_state)}, iter(given.state)
@@ -182,9 +182,9 @@ class _OneWorker:
         self._slots = [[next(of_slots) for _ in slot.values] for slot in plan.slots]
         self._consts = {(s.kind, s.level): c for s, c in zip(program._segments, given.consts, strict=True)}
         self._floats, self._ints = given.floats[0], self._with_step()
-        status = sum(layout.status for layout in engine.layouts)
+        status = sum(layout.status for layout in steps.layouts)
         messages, capacity = self._sized.messages, plan.graph.capacity
-        self._layouts = {"call": lay_out_all(messages, capacity=capacity, status=status)}  # else the engine's
+        self._layouts = {"call": lay_out_all(messages, capacity=capacity, status=status)}  # else the step plan's
         self._once: dict[int, list[Any]] = {}
         self._call: dict[int, list[Any]] = {}
         self._parts: list[Any] = []  # of the messages of this level
@@ -194,7 +194,7 @@ class _OneWorker:
     def _with_step(self) -> Any:
         """The vector of integers; the step number is counted on the devices, so that nobody has to send it there."""
         ints = self._given.ints[0]
-        for place, source in enumerate(self._engine.feed.ints):
+        for place, source in enumerate(self._steps.feed.ints):
             if source.name == STEP.name:
                 ints = ints.at[place].set(self._given.step)
         return ints
@@ -208,7 +208,7 @@ class _OneWorker:
     ) -> dict[str, Any]:
         """Results of a segment, and the parts of the messages of `level`, if that is not `None`."""
         plan = self._sized if segment.kind == "call" else self._plan
-        layouts = self._layouts.get(segment.kind, self._engine.layouts)
+        layouts = self._layouts.get(segment.kind, self._steps.layouts)
         writes = [] if level is None else [layouts[number] for number in plan.sent_at(level)]
         wiring = segment.wiring
         given = {
@@ -223,14 +223,14 @@ class _OneWorker:
             "message": [self._messages[number] for number in segment.read_messages],
         }
         even = self._as_one(plan)
-        return segment_function(plan, segment, outputs, self._engine.feed, layouts, writes, taken_as, even)(given)
+        return segment_function(plan, segment, outputs, self._steps.feed, layouts, writes, taken_as, even)(given)
 
     def _as_one(self, plan: Plan) -> frozenset[Var]:
         """Weights for which 1 is sent, as batches are of one size: nothing is multiplied then. The quotients are the
         same if the size is a power of two; else only where bits may depend on how fast the machine is.
         """
         size = self._size
-        if size & (size - 1) and not self._engine.kernels.timed:
+        if size & (size - 1) and not self._ctx.kernels.timed:
             return frozenset()
         sources = (eqn for eqn in plan.graph.eqns if eqn.primitive is source_p)
         return frozenset(eqn.outvars[0] for eqn in sources if eqn.params["source"].name == EXAMPLES.name)
@@ -248,35 +248,35 @@ class _OneWorker:
 
     def exchange(self, level: int) -> None:
         """Reduce the messages of a level, and look at what arrives."""
-        engine = self._engine
+        steps = self._steps
         for number in self._plan.sent_at(level):
-            own = self._parts[engine._places[number]]
+            own = self._parts[steps.part_slices[number]]
             if not self._plan.messages[number].travels:
                 self._messages[number] = own
                 continue
-            arrived = self._mesh.reduce_within(own, engine.layouts[number].ops, self._given.step + 1)
+            arrived = self._mesh.reduce_within(own, steps.layouts[number].ops, self._given.step + 1)
             self._messages[number] = arrived = jax.lax.optimization_barrier(arrived)
-            if engine.looks:
-                even, layout = self._as_one(self._plan), engine.layouts[number]
+            if steps.finite_checks:
+                even, layout = self._as_one(self._plan), steps.layouts[number]
                 known = zip(layout.contributions, layout.weights, strict=True)
                 whole = {weight.offset for c, weight in known if weight is not None and c.weight in even}
-                self._ok.append(engine.looks[number].all_finite(arrived, whole))
+                self._ok.append(steps.finite_checks[number].all_finite(arrived, whole))
 
     def commit(self) -> Results:
         """The final segment, whose results replace the state if all that has arrived is finite."""
-        plan, new_nans, found = self._plan, self._engine.new_nans, self._engine._results
-        n, carriers = len(plan.final_outputs), () if new_nans is None else new_nans.carriers
+        plan, update_nans, found = self._plan, self._ctx.workers.update_nans, self._steps.results
+        n, carriers = len(plan.final_outputs), () if update_nans is None else update_nans.carriers
         wanted, chosen = (*plan.final_outputs, *carriers), _Chosen(self._ok)
-        if new_nans is not None:
+        if update_nans is not None:
             of_slots = [a for slot in plan.slots for a in slot.new]
             new = [*(plan.graph.new_state[i] for i in plan.changed_state), *of_slots]
             chosen.replace(new, [*self._changed, *self._old_slots])
         out = self._run(plan.final, wanted, None, chosen)["outputs"]
         kept = len(plan.changed_state) + len(self._old_slots)
         flags, replaced = None, out[:kept]
-        if new_nans is not None:
+        if update_nans is not None:
             replaced = chosen.all_of(replaced, [*self._changed, *self._old_slots])
-            flags = jnp.concatenate([chosen.ok[None], new_nans.flags([*replaced, *out[kept:]], out[n:])])
+            flags = jnp.concatenate([chosen.ok[None], update_nans.flags([*replaced, *out[kept:]], out[n:])])
         state, slots = replaced[: len(plan.changed_state)], replaced[len(plan.changed_state) :]
         shown = [*(x for place in found.hooks for x in out[place]), *out[found.metrics]]
         return Results(state, slots, self._given.step + 1, flags, shown)

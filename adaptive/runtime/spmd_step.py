@@ -38,12 +38,12 @@ from adaptive.operators.sources import Reading
 
 from .mesh_arrays import MeshArrays
 from .microbatches import Microbatches
+from .outcome import Outcome
 from .segment import Feed
 from .spmd_program import Given, Results, SPMDProgram
-from .step import Outcome
 
 if TYPE_CHECKING:
-    from .engine import Engine
+    from .step_plan import StepContext
 
 _FIXED = {  # sources that do not change while the sizes stay; the step number is counted on the devices
     *(sources.EXAMPLES, sources.CALLS, sources.OFFSET, sources.SEED, sources.GLOBAL_BATCH, sources.BATCH_SIZE),
@@ -62,17 +62,18 @@ class SPMDStep:
     """Takes steps in which all workers of a mesh make one kernel call of the same size.
 
     Args:
-      engine: whose steps; `why_not` knows nothing against its plan.
+      ctx: whose steps; `why_not` knows nothing against its plan.
       mesh, world: of its world's workers, and that world.
     """
 
-    def __init__(self, engine: Engine, mesh: WorkerMesh, world: OffersMesh):
-        self._engine: Engine = proxy(engine)  # not kept alive: the engine has this
-        self._mesh, self._world, plan = mesh, world, engine.plan
-        self._several = engine.world.processes > 1
-        self._arrays = MeshArrays(mesh, engine.world.devices)
+    def __init__(self, ctx: StepContext, mesh: WorkerMesh, world: OffersMesh):
+        self._ctx: StepContext = proxy(ctx)  # not kept alive: its worker state has this
+        self._steps = steps = ctx.step_plan
+        self._mesh, self._world, plan = mesh, world, steps.plan
+        self._several = ctx.world.processes > 1
+        self._arrays = MeshArrays(mesh, ctx.world.devices)
         on_mesh = list(mesh.mesh.devices.flat)
-        assert [on_mesh.index(device) for device in engine.world.devices] == list(engine.world.workers)
+        assert [on_mesh.index(device) for device in ctx.world.devices] == list(ctx.world.workers)
         self._programs: dict[int, SPMDProgram] = {}
         self._program: SPMDProgram | None = None  # of the current size
         self._size, self._failed = 0, False
@@ -83,22 +84,24 @@ class SPMDStep:
         self._changed = plan.changed_state
         self._read_only = [i for i in range(len(plan.graph.state_vars)) if i not in set(self._changed)]
         self._slot_places = [(k, leaf) for k, slot in enumerate(plan.slots) for leaf in range(len(slot.values))]
-        found = engine._results
+        found = steps.results
         counts = [len(hook.values) for hook in plan.hooks]
         ends = np.cumsum([0, *counts]).tolist()
         self._hooks = [slice(start, end) for start, end in pairwise(ends)]
         self._metrics = slice(ends[-1], ends[-1] + found.metrics.stop - found.metrics.start)
         self._sent = [number for number, message in enumerate(plan.messages) if message.travels]
-        self._bytes = sum(engine.layouts[number].nbytes for number in self._sent)
-        self._status_dtype = engine.layouts[engine._last].parts[0].dtype if engine.tells else np.dtype(np.float32)
-        self._fed = _Fed(engine.feed, self._arrays)
+        self._bytes = sum(steps.layouts[number].nbytes for number in self._sent)
+        self._has_status = steps.status_message >= 0
+        status = steps.layouts[steps.status_message].parts[0].dtype if self._has_status else np.dtype(np.float32)
+        self._status_dtype = status
+        self._fed = _Fed(steps.feed, self._arrays)
         self._step: Any = None  # the number of steps done, on the devices
         self._next = -1  # the same, as far as it is known to be right
         reads_seconds = any(source.name == "compute_seconds" for source in plan.sources)
         self._apart = _APART if reads_seconds else _FAR_APART
         self._since = 0  # steps of this size
         self._timed = False  # whether the step before went by the general path
-        self._samples: list[deque[float]] = [deque(maxlen=_SAMPLES) for _ in engine.world.devices]
+        self._samples: list[deque[float]] = [deque(maxlen=_SAMPLES) for _ in ctx.world.devices]
         self._seconds: list[float] = []  # as they are told
 
     # --- programs -----------------------------------------------------------------------------------------------------
@@ -106,7 +109,7 @@ class SPMDStep:
     @property
     def waits(self) -> bool:
         """Whether steps wait for a program that is not compiled yet: where the bits must not depend on when it is."""
-        return not self._engine.kernels.timed
+        return not self._ctx.kernels.timed
 
     @property
     def failed(self) -> bool:
@@ -121,7 +124,7 @@ class SPMDStep:
     def size_of(self, sizes: Sequence[int]) -> int:
         """Return the size of the program for steps of these sizes; 0 if there is none. Replicated if `sizes` are."""
         size = sizes[0]
-        alone = size and not self._failed and self._engine.kernels.is_one_call(size)
+        alone = size and not self._failed and self._ctx.kernels.is_one_call(size)
         return size if alone and all(s == size for s in sizes) else 0
 
     def compile(self, size: int) -> None:
@@ -131,7 +134,7 @@ class SPMDStep:
         try:
             if not self._programs:  # a first step by the general path may come after many
                 self._prepare_messages()
-            self._programs[size] = SPMDProgram(self._engine, self._mesh, size)
+            self._programs[size] = SPMDProgram(self._ctx, self._mesh, size)
         except Exception as error:
             self._errors[size] = f"{type(error).__name__}: {error}".splitlines()[0]
             _log.debug("compiling one program for all devices failed:", exc_info=True)
@@ -148,13 +151,13 @@ class SPMDStep:
             "Steps of %s are not taken as one program over all devices: %s. They go on with a program for each device "
             "and one for each message: the results are the same, and a step takes longer. Where memory ran out, a "
             "smaller local batch may help; the log 'adaptive' has the traceback at level DEBUG.",
-            self._engine.name or "the program",
+            self._steps.name or "the program",
             why,
         )
 
     def _prepare_messages(self) -> None:
         for number in self._sent:
-            parts = self._engine.layouts[number].parts
+            parts = self._steps.layouts[number].parts
             self._mesh.prepare([jax.ShapeDtypeStruct(p.shape, p.dtype) for p in parts], [p.op for p in parts])
 
     # --- which steps --------------------------------------------------------------------------------------------------
@@ -172,7 +175,7 @@ class SPMDStep:
           microbatches: the calls of this process's workers on the general path; ignored where there are several
             processes, which may choose different ones. There, one program makes one call if it can.
         """
-        engine, size = self._engine, sizes[0]
+        ctx, size = self._ctx, sizes[0]
         if self._failed or not size or sizes.count(size) < len(sizes) or not self._is_one_call(size, microbatches):
             self._size = 0
             return False
@@ -182,16 +185,16 @@ class SPMDStep:
         is_sample = since % self._apart == 0 or (1 < since < self._apart and not since & (since - 1))
         if self._program is None and not self._there(is_sample):
             return False
-        if is_sample or engine.timeline is not None or len(engine.present) < len(engine.world.devices):
+        if is_sample or ctx.timeline is not None or len(ctx.workers.present) < len(ctx.world.devices):
             self._timed = True
             return False
         # Of local leaves a process may find NaNs alone. It tells the others, by an error in its step.
-        return engine.new_nans is None or not engine.made_nans()
+        return ctx.workers.update_nans is None or not ctx.workers.made_nans()
 
     def _is_one_call(self, size: int, microbatches: Sequence[Microbatches] | None) -> bool:
         if microbatches is not None and not self._several:
             return len(microbatches[0]) == 1 and microbatches.count(microbatches[0]) == len(microbatches)
-        return size == self._size or self._engine.kernels.is_one_call(size)
+        return size == self._size or self._ctx.kernels.is_one_call(size)
 
     def _there(self, is_sample: bool) -> bool:
         """Whether the program for the current size is there, on all processes. If not, it is compiled in the
@@ -201,7 +204,7 @@ class SPMDStep:
         if self.waits:
             self.compile(size)
         elif self._since == _SETTLED:
-            self._engine.kernels.ask_for_step(size)
+            self._ctx.kernels.ask_for_step(size)
         there = size in self._programs
         if self._several and (self.waits or is_sample):
             there = self._everywhere(size)
@@ -213,10 +216,9 @@ class SPMDStep:
 
     def _everywhere(self, size: int) -> bool:
         """Whether all processes have the program for a size. Communicates."""
-        engine = self._engine
-        about = f"which processes have one program for {size} examples per worker, before a step of {engine.name}"
+        about = f"which processes have one program for {size} examples per worker, before a step of {self._steps.name}"
         said = f"?{self._errors[size]}" if size in self._errors else "yes" * (size in self._programs)
-        everyone = [told.decode() for told in engine.world.all_gather_bytes(said.encode(), about)]
+        everyone = [told.decode() for told in self._ctx.world.all_gather_bytes(said.encode(), about)]
         failed = {rank: told[1:] for rank, told in enumerate(everyone) if told.startswith("?")}
         if failed:
             rank, error = next(iter(failed.items()))
@@ -227,7 +229,7 @@ class SPMDStep:
 
     def _join(self) -> tuple[list[jax.Array], list[jax.Array]]:
         """Take the workers' state and slots as arrays over the mesh."""
-        states, slots, joined = self._engine.states, self._engine.slots, self._arrays.joined
+        states, slots, joined = self._ctx.workers.states, self._ctx.workers.slots, self._arrays.joined
         self._kept = [joined([state[i] for state in states]) for i in self._read_only]
         return (
             [joined([state[i] for state in states]) for i in self._changed],
@@ -256,7 +258,7 @@ class SPMDStep:
                 of_worker[k][number] = leaf
 
     def forget(self) -> None:
-        """The engine's state is another from now on."""
+        """Drop the held state: it was replaced."""
         self._held, self._lost = None, False
 
     # --- a step -------------------------------------------------------------------------------------------------------
@@ -275,23 +277,23 @@ class SPMDStep:
           `None` if what has arrived is not finite: nothing is committed, the status is taken, and the general path
           finds out why.
         """
-        engine, program, arrays = self._engine, self._program, self._arrays
+        ctx, program, arrays = self._ctx, self._program, self._arrays
         assert program is not None, "it fits"
-        activity, began = engine.activity, time.perf_counter()
+        activity, began = ctx.activity, time.perf_counter()
         if self._timed:
             self._take_sample(readings)
         held = self._held = self._held or self._join()
         given = self._given(program, share, readings)
         meanwhile()  # it may raise; from the call below on the state is given up
         own = _NO_STATUS
-        if engine.tells:
-            engine.status.told = activity.of_workers(self._seconds or [r.compute_seconds for r in readings])
-            own = engine.status.encode().astype(self._status_dtype)
-        about = f"step {readings[0].step + 1} of {engine.name} as one program"
+        if self._has_status:
+            ctx.status.told = activity.of_workers(self._seconds or [r.compute_seconds for r in readings])
+            own = ctx.status.encode().astype(self._status_dtype)
+        about = f"step {readings[0].step + 1} of {self._steps.name} as one program"
         if self._several:
             activity.turn(EXCHANGING)
         results = self._world.run_on_mesh(partial(self._run, program, held, given), own, about, more)
-        seconds = self._seconds or [time.perf_counter() - began] * len(engine.world.devices)
+        seconds = self._seconds or [time.perf_counter() - began] * len(ctx.world.devices)
         if results.flags is not None and not self._committed(results.flags):
             self._next = -1
             return None
@@ -315,12 +317,12 @@ class SPMDStep:
         Args:
           heard: the status of all.
         """
-        engine = self._engine
+        ctx = self._ctx
         if self._several:
-            engine.activity.turn(COMPUTING)
-        if engine.tells:  # before the state is given up: processes may disagree
-            engine.status.decode(heard)
-        engine._committed = []  # what they were is overwritten, and what they are now is waited for here
+            ctx.activity.turn(COMPUTING)
+        if self._has_status:  # before the state is given up: processes may disagree
+            ctx.status.decode(heard)
+        ctx.workers.committed = []  # what they were is overwritten, and what they are now is waited for here
         try:
             results: Results = program.run(*held, given)
             self._held, self._step, self._next = (results.state, results.slots), results.step, self._next + 1
@@ -332,13 +334,13 @@ class SPMDStep:
 
     def _committed(self, flags: jax.Array) -> bool:
         """Whether the step is committed. Hands on what else the flags say."""
-        new_nans, arrays = self._engine.new_nans, self._arrays
-        assert new_nans is not None, "there are flags"
-        of_workers = arrays.apart(flags) if new_nans.may_differ else [arrays.of_first(flags)]
+        update_nans, arrays = self._ctx.workers.update_nans, self._arrays
+        assert update_nans is not None, "there are flags"
+        of_workers = arrays.apart(flags) if update_nans.may_differ else [arrays.of_first(flags)]
         found = list(map(np.asarray, of_workers))
         if not found[0][0]:
             return False
-        new_nans.committed([of_worker[1:] for of_worker in found])
+        update_nans.committed([of_worker[1:] for of_worker in found])
         return True
 
     def _take_sample(self, readings: Sequence[Reading]) -> None:

@@ -13,8 +13,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from operator import is_
-from typing import TYPE_CHECKING, Any, NamedTuple, cast
-from weakref import ref
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -24,14 +23,14 @@ from adaptive.data.stream import Share
 from adaptive.graph.plan import Plan
 from adaptive.operators.sources import Reading
 
+from .autopsy import FailedStep, give_up
 from .chooser import Choice
 from .memory import has_room
 from .microbatches import Microbatches
-from .step import Outcome, Step, add
-from .wiring import bytes_of_a_call
-
-if TYPE_CHECKING:
-    from .engine import Engine
+from .outcome import Outcome
+from .programs import sum_kind
+from .segment_io import bytes_per_execution
+from .step_plan import StepContext
 
 
 def is_flat(plan: Plan, workers: int) -> bool:
@@ -82,38 +81,38 @@ class SteadyStep:
     """Takes steps of one worker, all of whose messages are of one level and are sent in every step.
 
     Args:
-      engine: whose steps; its plan `is_flat`.
+      ctx: whose steps; its plan `is_flat`.
     """
 
-    def __init__(self, engine: Engine):
-        plan, found = engine.plan, engine._results
+    def __init__(self, ctx: StepContext):
+        steps, plan, found = ctx.step_plan, ctx.step_plan.plan, ctx.step_plan.results
         call, final = plan.calls[0], plan.final
-        self._engine = cast("Callable[[], Engine]", ref(engine))  # not kept alive: the engine has this
+        self._ctx, self._steps = ctx, steps
         self._call_state, self._call_slots = call.reads("state"), call.wiring["slot"]
         self._batch = call.reads("batch")
         self._changed = plan.changed_state
         self._overwritten, self._read_only = found.overwritten, found.read_only
         self._final_slots, self._final_kept = final.wiring["slot"], [i for _, i in final.wiring["call"]]
         self._final_messages = final.read_messages
-        self._final_consts = engine.consts["final", final.level, 0]
+        self._final_consts = ctx.consts["final", final.level, 0]
         # One message is sent in every step, or none: what is ready at one level travels together.
         self._sent = next((n for n, message in enumerate(plan.messages) if message.travels), -1)
         self._stay = [n for n, message in enumerate(plan.messages) if not message.travels]
-        self._dtype = engine.layouts[self._sent].parts[0].dtype if self._sent >= 0 else np.dtype(np.float32)
-        self._bytes = engine.layouts[self._sent].nbytes if self._sent >= 0 else 0
-        self._look = engine.looks[self._sent] if engine.looks and self._sent >= 0 else None
-        self._first = engine._places[0].start
-        self._on_host = engine.world.devices[0].platform == "cpu"
+        self._dtype = steps.layouts[self._sent].parts[0].dtype if self._sent >= 0 else np.dtype(np.float32)
+        self._bytes = steps.layouts[self._sent].nbytes if self._sent >= 0 else 0
+        self._check = steps.finite_checks[self._sent] if steps.finite_checks and self._sent >= 0 else None
+        self._first = steps.part_slices[0].start
+        self._on_host = ctx.world.devices[0].platform == "cpu"
         self._leaves: Callable[[Any], list[Any]] | None = None  # of a batch
         self._calls: tuple[Microbatches, list[_Call]] = (), []
         # On a CPU Python and the kernels would only take turns on the same cores.
         self.runs_ahead = not self._on_host and set(call.reads("source")) <= _KNOWN_AHEAD
         self._ahead: _Ahead | None = None
-        self._call_bytes = bytes_of_a_call(plan, engine.layouts)
+        self._call_bytes = bytes_per_execution(plan, steps.layouts)
         # Sources that change from step to step: in which vector they are, where, and how they are read.
         self._changing = [
             (vector, place, source.read)
-            for vector, (sources, start) in enumerate(((engine.feed.floats, 1), (engine.feed.ints, 0)))
+            for vector, (sources, start) in enumerate(((steps.feed.floats, 1), (steps.feed.ints, 0)))
             for place, source in enumerate(sources, start)
             if source.name not in _FIXED
         ]
@@ -123,8 +122,8 @@ class SteadyStep:
 
     def fits(self, choice: Choice) -> bool:
         """Return whether a step of these calls can be taken; else the general one takes it."""
-        engine, calls = self._engine(), choice.microbatches
-        if not calls or choice.one_by_one or engine.present != [0]:
+        calls = choice.microbatches
+        if not calls or choice.one_by_one or self._ctx.workers.present != [0]:
             return False
         return len(calls) == 1 or not self._final_kept
 
@@ -150,8 +149,8 @@ class SteadyStep:
           began: when the step began, by the clock of `time.perf_counter`.
           input_seconds: how long it has waited for its share.
         """
-        engine, sizes = self._engine(), choice.microbatches
-        activity, new_nans = engine.activity, engine.new_nans
+        ctx, steps, sizes = self._ctx, self._steps, choice.microbatches
+        activity, update_nans = ctx.activity, ctx.workers.update_nans
         activity.now = COMPUTING
         started = dispatched = time.perf_counter()
         watch = time.process_time() if choice.timed else 0.0
@@ -167,37 +166,38 @@ class SteadyStep:
         prefetch(share.sizes)
         if self._on_host:  # the update is done with by then, too: one wait for both
             packed[self._first].block_until_ready()
-        if new_nans is not None and not new_nans.none_flagged():
+        if update_nans is not None and not update_nans.none_flagged():
             check_update()
         packed[self._first].block_until_ready()
         seconds = min(known, time.perf_counter() - dispatched)
         if choice.timed:
             undisturbed = min(seconds, time.process_time() - watch) if self._on_host else seconds
-            engine.kernels.record_step(0, undisturbed)
-        for result in engine._committed:  # what the step before has read must be done with before it is written again
+            ctx.kernels.record_step(0, undisturbed)
+        for (
+            result
+        ) in ctx.workers.committed:  # what the step before has read must be done with before it is written again
             result.block_until_ready()
         messages: dict[int, Any] = {}
         for number in self._stay:
-            messages[number] = [packed[engine._places[number]]]
+            messages[number] = [packed[steps.part_slices[number]]]
         sent = exchanged = time.perf_counter()
         if self._sent >= 0:
-            own = engine.status.encode_one(input_seconds, seconds, activity.busy(sent)).astype(self._dtype)
+            own = ctx.status.encode_one(input_seconds, seconds, activity.busy(sent)).astype(self._dtype)
             activity.now = EXCHANGING
-            results, heard = self._exchange(packed[engine._places[self._sent]], own, reading.step + 1, more)
+            results, heard = self._exchange(packed[steps.part_slices[self._sent]], own, reading.step + 1, more)
             exchanged = time.perf_counter()
             activity.now = COMPUTING
-            engine.status.decode(heard)
-            if self._look is not None and not self._look.passes(results[0]):
+            ctx.status.decode(heard)
+            if self._check is not None and not self._check.passes(results[0]):
                 activity.took(began, (input_seconds, sent - started, exchanged - sent), exchanged)
-                run = Step(engine, share, (reading,), (sizes,))
-                run.take_over(packed, messages, (self._sent,), seconds)
-                return run.given_up(self._sent, results[0], search)
+                failed = FailedStep(share, (reading,), (sizes,), [packed], messages, (self._sent,), [seconds])
+                return give_up(ctx, failed, self._sent, results[0], search=search)
             messages[self._sent] = results
         del packed, ahead  # what was sent is let go before the new state is made
         outputs = self._commit(final_vectors, kept, messages)
         ended = time.perf_counter()
         activity.took(began, (input_seconds, ended - exchanged + sent - started, exchanged - sent), ended)
-        hooks, found = [], engine._results
+        hooks, found = [], steps.results
         for place in found.hooks:
             hooks.append(outputs[place])
         metrics = outputs[found.metrics]
@@ -210,12 +210,12 @@ class SteadyStep:
         Args:
           share, reading, sizes: of the next step; if it turns out to have others, it is computed anew.
         """
-        engine, batch = self._engine(), share.batches[0]
+        workers, batch = self._ctx.workers, share.batches[0]
         dispatched = time.perf_counter()
         packed, kept = self._compute(
             sizes, reading, self._vectors(reading, sizes)[0], (self._leaves or self._find_leaves)(batch)
         )
-        state, slots = list(engine._states[0]), list(engine._slots[0])
+        state, slots = list(workers.local_states[0]), list(workers.local_slots[0])
         self._ahead = _Ahead(reading.step, sizes, batch, state, slots, packed, kept, dispatched)
 
     def forget_ahead(self) -> None:
@@ -227,7 +227,7 @@ class SteadyStep:
         ahead, self._ahead = self._ahead, None
         if ahead is None or (ahead.step, ahead.sizes) != (step, sizes) or ahead.batch is not batch:
             return None
-        state, slots = self._engine()._states[0], self._engine()._slots[0]
+        state, slots = self._ctx.workers.local_states[0], self._ctx.workers.local_slots[0]
         same = all(map(is_, ahead.state, state)) and all(map(is_, ahead.slots, slots))
         return ahead if same else None
 
@@ -235,12 +235,12 @@ class SteadyStep:
         self, parts: Sequence[jax.Array], own: np.ndarray, step: int, more: str
     ) -> tuple[list[list[jax.Array]], np.ndarray]:
         """Have the message reduced over all workers, with the status, of which `own` is this process's."""
-        engine, number = self._engine(), self._sent
-        about = f"message {number + 1} of step {step} of {engine.name}"
-        rows = [parts] if not engine.world.unowned_slots else engine.nothing.with_gaps(number, [parts])
-        engine.activity.message = number
-        look = None if self._look is None else self._look.begin()
-        return engine._channels[number].exchange(rows, own, about, more, look, step)
+        ctx, number = self._ctx, self._sent
+        about = f"message {number + 1} of step {step} of {self._steps.name}"  # `StepPlan.about`, without its call
+        rows = [parts] if not ctx.world.unowned_slots else ctx.neutral.with_gaps(number, [parts])
+        ctx.activity.message = number
+        on_piece = None if self._check is None else self._check.begin()
+        return ctx.channels[number].exchange(rows, own, about, more, on_piece, step)
 
     def _vectors(self, reading: Reading, sizes: Microbatches) -> tuple[Vectors, Vectors]:
         """Return what sources say in this step, for the call and for the final segment. A vector that says what it said
@@ -248,10 +248,10 @@ class SteadyStep:
         """
         same, read = self._same_vectors, tuple(reading)[_STEADY]
         if same is None or same[0] is not sizes or same[1] != read or same[2] is not reading.taking_part:
-            host = self._engine().feed.measure(reading if len(sizes) == 1 else reading._replace(calls=len(sizes)))
+            host = self._steps.feed.measure_step(reading, len(sizes))
             if len(sizes) > 1:
                 return host, host
-            on_device = jax.device_put(host, self._engine().world.devices[0])
+            on_device = jax.device_put(host, self._ctx.world.devices[0])
             self._same_vectors = same = sizes, read, reading.taking_part, host, on_device
         measured, there = same[3:]
         if not self._changing:
@@ -270,20 +270,20 @@ class SteadyStep:
 
     def _planned(self, microbatches: Microbatches) -> list[_Call]:
         """Return the calls for these microbatches, which are worked out when they change."""
-        kernels, calls, start = self._engine().kernels, list[_Call](), 0
+        kernels, calls, start = self._ctx.kernels, list[_Call](), 0
         for size in microbatches:
             kernel, rows = kernels.kernel(0, size, 0), slice(start, start + size)
             calls.append(_Call(kernel.run, size, None if len(microbatches) == 1 else rows, list(kernel.consts)))
             start += size
         self._calls = microbatches, calls
-        self.runs_ahead = self.runs_ahead and has_room(self._engine().world.devices[0], self._call_bytes)
+        self.runs_ahead = self.runs_ahead and has_room(self._ctx.world.devices[0], self._call_bytes)
         return calls
 
     def _compute(
         self, sizes: Microbatches, reading: Reading, vectors: Vectors, leaves: list[Any]
     ) -> tuple[list[jax.Array], list[jax.Array]]:
         """Dispatch the calls. Returns all messages' parts, added up over the calls, and what the last call keeps."""
-        engine, state, slots = self._engine(), self._engine()._states[0], self._engine()._slots[0]
+        ctx, state, slots = self._ctx, self._ctx.workers.local_states[0], self._ctx.workers.local_slots[0]
         calls = self._calls[1] if self._calls[0] is sizes else self._planned(sizes)
         batch = list(map(leaves.__getitem__, self._batch))
         given: dict[str, Any] = {
@@ -300,19 +300,18 @@ class SteadyStep:
                 given["batch"], (given["floats"], given["ints"]) = batch, vectors
             else:
                 given["batch"] = [leaf[call.rows] for leaf in batch]
-                start = call.rows.start
-                of_call = reading._replace(examples=call.examples, calls=1, offset=reading.offset + start)
-                given["floats"], given["ints"] = engine.feed.for_call(vectors, of_call, first=not start)
+                of_call = self._steps.feed.for_microbatch(vectors, reading, call.rows.start, call.examples)
+                given["floats"], given["ints"] = of_call
             out = call.run(given)
             new = out.pop("parts")
-            packed = engine._compiled[add(0), 0, 0](packed, new) if packed else new
+            packed = ctx.programs[sum_kind(0), 0, 0](packed, new) if packed else new
             del new  # so that the next call's parts can take that memory
         return packed, out["outputs"]
 
     def _commit(self, vectors: Vectors, kept: Sequence[jax.Array], messages: dict[int, Any]) -> Any:
         """Run the final segment and take its results as the worker's state. Returns them."""
-        engine = self._engine()
-        state, slots, received = engine._states[0], engine._slots[0], []
+        ctx, workers = self._ctx, self._ctx.workers
+        state, slots, received = workers.local_states[0], workers.local_slots[0], []
         for number in self._final_messages:
             received.append(messages[number][0])
         given_up = (
@@ -330,11 +329,12 @@ class SteadyStep:
             "slot": [],
             "batch": [],
         }
-        outputs = engine._compiled["final", 0, 0](given_up, given)
-        engine._committed = outputs[:1]
+        outputs = ctx.programs["final", 0, 0](given_up, given)
+        workers.committed = outputs[:1]
         for i, new in zip(self._changed, outputs, strict=False):  # first come the state's
             state[i] = new
-        engine._slots[0] = engine._results.slots and [outputs[place] for place in engine._results.slots]
-        if engine.new_nans is not None:
-            engine.new_nans.committed(outputs[-1:])
+        new_slots = self._steps.results.slots
+        workers.local_slots[0] = [outputs[place] for place in new_slots] if new_slots else []
+        if workers.update_nans is not None:
+            workers.update_nans.committed(outputs[-1:])
         return outputs

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 
 import adaptive as ad
 import collectives as comm
-from adaptive.runtime import ending as _ending
+from adaptive.runtime import background_threads as _ending
 from adaptive.runtime import kernels as _kernels
 from adaptive.runtime import programs as _programs
 

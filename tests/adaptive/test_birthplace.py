@@ -167,5 +167,5 @@ def test_an_error_on_the_way_keeps_nobody_waiting(monkeypatch):
     def broken(*args):
         raise MemoryError("all gone")
 
-    monkeypatch.setattr("adaptive.runtime.step.birthplace", broken)
+    monkeypatch.setattr("adaptive.runtime.autopsy.nan_origin", broken)
     assert "could not be found out where they come from: MemoryError: all gone" in origin(driver)

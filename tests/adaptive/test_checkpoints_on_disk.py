@@ -265,7 +265,7 @@ def test_how_often(tmp_path, patient, every, steps):
 
 def test_minutes(tmp_path, patient, monkeypatch):
     now = [0.0]
-    monkeypatch.setattr("adaptive.program.keeping.time.monotonic", lambda: now[0])
+    monkeypatch.setattr("adaptive.program.run_checkpointer.time.monotonic", lambda: now[0])
     with build(counting("count"), [0.0]) as program:
         for report in program.run(steps=9, checkpoint=ad.Checkpoints(tmp_path, every="1.5 minutes", keep=9)):
             now[0] += 50 if report.step < 8 else 0
@@ -476,7 +476,7 @@ def driver(state, batch):
 with ad.Program(driver, 0.0, {{"x": np.ones(8)}}, global_batch=1) as program:
     for report in program.run(checkpoint=ad.Checkpoints({str(tmp_path)!r}, every=1)):
         if report.step == 3:
-            program._keeping.wait()
+            program._checkpointer.wait()
             print("three", flush=True)
             sys.stdin.read()
 """
@@ -644,5 +644,5 @@ def test_saving_now_waits_for_the_disk(tmp_path, monkeypatch):
     with build(counting("count"), [0.0]) as program:
         for report in program.run(steps=4, checkpoint=ad.Checkpoints(tmp_path, every=2)):
             if report.step == 3:
-                program._keeping.save(wait=True)
+                program._checkpointer.save(wait=True)
                 assert names(tmp_path)[-1].endswith("step-3")

@@ -171,7 +171,9 @@ def test_kernels_are_called_by_their_driver_and_size_and_shared_by_its_programs(
         program = ad.Program(train, 0.0, make_data(24), global_batch=4, world=LocalWorld(2), resizable=False)
         with program:
             program.step()
-            kernels.append((program._engine.kernels.kernel(0, 2, 0).run, program._engine._compiled["final", 0, 0]))
+            kernels.append(
+                (program._engine.kernels.kernel(0, 2, 0).run, program._engine.context.programs["final", 0, 0])
+            )
     assert kernels[0] == kernels[1]
     names = [name_of(compiled) for compiled in kernels[0]]
     assert re.fullmatch(r"train_call_0_2_[0-9a-f]{16} train_final_[0-9a-f]{16}", " ".join(names))

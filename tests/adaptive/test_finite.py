@@ -11,7 +11,7 @@ from jax.extend.core import Var
 from adaptive.base.errors import NonFiniteError
 from adaptive.graph.flow import Scope
 from adaptive.graph.plan import Contribution
-from adaptive.runtime.finite import Arrived, Culprit, Look, Trouble, find_together, not_finite, skipped_too_often
+from adaptive.runtime.finite import Arrived, Culprit, FiniteCheck, Trouble, find_together, not_finite, skipped_too_often
 from adaptive.runtime.local_world import LocalWorld
 from adaptive.runtime.message import accumulate, lay_out, pack, unpack
 from collectives._all_gather import Gather
@@ -54,11 +54,11 @@ def arrive(contributions, values, weights=1.0, workers=2):
 def passes(contributions, values, weights=1.0):
     """What the look says, on a CPU and on other devices alike; checked against what comes out of the message."""
     layout, _, reduced = arrive(contributions, values, weights)
-    found = {Look(layout, platform).passes(reduced) for platform in ("cpu", "gpu")}
+    found = {FiniteCheck(layout, platform).passes(reduced) for platform in ("cpu", "gpu")}
     found |= {passes_in_pieces(layout, reduced, size) for size in (1, 3, 100)}
     assert len(found) == 1
     if bool(
-        jax.jit(Look(layout, "cpu").all_finite)(reduced)
+        jax.jit(FiniteCheck(layout, "cpu").all_finite)(reduced)
     ):  # it may say no of what is nearly infinite, and never yes
         assert found == {True}
     wanted = [i for i, c in enumerate(contributions) if c.how.reduces and c.scope == Scope.CALL]
@@ -72,12 +72,12 @@ def passes(contributions, values, weights=1.0):
 @pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16", "complex64"])
 def test_a_program_over_all_devices_says_so_of_finite_values_too(dtype, weight):
     layout, _, reduced = arrive([contribution(dtype), contribution(op="max")], [[0.5, 1.0], [2.0, 3.0]], weight)
-    assert bool(jax.jit(Look(layout, "cpu").all_finite)(reduced))
+    assert bool(jax.jit(FiniteCheck(layout, "cpu").all_finite)(reduced))
 
 
 def passes_in_pieces(layout, reduced, size):
     """What the look says that was shown pieces of `size` elements, as they arrived, and then nothing but weights."""
-    look = Look(layout, "cpu")
+    look = FiniteCheck(layout, "cpu")
     take_in = look.begin()
     if take_in is None:
         return look.passes(reduced)
@@ -124,7 +124,7 @@ def test_a_half_that_overflows_where_it_is_half_again_is_seen(half, sums):
         layout = lay_out([leaf], capacity=1, status=3)
         parts = [jnp.array([total, total, 0, 0, 0], np.float32)]
         finite = bool(jnp.isfinite(unpack(layout, parts, [0], worker=0)[0]).all())
-        assert [Look(layout, p).passes(parts) for p in ("cpu", "gpu")] == [finite] * 2, total
+        assert [FiniteCheck(layout, p).passes(parts) for p in ("cpu", "gpu")] == [finite] * 2, total
 
 
 def test_single_precision_in_a_message_of_doubles_overflows_where_it_is_single_again():
@@ -137,7 +137,7 @@ def test_single_precision_in_a_message_of_doubles_overflows_where_it_is_single_a
 
 def test_what_was_not_looked_at_while_it_arrived_is_looked_at_then():
     layout, _, reduced = arrive([contribution(shape=(6,))], [[1.0], [np.nan]])
-    look = Look(layout, "cpu")
+    look = FiniteCheck(layout, "cpu")
     look.begin()(0, 0, np.ones(4, np.float32))
     assert not look.passes(reduced)
     look.begin()(0, 0, np.ones(6, np.float32))
@@ -148,7 +148,7 @@ def test_a_division_that_overflows_is_seen():
     assert passes([contribution()], [[1e30], [1e30]], 1e-30)
     layout = lay_out([contribution()], capacity=1, status=3)
     parts = [jnp.array([1e20, 1, 1e-20, 0, 0, 0], np.float32)]  # numerators, their weight, the status
-    assert [Look(layout, p).passes(parts) for p in ("cpu", "gpu")] == [False, False]
+    assert [FiniteCheck(layout, p).passes(parts) for p in ("cpu", "gpu")] == [False, False]
 
 
 @pytest.mark.parametrize("weights", [0.0, [[1.0], [-1.0]], [[np.nan], [1.0]], [[np.inf], [1.0]], 1e-40, -1.0])
@@ -179,9 +179,9 @@ def test_what_may_be_nan_is_let_through():
 
 def test_neighbors_are_looked_at_as_one():
     layout = lay_out([contribution(shape=(n,)) for n in (3, 4, 5)], capacity=2, status=3)
-    assert [(r.start, r.stop) for r, _ in Look(layout, "cpu")._ranges] == [(0, 12)]
+    assert [(r.start, r.stop) for r, _ in FiniteCheck(layout, "cpu")._ranges] == [(0, 12)]
     layout = lay_out([contribution(), contribution(weight=TOKENS), contribution("bfloat16")], capacity=2, status=3)
-    assert len(Look(layout, "cpu")._ranges) == 3
+    assert len(FiniteCheck(layout, "cpu")._ranges) == 3
 
 
 # --- whose they are ---------------------------------------------------------------------------------------------------
@@ -189,7 +189,7 @@ def test_neighbors_are_looked_at_as_one():
 
 def test_a_worker_knows_which_of_its_own_are_not_finite():
     layout, sent, reduced = arrive([contribution(), contribution(op="max")], [[1.0, np.nan], [2.0, 1.0]])
-    look = Look(layout, "cpu")
+    look = FiniteCheck(layout, "cpu")
     assert [look.of_worker(parts) for parts in sent] == [[1], []]
     assert look.of_all(reduced) == Arrived([], [1])
 

@@ -14,11 +14,11 @@ import adaptive as ad
 import collectives as comm
 import monitors as mon
 from adaptive.program.memory_needed import memory_needed
-from adaptive.runtime import engine as _engine
 from adaptive.runtime import kernels as _kernels
-from adaptive.runtime.engine import copied
+from adaptive.runtime import worker_state as _worker_state
 from adaptive.runtime.local_world import LocalWorld
 from adaptive.runtime.message import LARGE_BYTES
+from adaptive.runtime.worker_state import copied
 
 N = 1000  # elements of a leaf: no other array of these tests has as many
 
@@ -82,7 +82,7 @@ def test_a_state_that_a_function_returns_is_never_held_twice(workers, before, mo
         most.append(len(of_leaves()) - before)
         return copied(leaf, device)
 
-    monkeypatch.setattr(_engine, "copied", counted)
+    monkeypatch.setattr(_worker_state, "copied", counted)
     with build(state, workers) as program, build(initial()) as other:
         assert [ref() for ref in made] == [None] * 4
         assert max(most[: 5 * workers]) <= 2 + workers  # the leaf that is copied, and what all others are in by now
@@ -146,7 +146,7 @@ def test_the_update_needs_no_temporary_for_averaged_gradients():
     state, data = tuple(jnp.full(LARGE_BYTES, x) for x in (1.0, 0.0, 0.0)), {"x": np.ones(24, np.float32)}
     with ad.Program(adam, state, data, global_batch=6, world=LocalWorld(2), resizable=False) as program:
         program.step()
-        (final,) = {id(p): p for (kind, *_), p in program._engine._compiled.items() if kind == "final"}.values()
+        (final,) = {id(p): p for (kind, *_), p in program._engine.context.programs.items() if kind == "final"}.values()
         assert final.memory_analysis().temp_size_in_bytes < LARGE_BYTES
         with jax.disable_jit():
             by_hand, _ = adam(state, data)
@@ -172,7 +172,7 @@ def test_a_noise_scale_needs_no_temporary_for_all_averaged_gradients():
         adam_of_layers, tuple(layers), data, global_batch=6, world=LocalWorld(2), resizable=False
     ) as program:
         program.step()
-        (final,) = {id(p): p for (kind, *_), p in program._engine._compiled.items() if kind == "final"}.values()
+        (final,) = {id(p): p for (kind, *_), p in program._engine.context.programs.items() if kind == "final"}.values()
         # Less than two layers' gradients: XLA may write out the divisor in the shape of one.
         assert final.memory_analysis().temp_size_in_bytes < 2 * layers[0][0].nbytes
 
@@ -196,7 +196,7 @@ def test_explain_says_what_is_held(workers):
         held = sum(a.nbytes for a in of_all()) - before
         needed = {n.what: n.nbytes for n in memory_needed(program._engine, program._data, program.batch_sizes)}
         lasting = needed["state"] + needed["slots"] + needed["constants"]
-        flags = sum(a.nbytes for a in program._engine.new_nans._flags)  # of the last update; a byte a leaf
+        flags = sum(a.nbytes for a in program._engine.workers.update_nans._flags)  # of the last update; a byte a leaf
         if workers == 1:
             fed = jax.tree.leaves(program._engine._steady._same_vectors[-1])  # what sources say while sizes stay
             assert held == lasting + flags + sum(a.nbytes for a in fed)

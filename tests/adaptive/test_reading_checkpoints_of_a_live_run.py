@@ -12,7 +12,7 @@ import adaptive as ad
 import collectives as comm
 from adaptive.disk import arrays, directory
 from adaptive.disk.directory import checkpoints
-from adaptive.program.choice import chosen
+from adaptive.program.select_checkpoint import chosen
 from adaptive.program.stored import load
 from adaptive.runtime.local_world import LocalWorld
 

@@ -97,8 +97,8 @@ def test_where_all_is_allowed_nothing_is_told():
     with build(rooted, START, nonfinite="allow") as program:
         assert len(list(program.run(steps=3))) == 3
         assert np.isnan(program.state["w"])
-        assert program._engine.new_nans is None
-        assert program._engine.looks == []
+        assert program._engine.workers.update_nans is None
+        assert program._engine.step_plan.finite_checks == []
 
 
 # --- what may be NaN --------------------------------------------------------------------------------------------------
@@ -273,7 +273,7 @@ def test_the_flags_cost_the_state_no_copy():
     params = jnp.zeros((30, 20))
     with build(driver, (params, optimizer.init(params))) as program:
         program.step()
-        final = program._engine._compiled["final", 0, 0]
+        final = program._engine.context.programs["final", 0, 0]
     assert final.memory_analysis().temp_size_in_bytes < params.nbytes
 
 
@@ -290,8 +290,11 @@ def test_averages_are_looked_at_in_the_parameters_that_they_make():
 
     start = {"params": params, "opt": tx.init(params), "longest": np.zeros(2, np.float32)}
     with build(driver, start) as program:
-        new_nans, names = program._engine.new_nans, program._plan.graph.state_names
-        shown = {names[i]: names[new_nans.leaves[n]] for i, n in zip(new_nans.leaves, new_nans._shown_by, strict=True)}
+        update_nans, names = program._engine.workers.update_nans, program._plan.graph.state_names
+        shown = {
+            names[i]: names[update_nans.leaves[n]]
+            for i, n in zip(update_nans.leaves, update_nans._shown_by, strict=True)
+        }
     for average in ("mu", "nu"):
         for leaf in ("w", "b"):
             (name,) = (name for name in shown if f".{average}" in name and f"['{leaf}']" in name)

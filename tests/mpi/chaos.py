@@ -277,10 +277,10 @@ def main(seed: int, folder: str) -> None:
     import collectives as comm
     import controllers as ctrl
     import monitors as mon
-    from adaptive.runtime.finite import Look
+    from adaptive.runtime.finite import FiniteCheck
+    from adaptive.runtime.general_step import GeneralStep
     from adaptive.runtime.kernels import Kernels
     from adaptive.runtime.steady_step import SteadyStep
-    from adaptive.runtime.step import Step
     from collectives.worlds import mpi
     from collectives.worlds.elastic import elastic_processes, rendezvous, standby
     from collectives.worlds.transport import mpi_channel, operations, preamble, repair
@@ -291,8 +291,8 @@ def main(seed: int, folder: str) -> None:
         ("a frame", preamble.Preamble, "announce"),
         ("an exchange", mpi_channel.MPIChannel, "_reduce_all"),
         ("an exchange", mpi_channel, "round_to"),  # of the short way: behind the frame
-        ("an exchange", Look, "_take_in"),
-        ("a commit", Step, "commit"),
+        ("an exchange", FiniteCheck, "_take_in"),
+        ("a commit", GeneralStep, "commit"),
         ("a commit", SteadyStep, "_commit"),
         ("a change", elastic_processes.ElasticProcesses, "change"),
         ("a meeting", rendezvous, "_meet"),

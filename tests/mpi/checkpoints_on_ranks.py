@@ -99,7 +99,7 @@ def test_local_state_of_all_ranks_comes_back(world, directory):
 def test_minutes_are_those_of_rank_0(world, directory, monkeypatch, options):
     """Each rank has a clock of its own; that of rank 0 counts, and all keep a checkpoint of the same step."""
     now = [0.0]
-    monkeypatch.setattr("adaptive.program.keeping.time", SimpleNamespace(monotonic=lambda: now[0]))
+    monkeypatch.setattr("adaptive.program.run_checkpointer.time", SimpleNamespace(monotonic=lambda: now[0]))
     driver, start = (local, {"all": 0.0, "own": 0.0}) if options else (descend, 0.0)
     with build(driver, start, make_data(), N, world=world, **options) as program:
         for _ in program.run(steps=7, checkpoint=ad.Checkpoints(directory, every="1 minute", keep=9)):
@@ -165,7 +165,7 @@ def test_a_rank_that_does_not_see_the_directory(world, directory, tmp_path):
         with pytest.raises(ad.CheckpointError if odd(world) else ad.WorkerError) as caught:
             program.restore(path)
         assert f"rank {world.processes - 1} cannot read" in str(caught.value)
-        assert ("which rank 0 has chosen: whole.json, which" in str(caught.value)) or not odd(world)
+        assert ("which rank 0 has selected: whole.json, which" in str(caught.value)) or not odd(world)
         program.step()
 
 
@@ -179,7 +179,7 @@ def test_a_rank_that_sees_another_checkpoint_of_that_name(world, directory, tmp_
         world.barrier()
         with pytest.raises(ad.CheckpointError if odd(world) else ad.WorkerError, match="cannot read") as caught:
             program.restore(own_path if odd(world) else directory)
-        assert "it holds another one of that name" in str(caught.value)
+        assert "this rank sees another checkpoint of that name" in str(caught.value)
 
 
 def counting_hook(state, batch):

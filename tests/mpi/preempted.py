@@ -25,7 +25,7 @@ import collectives as comm  # noqa: E402
 import controllers as ctrl  # noqa: E402
 import monitors as mon  # noqa: E402
 from adaptive.control import membership  # noqa: E402
-from adaptive.program.keeping import Keeping  # noqa: E402
+from adaptive.program.run_checkpointer import RunCheckpointer  # noqa: E402
 from adaptive.runtime.engine import Engine  # noqa: E402
 from collectives.worlds.elastic.standby import StandbyLoop  # noqa: E402
 from tests.program.problems import adam_driver, adam_state, difference, make_data, mean_loss, plain_adam, stream  # noqa: E402
@@ -90,7 +90,7 @@ def check(program: ad.Program) -> None:
 
 
 watched("the first compile", 1, Engine, "compile")
-watched("a checkpoint on disk", 1, Keeping, "save")
+watched("a checkpoint on disk", 1, RunCheckpointer, "save")
 watched("in reserve", 1, StandbyLoop, "next")
 data = {**make_data(EXAMPLES), "number": np.arange(EXAMPLES)}
 try:

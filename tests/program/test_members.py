@@ -160,7 +160,7 @@ def test_local_state_begins_anew_with_a_newcomer_and_stays_where_there_are_no_ex
         program.step()
         seats.join(3)
         program.rescale(shares=[1, 0, 0, 1])
-        program._company.gather(program._course)
+        program._membership_changes.apply(program._progress)
         assert own()[3] == 7
         program.step()
         assert own()[1] == first[1]

@@ -35,7 +35,7 @@ class _Kind(IntEnum):
 _PLURAL = {_Kind.INFINITE: "infinities", _Kind.NAN: "NaNs"}
 
 
-def birthplace(plan: Plan, known: Mapping[Var, Any], atoms: Sequence[Atom], taking_part: jax.Array) -> str:
+def nan_origin(plan: Plan, known: Mapping[Var, Any], atoms: Sequence[Atom], taking_part: jax.Array) -> str:
     """In words, where the first value comes from that makes one of `atoms` not finite.
 
     Args:

@@ -9,14 +9,14 @@ from adaptive.base.roster import Roster
 from adaptive.base.world import Loss
 from adaptive.control.batch_sizes import BatchSizes
 from adaptive.control.causes import Moved
-from adaptive.program.seating import Seating
+from adaptive.program.member_tracker import MemberTracker
 
 
 def test_a_worker_that_leaves_a_seat_whose_worker_was_once_lost_has_left():
     world = SimpleNamespace(members=(0, 1), joined_in_generation=(0, 0), generation=0, workers=range(1), losses=())
-    ignored = SimpleNamespace(seat=lambda *_: None)
+    ignored = SimpleNamespace(seat=lambda *_: None, workers=SimpleNamespace(seat=lambda *_: None))
     sizes = BatchSizes(12, None, Limits((1, 1), (20, 20)))
-    seating = Seating(world, ignored, ignored, sizes, Roster.of(world))
+    tracker = MemberTracker(world, ignored, ignored, sizes, Roster.of(world))
 
     def then(members, since, losses):
         world.members, world.joined_in_generation, world.losses, world.generation = (
@@ -26,8 +26,8 @@ def test_a_worker_that_leaves_a_seat_whose_worker_was_once_lost_has_left():
             world.generation + 1,
         )
         sizes.step_done()
-        seating.take()
-        return seating.tell()[2], sizes.causes
+        tracker.refresh()
+        return tracker.drain_events()[2], sizes.causes
 
     loss = Loss((1,), "rank 1 (pid 7 on node)", "message 1 of step 2", 0.003)
     notes, causes = then((0,), (0,), (loss,))

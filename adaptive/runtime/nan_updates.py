@@ -46,7 +46,7 @@ class Found(NamedTuple):
 NONE_FOUND = Found((), {})
 
 
-class NewNaNs:
+class UpdateNaNs:
     """What the flags of the last update say, of the workers of this process.
 
     Args:

@@ -14,7 +14,7 @@ from adaptive.graph.plan import Plan, Segment
 from .message import Layout
 
 
-class Inputs:
+class SegmentInputs:
     """Where a segment's inputs are taken from, by kind and in order.
 
     Attributes:
@@ -61,13 +61,13 @@ class FinalResults:
         self.slots, self.hooks, self.metrics = found[:n], found[n:-1], found[-1]
 
 
-def bytes_of_a_call(plan: Plan, layouts: Sequence[Layout]) -> int:
+def bytes_per_execution(plan: Plan, layouts: Sequence[Layout]) -> int:
     """Return the bytes of memory of all parts that a kernel call writes: of the level that has most."""
     of_messages = [sum(math.prod(p.shape) * p.dtype.itemsize for p in layout.parts) for layout in layouts]
     return max((sum(of_messages[number] for number in plan.sent_at(level)) for level in plan.calls), default=0)
 
 
-def places_in_level(plan: Plan, layouts: Sequence[Layout]) -> list[slice]:
+def part_slices(plan: Plan, layouts: Sequence[Layout]) -> list[slice]:
     """For each message, its parts among those of its level."""
     places: dict[int, slice] = {}
     for level in range(plan.levels):

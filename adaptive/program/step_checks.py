@@ -8,7 +8,7 @@ from adaptive.base.failure import report_failure
 from adaptive.base.world import World
 from adaptive.runtime.engine import Engine
 from adaptive.runtime.finite import Trouble, not_finite, skipped_too_often
-from adaptive.runtime.updates import made_nans, share_found
+from adaptive.runtime.nan_updates import made_nans, share_found
 
 from .arguments import NonFinite
 
@@ -52,7 +52,7 @@ class StepClock:
         self.began = _NAN
 
 
-class Skips:
+class SkippedSteps:
     """What becomes of steps that are not finite. Replicated.
 
     Args:
@@ -105,10 +105,10 @@ class UpdateCheck:
           step: whose update it was.
           in_step: whether the others are in the next step by now, and wait for this process.
         """
-        nans = self._engine.new_nans
+        nans = self._engine.workers.update_nans
         if nans is None or nans.none_flagged():
             return
-        found = self._engine.made_nans()
+        found = self._engine.workers.made_nans()
         if found:
             self.told = True
             error = made_nans(self._engine.plan, found, step)
@@ -118,10 +118,10 @@ class UpdateCheck:
 
     def together(self, step: int, what: str) -> None:
         """Raise if it has, on any process. All processes come here, for `what`. May communicate."""
-        new_nans = self._engine.new_nans
-        if new_nans is not None and new_nans.may_differ:
+        update_nans = self._engine.workers.update_nans
+        if update_nans is not None and update_nans.may_differ:
             about = f"{what} of {self._name} after step {step}"
-            found = share_found(self._engine.world, self._engine.made_nans(), about)
+            found = share_found(self._engine.world, self._engine.workers.made_nans(), about)
             if found:
                 self.told = True
                 raise made_nans(self._engine.plan, found, step)

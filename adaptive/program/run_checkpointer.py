@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from .program import Program
 
 
-class Keeping:
+class RunCheckpointer:
     """The checkpoints of one run. Every process has one.
 
     Raises:
@@ -45,7 +45,7 @@ class Keeping:
         self._last_kept: bool | None = None  # whether the last step has left one; `None` before the first
         self._left_out = self._told = False  # the last that was due; and whether that has ever been told
         self._status = program._status
-        if self._every.unit == "minute" and self.world.processes > 1 and not program._engine.tells:
+        if self._every.unit == "minute" and self.world.processes > 1 and not program._engine.has_status:
             raise CheckpointError(
                 f"every={options.every!r}: rank 0 has to tell the others when, with a step's last message, and a step "
                 'of this program has none. Count steps or epochs:  every="1 epoch"'
@@ -141,7 +141,7 @@ class Keeping:
         atexit.unregister(self.close)
         self._writer.close()
 
-    def __enter__(self) -> Keeping:
+    def __enter__(self) -> RunCheckpointer:
         return self
 
     def __exit__(self, *exc: Any) -> None:

@@ -1,0 +1,123 @@
+"""Changes of membership between two steps: workers that leave, join, or wait in reserve until they join."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from adaptive.base.world import World
+
+from .state_transfer import ProgramParts, pack, receive_buffers, unpack
+from .step_checks import StepClock, UpdateCheck
+from .tracing import Traced
+
+
+class RunLimit(NamedTuple):
+    """Where a run ends, unless a hook stops it before. `None`: no limit. Replicated."""
+
+    epoch: int | None = None
+    step: int | None = None
+
+
+class RunProgress(NamedTuple):
+    """How far a run has come. Replicated."""
+
+    step: int  # steps done
+    limit: RunLimit
+    stopped: bool  # by a hook
+    run_id: str
+    traced: Traced | None = None
+
+
+class RunEnds(Exception):
+    """This run has no next step. Raised on all processes that take part in it."""
+
+
+class RunOver(RunEnds):
+    """The run for which this process was in reserve has ended; this process has the workers' final state.
+
+    Attributes:
+      progress: of the workers' run.
+    """
+
+    def __init__(self, progress: RunProgress):
+        super().__init__()
+        self.progress = progress
+
+
+class AllLeave(RunEnds):
+    """Processes were told to terminate, and no others can continue the run. The message says why."""
+
+
+class MembershipChanges:
+    """Applies changes of membership between two steps of a program.
+
+    Args:
+      name: of the program.
+      parts: whose state a joining process receives.
+      clock, update: see `StepClock` and `UpdateCheck`.
+    """
+
+    def __init__(self, world: World, name: str, parts: ProgramParts, clock: StepClock, update: UpdateCheck):
+        self._world, self._name, self._parts, self._clock, self._update = world, name, parts, clock, update
+
+    @property
+    def settled(self) -> bool:
+        """Whether no worker leaves, joins, is in reserve, or was lost since the last step: `apply` would do nothing."""
+        parts, world = self._parts, self._world
+        return not (parts.membership.due or world.in_reserve or world.needs_state_transfer or parts.members.changed)
+
+    def apply(self, progress: RunProgress) -> RunProgress:
+        """Let workers leave and join, and take notice of lost ones. A process in reserve waits here until it joins.
+        Communicates.
+
+        Returns:
+          The run's progress: as given, or, on a joining process, that of the other workers.
+
+        Raises:
+          RunEnds: the run has no next step.
+        """
+        self._change(progress.step)
+        while self._world.in_reserve:
+            self._world.wait(self._parts.engine.kernels.can_join)
+            if not self._world.in_reserve:
+                self._clock.restart()
+        over = self._world.needs_state_transfer and not self._world.run_under_way
+        progress = self.transfer_state(progress)
+        if over:
+            raise RunOver(progress)
+        members = self._parts.members
+        if members.changed:
+            self._clock.forget(members.places(members.refresh()))
+        return progress
+
+    def _change(self, step: int) -> None:
+        membership = self._parts.membership
+        if not membership.due or self._world.in_reserve:
+            return
+        self._update.together(step, "a change of members")
+        leavers = membership.change(f"after step {step} of {self._name}")
+        if membership.all_leave:
+            signals = " and ".join(sorted({leaver.signal for leaver in leavers}))
+            raise AllLeave(f"{membership.why_all_leave} ({signals})")
+        if leavers:
+            self._parts.members.note(f"told to go, and left after step {step}: {', '.join(map(str, leavers))}.")
+
+    def transfer_state(self, progress: RunProgress) -> RunProgress:
+        """Send the program's state to joining processes, or receive it as one of them. Communicates if any joins.
+
+        Returns:
+          The run's progress; on a joining process that of the others.
+        """
+        if not self._world.needs_state_transfer:
+            return progress
+        parts = self._parts
+        parts.hooks.catch_up(parts.sizes)
+        about = f"what newcomers have to know of {self._name}"
+        received = self._world.transfer_state(
+            lambda: pack(parts, tuple(progress)), lambda: receive_buffers(parts), about
+        )
+        if received is None:
+            return progress
+        self._update.told = False
+        step, limit, stopped, run_id, traced = unpack(parts, received)
+        return RunProgress(step, RunLimit(*limit), stopped, run_id, traced and Traced(*traced))

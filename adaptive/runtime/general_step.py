@@ -1,0 +1,416 @@
+"""One step in its general form: any number of workers, microbatches, levels of messages and stages.
+
+Workers' segments and messages are carried out in the order of the plan. A step commits whole or not at all: the final
+segment, to which XLA is given the memory of the old state, starts when all messages of the step have arrived and are
+finite.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from adaptive.base.activity import COMPUTING, EXCHANGING, OTHER
+from adaptive.base.channel import Arriving, LookAtPiece
+from adaptive.base.timeline import STEPS, Timeline
+from adaptive.base.world import World
+from adaptive.data.stream import Share
+from adaptive.graph.flow import Scope
+from adaptive.graph.plan import Segment
+from adaptive.operators.sources import Reading
+
+from .autopsy import FailedStep, give_up
+from .finite import FiniteCheck
+from .microbatches import Microbatches
+from .outcome import Outcome
+from .programs import sum_kind
+from .step_plan import Meanwhile, StepContext
+from .stopwatch import Stopwatch
+
+_NO_STATUS = np.zeros(0)
+
+
+class _End(NamedTuple):
+    """The end of a stage."""
+
+    at: float
+    undisturbed: float  # seconds since the level began, without time in which the machine did other work
+
+
+class _InFlight(NamedTuple):
+    """A message that is being exchanged."""
+
+    number: int
+    arriving: Arriving
+    check: FiniteCheck | None
+
+
+class GeneralStep:
+    """One step: its inputs, and the values that its segments hand on to later ones. One instance per step.
+
+    Args:
+      share: the batches of this process's workers.
+      readings: the values of sources, by local index.
+      microbatches: the sizes of each worker's microbatches, by local index; none for a worker without examples.
+    """
+
+    def __init__(
+        self, ctx: StepContext, share: Share, readings: Sequence[Reading], microbatches: Sequence[Microbatches]
+    ):
+        # A step is timed from here on: what it takes to run several microbatches is part of their price.
+        self._watch, self._began = Stopwatch(ctx.world.devices[0]), time.perf_counter()
+        self._ctx, self._steps, self._plan, self._share = ctx, ctx.step_plan, ctx.step_plan.plan, share
+        self._readings, self._microbatches = readings, list(microbatches)
+        self._all_local = range(len(readings))
+        choices = [ctx.kernels.choice(i) for i in self._all_local]
+        self._chosen = [c.timed and c.microbatches is p for c, p in zip(choices, self._microbatches, strict=True)]
+        self._one_by_one = [t and c.one_by_one for t, c in zip(self._chosen, choices, strict=True)]
+        self._vectors = {
+            i: self._steps.feed.measure_step(readings[i], len(self._microbatches[i])) for i in ctx.workers.present
+        }
+        self._messages: dict[int, list[list[jax.Array]]] = {}  # what has arrived
+        self._sent: list[int] = []  # numbers of messages
+        self._once_outputs: dict[int, dict[int, Any]] = {}  # by level and local index
+        self._kernel_outputs: dict[int, dict[int, list[Any]]] = {}  # by level and local index; per microbatch
+        self._packed: list[list[jax.Array]] = [[] for _ in readings]  # parts of the current level's messages
+        self._seconds = [0.0 if p else float("nan") for p in self._microbatches]
+        self._ends: list[list[Future[_End]]] = []  # of a level's stages, by stage and local index
+        self._started = 0.0
+        self._before = 0.0  # seconds before the first microbatch
+        self._undisturbed = 0.0  # seconds of all microbatches, without time in which the machine did other work
+        # By local index: seconds of microbatches, by their size and level.
+        self._kernel_seconds: list[dict[tuple[int, int], list[float]]] = [{} for _ in readings]
+
+    def run(self, meanwhile: Meanwhile, *, more: str, search: bool, status_taken: bool) -> Outcome:
+        """Compute, exchange, and commit.
+
+        Args:
+          meanwhile: called once, when the first kernels have been dispatched.
+          more: added to the error where processes are in different collectives.
+          search: whether to find out where values that are not finite were made.
+          status_taken: whether the status of this step was decoded before.
+        """
+        for level in range(self._plan.levels + 1):
+            self._run_once(level)
+            self._run_kernels(level)
+            if level == 0:
+                meanwhile()
+            if level == self._plan.levels:
+                break
+            for stage in range(len(self._plan.sent_by_stage(level))):
+                failed = self._exchange(level, stage, more, status_taken=status_taken)
+                if failed is not None:
+                    return self._give_up(*failed, search=search)
+        hooks, metrics = self.commit()
+        self._ctx.activity.turn(OTHER)
+        return Outcome(hooks, metrics, self._messages, self._seconds, self._microbatches, *self._n_sent())
+
+    # --- computing ----------------------------------------------------------------------------------------------------
+
+    def _given(self, local_index: int, segment: Segment, microbatch: int = 0) -> dict[str, Any]:
+        """Return a segment's inputs, except the vectors of sources, the constants and the batch."""
+        workers, inputs = self._ctx.workers, self._steps.inputs[segment.kind, segment.level]
+        given = inputs.of_state(workers.states[local_index], workers.slots[local_index])
+        if inputs.in_step:
+            given["once"] = [self._once_outputs[level][local_index][i] for level, i in inputs.once]
+            given["call"] = [self._kernel_outputs[level][local_index][microbatch][i] for level, i in inputs.call]
+            given["message"] = [self._messages[number][local_index] for number in inputs.messages]
+        return given
+
+    def _whole(self, local_index: int, segment: Segment) -> dict[str, Any]:
+        """Return all inputs of a segment that does not read the batch."""
+        given = self._given(local_index, segment)
+        given["floats"], given["ints"] = self._vectors[local_index]
+        given["const"] = self._ctx.consts[segment.kind, segment.level, local_index]
+        given["batch"] = []
+        return given
+
+    def _run_once(self, level: int) -> None:
+        segment = self._plan.onces.get(level)
+        if segment is None:
+            return
+        self._start()
+        self._once_outputs[level] = {}
+        for local_index in self._ctx.workers.present:
+            given, began = self._whole(local_index, segment), time.perf_counter()
+            out = self._ctx.programs["once", level, local_index](given)
+            self._trace(local_index, f"once, before message {level + 1}", began, out)
+            self._once_outputs[level][local_index] = out["outputs"]
+            if "parts" in out:
+                self._packed[local_index] = out["parts"]
+
+    def _trace(self, local_index: int, name: str, began: float, results: Any, **details: Any) -> None:
+        """While a trace is recorded, wait for `results` and record how long they took."""
+        if self._ctx.timeline is not None:
+            jax.block_until_ready(results)
+            self._ctx.timeline.add(local_index, name, began, **details)
+
+    def _start(self) -> None:
+        now = time.perf_counter()
+        if self._started:
+            self._watch = Stopwatch(self._ctx.world.devices[0])
+        else:
+            self._before = now - self._began
+        self._started = now
+
+    def _run_kernels(self, level: int) -> None:
+        segment = self._plan.calls.get(level)
+        if segment is None:
+            return
+        if level not in self._plan.onces:
+            self._start()
+        self._kernel_outputs[level] = {
+            i: self._run_microbatches(i, level, segment)
+            if self._microbatches[i]
+            else [self._ctx.neutral.outputs(level, i)]
+            for i in self._ctx.workers.present
+        }
+
+    def _run_microbatches(self, local_index: int, level: int, segment: Segment) -> list[list[jax.Array]]:
+        ctx, microbatches, start, kept = self._ctx, self._microbatches[local_index], 0, []
+        alone, timed = len(microbatches) == 1, self._one_by_one[local_index]
+        leaves = jax.tree.leaves(self._share.batches[local_index])
+        wanted = [leaves[i] for i in self._steps.inputs["call", level].batch]
+        fixed = None if self._kernel_outputs else self._given(local_index, segment)
+        parts: dict[int, list[jax.Array]] = {}  # by stage
+        for number, size in enumerate(microbatches):
+            watch = Stopwatch(ctx.world.devices[local_index]) if timed else None
+            given = self._given(local_index, segment, number) if fixed is None else fixed  # the rest is set each time
+            given["batch"] = wanted if alone else [leaf[start : start + size] for leaf in wanted]
+            vectors = self._vectors[local_index]
+            if not alone:
+                vectors = self._steps.feed.for_microbatch(vectors, self._readings[local_index], start, size)
+            given["floats"], given["ints"] = vectors
+            kernel = ctx.kernels.kernel(local_index, size, level)
+            given["const"] = list(kernel.consts)
+            began, brought = time.perf_counter(), []
+            for stage, out in enumerate(kernel.stages(given)):
+                brought.append(out)
+                if "parts" in out:  # added before the next stage is dispatched: devices run programs one by one
+                    old, new = parts.get(stage), out.pop("parts")
+                    parts[stage] = new if old is None else ctx.programs[sum_kind(stage), level, local_index](old, new)
+                    del old, new  # so that the next microbatch's parts can take that memory
+            if ctx.waiters is None:  # else several devices compute, or stages of one
+                self._trace(local_index, f"{size} examples", began, (parts, brought), level=level)
+            kept.append(kernel.outputs(brought))
+            if watch is not None:
+                jax.block_until_ready((parts, kept[-1]))
+                self._kernel_seconds[local_index].setdefault((size, level), []).append(watch.seconds)
+            start += size
+        self._packed[local_index] = [part for stage in sorted(parts) for part in parts[stage]]
+        return kept
+
+    # --- waiting and timing -------------------------------------------------------------------------------------------
+
+    def _wait(self, level: int, stage: int) -> dict[int, list[list[jax.Array]]]:
+        """Wait until all workers have computed the parts that a stage writes.
+
+        Returns:
+          The parts by message and local index.
+        """
+        sent = self._plan.sent_by_stage(level)
+        if stage == 0:
+            for local_index, microbatches in enumerate(self._microbatches):
+                if not microbatches:
+                    self._packed[local_index] = self._ctx.neutral.parts(level, local_index)
+            self._ends = self._start_waiting(sent)
+        for end in self._ends[stage]:
+            end.result()
+        if stage == len(sent) - 1:
+            self._finish(level)
+        return {number: [self._parts_of(number, i) for i in self._all_local] for number in sent[stage]}
+
+    def _start_waiting(self, sent: Sequence[Sequence[int]]) -> list[list[Future[_End]]]:
+        """Start to wait for each stage on each worker; in other threads where this one may be in an exchange then."""
+        firsts = [self._steps.part_slices[numbers[0]].start for numbers in sent]
+        waiters = self._ctx.waiters
+        if waiters is not None:
+            return [[waiters.submit(self._wait_for, i, first) for i in self._all_local] for first in firsts]
+        done: Future[_End] = Future()
+        done.set_result(self._wait_for(0, firsts[0]))
+        return [[done]]
+
+    def _wait_for(self, local_index: int, part: int) -> _End:
+        self._packed[local_index][part].block_until_ready()
+        return _End(time.perf_counter(), self._watch.seconds)
+
+    def still_computes(self, stage: int) -> Callable[[], bool] | None:
+        """Return a function that says whether this process still computes a later stage; `None` after the last."""
+        if not self._ends[stage + 1 :]:
+            return None
+        last = self._ends[-1]
+        return lambda: not all(end.done() for end in last)
+
+    def _finish(self, level: int) -> None:
+        """Wait for all stages of a level, and record once how long they took."""
+        ends, self._ends = [[end.result() for end in of_workers] for of_workers in self._ends], []
+        if not ends:
+            return
+        for local_index in self._all_local:
+            self._seconds[local_index] += ends[-1][local_index].at - self._started
+            if self._ctx.waiters is not None and self._microbatches[local_index]:
+                self._trace_stages(local_index, level, [of_workers[local_index].at for of_workers in ends])
+        self._undisturbed += max(end.undisturbed for end in ends[-1])
+        if level == self._steps.last_call_level:
+            self._record()
+
+    def _trace_stages(self, local_index: int, level: int, ends: Sequence[float]) -> None:
+        timeline, began = self._ctx.timeline, self._started
+        if timeline is None:
+            return
+        name = f"{' + '.join(map(str, self._microbatches[local_index]))} examples"
+        for number, end in enumerate(ends, 1):
+            which = f", stage {number} of {len(ends)}" if len(ends) > 1 else ""
+            timeline.add(local_index, name + which, began, max(began, end), level=level)
+            began = max(began, end)
+
+    def _record(self) -> None:
+        kernels = self._ctx.kernels
+        for local_index in self._all_local:
+            if self._one_by_one[local_index]:
+                at_best: dict[int, float] = {}
+                for (size, _level), times in self._kernel_seconds[local_index].items():
+                    at_best[size] = at_best.get(size, 0.0) + min(times)
+                for size, seconds in at_best.items():
+                    kernels.record(local_index, size, seconds)
+            elif self._chosen[local_index]:
+                kernels.record_step(local_index, min(self._before + self._seconds[local_index], self._undisturbed))
+
+    # --- messages -----------------------------------------------------------------------------------------------------
+
+    def _exchange(
+        self, level: int, stage: int, more: str, *, status_taken: bool
+    ) -> tuple[int, Sequence[jax.Array]] | None:
+        """Send the messages of one stage, and receive the results.
+
+        What was sent is referred to here only, so that its memory, as large as the gradient, is free for the commit.
+
+        Returns:
+          The number and the reduced parts of a message that is not finite; `None` if all are.
+        """
+        ctx, status_message = self._ctx, self._steps.status_message
+        sent = self._wait(level, stage)
+        # What the step before has read must be done with before it is written again.
+        for result in ctx.workers.committed:
+            result.block_until_ready()
+        if status_message in sent:
+            ctx.status.told = ctx.activity.of_workers(self._seconds)
+        ctx.activity.turn(EXCHANGING)
+        in_flight = [self._send(number, parts, stage, more) for number, parts in sent.items() if self._travels(number)]
+        arrived = [(message, *message.arriving.wait()) for message in in_flight]
+        ctx.activity.turn(COMPUTING)
+        for message, results, status in arrived:
+            if message.number == status_message and not status_taken:
+                ctx.status.decode(status)
+            if message.check is not None and not message.check.passes(results[0]):
+                self._finish(level)
+                return message.number, results[0]
+            self._messages[message.number] = results
+        return None
+
+    def _send(self, number: int, parts: Sequence[Sequence[jax.Array]], stage: int, more: str) -> _InFlight:
+        """Send a message, with the status if it carries it."""
+        ctx, steps, step = self._ctx, self._steps, self._readings[0].step + 1
+        own = ctx.status.encode() if number == steps.status_message else _NO_STATUS
+        own, about = own.astype(parts[0][0].dtype), steps.about(number, step)
+        parts = ctx.neutral.with_gaps(number, parts)
+        check = steps.finite_checks[number] if steps.finite_checks else None
+        on_piece: LookAtPiece | None = None if check is None else check.begin()
+        if ctx.timeline is not None:
+            ctx.timeline.sends(about)
+            on_piece = _pieces_on(ctx.timeline, on_piece, ctx.world)
+        ctx.activity.message = number
+        arriving = ctx.channels[number].start(parts, own, about, more, on_piece, step, self.still_computes(stage))
+        return _InFlight(number, arriving, check)
+
+    def _travels(self, number: int) -> bool:
+        """Return whether a message is sent in this step. If not, each worker's own parts are its results."""
+        message = self._plan.messages[number]
+        goes = message.travels
+        if goes and message.gate is not None:
+            goes = bool(self._once_outputs[0][self._ctx.workers.some_present][message.gate])
+        if goes:
+            self._sent.append(number)
+        else:
+            self._messages[number] = [self._parts_of(number, i) for i in self._all_local]
+        return goes
+
+    def _n_sent(self) -> tuple[int, int]:
+        """Return how many messages this step has sent, and their bytes."""
+        return len(self._sent), sum(self._steps.layouts[number].nbytes for number in self._sent)
+
+    def _parts_of(self, number: int, local_index: int) -> list[jax.Array]:
+        """Return the parts of one message of the current level, as a worker has packed them."""
+        return self._packed[local_index][self._steps.part_slices[number]]
+
+    # --- ending -------------------------------------------------------------------------------------------------------
+
+    def _give_up(self, number: int, reduced: Sequence[jax.Array], *, search: bool) -> Outcome:
+        inputs = self._share, self._readings, self._microbatches
+        failed = FailedStep(*inputs, self._packed, self._messages, self._sent, self._seconds)
+        return give_up(self._ctx, failed, number, reduced, search=search)
+
+    def _own(self, local_index: int) -> tuple[dict[int, jax.Array], dict[int, list[jax.Array]]]:
+        """Return copies of a worker's local leaves, by number, of state and slots. They stay where it takes no
+        examples.
+        """
+        workers, plan = self._ctx.workers, self._plan
+        state, slots = workers.states[local_index], workers.slots[local_index]
+        return (
+            {i: jnp.copy(state[i]) for i in plan.changed_state if i in plan.local_state},
+            {k: list(map(jnp.copy, slots[k])) for k, slot in enumerate(plan.slots) if slot.scope != Scope.ALL},
+        )
+
+    def commit(self) -> tuple[list[list[jax.Array]], list[jax.Array]]:
+        """Run the final segment, and make its results the workers' state.
+
+        Returns:
+          The leaves that each hook is given; and those of the metrics.
+        """
+        ctx, workers, final, found = self._ctx, self._ctx.workers, self._plan.final, self._steps.results
+        self._packed = []  # what was sent is as large as the gradient: its memory is free for the final segment
+        own = {i: self._own(i) for i in workers.present if not self._microbatches[i]}
+        results = []
+        for local_index in workers.present:
+            given, state = self._whole(local_index, final), workers.states[local_index]
+            given_up = [state[i] for i in found.overwritten], given["slot"]
+            given["state"], given["slot"] = [state[i] for i in found.read_only], []
+            began = time.perf_counter()
+            results.append(ctx.programs["final", 0, local_index](given_up, given))
+            self._trace(local_index, "final", began, results[-1])
+        workers.committed = [outputs[0] for outputs in results if outputs]
+        for local_index, outputs in zip(workers.present, results, strict=True):
+            state, slots = workers.states[local_index], [outputs[place] for place in found.slots]
+            for i, new in zip(self._plan.changed_state, outputs, strict=False):  # first come the state's
+                state[i] = new
+            workers.slots[local_index] = slots
+            if local_index in own:
+                own_leaves, own_slots = own[local_index]
+                for i, leaf in own_leaves.items():
+                    state[i] = leaf
+                for k, values in own_slots.items():
+                    slots[k] = values
+        if workers.update_nans is not None:
+            workers.update_nans.committed([outputs[-1] for outputs in results])
+        first = results[0]
+        return [first[place] for place in found.hooks], first[found.metrics]
+
+
+def _pieces_on(timeline: Timeline, on_piece: LookAtPiece | None, world: World) -> LookAtPiece:
+    """Return `on_piece`, which also records on a timeline when each piece of a message has arrived."""
+    began, waited = time.perf_counter(), world.waited
+
+    def record(part: int, start: int, piece: np.ndarray) -> None:
+        nonlocal began, waited
+        timeline.add(STEPS, f"part {part}", began + world.waited - waited, elements=piece.size, first=start)
+        if on_piece is not None:
+            on_piece(part, start, piece)
+        began, waited = time.perf_counter(), world.waited
+
+    return record

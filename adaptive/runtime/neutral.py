@@ -1,0 +1,99 @@
+"""Contributions of workers that compute nothing: they change no sum and no extreme.
+
+Weights are 0, and contributions the neutral elements of their reductions. A row of a gathered value is NaN, or 0 among
+integers. For worker slots that no process carries, the process with rank 0 sends the NaN rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import jax
+import numpy as np
+
+from adaptive.base.channel import Parts
+from adaptive.base.world import World
+from adaptive.graph.plan import Contribution, Plan
+
+from .message import Entry, Layout
+
+
+class NeutralContributions:
+    """Parts of messages, and outputs of kernels, of workers that run no microbatch. Made on first use, and kept."""
+
+    def __init__(self, plan: Plan, layouts: Sequence[Layout], world: World):
+        self._plan, self._layouts, self._world = plan, layouts, world
+        self._devices, self._first = world.devices, world.workers.start
+        self._gaps: dict[tuple[int, tuple[int, ...]], dict[int, np.ndarray]] = {}
+        self._parts: dict[tuple[int, int], list[jax.Array]] = {}
+        self._outputs: dict[tuple[int, int], list[jax.Array]] = {}
+
+    def parts(self, level: int, local_index: int) -> list[jax.Array]:
+        """Return the parts of all messages of a level, of one worker, on its device."""
+        if (level, local_index) not in self._parts:
+            sent = [self._layouts[number] for number in self._plan.sent_at(level)]
+            host = [part for layout in sent for part in neutral_parts(layout, self._first + local_index)]
+            self._parts[level, local_index] = jax.device_put(host, self._devices[local_index])
+        return self._parts[level, local_index]
+
+    def with_gaps(self, number: int, parts: Sequence[Parts]) -> Sequence[Parts]:
+        """Return message `number` as this process sends it: on rank 0 with NaN in the gathered rows of worker slots
+        that no process carries.
+
+        Args:
+          parts: by local index.
+        """
+        seats = self._world.unowned_slots
+        if not seats or self._world.rank:
+            return parts
+        if (number, seats) not in self._gaps:
+            self._gaps[number, seats] = _gaps(self._layouts[number], seats)
+        first = list(parts[0])
+        for part, indices in self._gaps[number, seats].items():
+            host = np.array(first[part])
+            host.reshape(-1)[indices] = np.nan
+            first[part] = jax.device_put(host, self._devices[0])
+        return [first, *parts[1:]]
+
+    def prepare(self) -> None:
+        """Compile what fills the rows of lost workers. Any process may have rank 0 then."""
+        for layout in self._layouts:
+            _gaps(layout, [self._first])
+
+    def outputs(self, level: int, local_index: int) -> list[jax.Array]:
+        """Return zeros in place of the outputs of a kernel. No result that is kept is computed from them."""
+        if (level, local_index) not in self._outputs:
+            values = [np.zeros(a.aval.shape, a.aval.dtype) for a in self._plan.calls[level].outputs]
+            self._outputs[level, local_index] = jax.device_put(values, self._devices[local_index])
+        return self._outputs[level, local_index]
+
+
+def _gaps(layout: Layout, seats: Sequence[int]) -> dict[int, np.ndarray]:
+    """Return by part the indices of NaN in the gathered rows of these worker slots. Reduced values, which may be large,
+    have none.
+    """
+    found: dict[int, list[np.ndarray]] = {}
+    for c, entry in zip(layout.contributions, layout.entries, strict=True):
+        if not c.how.reduces:
+            of_seats = [_neutral(c, entry, seat, layout) for seat in seats]
+            indices = np.flatnonzero(np.isnan(sum(of_seats)))
+            if len(indices):
+                found.setdefault(entry.part, []).append(entry.offset + indices)
+    return {part: np.concatenate(indices) for part, indices in found.items()}
+
+
+def _neutral(c: Contribution, entry: Entry, worker: int, layout: Layout) -> np.ndarray:
+    """Return the neutral element of one contribution, flat."""
+    return np.asarray(c.how.encode_nothing(c.value.aval.shape, entry.dtype, worker, layout.capacity)).reshape(-1)
+
+
+def neutral_parts(layout: Layout, worker: int) -> list[np.ndarray]:
+    """Return the parts of a message of a worker that has computed nothing.
+
+    Args:
+      worker: its number in the world.
+    """
+    parts = [np.zeros(part.shape, part.dtype) for part in layout.parts]
+    for c, entry in zip(layout.contributions, layout.entries, strict=True):
+        parts[entry.part].reshape(-1)[entry.offset : entry.offset + entry.size] = _neutral(c, entry, worker, layout)
+    return parts

@@ -1,0 +1,135 @@
+"""What all steps of an engine have in common: data worked out once, and the parts that carry steps out."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Protocol
+
+import jax
+import numpy as np
+
+from adaptive.base.activity import Activity
+from adaptive.base.channel import Channel
+from adaptive.base.timeline import Timeline
+from adaptive.base.world import World
+
+from .calls import Plans
+from .finite import FiniteCheck
+from .kernels import Kernels
+from .message import lay_out_all
+from .neutral import NeutralContributions
+from .programs import Programs
+from .segment import Feed
+from .segment_io import FinalResults, SegmentInputs, part_slices
+from .worker_state import WorkerState
+
+
+class StatusLike(Protocol):
+    """The status that processes exchange in each step, with its last message."""
+
+    length: int  # elements in the message
+    told: tuple[float, Sequence[float], Sequence[float]]  # seconds of this process: see `Activity.of_workers`
+
+    def encode(self) -> np.ndarray:
+        """Return this process's summand of the status; shape=(length,)."""
+        ...
+
+    def encode_one(self, input_: float, computing: float, busy: float) -> np.ndarray:
+        """Return the same, with these seconds of this process's only worker."""
+        ...
+
+    def decode(self, elements: np.ndarray) -> None:
+        """Take the sum over all processes; shape=(length,). Raises what ends the run."""
+        ...
+
+
+class NoStatus:
+    """A status of no elements."""
+
+    length = 0
+    told: tuple[float, Sequence[float], Sequence[float]] = 0.0, (), ()
+
+    def encode(self) -> np.ndarray:
+        return np.zeros(0)
+
+    def encode_one(self, input_: float, computing: float, busy: float) -> np.ndarray:
+        del input_, computing, busy
+        return np.zeros(0)
+
+    def decode(self, elements: np.ndarray) -> None:
+        del elements
+
+
+class StepPlan:
+    """Data that is the same in every step of a plan.
+
+    Args:
+      plans: of the driver, for any number of examples. Everything but the kernels is made of their reference.
+      status: elements of the status.
+      finite: whether values that are not finite prevent a commit.
+      name: the program's, in messages.
+
+    Attributes:
+      plan: the reference.
+      label: prefix of the names of compiled programs, in profiles.
+      feed: how sources reach the segments.
+      layouts: of each message.
+      finite_checks: one for each message; empty without `finite`.
+      part_slices: for each message, its parts among those of its level.
+      inputs: where inputs of a segment are taken from, by kind and level.
+      results: where the final segment's results are.
+      last_call_level: the last level with kernels before the final segment; -1 if there is none.
+      status_message: the number of the message that carries the status; -1 if there is none.
+    """
+
+    def __init__(self, plans: Plans, world: World, *, status: int, finite: bool, name: str):
+        self.plans, self.plan, self.name = plans, plans.reference, name
+        plan = self.plan
+        self.label = re.sub(r"\W+", "_", plan.graph.name).strip("_") + "_"
+        self.feed = Feed.of(plan)
+        self.layouts = lay_out_all(plan.messages, capacity=world.capacity, status=status)
+        platform = world.devices[0].platform
+        self.finite_checks = [FiniteCheck(layout, platform) for layout in self.layouts] if finite else []
+        self.part_slices = part_slices(plan, self.layouts)
+        segments = (*plan.onces.values(), *plan.calls.values(), plan.final)
+        self.inputs = {(s.kind, s.level): SegmentInputs(s) for s in segments}
+        self.results = FinalResults(plan)
+        self.last_call_level = max((level for level in plan.calls if level < plan.levels), default=-1)
+        self.status_message = next((n for n, layout in enumerate(self.layouts) if layout.status), -1)
+
+    def about(self, number: int, step: int) -> str:
+        """Return what a message is called in errors."""
+        return f"message {number + 1} of step {step} of {self.name}"
+
+
+@dataclass(eq=False)
+class StepContext:
+    """The parts that carry out the steps of one plan. Shared by the engine and its kinds of steps.
+
+    Attributes:
+      neutral: contributions of workers without examples.
+      consts: arrays that the driver closed over, of segments that are compiled once: by kind, level and local index.
+      channels: one for each message.
+      waiters: threads that note when calls are done, where the steps' own thread cannot: calls run on several devices,
+        or stages run while messages travel. Else `None`.
+      timeline: while a trace is recorded; then steps wait for each call, to time it.
+    """
+
+    step_plan: StepPlan
+    world: World
+    workers: WorkerState
+    kernels: Kernels
+    programs: Programs
+    neutral: NeutralContributions
+    consts: dict[tuple[str, int, int], list[jax.Array]]
+    channels: list[Channel]
+    status: StatusLike
+    activity: Activity
+    waiters: ThreadPoolExecutor | None
+    timeline: Timeline | None = None
+
+
+Meanwhile = Callable[[], None]  # called once in a step, while its first kernels run

@@ -1,0 +1,202 @@
+"""State and operator states of the workers of one process, from one step to the next."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any, Protocol
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from adaptive.base.arrays import is_key, numbers_of
+from adaptive.base.world import World
+from adaptive.graph.flow import Scope
+from adaptive.graph.plan import Plan
+
+from .memory import memory_of
+from .nan_updates import NONE_FOUND, Found, UpdateNaNs
+
+States = list[list[jax.Array]]  # by local index: the leaves of the state
+Slots = list[list[list[jax.Array]]]  # by local index: the leaves of each operator state
+
+
+class HoldsState(Protocol):
+    """Something that keeps the state in another form between its own steps: see `SPMDStep`."""
+
+    def give_back(self, states: States, slots: Slots) -> None:
+        """Write the state into these lists, if it is held.
+
+        Raises:
+          WorkerError: the state is lost.
+        """
+
+    def forget(self) -> None:
+        """Drop the held state: it was replaced."""
+
+
+class WorkerState:
+    """State and operator states ("slots") of this process's workers.
+
+    Args:
+      state: leaves of the initial state, on the host or any device. Copied, and removed from the list one by one, so
+        that memory to which nothing else refers is freed in between.
+      check_updates: whether to find NaNs that updates make of finite values.
+
+    Attributes:
+      present: local indices of the workers that are members.
+      update_nans: finds NaNs made by updates; `None` without `check_updates`.
+      local_states, local_slots: the lists themselves. Up to date unless `held_by` has the state; `states` and `slots`
+        always are.
+      held_by: what may hold the state in another form.
+      committed: one result of the last step's final segment per worker; once it is ready, the memory that the step has
+        received into may be written again.
+    """
+
+    def __init__(self, plan: Plan, state: list[Any], world: World, *, check_updates: bool):
+        self._plan, self._world = plan, world
+        self._initial = {i: copied(state[i], world.devices[0]) for i in plan.local_state}
+        self.local_states: States = [[] for _ in world.devices]
+        while state:
+            leaf = state.pop(0)
+            copies = jax.block_until_ready([copied(leaf, device) for device in world.devices])
+            for own, copy in zip(self.local_states, copies, strict=True):
+                own.append(copy)
+            del leaf, copies, copy
+        self.local_slots: Slots = [[[copied(a, d) for a in s.init] for s in plan.slots] for d in world.devices]
+        self.held_by: HoldsState | None = None
+        self.present = list(range(len(world.devices)))
+        self.committed: list[jax.Array] = []
+        self.update_nans = UpdateNaNs(plan, self.local_states) if check_updates else None
+
+    @property
+    def states(self) -> States:
+        """The leaves of each worker's state, after the last step."""
+        if self.held_by is not None:
+            self.held_by.give_back(self.local_states, self.local_slots)
+        return self.local_states
+
+    @property
+    def slots(self) -> Slots:
+        """The leaves of each worker's operator states, after the last step."""
+        if self.held_by is not None:
+            self.held_by.give_back(self.local_states, self.local_slots)
+        return self.local_slots
+
+    @property
+    def some_present(self) -> int:
+        """The local index of a member, whose replicated state is everyone's; 0 on a process in reserve."""
+        return self.present[0] if self.present else 0
+
+    def initial(self, i: int) -> jax.Array:
+        """Return the initial value of leaf `i` of the state, which is local."""
+        return self._initial[i]
+
+    def replace(self, states: States, slots: Slots) -> None:
+        """Continue from another state. NaNs that it holds count as intended. `present` is that of the new state."""
+        if self.held_by is not None:
+            self.held_by.forget()
+        self.local_states, self.local_slots = states, slots
+        self._accept_nans()
+
+    def _accept_nans(self) -> None:
+        if self.update_nans is not None:
+            self.update_nans.begin([self.states[i] for i in self.present] or self.states[:1])
+
+    def seat(self, present: Sequence[int], joined: Sequence[int]) -> None:
+        """Change which workers of this process are members, from the next step on.
+
+        Args:
+          present, joined: local indices; of all members, and of those that are new. A new worker copies what is
+            replicated from a present one, and begins with the initial value of what is local.
+        """
+        before = self.present
+        for local_index in joined:
+            self._reset(local_index, iter(self._replicated()))
+        self.present = list(present)
+        if self.update_nans is not None:
+            origins = [None if i in joined else before.index(i) for i in present]
+            self.update_nans.seat(origins, [self.states[i] for i in present])
+
+    def _reset(self, local_index: int, values: Iterator[Any]) -> None:
+        """Give a worker the replicated `values`, and the initial value of what is local.
+
+        Args:
+          values: in the order of `_replicated`. Copied, but for the worker's own arrays.
+        """
+        plan, device = self._plan, self._world.devices[local_index]
+
+        def placed(old: jax.Array) -> jax.Array:
+            value = next(values)
+            return value if value is old else copied(value, device)
+
+        self.states[local_index] = [
+            copied(self._initial[i], device) if i in plan.local_state else placed(old)
+            for i, old in enumerate(self.states[local_index])
+        ]
+        self.slots[local_index] = [
+            [
+                placed(old) if slot.scope == Scope.ALL else copied(a, device)
+                for a, old in zip(slot.init, olds, strict=True)
+            ]
+            for slot, olds in zip(plan.slots, self.slots[local_index], strict=True)
+        ]
+
+    def set_slot(self, number: int, value: np.ndarray) -> None:
+        """Set a replicated operator state of one leaf, on all workers."""
+        for slots, device in zip(self.slots, self._world.devices, strict=True):
+            slots[number] = [copied(value, device)]
+
+    def slot(self, number: int) -> np.ndarray:
+        """Return the value of a replicated operator state of one leaf. Waits for the last step."""
+        return np.asarray(self.slots[self.some_present][number][0])
+
+    def made_nans(self) -> Found:
+        """Return which leaves of the state the last step has filled with NaNs. Waits for the step."""
+        if self.update_nans is None or self.update_nans.none_flagged():
+            return NONE_FOUND
+        workers = [self._world.workers[i] for i in self.present]
+        return self.update_nans.read([self.states[i] for i in self.present], workers)
+
+    # --- transfer to joining processes --------------------------------------------------------------------------------
+
+    def _replicated(self) -> list[jax.Array]:
+        """Return the replicated leaves, of the state and then of operator states."""
+        own = self.some_present
+        state = [leaf for i, leaf in enumerate(self.states[own]) if i not in self._plan.local_state]
+        slots = zip(self._plan.slots, self.slots[own], strict=True)
+        return [*state, *(a for slot, values in slots if slot.scope == Scope.ALL for a in values)]
+
+    def export(self) -> list[np.ndarray]:
+        """Return the replicated leaves as contiguous arrays, for `adopt` on a joining process."""
+        return [np.asarray(numbers_of(leaf), order="C") for leaf in self._replicated()]
+
+    def receive_buffers(self) -> list[np.ndarray]:
+        """Return arrays of the shapes that `export` has, to receive into: where possible the leaves' own memory."""
+        return [memory_of(leaf) for leaf in self._replicated()]
+
+    def adopt(self, arrays: Sequence[np.ndarray]) -> None:
+        """Give all workers of this process the replicated leaves that another one has exported, and initial values of
+        what is local.
+
+        Args:
+          arrays: may be the `receive_buffers`.
+        """
+        values = [_as_leaf(array, leaf) for array, leaf in zip(arrays, self._replicated(), strict=True)]
+        for local_index in range(len(self._world.devices)):
+            self._reset(local_index, iter(values))
+        self._accept_nans()
+
+
+def _as_leaf(array: np.ndarray, leaf: jax.Array) -> Any:
+    """Return a received array as it replaces a leaf: the leaf itself, if the array is the leaf's memory."""
+    if is_key(leaf):
+        return jax.random.wrap_key_data(jnp.asarray(array), impl=jax.random.key_impl(leaf))
+    return leaf if np.may_share_memory(array, np.asarray(leaf)) else array
+
+
+def copied(value: Any, device: jax.Device) -> jax.Array:
+    """Copy an array to a device, into memory of its own. `device_put` may share the memory of a numpy array even with
+    `may_alias=False`, so numpy arrays are copied first.
+    """
+    return jax.device_put(np.array(value) if isinstance(value, np.ndarray) else value, device, may_alias=False)
