@@ -4,7 +4,7 @@
 another package can. It is less steady than what drivers are written with: it may change between minor versions, with a
 word in the changelog.
 
-* A **monitor** reads `Source`s, keeps state in `slot`s, and says by a `claim` what it must be given.
+* A **monitor** reads `Source`s, keeps `operator_state`, and says by a `claim` what it must be given.
 * A **collective** is a `Collective`, and a call of `collective`; a **world** is what has the methods of `World`, and
   perhaps those of `OffersBoards` and `OffersMesh`.
 * A **policy** is a pair of functions from an `Observation` to a `Decision`; a `Handler` stands behind a `hook`.
@@ -112,9 +112,9 @@ from adaptive.operators.collectives import collective as collective
 from adaptive.operators.context import tracing as tracing
 from adaptive.operators.hooks import Hook as Hook
 from adaptive.operators.hooks import hook as hook
+from adaptive.operators.operator_state import operator_state as operator_state
 from adaptive.operators.published import SCHEDULES as SCHEDULES
 from adaptive.operators.published import of_another as of_another
-from adaptive.operators.slots import slot as slot
 from adaptive.operators.sources import CALLS as CALLS
 from adaptive.operators.sources import EXAMPLES as EXAMPLES
 from adaptive.operators.sources import GLOBAL_BATCH as GLOBAL_BATCH

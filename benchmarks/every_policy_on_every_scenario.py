@@ -246,9 +246,10 @@ def main() -> None:
         f"{WORKERS} workers, {options.steps} steps, {options.seeds} seeds, none of them used while constants were "
         f"chosen: medians, and in brackets the worst seed. "
         f"All policies decide at every step. `balance` reads the workers' seconds alone; `balance-machine` is "
-        f"`min_max(predictor=arx(), n_inputs=2)`, which reads free processor and memory too, as `lb_bsp` does. "
-        f"`{INFLATES}` lets the global batch grow, and is below 1 where a larger batch makes up for fixed costs: the "
-        f"last column is `balance` on the same batches.",
+        f"`balance(stretch_seconds=0, predictor=arx(), n_inputs=2)`, which reads free "
+        f"processor and memory too, as `lb_bsp` does. "
+        f"`{INFLATES}` lets the global batch grow, and is below 1 where a larger batch makes up for fixed costs: "
+        f"the last column is `balance` on the same batches.",
         "Steady workers, 5 % jitter, 2 to 16 workers: "
         + "; ".join(
             f"deciding every {e}: {c.mean():.2f} changes in 100 steps, {100 * (c <= 1).mean():.1f} % of the hundreds "

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.typing import DTypeLike
 
-from adaptive.extend import GLOBAL_BATCH, Sliced, read, slot
+from adaptive.extend import GLOBAL_BATCH, Sliced, operator_state, read
 
 from ._leaves import combine, error
 from ._local_mean import local_sum
@@ -105,7 +105,7 @@ def with_feedback(
         return new, sent
 
     nothing_left = {name: np.zeros(x.shape, np.float32) for name, x in leaves.items()}
-    sent = slot("left by rounding", nothing_left, update)
+    sent = operator_state("left by rounding", nothing_left, update)
     total = combine(Reduce("sum", how, checked=True), sent, sent, when=when)
     if weight is not None:
         own = local_sum({"weights": weight})

@@ -30,7 +30,6 @@ if TYPE_CHECKING:
     from .policies.lb_bsp import lb_bsp as lb_bsp
     from .policies.leader_straggler import leader_straggler as leader_straggler
     from .policies.min_max import balance as balance
-    from .policies.min_max import min_max as min_max
     from .policies.noise_batch import noise_batch as noise_batch
     from .policies.noise_workers import noise_workers as noise_workers
     from .policies.proportional import proportional as proportional
@@ -67,7 +66,6 @@ __getattr__, __dir__ = on_use(
         "lb_bsp": ".policies.lb_bsp",
         "leader_straggler": ".policies.leader_straggler",
         "balance": ".policies.min_max",
-        "min_max": ".policies.min_max",
         "noise_batch": ".policies.noise_batch",
         "noise_workers": ".policies.noise_workers",
         "proportional": ".policies.proportional",

@@ -1,4 +1,4 @@
-"""`hook`: where values leave the driver for Python, and decisions come back."""
+"""`hook`: pass values of the driver to Python code, which returns decisions."""
 
 from __future__ import annotations
 
@@ -14,11 +14,13 @@ from ._control import Control
 from ._policy import Policy
 
 
-def hook(fn_or_policy: Callable[..., Any] | Policy, *values: Any, every: int = 1, name: str | None = None) -> None:
-    """Hand values of the driver to a Python function or a policy, after a step.
+def hook(
+    callback: Callable[..., Any] | Policy | None = None, *values: Any, every: int = 1, name: str | None = None
+) -> None:
+    """Call a Python function or a policy with values of the driver, after a step.
 
-    It runs on every worker, on the same values, and so must come to the same requests on every worker: let it depend
-    on its arguments alone. What it asks for takes effect between this step and the next.
+    The callback runs on every worker with the same values, and must make the same requests on every worker: let it
+    depend on its arguments alone. Its requests take effect between this step and the next.
 
         def adapt_batch_size(control, noise):
             control.rescale(global_batch=noise.scale)
@@ -29,30 +31,33 @@ def hook(fn_or_policy: Callable[..., Any] | Policy, *values: Any, every: int = 1
             ctrl.hook(ctrl.balance(), seconds, every=10)
 
     Args:
-      fn_or_policy: a function, called as `fn(control, *values)` with the values' pytrees, of numpy arrays and scalars
-        (a `NamedTuple` stays what it is); or a `Policy`, which is shown every step and decides at every `every`-th.
+      callback: a function, called as `callback(control, *values)`, see `Control`; or a `Policy`, which observes every
+        step and decides at every `every`-th. Values arrive as pytrees of numpy arrays and scalars.
       *values: pytrees of numbers; replicated.
-      every: at which steps: those whose number is a multiple of it.
-      name: what to call the hook in reports and errors; by default the function's or the policy's name.
+      every: the callback runs after each step whose number is a multiple of `every`.
+      name: the hook's name in reports and errors; by default the function's or the policy's name.
 
     Raises:
-      CollectiveError: not a function or policy, a function that does not take these values, a value that is not a
-        number, or an `every` that is not a positive integer.
+      CollectiveError: `callback` is not a function or a policy (`hook` is a call in the driver, and not a decorator),
+        or does not take these values; a value is not a number; or `every` is not a positive integer.
 
     References:
       Mai et al. 2019, "Taming hyper-parameters in deep learning systems", Listing 1.
     """
     where = at(current_line())
     handler: PolicyHandler | _FunctionHandler
-    if isinstance(fn_or_policy, Policy):
-        name, reads = name or fn_or_policy.name, fn_or_policy.reads
-        handler = PolicyHandler(fn_or_policy, name, where)
-    elif callable(fn_or_policy):
-        name = name or _name_of(fn_or_policy)
-        reads = _check_signature(fn_or_policy, values, name, where)
-        handler = _FunctionHandler(fn_or_policy, name, where)
+    if isinstance(callback, Policy):
+        name, reads = name or callback.name, callback.reads
+        handler = PolicyHandler(callback, name, where)
+    elif callable(callback):
+        name = name or _name_of(callback)
+        reads = _check_signature(callback, values, name, where)
+        handler = _FunctionHandler(callback, name, where)
     else:
-        raise CollectiveError(f"hook(){where}: expected a function or a policy, got {fn_or_policy!r}.")
+        raise CollectiveError(
+            f"hook(){where}: expected a function or a policy, got {callback!r}. hook() is not a decorator. Call it "
+            f"in the driver, with the function and its values:  ctrl.hook(adapt_batch_size, noise, every={every!r})"
+        )
     every = _check_every(every, name, where)
     try:
         extend.hook(name, handler, values, every=every, value_names=reads)

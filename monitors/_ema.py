@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from adaptive import CollectiveError
-from adaptive.extend import at, current_line, slot
+from adaptive.extend import at, current_line, operator_state
 
 from ._squares import at_least_single
 
@@ -56,7 +56,7 @@ def ema(x: T, decay: float = 0.9) -> T:
         new = [average(leaf, *old, decay=decay) for leaf, old in zip(leaves, state, strict=True)]
         return new, [_seen(mean, weight, leaf.dtype) for (mean, weight), leaf in zip(new, leaves, strict=True)]
 
-    return jax.tree.unflatten(tree, slot("ema", init, update))
+    return jax.tree.unflatten(tree, operator_state("ema", init, update))
 
 
 def average(x: jax.Array, mean: jax.Array, weight: jax.Array, *, decay: float) -> State:

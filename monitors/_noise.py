@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from adaptive import CollectiveError
-from adaptive.extend import at, claim, current_line, slot
+from adaptive.extend import at, claim, current_line, operator_state
 
 from ._anova import estimate, totals
 from ._averages import Averages, add_sample, no_samples, ratio_bounds
@@ -95,7 +95,7 @@ def noise_scale(
         averages = add_sample(_averages_of(packed), sample, decay)
         return _packed(averages), summary(averages, confidence)
 
-    return slot("noise_scale", np.concatenate([np.ravel(x) for x in no_samples(sample.dtype)]), update)
+    return operator_state("noise_scale", np.concatenate([np.ravel(x) for x in no_samples(sample.dtype)]), update)
 
 
 def _packed(averages: Averages) -> jax.Array:

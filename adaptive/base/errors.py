@@ -32,7 +32,7 @@ class ReplicationError(DriverError):
 
 
 class CollectiveError(DriverError):
-    """A collective, source, slot or hook stands where it cannot, or is given what it cannot take."""
+    """A collective, source, operator state or hook stands where it cannot, or is given what it cannot take."""
 
 
 class DataError(AdaptiveError, ValueError):

@@ -20,7 +20,7 @@ from adaptive.graph.plan import Contribution, Plan
 from adaptive.graph.trace import Atom, operands_of
 from adaptive.operators.claims import claim_p
 from adaptive.operators.collectives import collective_p
-from adaptive.operators.slots import slot_read_p
+from adaptive.operators.operator_state import state_read_p
 from adaptive.operators.sources import CALLS, EXAMPLES, source_p
 
 Place = tuple[int, int]  # a contribution: its message and its number in it
@@ -90,7 +90,7 @@ class Influence:
                     self._facts[eqn.outvars[0]] = Facts(sources=frozenset([name]))
             elif eqn.primitive is claim_p:
                 self._facts.update((v, self.of(a)) for a, v in zip(eqn.invars, eqn.outvars, strict=True))
-            elif eqn.primitive is not slot_read_p:
+            elif eqn.primitive is not state_read_p:
                 self._of_equation(eqn)
 
     def of(self, atom: Atom) -> Facts:

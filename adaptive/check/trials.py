@@ -133,7 +133,7 @@ def outputs_of(plan: Plan) -> list[Output]:
     """All that is replicated, in the order of `Result.outputs`."""
     graph = plan.graph
     state = [Output("state", graph.state_names[i], i, graph.new_state[i]) for i in _compared(plan)]
-    slots = [Output("slot", f"slot {s.name!r}", k, a) for k, s in _shared(plan) for a in s.new]
+    slots = [Output("slot", f"operator state {s.name!r}", k, a) for k, s in _shared(plan) for a in s.new]
     hooks = []
     for n, h in enumerate(plan.hooks):
         paths = jax.tree_util.tree_leaves_with_path(jax.tree.unflatten(h.hook.tree, h.values))

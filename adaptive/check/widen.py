@@ -23,7 +23,7 @@ from adaptive.graph.plan import Plan
 from adaptive.graph.planner import Planner
 from adaptive.graph.trace import Atom, Graph
 from adaptive.operators.context import tracing
-from adaptive.operators.slots import Frozen
+from adaptive.operators.operator_state import Frozen
 from adaptive.runtime.calls import Plans
 
 from .influence import dtypes_of

@@ -11,7 +11,7 @@ import numpy as np
 
 from adaptive.base.errors import DriverError
 from adaptive.base.numbers import reals, truths, wholes, why_not_in
-from adaptive.graph.plan import Slot
+from adaptive.graph.plan import OperatorState
 from adaptive.operators.hyperparameters import name_of
 
 Values = Mapping[str, Any]
@@ -32,7 +32,10 @@ class Hyperparameters:
     """
 
     def __init__(
-        self, slots: Iterable[Slot], write: Callable[[int, np.ndarray], None], read: Callable[[int], np.ndarray]
+        self,
+        slots: Iterable[OperatorState],
+        write: Callable[[int, np.ndarray], None],
+        read: Callable[[int], np.ndarray],
     ):
         self._write, self._read = write, read
         self._slots: dict[str, list[int]] = {}

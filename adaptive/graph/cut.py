@@ -27,7 +27,7 @@ from adaptive.operators.hooks import hook_p
 from adaptive.operators.sources import BATCH_SIZE, source_p
 
 from .flow import Flow, Origin, Scope
-from .plan import Contribution, HookPlan, Message, Plan, Segment, Slot, Stage
+from .plan import Contribution, HookPlan, Message, OperatorState, Plan, Segment, Stage
 from .replication import check_replication
 from .stages import Groups, cut_in_stages
 from .trace import Atom, Graph
@@ -105,21 +105,21 @@ class _Cutter:
             c.result: Origin("message", number, i) for number, m in enumerate(self.messages) for i, c in enumerate(m)
         }
 
-    def _ends(self) -> tuple[list[HookPlan], list[Slot]]:
+    def _ends(self) -> tuple[list[HookPlan], list[OperatorState]]:
         flow = self.flow
         hooks = [
             HookPlan(e.params["hook"], tuple(e.invars), line_of(e.source_info))
             for e in flow.graph.eqns
             if e.primitive is hook_p
         ]
-        slots: list[Slot] = []
+        slots: list[OperatorState] = []
         count: dict[str, int] = {}
         for k, (eqn, values, new) in enumerate(flow.slots):
             label = eqn.params["label"]
             count[label] = count.get(label, -1) + 1
             scope = Scope.WORKER if k in flow.local_slots else Scope.ALL
             init = tuple(eqn.params["init"].leaves)
-            slots.append(Slot(f"{label}/{count[label]}", init, values, new, scope, line_of(eqn.source_info)))
+            slots.append(OperatorState(f"{label}/{count[label]}", init, values, new, scope, line_of(eqn.source_info)))
         return hooks, slots
 
     def _find_messages(self) -> list[Message]:

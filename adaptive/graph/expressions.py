@@ -26,7 +26,7 @@ from adaptive.base.jaxprs import nested_equations
 from adaptive.base.source_lines import at, line_of
 from adaptive.operators.collectives import Collective, collective_p
 from adaptive.operators.hooks import Hook
-from adaptive.operators.slots import slot_read_p
+from adaptive.operators.operator_state import state_read_p
 from adaptive.operators.sources import source_p
 
 from .closures import Record
@@ -50,7 +50,7 @@ class Expressions:
         self._inputs("batch", graph.batch_vars)
         for var, value in graph.consts.items():
             self._of[var] = _digest("const", content(value))
-        operators = {collective_p: 0, slot_read_p: 0}
+        operators = {collective_p: 0, state_read_p: 0}
         for eqn in graph.eqns:
             self.producer.update((v, eqn) for v in eqn.outvars)
             if eqn.primitive is source_p:

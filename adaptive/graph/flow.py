@@ -20,7 +20,7 @@ from jax.extend.core import DropVar, JaxprEqn, Var
 from adaptive.base.jaxprs import asks_the_host, has_effects
 from adaptive.operators.claims import claim_p
 from adaptive.operators.collectives import collective_p, operands
-from adaptive.operators.slots import slot_read_p, slot_write_p
+from adaptive.operators.operator_state import state_read_p, state_write_p
 from adaptive.operators.sources import source_p
 
 from .trace import Atom, Graph, operands_of
@@ -86,10 +86,10 @@ class Flow:
         return origin
 
     def _find_slots(self) -> list[tuple[JaxprEqn, tuple[Var, ...], tuple[Atom, ...]]]:
-        writes = {e.invars[0]: tuple(e.invars[1:]) for e in self.graph.eqns if e.primitive is slot_write_p}
+        writes = {e.invars[0]: tuple(e.invars[1:]) for e in self.graph.eqns if e.primitive is state_write_p}
         slots: list[tuple[JaxprEqn, tuple[Var, ...], tuple[Atom, ...]]] = []
         for eqn in self.graph.eqns:
-            if eqn.primitive is slot_read_p and eqn.outvars[0] in writes:
+            if eqn.primitive is state_read_p and eqn.outvars[0] in writes:
                 values = tuple(eqn.outvars[1:])
                 for leaf, var in enumerate(values):
                     self.origin[var] = Origin("slot", len(slots), leaf)
@@ -113,7 +113,7 @@ class Flow:
         for k in self.local_slots:
             self.scope.update((v, Scope.WORKER) for v in self.slots[k][1])
         for number, eqn in enumerate(graph.eqns):
-            if eqn.primitive is slot_read_p:
+            if eqn.primitive is state_read_p:
                 continue
             if eqn.primitive is source_p:
                 self.scope[eqn.outvars[0]] = _SOURCE_SCOPE[eqn.params["source"].scope]

@@ -117,7 +117,7 @@ class Stage:
 
 
 @dataclass(frozen=True)
-class Slot:
+class OperatorState:
     """State that an operator carries from step to step."""
 
     name: str
@@ -147,7 +147,7 @@ class Plan:
     onces: dict[int, Segment]
     final: Segment
     sources: tuple[Source, ...]
-    slots: tuple[Slot, ...]
+    slots: tuple[OperatorState, ...]
     hooks: tuple[HookPlan, ...]
     local_state: frozenset[int]
     unsplittable: tuple[str, ...] = field(default=())  # why a local batch cannot run as several calls; empty if it can

@@ -20,7 +20,8 @@ from .trace import Atom, describe, operands_of
 
 
 def check_replication(flow: Flow) -> None:
-    """Raise for a hook, state, metric or slot that is narrower than it has to be, and for claims that do not hold.
+    """Raise for a hook, state, metric or operator state that is narrower than it has to be, and for claims that do not
+    hold.
 
     Raises:
       ReplicationError: what must be equal on all workers can differ.

@@ -38,20 +38,20 @@ from adaptive.operators.claims import claim_p
 from adaptive.operators.collectives import collective_p, operands
 from adaptive.operators.context import Minibatches, Tracing, trace_as
 from adaptive.operators.hooks import hook_p
+from adaptive.operators.operator_state import state_read_p, state_write_p
 from adaptive.operators.published import Boards, Pairing, numbered, of_another_p
-from adaptive.operators.slots import slot_read_p, slot_write_p
 from adaptive.operators.sources import SEED, STEP, WORKER, Source, read, source_p
 
 Atom: TypeAlias = Var | Literal
 OPERATORS = {
     collective_p: "collective",
     source_p: "source",
-    slot_read_p: "slot",
-    slot_write_p: "slot",
+    state_read_p: "operator state",
+    state_write_p: "operator state",
     hook_p: "hook",
     claim_p: "claim",
 }
-_RESULTLESS = (hook_p, slot_write_p)
+_RESULTLESS = (hook_p, state_write_p)
 
 
 @dataclass(frozen=True)
@@ -368,7 +368,7 @@ def describe(eqn: JaxprEqn) -> str:
         return f"hook {params['hook'].name!r}"
     if eqn.primitive is claim_p:
         return params["what"]
-    return f"slot {params['label']!r}" if eqn.primitive is slot_read_p else "slot"
+    return f"operator state {params['label']!r}" if eqn.primitive is state_read_p else "operator state"
 
 
 def _refusal(inner: JaxprEqn, outer: JaxprEqn) -> CollectiveError:
@@ -379,7 +379,7 @@ def _refusal(inner: JaxprEqn, outer: JaxprEqn) -> CollectiveError:
         else "Then values would decide whether and how often a message is sent. Collect the values in the loop (as its "
         "carry or its stacked outputs) and reduce them behind it." + line_search_of(inner.source_info),
         "source": "Read it before, and pass the value in.",
-        "slot": "Apply the operator to the loop's result, behind it.",
+        "operator state": "Apply the operator to the loop's result, behind it.",
         "hook": "Hand over the loop's result, behind it.",
         "claim": "Say it of the loop's result, behind it.",
     }[_kind_of(inner)]

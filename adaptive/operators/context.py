@@ -48,7 +48,7 @@ class Minibatches(NamedTuple):
 
 
 class Mark:
-    """Tells one write to a slot from others."""
+    """Tells one write of operator state from others."""
 
 
 def stays(what: str, mark: Any = None) -> Any:

@@ -1,7 +1,8 @@
 """`ad.hyperparameter("lr", 0.1)`: a number of a driver that hooks may change while it runs.
 
-It is a slot that nothing in the driver writes: so it is kept in checkpoints, told to newcomers, and equal on all
-workers, as any slot is, and another value needs no other program. Who writes it is the program, between two steps.
+It is an operator state that nothing in the driver writes: so it is kept in checkpoints, told to newcomers, and equal on
+all workers, as any operator state is, and another value needs no other program. Who writes it is the program, between
+two steps.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from adaptive.base.errors import DriverError
 from adaptive.base.numbers import reals, truths, wholes, why_not_in
 from adaptive.base.source_lines import at, current_line
 
-from .slots import slot
+from .operator_state import operator_state
 
 _LABEL = "hyperparameter "
 
@@ -61,10 +62,10 @@ def hyperparameter(name: str, value: Any) -> jax.Array:
     why = why_not_in(numbers, dtype)
     if why:
         raise DriverError(f"hyperparameter {name!r}{at(current_line())}: its first value {why}.")
-    return slot(_LABEL + name, numbers.astype(dtype), lambda present: (present, present))
+    return operator_state(_LABEL + name, numbers.astype(dtype), lambda present: (present, present))
 
 
-def name_of(slot_name: str) -> str | None:
-    """Of a slot of a plan: which hyperparameter it holds, if it holds one."""
-    label, found, _ = slot_name.rpartition("/")
+def name_of(name: str) -> str | None:
+    """Return the hyperparameter that an operator state of a plan holds, or None."""
+    label, found, _ = name.rpartition("/")
     return label.removeprefix(_LABEL) if found and label.startswith(_LABEL) else None

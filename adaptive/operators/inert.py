@@ -25,5 +25,5 @@ def _inert_jvp(primitive):
 
 def _refuse_batch(operands, dims, **params):
     raise CollectiveError(
-        f"a hook or slot is mapped by jax.vmap{at(current_line())}. Move it out of the mapped function."
+        f"a hook or an operator state is mapped by jax.vmap{at(current_line())}. Move it out of the mapped function."
     )

@@ -20,7 +20,7 @@ def explain(
     ways: Sequence[str] = (),
     overlap: str = "",
 ) -> str:
-    """Segments, messages with their bytes, hooks and slots, in the order in which a step goes through them.
+    """Segments, messages with their bytes, hooks and operator states, in the order in which a step goes through them.
 
     Args:
       shards: examples in each worker's own data; empty where all share one data set.
@@ -53,7 +53,7 @@ def explain(
     lines.append(f"segment  once, behind the last  {_work(plan.final)}; compiled once")
     lines += _hooks(plan)
     lines += [
-        f"slot     {s.name}{at(s.line)}: {sum(a.size for a in s.init)} numbers"
+        f"state    {s.name}{at(s.line)}: {sum(a.size for a in s.init)} numbers"
         + ("" if s.scope == Scope.ALL else ", of each worker its own")
         for s in plan.slots
     ]

@@ -66,7 +66,7 @@ def goodput_batch(
         iteration = comm.all_reduce(mon.iteration_seconds(), op="max")
         ctrl.hook(ctrl.goodput_batch(), noise, seconds, iteration, every=50)
 
-    Step times are learnt as in `min_max`, and the batch is taken to be split as that does it. What is expected to be
+    Step times are learnt as in `balance`, and the batch is taken to be split as that does it. What is expected to be
     better is judged by the noise scale's lower bound where it is larger than now, and by its upper one where smaller.
 
     Args:

@@ -64,7 +64,7 @@ def goodput_workers(
         iteration = comm.all_reduce(mon.iteration_seconds(), op="max")
         ctrl.hook(ctrl.goodput_workers(), noise, seconds, iteration, every=50)
 
-    Step times are learnt as in `min_max`, for each worker, and the batch is taken to be split as that does it; of a
+    Step times are learnt as in `balance`, for each worker, and the batch is taken to be split as that does it; of a
     worker that was never measured they are the mean of the others'. How the exchange goes with the number of workers
     is learnt whenever that changes. While workers that were asked for are not there, or not measured yet, it waits.
 

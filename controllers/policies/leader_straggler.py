@@ -31,7 +31,7 @@ def leader_straggler(*, step: int = 5, window: int = 10, gap: float = 0.03, min_
         b_L <- b_L + D,   b_S <- b_S - D;    D <- max(1, D // 2) and a longer average when S and L have swapped
 
     For accelerators, whose times neither follow the batch proportionally nor change often. It takes many changes to get
-    anywhere (23 from equal batches on LBB's four GPUs with D = 5, where `min_max` takes 2).
+    anywhere (23 from equal batches on LBB's four GPUs with D = 5, where `balance` takes 2).
 
     Args:
       step: D at first, and again when times come apart after it has come to rest.

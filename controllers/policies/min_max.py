@@ -37,7 +37,7 @@ class Foreseen(NamedTuple):
 
 
 class MinMaxState(NamedTuple):
-    """State of `min_max`. A pytree."""
+    """State of `balance`. A pytree."""
 
     stretch: Stretch
     steps: np.ndarray  # shape=(), int64: of the latest look; 0 before the first
@@ -58,21 +58,7 @@ class Move(NamedTuple):
     then: float
 
 
-def balance() -> Policy:
-    """Keep the workers' steps equally long, by the sizes of their batches: `min_max` with its defaults, but for
-    `stretch_seconds`, which is 25 ms. So it costs short steps at most a few hundredths of their time, and gives up a
-    split that does not make them shorter.
-
-        seconds = comm.all_gather(mon.compute_seconds())
-        ctrl.hook(ctrl.balance(), seconds, every=10)
-
-    Returns:
-      A policy for a hook that is given each worker's compute seconds; shape=(n,).
-    """
-    return min_max(stretch_seconds=STRETCH)._replace(name="balance")
-
-
-def min_max(
+def balance(
     *,
     window: int = 1,
     dead_band: float = 0.02,
@@ -80,14 +66,17 @@ def min_max(
     switch_seconds: float = 0.0,
     growth: float = 2.0,
     quantum_loss: float = 0.02,
-    stretch_seconds: float = 0.0,
+    stretch_seconds: float = STRETCH,
     predictor: Predictor | None = None,
     n_inputs: int = 0,
 ) -> Policy:
-    """Split the global batch so that the slowest worker is done as early as can be.
+    """Split the global batch so that the slowest worker finishes as early as possible.
 
-    Learns of each worker how its step time goes with its batch size, `t_i(b) = max(floor_i, slope_i b + intercept_i)`,
-    from the steps it sees, and solves for the integer split of least `max_i t_i(b_i)` exactly. Where times are
+        seconds = comm.all_gather(mon.compute_seconds())
+        ctrl.hook(ctrl.balance(), seconds, every=10)
+
+    Fits each worker's step time against its batch size, `t_i(b) = max(floor_i, slope_i b + intercept_i)`, from the
+    steps that it observes, and solves exactly for the integer split of least `max_i t_i(b_i)`. Where times are
     proportional to the batch that is the split by speed; where a worker is slow whatever it gets, its batch is left
     alone. It follows a change of speed from the first step that shows it on, if the gain is more than noise can feign
     in so few steps; from the second one where changes have turned out to be pauses, or where a decision holds for
@@ -119,7 +108,7 @@ def min_max(
       n_inputs: how many values the predictor is given: what the hook has behind the seconds.
 
             cpu, memory = comm.all_gather(mon.cpu_available()), comm.all_gather(mon.memory_available())
-            ctrl.hook(ctrl.min_max(predictor=ctrl.arx(), n_inputs=2), seconds, cpu, memory)
+            ctrl.hook(ctrl.balance(stretch_seconds=0, predictor=ctrl.arx(), n_inputs=2), seconds, cpu, memory)
 
     Returns:
       A policy for a hook that is given each worker's compute seconds and `n_inputs` measurements, each of shape=(n,).
@@ -131,13 +120,13 @@ def min_max(
     negative = min(dead_band, switch_seconds, quantum_loss, stretch_seconds) < 0
     if negative or horizon < 1 or window < 1 or growth <= 1:
         raise ValueError(
-            "min_max: dead_band, switch_seconds, quantum_loss and stretch_seconds must not be negative, window and "
+            "balance: dead_band, switch_seconds, quantum_loss and stretch_seconds must not be negative, window and "
             f"horizon at least 1 and growth above 1; got {dead_band}, {switch_seconds}, {quantum_loss}, "
             f"{stretch_seconds}, {window}, {horizon} and {growth}."
         )
     if n_inputs < 0 or (n_inputs and predictor is None):
         raise ValueError(
-            f"min_max: n_inputs={n_inputs} is what a predictor is given: min_max(predictor=arx(), n_inputs=2)."
+            f"balance: n_inputs={n_inputs} is what a predictor is given: balance(predictor=arx(), n_inputs=2)."
         )
 
     def init(n_workers: int) -> MinMaxState:
@@ -159,7 +148,7 @@ def min_max(
     def update(observation: Observation, state: MinMaxState) -> tuple[Decision | None, MinMaxState]:
         values, ran = observation.values, observation.previous_batch_sizes
         if observation.due or predictor or len(values) != 1 or getattr(values[0], "shape", None) != (len(ran),):
-            seconds, inputs = seconds_of(observation, "min_max"), inputs_of(observation, "min_max", n_inputs)
+            seconds, inputs = seconds_of(observation, "balance"), inputs_of(observation, "balance", n_inputs)
         else:  # in nearly every step: nothing that `seconds_of` would refuse
             seconds, inputs = np.asarray(values[0], np.float64), _NO_INPUTS
         stretch, looks = state.stretch.add(ran, seconds, stretch_seconds)
@@ -303,7 +292,7 @@ def min_max(
         return int(state.rests_until)
 
     check = partial(check_times, n_inputs=n_inputs)
-    return Policy(init, update, "min_max", ("seconds",), check, rests_until)
+    return Policy(init, update, "balance", ("seconds",), check, rests_until)
 
 
 def _split(

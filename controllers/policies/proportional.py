@@ -39,7 +39,7 @@ def proportional(
     all batches change, or none. There is nothing to tune, since a worker's throughput is its gain.
 
     It takes time to be proportional to the batch. With a fixed part c in a step of T, what is off shrinks to c/T of it
-    per change. Where time is flat, a slow worker's batch shrinks to the minimum for nothing: `min_max` knows better.
+    per change. Where time is flat, a slow worker's batch shrinks to the minimum for nothing: `balance` knows better.
 
     Args:
       dead_band: no change unless the largest relative one exceeds this. The published 5 % is for systems that restart

@@ -1,4 +1,4 @@
-"""How often `min_max` computes a new split when the last computations found none that is better."""
+"""How often `balance` computes a new split when the last computations found none that is better."""
 
 from __future__ import annotations
 

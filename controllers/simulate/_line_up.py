@@ -12,7 +12,7 @@ from controllers.policies.goodput import goodput_batch
 from controllers.policies.goodput_workers import goodput_workers
 from controllers.policies.lb_bsp import lb_bsp
 from controllers.policies.leader_straggler import leader_straggler
-from controllers.policies.min_max import balance, min_max
+from controllers.policies.min_max import balance
 from controllers.policies.noise_batch import noise_batch
 from controllers.policies.noise_workers import noise_workers
 from controllers.policies.proportional import proportional
@@ -49,9 +49,9 @@ def equal() -> Policy:
 
 LINE_UP = {
     "equal": Contender(equal, (), 1, "the split it starts with: all workers alike", False),
-    "balance": Contender(balance, SECONDS, 1, "ours: min_max, piecewise-linear times and an exact allocator", False),
+    "balance": Contender(balance, SECONDS, 1, "ours: piecewise-linear times and an exact allocator", False),
     "balance-machine": Contender(
-        lambda: min_max(predictor=arx(), n_inputs=2),
+        lambda: balance(stretch_seconds=0, predictor=arx(), n_inputs=2),
         MACHINE,
         1,
         "the same, which reads processors and memory too",

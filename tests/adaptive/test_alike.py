@@ -132,7 +132,7 @@ def test_plans_of_one_driver_have_one_digest():
 
 def watching(recorder, every=5):
     def driver(state, batch):
-        operators.slot("count", np.zeros(()), lambda n: (n + 1, n))
+        operators.operator_state("count", np.zeros(()), lambda n: (n + 1, n))
         operators.hook("watch", recorder, (state,), every=every)
         return jax.jit(sgd)(state, batch)
 

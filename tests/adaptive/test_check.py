@@ -139,7 +139,7 @@ def test_metrics_and_hook_values_are_compared():
         "hook 'watch', values[1]['apart']",
         "metric ['smooth']",
         "metric ['by_hand']",
-        "slot 'ema/0'",
+        "operator state 'ema/0'",
     }
     assert all(name in str(found) for name in (*found.reports, *found.reductions))
 

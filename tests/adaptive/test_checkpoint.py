@@ -191,7 +191,7 @@ def test_what_is_local_is_kept_for_each_worker():
 
 def counting(label, shape=()):
     def driver(state, batch):
-        operators.slot(label, np.zeros(shape), lambda n: (n + 1, None))
+        operators.operator_state(label, np.zeros(shape), lambda n: (n + 1, None))
         return jax.tree.map(lambda s: s + comm.all_reduce(batch["y"].mean()), state), {}
 
     return driver

@@ -129,7 +129,7 @@ def test_a_mean_of_nothing_is_an_error(world):
 
 def test_a_slot_starts_at_its_beginning_and_forgets():
     def count():
-        return operators.slot("count", np.zeros((), np.int32), lambda n: (n + 1, n + 10))
+        return operators.operator_state("count", np.zeros((), np.int32), lambda n: (n + 1, n + 10))
 
     assert [int(count()) for _ in range(3)] == [10, 10, 10]
     assert float(mon.ema(jnp.float32(5.0))) == 5.0

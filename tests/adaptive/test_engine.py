@@ -194,7 +194,7 @@ def driver_of(program):
                     pool.append(comm.broadcast(a, j % ad.capacity()))
                 case "slot":
                     update = lambda old, a=a: (0.5 * old + 0.3 * a, old - 0.1 * a)  # noqa: E731
-                    pool.append(operators.slot("s", np.full((), 0.25, np.float32), update))
+                    pool.append(operators.operator_state("s", np.full((), 0.25, np.float32), update))
                 case "pair":
                     pool += comm.all_reduce((a, b))
         shared = [v for v, scope in zip(pool, scopes, strict=True) if scope == Scope.ALL]
@@ -429,7 +429,7 @@ def test_a_message_that_fails_leaves_the_state_as_it_was(broken):
 
 def test_a_step_that_may_not_commit_changes_nothing():
     def driver(state, batch):
-        operators.slot("count", np.zeros(()), lambda n: (n + 1, n))
+        operators.operator_state("count", np.zeros(()), lambda n: (n + 1, n))
         return state - comm.all_reduce(grad(state, batch)), {}
 
     engine = engine_of(driver, W, 1, finite=True)

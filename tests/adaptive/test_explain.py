@@ -94,7 +94,7 @@ def test_hooks_slots_and_sources_are_named():
         r"hook     'adapt' every 20 steps \(test_explain.py:\d+\), reads 2 values", row(text, "hook +'adapt'")
     )
     assert re.match(r"hook     'log' every step \(test_explain.py:\d+\), reads 1 value$", row(text, "hook +'log'"))
-    assert re.match(r"slot     ema/0 \(test_explain.py:\d+\): 2 numbers$", row(text, "slot"))
+    assert re.match(r"state    ema/0 \(test_explain.py:\d+\): 2 numbers$", row(text, "state   "))
     assert row(text, "sources") == "sources  compute_seconds"
 
 
@@ -102,7 +102,7 @@ def test_a_slot_of_local_values_is_told():
     def local(state, batch):
         return state, {"all": comm.all_gather(mon.ema(mon.compute_seconds()))}
 
-    assert row(text_of(local)[0], "slot").endswith(": 2 numbers, of each worker its own")
+    assert row(text_of(local)[0], "state   ").endswith(": 2 numbers, of each worker its own")
 
 
 def test_it_says_whether_a_batch_can_be_split_and_why_not():

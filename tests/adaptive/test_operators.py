@@ -12,7 +12,7 @@ import collectives as comm
 from adaptive import operators
 from adaptive.base.world import World
 from adaptive.operators.context import trace_as, tracing
-from adaptive.operators.slots import Frozen
+from adaptive.operators.operator_state import Frozen
 from adaptive.operators.sources import OFFSET, SEED, Reading, Source, read
 from adaptive.runtime.local_world import LocalWorld
 from adaptive.runtime.segment import Feed
@@ -23,7 +23,7 @@ READING = Reading(3, 7, 1, 16, 6, 6, 1, 5, 0.1, 0.2, np.ones(2, bool))
 
 
 def count(label="count", init=None, update=lambda n: (n + 1, n)):
-    return operators.slot(label, np.zeros(()) if init is None else init, update)
+    return operators.operator_state(label, np.zeros(()) if init is None else init, update)
 
 
 # --- slots ------------------------------------------------------------------------------------------------------------

@@ -23,7 +23,7 @@ grad = jax.grad(mean_loss)
 
 
 def slot(label, value, update=lambda old, new: 0.9 * old + 0.1 * new):
-    return operators.slot(label, np.zeros(()), lambda old: (update(old, value), update(old, value)))
+    return operators.operator_state(label, np.zeros(()), lambda old: (update(old, value), update(old, value)))
 
 
 def levels(plan):
@@ -279,7 +279,7 @@ def test_a_slot_that_reads_a_local_slot_is_local_however_long_the_chain():
             return update
 
         for i in range(3):  # what the first one holds reaches the third two steps later
-            operators.slot("chain", np.zeros(()), take(i))
+            operators.operator_state("chain", np.zeros(()), take(i))
         return state, {}
 
     assert [s.scope for s in planned(driver, 0.0).slots] == [Scope.WORKER] * 3
@@ -290,7 +290,7 @@ def test_a_slot_of_what_belongs_to_one_call_is_refused():
         slot("ema", batch["y"].mean())
         return state, {}
 
-    with pytest.raises(ad.ReplicationError, match=r"slot 'ema' .*Reduce it first") as error:
+    with pytest.raises(ad.ReplicationError, match=r"operator state 'ema' .*Reduce it first") as error:
         planned(driver, 0.0)
     assert "this worker's examples" in str(error.value)
     assert pointed_at(error.value)
@@ -450,7 +450,7 @@ def other_weight(state, batch):
 
 
 def other_slot(state, batch):
-    operators.slot("last", np.zeros(batch["y"].shape), lambda old: (old, None))
+    operators.operator_state("last", np.zeros(batch["y"].shape), lambda old: (old, None))
     return state, {}
 
 

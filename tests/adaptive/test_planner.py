@@ -80,7 +80,7 @@ def test_a_local_number_for_the_calls_that_only_a_third_size_shows_is_found_ther
 
 def test_slots_that_begin_with_a_number_of_the_shape_are_refused():
     def driver(state, batch):
-        operators.slot("count", np.full(2, len(batch["y"]), np.float32), lambda old: (old, None))
+        operators.operator_state("count", np.full(2, len(batch["y"]), np.float32), lambda old: (old, None))
         return sgd(state, batch)
 
     with pytest.raises(ad.DriverError, match="is another program"):

@@ -20,7 +20,7 @@ from adaptive.base.jaxprs import nested_equations
 from adaptive.graph.trace import trace
 from adaptive.operators.collectives import collective_p
 from adaptive.operators.hooks import hook_p
-from adaptive.operators.slots import slot_write_p
+from adaptive.operators.operator_state import state_write_p
 from adaptive.operators.sources import Source, read, source_p
 from tests.relaxed import relaxed_tx
 
@@ -317,7 +317,7 @@ def test_a_collective_inside_control_flow_is_refused_with_its_line(nest, name):
 
 
 def counted(row):
-    return operators.slot("count", np.zeros(()), lambda n: (n + 1, n))
+    return operators.operator_state("count", np.zeros(()), lambda n: (n + 1, n))
 
 
 def handed_over(row):
@@ -329,7 +329,7 @@ def handed_over(row):
     ("operator", "name"),
     [
         (lambda row: ad.step().astype(float), "source 'step'"),
-        (counted, "slot 'count'"),
+        (counted, "operator state 'count'"),
         (handed_over, "hook 'watch'"),
         (lambda row: comm.all_gather(row).sum(), "all_gather"),
         (lambda row: comm.broadcast(row).sum(), "broadcast"),
@@ -408,7 +408,7 @@ def test_operators_in_a_plain_function_that_is_differentiated_stay():
         return state - comm.all_reduce(jax.grad(loss)(state, batch)), {}
 
     graph = traced(driver, W)
-    assert len(equations(graph, hook_p)) == len(equations(graph, slot_write_p)) == 1
+    assert len(equations(graph, hook_p)) == len(equations(graph, state_write_p)) == 1
 
 
 # --- what a driver returns --------------------------------------------------------------------------------------------

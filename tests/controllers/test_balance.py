@@ -96,7 +96,9 @@ def test_nor_where_two_sizes_under_noise_look_like_a_line(seed):
     assert sim.sizes[:, 0].min() >= 5
 
 
-@pytest.mark.parametrize("policy", [ctrl.balance(), ctrl.min_max(predictor=ctrl.arx())], ids=["balance", "arx"])
+@pytest.mark.parametrize(
+    "policy", [ctrl.balance(), ctrl.balance(stretch_seconds=0, predictor=ctrl.arx())], ids=["balance", "arx"]
+)
 def test_speeds_that_drift_all_the_time_are_followed(policy):
     """A mean over all steps lags behind; and who takes for a shape what is drift finds times flat, and runs away."""
     drift = waves(0.4, 200, np.array([0.0, 0.25, 0.6, 0.9]))
@@ -110,7 +112,7 @@ def test_what_the_machine_says_is_followed_before_times_say_it():
     rng = np.random.default_rng(0)
     share = np.repeat(rng.uniform(0.25, 1, (40, 4)), 10, axis=0)
     cluster = Cluster(ctrl.BatchTime(np.full(4, 1e-3)), by_step(1 / share), jitter(0.03), cpu=by_step(share))
-    told = Hooked(ctrl.min_max(predictor=ctrl.arx(), n_inputs=1), ("seconds", "cpu_available"))
+    told = Hooked(ctrl.balance(stretch_seconds=0, predictor=ctrl.arx(), n_inputs=1), ("seconds", "cpu_available"))
     knowing, blind = (
         simulate([hook], cluster, 512, 400).over_ideal[100:].mean() for hook in (told, Hooked(ctrl.balance()))
     )
@@ -229,14 +231,19 @@ def test_no_worker_gets_more_than_twice_or_less_than_a_quarter_of_what_it_was_me
 
 def test_a_change_must_pay_for_itself():
     gain = 0.3 - 0.15  # seconds a step: from 64, 64 to 96, 32
-    assert decide(ctrl.min_max(horizon=10, switch_seconds=9 * gain), [0.1, 0.3], batch_sizes=(64, 64))
-    assert decide(ctrl.min_max(horizon=10, switch_seconds=11 * gain), [0.1, 0.3], batch_sizes=(64, 64)) is None
-    assert decide(ctrl.min_max(dead_band=0.6), [0.1, 0.3], batch_sizes=(64, 64)) is None
+    assert decide(
+        ctrl.balance(stretch_seconds=0, horizon=10, switch_seconds=9 * gain), [0.1, 0.3], batch_sizes=(64, 64)
+    )
+    assert (
+        decide(ctrl.balance(stretch_seconds=0, horizon=10, switch_seconds=11 * gain), [0.1, 0.3], batch_sizes=(64, 64))
+        is None
+    )
+    assert decide(ctrl.balance(stretch_seconds=0, dead_band=0.6), [0.1, 0.3], batch_sizes=(64, 64)) is None
 
 
 def test_it_waits_for_a_window_of_steps():
     for steps in range(1, 12):
-        decision = decide(ctrl.min_max(window=8), [0.1, 0.3], steps=steps, batch_sizes=(64, 64))
+        decision = decide(ctrl.balance(stretch_seconds=0, window=8), [0.1, 0.3], steps=steps, batch_sizes=(64, 64))
         assert (decision is not None) == (steps >= 9)  # the first is left out
 
 
@@ -270,7 +277,7 @@ def test_values_of_the_wrong_shape_are_refused():
 
 
 def test_inputs_that_nobody_reads_are_refused():
-    told = ctrl.min_max(predictor=ctrl.arx(), n_inputs=1)
+    told = ctrl.balance(stretch_seconds=0, predictor=ctrl.arx(), n_inputs=1)
     for policy in (ctrl.balance(), told):
         with pytest.raises(ValueError, match="n_inputs=2"):
             policy.update(observe(np.ones(2), np.ones(2), np.ones(2)), policy.init(2))
@@ -285,7 +292,7 @@ def test_inputs_that_nobody_reads_are_refused():
 )
 def test_impossible_settings_are_refused(wrong):
     with pytest.raises(ValueError, match=next(iter(wrong))):
-        ctrl.min_max(**wrong)
+        ctrl.balance(**wrong)
 
 
 @pytest.mark.parametrize("seed", range(6))

@@ -67,7 +67,7 @@ def of_batch(make: Callable[[], ctrl.Policy], values: Callable[..., tuple[Any, .
 
 POLICIES: dict[str, Case] = {
     "balance": Case(ctrl.balance, only_seconds),
-    "min_max": Case(lambda: ctrl.min_max(window=3, dead_band=0.0), only_seconds),
+    "balance step by step": Case(lambda: ctrl.balance(stretch_seconds=0, window=3, dead_band=0.0), only_seconds),
     "static_proportional": Case(lambda: ctrl.static_proportional((1, 2, 3, 4)), nothing, any_workers=False),
     "proportional": Case(ctrl.proportional, only_seconds),
     "published proportional": Case(

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import controllers as ctrl
-from adaptive.base.errors import AdaptiveError, BatchSizeError, WorkerCountError
+from adaptive.base.errors import AdaptiveError, BatchSizeError, CollectiveError, WorkerCountError
 from adaptive.graph.trace import trace
 from adaptive.operators.hooks import hook_p
 
@@ -268,3 +268,10 @@ def test_outside_a_program_a_hook_is_passed_by():
     called = []
     ctrl.hook(lambda control, x: called.append(x), 1.0)
     assert not called
+
+
+def test_hook_as_a_decorator_says_what_to_write():
+    with pytest.raises(CollectiveError, match=r"hook\(\) is not a decorator.*every=10"):
+
+        @ctrl.hook(every=10)
+        def adapt_batch_size(control, noise): ...

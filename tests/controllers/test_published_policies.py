@@ -121,7 +121,7 @@ def test_an_upper_bound_is_learnt_where_throughput_drops():
 
 
 def test_a_flat_slow_worker_collapses():
-    """Why `min_max` exists."""
+    """Why `balance` exists."""
     flat = ctrl.BatchTime(np.array([0.05, 0.1, 0.1, 0.1]), 0.0, np.array([20.0, 0, 0, 0]))
     tried = path(ctrl.proportional(), flat, [100] * 4, 400, every=10)
     assert [sizes[0] for sizes in tried[:4]] == [100, 57, 34, 22]

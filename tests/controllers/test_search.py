@@ -46,7 +46,7 @@ def test_a_slow_worker_whose_calls_cost_more_than_they_save_is_not_searched_for_
     count = []
     split = _min_max._split
     monkeypatch.setattr(_min_max, "_split", lambda *args: count.append(1) or split(*args))
-    policy, rng = ctrl.min_max(), np.random.default_rng(0)
+    policy, rng = ctrl.balance(stretch_seconds=0), np.random.default_rng(0)
     state = policy.init(2)
     for step in range(1, 101):
         seconds = np.array([0.100, 0.106]) * (1 + 1e-3 * rng.standard_normal(2))

@@ -218,7 +218,9 @@ def test_a_split_that_costs_more_calls_than_it_saves_is_left_and_not_tried_soon_
     assert sim.sizes[-1].tolist() == [64, 64]
     assert 2 <= len(sim.changes) <= 6
     assert ratio < 1.05
-    old = simulate(ctrl.min_max(), calls(2e-5, 1.5, 1e-3)(0), [64, 64], 3000, every=10, jitter=0.03, seed=0)
+    old = simulate(
+        ctrl.balance(stretch_seconds=0), calls(2e-5, 1.5, 1e-3)(0), [64, 64], 3000, every=10, jitter=0.03, seed=0
+    )
     assert old.sizes[-1].tolist() != [64, 64]  # the model of times alone does not see it
 
 

@@ -38,7 +38,7 @@ def iteration():
     return comm.all_reduce(mon.iteration_seconds(), op="max")
 
 
-BY_SECONDS = [ctrl.balance, ctrl.min_max, ctrl.lb_bsp, ctrl.federated, ctrl.leader_straggler, ctrl.proportional]
+BY_SECONDS = [ctrl.balance, ctrl.lb_bsp, ctrl.federated, ctrl.leader_straggler, ctrl.proportional]
 REFUSED = {
     **{
         f"{policy.__name__}, {what}": (policy(), read, says)

@@ -12,7 +12,7 @@ import optax
 import adaptive as ad
 import collectives as comm
 import collectives.strategies as sync
-from adaptive.extend import slot
+from adaptive.extend import operator_state
 
 from .cases import FEATURES, refused, right
 
@@ -94,10 +94,10 @@ def closes_over_a_sharded_array_in_a_nested_function(state, batch):
     return {"w": state["w"] + comm.all_reduce(scaled(batch["x"]))}, {}
 
 
-@refused(ad.CollectiveError, "slot 'mine' (cases_numerics.py:", "is sharded over 3 devices")
+@refused(ad.CollectiveError, "operator state 'mine' (cases_numerics.py:", "is sharded over 3 devices")
 def a_sharded_state_of_an_operator(state, batch):
     mean = comm.all_reduce(batch["x"].mean())
-    return {"w": state["w"] + slot("mine", sharded(), lambda old: (old + mean, mean))}, {}
+    return {"w": state["w"] + operator_state("mine", sharded(), lambda old: (old + mean, mean))}, {}
 
 
 # --- strategies' states -----------------------------------------------------------------------------------------------

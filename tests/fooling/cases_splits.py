@@ -94,7 +94,7 @@ def a_mean_of_lengths(state, batch):
     return step(state, mean_gradient(state, batch)), {"n": comm.all_reduce(1.0 * len(batch["y"]))}
 
 
-@named("metric ['n']", "slot", shares=None)
+@named("metric ['n']", "operator state", shares=None)
 def a_moving_average_of_squared_lengths(state, batch):
     smooth = mon.ema(comm.all_reduce(1.0 * len(batch["y"]) ** 2, op="sum"))
     return step(state, mean_gradient(state, batch)), {"n": smooth}

@@ -17,7 +17,7 @@ from jax.extend.core import ClosedJaxpr, JaxprEqn, Literal
 from adaptive.operators.collectives import collective_p
 from adaptive.operators.collectives import operands as operands_of
 from adaptive.operators.context import trace_as
-from adaptive.operators.slots import slot_read_p, slot_write_p
+from adaptive.operators.operator_state import state_read_p, state_write_p
 from adaptive.operators.sources import Reading, source_p
 
 
@@ -43,8 +43,8 @@ def operators(closed: ClosedJaxpr) -> list[str]:
                 found.append(f"{eqn.params['how'].about} {' '.join(shapes)}")
             case "source":
                 found.append(f"source {eqn.params['source'].name}")
-            case "slot_read":
-                found.append(f"slot {eqn.params['label']}")
+            case "state_read":
+                found.append(f"state {eqn.params['label']}")
             case "hook":
                 found.append("hook")
     return found
@@ -94,11 +94,11 @@ class Lockstep:
             return [[np.asarray(source.read(r), source.dtype)] for r in readings]
         if eqn.primitive is collective_p:
             return [_combine(eqn.params, operands)] * len(operands)
-        if eqn.primitive is slot_read_p:
+        if eqn.primitive is state_read_p:
             handle = next(self._handles)
             kept = self._slots.setdefault(handle, [eqn.params["init"].leaves] * len(operands))
             return [[handle, *leaves] for leaves in kept]
-        if eqn.primitive is slot_write_p:
+        if eqn.primitive is state_write_p:
             self._slots[operands[0][0]] = [row[1:] for row in operands]
             return [[] for _ in operands]
         if eqn.primitive.name == "jit":

@@ -59,7 +59,7 @@ def test_half_precision_is_averaged_in_single():
 
 
 def test_it_is_one_slot_and_no_message():
-    assert operators(graph(mon.ema, {"a": jnp.ones(3), "b": 1.0})) == ["slot ema"]
+    assert operators(graph(mon.ema, {"a": jnp.ones(3), "b": 1.0})) == ["state ema"]
 
 
 def test_outside_a_program_it_is_the_value():

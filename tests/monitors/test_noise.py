@@ -62,7 +62,7 @@ def test_it_adds_three_numbers_to_the_message_and_one_slot():
         "source examples",
         "source calls",
         "all_reduce(op='sum') () () ()",
-        "slot noise_scale",
+        "state noise_scale",
     ]
 
 

@@ -15,7 +15,7 @@ import adaptive as ad
 import collectives as comm
 import controllers as ctrl
 import monitors as mon
-from adaptive.extend import slot
+from adaptive.extend import operator_state
 from tests.relaxed import relaxed_tx
 
 from .problems import build
@@ -75,9 +75,9 @@ def test_an_operators_state_that_is_sharded(world):
 
     def driver(state, batch):
         mean = comm.all_reduce(batch["x"].mean())
-        return state + mean, {"mean": slot("mine", table, lambda old: (old + mean, mean))}
+        return state + mean, {"mean": operator_state("mine", table, lambda old: (old + mean, mean))}
 
-    refused(ad.CollectiveError, "slot 'mine' (test_bad_input.py:", "is sharded over 2 devices", driver=driver)
+    refused(ad.CollectiveError, "operator state 'mine' (test_bad_input.py:", "is sharded over 2 devices", driver=driver)
 
 
 def test_data_that_are_sharded(world):

@@ -22,7 +22,7 @@ from .problems import build, descend, make_data, same_everywhere
 def emulated_seconds(milliseconds: jax.Array) -> jax.Array:
     """Seconds that the previous step would have taken, on workers of known speed: as `mon.compute_seconds()`."""
     size, mine = ad.batch_size().astype(jnp.float32), milliseconds[ad.worker()]
-    previous = operators.slot("previous size", np.float32(np.nan), lambda before: (size, before))
+    previous = operators.operator_state("previous size", np.float32(np.nan), lambda before: (size, before))
     return 1e-3 * (2.0 + mine * previous)
 
 

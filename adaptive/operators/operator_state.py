@@ -1,4 +1,4 @@
-"""Slots: state that an operator carries from step to step, such as a moving average."""
+"""Operator state: values that an operator carries from step to step, such as a moving average."""
 
 from __future__ import annotations
 
@@ -35,26 +35,26 @@ class Frozen:
         return f"Frozen({', '.join(f'{a.dtype}{list(a.shape)}' for a in self.leaves)})"
 
 
-slot_read_p = Primitive("slot_read")  # -> handle, *values. The handle ties a slot's write to its read.
-slot_write_p = Primitive("slot_write")  # handle, *values ->
-for _p in (slot_read_p, slot_write_p):
+state_read_p = Primitive("state_read")  # -> handle, *values. The handle ties a write to its read.
+state_write_p = Primitive("state_write")  # handle, *values ->
+for _p in (state_read_p, state_write_p):
     _p.multiple_results = True
     only_in_programs(_p)
 
 _HANDLE = jax.core.ShapedArray((), np.dtype(np.int32))
-slot_read_p.def_abstract_eval(
+state_read_p.def_abstract_eval(
     lambda *, label, init: [_HANDLE, *(jax.core.ShapedArray(a.shape, a.dtype) for a in init.leaves)]
 )
-slot_read_p.def_impl(lambda *, label, init: [np.int32(0), *map(jnp.asarray, init.leaves)])
-slot_write_p.def_abstract_eval(lambda *operands, written: [])
-slot_write_p.def_impl(lambda *operands, written: [])
+state_read_p.def_impl(lambda *, label, init: [np.int32(0), *map(jnp.asarray, init.leaves)])
+state_write_p.def_abstract_eval(lambda *operands, written: [])
+state_write_p.def_impl(lambda *operands, written: [])
 
 
-def slot(label: str, init: Any, update: Callable[[Any], tuple[Any, Any]]) -> Any:
+def operator_state(label: str, init: Any, update: Callable[[Any], tuple[Any, Any]]) -> Any:
     """Carry state from step to step.
 
     Args:
-      label: what to call it in `explain()` and in checkpoints, where slots of one label are numbered.
+      label: what to call it in `explain()` and in checkpoints, where those of one label are numbered.
       init: the state before the first step: a pytree of arrays and numbers (no tracers).
       update: traced; takes the state, returns `(new state, result)`.
 
@@ -68,25 +68,25 @@ def slot(label: str, init: Any, update: Callable[[Any], tuple[Any, Any]]) -> Any
     leaves, tree = jax.tree.flatten(init)
     if any(isinstance(leaf, jax.core.Tracer) for leaf in leaves):
         raise CollectiveError(
-            f"slot {label!r}{at(current_line())}: its initial state must be known before the first step, but is "
-            "computed in the driver. Give plain arrays; shapes may come from traced values (jnp.zeros(x.shape))."
+            f"operator state {label!r}{at(current_line())}: its initial state must be known before the first step, but "
+            "is computed in the driver. Give plain arrays; shapes may come from traced values (jnp.zeros(x.shape))."
         )
     for leaf in leaves:
         try:
             check_not_sharded(leaf)
         except NotAnArrayError as error:
-            raise CollectiveError(f"slot {label!r}{at(current_line())}: its initial state {error}") from error
-    handle, *old = slot_read_p.bind(label=label, init=Frozen(leaves))
+            raise CollectiveError(f"operator state {label!r}{at(current_line())}: its initial state {error}") from error
+    handle, *old = state_read_p.bind(label=label, init=Frozen(leaves))
     new, result = update(jax.tree.unflatten(tree, old))
     new_leaves, new_tree = jax.tree.flatten(new)
     if new_tree != tree or any(jnp.shape(n) != jnp.shape(o) for n, o in zip(new_leaves, old, strict=True)):
         raise CollectiveError(
-            f"slot {label!r}{at(current_line())}: update() must return a state shaped like its initial one; "
+            f"operator state {label!r}{at(current_line())}: update() must return a state shaped like its initial one; "
             f"got {jax.tree.map(jnp.shape, new)} for {jax.tree.map(jnp.shape, init)}."
         )
     cast = [jnp.asarray(n).astype(o.dtype) for n, o in zip(new_leaves, old, strict=True)]
-    slot_write_p.bind(handle, *cast, written=stays(f"slot {label!r}"))
+    state_write_p.bind(handle, *cast, written=stays(f"operator state {label!r}"))
     return result
 
 
-inert(slot_write_p)
+inert(state_write_p)
