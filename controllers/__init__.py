@@ -17,6 +17,7 @@ from ._policy import Policy as Policy
 if TYPE_CHECKING:
     from ._learning_rate import ScaleByBatchState as ScaleByBatchState
     from ._learning_rate import scale_by_batch as scale_by_batch
+    from .policies.balance import balance as balance
     from .policies.efficiency import efficiency as efficiency
     from .policies.efficiency import efficiency_cap as efficiency_cap
     from .policies.federated import federated as federated
@@ -29,7 +30,6 @@ if TYPE_CHECKING:
     from .policies.hyperparameters import plateau as plateau
     from .policies.lb_bsp import lb_bsp as lb_bsp
     from .policies.leader_straggler import leader_straggler as leader_straggler
-    from .policies.min_max import balance as balance
     from .policies.noise_batch import noise_batch as noise_batch
     from .policies.noise_workers import noise_workers as noise_workers
     from .policies.proportional import proportional as proportional
@@ -65,7 +65,7 @@ __getattr__, __dir__ = on_use(
         "plateau": ".policies.hyperparameters",
         "lb_bsp": ".policies.lb_bsp",
         "leader_straggler": ".policies.leader_straggler",
-        "balance": ".policies.min_max",
+        "balance": ".policies.balance",
         "noise_batch": ".policies.noise_batch",
         "noise_workers": ".policies.noise_workers",
         "proportional": ".policies.proportional",

@@ -255,7 +255,7 @@ def test_what_most_runs_do_not_need_is_imported_on_use():
     """A start is mostly imports, where everything is in the compilation cache."""
     heavy = {"psutil", "orbax", "rich", "click", "matplotlib", "loky", "mpi4py"}
     heavy |= {"torch", "datasets", "pandas", "bokeh", "jinja2", "tensorboardX", "wandb", "orjson", "optax"}
-    heavy |= {"controllers.policies.min_max", "collectives.worlds.mpi", "collectives.worlds.jax_world"}
+    heavy |= {"controllers.policies.balance", "collectives.worlds.mpi", "collectives.worlds.jax_world"}
     heavy |= {"adaptive.check.invariance", "adaptive.program.evaluate", "adaptive.program.checkpoint"}
     modules = "adaptive, monitors, controllers, collectives"
     program = f"import sys, {modules}; print(*sorted({heavy} & sys.modules.keys()))"

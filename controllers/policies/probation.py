@@ -1,12 +1,11 @@
-"""Whether short steps got shorter with another split: measured under both, one after the other.
+"""A trial period for splits of short steps: a split is kept only if steps are measured to be shorter with it.
 
-`promises.py` judges a split by what the steps would have taken under the one before, as the model of times has it. Of
-steps of a few milliseconds the model knows too little: what stalls a worker (a time slice of another process) is longer
-than the step, more kernel calls may cost more than fewer examples save, and waiting workers may use up the very core
-that is short. So there a split is kept only if steps are measured to be shorter with it than before. If they are not,
-the split before comes back, and is measured again: where times have changed for another reason it shows, and the newer
-split returns. Each split that did not pay makes the policy wait for longer before the next one, unless that promises
-far more.
+`promises.py` judges a split by what the model of times says of the steps under the split before. For steps of a few
+milliseconds the model knows too little: another process's time slice is longer than the step, more kernel calls may
+cost more than fewer examples save, and waiting workers may use the very core that is short. So steps are measured under
+both splits, one after the other. If the new split is no better, the old one returns and is measured again; where times
+have changed for another reason that shows, and the newer split comes back. Each split that does not pay makes the
+policy wait longer before the next one, unless that promises far more.
 """
 
 from __future__ import annotations
@@ -15,30 +14,30 @@ from typing import NamedTuple
 
 import numpy as np
 
-LEAST, MOST = 4, 20  # looks that a verdict takes
+LEAST, MOST = 4, 20  # stretches that a verdict takes
 SURE = 2.0  # standard errors
-LEAST_LOSS = 0.02  # relative: less is no reason to change back at once
-SOON, CLEAR_LOSS = 2, 0.2  # looks after which a verdict is possible where the relative loss is as large as this
-FIRST_WAIT, MOST_WAIT = 160, 2560  # looks without another split, after one that did not pay
-MORE = 1.5  # times the gain that was promised in vain: for this much the policy does not wait
+LEAST_LOSS = 0.02  # relative: a smaller loss is no reason to change back at once
+SOON, CLEAR_LOSS = 2, 0.2  # stretches after which a relative loss of this size is a verdict
+FIRST_WAIT, MOST_WAIT = 160, 2560  # stretches without another split, after one that did not pay
+MORE = 1.5  # times the gain that was last promised and not measured: a larger one needs no wait
 FREE, ON_PROBATION, COMPARING = 0, 1, 2
 
 
 class Pace(NamedTuple):
-    """Seconds of the slowest worker, per step, over the latest looks at one split. A pytree."""
+    """Seconds of the slowest worker, per step, over the latest stretches with one split. A pytree."""
 
-    sizes: np.ndarray  # shape=(n,), int64; all 0 where nothing was measured
+    sizes: np.ndarray  # shape=(n,), int64; all 0 before the first
     looks: np.ndarray  # shape=(), int64; at most `MOST`: then the oldest fade
     mean: np.ndarray  # shape=()
     variance: np.ndarray  # shape=(), of one look
 
     @classmethod
     def init(cls, n_workers: int) -> Pace:
-        """Return the pace of no split."""
+        """Return an empty measurement."""
         return cls(np.zeros(n_workers, np.int64), np.asarray(0), np.asarray(0.0), np.asarray(0.0))
 
     def see(self, sizes: np.ndarray, seconds: float) -> Pace:
-        """Add a look, or begin anew with it where it is of another split."""
+        """Add a stretch; start over with it if it ran with another split."""
         if self.sizes.tolist() != sizes.tolist():
             return Pace(np.array(sizes, np.int64), np.asarray(1), np.asarray(seconds), np.asarray(0.0))
         looks = min(int(self.looks) + 1, MOST)
@@ -47,35 +46,35 @@ class Pace(NamedTuple):
         return Pace(self.sizes, np.asarray(looks), np.asarray(float(self.mean) + off / looks), np.asarray(variance))
 
     def gain_over(self, other: Pace) -> tuple[float, float]:
-        """The part of the other's step that this one saves, and its standard error."""
+        """Return the fraction of the other's step that this one saves, and its standard error."""
         errors = [float(pace.variance) / max(int(pace.looks) - 1, 1) for pace in (self, other)]
         return 1 - float(self.mean) / float(other.mean), float(np.sqrt(sum(errors))) / float(other.mean)
 
 
 class Probation(NamedTuple):
-    """What is measured of the split in force and of the one to compare it with. A pytree; methods return a new one."""
+    """Measurements of the present split and of the one it is compared with. A pytree; methods return a new one."""
 
     here: Pace
-    other: Pace  # of the split that was left; while `COMPARING`, of the one that did not pay
+    other: Pace  # of the split before; while `COMPARING`, of the split that did not pay
     phase: np.ndarray  # shape=(), int64: FREE, ON_PROBATION or COMPARING
-    promised: np.ndarray  # shape=(), the relative gain that the latest split was to bring
-    in_vain: np.ndarray  # shape=(), the largest gain that was promised and not measured since a split has paid
-    wait: np.ndarray  # shape=(), int64: looks before the next split
+    promised: np.ndarray  # shape=(), predicted relative gain of the latest split
+    in_vain: np.ndarray  # shape=(), the largest gain predicted and not measured since a split last paid
+    wait: np.ndarray  # shape=(), int64: stretches before the next split
     patience: np.ndarray  # shape=(), int64: what `wait` was set to last; 0 while splits pay
 
     @classmethod
     def init(cls, n_workers: int) -> Probation:
-        """Return that of a policy that has not decided yet."""
+        """Return the state before the first decision."""
         zero, none, nothing = np.asarray(0.0), np.asarray(0), Pace.init(n_workers)
         return cls(nothing, nothing, none, zero, zero, none, none)
 
     def see(self, sizes: np.ndarray, slowest: float, steps: int) -> Probation:
-        """Take in a look. Looks at single steps count only while two splits are compared.
+        """Add a stretch. Stretches of one step count only while two splits are compared.
 
         Args:
           sizes: shape=(n,), int64.
           slowest: seconds of the slowest worker, the mean over the steps.
-          steps: of the look.
+          steps: steps in the stretch.
         """
         if not slowest > 0 or (steps == 1 and not self.phase):
             return self
@@ -83,30 +82,30 @@ class Probation(NamedTuple):
         return self._replace(here=here, wait=np.asarray(max(int(self.wait) - 1, 0)))
 
     def without_others(self, sizes: np.ndarray, total: int) -> Probation:
-        """Compare nothing any more if the split in force is not `sizes`, or the global batch not to be its sum."""
+        """End the comparison if the present split is not `sizes`, or the requested global batch is not its sum."""
         compared = self.phase and self.here.looks
         if compared and (total != sizes.sum() or total != self.other.sizes.sum()):
             return self._replace(phase=np.asarray(FREE))
         return self
 
     def allows(self, sizes: np.ndarray, gain: float, steps: int) -> bool:
-        """Whether a split that promises this relative gain may take the place of `sizes` now.
+        """Whether a split of this predicted relative gain may replace `sizes` now.
 
         Args:
-          steps: of the latest look. Where it is one, nothing has to be known of the split in force.
+          steps: in the latest stretch. If it is 1, the present split needs no measurements.
         """
         known = self.here.looks >= LEAST and self.here.sizes.tolist() == sizes.tolist()
         waits = self.wait > 0 and gain <= MORE * self.in_vain
         return bool(self.phase == FREE and not waits and (known or steps == 1))
 
     def moved(self, sizes: np.ndarray, gain: float) -> Probation:
-        """The policy takes another split, which is on probation if it is known how long steps are with `sizes`."""
+        """Record a change of split. The new one is on probation if steps with `sizes` were measured."""
         if self.here.looks < LEAST or self.here.sizes.tolist() != sizes.tolist():
             return self._replace(phase=np.asarray(FREE))
         return self._replace(other=self.here, phase=np.asarray(ON_PROBATION), promised=np.asarray(gain))
 
     def verdict(self, sizes: np.ndarray) -> tuple[np.ndarray | None, Probation]:
-        """Judge the split in force, `sizes`.
+        """Judge the present split, `sizes`.
 
         Returns:
           The split to change to, shape=(n,), or None; and the probation after that.

@@ -8,11 +8,11 @@ from typing import Any, NamedTuple
 
 from adaptive.extend import Observation
 from controllers._policy import Policy
+from controllers.policies.balance import balance
 from controllers.policies.goodput import goodput_batch
 from controllers.policies.goodput_workers import goodput_workers
 from controllers.policies.lb_bsp import lb_bsp
 from controllers.policies.leader_straggler import leader_straggler
-from controllers.policies.min_max import balance
 from controllers.policies.noise_batch import noise_batch
 from controllers.policies.noise_workers import noise_workers
 from controllers.policies.proportional import proportional

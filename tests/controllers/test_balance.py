@@ -175,7 +175,7 @@ def test_it_gets_there_with_workers_that_are_missing_at_times():
 
 
 def test_nothing_is_decided_while_a_worker_was_never_measured():
-    policy = ctrl.balance()
+    policy = ctrl.balance(stretch_seconds=0)
     state = policy.init(2)
     for step in range(1, 40):
         decision, state = policy.update(observe(np.array([0.1, np.nan]), step=step), state)
@@ -183,7 +183,7 @@ def test_nothing_is_decided_while_a_worker_was_never_measured():
 
 
 def test_nothing_is_decided_where_there_is_nothing_to_split():
-    policy = ctrl.balance()
+    policy = ctrl.balance(stretch_seconds=0)
     state, state_alone = policy.init(2), policy.init(1)
     for step in range(1, 20):
         too_much = observe(np.array([0.1, 0.3]), step=step, global_batch=10**6)
@@ -249,7 +249,7 @@ def test_it_waits_for_a_window_of_steps():
 
 def first_decision(patience, **others):
     """The step of the first decision for two workers, one three times as slow, and its note."""
-    policy = ctrl.min_max()
+    policy = ctrl.balance(stretch_seconds=0)
     state = policy.init(2)
     state = state._replace(promises=state.promises._replace(patience=np.asarray(patience)))
     for step in range(1, 100):
@@ -270,7 +270,7 @@ def test_after_a_broken_promise_a_split_is_tried_on_paper_before_it_is_taken():
 
 
 def test_values_of_the_wrong_shape_are_refused():
-    policy = ctrl.balance()
+    policy = ctrl.balance(stretch_seconds=0)
     for values in ((), (0.1,), (np.ones(3),)):
         with pytest.raises(DriverError, match="all_gather"):
             policy.update(observe(*values), policy.init(2))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 import controllers as ctrl
-from controllers.policies import min_max as _min_max
+from controllers.policies import balance as _balance
 from controllers.policies.search import MORE, MOST_WAIT, Search
 
 from .observations import observe
@@ -44,8 +44,8 @@ def test_other_sizes_are_searched_for_at_once():
 
 def test_a_slow_worker_whose_calls_cost_more_than_they_save_is_not_searched_for_in_each_decision(monkeypatch):
     count = []
-    split = _min_max._split
-    monkeypatch.setattr(_min_max, "_split", lambda *args: count.append(1) or split(*args))
+    split = _balance._split
+    monkeypatch.setattr(_balance, "_split", lambda *args: count.append(1) or split(*args))
     policy, rng = ctrl.balance(stretch_seconds=0), np.random.default_rng(0)
     state = policy.init(2)
     for step in range(1, 101):

@@ -1,4 +1,4 @@
-"""`balance`: give each worker what it can do in the time that the others take."""
+"""`balance`: the policy that splits the global batch so that all workers finish at the same time."""
 
 from __future__ import annotations
 
@@ -20,42 +20,42 @@ from .probation import Probation
 from .promises import Promises
 from .search import Search
 
-BAND = 3.0  # standard deviations
-RECORD = 30.0  # steps over which a predictor is compared with the model
-STRETCH = 0.025  # seconds: 50 times what a look at a step costs on a slow core
-REST = 4  # looks between two decisions, where a look takes several steps and no split is being tried
+BAND = 3.0  # standard deviations of noise that a gain must exceed
+PREDICTOR_MEMORY = 30.0  # steps over which a predictor's error is averaged
+PREDICTOR_BETTER = 0.8  # a predictor is used while its mean squared error is below this fraction of the model's
+STRETCH = 0.025  # seconds: 50 times what one update of the model costs on a slow core
+REST = 4  # stretches between two decisions, where a stretch is several steps and no split is on trial
 _NO_INPUTS = np.zeros((0, 0))
-BETTER = 0.8  # a predictor speaks while its mean squared error is below this part of the model's
 
 
-class Foreseen(NamedTuple):
-    """What a predictor says of the workers' speeds, and how right it and the model have been. A pytree."""
+class Forecast(NamedTuple):
+    """A predictor's forecast of the workers' speeds, and its error beside the model's. A pytree."""
 
     predictor: PredictorState
-    speed: np.ndarray  # shape=(n,), of the level, 1 / seconds: the last prediction; NaN before the first
-    errors: np.ndarray  # shape=(2, n), running mean squared errors: the predictor's, the model's
+    speed: np.ndarray  # shape=(n,), 1 / seconds, of the level: the latest forecast; NaN before the first
+    errors: np.ndarray  # shape=(2, n), running mean squared errors: of the predictor, of the model
 
 
-class MinMaxState(NamedTuple):
+class BalanceState(NamedTuple):
     """State of `balance`. A pytree."""
 
     stretch: Stretch
-    steps: np.ndarray  # shape=(), int64: of the latest look; 0 before the first
+    steps: np.ndarray  # shape=(), int64: steps in the latest stretch; 0 before the first
     model: TimeModel
     promises: Promises
     probation: Probation
     search: Search
-    rests_until: np.ndarray  # shape=(), int64: the number of the first step after which a decision is possible again
-    foreseen: tuple[Foreseen, ...]  # one where there is a predictor
+    rests_until: np.ndarray  # shape=(), int64: number of the first step after which the policy decides again
+    forecasts: tuple[Forecast, ...]  # one if there is a predictor, else none
 
 
 class Move(NamedTuple):
-    """A split that promises to be better."""
+    """A better split, as the model predicts it."""
 
     split: np.ndarray  # shape=(n,), int64; 0 for workers that take no examples
-    factors: np.ndarray  # shape=(n,), of the workers' times
-    now: float  # seconds of the slowest worker
-    then: float
+    factors: np.ndarray  # shape=(n,), predicted seconds of each worker over its seconds now
+    now: float  # seconds of the slowest worker with the present split
+    then: float  # predicted seconds of the slowest worker with the new split
 
 
 def balance(
@@ -76,43 +76,47 @@ def balance(
         ctrl.hook(ctrl.balance(), seconds, every=10)
 
     Fits each worker's step time against its batch size, `t_i(b) = max(floor_i, slope_i b + intercept_i)`, from the
-    steps that it observes, and solves exactly for the integer split of least `max_i t_i(b_i)`. Where times are
-    proportional to the batch that is the split by speed; where a worker is slow whatever it gets, its batch is left
-    alone. It follows a change of speed from the first step that shows it on, if the gain is more than noise can feign
-    in so few steps; from the second one where changes have turned out to be pauses, or where a decision holds for
-    several steps. Speeds that drift it follows by their trend. It splits whatever global batch other hooks ask for.
+    steps that it observes, and solves exactly for the integer split with the smallest `max_i t_i(b_i)`. Where times
+    are proportional to the batch, that is the split by speed; a worker that is slow at any size keeps its batch.
 
-    A size is priced with the kernel calls that it takes, by what one more call costs (`Limits.call`). A split that
-    makes the next steps longer than they would have been is given up for the one before; further ones then have to be
-    better in steps behind the one in which they were thought of, for the longer the oftener that has happened.
+    Reacts to a change of speed after the first step that shows it, if the gain exceeds what noise can produce in so
+    few steps; after the second one if recent changes turned out to be pauses, or if a decision holds for several
+    steps. Speeds that drift are extrapolated by their trend. Splits whatever global batch other hooks request.
+
+    The price of a size includes its kernel calls (`Limits.call`). A split that makes the next steps longer than they
+    would have been is taken back; later splits must then be better on paper first, on steps that were measured after
+    they were proposed, and for longer each time that happens.
 
     Args:
-      window: how many steps are between two decisions, at least.
-      dead_band: the split changes when the slowest worker's step is expected to shorten by more than this fraction,
-        and by more than noise, and not knowing how times go beyond the sizes seen, can feign.
-      horizon: steps until sizes are likely to change for another reason …
-      switch_seconds: … in which the gain must exceed what a change costs. By default nothing: programs make every size
-        out of kernels that are compiled. (Tyagi & Sharma's 5 % dead-band pays for restarting TensorFlow.)
-      growth: how many times the largest batch ever measured on a worker it may be given at once: further out, its
-        time is a guess. The least that it may be given is the smallest lately measured over the square of this.
+      window: the least number of steps between two decisions.
+      dead_band: the least predicted gain, as a fraction of the slowest worker's step. The gain must also exceed the
+        noise, and the uncertainty of times at sizes that were never measured.
+      horizon: steps over which a gain counts, that is, until sizes are likely to change for another reason.
+      switch_seconds: cost of a change; the gain over `horizon` steps must exceed it. 0 by default, because programs
+        make every size from compiled kernels. (Tyagi & Sharma's dead-band of 5 % pays for restarting TensorFlow.)
+      growth: a worker's batch grows at most to this multiple of the largest batch measured on it, because times
+        beyond are extrapolated. It shrinks at most to the smallest one measured lately, divided by the square of this.
       quantum_loss: sizes are multiples of the largest power of two that costs less than this fraction of the step
-        beside the best; where calls cost nothing, of the program's quantum, else of half of it, and so on.
-      stretch_seconds: consecutive steps at the same sizes are added up until they have taken this long, and the policy
-        looks at their mean. It decides at a due step after a look: after each one while a split is on trial, else after
-        every fourth. Where a look takes several steps, a split is kept only if steps are measured to be shorter with it
-        than before, and each split that does not pay makes the policy wait for longer before the next one. 0: it looks
-        at every step.
-      predictor: of speeds, such as `arx()` or `narx()`, where they change from step to step with what others take of
-        the machine. It is told speeds at which the batch's size has been allowed for, and speaks for a worker while it
-        has lately been more right than the model.
-      n_inputs: how many values the predictor is given: what the hook has behind the seconds.
+        over the best split. Where kernel calls are free, the candidates are the program's quantum, half of it, and so
+        on.
+      stretch_seconds: steps at the same sizes are averaged over stretches of this many seconds. The policy decides at
+        a due step after a stretch: after every one while a split is on trial, else after every fourth. Where a
+        stretch is several steps, a split is kept only if steps are measured to be shorter with it, and each split
+        that is taken back makes the policy wait longer before the next one. 0: every step is a stretch.
+      predictor: forecasts speeds that change from step to step with the machine's other load, such as `arx()` or
+        `narx()`. It is given speeds that are corrected for the batch size, and replaces the model's forecast for a
+        worker while its recent error is smaller.
+      n_inputs: number of values given to the predictor: those after the seconds in the hook.
 
             cpu, memory = comm.all_gather(mon.cpu_available()), comm.all_gather(mon.memory_available())
             ctrl.hook(ctrl.balance(stretch_seconds=0, predictor=ctrl.arx(), n_inputs=2), seconds, cpu, memory)
 
     Returns:
-      A policy for a hook that is given each worker's compute seconds and `n_inputs` measurements, each of shape=(n,).
-      NaN where not known.
+      A policy for a hook on each worker's compute seconds and `n_inputs` measurements, each of shape=(n,), NaN where
+      unknown. Replicated.
+
+    Raises:
+      ValueError: an argument is out of range, or `n_inputs` is given without a predictor.
 
     References:
       Chen et al. 2020, "Semi-Dynamic Load Balancing" (LB-BSP), for the problem and the model of time.
@@ -125,16 +129,14 @@ def balance(
             f"{stretch_seconds}, {window}, {horizon} and {growth}."
         )
     if n_inputs < 0 or (n_inputs and predictor is None):
-        raise ValueError(
-            f"balance: n_inputs={n_inputs} is what a predictor is given: balance(predictor=arx(), n_inputs=2)."
-        )
+        raise ValueError(f"balance: n_inputs={n_inputs} needs a predictor, as in balance(predictor=arx(), n_inputs=2).")
 
-    def init(n_workers: int) -> MinMaxState:
-        model, nothing = TimeModel.init(n_workers), np.full(n_workers, np.nan)
-        foreseen: tuple[Foreseen, ...] = ()
+    def init(n_workers: int) -> BalanceState:
+        model, unknown = TimeModel.init(n_workers), np.full(n_workers, np.nan)
+        forecasts: tuple[Forecast, ...] = ()
         if predictor is not None:
-            foreseen = (Foreseen(predictor.init(n_workers, n_inputs), nothing, np.full((2, n_workers), np.nan)),)
-        return MinMaxState(
+            forecasts = (Forecast(predictor.init(n_workers, n_inputs), unknown, np.full((2, n_workers), np.nan)),)
+        return BalanceState(
             stretch=Stretch.init(n_workers),
             steps=np.asarray(0),
             model=model,
@@ -142,71 +144,71 @@ def balance(
             probation=Probation.init(n_workers),
             search=Search.init(n_workers),
             rests_until=np.asarray(0),
-            foreseen=foreseen,
+            forecasts=forecasts,
         )
 
-    def update(observation: Observation, state: MinMaxState) -> tuple[Decision | None, MinMaxState]:
+    def update(observation: Observation, state: BalanceState) -> tuple[Decision | None, BalanceState]:
         values, ran = observation.values, observation.previous_batch_sizes
         if observation.due or predictor or len(values) != 1 or getattr(values[0], "shape", None) != (len(ran),):
             seconds, inputs = seconds_of(observation, "balance"), inputs_of(observation, "balance", n_inputs)
-        else:  # in nearly every step: nothing that `seconds_of` would refuse
+        else:  # most steps: `seconds_of` would accept these values, and costs more
             seconds, inputs = np.asarray(values[0], np.float64), _NO_INPUTS
         stretch, looks = state.stretch.add(ran, seconds, stretch_seconds)
         state, due = state._replace(stretch=stretch), observation.due and observation.step >= int(state.rests_until)
         for number, latest in enumerate(looks, 1):
-            state = look(latest, inputs, due and number == len(looks), state)
+            state = learn(latest, inputs, due and number == len(looks), state)
         if not due or state.model.waiting < window:
             return None, state
         decision, state = judge(observation, state)
         if decision is None:
-            decision, state = propose(observation, told(state), state)
+            decision, state = propose(observation, with_forecasts(state), state)
         return decision, state._replace(model=state.model.decided(), rests_until=rest(observation.step, state))
 
-    def rest(step: int, state: MinMaxState) -> np.ndarray:
-        """Return the number of the step at which the next decision is worth its price."""
+    def rest(step: int, state: BalanceState) -> np.ndarray:
+        """Return the number of the first step after which another decision is worth its cost."""
         if state.steps <= 1:
             return np.asarray(0)
         trying = state.probation.phase or state.promises.back.open or state.promises.ahead.open
         return np.asarray(step + (1 if trying else REST) * int(state.steps))
 
-    def look(latest: Look, inputs: np.ndarray, due: bool, state: MinMaxState) -> MinMaxState:
-        """Learn from a step, or a stretch of short ones; `due`: whether a decision may follow."""
+    def learn(latest: Look, inputs: np.ndarray, due: bool, state: BalanceState) -> BalanceState:
+        """Update the model with a stretch; `due`: whether a decision may follow."""
         sizes, seconds, before = latest.sizes, latest.seconds, int(state.steps)
         model = state.model
         if before and latest.steps != before:
             model = model.with_longer_means(latest.steps / before)
         model = model.observe(sizes, seconds, due)
-        foreseen = tuple(foresee(seconds, inputs, state.model, model, before) for before in state.foreseen)
-        # What a predictor says of the next step no later one can judge.
-        promises = state.promises if foreseen else state.promises.see(sizes, seconds)
+        forecasts = tuple(forecast(seconds, inputs, state.model, model, before) for before in state.forecasts)
+        # A forecast of the next step cannot be judged by later ones.
+        promises = state.promises if forecasts else state.promises.see(sizes, seconds)
         probation = state.probation.see(sizes, latest.slowest, latest.steps)
         return state._replace(
-            steps=np.asarray(latest.steps), model=model, promises=promises, probation=probation, foreseen=foreseen
+            steps=np.asarray(latest.steps), model=model, promises=promises, probation=probation, forecasts=forecasts
         )
 
-    def foresee(
-        seconds: np.ndarray, inputs: np.ndarray, was: TimeModel, model: TimeModel, foreseen: Foreseen
-    ) -> Foreseen:
-        """What the predictor says of speeds at which the batch's size, as the model sees it, has been allowed for."""
+    def forecast(
+        seconds: np.ndarray, inputs: np.ndarray, was: TimeModel, model: TimeModel, latest: Forecast
+    ) -> Forecast:
+        """Update a predictor with the measured speeds, corrected for batch sizes by the model."""
         assert predictor is not None
-        memory, said, errors = foreseen
+        memory, predicted, errors = latest
         speed = model.shape.time / seconds
-        new = np.stack([said / speed - 1, np.exp(-was.level.after(1)) / speed - 1]) ** 2
-        moved = np.where(np.isnan(errors), new, errors + (np.minimum(new, 1.0) - errors) / RECORD)
+        new = np.stack([predicted / speed - 1, np.exp(-was.level.after(1)) / speed - 1]) ** 2
+        moved = np.where(np.isnan(errors), new, errors + (np.minimum(new, 1.0) - errors) / PREDICTOR_MEMORY)
         speeds, memory = predictor.update(memory, np.where(known(speed), speed, np.nan), inputs)
-        return Foreseen(memory, speeds, np.where(np.isfinite(new), moved, errors))
+        return Forecast(memory, speeds, np.where(np.isfinite(new), moved, errors))
 
-    def told(state: MinMaxState) -> TimeModel:
-        """The model, with what the predictor says of levels, where it is to be believed."""
+    def with_forecasts(state: BalanceState) -> TimeModel:
+        """Return the model, with a predictor's forecasts of levels where they have been more accurate."""
         model = state.model
         if model.waiting > 1 or model.level.lasting < 0.5:  # a jump that one step of several shows may be a pause
             model = model._replace(level=model.level.without_latest_jumps())
-        for foreseen in state.foreseen:
-            speaks = (foreseen.errors[0] < BETTER * foreseen.errors[1]) & known(foreseen.speed)
-            model = model._replace(level=model.level.told(-np.log(np.where(speaks, foreseen.speed, 1.0)), speaks))
+        for latest in state.forecasts:
+            better = (latest.errors[0] < PREDICTOR_BETTER * latest.errors[1]) & known(latest.speed)
+            model = model._replace(level=model.level.told(-np.log(np.where(better, latest.speed, 1.0)), better))
         return model
 
-    def judge(observation: Observation, state: MinMaxState) -> tuple[Decision | None, MinMaxState]:
+    def judge(observation: Observation, state: BalanceState) -> tuple[Decision | None, BalanceState]:
         """Return to the split before, if the steps with the present one were longer."""
         sizes, active = np.asarray(observation.batch_sizes), active_of(observation)
         promises = state.promises.without_others(sizes, active, observation.global_batch)
@@ -214,14 +216,16 @@ def balance(
         better, probation = probation.verdict(sizes)
         if better is not None and np.array_equal(np.flatnonzero(better), active):
             kept = state._replace(promises=promises.dropped(), probation=probation)
-            return asked(better, active, "changing back: steps were measured to be no shorter than before"), kept
+            return decision_for(better, active, "changing back: steps were measured to be no shorter than before"), kept
         if promises.broken:
             note = f"going back: steps took {promises.back.gain:.1%} longer than they would have"
             kept = state._replace(promises=promises.judged(), probation=probation)
-            return asked(promises.back.other, active, note), kept
+            return decision_for(promises.back.other, active, note), kept
         return None, state._replace(promises=promises.judged(), probation=probation)
 
-    def propose(observation: Observation, model: TimeModel, state: MinMaxState) -> tuple[Decision | None, MinMaxState]:
+    def propose(
+        observation: Observation, model: TimeModel, state: BalanceState
+    ) -> tuple[Decision | None, BalanceState]:
         """Change to a better split, if earlier ones kept their promises, or this one has been tried on paper."""
         sizes, active = np.asarray(observation.batch_sizes), active_of(observation)
         promises, probation = state.promises, state.probation
@@ -242,9 +246,9 @@ def balance(
             split, factors = tried.other, tried.factors
             note = f"slowest worker would have been done {tried.gain:.1%} sooner in {int(tried.steps)} steps"
         promises, probation = promises.taken(sizes, split, factors), probation.moved(sizes, gain)
-        return asked(split, active, note), state._replace(promises=promises, probation=probation)
+        return decision_for(split, active, note), state._replace(promises=promises, probation=probation)
 
-    def asked(split: np.ndarray, active: np.ndarray, note: str) -> Decision:
+    def decision_for(split: np.ndarray, active: np.ndarray, note: str) -> Decision:
         return Decision(shares=shares_of(split[active], active, len(split)), notes=(note,))
 
     def decide(observation: Observation, model: TimeModel, search: Search) -> tuple[Move | None, Search]:
@@ -255,9 +259,9 @@ def balance(
         lower, upper, sizes = (np.asarray(a)[active] for a in (limits.lower, limits.upper, observation.batch_sizes))
         if len(lower) == 1 or not model.measured.all() or not lower.sum() <= total <= upper.sum():
             return None, search
-        if not sizes.all():  # somebody has just been given examples
+        if not sizes.all():  # a worker has just joined, and was not measured yet
             return None, search
-        stay = sizes * (total / sizes.sum())  # what the split would be if it stays as it is
+        stay = sizes * (total / sizes.sum())  # the present split, scaled to the requested batch
         times = model.fit()
         seconds = times(stay)
         now, band = seconds.max(), max(dead_band, _noise_band(model, stay, seconds))
@@ -268,8 +272,8 @@ def balance(
         )
         if trusted.sum() < total:
             trusted = upper
-        # The other way the risk is smaller: what is wrong costs the others little time. But where time is flat there is
-        # nothing to gain, and two sizes are too few to tell that from a slow worker under noise.
+        # Shrinking risks less: a wrong guess costs the other workers little. But where time is flat nothing is gained,
+        # and under noise two sizes cannot tell a flat time from a slow worker.
         least = np.maximum(lower, (np.minimum(model.shape.smallest, stay) / growth**2).astype(np.int64))
         ideal = water_level(total, times, least, trusted)  # at the least
         if not worth_it(now, ideal, band):
@@ -288,7 +292,7 @@ def balance(
     def worth_it(now: float, then: float, band: float) -> bool:
         return now - then > band * now and (now - then) * horizon > switch_seconds
 
-    def rests_until(state: MinMaxState) -> int:
+    def rests_until(state: BalanceState) -> int:
         return int(state.rests_until)
 
     check = partial(check_times, n_inputs=n_inputs)
@@ -306,15 +310,15 @@ def _split(
     loss: float,
     ideal: float,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """The split of least time, where every call beyond a batch's first costs; and the workers' times.
+    """Return the split of least time, and the workers' seconds; each kernel call after a batch's first has a price.
 
-    Multiples of a large quantum are few calls, and far from the best split; of a small one, the other way round. Of
-    those that lose less than `loss`, relatively, the largest is taken: there are fewer such sizes, so that they come
-    again and have kernels of their own. Near to what it was.
+    Multiples of a large quantum take few calls, but are far from the best split; multiples of a small one take many.
+    Among the quanta that lose less than `loss`, relatively, the largest wins: its sizes are few, so they come again
+    and get kernels of their own. Ties are broken towards the present split.
 
     Args:
       rate: seconds per example, by which calls are priced; shape=(n,).
-      ideal: seconds that no split is done before, so that a split near it needs no comparison.
+      ideal: lower bound of the seconds of any split: a split near it needs no comparison.
     """
     found: list[tuple[np.ndarray, np.ndarray]] = []
     unit = limits.multiple
@@ -333,10 +337,12 @@ def _split(
 
 
 def _noise_band(model: TimeModel, sizes: np.ndarray, seconds: np.ndarray) -> float:
-    """How far the slowest of n equal workers may seem to lag behind, relatively: some standard deviations more than the
-    largest of n is off by on average. Less where it is the fastest that is late: then there is little that others could
-    take over, and so little that the step could seem to gain. While its speed drifts, or those of most do, to follow is
-    worth more than not to be deceived."""
+    """Return the relative lag of the slowest of n equal workers that noise alone can explain.
+
+    That is `BAND` standard deviations more than the expected maximum of n. It is smaller if the fastest worker is late,
+    because the others could take over little; and 0 while the slowest worker's speed drifts, or most workers' do,
+    because following is then worth more than avoiding a false alarm.
+    """
     n, slowest = len(seconds), np.argmax(seconds)
     unsettled = model.level.unsettled
     if unsettled[slowest] or 2 * unsettled.sum() >= n:
