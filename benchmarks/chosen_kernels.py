@@ -33,7 +33,7 @@ from _measure import contention, pin, readable, report
 
 import adaptive as ad
 import collectives as comm
-from adaptive.runtime.chooser import Autotuner
+from adaptive.runtime.kernels.choice import Choice
 
 STEPS, LAST = 200, 20
 MOST_CALLS = 32  # of a plausible split
@@ -172,7 +172,7 @@ def in_alternation(made: ad.Program, ways: Sequence[tuple[int, ...]], rounds: in
     for r in range(-3, rounds):
         for i in range(len(ways)):
             way = (r + i) % len(ways)
-            kernels.choices[0] = Autotuner(made.global_batch, 1, ways[way], steps=1000)
+            kernels.choices[0] = Choice(made.global_batch, 1, ways[way], steps=1000)
             began = time.process_time()
             calls = made.step().microbatches[0]
             jax.block_until_ready(made.state)

@@ -26,8 +26,9 @@ import hypothesis
 import jax
 import pytest
 
-from adaptive.runtime.background import BackgroundCompiler
 from adaptive.runtime.kernels import Kernels
+from adaptive.runtime.kernels.background_compiler import BackgroundCompiler
+from adaptive.runtime.kernels.compiled import CompiledKernels
 from tests import jaxrun
 from tests.mpirun import STARTED, mpirun_version
 
@@ -51,7 +52,7 @@ def _set_the_compilers_speed(speed: str) -> None:
     """No test is to depend on when kernels are ready behind the steps. With TESTS_COMPILER=quick they are as soon as
     they are asked for, with TESTS_COMPILER=slow long after.
     """
-    background, compile_kernel = BackgroundCompiler, Kernels.compile
+    background, compile_kernel = BackgroundCompiler, CompiledKernels.compile
 
     def slow(self, local, size):
         if threading.current_thread().name == "adaptive-compiler":
@@ -69,7 +70,7 @@ def _set_the_compilers_speed(speed: str) -> None:
         return asked
 
     if speed == "slow":
-        Kernels.compile = slow
+        CompiledKernels.compile = slow
     else:
         Kernels.extend, Kernels.ask = quick(Kernels.extend), quick(Kernels.ask)
 

@@ -206,7 +206,7 @@ def _settled(state: Any, graph: Graph) -> Any:
 
 
 def _another(examples: int, multiple: int) -> int:
-    """A size to compare with: a rung of the ladder if one is below, and not 1, which is special to broadcasting."""
+    """A size to compare with: a bucket if one is below, and not 1, which is special to broadcasting."""
     units = examples // multiple
     below = 1 << (units - 1).bit_length() - 1 if units > 1 else 0
     return multiple * (below if below > 1 else units + 1)

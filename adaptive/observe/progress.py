@@ -47,7 +47,7 @@ class Compiles(Protocol):
         ...
 
     @property
-    def rungs(self) -> tuple[int, int]:
+    def buckets_compiled(self) -> tuple[int, int]:
         """Kernels that are there, and that are wanted, of one worker."""
         ...
 
@@ -223,7 +223,7 @@ class Progress:
         return f" for {words[now]}" if now in words else f": {what}"
 
     def _kernel_in_words(self) -> str:
-        there, wanted = self._kernels.rungs
+        there, wanted = self._kernels.buckets_compiled
         return f"kernel {min(there + 1, wanted)} of {wanted}" if wanted else "a program"
 
     def _summary(self, error: BaseException | None) -> str:

@@ -24,7 +24,7 @@ from .words import counted, duration, listed, workers
 
 _FOLD = 4  # adjustments of one kind, one behind another, are told in one line from so many on
 _MOST = 300  # lines
-_SKIPPED = "skipped: "  # how notes on a skipped step begin, as `adaptive.program.watch.Skips` writes them
+_SKIPPED = "skipped: "  # how notes on a skipped step begin, as `adaptive.program.step_checks.SkippedSteps` writes them
 _LOST = re.compile(r"workers? (\d+(?:, \d+)*) lost")  # as `adaptive.base.world.Loss` is written
 
 

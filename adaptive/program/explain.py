@@ -43,7 +43,7 @@ def explain(
         if level in plan.onces:
             lines.append(f"segment  once per step          {_work(plan.onces[level])}")
         if level in plan.calls:
-            sizes = "size of a ladder" if plan.splittable and resizable else "batch size"
+            sizes = "bucket size" if plan.splittable and resizable else "batch size"
             lines.append(f"segment  per kernel call        {_work(plan.calls[level])}; compiled for each {sizes}")
             lines += _stages(plan, level)
         for number in plan.sent_at(level):
@@ -65,7 +65,7 @@ def explain(
     if not resizable:
         lines.append("batch sizes stay as they are (resizable=False): nothing is compiled for others")
     elif plan.splittable:
-        lines.append("a local batch may run as several kernel calls: any size is made of the ladder's kernels")
+        lines.append("a local batch may run as several kernel calls: any size is made of the kernels for buckets (powers of two)")
     else:
         lines.append(
             f"a local batch runs as one kernel call, and every new size is compiled: {'; '.join(plan.unsplittable)}"

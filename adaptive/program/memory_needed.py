@@ -87,13 +87,13 @@ def _bytes_of(arrays: Iterable[jax.Array | Layout]) -> int:
 def _constants(engine: Engine) -> Iterable[Any]:
     """Each constant once, however many programs read it."""
     arrays = [c for values in engine.context.consts.values() for c in values]
-    arrays += [c for kernel in engine.kernels.all_of(0) for c in kernel.consts]
+    arrays += [c for kernel in engine.kernels.compiled.all_of(0) for c in kernel.consts]
     return {id(c): c for c in arrays}.values()
 
 
 def _temporaries(engine: Engine) -> Iterator[int]:
     """Bytes of the temporaries of each compiled program, as far as XLA says them."""
-    programs = [*engine.compiled(0), *(p for kernel in engine.kernels.all_of(0) for p in kernel.programs)]
+    programs = [*engine.compiled(0), *(p for kernel in engine.kernels.compiled.all_of(0) for p in kernel.programs)]
     for program in programs:
         analysis = getattr(program, "memory_analysis", lambda: None)()
         if analysis is not None:

@@ -664,7 +664,7 @@ class Program:
                 self._engine.kernels.require(sizes)
                 return
             self._engine.compile(sizes, of_all=batch_sizes)
-        if not any(sizes):  # workers that may be given examples yet have the ladder of those who have them
+        if not any(sizes):  # workers that may be given examples yet have the buckets of those who have them
             self._engine.kernels.extend(max(self._sizes.current))
         self._compiled = True
 

@@ -153,7 +153,7 @@ class SteadyLoop:
     def _say(self, p: Program) -> None:
         """Have the status repeat what this process said of itself in the step before, if none of that has changed."""
         kernels, status = p._engine.kernels, p._status
-        says = (p._digest.value, status.asks, p.world.processes, kernels.makes_all, kernels.call_examples)
+        says = (p._digest.value, status.asks, p.world.processes, kernels.compiled.complete, kernels.call_examples)
         status.repeats = says == self._said
         if not status.repeats:
             self._said, self._more, self._in_force = says, p._decisions.last, p._hyperparameters.values

@@ -89,7 +89,7 @@ class Tracing:
             return
         self.traced = None
         now = time.perf_counter()
-        for (size, began), ended in list(self._engine.kernels.compiled.items()):
+        for (size, began), ended in list(self._engine.kernels.compiled.compile_times.items()):
             if ended > timeline.began:
                 timeline.add(COMPILER, f"compile {size} examples", began, min(ended, now))
         own = OfProcess.of(timeline, self._who(), world.workers)

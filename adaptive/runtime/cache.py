@@ -119,10 +119,10 @@ def _belongs_to_others(folder: Path) -> str | None:
     return None
 
 
-def compile_order(rungs: Sequence[int], rank: int, ranks: int) -> list[int]:
+def compile_order(sizes: Sequence[int], rank: int, ranks: int) -> list[int]:
     """The order in which one of several ranks compiles what all of them need: a part that is its own first, and then
     what the others will have put into the cache by that time.
     """
-    ranks = max(1, min(ranks, len(rungs)))
-    own = list(rungs[rank % ranks :: ranks])
-    return own + [r for r in rungs if r not in own]
+    ranks = max(1, min(ranks, len(sizes)))
+    own = list(sizes[rank % ranks :: ranks])
+    return own + [r for r in sizes if r not in own]

@@ -84,7 +84,7 @@ class Engine:
         # One thread cannot wait for calls on several devices, nor for stages while messages travel.
         n_waiters = len(world.devices) * max(map(len, plan.stages.values()), default=1)
         values = list(plan.graph.consts.values())
-        constants = self.kernels.constants
+        constants = self.kernels.compiled.constants
         ctx = self.context = StepContext(
             step_plan=steps,
             world=world,
@@ -114,8 +114,8 @@ class Engine:
             mesh = world.worker_mesh()
             if mesh is not None and not why_not(plan, mesh):
                 self._spmd = self.workers.held_by = SPMDStep(ctx, mesh, world)
-                self.kernels.compile_step = self._spmd.compile
-        self.kernels.compile_sums = ctx.programs.compile_sums
+                self.kernels.compiled.compile_step = self._spmd.compile
+        self.kernels.compiled.compile_sums = ctx.programs.compile_sums
         self._steady = SteadyStep(ctx) if is_flat(plan, len(world.devices)) else None
 
     def steady_step(self, sizes: Sequence[int]) -> SteadyStep | None:

@@ -130,7 +130,7 @@ class SPMDProgram:
         values = list(plan.graph.consts.values())
         found: list[jax.Array] = []
         for i in segment.reads("const"):
-            copies = [ctx.kernels.constants.on(device, values[i]) for device in ctx.world.devices]
+            copies = [ctx.kernels.compiled.constants.on(device, values[i]) for device in ctx.world.devices]
             found.append(jax.make_array_from_single_device_arrays(copies[0].shape, self._everywhere, copies))
         return found
 

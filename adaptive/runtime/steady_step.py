@@ -24,7 +24,7 @@ from adaptive.graph.plan import Plan
 from adaptive.operators.sources import Reading
 
 from .autopsy import FailedStep, give_up
-from .chooser import Choice
+from .kernels.choice import Choice
 from .memory import has_room
 from .microbatches import Microbatches
 from .outcome import Outcome

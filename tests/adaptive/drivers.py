@@ -21,9 +21,9 @@ from adaptive.graph.planner import Planner
 from adaptive.graph.trace import Graph, trace
 from adaptive.observe.events import Asked, HookValues, StepEvent
 from adaptive.observe.report import Report
-from adaptive.runtime import kernels as _kernels
 from adaptive.runtime import programs as _programs
 from adaptive.runtime.kernels import Kernels
+from adaptive.runtime.kernels import compiled as _kernels
 
 FEATURES = 3
 HERE = Path(__file__).parent
@@ -123,7 +123,7 @@ class HeldCompiler:
         """Those sizes, or all that is asked for."""
         for local, size in [a for a in self.asked if not sizes or a[1] in sizes]:
             self.asked.remove((local, size))
-            self.kernels.compile(local, size)
+            self.kernels.compiled.compile(local, size)
 
 
 def uncompiled(monkeypatch: Any) -> None:

@@ -16,8 +16,8 @@ import jax.numpy as jnp
 import adaptive as ad
 import collectives as comm
 from adaptive.runtime import background_threads as _ending
-from adaptive.runtime import kernels as _kernels
 from adaptive.runtime import programs as _programs
+from adaptive.runtime.kernels import compiled as _kernels
 
 HOW, MARKER, *OPTIONS = sys.argv[1:]
 BACKGROUND, REAL = "adaptive-compiler", _kernels.compile_segment

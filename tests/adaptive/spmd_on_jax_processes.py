@@ -84,9 +84,9 @@ def test_without_determinism_all_begin_to_use_the_program_in_the_same_step(world
     if world.processes == 1:
         pytest.skip("there is no other process")
     with built(plain, world=world, deterministic=False, resizable=False) as program:
-        compile_step = program._engine.kernels.compile_step
+        compile_step = program._engine.kernels.compiled.compile_step
         may_compile = threading.Event()
-        program._engine.kernels.compile_step = lambda size: (may_compile.wait(), compile_step(size))
+        program._engine.kernels.compiled.compile_step = lambda size: (may_compile.wait(), compile_step(size))
         if world.rank == 0:
             may_compile.set()
         for step in range(1, 20):

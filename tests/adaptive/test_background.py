@@ -6,8 +6,8 @@ import threading
 
 import pytest
 
-from adaptive.runtime import background as _background
-from adaptive.runtime.background import QUIET_STEPS, BackgroundCompiler
+from adaptive.runtime.kernels import background_compiler as _background
+from adaptive.runtime.kernels.background_compiler import QUIET_STEPS, BackgroundCompiler
 from tests.speed import limit
 
 DEADLINE = limit(60)

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from adaptive.runtime.call_times import SAMPLES, CallTimes
+from adaptive.runtime.kernels.timings import SAMPLES, CallTimes
 
 
 def timed(seconds):

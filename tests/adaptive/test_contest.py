@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from adaptive.runtime import contest as _contest
-from adaptive.runtime.contest import Contest
+from adaptive.runtime.kernels import contest as _contest
+from adaptive.runtime.kernels.contest import Contest
 
 SIZE = 1024
 RUNS, STEPS = 20, 160

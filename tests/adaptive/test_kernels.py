@@ -15,13 +15,15 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from adaptive.runtime import call_times, chooser
-from adaptive.runtime import kernels as _kernels
 from adaptive.runtime import stopwatch as _stopwatch
 from adaptive.runtime.cache import compile_order
 from adaptive.runtime.calls import Call
 from adaptive.runtime.compile import compile_segment
 from adaptive.runtime.kernels import KernelOptions, Kernels
+from adaptive.runtime.kernels import choice as chooser
+from adaptive.runtime.kernels import compiled as _compiled
+from adaptive.runtime.kernels import kernels as _kernels
+from adaptive.runtime.kernels import timings as call_times
 from tests.speed import limit
 
 from .drivers import HeldCompiler
@@ -38,12 +40,22 @@ def trace(size):
 @pytest.fixture
 def make(monkeypatch):
     """Makes kernels that take no time to compile."""
-    monkeypatch.setattr(_kernels, "compile_segment", lambda function, shapes, device, **options: function)
+    monkeypatch.setattr(_compiled, "compile_segment", lambda function, shapes, device, **options: function)
 
-    def make(*, workers=1, largest_call=None, splittable=True, timed=True, compile_order=(0, 1), trace=trace, **more):
+    def make(
+        *,
+        workers=1,
+        largest_call=None,
+        splittable=True,
+        timed=True,
+        compile_order=(0, 1),
+        trace=trace,
+        devices=None,
+        **more,
+    ):
         kernels = Kernels(
             trace,
-            jax.local_devices()[:workers],
+            devices or jax.local_devices()[:workers],
             splittable=splittable,
             **more,
             options=KernelOptions(largest_call, timed, compile_order=compile_order),
@@ -55,7 +67,7 @@ def make(monkeypatch):
 
 
 def ready(kernels, local=0):
-    return sorted(kernels._workers[local].ready)
+    return sorted(kernels.compiled.ready[local])
 
 
 def warmed(kernels, *sizes):
@@ -206,16 +218,14 @@ def test_a_size_is_traced_once_for_all_workers(make):
 
 
 def test_stand_ins_on_one_device_share_their_kernels(make):
-    kernels = make()
-    kernels._workers.append(_kernels._Worker(kernels._workers[0].device))
-    kernels.choices *= 2
+    kernels = make(devices=jax.local_devices()[:1] * 2)
     kernels.require([3, 3])
     assert kernels.kernel(0, 3, 0) is kernels.kernel(1, 3, 0)
     assert kernels.counters.kernels == 1
 
 
 @pytest.mark.parametrize("first", [1, 2, 7, 8, 40])
-def test_the_ladder_makes_every_size(make, first):
+def test_the_buckets_makes_every_size(make, first):
     kernels = make()
     kernels.require([first])
     assert not kernels.makes_all or first == 1
@@ -227,8 +237,8 @@ def test_the_ladder_makes_every_size(make, first):
 
 
 @pytest.mark.parametrize("first", [2, 7, 8, 40, 1000])
-def test_half_of_the_ladder_makes_every_size(make, first):
-    """Of a few calls more, so that sizes can change long before the whole ladder is there."""
+def test_half_of_the_buckets_makes_every_size(make, first):
+    """Of a few calls more, so that sizes can change long before the whole buckets is there."""
     kernels = make()
     kernels.require([first])
     measure(kernels, {first: 1e-3 * first})  # beside which what a call costs is little
@@ -263,7 +273,7 @@ def test_all_workers_have_to_be_able_to_make_a_size(make):
     for local, size in kernels._compiler.asked:
         assert not kernels.makes_all
         assert not kernels.can_join()
-        kernels.compile(local, size)
+        kernels.compiled.compile(local, size)
     assert kernels.makes_all
     assert kernels.can_join()
 
@@ -277,12 +287,12 @@ def test_a_size_can_be_made_of_what_is_there_if_the_calls_are_few(make):
     kernels.extend(1000)
     kernels._compiler.compile(1)
     assert kernels.can_make(0, 7)
-    assert not kernels.can_make(0, 1000)  # 166 calls of 6 and 4 of 1, where ladder kernels will make it of 6
+    assert not kernels.can_make(0, 1000)  # 166 calls of 6 and 4 of 1, where buckets will make it of 6
     kernels._compiler.compile()
     assert kernels.can_make(0, 1000)
 
 
-def test_a_larger_size_extends_the_ladder_by_what_is_missing(make):
+def test_a_larger_size_extends_the_buckets_by_what_is_missing(make):
     kernels = warmed(make(), 5)
     kernels.extend(5)
     kernels.extend(7)
@@ -312,7 +322,7 @@ def test_a_size_that_cannot_be_made_is_asked_for_once(make):
     other._compiler.asked.clear()
     other.ask([6], [4])
     other.ask([6], [4])
-    assert other._compiler.asked == [(0, 1)]  # of the ladder, not one of its own: 6 is a call of 4 and two of 1
+    assert other._compiler.asked == [(0, 1)]  # of the buckets, not one of its own: 6 is a call of 4 and two of 1
 
 
 def test_calls_that_are_asked_for_by_name_are_all_there_is(make):
@@ -323,11 +333,11 @@ def test_calls_that_are_asked_for_by_name_are_all_there_is(make):
 
 
 def test_ranks_that_share_a_cache_begin_at_different_rungs():
-    rungs = [32, 16, 8, 4, 2, 1]
-    orders = [compile_order(rungs, rank, 3) for rank in range(3)]
-    assert all(sorted(order) == sorted(rungs) for order in orders)
-    assert sorted(r for order in orders for r in order[:2]) == sorted(rungs)
-    assert compile_order(rungs, 0, 1) == rungs
+    buckets = [32, 16, 8, 4, 2, 1]
+    orders = [compile_order(buckets, rank, 3) for rank in range(3)]
+    assert all(sorted(order) == sorted(buckets) for order in orders)
+    assert sorted(r for order in orders for r in order[:2]) == sorted(buckets)
+    assert compile_order(buckets, 0, 1) == buckets
     assert sorted(compile_order([2, 1], 5, 8)) == [1, 2]
     assert compile_order([], 1, 4) == []
 
@@ -407,7 +417,7 @@ def test_until_there_are_smaller_kernels_one_call_must_do(make):
 )
 @example(size=48, others=[16], microbatch=None, least_calls=2, timed=False, compiled=0)  # two calls of 8
 def test_what_can_be_made_is_made(size, others, microbatch, least_calls, timed, compiled):
-    """The first size, of its first kernels and of whatever is there of the ladder; and any other that can be made."""
+    """The first size, of its first kernels and of whatever is there of the buckets; and any other that can be made."""
     kernels = Kernels(
         trace,
         jax.local_devices()[:1],
@@ -416,13 +426,13 @@ def test_what_can_be_made_is_made(size, others, microbatch, least_calls, timed, 
         options=KernelOptions(microbatch, timed),
     )
     held = HeldCompiler(kernels)
-    kernels._compiled = lambda size, device: {}
+    kernels.compiled._compile = lambda size, device: {}
     kernels.require([size])
     for number, wanted in enumerate([size, *others]):
         if number:
             kernels.ask([wanted], [size])
-        for _local, rung in held.asked[:compiled]:
-            held.compile(rung)
+        for _local, bucket in held.asked[:compiled]:
+            held.compile(bucket)
         if number and not kernels.can_make(0, wanted):
             kernels.require([wanted])
         for _ in range(4):
@@ -519,7 +529,7 @@ def test_sizes_that_change_again_and_again_are_seldom_compared(make):
 def test_steps_beside_a_compiler_tell_nothing(make):
     kernels = make()
     kernels.few_cores = True
-    kernels.require([8])  # asks for the ladder
+    kernels.require([8])  # asks for the buckets
     take_steps(kernels, 8, lambda size: 5.0, 20)
     assert kernels._workers[0].chooser.times.seconds == {}
     kernels._compiler.compile()
@@ -616,7 +626,7 @@ def test_a_new_kernel_is_noticed_at_once(make):
     kernels.require([8])
     take_steps(kernels, 8, lambda size: 1.0, 30)
     assert kernels.choices[0].steps or kernels.choices[0].timed
-    kernels.compile(0, 4)
+    kernels.compiled.compile(0, 4)
     assert kernels.choices[0] is _kernels.NO_CHOICE
 
 
@@ -692,8 +702,8 @@ def test_no_exact_kernel_is_larger_than_the_micro_batch(make):
 def test_whatever_is_timed_the_microbatches_sum_up(steps):
     kernels = Kernels(trace, jax.local_devices()[:1], splittable=True)
     HeldCompiler(kernels)
-    for rung in (16, 8, 4, 2, 1):
-        kernels._workers[0].ready[rung] = {}
+    for bucket in (16, 8, 4, 2, 1):
+        kernels.compiled.ready[0][bucket] = {}
     for size, at_least, seconds in steps:
         for _ in range(3):
             microbatches = kernels.microbatches(0, size, at_least)
@@ -718,7 +728,7 @@ def test_a_size_that_is_asked_for_takes_the_place_of_one_that_has_not_begun(make
     assert kernels.warm
 
 
-def test_a_rung_of_the_ladder_stays_asked_for(make):
+def test_a_rung_of_the_buckets_stays_asked_for(make):
     kernels = make()
     kernels.require([6])
     kernels.ask([7], [6])
@@ -771,7 +781,7 @@ def test_what_waits_to_be_taken_on_is_kept_however_many_sizes_there_are(make):
     assert len(ready(kernels)) <= _kernels._KEPT + 3
 
 
-def test_the_ladder_is_never_let_go(make):
+def test_the_buckets_is_never_let_go(make):
     kernels = warmed(make(), 64)
     kernels.require_calls([list(range(65, 128))])
     assert kernels.microbatches(0, 65) == (65,)
@@ -784,7 +794,7 @@ def test_the_ladder_is_never_let_go(make):
         assert sum(kernels.microbatches(0, size)) == size
 
 
-def test_nothing_is_let_go_before_the_ladder_can_take_its_place(make):
+def test_nothing_is_let_go_before_the_buckets_can_take_its_place(make):
     kernels = make()
     kernels.require([64])
     kernels.require_calls([list(range(65, 128))])
@@ -811,7 +821,7 @@ def with_a_thread(trace=trace):
     return Kernels(trace, jax.local_devices()[:1], splittable=True)
 
 
-def test_the_ladder_is_compiled_behind_the_steps():
+def test_the_buckets_is_compiled_behind_the_steps():
     kernels = with_a_thread()
     try:
         kernels.require([4])

@@ -10,8 +10,8 @@ import numpy as np
 import psutil
 import pytest
 
-from adaptive.runtime import background as _background
-from adaptive.runtime.background import BackgroundCompiler
+from adaptive.runtime.kernels import background_compiler as _background
+from adaptive.runtime.kernels.background_compiler import BackgroundCompiler
 from adaptive.runtime.memory import memory_of, return_freed_memory
 from tests.speed import limit
 

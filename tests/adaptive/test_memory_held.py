@@ -14,8 +14,8 @@ import adaptive as ad
 import collectives as comm
 import monitors as mon
 from adaptive.program.memory_needed import memory_needed
-from adaptive.runtime import kernels as _kernels
 from adaptive.runtime import worker_state as _worker_state
+from adaptive.runtime.kernels import kernels as _kernels
 from adaptive.runtime.local_world import LocalWorld
 from adaptive.runtime.message import LARGE_BYTES
 from adaptive.runtime.worker_state import copied

@@ -23,9 +23,9 @@ from adaptive.control.decision_digest import DecisionDigest
 from adaptive.control.readiness import KernelsOf
 from adaptive.control.status import status_length
 from adaptive.operators.sources import Source, read
-from adaptive.runtime import kernels as _kernels
-from adaptive.runtime.chooser import Choice
 from adaptive.runtime.kernels import Kernels
+from adaptive.runtime.kernels import kernels as _kernels
+from adaptive.runtime.kernels.choice import Choice
 from adaptive.runtime.local_world import LocalWorld
 from adaptive.runtime.message import accumulate
 from tests.speed import limit
@@ -271,7 +271,7 @@ def test_a_deterministic_program_takes_up_a_size_at_once_whatever_is_compiled():
     assert sizes == [(3, 3), (7, 6), (12, 12), (4, 3)]
 
 
-def test_once_the_ladder_is_there_a_decision_holds_from_the_next_step():
+def test_once_the_buckets_are_compiled_a_decision_holds_from_the_next_step():
     asked = {2: (8, 3), 3: (1, 2), 4: (1, 10)}
     recorder = Recorder(lambda o: Decision(sum(asked[o.step]), asked[o.step]) if o.step in asked else None)
     with build(watched(recorder)) as program:

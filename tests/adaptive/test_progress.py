@@ -34,7 +34,7 @@ class Bench:
         self.world, self.text = LocalWorld(2), io.StringIO()
         self.world.rank = rank
         self.activity = Activity(self.world)
-        self.kernels = SimpleNamespace(warm=True, rungs=(3, 9))
+        self.kernels = SimpleNamespace(warm=True, buckets_compiled=(3, 9))
         console = Console(file=self.text, force_terminal=terminal, width=200)
         self.line = Progress(course, self.world, self.activity, self.kernels, console)
 

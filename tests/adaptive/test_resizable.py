@@ -38,7 +38,7 @@ def test_nothing_is_compiled_but_what_the_first_step_needs():
             program.warm_up()
             kernels[resizable] = program.step().kernels
     assert kernels[False] == 1  # of 6 examples, for both workers
-    assert kernels[True] == 4  # and the ladder
+    assert kernels[True] == 4  # and the buckets
 
 
 def test_it_takes_the_steps_that_a_resizable_program_takes():
@@ -118,7 +118,7 @@ def test_it_explains_itself():
         text = program.explain()
     assert "compiled for each batch size" in text
     assert "batch sizes stay as they are (resizable=False): nothing is compiled for others" in text
-    assert "ladder" not in text
+    assert "bucket" not in text
 
 
 def test_numbers_of_the_batchs_shape_are_the_calls_all_the_same():

@@ -279,7 +279,7 @@ def main(seed: int, folder: str) -> None:
     import monitors as mon
     from adaptive.runtime.finite import FiniteCheck
     from adaptive.runtime.general_step import GeneralStep
-    from adaptive.runtime.kernels import Kernels
+    from adaptive.runtime.kernels.compiled import CompiledKernels
     from adaptive.runtime.steady_step import SteadyStep
     from collectives.worlds import mpi
     from collectives.worlds.elastic import elastic_processes, rendezvous, standby
@@ -305,7 +305,7 @@ def main(seed: int, folder: str) -> None:
         ("a wait", standby.StandbyLoop, "next"),
         ("evaluate", ad.Program, "evaluate"),
         ("a checkpoint", ad.Program, "checkpoint"),
-        ("a compile", Kernels, "compile"),
+        ("a compile", CompiledKernels, "compile"),
     ):
         chaos.around(name, kind, method)
     chaos.before(chaos.gather, operations.GatherBytes, "carry_out")

@@ -84,7 +84,7 @@ with comm.world(min_workers=2 if "min_workers=2" in sys.argv else 1) as world:
         global_batch=GLOBAL_BATCH,
         seed=SEED,
     )
-    watched("the background", 2, type(program._engine.kernels), "compile")
+    watched("the background", 2, type(program._engine.kernels.compiled), "compile")
     heard = world._frame.heard
 
     def heard_in_an_exchange():

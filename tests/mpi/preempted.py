@@ -109,7 +109,7 @@ try:
         kept = None if RUN == "-" else ad.Checkpoints(RUN, every=20)
         if kept is not None:
             program.restore(kept, missing_ok=True)
-        watched("the background", 2, type(program._engine.kernels), "compile")
+        watched("the background", 2, type(program._engine.kernels.compiled), "compile")
         heard = world._frame.heard
 
         def heard_in_an_exchange():

@@ -130,7 +130,7 @@ def difference(a: Any, b: Any) -> float:
 
 
 def warm(program: ad.Program) -> None:
-    """Compile the ladder, and take a step, whose message tells every worker that all have."""
+    """Compile the buckets, and take a step, whose message tells every worker that all have."""
     program.warm_up()
     program.step()
 
@@ -162,5 +162,5 @@ def by_first(world: Any, compute: Callable[[], Any]) -> Any:
 
 
 def build(driver: Callable, state: Any, data: Any, global_batch: int, **options: Any) -> ad.Program:
-    """A program whose sizes stay as they are, unless it is told otherwise: most tests need no ladder of kernels."""
+    """A program whose sizes stay as they are, unless it is told otherwise: most tests need no kernels for buckets."""
     return ad.Program(driver, state, data, global_batch=global_batch, **{"seed": 3, "resizable": False, **options})

@@ -21,7 +21,7 @@ from adaptive.extend import StepEvent, WhenWaitedFor
 from adaptive.graph.planner import Planner
 from adaptive.program import overlap as _overlap
 from adaptive.program.overlap import overlapped, stages_for
-from adaptive.runtime import step as _step
+from adaptive.runtime import general_step as _step
 from adaptive.runtime.local_world import LocalWorld
 from tests.speed import Deadline, limit
 
@@ -285,7 +285,7 @@ class TellingWorld(LocalWorld):
 def test_worlds_are_told_what_is_computed_beside_a_message(monkeypatch):
     """The end of the second stage is noted after the world has asked, whenever XLA has computed it."""
     world = TellingWorld()
-    waiting = _step.Step._wait_beside
+    waiting = _step.GeneralStep._start_waiting
 
     def wait_beside(run, sent):
         first, [second] = waiting(run, sent)
@@ -299,7 +299,7 @@ def test_worlds_are_told_what_is_computed_beside_a_message(monkeypatch):
         threading.Thread(target=note, daemon=True).start()
         return [first, [noted]]  # of each stage, for the one worker
 
-    monkeypatch.setattr(_step.Step, "_wait_beside", wait_beside)
+    monkeypatch.setattr(_step.GeneralStep, "_start_waiting", wait_beside)
     with built(world=world, overlap=2, resizable=False) as program:
         program.step()
     assert world.told == [(True, False), None]

@@ -1,4 +1,4 @@
-"""Compiling: never in steady state, never for a size of a warm ladder, and never in front of a step."""
+"""Compiling: never in steady state, never for a size made of compiled buckets, and never in front of a step."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def test_nothing_is_compiled_in_steady_state(world, compiles):
 def test_sizes_never_seen_compile_nothing_and_hold_from_the_next_step(world, compiles):
     """20 decisions of a hook, all of them new, each taken up by all workers in the very next step."""
     rng, n = np.random.default_rng(0), world.size
-    most = 2 << ((64 // n).bit_length() - 1)  # twice the longest rung; for larger batches the ladder is extended
+    most = 2 << ((64 // n).bit_length() - 1)  # twice the largest bucket; for larger batches there are more
     asked: dict[int, tuple[int, ...]] = {}
 
     def resize(control):
@@ -91,7 +91,7 @@ def test_sizes_never_seen_compile_nothing_and_hold_from_the_next_step(world, com
 
 
 def test_a_size_that_is_not_ready_is_waited_for_without_standing_still(world):
-    """Before the ladder is there, the old sizes go on until every worker can make its new one."""
+    """Before the buckets are compiled, the old sizes go on until every worker can make its new one."""
     with build(descend, 0.0, make_data(), 48, world=world, resizable=True) as program:
         first = program.step()
         program.rescale(global_batch=60, shares=range(1, world.size + 1))

@@ -8,7 +8,7 @@ from math import inf
 
 import numpy as np
 
-from .microbatches import CALL_SECONDS, predict
+from adaptive.runtime.microbatches import CALL_SECONDS, predict
 
 SAMPLES = 3  # timings of a size before its seconds count as known
 _KEPT = 2 * SAMPLES + 1  # timings kept of a size

@@ -12,9 +12,8 @@ from contextlib import contextmanager
 from typing import Protocol
 
 from adaptive.base.ambient import current_settings
-
-from .background_threads import start
-from .memory import return_freed_memory
+from adaptive.runtime.background_threads import start
+from adaptive.runtime.memory import return_freed_memory
 
 Item = tuple[int, int]  # a worker of this process, and a size
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Mapping, Sequence
 
-from .microbatches import Microbatches
+from adaptive.runtime.microbatches import Microbatches
 
 _CLOSE = 1.2  # splits predicted to take this many times the least seconds, or fewer, are compared at once
 _COMPARED = 4  # splits that are compared at once, at most

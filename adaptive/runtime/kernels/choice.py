@@ -7,9 +7,10 @@ from dataclasses import dataclass
 from math import inf
 from typing import NamedTuple
 
-from .call_times import CallTimes
+from adaptive.runtime.microbatches import CALL_SECONDS, GAIN, Microbatches, candidates, cheapest
+
 from .contest import Contest
-from .microbatches import CALL_SECONDS, GAIN, Microbatches, candidates, cheapest
+from .timings import CallTimes
 
 _BETWEEN_CALLS = 50e-6  # seconds that the host spends between two calls; no call's own timing has them
 _FIRST_TRIAL = 2  # steps at a size before kernels are tried

@@ -1,0 +1,47 @@
+"""Buckets: the sizes, powers of two, whose kernels every other size is made of."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+
+from adaptive.runtime.microbatches import GAIN, Microbatches, cheapest
+
+
+def missing_buckets(largest: int, largest_call: int | None, buckets: Collection[int]) -> list[int]:
+    """Return the buckets that a local batch of `largest` uses and that are not in `buckets`; the largest first."""
+    top = min(largest, largest_call or largest).bit_length()
+    return [1 << i for i in reversed(range(top)) if 1 << i not in buckets]
+
+
+def coarse_buckets(buckets: Collection[int]) -> set[int]:
+    """Return every second bucket from the largest down, and that of one example: half of the kernels make every size,
+    with a few microbatches more.
+    """
+    return {*sorted(buckets, reverse=True)[::2], 1}
+
+
+def larger_gains_nothing(buckets: Collection[int], measured: Sequence[Mapping[int, float]]) -> bool:
+    """Return whether the largest bucket is no faster, by example, than the one before it; then nor is a larger one.
+
+    Args:
+      measured: seconds by size, of each worker.
+    """
+    if len(buckets) < 2:
+        return False
+    last, largest = sorted(buckets)[-2:]
+    return all(largest in m and last in m and m[largest] > 2 * GAIN * m[last] for m in measured)
+
+
+def by_size_alone(size: int, at_least: int, largest_call: int | None, *, resizable: bool) -> Microbatches:
+    """Return microbatches that depend on nothing measured, and on no kernel that happens to be compiled.
+
+    Args:
+      at_least: how many there are at least.
+      resizable: whether they are buckets; else they are equal but for the last one.
+    """
+    top = min(largest_call or size, -(-size // at_least))
+    if not resizable:
+        return (top,) * (size // top) + ((size % top,) if size % top else ())
+    found = cheapest(size, [1 << i for i in range(top.bit_length())], lambda k: 1.0)
+    assert found is not None, "one of the buckets is 1"
+    return found

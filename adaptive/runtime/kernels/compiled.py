@@ -1,0 +1,175 @@
+"""The compiled kernels of one process, by worker and size."""
+
+from __future__ import annotations
+
+import itertools
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from math import inf
+from typing import Any
+
+import jax
+
+from adaptive.runtime.calls import Call
+from adaptive.runtime.compile import compile_segment
+from adaptive.runtime.constants import Constants
+
+from .choice import NO_CHOICE, Choice
+
+KernelSet = dict[int, "Kernel"]  # a kernel per level of the plan
+NO_WORKER = -1  # in place of a local index: a program for all workers together
+SUMS = 0  # in place of a size, with `NO_WORKER`: the programs that add up several microbatches
+_TRACES = 2  # sizes whose traces are kept for the other devices of this process
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """A compiled segment on one device, and the arrays that the driver closed over.
+
+    Attributes:
+      run: the whole segment, or its first stage.
+      later: the other stages: programs, and which outputs of which earlier stages they take.
+      kept: which outputs of which stages are the segment's, if it has several stages.
+    """
+
+    run: Callable[[dict[str, Any]], dict[str, Any]]
+    consts: tuple[Any, ...]
+    later: tuple[tuple[Callable[[dict[str, Any]], dict[str, Any]], tuple[tuple[int, int], ...]], ...] = ()
+    kept: tuple[tuple[int, int], ...] = ()
+
+    @property
+    def programs(self) -> tuple[Callable[[dict[str, Any]], dict[str, Any]], ...]:
+        """The compiled programs, one per stage."""
+        return (self.run, *(program for program, _ in self.later))
+
+    def stages(self, given: dict[str, Any]) -> Iterator[dict[str, Any]]:
+        """Yield the results of each stage. A stage is dispatched when its results are asked for."""
+        results = [self.run(given)]
+        yield results[0]
+        for program, takes in self.later:
+            crossing = {"crossing": [results[stage]["outputs"][i] for stage, i in takes]} if takes else {}
+            results.append(program({**given, **crossing}))
+            yield results[-1]
+
+    def outputs(self, results: Sequence[dict[str, Any]]) -> list[Any]:
+        """Return the segment's outputs from the results of its stages."""
+        if not self.later:
+            return results[0]["outputs"]
+        return [results[stage]["outputs"][i] for stage, i in self.kept]
+
+
+@dataclass
+class Counters:
+    """The cost of compiling so far. Local to this process.
+
+    Attributes:
+      waited_seconds: for which a step, or the start, waited for a compiler.
+    """
+
+    kernels: int = 0
+    compile_seconds: float = 0.0
+    waited_seconds: float = 0.0
+
+
+class CompiledKernels:
+    """The compiled kernels of this process's workers. Any thread may compile.
+
+    Args:
+      calls: returns for a size, by level, what is compiled.
+      devices: one per worker of this process.
+      choices: one per worker. Replaced here by `NO_CHOICE` when the worker's kernels change.
+      name: prefix of the names of programs, in profiles.
+
+    Attributes:
+      ready: kernels by size, by local index.
+      changes: by local index, a number that is another one after `ready` has changed.
+      buckets: the sizes of which all others are made.
+      complete: whether all buckets, of which 1 is one, are compiled for all workers: then any size can be made.
+      compile_times: when a compile ended, by size and by when it began; infinite while it runs. By the clock of
+        `time.perf_counter`.
+      compile_step: compiles a whole step of a size for all workers, if there are such programs.
+      compile_sums: compiles the programs that add up several microbatches.
+    """
+
+    def __init__(
+        self,
+        calls: Callable[[int], Mapping[int, Call]],
+        devices: Sequence[jax.Device],
+        choices: list[Choice],
+        name: str,
+    ):
+        self._calls, self._choices, self._name = calls, choices, name
+        self.devices = list(devices)
+        self.ready: list[dict[int, KernelSet]] = [{} for _ in devices]
+        self.changes = [0 for _ in devices]
+        self.buckets: set[int] = set()
+        self.complete = False
+        self.counters, self.constants = Counters(), Constants()
+        self.compile_times: dict[tuple[int, float], float] = {}
+        self.compile_step: Callable[[int], None] = lambda size: None
+        self.compile_sums: Callable[[], None] = lambda: None
+        self._traced: dict[int, Mapping[int, Call]] = {}
+        self._trace_lock, self._bucket_lock = threading.Lock(), threading.Lock()
+        self._versions = itertools.count(1)
+
+    def compile(self, local_index: int, size: int) -> None:
+        """Compile the kernels of one size, and wait for them. `NO_WORKER` stands for programs of all workers."""
+        if local_index == NO_WORKER:
+            if size == SUMS:
+                self.compile_sums()
+            else:
+                self.compile_step(size)
+            return
+        if size in self.ready[local_index]:
+            return
+        device = self.devices[local_index]
+        same_device = [ready.get(size) for ready, d in zip(self.ready, self.devices, strict=True) if d == device]
+        found = next((kernels for kernels in same_device if kernels is not None), None)
+        self.ready[local_index][size] = self._compile(size, device) if found is None else found
+        self._has_changed(local_index)
+        self.add_buckets(())
+
+    def add_buckets(self, sizes: Iterable[int]) -> None:
+        """Add to the buckets, and update `complete`."""
+        with self._bucket_lock:
+            self.buckets.update(sizes)
+            self.complete = 1 in self.buckets and all(self.buckets <= ready.keys() for ready in self.ready)
+
+    def drop(self, local_index: int, size: int) -> None:
+        """Drop the kernels of one size."""
+        self.ready[local_index].pop(size, None)
+        self._has_changed(local_index)
+
+    def all_of(self, local_index: int) -> list[Kernel]:
+        """Return the kernels of one worker, of all sizes."""
+        return [kernel for kernels in list(self.ready[local_index].values()) for kernel in kernels.values()]
+
+    def _has_changed(self, local_index: int) -> None:
+        self.changes[local_index] = next(self._versions)
+        self._choices[local_index] = NO_CHOICE
+
+    def _compile(self, size: int, device: jax.Device) -> KernelSet:
+        start = time.perf_counter()
+        self.compile_times[size, start] = inf
+        with self._trace_lock:
+            if size not in self._traced:
+                self._traced[size] = self._calls(size)
+                while len(self._traced) > _TRACES:
+                    del self._traced[next(iter(self._traced))]
+            traced = self._traced[size]
+        kernels = {}
+        for level, call in traced.items():
+            name = f"{self._name}call_{level}_{size}"
+            run = compile_segment(call.function, (call.shapes,), device, name=name)
+            later = tuple(
+                (compile_segment(s.function, (s.shapes,), device, name=f"{name}_stage_{number}"), s.takes)
+                for number, s in enumerate(call.later, 2)
+            )
+            consts = tuple(self.constants.on(device, c) for c in call.consts)
+            kernels[level] = Kernel(run, consts, later, call.kept)
+        self.compile_times[size, start] = end = time.perf_counter()
+        self.counters.kernels += len(kernels)
+        self.counters.compile_seconds += end - start
+        return kernels

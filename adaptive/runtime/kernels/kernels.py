@@ -1,0 +1,434 @@
+"""The kernels of one process: which are compiled and when, and of which ones a batch is made.
+
+XLA compiles per shape, for a third of a second to more than one. So only the first size is waited for. In the
+background kernels for *buckets* (powers of two) are compiled; from then on every size is made of buckets at once.
+Kernels are timed on the examples of real steps; a new one is tried on a part of a batch that is computed anyway. A
+kernel for an exact size is compiled only when that has begun to pay.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from math import inf
+
+import jax
+
+from adaptive.base.cores import n_cores
+from adaptive.base.thread_status import thread_status
+from adaptive.runtime.cache import compile_order
+from adaptive.runtime.calls import Call
+from adaptive.runtime.microbatches import Microbatches, cheapest
+
+from .background_compiler import BackgroundCompiler
+from .buckets import by_size_alone, coarse_buckets, larger_gains_nothing, missing_buckets
+from .choice import NO_CHOICE, Choice, Chooser
+from .compiled import NO_WORKER, SUMS, CompiledKernels, Counters, Kernel
+
+_PRICE_OF_GOING_ON = 1.5  # how much slower a step may be with the present kernels than with all buckets
+_KEPT = 16  # sizes besides the buckets whose kernels a worker keeps at least
+_FEW_CORES = 4  # with fewer, a compiler takes a good part of the steps' cores
+LARGE_CALL = 32 << 20  # bytes that a microbatch writes, above which memory decides how a batch is split, and not time
+_PASSES = 5  # over the parts of a microbatch: parameters are read, the gradient is written, and added to the sum
+_BYTES_PER_SECOND = {"cpu": 10e9}  # of memory, roughly; of other platforms 1e12
+
+
+class _Worker:
+    """How the microbatches of one worker are chosen, and which sizes it has used or been asked for.
+
+    Attributes:
+      used: sizes of microbatches; those used last at the end.
+      asked: the size of `Kernels.ask`.
+      current: the size of the steps until that is taken up.
+      exact: the last size for which a kernel of its own was asked for.
+    """
+
+    def __init__(self, chooser: Chooser):
+        self.chooser = chooser
+        self.used: dict[int, None] = {}
+        self.asked = self.current = self.exact = 0
+
+    def note_used(self, microbatches: Microbatches) -> None:
+        for size in set(microbatches):
+            self.used.pop(size, None)
+            self.used[size] = None
+
+
+@dataclass(frozen=True)
+class KernelOptions:
+    """How kernels are chosen, and in which order they are compiled.
+
+    Attributes:
+      largest_call: the most examples in one microbatch (`microbatch=`), or `None`.
+      timed: whether microbatches are chosen by measured time, and exact kernels compiled; else by size alone, so that
+        the last bits of results do not depend on the machine's speed.
+      resizable: whether sizes change from step to step; if not, only required kernels are compiled.
+      compile_order: (index, count) of this process among those that share a compilation cache: they compile different
+        kernels first.
+    """
+
+    largest_call: int | None = None
+    timed: bool = True
+    resizable: bool = True
+    compile_order: tuple[int, int] = (0, 1)
+
+
+class Kernels:
+    """The kernels of this process's workers.
+
+    Args:
+      calls: returns for a size, by level, what is compiled.
+      devices: one per worker of this process.
+      splittable: whether a local batch may run as several microbatches; if not, every size needs a kernel of its own.
+      least_calls: how many microbatches every step has at least, from the first one on.
+      call_bytes: bytes of the gradient and all other parts of messages that a microbatch writes. Above `LARGE_CALL` a
+        step runs as few microbatches as possible, because one of several holds the gradient twice.
+      name: prefix of the names of programs, in profiles.
+
+    What a step asks is kept in attributes, so that a step in which nothing has changed makes no call.
+
+    Attributes:
+      compiled: the compiled kernels.
+      choices: the microbatches of each worker in its next step. An entry is replaced, also by the compiler's thread,
+        when it has to be asked for again (`choose`).
+      busy: whether kernels may be compiled beside the steps. While it is false, `check` and `step_ended` need not be
+        called.
+      call_examples: what one more microbatch costs, in examples that take as long: the mean over this process's workers
+        that have timed microbatches; `None` if none has. 0 where batches cannot be split.
+      least_calls: as given, for the sizes that are asked about next.
+    """
+
+    def __init__(
+        self,
+        calls: Callable[[int], Mapping[int, Call]],
+        devices: Sequence[jax.Device],
+        *,
+        splittable: bool,
+        least_calls: int = 1,
+        call_bytes: int = 0,
+        options: KernelOptions = KernelOptions(),
+        name: str = "",
+    ):
+        self.choices: list[Choice] = [NO_CHOICE] * len(devices)
+        self.compiled = CompiledKernels(calls, devices, self.choices, name)
+        self.largest_call, self.timed = options.largest_call, options.timed
+        self.resizable, self.splittable, self.least_calls = options.resizable, splittable, least_calls
+        self.compile_order = options.compile_order
+        large = call_bytes if call_bytes > LARGE_CALL else 0
+        price = _PASSES * large / _BYTES_PER_SECOND.get(devices[0].platform, 1e12)
+        self._workers = [_Worker(Chooser(fewest=large > 0, call_seconds=price)) for _ in devices]
+        self.busy = False
+        self.call_examples: float | None = None if splittable else 0.0
+        self.few_cores = devices[0].platform == "cpu" and n_cores() < _FEW_CORES
+        self._compiler = BackgroundCompiler(self.compiled, pauses=self.few_cores)
+
+    @property
+    def counters(self) -> Counters:
+        """The cost of compiling so far."""
+        return self.compiled.counters
+
+    # --- what a size is made of ---------------------------------------------------------------------------------------
+
+    @property
+    def makes_all(self) -> bool:
+        """Whether every size can be made, now and from now on."""
+        return self.compiled.complete
+
+    def can_make(self, local_index: int, size: int) -> bool:
+        """Return whether a worker can compute `size` examples without a compile."""
+        ready = self.compiled.ready[local_index]
+        if size == 0:
+            return True
+        if self.splittable and not self.timed:  # by size alone: a kernel of this very size may not be what is used
+            return ready.keys() >= set(self._by_size_alone(size, self.least_calls))
+        if not self.splittable or size in ready:
+            return size in ready
+        chooser = self._workers[local_index].chooser
+        return self._can_go_on(chooser.cost(size, list(ready)), size, chooser)
+
+    def may_split(self, local_index: int, size: int) -> bool:
+        """Return whether a worker may run `size` examples as several microbatches, as far as is known now."""
+        if not self.splittable or size < 2:
+            return False
+        if not self.timed:
+            return len(self._by_size_alone(size, self.least_calls)) > 1
+        if not self.is_one_call(size):
+            return True
+        ready, chooser = self.compiled.ready[local_index], self._workers[local_index].chooser
+        return self.resizable and (not chooser.fewest or (bool(ready) and size not in ready))
+
+    def can_join(self) -> bool:
+        """Return whether a process can take a step as soon as it joins. Where a batch is one microbatch, all to whom a
+        size is new have to compile it, and which size it will be is only known then.
+        """
+        return not self.splittable or self.makes_all
+
+    def is_one_call(self, size: int) -> bool:
+        """Return whether a first step of this size is one microbatch."""
+        return self._first_kernels(size) == [size]
+
+    def microbatches(self, local_index: int, size: int, at_least: int = 1) -> Microbatches:
+        """Return the microbatches in which a worker computes `size` examples in this step; at least so many."""
+        choice = self.choices[local_index]
+        if choice.steps and choice.size == size and choice.at_least == at_least:
+            choice.steps -= 1
+        else:
+            choice = self.choose(local_index, size, at_least)
+        return choice.microbatches
+
+    def choose(self, local_index: int, size: int, at_least: int) -> Choice:
+        """Choose the microbatches of a worker for the next step, and for as many after it as the choice says."""
+        worker, changes = self._workers[local_index], self.compiled.changes[local_index]
+        chooser = worker.chooser
+        if size == 0:
+            choice = chooser.fixed(0, at_least, ())
+        elif not self.splittable:
+            choice = chooser.fixed(size, at_least, (size,))
+        elif not self.timed:
+            choice = chooser.fixed(size, at_least, self._by_size_alone(size, at_least))
+        else:
+            ready = list(self.compiled.ready[local_index])
+            choice = chooser.choose(size, at_least, ready, quiet=self._compiler.idle)
+            if len(choice.microbatches) > 1 and not choice.trial and self.resizable:
+                self._consider_exact(local_index, size, choice.microbatches)
+            self.call_examples = self._examples_of_a_call()
+        worker.note_used(choice.microbatches)
+        self.choices[local_index] = choice
+        if self.compiled.changes[local_index] != changes:  # a kernel has come while these were chosen
+            self.choices[local_index] = NO_CHOICE
+        return choice
+
+    def choice(self, local_index: int) -> Choice:
+        """Return the choice with which the present step was begun."""
+        return self._workers[local_index].chooser.choice
+
+    def _by_size_alone(self, size: int, at_least: int) -> Microbatches:
+        return by_size_alone(size, at_least, self.largest_call, resizable=self.resizable)
+
+    def kernel(self, local_index: int, size: int, level: int) -> Kernel:
+        """Return a compiled kernel."""
+        return self.compiled.ready[local_index][size][level]
+
+    # --- timing -------------------------------------------------------------------------------------------------------
+
+    def record_step(self, local_index: int, seconds: float) -> None:
+        """Record the seconds of all microbatches of a step: from its beginning until its parts are computed.
+
+        Ignored unless the choice is to be `timed`.
+        """
+        self.record(local_index, 0, seconds)
+
+    def record(self, local_index: int, size: int, seconds: float) -> None:
+        """Record the seconds of one microbatch; of a step's only one, those of the step (`record_step`).
+
+        Ignored unless the choice is to be `timed`.
+        """
+        chooser = self._workers[local_index].chooser
+        chooser.record(0 if chooser.choice.microbatches == (size,) else size, seconds)
+        if not self.busy:
+            chooser.step_ended(disturbed=False)
+
+    def tried_at_a_loss(self, local_index: int) -> bool:
+        """Return whether the last step of a worker was a trial, and took longer than its examples have to."""
+        return self._workers[local_index].chooser.tried_at_a_loss(list(self.compiled.ready[local_index]))
+
+    def step_ended(self) -> bool:
+        """Record the end of a step. Returns whether its seconds are too long, because of a compiler beside it."""
+        beside = self._compiler.step_ended()
+        disturbed = beside and self.few_cores
+        for worker in self._workers:
+            worker.chooser.step_ended(disturbed=disturbed)
+        self.busy = beside or not self._compiler.idle or self._compiler.error is not None
+        return disturbed
+
+    def _examples_of_a_call(self) -> float | None:
+        known = [cost for w in self._workers if (cost := w.chooser.times.examples_of_a_call()) is not None]
+        return sum(known) / len(known) if known else None
+
+    def _consider_exact(self, local_index: int, size: int, microbatches: Microbatches) -> None:
+        """Compile a kernel for this very size if, were the size to last as long again, that would have paid."""
+        worker, counters = self._workers[local_index], self.counters
+        too_large = self.largest_call is not None and size > self.largest_call
+        if size in self.compiled.ready[local_index] or too_large or not counters.kernels:
+            return
+        measured = worker.chooser.times.seconds
+        if not set(microbatches) <= set(measured):
+            return
+        now = sum(measured[p] for p in microbatches)
+        one_call = measured[max(microbatches)] / max(microbatches) * size
+        if (now - one_call) * worker.chooser.steps_at_size > counters.compile_seconds / counters.kernels:
+            if worker.exact not in self.compiled.buckets:
+                self._compiler.drop(local_index, worker.exact)
+            worker.exact = size
+            self._evict(local_index)
+            self._put(local_index, size)
+
+    # --- compiling ----------------------------------------------------------------------------------------------------
+
+    def require(self, sizes: Sequence[int]) -> None:
+        """Compile what `sizes` need, and wait for it; then have the buckets compiled in the background.
+
+        Args:
+          sizes: by local index.
+        """
+        start = time.perf_counter()
+        self.require_first(sizes)
+        self.counters.waited_seconds += time.perf_counter() - start
+        self.extend(max(sizes))
+
+    def require_first(self, sizes: Sequence[int]) -> None:
+        """Compile what `sizes` (by local index) need, and wait for it."""
+        for local_index, size in enumerate(sizes):
+            if not self.can_make(local_index, size):
+                for needed in self._first_kernels(size):
+                    self.compiled.compile(local_index, needed)
+
+    def require_calls(self, microbatches: Sequence[Microbatches]) -> None:
+        """Compile kernels for these very microbatches (by local index), and wait for them."""
+        for local_index, sizes in enumerate(microbatches):
+            for size in set(sizes):
+                self.compiled.compile(local_index, size)
+
+    def missing(self, sizes: Sequence[int]) -> int:
+        """Return how many kernels `require` would wait for."""
+        return sum(
+            len(self._first_kernels(size))
+            for local_index, size in enumerate(sizes)
+            if size and not self.can_make(local_index, size)
+        )
+
+    def _first_kernels(self, size: int) -> list[int]:
+        top = min(self.largest_call or size, -(-size // self.least_calls))
+        if not self.splittable:
+            return [size]
+        if not self.timed:
+            return sorted(set(self._by_size_alone(size, self.least_calls)))
+        if size <= top:
+            return [size]
+        return [top, size % top] if size % top else [top]
+
+    def extend(self, largest: int) -> None:
+        """Have the buckets compiled that a local batch of `largest` uses. Cheap where they are."""
+        if not (self.splittable and self.resizable):
+            return
+        buckets = self.compiled.buckets
+        missing = missing_buckets(largest, self.largest_call, buckets)
+        measured = [w.chooser.times.seconds for w in self._workers]
+        if not missing or (self.timed and larger_gains_nothing(buckets, measured)):
+            return
+        self.compiled.add_buckets(missing)
+        wanted = [k for k in missing if not all(k in ready for ready in self.compiled.ready)]
+        coarse = [k for k in wanted if k in coarse_buckets(buckets)]
+        for kernels in (coarse, [k for k in wanted if k not in coarse]):
+            self._put_shared(range(len(self._workers)), kernels)
+
+    def _put_shared(self, workers: Iterable[int], kernels: Sequence[int], *, urgent: bool = False) -> None:
+        """Put kernels that several processes compile for one cache: each begins with its part of them."""
+        for size in compile_order(kernels, *self.compile_order):
+            for local_index in workers:
+                self._put(local_index, size, urgent=urgent)
+
+    def ask(self, sizes: Sequence[int], current: Sequence[int]) -> None:
+        """Have the kernels compiled next, in the background, that `sizes` need. Replaces an earlier request: its
+        kernels are not compiled any more, unless that has begun.
+
+        Args:
+          sizes: by local index.
+          current: the sizes of the next step.
+        """
+        for local_index, size in enumerate(sizes):
+            worker = self._workers[local_index]
+            worker.current = current[local_index]
+            if worker.asked == size:
+                continue
+            if not self.splittable:
+                self._compiler.drop(local_index, worker.asked)
+            worker.asked = size
+            self._evict(local_index)
+            if not self.can_make(local_index, size):
+                missing = set(self._soonest_kernels(local_index, size)) - self.compiled.ready[local_index].keys()
+                self._put_shared([local_index], sorted(missing, reverse=True), urgent=True)
+
+    def _soonest_kernels(self, local_index: int, size: int) -> Sequence[int]:
+        """Return kernels that can make a size soon: those that are compiled, and few others."""
+        if not (self.splittable and self.timed):
+            return self._first_kernels(size)
+        chooser, buckets = self._workers[local_index].chooser, self.compiled.buckets
+        for kernels in ({*self.compiled.ready[local_index], *coarse_buckets(buckets)}, buckets):
+            found = cheapest(size, kernels, chooser.times.predict)
+            if found is not None and self._can_go_on(chooser.cost(size, kernels), size, chooser):
+                return found
+        return self._first_kernels(size)
+
+    def _can_go_on(self, cost: float, size: int, chooser: Chooser) -> bool:
+        """Return whether microbatches of this cost will do for a size: a few more than all buckets would need are a
+        price for going on at once; hundreds are not.
+        """
+        return cost <= _PRICE_OF_GOING_ON * chooser.cost(size, self.compiled.buckets) < inf
+
+    def _put(self, local_index: int, size: int, *, urgent: bool = False) -> None:
+        if size not in self.compiled.ready[local_index]:
+            self.busy = True
+            self._compiler.put(local_index, size, urgent=urgent)
+
+    def _evict(self, local_index: int) -> None:
+        """Drop kernels that were used longest ago, so that memory does not grow with every size there ever was.
+
+        Never what the next steps may use: buckets, the microbatches of the last step, the current size, and the one
+        that was asked for, of which this process may already have told the others that it can be made. Called between
+        steps only, by their thread.
+        """
+        worker, buckets, ready = self._workers[local_index], self.compiled.buckets, self.compiled.ready[local_index]
+        if self.splittable and not (1 in buckets and buckets <= ready.keys()):
+            return  # what cannot be made of buckets yet may have to be made of these
+        needed = {*buckets, *worker.chooser.choice.microbatches, worker.current, worker.asked, worker.exact}
+        last_use = {size: when for when, size in enumerate(worker.used)}
+        spare = sorted((s for s in list(ready) if s not in needed), key=lambda s: last_use.get(s, -1))
+        for size in spare[: max(0, len(spare) - _KEPT)]:
+            worker.used.pop(size, None)
+            worker.chooser.forget(size)
+            self.compiled.drop(local_index, size)
+
+    def ask_for_step(self, size: int) -> None:
+        """Have `CompiledKernels.compile_step(size)` called in the background, before kernels that nobody waits for."""
+        self._compiler.put(NO_WORKER, size, urgent=True)
+
+    def ask_for_sums(self) -> None:
+        """Have `CompiledKernels.compile_sums` called in the background, before the kernels of buckets."""
+        if self.splittable and self.resizable:
+            self._compiler.put(NO_WORKER, SUMS, urgent=True)
+
+    # --- the background compiler --------------------------------------------------------------------------------------
+
+    @property
+    def warm(self) -> bool:
+        """Whether everything that was asked for is compiled."""
+        return self._compiler.idle
+
+    @property
+    def buckets_compiled(self) -> tuple[int, int]:
+        """How many kernels the worker that has fewest has, and how many it will have. For any thread."""
+        compiled = min(map(len, self.compiled.ready))
+        return compiled, compiled + self._compiler.most_waiting()
+
+    @thread_status("waiting for kernels", compiles=True)
+    def finish(self) -> None:
+        """Wait until everything that was asked for is compiled.
+
+        Raises:
+          Exception: the error of the background compiler.
+        """
+        with self._compiler.without_pauses():
+            while not self.warm:
+                self.check()
+                time.sleep(0.005)
+
+    def check(self) -> None:
+        """Raise the error of the background compiler, if it has failed."""
+        if self._compiler.error is not None:
+            raise self._compiler.error
+
+    def close(self) -> None:
+        """End the background compiler, after what it is compiling. Does not wait for it."""
+        self._compiler.close()
