@@ -65,7 +65,7 @@ def explain(
     if not resizable:
         lines.append("batch sizes stay as they are (resizable=False): nothing is compiled for others")
     elif plan.splittable:
-        lines.append("a local batch may run as several kernel calls: any size is made of the kernels for buckets (powers of two)")
+        lines.append("a local batch may run as several kernel calls: any size is made of buckets (powers of two)")
     else:
         lines.append(
             f"a local batch runs as one kernel call, and every new size is compiled: {'; '.join(plan.unsplittable)}"
