@@ -24,8 +24,8 @@ from .parts import FlatPart, pieces
 
 LARGE_BYTES = 64 << 10  # of a part that can go by hosts
 FLAT_PIECE_BYTES = 1 << 30  # every piece would pay the network's latency; no more than 32-bit counts hold
-NAMES = "flat", "by hosts"
-BY_HOSTS = 1
+NAMES = "flat", "hierarchical"
+HIERARCHICAL = 1
 
 
 class FlatSum:
@@ -45,35 +45,35 @@ class Algorithms:
     """Of processes that are together. One message at a time.
 
     Attributes:
-      by_hosts: whether the message that was begun last goes by hosts. Replicated.
+      hierarchical: whether the message that was begun last goes by hosts. Replicated.
     """
 
-    def __init__(self, mpi: Any, together: ProcessGroup, *, survives: bool):
-        self._mpi, self._comm, self._survives = mpi, together.comm, survives
-        self._host = together.everyone[together.comm.rank].host
-        self._flat = FlatSum(mpi, together.comm)
+    def __init__(self, mpi: Any, group: ProcessGroup, *, survives: bool):
+        self._mpi, self._comm, self._survives = mpi, group.comm, survives
+        self._host = group.everyone[group.comm.rank].host
+        self._flat = FlatSum(mpi, group.comm)
         self._through: HierarchicalSum | None = None  # made for the first message that goes by hosts
         self._choices = AutotunerCache(NAMES)
         self._fixed: set[Hashable] = set()  # channels whose messages go by hosts, whatever is faster
         self._seconds = 0.0  # that the message has spent in what has several ways
-        self.by_hosts = False
+        self.hierarchical = False
 
-    def begin(self, message: ReduceMessage, key: TuningKey, *, fixed: bool) -> None:
+    def begin_message(self, message: ReduceMessage, key: TuningKey, *, fixed: bool) -> None:
         """Decide which way a message with large sums goes, which come to `sum`.
 
         Args:
           fixed: it goes by hosts, whatever is faster.
         """
-        choice = None if fixed else self._choices.of(key)
-        self.by_hosts = choice is None or choice.way == BY_HOSTS
+        choice = None if fixed else self._choices.get(key)
+        self.hierarchical = choice is None or choice.choice == HIERARCHICAL
         # Where a host's leader dies in the midst of it, some ranks may have all of it, and others nothing.
-        message.surround(partial(self._carry_out, message.about, key, choice), agreed=self.by_hosts)
+        message.wrap_reduce(partial(self._carry_out, message.about, key, choice), agreed=self.hierarchical)
 
     def _carry_out(
         self, about: str, key: TuningKey, choice: Autotuner | None, reduce: Callable[[], np.ndarray]
     ) -> np.ndarray:
         # Only here all are known to be about the same message, and what all know alike may change.
-        if self.by_hosts and self._through is None:
+        if self.hierarchical and self._through is None:
             self._through = HierarchicalSum(self._mpi, self._comm, self._host, survives=self._survives)
         self._seconds = 0.0
         result = reduce()
@@ -81,7 +81,7 @@ class Algorithms:
             self._fixed.add(key[0])
             return result
         self._choices.keep(key, choice)
-        choice.took(self._seconds)
+        choice.record(self._seconds)
         if (times := choice.due) is not None:
             self._comm.Allreduce(self._mpi.IN_PLACE, times, self._mpi.MAX)
             choice.compare(times, about)
@@ -92,21 +92,21 @@ class Algorithms:
         for one by one, and it is known of none before all are here that it has arrived.
         """
         began = perf_counter()
-        way = self._through if self.by_hosts and self._through is not None else self._flat
+        way = self._through if self.hierarchical and self._through is not None else self._flat
         way.sum(parts, lambda piece: None if look is None else look(piece.number, piece.start, piece.target))
         self._seconds += perf_counter() - began
 
-    def reduce(self, reduce: Callable[[HierarchicalSum | None], None]) -> None:
+    def reduce_timed(self, reduce: Callable[[HierarchicalSum | None], None]) -> None:
         """Reduce what else has several ways; `reduce` is given the hosts, if it goes by them."""
         began = perf_counter()
-        reduce(self._through if self.by_hosts else None)
+        reduce(self._through if self.hierarchical else None)
         self._seconds += perf_counter() - began
 
-    def in_words(self, channel: Hashable) -> str:
+    def describe(self, channel: Hashable) -> str:
         """Which way a channel's messages go, and why; nothing where none that is large was sent. Replicated."""
         if channel in self._fixed:
-            return f"{NAMES[BY_HOSTS]}, whatever is faster: in a deterministic program"
-        return self._choices.in_words(channel)
+            return f"{NAMES[HIERARCHICAL]}, whatever is faster: in a deterministic program"
+        return self._choices.describe(channel)
 
     def revoke(self) -> None:
         """Nobody waits any more for somebody who does not come."""
@@ -120,10 +120,10 @@ class Algorithms:
         self._through = None
 
 
-def multi_host_algorithms(mpi: Any, together: ProcessGroup, *, survives: bool) -> Algorithms | None:
+def multi_host_algorithms(mpi: Any, group: ProcessGroup, *, survives: bool) -> Algorithms | None:
     """The ways there are, or `None`: on one host, and on several of which each has one rank, there is only one."""
-    ranks = Counter(process.host for process in together.everyone)
-    return Algorithms(mpi, together, survives=survives) if 1 < len(ranks) < len(together.everyone) else None
+    ranks = Counter(process.host for process in group.everyone)
+    return Algorithms(mpi, group, survives=survives) if 1 < len(ranks) < len(group.everyone) else None
 
 
 def is_large(op: Any, nbytes: int) -> bool:
@@ -131,6 +131,6 @@ def is_large(op: Any, nbytes: int) -> bool:
     return bool(nbytes >= LARGE_BYTES and op == "sum")
 
 
-def has_ways(op: Any, nbytes: int) -> bool:
+def has_algorithms(op: Any, nbytes: int) -> bool:
     """Whether there are several ways between hosts for such a part."""
     return is_large(op, nbytes) or (nbytes >= LARGE_BYTES and isinstance(op, Sliced) and op.is_sum)

@@ -38,13 +38,13 @@ class Autotuner:
         self.about = ""
 
     @property
-    def way(self) -> int:
+    def choice(self) -> int:
         """The number of the way that the next message takes. Replicated."""
         if self.seconds is None:
             return len(self._times) % self._ways
         return int(np.argmin(self.seconds))
 
-    def took(self, seconds: float) -> None:
+    def record(self, seconds: float) -> None:
         """The message has arrived, after so long here."""
         self._times.append(seconds)
 
@@ -77,7 +77,7 @@ class AutotunerCache:
         self._names = names
         self._choices: dict[TuningKey, Autotuner] = {}  # the latest last
 
-    def of(self, key: TuningKey) -> Autotuner:
+    def get(self, key: TuningKey) -> Autotuner:
         """A message's; a new one, if it has none. It is not kept before `keep`."""
         return self._choices.get(key) or Autotuner(len(self._names))
 
@@ -92,11 +92,11 @@ class AutotunerCache:
         """The choice of a channel's latest message."""
         return next((choice for key, choice in reversed(self._choices.items()) if key[0] == channel), None)
 
-    def forget(self) -> None:
+    def clear(self) -> None:
         """All of them: others are together now."""
         self._choices.clear()
 
-    def in_words(self, channel: Hashable) -> str:
+    def describe(self, channel: Hashable) -> str:
         """Which way a channel's messages take, and why; nothing where it has none. Replicated."""
         choice = self.latest(channel)
         if choice is None:

@@ -81,10 +81,10 @@ class CudaAwareSums:
         self.results: PartsByNumber = {}
         self.always: int | None = None
 
-    def of(self, together: ProcessGroup) -> None:
+    def set_group(self, group: ProcessGroup) -> None:
         """Of these processes from now on. They agree on it in the first message that has large sums."""
-        self._together, self._why = together, None
-        self._choices.forget()
+        self._group, self._why = group, None
+        self._choices.clear()
 
     @property
     def through_host(self) -> bool:
@@ -94,7 +94,7 @@ class CudaAwareSums:
     def stays(self, parts: Sequence[Any], ops: Sequence[Reduction], channel: Hashable) -> list[int]:
         """Which parts most likely do not go through the host, so that no copies of them are begun. Local."""
         choice = self._choices.latest(channel)
-        way = choice.way if self.always is None and choice is not None else self.always
+        way = choice.choice if self.always is None and choice is not None else self.always
         return [] if way == HOST or channel in self._fixed else self._candidates(parts, ops)
 
     def _candidates(self, parts: Sequence[Any], ops: Sequence[Reduction]) -> list[int]:
@@ -103,7 +103,7 @@ class CudaAwareSums:
             return []
         return [j for j in range(1, len(parts)) if is_large(ops[j], parts[j].nbytes)]
 
-    def begin(
+    def begin_message(
         self,
         message: ReduceMessage,
         key: TuningKey,
@@ -120,7 +120,7 @@ class CudaAwareSums:
           fixed: they go through the host, whatever is faster: the bits of a sum depend on the way.
         """
         self.results, self._timed = {}, None
-        if not large or self._together.comm.size == 1:
+        if not large or self._group.comm.size == 1:
             return
         if self._device.platform != "cpu":
             self._remember(key[0])
@@ -129,13 +129,13 @@ class CudaAwareSums:
         candidates = {j: parts[j] for j in self._candidates(parts, ops)}
         if candidates:
             cuda.make_current(self._device)
-        message.surround(partial(self._carry_out, message, key, candidates, fixed), agreed=False)
+        message.wrap_reduce(partial(self._carry_out, message, key, candidates, fixed), agreed=False)
 
-    def end(self) -> None:
+    def end_message(self) -> None:
         """Behind each message, when all of it is on the devices."""
         if self._timed is not None:
             choice, began = self._timed
-            choice.took(perf_counter() - began)
+            choice.record(perf_counter() - began)
         self.results, self._timed = {}, None
 
     def _remember(self, channel: Hashable) -> None:
@@ -153,9 +153,9 @@ class CudaAwareSums:
         others: Callable[[], np.ndarray],
     ) -> np.ndarray:
         # Only here all are known to be about the same message, and what all know alike may change.
-        comm = self._together.comm
+        comm = self._group.comm
         if self._why is None:
-            self._why = agreed(comm.allgather(self._own), one_host=self._together.one_host)
+            self._why = agreed(comm.allgather(self._own), one_host=self._group.one_host)
         if self._why:
             return others()
         if self._way(comm, message.about, key, fixed) == DEVICES:
@@ -170,12 +170,12 @@ class CudaAwareSums:
         if fixed:
             self._fixed.add(key[0])
             return HOST
-        choice = self._choices.of(key)
+        choice = self._choices.get(key)
         self._choices.keep(key, choice)
         if (times := choice.due) is not None:
             comm.Allreduce(self._mpi.IN_PLACE, times, self._mpi.MAX)
             choice.compare(times, about)
-        way = choice.way
+        way = choice.choice
         self._timed = choice, perf_counter()
         return way
 
@@ -184,7 +184,7 @@ class CudaAwareSums:
         if self._shareable is not None and not self._held:
             self._shareable.free()
 
-    def in_words(self, channel: Hashable) -> str:
+    def describe(self, channel: Hashable) -> str:
         """How a channel's large sums go, in words; nothing on CPUs, or where none was sent. Replicated."""
         if channel not in self._channels or self._why is None:
             return ""
@@ -194,7 +194,7 @@ class CudaAwareSums:
             return NAMES[self.always]
         if channel in self._fixed:
             return f"{NAMES[HOST]}, whatever is faster: in a deterministic program"
-        return self._choices.in_words(channel)
+        return self._choices.describe(channel)
 
     # --- the sums -----------------------------------------------------------------------------------------------------
 
@@ -365,7 +365,7 @@ def says_cuda(mpi: Any) -> bool:
     return False
 
 
-def prepare(devices: Sequence[jax.Device] | None = None, environ: Mapping[str, str] = os.environ) -> None:
+def prepare_context(devices: Sequence[jax.Device] | None = None, environ: Mapping[str, str] = os.environ) -> None:
     """Before MPI is loaded: give this thread the context of the GPU that it will use. Open MPI looks for one when it
     begins, and without one it never maps the memory of other processes' GPUs, but copies it in pieces through the host.
 

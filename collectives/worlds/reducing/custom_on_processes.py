@@ -177,7 +177,7 @@ class CustomReductions:
             elif isinstance(op, Sliced):
                 by_slices(comm, op, rows, self._buffers[j], self._step)
 
-    def in_place(self, results: list[list[jax.Array]], devices: Sequence[jax.Device]) -> list[list[jax.Array]]:
+    def insert_own(self, results: list[list[jax.Array]], devices: Sequence[jax.Device]) -> list[list[jax.Array]]:
         """Results, of which the first worker's are right, with those of the others."""
         for j, rows in self._own.items():
             for i, (worker, device) in enumerate(zip(self._workers, devices, strict=True)):

@@ -14,7 +14,7 @@ import numpy as np
 from adaptive import CollectiveError
 from adaptive.extend import PartSpec
 
-from .algorithms import has_ways, is_large
+from .algorithms import has_algorithms, is_large
 
 ALIGNMENT = 64  # bytes; XLA on CPU takes buffers so aligned as they are, and copies others
 
@@ -99,19 +99,19 @@ class ReceiveBuffers(Buffers):
 
     def __init__(self, layout: MessageLayout, status: int, room: np.ndarray):
         super().__init__(layout)
-        self.text = in_words(layout, status)
+        self.text = describe_layout(layout, status)
         self.name = crc32(self.text.encode())
         parts = [(op, x.nbytes) for x, (_, _, op) in zip(self.buffers, layout, strict=True)]
-        self.has_ways = any(has_ways(*part) for part in parts)
+        self.has_algorithms = any(has_algorithms(*part) for part in parts)
         self.large_others = any(is_large(*part) for part in parts[1:])
         first = self.buffers[0]
-        self.in_frame = room[: len(first)] if len(first) <= len(room) else None
-        self.status_in_frame = status <= len(room)
-        where = self.in_frame if self.in_frame is not None else room if self.status_in_frame else first
+        self.in_preamble = room[: len(first)] if len(first) <= len(room) else None
+        self.status_in_preamble = status <= len(room)
+        where = self.in_preamble if self.in_preamble is not None else room if self.status_in_preamble else first
         self.free = where[len(where) - status :]
 
 
-def in_words(layout: MessageLayout, status: int) -> str:
+def describe_layout(layout: MessageLayout, status: int) -> str:
     """What a message is made of."""
     return f"{', '.join(f'{op} {dtype}{list(shape)}' for shape, dtype, op in layout)}; status {status}"
 

@@ -49,7 +49,7 @@ class Sharded:
     Args:
       devices: of all workers, in their order: one process's after another's.
       own: those of this process, in the order in which it has them.
-      in_frame: the size up to which part 0 of a message is summed in a frame (`JaxChannel`), in double precision.
+      in_preamble: the size up to which part 0 of a message is summed in a frame (`JaxChannel`), in double precision.
 
     Attributes:
       mesh, axis: as in `WorkerMesh`.
@@ -57,8 +57,8 @@ class Sharded:
 
     axis = "worker"
 
-    def __init__(self, devices: Sequence[jax.Device], own: Sequence[jax.Device], in_frame: int = -1):
-        self._in_frame = in_frame
+    def __init__(self, devices: Sequence[jax.Device], own: Sequence[jax.Device], in_preamble: int = -1):
+        self._in_frame = in_preamble
         self._per_process = [len(list(same)) for _, same in itertools.groupby(d.process_index for d in devices)]
         self.mesh = mesh = Mesh(np.array(devices), (self.axis,))
         self._size, self._own = len(devices), own
@@ -177,7 +177,7 @@ def _reduce_own(own: list[jax.Array], ops: Sequence[Reduction], by_step: Any, pa
     results: dict[int, jax.Array] = {}
     for group in groups.values():
         reduce = partial(_reduced, ops[group[0]], by_step, group[0])
-        results.update(zip(group, _together(reduce, [own[i] for i in group]), strict=True))
+        results.update(zip(group, _group(reduce, [own[i] for i in group]), strict=True))
     return [results[i] for i in range(len(own))]
 
 
@@ -190,7 +190,7 @@ def _reduced(op: Reduction, by_step: Any, part: int, x: jax.Array) -> jax.Array:
     return by_slices(op, x, by_step[0], "worker") if isinstance(op, Sliced) else _REDUCE[op](x)
 
 
-def _together(reduce: Callable[[jax.Array], jax.Array], parts: list[jax.Array]) -> list[jax.Array]:
+def _group(reduce: Callable[[jax.Array], jax.Array], parts: list[jax.Array]) -> list[jax.Array]:
     """What `reduce` makes of the parts, as of one array."""
     if len(parts) == 1:
         return [reduce(parts[0])]

@@ -49,7 +49,7 @@ class SharedMemorySum:
         self._rows, self._results = memory[:-1], memory[-1]
         self._rank, self._meet = rank, meet
 
-    def room(self, layout: MessageLayout) -> SharedMemoryBuffers | None:
+    def buffers(self, layout: MessageLayout) -> SharedMemoryBuffers | None:
         """Where messages of one layout arrive; `None` for what numpy does not reduce as XLA does: the same on all
         processes.
         """
@@ -115,13 +115,13 @@ class SharedMemoryMessage:
         self._received, self._loads = room.received, room.loads
         self._sent = [[np.asarray(x).reshape(-1) for x in column] for column in zip(*parts, strict=True)]
 
-    def put(self) -> None:
+    def prepare(self) -> None:
         """Write the first load; who comes to an agreement behind it knows that all have."""
         if self._loads:
             with np.errstate(all="ignore"):
                 self._way.write(self._loads[0], self._sent, self._functions)
 
-    def arrive(self) -> list[list[jax.Array]]:
+    def reduce(self) -> list[list[jax.Array]]:
         """The parts, reduced, of each of this process's workers."""
         with np.errstate(all="ignore"):
             for number, load in enumerate(self._loads):
