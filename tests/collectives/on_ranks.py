@@ -152,7 +152,7 @@ class Counting:
 )
 def test_a_small_message_is_one_allreduce_and_a_large_one_is_one_more(world, monkeypatch, floats, allreduces):
     counting = Counting(world.transport.comm)
-    monkeypatch.setattr(world, "comm", counting)
+    monkeypatch.setattr(world.transport, "comm", counting)
     for _ in range(2):  # new layouts cost no more than known ones
         x = [[jax.device_put(np.ones(floats, np.float32), d)] for d in world.devices]
         results, _ = world.exchange(x, ["sum"], np.zeros(0, np.float32))
@@ -182,7 +182,7 @@ def test_small_sums_in_double_precision_are_not_rounded(world):
 
 def test_a_world_that_is_left_in_the_middle_of_a_message_says_so(make_world, monkeypatch):
     with make_world() as torn:
-        monkeypatch.setattr(torn._frame, "heard", lambda: 1 / 0)
+        monkeypatch.setattr(torn.transport.preamble, "heard", lambda: 1 / 0)
         with pytest.raises(ZeroDivisionError):
             send(torn, np.zeros(500, np.float32))
         monkeypatch.undo()
