@@ -97,7 +97,7 @@ def main() -> None:
                 ways = {DEVICES: single(by_devices, x), HOST: single(by_host, x), ALLREDUCE: of_mpi(device, [x])}
                 rows += compare(f"{size} MiB", ways, given.rounds)
         goes = by_devices.algorithm(0)
-        gpus = sorted({own.device for own in by_devices.comm.allgather(by_devices.transport.cuda_sums._own)})
+        gpus = sorted({own.device for own in by_devices.transport.comm.allgather(by_devices.transport.cuda_sums._own)})
     if rank == 0:
         print(f"large sums go {goes or 'as on GPUs'}", flush=True)
         ratios = ", ".join(f"{row.ratio_of_medians:.2f}" for row in rows[::3])

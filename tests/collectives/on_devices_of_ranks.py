@@ -35,13 +35,13 @@ def exchange(world, shapes=SHAPES, dtypes=TYPES, ops=None):
         + [jax.device_put(value(worker, *kind), device) for kind in zip(shapes, dtypes, strict=True)]
         for worker, device in zip(world.workers, world.devices, strict=True)
     ]
-    went, end = [], world.transport.cuda_sums.end
+    went, end = [], world.transport.cuda_sums.end_message
 
     def looked_at():
         went.extend(sorted(world.transport.cuda_sums.results))
         end()
 
-    with patch.object(world.transport.cuda_sums, "end", looked_at):
+    with patch.object(world.transport.cuda_sums, "end_message", looked_at):
         rows, _ = world.exchange(parts, ["sum", *(ops or ["sum"] * len(shapes))], NO_STATUS)
     return rows[0][1:], went
 
@@ -167,7 +167,7 @@ def test_a_deterministic_program_goes_through_the_host(world):
         assert went == [[], [], []]
         fixed.transport.cuda_sums._remember(0)
         if fixed.size > 1:
-            assert fixed.algorithm(0) == "through the host, whatever is faster: in a deterministic program"
+            assert fixed.algorithm(0) == "through the host, not measured: in a deterministic program"
 
 
 def test_it_says_how_large_sums_go(world):

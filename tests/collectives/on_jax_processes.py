@@ -32,7 +32,7 @@ def either(world, monkeypatch, request):
     """That world, whose processes of one host share memory; and without it, as on several hosts."""
     assert world.shared_memory is not None
     if request.param == "by XLA":
-        monkeypatch.setattr(world, "_memory", None)
+        monkeypatch.setattr(world, "shared_memory", None)
     return world
 
 
@@ -107,7 +107,7 @@ def test_a_layout_is_compiled_once_and_before_the_frame(world, monkeypatch):
     jax.monitoring.register_event_duration_secs_listener(lambda name, *_, **__: compiled.append(name))
     try:
         announce = world.transport.preamble.announce
-        monkeypatch.setattr(world, "_memory", None)
+        monkeypatch.setattr(world, "shared_memory", None)
         monkeypatch.setattr(
             world.transport.preamble, "announce", lambda number: (compiled.append("frame"), announce(number))
         )
@@ -149,7 +149,7 @@ def test_what_is_larger_than_a_row_of_shared_memory_goes_through_it_in_several_l
         shared_memory._loads.cache_clear()
         world._kept.clear()
     assert all((times == 1).all() for times in seen)
-    monkeypatch.setattr(world, "_memory", None)
+    monkeypatch.setattr(world, "shared_memory", None)
     for i, wanted in enumerate(exchanged()):
         for results in found:
             np.testing.assert_array_equal(results[i], wanted)
@@ -255,7 +255,7 @@ def test_listing_1_takes_the_course_of_one_process_with_as_many_devices(world):
 
 
 def test_small_parts_that_are_reduced_alike_travel_as_one(world, monkeypatch):
-    monkeypatch.setattr(world, "_memory", None)
+    monkeypatch.setattr(world, "shared_memory", None)
     row = [
         jax.device_put(x) for x in (np.ones(3, np.float32), np.float32(2), np.ones((2, 2), np.float32), np.arange(4))
     ]

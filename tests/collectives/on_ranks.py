@@ -208,7 +208,7 @@ def test_threads_need_an_mpi_that_allows_them(make_world, monkeypatch):
         thread.start()
         thread.join()
     assert len(refused) == 1
-    assert "MPI was initialised for one thread at a time, and thread 'of its own' uses MPIWorld(" in refused[0]
+    assert "MPI was initialized for one thread at a time, and thread 'of its own' uses MPIWorld(" in refused[0]
 
 
 # --- what a message costs in Python -----------------------------------------------------------------------------------

@@ -193,7 +193,7 @@ class CudaAwareSums:
         if self.always is not None:
             return NAMES[self.always]
         if channel in self._fixed:
-            return f"{NAMES[HOST]}, whatever is faster: in a deterministic program"
+            return f"{NAMES[HOST]}, not measured: in a deterministic program"
         return self._choices.describe(channel)
 
     # --- the sums -----------------------------------------------------------------------------------------------------
