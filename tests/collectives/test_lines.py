@@ -8,8 +8,8 @@ from contextlib import closing, contextmanager
 
 import pytest
 
-from collectives.worlds.transport import tcp_tree
 from collectives.worlds.launch import LaunchError
+from collectives.worlds.transport import tcp_tree
 from tests.speed import limit
 
 SECRET = bytes(range(2 * tcp_tree._SECRET))
