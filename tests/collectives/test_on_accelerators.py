@@ -49,7 +49,7 @@ def test_there_is_a_reason_where_mpi_is_not_to_read_a_device(monkeypatch):
     assert why_not(None, jax.devices("cpu")[0]) == "there is no accelerator"
     assert reach(None, jax.devices("cpu")[0]) == DeviceAccess("there is no accelerator")
     amd = SimpleNamespace(platform="gpu", client=SimpleNamespace(platform_version="PJRT C API\nrocm 60300"))
-    assert why_not(None, amd) == "devices are not NVIDIA's"
+    assert why_not(None, amd) == "the devices are not NVIDIA GPUs"
     for says, why in (True, ""), (False, "MPI is not CUDA-aware"):
         monkeypatch.setattr(cuda_aware, "says_cuda", lambda mpi, says=says: says)
         assert why_not(None, NVIDIA) == why
