@@ -26,7 +26,7 @@ from collectives.worlds.reducing import cuda_aware
 from collectives.worlds.reducing.cuda_aware import NAMES, DeviceAccess
 
 if "--late" not in sys.argv:
-    cuda_aware.prepare()  # what a world does before it loads MPI, which the next line imports
+    cuda_aware.prepare_context()  # what a world does before it loads MPI, which the next line imports
 from exchange_resnet50 import measure, our_way, resnet50, setting
 from mpi4py import MPI
 

@@ -16,7 +16,7 @@ from collectives.worlds.reducing.cuda_aware import (
     DeviceAccess,
     agreed,
     groups,
-    prepare,
+    prepare_context,
     reach,
     says_cuda,
     why_not,
@@ -107,12 +107,12 @@ def test_before_mpi_is_loaded_there_is_a_context_on_the_gpu_that_will_be_used(mo
     monkeypatch.setattr(cuda, "make_current", current.append)
     gpus = [SimpleNamespace(**vars(NVIDIA), number=i) for i in range(2)]
     monkeypatch.setattr(jax, "local_devices", lambda: gpus)
-    prepare(environ=environ)
-    prepare(gpus[1:], environ=environ)
+    prepare_context(environ=environ)
+    prepare_context(gpus[1:], environ=environ)
     assert current == [gpus[number], gpus[1]]
     monkeypatch.undo()
     monkeypatch.setattr(cuda, "make_current", current.append)
-    prepare(environ=environ)  # of CPUs
+    prepare_context(environ=environ)  # of CPUs
     assert len(current) == 2
 
 
