@@ -88,7 +88,7 @@ def test_programs_of_one_layout_do_not_share_their_buffers(world):
         for _ in range(2):
             p.step()
             q.step()
-        buffers = [program._engine._channels[0]._buffers.buffers[0] for program in (p, q)]
+        buffers = [program._engine.context.channels[0]._buffers.buffers[0] for program in (p, q)]
         assert not np.shares_memory(*buffers)
 
 
