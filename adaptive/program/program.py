@@ -44,9 +44,9 @@ from adaptive.data.stream import Share, Stream
 from adaptive.data.tables import by_column
 from adaptive.graph.plan import Plan
 from adaptive.graph.planner import Planner
-from adaptive.observe.advice import Advice
 from adaptive.observe.events import Asked, Listener, Listeners, StepEvent, Subscription, hook_values
 from adaptive.observe.report import Report
+from adaptive.observe.run_warnings import RunWarnings
 from adaptive.observe.sinks import Sink, SinkThread, checked
 from adaptive.operators.sources import Reading
 from adaptive.runtime.cache import share_compilations
@@ -276,7 +276,7 @@ class Program:
         self._membership_changes = MembershipChanges(self.world, self._name, parts, self._clock, self._update)
         self._listeners = Listeners()
         self._tracing = Tracing(self.world, self._name, self._engine, self._activity)
-        self._advice = Advice(
+        self._run_warnings = RunWarnings(
             *(self._plan, self._hooks, bool(resizable), None if self._stream.in_memory else self._status.inputs),
             deterministic=bool(deterministic),
             tells=self._engine.has_status,
@@ -423,7 +423,7 @@ class Program:
             None if steps is None else self._step + count("steps", steps),
         )
         self._decisions.stopped = False
-        self._advice.begin()
+        self._run_warnings.begin()
         listening = nullcontext() if checkpoint is None else SignalHandlers()
         with listening, self._shown(progress), self._logged(log, record), self._kept(checkpoint) as checkpointer:
             all_leave: AllLeave | None = None
@@ -751,7 +751,7 @@ class Program:
             hyperparameters=in_force,
         )
         if not self.world.rank:
-            self._advice.take(report, self._status.heard, self._clock.beside_compiler)
+            self._run_warnings.take(report, self._status.heard, self._clock.beside_compiler)
         if asked is not None:
             values = hook_values(self._hooks, outcome.hooks)
             decided, requests = self._decisions.last_asked if decision is not None else ((), ())
@@ -931,7 +931,7 @@ class Program:
         self._run_id, self._restored = parsed.run_id or self._run_id, True
         self._digest.restart(parsed.step, digests)
         self._clock.restart()
-        self._advice.begin()
+        self._run_warnings.begin()
         self._boards.forget()
         if found is not None:
             self._directories.add(found.directory)

@@ -254,7 +254,7 @@ class SteadyLoop:
             }
         )
         if not world.rank:
-            p._advice.take(report, p._status.heard, clock.beside_compiler)
+            p._run_warnings.take(report, p._status.heard, clock.beside_compiler)
         return report
 
     def _take_seconds(self, outcome: Outcome) -> None:
