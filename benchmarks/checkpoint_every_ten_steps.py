@@ -76,7 +76,7 @@ def ours(directory: Path):
     def step():
         number = next(steps).step
         if number % EVERY == 5:
-            program._checkpointer.wait()
+            program._parts.run.checkpointer.wait()
         return number
 
     return step

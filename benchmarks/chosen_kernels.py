@@ -167,7 +167,7 @@ def plausible(batch: int) -> list[tuple[int, ...]]:
 
 def in_alternation(made: ad.Program, ways: Sequence[tuple[int, ...]], rounds: int) -> np.ndarray:
     """Processor seconds of a step with each way; shape=(rounds, ways)."""
-    kernels, seconds = made._engine.kernels, np.empty((rounds, len(ways)))
+    kernels, seconds = made._parts.engine.kernels, np.empty((rounds, len(ways)))
     kernels.require_calls([sorted(set(itertools.chain(*ways)))])
     for r in range(-3, rounds):
         for i in range(len(ways)):

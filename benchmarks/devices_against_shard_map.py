@@ -67,7 +67,7 @@ def by_shard_map(model: Model, devices: list[jax.Device]) -> Callable[[int], jax
 @contextmanager
 def by_general_path(ours: ad.Program) -> Iterator[None]:
     """Have the program take its steps as it does where batches are not equal."""
-    engine = ours._engine
+    engine = ours._parts.engine
     spmd, engine._spmd = engine._spmd, None
     try:
         yield

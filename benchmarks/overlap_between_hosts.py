@@ -137,7 +137,7 @@ def on_rank(rounds: int, stages: int | Literal["auto"], first: int) -> None:
         pin(sorted(os.sched_getaffinity(0))[world.rank % 2])
         examples, share = fitted(world, first)
         whole, cut = built(world, examples, False), built(world, examples, stages)
-        layouts = [layout.nbytes for layout in cut._engine.layouts]
+        layouts = [layout.nbytes for layout in cut._parts.engine.layouts]
         alone = built(nobody, examples, len(layouts))
         decided = next(line for line in cut.explain().splitlines() if line.startswith("overlap"))
         for program in (whole, cut, alone):
@@ -158,7 +158,7 @@ def on_rank(rounds: int, stages: int | Literal["auto"], first: int) -> None:
                 began, used = time.perf_counter(), time.process_time()
                 with manner():
                     told = program.step()
-                jax.block_until_ready(program._engine.states[0])
+                jax.block_until_ready(program._parts.engine.states[0])
                 seconds, used = time.perf_counter() - began, time.process_time() - used
                 if n >= 0:
                     seen[name].append((seconds, max(told.compute_seconds), told.breakdown.exchanging, used))
@@ -177,7 +177,7 @@ def on_rank(rounds: int, stages: int | Literal["auto"], first: int) -> None:
 
 def course(program: ad.Program, steps: int) -> dict[str, tuple[float, float]]:
     """When what began and ended in a step of this rank, in seconds: medians of some steps, by their ends."""
-    engine, seen = program._engine, Timeline()
+    engine, seen = program._parts.engine, Timeline()
     engine.context.timeline, engine.context.activity.turned = seen, seen.turned
     for _ in range(steps):
         program.step()

@@ -38,7 +38,8 @@ class FixedMembership:
         """The number of members: how many workers there are now."""
         return len(self.members)
 
-    def poll_reserve_terminating(self) -> bool:
+    @property
+    def reserve_terminating(self) -> bool:
         """No process is in reserve."""
         return False
 
@@ -148,7 +149,8 @@ class Seats(FixedMembership):
         """How many workers there can be: on all seats but those whose workers have left for good."""
         return len(self._joined_in) - len(self._gone)
 
-    def poll_ready(self) -> int:
+    @property
+    def ready(self) -> int:
         """How many of those who were called in are ready to join: all of them."""
         return max(0, min(self._called, self.most) - len(self.members))
 

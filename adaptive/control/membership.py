@@ -53,14 +53,16 @@ class Recruiting(Protocol):
     def processes(self) -> int: ...
     @property
     def survives(self) -> bool: ...
-    def poll_reserve_terminating(self) -> bool: ...
+    @property
+    def reserve_terminating(self) -> bool: ...
     @property
     def least(self) -> int: ...
     @property
     def most(self) -> int: ...
     @property
     def respawn(self) -> bool: ...
-    def poll_ready(self) -> int: ...
+    @property
+    def ready(self) -> int: ...
 
     def nearest(self, workers: int) -> int: ...
     def request_workers(self, workers: int) -> None: ...
@@ -209,7 +211,7 @@ class Membership:
         moments wait for the others; when it is time for one, all who want to leave do.
         """
         told = self._termination()
-        if self._world.poll_reserve_terminating():
+        if self._world.reserve_terminating:
             return MUST
         if told is None:
             return 0
@@ -273,7 +275,7 @@ class Membership:
     @property
     def newcomers(self) -> int:
         """How many of those who are missing are ready, as far as this process knows. Local."""
-        return self._world.poll_ready() if self.target > len(self._world.members) else 0
+        return self._world.ready if self.target > len(self._world.members) else 0
 
     def agreed(self, *, newcomers: int, wishes: np.ndarray) -> None:
         """Take what all processes have said in this step.

@@ -2,30 +2,9 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
-from adaptive.base.world import World
-
-from .state_transfer import ProgramParts, pack, receive_buffers, unpack
-from .step_checks import StepClock, UpdateCheck
+from .parts import ProgramParts, RunLimit, RunProgress
+from .state_transfer import pack, receive_buffers, unpack
 from .tracing import Traced
-
-
-class RunLimit(NamedTuple):
-    """Where a run ends, unless a hook stops it before. `None`: no limit. Replicated."""
-
-    epoch: int | None = None
-    step: int | None = None
-
-
-class RunProgress(NamedTuple):
-    """How far a run has come. Replicated."""
-
-    step: int  # steps done
-    limit: RunLimit
-    stopped: bool  # by a hook
-    run_id: str
-    traced: Traced | None = None
 
 
 class RunEnds(Exception):
@@ -52,13 +31,11 @@ class MembershipChanges:
     """Applies changes of membership between two steps of a program.
 
     Args:
-      name: of the program.
-      parts: whose state a joining process receives.
-      clock, update: see `StepClock` and `UpdateCheck`.
+      parts: of the program. A joining process receives their state.
     """
 
-    def __init__(self, world: World, name: str, parts: ProgramParts, clock: StepClock, update: UpdateCheck):
-        self._world, self._name, self._parts, self._clock, self._update = world, name, parts, clock, update
+    def __init__(self, parts: ProgramParts):
+        self._world, self._parts = parts.world, parts
 
     @property
     def settled(self) -> bool:
@@ -80,22 +57,22 @@ class MembershipChanges:
         while self._world.in_reserve:
             self._world.wait(self._parts.engine.kernels.can_join)
             if not self._world.in_reserve:
-                self._clock.restart()
+                self._parts.clock.restart()
         over = self._world.needs_state_transfer and not self._world.run_under_way
         progress = self.transfer_state(progress)
         if over:
             raise RunOver(progress)
         members = self._parts.members
         if members.changed:
-            self._clock.forget(members.places(members.refresh()))
+            self._parts.clock.forget(members.places(members.refresh()))
         return progress
 
     def _change(self, step: int) -> None:
         membership = self._parts.membership
         if not membership.due or self._world.in_reserve:
             return
-        self._update.together(step, "a change of members")
-        leavers = membership.change(f"after step {step} of {self._name}")
+        self._parts.update.together(step, "a change of members")
+        leavers = membership.change(f"after step {step} of {self._parts.name}")
         if membership.all_leave:
             signals = " and ".join(sorted({leaver.signal for leaver in leavers}))
             raise AllLeave(f"{membership.why_all_leave} ({signals})")
@@ -112,12 +89,12 @@ class MembershipChanges:
             return progress
         parts = self._parts
         parts.hooks.catch_up(parts.sizes)
-        about = f"what newcomers have to know of {self._name}"
+        about = f"what newcomers have to know of {self._parts.name}"
         received = self._world.transfer_state(
             lambda: pack(parts, tuple(progress)), lambda: receive_buffers(parts), about
         )
         if received is None:
             return progress
-        self._update.told = False
+        self._parts.update.told = False
         step, limit, stopped, run_id, traced = unpack(parts, received)
         return RunProgress(step, RunLimit(*limit), stopped, run_id, traced and Traced(*traced))

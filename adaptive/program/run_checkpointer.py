@@ -9,19 +9,20 @@ from __future__ import annotations
 
 import atexit
 import time
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import Any
 
+from adaptive.base.ambient import with_build_settings
 from adaptive.base.errors import CheckpointError
 from adaptive.base.failure import fails_together
 from adaptive.base.roster import with_same_members
 from adaptive.observe.report import Report
 
 from .checkpoint import has_local
+from .checkpoint import save as _save
 from .checkpoints import Checkpoints
+from .parts import ProgramParts
 from .writer import Writer
-
-if TYPE_CHECKING:
-    from .program import Program
 
 
 class RunCheckpointer:
@@ -33,28 +34,28 @@ class RunCheckpointer:
     """
 
     @fails_together("in opening the checkpoints of")
-    def __init__(self, options: Checkpoints, program: Program):
-        self.world, self._name, self._program = program.world, program._name, program
+    def __init__(self, options: Checkpoints, parts: ProgramParts):
+        self.world, self._name, self._ambient, self._parts = parts.world, parts.name, parts.ambient, parts
         if not isinstance(options, Checkpoints):
             raise CheckpointError(
                 f'checkpoint= takes where and how often:  ad.Checkpoints("run/", every="1 epoch"); got {options!r}.'
             )
         self._options, self._every = options, options.interval
-        self._writer = Writer(options, program._flush_logs)
+        self._writer = Writer(options, parts.run.flush_logs)
         self._saved = time.monotonic()
         self._last_kept: bool | None = None  # whether the last step has left one; `None` before the first
         self._left_out = self._told = False  # the last that was due; and whether that has ever been told
-        self._status = program._status
-        if self._every.unit == "minute" and self.world.processes > 1 and not program._engine.has_status:
+        self._status = parts.status
+        if self._every.unit == "minute" and self.world.processes > 1 and not parts.engine.has_status:
             raise CheckpointError(
                 f"every={options.every!r}: rank 0 has to tell the others when, with a step's last message, and a step "
                 'of this program has none. Count steps or epochs:  every="1 epoch"'
             )
         if self._every.unit == "epoch":
-            program._stream.check_epochs(f'every="100 steps" for every={options.every!r}')
+            parts.stream.check_epochs(f'every="100 steps" for every={options.every!r}')
         if not self.world.rank:
-            self._writer.open(options.path in program._directories, program.run_id)
-        program._directories.add(options.path)
+            self._writer.open(options.path in parts.run.directories, parts.run.run_id)
+        parts.run.directories.add(options.path)
         atexit.register(self.close)  # of a run that is left lying about half way, nobody else closes it in time
 
     def after(self, report: Report) -> None:
@@ -63,7 +64,7 @@ class RunCheckpointer:
             due = self._minutes_have_passed()
         else:
             before = report.examples - report.global_batch
-            epoch = self._program._stream.epoch_length
+            epoch = self._parts.stream.epoch_length
             due = self._every.due(report.step, before, report.examples, epoch)
         self._last_kept = due
         if due:
@@ -91,13 +92,17 @@ class RunCheckpointer:
 
         def taken() -> tuple[bool, dict[str, Any]]:
             writes = self.world.rank == 0 and self._is_free(wait)
-            return writes, self._program._snapshot(self._writer.copies.begin() if writes else _uncopied)
+            return writes, self._snapshot(self._writer.copies.begin() if writes else _uncopied)
 
         writes, checkpoint = with_same_members(self.world, taken)  # if rank 0 is lost meanwhile, its successor writes
         if writes:
             self._writer.write(checkpoint)
             if wait:
                 self._writer.wait()
+
+    @with_build_settings
+    def _snapshot(self, copy: Callable[[Any], Any]) -> dict[str, Any]:
+        return snapshot(self._parts, copy)
 
     def _is_free(self, wait: bool) -> bool:
         """Whether this process can write a checkpoint now. If not, note that one is left out."""
@@ -107,7 +112,7 @@ class RunCheckpointer:
         if self._left_out and not self._told:
             self._told = True
             self._writer.note(
-                f"no checkpoint of step {self._program.steps}: the one before is still being written. Any other that "
+                f"no checkpoint of step {self._parts.run.step}: the one before is still being written. Any other that "
                 f"comes too soon is left out without a word: every={self._options.every!r} is shorter than what the "
                 "disk takes."
             )
@@ -121,14 +126,14 @@ class RunCheckpointer:
         """
         if self._last_kept is None and not in_any_case:
             return
-        if not self._last_kept or has_local(self._program._engine):
+        if not self._last_kept or has_local(self._parts.engine):
             self.save(wait=True)
         elif self.world.rank == 0:  # the others have done their part
             self._writer.wait()
             if self._left_out or self._writer.newest is None:
                 self.save(wait=True)
 
-    def told(self) -> list[str]:
+    def drain_notes(self) -> list[str]:
         """Notes since the last report. Of rank 0."""
         return self._writer.told()
 
@@ -149,5 +154,18 @@ class RunCheckpointer:
 
 
 def _uncopied(leaf: Any) -> Any:
-    """For those who do not write."""
+    """Return the leaf: a process that does not write copies nothing."""
     return leaf
+
+
+def snapshot(parts: ProgramParts, copy: Callable[[Any], Any] | None = None) -> dict[str, Any]:
+    """Return a checkpoint. Communicates. Take it again if members were lost meanwhile: its local leaves are of other
+    workers then.
+
+    Args:
+      copy: copies an array from the device; by default into memory of its own.
+    """
+    p = parts
+    p.update.together(p.run.step, "a checkpoint")
+    changing = p.engine, p.hooks, p.sizes, p.membership, p.stream
+    return _save(*changing, step=p.run.step, run_id=p.run.run_id, like=p.form.shapes, copy=copy)

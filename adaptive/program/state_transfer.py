@@ -6,35 +6,13 @@ Local state (`per_worker_state`) is not transferred: on a new worker it has its 
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
 from adaptive.base.world import TransferPayload
-from adaptive.control.batch_sizes import BatchSizes
-from adaptive.control.decision_digest import DecisionDigest
-from adaptive.control.hooks import Hooks
-from adaptive.control.hyperparameters import Hyperparameters
-from adaptive.control.membership import Membership
-from adaptive.data.stream import Stream
-from adaptive.runtime.engine import Engine
 
-from .member_tracker import MemberTracker
-from .step_checks import SkippedSteps
-
-
-class ProgramParts(NamedTuple):
-    """The parts of a program whose state changes from step to step."""
-
-    engine: Engine
-    hooks: Hooks
-    hyperparameters: Hyperparameters
-    sizes: BatchSizes
-    membership: Membership
-    members: MemberTracker
-    digest: DecisionDigest
-    stream: Stream
-    skipped: SkippedSteps
+from .parts import ProgramParts
 
 
 def pack(parts: ProgramParts, progress: Any) -> TransferPayload:

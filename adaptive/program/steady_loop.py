@@ -11,16 +11,13 @@ here where a comprehension would read better: up to Python 3.11 that is a call.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, cast
-from weakref import ref
+from typing import Any
 
 import numpy as np
 
 from adaptive.base.activity import INPUT, OTHER
 from adaptive.base.signals import PENDING_TERMINATION
 from adaptive.base.world import MembersChanged
-from adaptive.data.shards import Shards
 from adaptive.data.stream import Share
 from adaptive.observe.report import Report, report_of
 from adaptive.operators.sources import Reading
@@ -28,20 +25,20 @@ from adaptive.runtime.microbatches import Microbatches
 from adaptive.runtime.outcome import Outcome
 from adaptive.runtime.steady_step import SteadyStep
 
-if TYPE_CHECKING:
-    from .program import Program
+from .membership_changes import MembershipChanges
+from .parts import ProgramParts
 
 
 class SteadyLoop:
     """Takes the steps of a program that are like the one before.
 
     Args:
-      program: whose steps.
+      parts: of the program.
+      membership_changes: applied before a general step.
     """
 
-    def __init__(self, program: Program):
-        # Not kept alive: a program that nobody holds lets its arrays go at once, and not when cycles are collected.
-        self._program = cast("Callable[[], Program]", ref(program))
+    def __init__(self, parts: ProgramParts, membership_changes: MembershipChanges):
+        self._parts, self._membership_changes = parts, membership_changes
         self._on = False  # whether the last step has found nothing that keeps the next one from being like it
         self._trial = False  # whether the last step has tried kernel calls that may be slower
         self._share: Share | None = None  # of the next step, whose kernel calls are dispatched already
@@ -51,26 +48,26 @@ class SteadyLoop:
 
     def look(self) -> None:
         """Find out, behind a step that was not such a one, whether the next can be; and work out what it needs."""
-        p = self._program()
-        world, sizes = p.world, p._sizes
+        p = self._parts
+        world, sizes = p.world, p.sizes
         self.stop()
-        self._on = p._compiled and sizes.pending is None and p._membership_changes.settled
+        self._on = p.run.compiled and sizes.pending is None and self._membership_changes.settled
         if not self._on:
             return
         if self._sizes != sizes.current:  # the same array while sizes stay: `SteadyStep` compares by identity
             self._taking_part = np.asarray(sizes.current) > 0
-        self._sizes, self._asked = sizes.current, p._membership.asked
-        self._steady = p._engine.steady_step(self._sizes)
+        self._sizes, self._asked = sizes.current, p.membership.asked
+        self._steady = p.engine.steady_step(self._sizes)
         self._generation, self._run_under_way = world.generation, world.run_under_way
         self._workers = tuple(world.workers)
         self._size, self._total = self._sizes[self._workers[0]], sum(self._sizes)
-        self._least_calls = p._engine.least_calls_of(self._size, self._total)
-        self._epoch = p._stream.epoch
-        self._simple = not isinstance(p._data, Shards)  # whose reports need no notes on shards
+        self._least_calls = p.engine.least_calls_of(self._size, self._total)
+        self._epoch = p.stream.epoch
+        self._simple = p.shards is None  # whose reports need no notes on shards
         self._said: tuple[Any, ...] = ()
-        self._in_force = p._hyperparameters.values
-        self._more = p._decisions.last
-        self._search = p._skips.next_raises
+        self._in_force = p.hyperparameters.values
+        self._more = p.decisions.last
+        self._search = p.skipped.next_raises
         self._same = {  # in all reports
             "batch_sizes": self._sizes,
             "global_batch": self._total,
@@ -92,17 +89,17 @@ class SteadyLoop:
         """Return whether the next step is one of those; if not, it has to go through all of `Program`."""
         if not self._on:
             return False
-        p = self._program()
-        world, sizes = p.world, p._sizes
+        p = self._parts
+        world, sizes = p.world, p.sizes
         if (
             sizes.current is not self._sizes
             or sizes.pending is not None
             or world.generation != self._generation
             or world.run_under_way != self._run_under_way
-            or p._membership.asked != self._asked
+            or p.membership.asked != self._asked
             or PENDING_TERMINATION
-            or p._engine.context.timeline is not None
-            or (world.run_under_way and not p._membership_changes.settled)
+            or p.engine.context.timeline is not None
+            or (world.run_under_way and not self._membership_changes.settled)
         ):
             self.stop()
         return self._on
@@ -117,8 +114,8 @@ class SteadyLoop:
         Returns:
           What came of it; `None` where members were lost in it: then nothing of it counts.
         """
-        p = self._program()
-        engine, status = p._engine, p._status
+        p = self._parts
+        engine, status = p.engine, p.status
         kernels, steady, size = engine.kernels, self._steady, self._size
         if steady is None:
             return self._through_engine(since)
@@ -133,92 +130,92 @@ class SteadyLoop:
             steady.forget_ahead()
             return self._through_engine(since)
         self._trial = choice.trial
-        p._activity.now, p._activity.waited_before, asked = INPUT, p.world.waited, time.perf_counter()
-        share, self._share = self._share or p._stream.take(self._sizes), None
+        p.activity.now, p.activity.waited_before, asked = INPUT, p.world.waited, time.perf_counter()
+        share, self._share = self._share or p.stream.take(self._sizes), None
         input_seconds = time.perf_counter() - asked
         self._say(p)
         reading = self._reading(0, share.offsets[0], since)
         try:
             return steady(
-                *(share, reading, choice, p._stream.prefetch, self._check_update, self._search, self._more),
+                *(share, reading, choice, p.stream.prefetch, self._check_update, self._search, self._more),
                 *(began, input_seconds),
             )
         except MembersChanged:
             self.stop()
-            p._activity.took(began, (input_seconds, 0.0, 0.0), time.perf_counter())
+            p.activity.took(began, (input_seconds, 0.0, 0.0), time.perf_counter())
             return None
         finally:
             status.repeats = False
 
-    def _say(self, p: Program) -> None:
+    def _say(self, p: ProgramParts) -> None:
         """Have the status repeat what this process said of itself in the step before, if none of that has changed."""
-        kernels, status = p._engine.kernels, p._status
-        says = (p._digest.value, status.asks, p.world.processes, kernels.compiled.complete, kernels.call_examples)
+        kernels, status = p.engine.kernels, p.status
+        says = (p.digest.value, status.asks, p.world.processes, kernels.compiled.complete, kernels.call_examples)
         status.repeats = says == self._said
         if not status.repeats:
-            self._said, self._more, self._in_force = says, p._decisions.last, p._hyperparameters.values
+            self._said, self._more, self._in_force = says, p.decisions.last, p.hyperparameters.values
 
     def _through_engine(self, since: float) -> Outcome | None:
         """Take a step of several workers of this process, or of several levels."""
-        p = self._program()
-        activity, readings = p._activity, []
+        p = self._parts
+        activity, readings = p.activity, []
         activity.begin()
         activity.turn(INPUT)
-        share = p._stream.take(self._sizes)
+        share = p.stream.take(self._sizes)
         activity.turn(OTHER)
         self._say(p)
         for place, offset in enumerate(share.offsets):
             readings.append(self._reading(place, offset, since))
         try:
-            return p._engine.step(share, readings, self._meanwhile, search=p._skips.next_raises, more=self._more)
+            return p.engine.step(share, readings, self._meanwhile, search=p.skipped.next_raises, more=self._more)
         except MembersChanged:
             self.stop()
             return None
         finally:
-            p._status.repeats = False
-            kernels = p._engine.kernels
+            p.status.repeats = False
+            kernels = p.engine.kernels
             self._trial = True in [kernels.choice(place).trial for place in range(len(self._workers))]
 
     def _reading(self, place: int, offset: int, since: float) -> Reading:
-        p, worker = self._program(), self._workers[place]
-        size, seconds = self._sizes[worker], p._clock.compute_seconds[place]
+        p, worker = self._parts, self._workers[place]
+        size, seconds = self._sizes[worker], p.clock.compute_seconds[place]
         # In C, which the initialiser is not.
         return tuple.__new__(
-            Reading, (p._step, p._seed, worker, self._total, size, size, 1, offset, seconds, since, self._taking_part)
+            Reading, (p.run.step, p.seed, worker, self._total, size, size, 1, offset, seconds, since, self._taking_part)
         )
 
     def _meanwhile(self) -> None:
         """What is done while the first kernel call is computed."""
-        p = self._program()
-        p._stream.prefetch(self._sizes)
+        p = self._parts
+        p.stream.prefetch(self._sizes)
         self._check_update()
 
     def _check_update(self) -> None:
-        p = self._program()
-        p._update.here(p._step, in_step=True)
+        p = self._parts
+        p.update.here(p.run.step, in_step=True)
 
     def is_plain(self, outcome: Outcome) -> bool:
         """Return whether nothing is to be told of a step but its numbers, so that `report` can tell them."""
-        p = self._program()
+        p = self._parts
         return (
             outcome.trouble is None
-            and p._step + 1 < p._hooks.next_due
+            and p.run.step + 1 < p.hooks.next_due
             and self._simple
-            and p._checkpointer is None
-            and not p._notes
-            and not p._listeners.any
+            and p.run.checkpointer is None
+            and not p.run.notes
+            and not p.listeners.any
         )
 
     def report(self, outcome: Outcome) -> Report:
         """Count a step, and report it."""
-        p = self._program()
-        engine, stream, sizes, clock = p._engine, p._stream, p._sizes, p._clock
+        p = self._parts
+        engine, stream, sizes, clock = p.engine, p.stream, p.sizes, p.clock
         kernels, steady, world = engine.kernels, self._steady, p.world
-        p._step += 1
-        p._restored = False
-        if p._skips.in_a_row:
-            p._skips.in_a_row = 0
-            self._search = p._skips.next_raises
+        p.run.step += 1
+        p.run.restored = False
+        if p.skipped.in_a_row:
+            p.skipped.in_a_row = 0
+            self._search = p.skipped.next_raises
         stream.advance(self._sizes)
         if kernels.busy or self._trial:
             self._take_seconds(outcome)
@@ -230,16 +227,16 @@ class SteadyLoop:
             self._run_ahead(outcome.microbatches[0])
         examples, ended = sum(stream.cursors), self._epoch
         self._epoch = epoch = examples // stream.length if stream.length else stream.epoch
-        if p._hooks.watches:
-            p._hooks.note(p._step, stream.epochs, outcome.hooks, ran, sizes.members)
-        counters, breakdown = kernels.counters, p._activity.end()
+        if p.hooks.watches:
+            p.hooks.note(p.run.step, stream.epochs, outcome.hooks, ran, sizes.members)
+        counters, breakdown = kernels.counters, p.activity.end()
         report = report_of(
             {
                 **self._same,
-                "step": p._step,
+                "step": p.run.step,
                 "epoch": epoch,
                 "examples": examples,
-                "metrics": p._plan.graph.metrics_tree.unflatten(outcome.metrics),
+                "metrics": p.plan.graph.metrics_tree.unflatten(outcome.metrics),
                 "messages": outcome.messages,
                 "message_bytes": outcome.message_bytes,
                 "seconds": sum(breakdown),
@@ -254,25 +251,25 @@ class SteadyLoop:
             }
         )
         if not world.rank:
-            p._run_warnings.take(report, p._status.heard, clock.beside_compiler)
+            p.advice.take(report, p.status.heard, clock.beside_compiler)
         return report
 
     def _take_seconds(self, outcome: Outcome) -> None:
         """Take a step's seconds, as far as they are the machine's."""
-        p = self._program()
-        kernels = p._engine.kernels
+        p = self._parts
+        kernels = p.engine.kernels
         beside, lossy = kernels.busy and kernels.step_ended(), []
-        for local in range(len(self._workers)):
-            lossy.append(kernels.choice(local).trial and kernels.tried_at_a_loss(local))
-        p._clock.take(outcome.compute_seconds, beside_compiler=beside, tried_at_a_loss=lossy)
+        for i in range(len(self._workers)):
+            lossy.append(kernels.choice(i).trial and kernels.tried_at_a_loss(i))
+        p.clock.record(outcome.compute_seconds, beside_compiler=beside, tried_at_a_loss=lossy)
 
     def _run_ahead(self, microbatches: Microbatches) -> None:
         """Dispatch the next step's kernel calls, as far as it is known to be like this one."""
-        p = self._program()
-        epoch, step = p._limit
-        last = (step is not None and p._step >= step) or (epoch is not None and p._stream.epoch >= epoch)
-        if last or p._sizes.pending is not None or self._steady is None:
+        p = self._parts
+        epoch, step = p.run.limit
+        last = (step is not None and p.run.step >= step) or (epoch is not None and p.stream.epoch >= epoch)
+        if last or p.sizes.pending is not None or self._steady is None:
             return
-        self._share = share = p._stream.take(self._sizes)
+        self._share = share = p.stream.take(self._sizes)
         reading = self._reading(0, share.offsets[0], float("nan"))
         self._steady.dispatch_ahead(share, reading, microbatches)

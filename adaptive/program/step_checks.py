@@ -29,7 +29,7 @@ class StepClock:
         self.beside_compiler = 0
         self.began = _NAN
 
-    def take(self, seconds: Sequence[float], *, beside_compiler: bool, tried_at_a_loss: Sequence[bool]) -> None:
+    def record(self, seconds: Sequence[float], *, beside_compiler: bool, tried_at_a_loss: Sequence[bool]) -> None:
         """Take the seconds of a step: NaN for one beside which this process's own compiler took much of its cores, and
         for a worker that tried a kernel where others would have been faster. Such seconds are not the machine's, and a
         policy that balanced by them would have to take it back.
@@ -68,7 +68,7 @@ class SkippedSteps:
         """Whether another such step ends the run."""
         return self._raises or self.in_a_row == self._most
 
-    def take(self, trouble: Trouble | None, step: int) -> list[str]:
+    def check(self, trouble: Trouble | None, step: int) -> list[str]:
         """A step has ended, well or not. Returns notes on why it is skipped.
 
         Raises:

@@ -80,18 +80,18 @@ class DeviceWorld(Channels, LocalBoards, Seats, WorldBase):
 
     def run_on_mesh(self, program: Callable[[np.ndarray], T], status: np.ndarray, about: str = "", more: str = "") -> T:
         """Call `program` with the status of the only process: the protocol of `OffersMesh`."""
-        self.lifetime.check_open()
+        self._check_open()
         with ONE_AT_A_TIME:
             return program(status)
 
     def all_gather_bytes(self, value: bytes, about: str = "", more: str = "") -> list[bytes]:
         """The only process's value."""
-        self.lifetime.check_open()
+        self._check_open()
         return [value]
 
     def barrier(self) -> None:
         """There is one process: nobody to wait for."""
-        self.lifetime.check_open()
+        self._check_open()
 
     def __repr__(self) -> str:
         there, empty = self.size, self.capacity - self.size
@@ -129,7 +129,7 @@ class DeviceChannel:
     ) -> Arriving:
         """Dispatch the XLA program that reduces: the protocol of `Channel`. The status is the only process's."""
         world, sharded = self._world, self._world._sharded
-        world.lifetime.check_open()
+        world._check_open()
         joined = sharded.join(parts, self._ops, step, world.members)
         ONE_AT_A_TIME.acquire()
         try:

@@ -12,7 +12,7 @@ from adaptive import WorkerCountError
 from adaptive.extend import launcher, number_of_workers, tasks_not_started
 
 from .launch import LaunchWarning, works_alone
-from .watchdog.settings import HANG_TIMEOUT, check_hang_timeout
+from .watchdog.settings import SECONDS, checked
 
 if TYPE_CHECKING:
     from .devices import DeviceWorld
@@ -29,7 +29,7 @@ def world(
     max_workers: int | None = None,
     respawn: bool = False,
     lost: Literal["continue", "stop"] | None = None,
-    hang_timeout: float = HANG_TIMEOUT,
+    hang_timeout: float = SECONDS,
 ) -> MPIWorld | JaxWorld | DeviceWorld | SoloWorld:
     """All workers there are: the same script runs as one worker, on several devices, and under `mpirun -n N`.
 
@@ -76,7 +76,7 @@ def world(
       ...     print(world)
       SoloWorld(1 worker on cpu:0)
     """
-    check_hang_timeout(hang_timeout)
+    checked(hang_timeout)
     if _joined_by_jax():
         _check_nobody_comes(max_workers=max_workers, respawn=respawn, lost=lost)
         from .jax_world import JaxWorld

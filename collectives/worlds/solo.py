@@ -9,10 +9,10 @@ import numpy as np
 
 from adaptive.extend import Arrived, Channels, LocalBoards, LoneChannel, LookAtPiece, Parts, PartSpec
 
-from .base import FixedMembers, WorldBase, describe
+from .base import WorldBase, describe
 
 
-class SoloWorld(Channels, LocalBoards, FixedMembers, WorldBase):
+class SoloWorld(Channels, LocalBoards, WorldBase):
     """One process, one worker: what an exchange would reduce is reduced already.
 
     Args:
@@ -35,12 +35,12 @@ class SoloWorld(Channels, LocalBoards, FixedMembers, WorldBase):
 
     def all_gather_bytes(self, value: bytes, about: str = "", more: str = "") -> list[bytes]:
         """The only process's value."""
-        self.lifetime.check_open()
+        self._check_open()
         return [value]
 
     def barrier(self) -> None:
         """Nobody to wait for."""
-        self.lifetime.check_open()
+        self._check_open()
 
     def __repr__(self) -> str:
         return f"SoloWorld(1 worker on {describe(self.devices)})"
@@ -62,6 +62,6 @@ class SoloChannel(LoneChannel):
         step: int = 0,
     ) -> Arrived:
         """Return the parts and the status, as given: the protocol of `Channel`."""
-        if self._world.lifetime.closed:
-            self._world.lifetime.check_open()
+        if self._world._closed:
+            self._world._check_open()
         return [list(parts[0])], status

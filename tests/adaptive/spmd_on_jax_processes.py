@@ -30,7 +30,7 @@ from tests.adaptive.test_spmd_step import (
 def world():
     """Four workers, whose processes share no memory, as on several hosts."""
     with comm.JaxWorld(jax.local_devices()[: 4 // jax.process_count()]) as world:
-        world.shared_memory = None
+        world._memory = None
         yield world
 
 
@@ -51,7 +51,7 @@ def taken(monkeypatch):
 def course(world, driver, steps=STEPS, **options):
     with built(driver, world=world, **options) as program:
         reports = [program.step() for _ in range(steps)]
-        own = [np.asarray(leaf) for state in program._engine.states for leaf in state]
+        own = [np.asarray(leaf) for state in program._parts.engine.states for leaf in state]
         return reports, program.state, own
 
 
@@ -84,9 +84,9 @@ def test_without_determinism_all_begin_to_use_the_program_in_the_same_step(world
     if world.processes == 1:
         pytest.skip("there is no other process")
     with built(plain, world=world, deterministic=False, resizable=False) as program:
-        compile_step = program._engine.kernels.compiled.compile_step
+        compile_step = program._parts.engine.kernels.compiled.compile_step
         may_compile = threading.Event()
-        program._engine.kernels.compiled.compile_step = lambda size: (may_compile.wait(), compile_step(size))
+        program._parts.engine.kernels.compiled.compile_step = lambda size: (may_compile.wait(), compile_step(size))
         if world.rank == 0:
             may_compile.set()
         for step in range(1, 20):
@@ -133,7 +133,7 @@ def test_a_process_that_is_in_another_collective_or_fails_is_told_of_before_the_
             world.barrier() if world.rank else program.step()
         same(program.state, before)
         if world.rank:
-            program._stream.prefetch = broken
+            program._parts.stream.prefetch = broken
         with pytest.raises(ZeroDivisionError if world.rank else WorkerError, match="no rows"):
             program.step()
         same(program.state, before)

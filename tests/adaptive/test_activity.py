@@ -123,7 +123,7 @@ class SlowRows:
         return 64
 
     def __getitem__(self, index):
-        while self.program and self.program._activity.now != INPUT:
+        while self.program and self.program._parts.activity.now != INPUT:
             time.sleep(1e-4)
         time.sleep(4e-3)
         return {"x": np.float32(index)}

@@ -180,7 +180,7 @@ def test_what_is_local_is_kept_for_each_worker():
     with build(local, start, workers=3, **options) as other:
         other.restore(kept)
         report = other.step()
-        assert [float(leaves[-1]) for leaves in other._engine.states] == [3, 6, 9]
+        assert [float(leaves[-1]) for leaves in other._parts.engine.states] == [3, 6, 9]
         np.testing.assert_allclose(report.metrics["smooth"], [1, 2, 3], rtol=1e-6)
     with (
         build(local, start, workers=2, **options) as fewer,
@@ -216,7 +216,7 @@ def test_a_checkpoint_of_another_driver_is_refused_and_changes_nothing(driver, s
         with pytest.raises(ad.CheckpointError, match=wrong):
             other.restore(kept)
         assert jax.tree.all(jax.tree.map(lambda a, b: jnp.array_equal(a, jnp.asarray(b)), other.state, start))
-        assert (other.steps, other._stream.consumed) == (0, 0)
+        assert (other.steps, other._parts.stream.consumed) == (0, 0)
 
 
 # --- through libraries that keep names, and nothing else of the containers --------------------------------------------
@@ -256,7 +256,7 @@ def test_all_of_a_program_comes_back_by_name(through):
         other.restore(kept)
         assert course(other, 6) == expected
         assert jax.tree.all(jax.tree.map(np.array_equal, plain(other.state), end))
-        ((hook_state,),) = [other._hooks.states]
+        ((hook_state,),) = [other._parts.hooks.states]
         assert type(hook_state["steps"]) is int
         assert isinstance(hook_state["on device"], jax.Array)
 
@@ -268,7 +268,7 @@ def test_what_is_local_comes_back_by_name():
         kept = stored(program.checkpoint())
     with build(local, {"own": 0.0, "all": 0.0}, **options) as other:
         other.restore(kept)
-        assert [float(leaves[-1]) for leaves in other._engine.states] == [1, 2, 3]
+        assert [float(leaves[-1]) for leaves in other._parts.engine.states] == [1, 2, 3]
 
 
 def test_leaves_that_cannot_be_told_apart_are_not_kept():
@@ -321,7 +321,7 @@ def test_each_hook_gets_its_own_state_back_however_many_there_are():
 
     with build(driver, 0.0) as program:
         program.restore(program.checkpoint())
-        assert [int(s[0]) for s in program._hooks.states] == list(range(12))
+        assert [int(s[0]) for s in program._parts.hooks.states] == list(range(12))
 
 
 def test_arrays_of_size_zero_need_no_room():
@@ -329,7 +329,7 @@ def test_arrays_of_size_zero_need_no_room():
     with build(driver_of(Handles(empty)), state()) as program:
         program.step()
         program.restore(stored(program.checkpoint()))
-        (found,) = program._hooks.states
+        (found,) = program._parts.hooks.states
         assert jax.tree.all(jax.tree.map(np.array_equal, found, empty))
         assert found["a"].dtype == float
 
@@ -410,9 +410,11 @@ def standing():
 
 
 def all_of(program):
-    sizes = program._sizes
+    sizes = program._parts.sizes
     kept = (sizes.current, sizes.previous, sizes.target, sizes.shares, sizes.limits)
-    return pickle.dumps((plain(program.state), program.steps, program._stream.cursors, kept, program._hooks.states))
+    return pickle.dumps(
+        (plain(program.state), program.steps, program._parts.stream.cursors, kept, program._parts.hooks.states)
+    )
 
 
 @pytest.mark.parametrize("name", DAMAGED)
@@ -474,6 +476,6 @@ def test_on_another_number_of_workers_hooks_begin_anew(kept):
     with build(driver_of(handler), state(), workers=3) as program:
         course(program, 2)
         program.restore(pickle.loads(kept))
-        (begun,) = program._hooks.states
+        (begun,) = program._parts.hooks.states
     assert begun["steps"] == 0
     assert begun["losses"].tolist() == [0, 0, 0]

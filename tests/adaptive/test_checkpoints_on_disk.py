@@ -70,7 +70,7 @@ def test_what_goes_on_from_the_disk_takes_the_same_course_to_the_last_bit(tmp_pa
         course(other, 2)
         other.restore(tmp_path)
         assert other.steps == 5
-        ((hook_state,),) = [other._hooks.states]
+        ((hook_state,),) = [other._parts.hooks.states]
         assert type(hook_state["steps"]) is int
         assert course(other, 6) == course_of_one
         assert jax.tree.all(jax.tree.map(np.array_equal, plain(other.state), end_of_one))
@@ -233,7 +233,7 @@ def test_local_state_comes_back_to_as_many_workers_and_is_refused_by_others(tmp_
         run(program, tmp_path, 2)
     with build(local, {"own": 0.0, "all": 0.0}, workers=3, **options) as other:
         other.restore(tmp_path)
-        assert [float(leaves[-1]) for leaves in other._engine.states] == [2, 4, 6]
+        assert [float(leaves[-1]) for leaves in other._parts.engine.states] == [2, 4, 6]
     with (
         build(local, {"own": 0.0, "all": 0.0}, workers=2, **options) as fewer,
         pytest.raises(ad.CheckpointError, match=r"local state of 3 workers; here are 2.*run 3 of them"),
@@ -476,7 +476,7 @@ def driver(state, batch):
 with ad.Program(driver, 0.0, {{"x": np.ones(8)}}, global_batch=1) as program:
     for report in program.run(checkpoint=ad.Checkpoints({str(tmp_path)!r}, every=1)):
         if report.step == 3:
-            program._checkpointer.wait()
+            program._parts.run.checkpointer.wait()
             print("three", flush=True)
             sys.stdin.read()
 """
@@ -644,5 +644,5 @@ def test_saving_now_waits_for_the_disk(tmp_path, monkeypatch):
     with build(counting("count"), [0.0]) as program:
         for report in program.run(steps=4, checkpoint=ad.Checkpoints(tmp_path, every=2)):
             if report.step == 3:
-                program._checkpointer.save(wait=True)
+                program._parts.run.checkpointer.save(wait=True)
                 assert names(tmp_path)[-1].endswith("step-3")

@@ -107,7 +107,7 @@ def test_worlds_and_programs_are_never_looked_into():
     world = LocalWorld(2)
     data = {"y": np.arange(8, dtype=np.float32)}
     with ad.Program(driver, jnp.zeros(()), data, global_batch=4, world=world) as program:
-        hook = lambda: (vars(world), program._step, world.members)  # noqa: E731
+        hook = lambda: (vars(world), program._parts.run.step, world.members)  # noqa: E731
         before = Record([hook])
         world.changes_meanwhile = 1
         program.step()

@@ -172,7 +172,10 @@ def test_kernels_are_called_by_their_driver_and_size_and_shared_by_its_programs(
         with program:
             program.step()
             kernels.append(
-                (program._engine.kernels.kernel(0, 2, 0).run, program._engine.context.programs["final", 0, 0])
+                (
+                    program._parts.engine.kernels.kernel(0, 2, 0).run,
+                    program._parts.engine.context.programs["final", 0, 0],
+                )
             )
     assert kernels[0] == kernels[1]
     names = [name_of(compiled) for compiled in kernels[0]]

@@ -66,7 +66,7 @@ def test_a_driver_takes_the_first_step_that_a_program_takes():
 
     with ad.Program(quiet, STATE, DATA, global_batch=8, resizable=False) as program:
         report = program.step()
-        rows = program._stream.indices(0, 8)
+        rows = program._parts.stream.indices(0, 8)
         state = program.state
     eager, metrics = quiet(STATE, {k: v[rows] for k, v in DATA.items()})
     np.testing.assert_allclose(state[0], eager[0], rtol=1e-5)

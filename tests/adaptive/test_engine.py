@@ -573,6 +573,6 @@ def test_new_state_takes_the_memory_of_the_old_without_a_copy():
     data = {"x": np.ones((8, 3), np.float32)}
     with ad.Program(driver, (params, optimizer.init(params)), data, global_batch=8) as program:
         program.step()
-        final = program._engine.context.programs["final", 0, 0].as_text()
+        final = program._parts.engine.context.programs["final", 0, 0].as_text()
     assert "input_output_alias" in final
     assert " copy(" not in final

@@ -291,7 +291,7 @@ def test_all_workers_evaluate_a_state_of_one_type(leaf):
     }
     with ad.Program(driver, {"own": leaf, "kept": leaf}, data, **options) as program:
         for _ in range(3):
-            given = [program._as_given(leaves) for leaves in program._engine.states]
+            given = [program._parts.state_as_given(leaves) for leaves in program._parts.engine.states]
             types = [[jax.typeof(x).str_short() + str(x.weak_type) for x in jax.tree.leaves(tree)] for tree in given]
             assert types[0] == types[1]
             program.evaluate(fn, {"n": np.arange(4.0)}, batch=1)

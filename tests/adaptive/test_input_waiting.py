@@ -376,7 +376,7 @@ for report in program.run(steps=2): pass
 open("hangs", "w").close()
 if END == "interrupted":
     while True: program.step()
-program._stream.prefetch((100,))  # as behind the last step
+program._parts.stream.prefetch((100,))  # as behind the last step
 while not os.path.exists("has begun"): time.sleep(0.01)
 if END == "closed": program.close()
 """

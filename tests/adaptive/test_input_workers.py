@@ -165,7 +165,7 @@ data = ad.data.from_source(Numbers(), num_readers=1)
 program = ad.Program(driver, jnp.zeros(()), data, global_batch=8, resizable=False)
 for report in program.run():
     if report.step == 3:
-        print(*program._data._pool._executor._processes, flush=True)
+        print(*program._parts.data._pool._executor._processes, flush=True)
     END
 """
 ENDS = {

@@ -29,11 +29,13 @@ class World(Seats):
         self.wishes = [0.0] * size  # of the others, when they are asked
         self.in_reserve_told = False
 
-    def poll_reserve_terminating(self):
+    @property
+    def reserve_terminating(self):
         return self.in_reserve_told
 
-    def poll_ready(self):
-        return super().poll_ready() if self.come else 0
+    @property
+    def ready(self):
+        return super().ready if self.come else 0
 
     def request_workers(self, workers):
         self.called.append(workers)

@@ -146,7 +146,9 @@ def test_the_update_needs_no_temporary_for_averaged_gradients():
     state, data = tuple(jnp.full(LARGE_BYTES, x) for x in (1.0, 0.0, 0.0)), {"x": np.ones(24, np.float32)}
     with ad.Program(adam, state, data, global_batch=6, world=LocalWorld(2), resizable=False) as program:
         program.step()
-        (final,) = {id(p): p for (kind, *_), p in program._engine.context.programs.items() if kind == "final"}.values()
+        (final,) = {
+            id(p): p for (kind, *_), p in program._parts.engine.context.programs.items() if kind == "final"
+        }.values()
         assert final.memory_analysis().temp_size_in_bytes < LARGE_BYTES
         with jax.disable_jit():
             by_hand, _ = adam(state, data)
@@ -172,7 +174,9 @@ def test_a_noise_scale_needs_no_temporary_for_all_averaged_gradients():
         adam_of_layers, tuple(layers), data, global_batch=6, world=LocalWorld(2), resizable=False
     ) as program:
         program.step()
-        (final,) = {id(p): p for (kind, *_), p in program._engine.context.programs.items() if kind == "final"}.values()
+        (final,) = {
+            id(p): p for (kind, *_), p in program._parts.engine.context.programs.items() if kind == "final"
+        }.values()
         # Less than two layers' gradients: XLA may write out the divisor in the shape of one.
         assert final.memory_analysis().temp_size_in_bytes < 2 * layers[0][0].nbytes
 
@@ -194,11 +198,15 @@ def test_explain_says_what_is_held(workers):
             metrics = program.step().metrics
         del metrics
         held = sum(a.nbytes for a in of_all()) - before
-        needed = {n.what: n.nbytes for n in memory_needed(program._engine, program._data, program.batch_sizes)}
+        needed = {
+            n.what: n.nbytes for n in memory_needed(program._parts.engine, program._parts.data, program.batch_sizes)
+        }
         lasting = needed["state"] + needed["slots"] + needed["constants"]
-        flags = sum(a.nbytes for a in program._engine.workers.update_nans._flags)  # of the last update; a byte a leaf
+        flags = sum(
+            a.nbytes for a in program._parts.engine.workers.update_nans._flags
+        )  # of the last update; a byte a leaf
         if workers == 1:
-            fed = jax.tree.leaves(program._engine._steady._same_vectors[-1])  # what sources say while sizes stay
+            fed = jax.tree.leaves(program._parts.engine._steady._same_vectors[-1])  # what sources say while sizes stay
             assert held == lasting + flags + sum(a.nbytes for a in fed)
         else:  # workers of one device share constants, and scalars that are equal
             assert abs(held - workers * lasting) <= needed["constants"]
@@ -212,10 +220,10 @@ def parts(program):
     """The bytes of messages' parts that a worker holds, by what is explained."""
     (found,) = (
         n.nbytes
-        for n in memory_needed(program._engine, program._data, program.batch_sizes)
+        for n in memory_needed(program._parts.engine, program._parts.data, program.batch_sizes)
         if n.what == "parts of messages"
     )
-    return found / sum(layout.nbytes for layout in program._engine.layouts)
+    return found / sum(layout.nbytes for layout in program._parts.engine.layouts)
 
 
 @pytest.mark.parametrize(
@@ -275,7 +283,7 @@ def test_a_program_that_nobody_holds_lets_its_arrays_go_at_once(world):
         for _ in program.run(steps=6):
             pass
         program.close()
-        known = weakref.ref(program), weakref.ref(program._engine)
+        known = weakref.ref(program), weakref.ref(program._parts.engine)
         gc.collect()
         gc.disable()
         try:

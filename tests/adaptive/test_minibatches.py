@@ -106,7 +106,7 @@ def test_of_a_fixed_size_workers_take_as_many_steps_as_their_batches_allow():
     with program_of(by_size, 72, shares=(1, 3, 5)) as program:
         assert (program.plan.splittable, program.plan.multiple) == (False, 8)
         assert "takes a step on every 8 examples" in program.explain()
-        whole, cuts, models = program._stream.peek(program.batch_sizes), (0, 8, 32, 72), []
+        whole, cuts, models = program._parts.stream.peek(program.batch_sizes), (0, 8, 32, 72), []
         assert program.step().metrics["steps"].tolist() == [1, 3, 5]
         for start, end in pairwise(cuts):
             w = jnp.zeros(3)
@@ -222,9 +222,9 @@ def test_first_sizes_are_equal_as_far_as_multiples_can_be():
 
 def test_a_quantum_is_a_multiple():
     with program_of(global_batch=1536, examples=2000) as program:
-        assert program._sizes.limits.quantum == 32  # a sixteenth of 512
+        assert program._parts.sizes.limits.quantum == 32  # a sixteenth of 512
     with program_of(global_batch=24) as program:
-        assert program._sizes.limits.quantum == 4
+        assert program._parts.sizes.limits.quantum == 4
     with pytest.raises(ad.BatchSizeError, match="quantum=6 is no multiple of 4"):
         program_of(quantum=6)
 
@@ -237,7 +237,7 @@ def test_every_worker_must_be_able_to_take_as_many_as_there_are_minibatches():
     with pytest.raises(ad.BatchSizeError, match=r"worker 1 can take 3 examples at most, .* fewer than the 4 of which"):
         program_of(max_local_batch=(8, 3, 20))
     with program_of(max_local_batch=(9, 11, 20)) as program:
-        assert program._sizes.limits.upper == (8, 8, 20)
+        assert program._parts.sizes.limits.upper == (8, 8, 20)
 
 
 @pytest.mark.parametrize("microbatch", [3, 8])
@@ -257,7 +257,7 @@ def test_hooks_that_know_nothing_of_multiples_get_them():
     with program_of(driver) as program:
         note = program.step().notes[-1]
         assert note == "hook 'adapt': global batch 50 rounded to 52, a multiple of 4."
-        assert program._sizes.target == (12, 12, 28)
+        assert program._parts.sizes.target == (12, 12, 28)
 
 
 # --- running ----------------------------------------------------------------------------------------------------------
@@ -285,7 +285,7 @@ def test_a_round_is_federated_averaging_whatever_the_sizes():
             if step in (2, 4):
                 program.rescale(shares=[(2, 5, 5), (9, 2, 1)][step // 4])
                 program.warm_up()
-            whole, starts = program._stream.peek(program.batch_sizes), np.cumsum([0, *program.batch_sizes])
+            whole, starts = program._parts.stream.peek(program.batch_sizes), np.cumsum([0, *program.batch_sizes])
             rounds.append([jax.tree.map(lambda a, s=s, e=e: a[s:e], whole) for s, e in pairwise(starts)])
             sizes.append(program.step().batch_sizes)
         got = program.state
@@ -295,7 +295,7 @@ def test_a_round_is_federated_averaging_whatever_the_sizes():
 
 def test_a_new_size_is_compiled_while_the_old_one_goes_on(monkeypatch):
     with program_of(global_batch=48) as program:
-        kernels = program._engine.kernels
+        kernels = program._parts.engine.kernels
         program.step()
         waited, gate, compile_kernel = kernels.counters.waited_seconds, threading.Event(), kernels.compile
 
@@ -320,7 +320,7 @@ def test_a_new_size_is_compiled_while_the_old_one_goes_on(monkeypatch):
 def test_a_driver_that_is_asked_for_another_size_in_every_step_gets_some_of_them():
     with program_of(global_batch=48) as program:
         program.step()
-        held, seen = HeldCompiler(program._engine.kernels), []
+        held, seen = HeldCompiler(program._parts.engine.kernels), []
         for step in range(40):
             program.rescale(global_batch=12 * (1 + step % 7))
             assert len(held.asked) <= 3  # one size, of each worker

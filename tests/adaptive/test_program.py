@@ -161,7 +161,7 @@ def test_every_worker_hears_what_one_more_call_costs(monkeypatch):
     monkeypatch.setattr(KernelsOf, "examples_of_a_call", lambda self: 12.0)
     with build(sgd, W, world=(world := Twin())) as program:
         program.step()
-        assert program._sizes.limits.call == 12.0
+        assert program._parts.sizes.limits.call == 12.0
     assert world.sent[-1][1][2 * world.capacity + 2] == 6.0  # the part of one process of two
 
 
@@ -180,7 +180,7 @@ def test_a_step_beside_our_own_compiler_says_nothing_of_the_machine_if_it_has_fe
 
     with build(driver, data=make_data(96)) as program:
         program.warm_up()
-        held, reports = HeldCompiler(program._engine.kernels), [program.step()]
+        held, reports = HeldCompiler(program._parts.engine.kernels), [program.step()]
         program.rescale(global_batch=64)  # asks for larger kernels
         reports.append(program.step())  # beside the compiler
         held.compile()
@@ -204,7 +204,7 @@ def test_cores_are_those_that_the_process_may_use(monkeypatch):
 def test_a_report_says_what_a_step_was():
     with build(sgd, W, shares=(4, 2)) as program:
         reports = [program.step() for _ in range(5)]
-        layouts = program._engine.layouts
+        layouts = program._parts.engine.layouts
         explained = program.explain()
     assert [r.step for r in reports] == [1, 2, 3, 4, 5]
     assert [r.examples for r in reports] == [6, 12, 18, 24, 30]
@@ -248,7 +248,7 @@ def test_a_decision_holds_from_the_first_step_that_every_worker_has_kernels_for(
     asked = {2: Decision(global_batch=10, shares=(7, 3))}
     recorder = Recorder(lambda o: asked.get(o.step))
     with build(watched(recorder), 0.0) as program:
-        compiler = HeldCompiler(program._engine.kernels)
+        compiler = HeldCompiler(program._parts.engine.kernels)
         reports = [program.step() for _ in range(5)]
         assert sizes_of(reports) == [(3, 3)] * 5
         assert program.batch_sizes == (3, 3)
@@ -261,7 +261,7 @@ def test_a_decision_holds_from_the_first_step_that_every_worker_has_kernels_for(
 
 def test_a_deterministic_program_takes_up_a_size_at_once_whatever_is_compiled():
     with build(deterministic=True) as program:
-        held, sizes = HeldCompiler(program._engine.kernels), []
+        held, sizes = HeldCompiler(program._parts.engine.kernels), []
         for batch in (6, 13, 24, 7):
             program.rescale(global_batch=batch)
             report = program.step()
@@ -368,8 +368,10 @@ def test_an_error_of_the_data_leaves_everything_as_it_was_and_the_program_goes_o
     data = Broken()
     with build(sgd, W, data=data) as program:
         program.step()
-        before, size = program.state, program._stream.consumed
-        program._stream._ahead[2].result(timeout=limit(30))  # what is fetched ahead is there before the data break
+        before, size = program.state, program._parts.stream.consumed
+        program._parts.stream._ahead[2].result(
+            timeout=limit(30)
+        )  # what is fetched ahead is there before the data break
         data.bad = set(range(24))
         with pytest.raises(OSError, match="is gone") as error:
             [program.step() for _ in range(2)]  # the first of them was fetched ahead
@@ -378,7 +380,7 @@ def test_an_error_of_the_data_leaves_everything_as_it_was_and_the_program_goes_o
         middle = program.state
         data.bad = set()
         program.step()
-        assert (program.steps, program._stream.consumed) == (3, size + 12)
+        assert (program.steps, program._parts.stream.consumed) == (3, size + 12)
         after = program.state
     assert not np.array_equal(before, middle)
     with build(sgd, W, data=make_data(24)) as program:
@@ -403,7 +405,7 @@ def test_a_step_that_is_not_finite_raises_and_changes_nothing():
         with pytest.raises(ad.NonFiniteError, match=f"step {done + 1}"):
             program.step()
         assert program.steps == done
-        assert program._stream.consumed == 12 * done
+        assert program._parts.stream.consumed == 12 * done
         assert np.array_equal(program.state, before)
 
 
@@ -479,7 +481,7 @@ def test_what_the_thread_behind_the_steps_meets_is_raised_in_the_next_step():
         return mean_of_y(state, batch)
 
     with build(picky) as program:
-        compiler = HeldCompiler(program._engine.kernels)
+        compiler = HeldCompiler(program._parts.engine.kernels)
         program.step()
         with pytest.raises(ValueError, match="not of one example") as error:
             compiler.compile(1)
@@ -622,10 +624,10 @@ def test_a_process_that_fails_tells_the_others(monkeypatch, failing, messages):
     world, data = Twin(), Broken()
     with build(two_messages, 0.0, world=world, data=data) as program:
         program.step()
-        engine = program._engine
+        engine = program._parts.engine
         world.sent.clear()
         if failing in ("data", "ragged"):
-            program._stream._ahead, program._stream._reader._kept = None, {}
+            program._parts.stream._ahead, program._parts.stream._reader._kept = None, {}
             error = OSError("gone") if failing == "data" else ad.DataError("a row of another shape")
             monkeypatch.setattr(Broken, "__getitem__", lambda self, index: (_ for _ in ()).throw(error))
         else:
@@ -688,7 +690,7 @@ def test_an_error_is_printed_while_it_waits_to_be_heard(monkeypatch, caplog):
     with build(sgd, W, world=world, data=data) as program:
         program.step()
         data.bad = set(range(24))
-        program._stream._ahead, program._stream._reader._kept = None, {}
+        program._parts.stream._ahead, program._parts.stream._reader._kept = None, {}
         monkeypatch.setattr(Twin, "fail", lambda self, *args: over.wait())  # nobody answers
         with pytest.raises(OSError, match="is gone"):
             program.step()
@@ -732,7 +734,7 @@ def test_state_that_is_local_on_purpose_goes_its_own_way():
     with build(driver, {"own": 0.0, "sum": 0.0}, workers=3, per_worker_state=lambda s: s["own"]) as program:
         program.step()
         program.step()
-        assert [float(leaves[0]) for leaves in program._engine.states] == [2, 4, 6]
+        assert [float(leaves[0]) for leaves in program._parts.engine.states] == [2, 4, 6]
         assert float(program.state["sum"]) == 12
 
 

@@ -203,7 +203,7 @@ def test_each_worker_sees_its_own_shard():
     ends = np.cumsum([0, *LENGTHS])
     with program_on(shards_of(), shares=(2, 6, 4)) as program:
         for _ in range(6):
-            expected = program._stream.peek(program.batch_sizes)["number"].mean()
+            expected = program._parts.stream.peek(program.batch_sizes)["number"].mean()
             report = program.step()
             for worker, (low, high) in enumerate(report.metrics["extremes"]):
                 assert ends[worker] <= low <= high < ends[worker + 1]
@@ -226,7 +226,7 @@ def test_no_worker_gets_a_batch_larger_than_its_shard():
         assert program.batch_sizes == (7, 8, 5)
     with program_on(shards_of(), 12, max_local_batch=6) as program:
         program.rescale(global_batch=17)
-        assert program._sizes.target == (6, 6, 5)
+        assert program._parts.sizes.target == (6, 6, 5)
     with pytest.raises(ad.BatchSizeError, match="larger than the data set, which has 24 examples"):
         program_on(shards_of(), 25)
 

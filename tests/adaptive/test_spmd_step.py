@@ -148,7 +148,7 @@ def built(driver, **options):
 def trained(driver, **options):
     with comm.DeviceWorld() as world, built(driver, world=world, **options) as program:
         reports = [program.step() for _ in range(STEPS)]
-        own = [np.asarray(leaf) for state in program._engine.states for leaf in state]
+        own = [np.asarray(leaf) for state in program._parts.engine.states for leaf in state]
         return reports, program.state, own
 
 
@@ -181,7 +181,7 @@ def test_weights_that_are_equal_are_left_out_where_that_changes_no_bits(size, ta
     mine = trained(plain, **options)
     with comm.DeviceWorld() as world, built(plain, world=world, **options) as program:
         program.step()
-        (compiled,) = program._engine._spmd._programs.values()
+        (compiled,) = program._parts.engine._spmd._programs.values()
         assert ("conditional(" in compiled.run.as_text()) == (size == 5)  # on whether the weights are less than 1
     assert sum(taken) >= 5
     general()
@@ -303,7 +303,7 @@ def test_a_step_whose_next_examples_cannot_be_read_leaves_the_state_of_the_step_
             program.step()
         before, steps = jax.tree.map(np.asarray, program.state), program.steps
         with monkeypatch.context() as broken:
-            broken.setattr(program._stream, "prefetch", lambda sizes: 1 / 0)
+            broken.setattr(program._parts.stream, "prefetch", lambda sizes: 1 / 0)
             with pytest.raises(ZeroDivisionError):
                 program.step()
         assert program.steps == steps

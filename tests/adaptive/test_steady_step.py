@@ -250,6 +250,6 @@ def test_nothing_is_dispatched_ahead_where_there_is_no_room_for_it(monkeypatch):
     with ad.Program(plain, begun(), DATA, global_batch=16, deterministic=True) as program:
         for _ in range(4):
             program.step()
-        assert not program._engine._steady.runs_ahead
-        sent = sum(layout.nbytes for layout in program._engine.layouts)
+        assert not program._parts.engine._steady.runs_ahead
+        sent = sum(layout.nbytes for layout in program._parts.engine.layouts)
     assert asked == [sent]

@@ -97,8 +97,8 @@ def test_where_all_is_allowed_nothing_is_told():
     with build(rooted, START, nonfinite="allow") as program:
         assert len(list(program.run(steps=3))) == 3
         assert np.isnan(program.state["w"])
-        assert program._engine.workers.update_nans is None
-        assert program._engine.step_plan.finite_checks == []
+        assert program._parts.engine.workers.update_nans is None
+        assert program._parts.engine.step_plan.finite_checks == []
 
 
 # --- what may be NaN --------------------------------------------------------------------------------------------------
@@ -158,7 +158,7 @@ def test_what_is_made_of_an_unknown_value_is_looked_at_once_that_is_known():
         return {"w": mean * seconds + jnp.log(2.5 - state["count"]), "count": state["count"] + 1}, {}
 
     with build(driver, {"w": 0.0, "count": 0.0}) as program:
-        program._engine.kernels.few_cores = False  # else seconds may stay unknown while kernels are compiled
+        program._parts.engine.kernels.few_cores = False  # else seconds may stay unknown while kernels are compiled
         with pytest.raises(ad.NonFiniteError, match=r"the update of step 4 made NaNs: in state\['w'\]"):
             list(program.run(steps=6))
 
@@ -273,7 +273,7 @@ def test_the_flags_cost_the_state_no_copy():
     params = jnp.zeros((30, 20))
     with build(driver, (params, optimizer.init(params))) as program:
         program.step()
-        final = program._engine.context.programs["final", 0, 0]
+        final = program._parts.engine.context.programs["final", 0, 0]
     assert final.memory_analysis().temp_size_in_bytes < params.nbytes
 
 
@@ -290,7 +290,7 @@ def test_averages_are_looked_at_in_the_parameters_that_they_make():
 
     start = {"params": params, "opt": tx.init(params), "longest": np.zeros(2, np.float32)}
     with build(driver, start) as program:
-        update_nans, names = program._engine.workers.update_nans, program._plan.graph.state_names
+        update_nans, names = program._parts.engine.workers.update_nans, program._parts.plan.graph.state_names
         shown = {
             names[i]: names[update_nans.leaves[n]]
             for i, n in zip(update_nans.leaves, update_nans._shown_by, strict=True)

@@ -18,7 +18,7 @@ import collectives as comm
 from adaptive.base.board import LocalBoard
 from adaptive.operators.published import peers
 from adaptive.runtime.local_world import LocalWorld
-from collectives.worlds.mailboxes.mailbox import prepare_environment, why_none
+from collectives.worlds.mailboxes.mailbox import prepare, why_none
 from tests.adaptive.drivers import make_data, mean_loss
 
 SIZE, ROUNDS, RATE = 4, 8, 0.05
@@ -78,7 +78,7 @@ def test_it_is_the_published_update(peer):
             for round in range(ROUNDS):
                 if round == 4 and peer == "random":
                     program.rescale(shares=(5, 1, 3))
-                whole, cuts = program._stream.peek(program.batch_sizes), np.cumsum([0, *program.batch_sizes])
+                whole, cuts = program._parts.stream.peek(program.batch_sizes), np.cumsum([0, *program.batch_sizes])
                 of_workers = [{k: np.asarray(v[a:b]) for k, v in whole.items()} for a, b in pairwise(cuts)]
                 program.step()
                 w = plain(w, of_workers, peer, 5, round)
@@ -106,7 +106,7 @@ def test_a_tree_of_several_types_comes_back_as_it_was():
 def test_one_worker_is_its_own_mean():
     w = np.zeros(3)
     with program_of(pairs(), comm.SoloWorld(), shares=None) as program:
-        whole = program._stream.peek(program.batch_sizes)
+        whole = program._parts.stream.peek(program.batch_sizes)
         program.step()
         for start in range(0, 36, SIZE):
             w = w - RATE * gradient(w, {k: np.asarray(v[start : start + SIZE]) for k, v in whole.items()})
@@ -166,10 +166,10 @@ def test_workers_that_leave_are_not_looked_at():
         program.step()
         world.leave(2)
         program.step()
-        assert program._boards._boards.members == (0, 1)
+        assert program._parts.mailboxes._boards.members == (0, 1)
         world.join(2)
         program.step()
-        assert program._boards._boards.members == (0, 1, 2)
+        assert program._parts.mailboxes._boards.members == (0, 1, 2)
 
 
 # --- who is looked at -------------------------------------------------------------------------------------------------
@@ -289,10 +289,10 @@ def test_processes_without_a_board():
 def test_on_one_host_nothing_is_asked_of_networks():
     for size, local, found in ((4, 4, "^ucx"), (4, 2, None)):
         environ = {"OMPI_COMM_WORLD_SIZE": str(size), "OMPI_COMM_WORLD_LOCAL_SIZE": str(local)}
-        prepare_environment(environ)
+        prepare(environ)
         assert environ.get("OMPI_MCA_osc") == found
     environ["OMPI_MCA_osc"] = "rdma"
-    prepare_environment(environ)
+    prepare(environ)
     assert environ["OMPI_MCA_osc"] == "rdma"
 
 

@@ -124,7 +124,7 @@ from collectives.worlds.reducing.sharded import Sharded
 how, lost = sys.argv[1], int(sys.argv[2])
 with comm.world(hang_timeout=3 * at_start()) as world:  # the same on all
     comm.all_reduce(np.ones(1000, np.float32), op="sum")
-    if how.endswith("by XLA"): world.shared_memory = world._kept.clear()
+    if how.endswith("by XLA"): world._memory = world._kept.clear()
     if world.rank == lost:
         match how:
             case "killed": os.kill(os.getpid(), signal.SIGKILL)

@@ -87,11 +87,11 @@ def test_a_number_of_workers_that_cannot_be_is_refused(devices, workers):
 
 def test_in_a_fixed_world_nobody_comes_and_nobody_leaves():
     with comm.SoloWorld() as world:
-        assert (world.least, world.most, world.poll_ready(), world.respawn, world.nearest(5)) == (1, 1, 0, False, 1)
+        assert (world.least, world.most, world.ready, world.respawn, world.nearest(5)) == (1, 1, 0, False, 1)
         world.request_workers(1)
         world.change(1)
         for change in (lambda: world.request_workers(2), lambda: world.change(2), lambda: world.change(1, [0])):
-            with pytest.raises(ad.WorkerCountError, match="workers neither join nor leave"):
+            with pytest.raises(ad.WorkerCountError, match="nobody comes, and nobody leaves"):
                 change()
 
 

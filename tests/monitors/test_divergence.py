@@ -41,7 +41,7 @@ def program_of(watch, first=0.0, **options):
 
 
 def vectors(program):
-    found = [program._as_given(leaves) for leaves in program._engine.states]
+    found = [program._parts.state_as_given(leaves) for leaves in program._parts.engine.states]
     flat = [np.concatenate([np.asarray(x).reshape(-1) for x in jax.tree.leaves(s["own"])]) for s in found]
     average = np.concatenate([np.asarray(x).reshape(-1) for x in jax.tree.leaves(found[0]["average"])])
     return np.stack(flat).astype(np.float64), average.astype(np.float64)

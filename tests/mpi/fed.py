@@ -52,7 +52,7 @@ with comm.world() as world:
     source = ad.data.from_source(Numbers(), num_readers=1)
     with ad.Program(driver, jnp.zeros(()), source, global_batch=6, seed=4) as program:
         for report in program.run(epochs=2):
-            expect(program, report, lambda p: int(program._stream.indices(p, 1)[0]))
+            expect(program, report, lambda p: int(program._parts.stream.indices(p, 1)[0]))
             if report.step == 3:
                 program.rescale(global_batch=8, shares=[1, 3])
             if report.step == 6:
@@ -67,7 +67,7 @@ with comm.world() as world:
             if report.step == 6:
                 assert report.members == (0,), report
                 program.rescale(workers=2)
-            while report.step == 8 and own == 0 and not world.poll_ready():
+            while report.step == 8 and own == 0 and not world.ready:
                 time.sleep(0.001)
             if report.step == 12:
                 program.rescale(shares=[1, 5])

@@ -45,6 +45,6 @@ with comm.world() as world:
             time.sleep(0.02)
             if report.step == KILLED_AFTER and RANK in (None, began_as):
                 if report.step >= EVERY:
-                    program._checkpointer.wait()  # the checkpoint is there
+                    program._parts.run.checkpointer.wait()  # the checkpoint is there
                 os.kill(os.getpid(), signal.SIGKILL)
         print(f"rank {began_as} ended after step {program.steps}, epoch {program.epoch}", flush=True)

@@ -147,7 +147,7 @@ def force_microbatches(program: ad.Program, seed: int, largest: int) -> None:
             size -= found[-1]
         return tuple(found)
 
-    program._engine.kernels.microbatches = microbatches
+    program._parts.engine.kernels.microbatches = microbatches
 
 
 def same_everywhere(world: Any, value: Any) -> bool:

@@ -48,13 +48,13 @@ def built(driver, **options):
 
 def with_own_gradients(program, spoil=lambda worker, g: g, steps=6):
     """Step by step: the parameters before, each worker's own gradient as a vector (b, w…), and the parameters after."""
-    take, seen = program._stream.take, []
+    take, seen = program._parts.stream.take, []
 
     def taken(*args, **options):
         seen.append(take(*args, **options))
         return seen[-1]
 
-    program._stream.take = taken
+    program._parts.stream.take = taken
     for _ in range(steps):
         before = jax.tree.map(np.asarray, program.state)
         program.step()
@@ -221,7 +221,7 @@ def test_what_rounding_takes_from_half_precisions_is_known_exactly(dtype, values
     options = {"global_batch": sum(SIZES), "shares": SIZES, "resizable": False}
     with ad.Program(driver, jnp.zeros(3), data(), world=LocalWorld(len(SIZES)), **options) as program:
         mean = program.step().metrics["mean"]
-        left = [np.asarray(slots[0][0]) for slots in program._engine.slots]
+        left = [np.asarray(slots[0][0]) for slots in program._parts.engine.slots]
     assert mean.dtype == dtype
     np.testing.assert_allclose(np.asarray(mean, np.float64), values, rtol=0.01)
     for examples, found in zip(SIZES, left, strict=True):

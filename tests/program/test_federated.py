@@ -120,7 +120,7 @@ def test_the_policy_resizes_a_federated_program(workers):
             report = program.step()
             assert sum(report.batch_sizes) == sum(equal)
             assert all(size % STEPS == 0 for size in report.batch_sizes)
-            if report.batch_sizes != equal and program._sizes.pending is None:
+            if report.batch_sizes != equal and program._parts.sizes.pending is None:
                 break
             program.warm_up()
     assert report.batch_sizes[0] > 24 > report.batch_sizes[-1]

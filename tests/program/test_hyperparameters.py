@@ -61,9 +61,9 @@ def test_the_state_follows_the_values(world):
         state = np.asarray(program.state)
     x, at, expected = data()["x"], 0, np.zeros(3)
     with built(world, lambda control: None) as reference:
-        rows = [np.asarray(reference._stream.peek(r.batch_sizes)["x"]) for r in reports[:1]]
+        rows = [np.asarray(reference._parts.stream.peek(r.batch_sizes)["x"]) for r in reports[:1]]
     assert x.shape[0] >= len(rows[0])
-    order = program._stream.indices(0, sum(r.global_batch for r in reports))
+    order = program._parts.stream.indices(0, sum(r.global_batch for r in reports))
     for k, report in enumerate(reports):
         lr, scales = (0.5, [1.0, 2.0, 3.0]) if k == 0 else (k / 10, [0.0, 1.0, float(k)])
         mean = x[order[at : at + report.global_batch]].mean(0)

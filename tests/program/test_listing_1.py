@@ -62,7 +62,7 @@ def test_a_step_is_one_message_of_the_gradient_and_a_status(world):
     with build(driver, state, make_data(), 16, world=world) as program:
         reports = list(program.run(steps=5))
         assert len(program.plan.messages) == 1
-        (layout,) = program._engine.layouts
+        (layout,) = program._parts.engine.layouts
         assert len(layout.parts) == 1  # in one buffer
     assert {r.messages for r in reports} == {1}
     assert {r.message_bytes for r in reports} == {4 * (gradient + weight + loss + noise + seconds + status)}

@@ -208,7 +208,9 @@ def test_where_one_process_decides_for_all(monkeypatch):
             taken = np.bincount(stream(EXAMPLES, SEED, examples), minlength=EXAMPLES)
             np.testing.assert_array_equal(program.state["taken"], taken)
             assert program.global_batch == BATCH + STEPS
-            np.testing.assert_allclose(program._sizes.limits.call, 6.0, rtol=1e-6)  # the mean of those who are left
+            np.testing.assert_allclose(
+                program._parts.sizes.limits.call, 6.0, rtol=1e-6
+            )  # the mean of those who are left
 
     runs = dying(script, (0,))
     assert sum("decision" in said for said in runs[0]) == STEPS

@@ -132,7 +132,7 @@ def test_the_state_is_that_of_those_who_are_there(seats):
         assert float(report.metrics["loss"]) > 0
         seats.join(0)
         program.step()
-        states = program._engine.states
+        states = program._parts.engine.states
         assert len({np.asarray(leaves[0]).tobytes() for leaves in states}) == 1
 
 
@@ -143,7 +143,7 @@ def test_local_state_begins_anew_with_a_newcomer_and_stays_where_there_are_no_ex
         return {"all": state["all"] + mean, "own": own}, {}
 
     def own():
-        return np.array([float(leaves[1]) for leaves in program._engine.states])
+        return np.array([float(leaves[1]) for leaves in program._parts.engine.states])
 
     state = {"all": jnp.zeros(()), "own": jnp.float32(7)}
     options = {"per_worker_state": lambda state: state["own"], "deterministic": True}
@@ -160,7 +160,7 @@ def test_local_state_begins_anew_with_a_newcomer_and_stays_where_there_are_no_ex
         program.step()
         seats.join(3)
         program.rescale(shares=[1, 0, 0, 1])
-        program._membership_changes.apply(program._progress)
+        program._loop.membership_changes.apply(program._parts.progress)
         assert own()[3] == 7
         program.step()
         assert own()[1] == first[1]
@@ -269,11 +269,11 @@ def test_an_absent_clients_data_are_not_used_and_the_report_says_so(seats):
         report = program.step()
         assert float(report.metrics["least"]) == 2
         assert "no examples for worker 0, whose data are not used." in report.notes
-        assert program._stream.cursors[0] == 3
+        assert program._parts.stream.cursors[0] == 3
         assert program.step().notes == ()
         seats.join(0)
         assert float(program.step().metrics["least"]) == 1
-        assert program._stream.cursors[0] == 6
+        assert program._parts.stream.cursors[0] == 6
 
 
 def test_who_broadcasts_must_be_there(seats):
@@ -332,11 +332,11 @@ def test_seats_are_what_they_are(seats):
 
 
 def test_seats_come_to_a_number_of_members(seats):
-    assert (seats.least, seats.most, seats.poll_ready()) == (1, 4, 0)
+    assert (seats.least, seats.most, seats.ready) == (1, 4, 0)
     seats.change(2)
     assert (seats.members, seats.generation, seats.most) == ((0, 1), 1, 4)
     seats.request_workers(3)
-    assert seats.poll_ready() == 1
+    assert seats.ready == 1
     seats.change(3, leaving=[0])
     assert (seats.members, seats.joined_in_generation, seats.generation, seats.most) == ((1, 2, 3), (0, 2, 2), 2, 3)
     seats.change(3)

@@ -49,14 +49,14 @@ def build(driver, state=None, *, per_worker_state=lambda s: s["w"], shares=SIZES
 def batches_of(program):
     """What each step's workers are given, read off the program's stream by another one that keeps them."""
     seen = []
-    take = program._stream.take
+    take = program._parts.stream.take
 
     def taken(*args, **options):
         share = take(*args, **options)
         seen.append([jax.tree.map(np.asarray, b) for b in share.batches])
         return share
 
-    program._stream.take = taken
+    program._parts.stream.take = taken
     return seen
 
 
@@ -82,7 +82,7 @@ def test_local_steps_with_periodic_averages_are_those_of_a_plain_loop(microbatch
         averages = step % 3 == 2
         if averages:
             ws = [sum(n * w for n, w in zip(sizes, ws, strict=True)) / sum(sizes)] * 3
-        for w, state in zip(ws, program._engine.states, strict=True):
+        for w, state in zip(ws, program._parts.engine.states, strict=True):
             np.testing.assert_allclose(state[0], w, rtol=1e-13, atol=1e-14)
         assert report.messages == 1 + averages
 
@@ -91,8 +91,8 @@ def test_a_worker_without_examples_stays_where_it_is():
     program = build(periodic(1000), shares=(6, 6, 0))
     for _ in range(3):
         assert program.step().batch_sizes == (6, 6, 0)
-    assert program._engine.states[1][0].any()
-    assert not program._engine.states[2][0].any()
+    assert program._parts.engine.states[1][0].any()
+    assert not program._parts.engine.states[2][0].any()
 
 
 def test_alone_and_outside_a_program_it_is_the_value():
@@ -122,7 +122,7 @@ def test_a_hook_switches_what_is_sent_in_the_next_step_and_nothing_is_compiled()
     reports = [program.step() for _ in range(8)]
     assert [r.messages for r in reports] == [2] * 4 + [1] * 4
     assert len({r.kernels for r in reports}) == 1
-    states = [np.asarray(s[0]) for s in program._engine.states]
+    states = [np.asarray(s[0]) for s in program._parts.engine.states]
     assert not np.array_equal(states[0], states[1])
     assert [r.hyperparameters["averaging"] for r in reports] == [True] * 4 + [False] * 4
     text = program.explain()
@@ -138,7 +138,7 @@ def test_of_what_is_replicated_the_gate_decides_too():
     found = []
     for _ in range(3):
         program.step()
-        found.append(float(program._engine.states[1][0][0]))
+        found.append(float(program._parts.engine.states[1][0][0]))
     assert found == [3.0, 3.0, 9.0]
 
 

@@ -39,7 +39,7 @@ def program_of(schedule, workers=4, **options):
 
 def values(program):
     """Of each worker, one number that all its elements have."""
-    found = [program._as_given(leaves) for leaves in program._engine.states]
+    found = [program._parts.state_as_given(leaves) for leaves in program._parts.engine.states]
     for state in found:
         assert len({complex(x) for leaf in jax.tree.leaves(state) for x in np.asarray(leaf).reshape(-1)}) == 1
     return np.array([float(state["s"]) for state in found])
@@ -82,5 +82,5 @@ def test_in_steps_in_which_it_is_not_sent_each_keeps_its_own():
     found = []
     for _ in range(3):
         program.step()
-        found.append([float(leaves[0]) for leaves in program._engine.states])
+        found.append([float(leaves[0]) for leaves in program._parts.engine.states])
     np.testing.assert_allclose(found, [[0, 1, 2], [1, 1, 1], [1, 1, 1]], rtol=1e-6)

@@ -139,8 +139,8 @@ def test_gradients_of_the_last_layers_are_sent_first():
     whole = [e for e in plan.calls[0].eqns if e.primitive.name == "dot_general"]
     assert sorted(id(e) for found in heavy for e in found) == sorted(map(id, whole))  # each once
     assert all(heavy)
-    assert program._engine.layouts[-1].status
-    assert not any(layout.status for layout in program._engine.layouts[:-1])
+    assert program._parts.engine.layouts[-1].status
+    assert not any(layout.status for layout in program._parts.engine.layouts[:-1])
 
 
 def test_squares_of_gradients_are_summed_where_the_gradients_are():

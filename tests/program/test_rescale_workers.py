@@ -135,8 +135,9 @@ def test_what_workers_cannot_hold_yet_is_taken_when_the_others_are_there():
     class Slow(LocalWorld):
         come = False
 
-        def poll_ready(self):
-            return super().poll_ready() if self.come else 0
+        @property
+        def ready(self):
+            return super().ready if self.come else 0
 
     world = Slow(4, workers=2)
     options = {"max_local_batch": 8, "deterministic": True}
@@ -240,7 +241,7 @@ def test_local_state_of_who_leaves_is_gone_and_who_joins_begins_as_the_program_b
         return {"all": state["all"] + mean, "own": state["own"] + 1}, {}
 
     def own():
-        return [float(leaves[1]) for leaves in program._engine.states]
+        return [float(leaves[1]) for leaves in program._parts.engine.states]
 
     state = {"all": jnp.zeros(()), "own": jnp.float32(7)}
     options = {"per_worker_state": lambda state: state["own"]}

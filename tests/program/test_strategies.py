@@ -73,14 +73,14 @@ def built(strategy, *, world=None, **options):
 
 def batches_of(program):
     """What each step's workers are given, as arrays."""
-    seen, take = [], program._stream.take
+    seen, take = [], program._parts.stream.take
 
     def taken(*args, **options):
         share = take(*args, **options)
         seen.append([jax.tree.map(np.asarray, b) for b in share.batches])
         return share
 
-    program._stream.take = taken
+    program._parts.stream.take = taken
     return seen
 
 
@@ -94,7 +94,7 @@ def run(program, steps=STEPS):
 
 def states(program):
     """Every worker's state."""
-    return [program._as_given(leaves) for leaves in program._engine.states]
+    return [program._parts.state_as_given(leaves) for leaves in program._parts.engine.states]
 
 
 def close(found, expected):

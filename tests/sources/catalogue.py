@@ -72,8 +72,8 @@ def line(group: Group, row: Row) -> str:
     if row.refused:
         return f"| {code(row.data)} | refused | {code(' '.join(refusal(group, row).split()))} |"
     with program_of(row, group.build(row), world=comm.SoloWorld()) as program:
-        example, how = in_words(program._data.example), how_read(program)
-        notes = [code(note) for note in program._data.notes if row.noted]
+        example, how = in_words(program._parts.data.example), how_read(program)
+        notes = [code(note) for note in program._parts.data.notes if row.noted]
     return f"| {code(row.data)} | {code(example)} | {'; '.join(filter(None, [how, row.note, *notes]))} |"
 
 
@@ -99,12 +99,12 @@ class _Word(str):
 
 def how_read(program: ad.Program) -> str:
     """From where, and by whom."""
-    data: Any = program._data
+    data: Any = program._parts.data
     if isinstance(data, IterableData):
         if data.how.per_worker:
             return "in turn, an iterator for each worker"
         program.step()
-        state = json.loads(program._stream.place())[3]
+        state = json.loads(program._parts.stream.place())[3]
         return "in turn, by every process; restored " + ("by skipping" if state is None else "from its state")
     assert isinstance(data, Examples)
     if data.in_memory:

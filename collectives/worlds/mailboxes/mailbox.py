@@ -33,7 +33,7 @@ _KIND = crc32(b"board")
 _COMPONENT = "OMPI_MCA_osc"
 
 
-def prepare_environment(environ: MutableMapping[str, str] = os.environ) -> None:
+def prepare(environ: MutableMapping[str, str] = os.environ) -> None:
     """Before MPI is loaded, and if all ranks are on one host: leave out what is for networks; where there is none it
     prints that it has failed, once per rank.
     """
@@ -197,7 +197,7 @@ class Mailboxes:
         self._made: list[ProcessMailbox] = []  # that are used, or hold memory of MPI's; in the order of their making
         self._service: MailboxServer | None = None
 
-    def creation(
+    def making(
         self,
         about: str,
         nbytes: Sequence[int],
@@ -208,7 +208,7 @@ class Mailboxes:
         """The operation: see `CreateMailbox`."""
         return CreateMailbox(about, nbytes, everyone, self._serve, outdated, mpi)
 
-    def keep(self, board: ProcessMailbox, outdated: ProcessMailbox | None) -> ProcessMailbox:
+    def made(self, board: ProcessMailbox, outdated: ProcessMailbox | None) -> ProcessMailbox:
         """Keep it."""
         self._made = [*(kept for kept in self._made if kept is not outdated or kept.name), board]
         return board

@@ -156,7 +156,7 @@ class TCPTree:
 _making = threading.Lock()
 
 
-def process_tree() -> TCPTree:
+def lines() -> TCPTree:
     """This process's, made when they are first asked for. All processes do so at the same point.
 
     Raises:

@@ -173,7 +173,7 @@ class Probe:
                 here(message)  # from one that this rank takes for lost, and that has given up this rank
         return True
 
-    def catch_up(self, seconds: float) -> bool:
+    def caught_up(self, seconds: float) -> bool:
         """Return whether all datagrams that have come by now are dealt with. Waits up to `seconds` until they are.
 
         For another thread than the one that serves. Datagrams to oneself come behind those that are there; where the

@@ -39,14 +39,14 @@ _log = logging.getLogger("adaptive")
 Findings = dict[int, RankFinding]  # by number
 
 
-class WatchedTransport(Protocol):
+class WatchedWorld(Protocol):
     """What a watch reads of its world, from another thread than the world's."""
 
-    operation: Operation  # the messages of a channel may share one
-    begun: int  # how many operations it has begun
-    inside: bool  # it; or behind it
+    _operation: Operation  # the messages of a channel may share one
+    _begun: int  # how many operations it has begun
+    _inside: bool  # it; or behind it
     survives: bool  # the loss of ranks
-    threads: dict[int, str]  # that use the world
+    _threads: dict[int, str]  # that use the world
 
 
 class Watchdog:
@@ -57,7 +57,7 @@ class Watchdog:
       abort: ends all processes of the job with a status, from any thread.
     """
 
-    def __init__(self, world: WatchedTransport, asking: Probe, hang_timeout: float, abort: Callable[[int], object]):
+    def __init__(self, world: WatchedWorld, asking: Probe, hang_timeout: float, abort: Callable[[int], object]):
         self.asking = asking
         self._patience, self._abort = hang_timeout, abort
         self._watched = weakref.ref(world, lambda _: self.close("it has let go of its world without closing it"))
@@ -71,19 +71,19 @@ class Watchdog:
         self._thread = threading.Thread(target=self._run, name="adaptive-watch", daemon=True)
         self._thread.start()
 
-    def watch_only(self, peers: Sequence[Peer]) -> None:
+    def keep(self, peers: Sequence[Peer]) -> None:
         """Those who are together from now on, in the order of their ranks: they begin what they are in anew."""
         self.asking.keep(peers)
         self._anew = True
 
-    def catch_up(self) -> None:
+    def caught_up(self) -> None:
         """Return when this rank has heard what the others had told it by now.
 
         For the thread of the world, before it takes others for lost: a process that was stopped for long may find that
         it is the one that was given up. It does not return from here then.
         """
         if not self._closed and threading.current_thread() is not self._thread:
-            self.asking.catch_up(_SECONDS_TO_ANSWER)
+            self.asking.caught_up(_SECONDS_TO_ANSWER)
 
     def close(self, why: str = "") -> None:
         """End. The others are told if this rank leaves them: `why`, what it does instead of coming."""
@@ -99,7 +99,7 @@ class Watchdog:
             self._thread.join(_SECONDS_TO_END)
 
     @property
-    def _world(self) -> WatchedTransport:
+    def _world(self) -> WatchedWorld:
         world = self._watched()
         if world is None:
             raise ReferenceError("the world is gone")
@@ -109,7 +109,7 @@ class Watchdog:
         """The process ends while its world is open: MPI would wait for the others, and they for this one."""
         error = getattr(sys, "last_exc", None) or getattr(sys, "last_value", None)
         how = f"by {type(error).__name__}: {error}" if error else "at its end, or by sys.exit()"
-        words = getattr(self._watched(), "operation", self._operation).about
+        words = getattr(self._watched(), "_operation", self._operation).about
         last = f". The last that it took part in is {words}" if words else ""
         self.close(stacks.shortened(f"its script is over, {how}{last}", 1000))
 
@@ -133,8 +133,8 @@ class Watchdog:
         away = now - self._last
         passed = min(away, 10 * self._tick)  # what is more, this process was stopped: that is nobody else's fault
         self._last = now
-        inside = self._world.inside
-        if self._world.begun != self._begun or self._anew:
+        inside = self._world._inside
+        if self._world._begun != self._begun or self._anew:
             self._begin()
         elif inside:
             self._waited += passed
@@ -148,7 +148,7 @@ class Watchdog:
             self._round()
 
     def _begin(self) -> None:
-        self._begun, self._operation, self._anew = self._world.begun, self._world.operation, False
+        self._begun, self._operation, self._anew = self._world._begun, self._world._operation, False
         self._waited = 0.0  # seconds in it
         self._idle = 0.0  # seconds behind it
         self._next = self._patience  # when to ask, in seconds waited
@@ -162,7 +162,7 @@ class Watchdog:
     def _round(self) -> None:
         """Ask all, and do what is to be done."""
         findings = self.asking.find(self._answer_seconds, self._take)
-        if self._anew or self._world.begun != self._begun or not self._world.inside:
+        if self._anew or self._world._begun != self._begun or not self._world._inside:
             return  # all have come meanwhile
         self._next = self._waited + self._patience / _ROUNDS
         late, due = self._judge(findings)
@@ -297,11 +297,11 @@ class Watchdog:
 
     def _own_state(self) -> dict[str, Any]:
         """Where this rank is, read off the frames of the threads that use the world."""
-        threads = [ident for ident, name in list(self._world.threads.items()) if name != FAILURE_THREAD]
+        threads = [ident for ident, name in list(self._world._threads.items()) if name != FAILURE_THREAD]
         frames = stacks.frames_of(threads)
         found = [thread_status_of(frame) for frame in frames]
         state = RankState.AWAY
-        if self._world.inside:
+        if self._world._inside:
             state = RankState.HERE
         elif any(each.compiles for each in found):
             state = RankState.COMPILES

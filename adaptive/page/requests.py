@@ -1,0 +1,92 @@
+"""Requests of a run in words: who asked for what, and when."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+from .columns import Columns, Told
+from .words import counted, listed, workers
+
+FEW = 8  # workers whose numbers are given one by one
+_MOVES = ("joined", "left", "lost")
+
+
+class Asked(NamedTuple):
+    """What one hook asked for after a step.
+
+    Attributes:
+      by: the hook's name.
+      wish: the fields that it asked for.
+    """
+
+    by: str
+    wish: Mapping[str, Any]
+
+
+def asked(run: Columns, told: Told) -> list[Asked]:
+    """What each hook asked for after a step; of an older record, all of them as one."""
+    decision = told.decision or {}
+    requests = decision.get("requests")
+    if requests:
+        return [Asked(request["hook"], request) for request in requests]
+    return [Asked(hooks_behind(run, told), decision)] if decision else []
+
+
+def hooks_behind(run: Columns, told: Told) -> str:
+    """The hooks behind a decision. The oldest records do not name them: then those that were due."""
+    names = (told.decision or {}).get("by")
+    if names:
+        return listed(names)
+    step = int(run.step[told.row])
+    due = [hook["name"].partition("/")[2] or hook["name"] for hook in run.header["hooks"] if step % hook["every"] == 0]
+    return " or ".join(due) or "a hook"
+
+
+def cause_in_words(cause: Mapping[str, Any]) -> str:
+    """ "adapt, after step 10: a global batch of 112", "worker 1 lost"."""
+    who = cause.get("hook") or cause.get("script")
+    if who is None:
+        return moved_in_words(**{name: cause.get(name, ()) for name in _MOVES})
+    wish = wish_in_words(cause)
+    return f"{who}, after step {cause['step']:,}: {wish}" if wish else str(who)
+
+
+def moved_in_words(joined: Sequence[int], left: Sequence[int], lost: Sequence[int]) -> str:
+    """ "worker 2 joined and worker 1 lost"."""
+    pairs = (joined, "joined"), (lost, "lost"), (left, "left")
+    return listed([f"{workers(seats)} {what}" for seats, what in pairs if seats]) or "workers joined or left"
+
+
+def wish_in_words(wish: Mapping[str, Any]) -> str:
+    """ "a global batch of 112 and a split of 57 % : 43 %"; "" where nothing was asked for."""
+    found = []
+    if wish.get("workers") is not None:
+        found.append(counted(wish["workers"], "worker"))
+    if wish.get("global_batch") is not None:
+        found.append(f"a global batch of {wish['global_batch']:,}")
+    if wish.get("shares"):
+        found.append(_shares(wish["shares"]))
+    if wish.get("stop"):
+        found.append("the end")
+    found += [f"{name} = {value}" for name, value in (wish.get("hyperparameters") or {}).items()]
+    return listed(found)
+
+
+def is_about_sizes(wish: Mapping[str, Any]) -> bool:
+    """Whether batch sizes may follow from it: a hyperparameter or the end of the run changes none."""
+    return any(wish.get(name) is not None for name in ("global_batch", "shares", "workers"))
+
+
+def asks_for_more(wish: Mapping[str, Any], before: Mapping[str, Any]) -> bool:
+    """Whether something else is asked for than before. Of shares that is not known."""
+    batch, number = wish.get("global_batch"), wish.get("workers")
+    new = batch is not None and batch != before.get("global_batch")
+    new |= number is not None and number != (before.get("workers") or [None])[0]
+    return bool(new or wish.get("shares") or wish.get("stop") or wish.get("hyperparameters"))
+
+
+def _shares(shares: Sequence[float]) -> str:
+    if len(shares) > FEW or sum(shares) <= 0:
+        return "another split"
+    return "a split of " + " : ".join(f"{share / sum(shares):.0%}".replace("%", " %") for share in shares)

@@ -1,0 +1,187 @@
+"""Construction of a program's parts, from the arguments of `Program`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+from weakref import proxy
+
+from adaptive.base.activity import Activity
+from adaptive.base.ambient import AmbientContext
+from adaptive.base.roster import Roster
+from adaptive.base.signals import pending_termination
+from adaptive.base.world import World
+from adaptive.control.decision_digest import DecisionDigest
+from adaptive.control.decisions import Decisions
+from adaptive.control.hooks import Hooks
+from adaptive.control.hyperparameters import Hyperparameters
+from adaptive.control.machines import Machines
+from adaptive.control.membership import Membership
+from adaptive.control.readiness import KernelsOf
+from adaptive.control.split import positive
+from adaptive.control.status import Status
+from adaptive.data.shards import stream_of
+from adaptive.data.stream import Stream
+from adaptive.graph.planner import Planner
+from adaptive.observe.advice import Advice
+from adaptive.observe.events import Listeners
+from adaptive.runtime.cache import share_compilations
+from adaptive.runtime.engine import Engine
+from adaptive.runtime.kernels import KernelOptions
+
+from .arguments import Driver, StateForm, built_in, checked_nonfinite, count, made_by, new_run_id
+from .first_plan import check_alike, first_plan
+from .mailboxes import ProgramBoards
+from .member_tracker import MemberTracker
+from .overlap import checked as checked_overlap
+from .overlap import overlapped
+from .parts import ProgramParts, RunState
+from .step_checks import SkippedSteps, StepClock, UpdateCheck
+from .tracing import Tracing
+
+
+def build(
+    driver: Driver,
+    state: Any,
+    data: Any,
+    *,
+    world: World,
+    name: str,
+    ambient: AmbientContext,
+    global_batch: int,
+    seed: int,
+    shares: Sequence[float] | None,
+    microbatch: int | None,
+    max_local_batch: int | Sequence[int] | None,
+    quantum: int | None,
+    nonfinite: Any,
+    max_skipped: int,
+    per_worker_state: Callable[[Any], Any] | None,
+    deterministic: bool,
+    resizable: bool,
+    overlap: Any,
+) -> ProgramParts:
+    """Check the arguments of a `Program`, and build its parts. Communicates.
+
+    Args:
+      name: of the program.
+      ambient: JAX's settings in force.
+
+    Raises:
+      DriverError: see `Program`, also for `DataError`, `BatchSizeError` and `DisagreementError`.
+    """
+    roster = Roster.of(world)  # may change in any operation below: see `MemberTracker`
+    nonfinite, seed = checked_nonfinite(nonfinite), count("seed", seed)
+    max_skipped = count("max_skipped", max_skipped, least=1)
+    microbatch = None if microbatch is None else positive("microbatch", microbatch)
+    quantum = None if quantum is None else positive("quantum", quantum)
+    overlap = checked_overlap(overlap)
+    deterministic, resizable = bool(deterministic), bool(resizable)
+    examples = stream_of(data, world.capacity, world.workers, world)
+    form, leaves = StateForm.of(made_by(state), per_worker_state)
+    on_device = world.devices[0].platform != "cpu"
+    stream = Stream(examples, seed=seed, workers=world.workers, world=world, beside=on_device)
+    planner = Planner(
+        driver, form.shapes, examples.shapes, capacity=world.capacity, local_state=form.local, ambient=ambient
+    )
+    sizes, plan = first_plan(
+        planner,
+        examples,
+        world,
+        roster.members,
+        global_batch=global_batch,
+        shares=shares,
+        max_local_batch=max_local_batch,
+        quantum=quantum,
+        microbatch=microbatch,
+    )
+    settings = {
+        "batch sizes": sizes.current,
+        "max_local_batch": max_local_batch,
+        "quantum": sizes.limits.quantum,
+        "microbatch": microbatch,
+        "seed": seed,
+        "nonfinite": nonfinite,
+        "max_skipped": max_skipped,
+        "resizable": resizable,
+        "deterministic": deterministic,
+        "overlap": overlap,
+    }
+    build_digests = check_alike(world, name, form, leaves, examples, plan, settings)
+    built_in(world)
+    if deterministic:
+        world.deterministic = True
+    mailboxes = ProgramBoards(world, plan, planner.boards, name)
+    if world.processes > 1:
+        share_compilations()
+    machines = Machines(world, f"machines of {name}")
+    overlap = overlapped(
+        *(planner, world, overlap), hosts=machines.hosts, deterministic=deterministic, about=f"a message of {name}"
+    )
+    plan = planner.reference
+    digest, activity = DecisionDigest(), Activity(world)
+    membership = Membership(
+        world,
+        tells=any(m.travels and m.gate is None for m in plan.messages),
+        resizable=resizable,
+        needed=sizes.needed,
+        termination=pending_termination,
+        roster=roster,
+    )
+    status = Status(world, digest, sizes, membership)
+    engine = Engine(
+        planner,
+        leaves,
+        world,
+        status=status,
+        name=name,
+        kernels=KernelOptions(microbatch, not deterministic, resizable, machines.compile_order),
+        finite=nonfinite != "allow",
+        activity=activity,
+    )
+    # Without a status nobody can tell that all are ready; and when they are depends on how fast machines are.
+    waits = deterministic or not engine.has_status
+    expect = partial(Engine.expect, proxy(engine))  # the engine's status has the sizes, so these refer to it weakly
+    readiness = KernelsOf(engine.kernels, world.workers, expect)
+    sizes.take_effect(readiness, one_by_one=not plan.splittable, waits=waits, resizable=resizable)
+    hyperparameters = Hyperparameters(plan.slots, engine.workers.set_slot, engine.workers.slot)
+    hooks = Hooks(plan.hooks, world.capacity, membership, hyperparameters)
+    decisions = Decisions(
+        *(world, name, hooks, sizes, membership, hyperparameters, digest), heterogeneous=machines.heterogeneous
+    )
+    advice = Advice(
+        *(plan, hooks, resizable, None if stream.in_memory else status.inputs),
+        deterministic=deterministic,
+        tells=engine.has_status,
+    )
+    return ProgramParts(
+        name=name,
+        world=world,
+        ambient=ambient,
+        seed=seed,
+        form=form,
+        data=examples,
+        plan=plan,
+        overlap=overlap,
+        build_digests=build_digests,
+        stream=stream,
+        sizes=sizes,
+        membership=membership,
+        digest=digest,
+        status=status,
+        activity=activity,
+        engine=engine,
+        hyperparameters=hyperparameters,
+        hooks=hooks,
+        decisions=decisions,
+        members=MemberTracker(world, engine, hooks, sizes, roster),
+        mailboxes=mailboxes,
+        clock=StepClock(world),
+        skipped=SkippedSteps(nonfinite, max_skipped),
+        update=UpdateCheck(engine, name),
+        listeners=Listeners(),
+        tracing=Tracing(world, name, engine, activity),
+        advice=advice,
+        run=RunState(new_run_id(world, name), notes=list(examples.notes)),
+    )

@@ -1,0 +1,152 @@
+"""The parts of a program, and the state of its run."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import jax
+
+from adaptive.base.activity import Activity
+from adaptive.base.ambient import AmbientContext
+from adaptive.base.world import World
+from adaptive.control.batch_sizes import BatchSizes
+from adaptive.control.decision_digest import DecisionDigest
+from adaptive.control.decisions import Decisions
+from adaptive.control.hooks import Hooks
+from adaptive.control.hyperparameters import Hyperparameters
+from adaptive.control.membership import Membership
+from adaptive.control.status import Status
+from adaptive.data.shards import Shards
+from adaptive.data.stream import Stream
+from adaptive.graph.plan import Plan
+from adaptive.observe.advice import Advice
+from adaptive.observe.events import Listeners
+from adaptive.observe.sinks import SinkThread
+from adaptive.runtime.engine import Engine
+
+from .arguments import StateForm
+from .mailboxes import ProgramBoards
+from .member_tracker import MemberTracker
+from .overlap import Overlap
+from .step_checks import SkippedSteps, StepClock, UpdateCheck
+from .tracing import Traced, Tracing
+
+if TYPE_CHECKING:  # imported on use
+    from .run_checkpointer import RunCheckpointer
+
+
+class RunLimit(NamedTuple):
+    """Where a run ends, unless a hook stops it before. `None`: no limit. Replicated."""
+
+    epoch: int | None = None
+    step: int | None = None
+
+
+class RunProgress(NamedTuple):
+    """How far a run has come. Replicated."""
+
+    step: int  # steps done
+    limit: RunLimit
+    stopped: bool  # by a hook
+    run_id: str
+    traced: Traced | None = None
+
+
+@dataclass(eq=False)
+class RunState:
+    """The state of a program's run that none of its parts has.
+
+    Attributes:
+      run_id: see `Program.run_id`.
+      notes: for the next report.
+      step: steps done.
+      limit: of the present call of `Program.run`.
+      restored: whether a checkpoint was restored since the last step.
+      compiled: whether the programs of a first step are compiled.
+      checkpointer, sinks: of the present call of `Program.run`.
+      directories: of checkpoints that the program has restored from, or written to.
+    """
+
+    run_id: str
+    notes: list[str]
+    step: int = 0
+    limit: RunLimit = field(default_factory=RunLimit)
+    restored: bool = False
+    compiled: bool = False
+    checkpointer: RunCheckpointer | None = None
+    sinks: tuple[SinkThread, ...] = ()
+    directories: set[Path] = field(default_factory=set)
+
+    def flush_logs(self) -> None:
+        """Write all steps so far to the logs. Local."""
+        for sink in self.sinks:
+            sink.flush()
+
+
+@dataclass(eq=False)
+class ProgramParts:
+    """The parts of a program, as `build` makes them. None refers to the program itself.
+
+    Attributes:
+      name: of the program, in errors and messages.
+      build_digests: what processes compare when a message does not match: see `World.build_digests`.
+      members: the members that the parts' state is for.
+    """
+
+    name: str
+    world: World
+    ambient: AmbientContext
+    seed: int
+    form: StateForm
+    data: Any
+    plan: Plan
+    overlap: Overlap
+    build_digests: Mapping[str, str]
+    stream: Stream
+    sizes: BatchSizes
+    membership: Membership
+    digest: DecisionDigest
+    status: Status
+    activity: Activity
+    engine: Engine
+    hyperparameters: Hyperparameters
+    hooks: Hooks
+    decisions: Decisions
+    members: MemberTracker
+    mailboxes: ProgramBoards
+    clock: StepClock
+    skipped: SkippedSteps
+    update: UpdateCheck
+    listeners: Listeners
+    tracing: Tracing
+    advice: Advice
+    run: RunState
+
+    @property
+    def shards(self) -> Shards | None:
+        """The data, if each worker has its own."""
+        return self.data if isinstance(self.data, Shards) else None
+
+    @property
+    def workers_in_words(self) -> str:
+        """This process's workers, for errors."""
+        first, *others = self.world.workers
+        return f"workers {first}–{others[-1]}" if others else f"worker {first}"
+
+    def state_as_given(self, leaves: list[jax.Array]) -> Any:
+        """Return leaves of the state in the form in which the user gave the state."""
+        return self.form.as_given(leaves, [var.aval.weak_type for var in self.plan.graph.state_vars])
+
+    @property
+    def progress(self) -> RunProgress:
+        """How far the run has come."""
+        run = self.run
+        return RunProgress(run.step, run.limit, self.decisions.stopped, run.run_id, self.tracing.traced)
+
+    @progress.setter
+    def progress(self, progress: RunProgress) -> None:
+        run = self.run
+        run.step, run.limit, self.decisions.stopped, run.run_id, self.tracing.traced = progress

@@ -1,0 +1,65 @@
+"""Restoring a program from a checkpoint."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+from adaptive.base.roster import Roster
+from adaptive.control.together import together
+
+from .checkpoint import Parsed, parse, placed
+from .checkpoints import Checkpoints
+from .parts import ProgramParts
+from .run_loop import RunLoop
+from .select_checkpoint import select_checkpoint
+
+_SAME_CHECKPOINT = "Restore the same checkpoint on every rank; all may read one file. Nothing has been restored."
+
+
+def restore(parts: ProgramParts, loop: RunLoop, checkpoint: Any, *, missing_ok: bool) -> None:
+    """Restore a program; see `Program.restore`. Communicates.
+
+    Args:
+      checkpoint: a pytree; or a directory of checkpoints, or one of them.
+
+    Raises:
+      CheckpointError: see `Program.restore`, also for `WorkerError` and `DisagreementError`.
+    """
+    p, run, selected, roster = parts, parts.run, None, Roster.of(parts.world)
+    if isinstance(checkpoint, str | os.PathLike | Checkpoints):
+        selected = select_checkpoint(p.world, checkpoint, missing_ok, f"restore of {p.name}")
+        if selected.checkpoint is None:
+            if not run.step and selected.run_id:  # the process was killed before its first checkpoint
+                run.run_id, run.restored = selected.run_id, True
+            return
+        checkpoint = selected.checkpoint
+    prepared: list[tuple[Parsed, dict[str, str], tuple[Any, Any]]] = []
+
+    def prepare() -> tuple[dict[str, str], None]:
+        parsed = parse(checkpoint, p.engine, p.hooks, p.sizes, p.stream, like=p.form.shapes)
+        digests = parsed.digests() if p.world.processes > 1 else {}
+        prepared.append((parsed, digests, placed(parsed, p.engine)))
+        loop.compile_for(parsed.batch_sizes)
+        return digests, None
+
+    together(p.world, f"restore of {p.name}", prepare, _SAME_CHECKPOINT)
+    ((parsed, digests, arrays),) = prepared
+    p.members.restart(parsed.members)
+    p.engine.workers.replace(*arrays)
+    p.hooks.restart([parsed.hooks[name] for name in p.hooks.names])
+    p.hyperparameters.restart()
+    p.sizes.restart(parsed.batch_sizes, parsed.shares, parsed.members, parsed.wanted)
+    p.membership.restart(parsed.workers, roster, members=len(parsed.members))
+    p.stream.go_on(parsed.cursors, parsed.place)
+    p.tracing.shift(parsed.step - run.step)
+    run.step, p.skipped.in_a_row, p.update.told = parsed.step, 0, False
+    loop.steady.stop()
+    run.run_id, run.restored = parsed.run_id or run.run_id, True
+    p.digest.restart(parsed.step, digests)
+    p.clock.restart()
+    p.advice.begin()
+    p.mailboxes.forget()
+    if selected is not None:
+        run.directories.add(selected.directory)
+        run.notes += selected.notes

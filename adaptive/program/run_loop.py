@@ -1,0 +1,156 @@
+"""The loop that takes a program's steps: a steady step where nothing has changed, and a general one otherwise."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Sequence
+
+import numpy as np
+
+from adaptive.base.activity import COMPILING, INPUT
+from adaptive.base.errors import DisagreementError, DriverError, NonFiniteError, WorkerError
+from adaptive.base.failure import report_failure
+from adaptive.base.thread_status import thread_status
+from adaptive.base.world import MembersChanged
+from adaptive.data.stream import Share
+from adaptive.observe.report import Report
+from adaptive.operators.sources import Reading
+from adaptive.runtime.outcome import Outcome
+
+from .membership_changes import MembershipChanges, RunEnds, RunOver
+from .parts import ProgramParts
+from .reports import finish_step
+from .steady_loop import SteadyLoop
+
+
+class RunLoop:
+    """Takes the steps of one program, in one thread at a time.
+
+    Attributes:
+      membership_changes: applied between steps.
+      steady: takes the steps in which nothing changes.
+    """
+
+    def __init__(self, parts: ProgramParts):
+        self._parts = parts
+        self.membership_changes = MembershipChanges(parts)
+        self.steady = SteadyLoop(parts, self.membership_changes)
+        self._under_way = threading.Lock()  # held during a step
+
+    def step(self) -> Report:
+        """Take one step; see `Program.step`.
+
+        Raises:
+          DriverError: a step of this program is under way.
+          RunEnds: there is no next step.
+        """
+        if not self._under_way.acquire(blocking=False):
+            raise DriverError(
+                f"{self._parts.name} is in a step already, in another thread, or because a hook has called step(). Two "
+                "steps at once would use one state. Use a program in one thread; a hook changes a run by its control."
+            )
+        try:
+            ambient = self._parts.ambient
+            if ambient.matches_here():
+                return self._step()
+            with ambient.settings():
+                return self._step()
+        finally:
+            self._under_way.release()
+
+    @thread_status("in a step")
+    def _step(self) -> Report:
+        p, began = self._parts, time.perf_counter()
+        run, clock, kernels = p.run, p.clock, p.engine.kernels
+        steady = self.steady.holds()
+        if not steady:
+            p.activity.begin()
+            self.compile_first()
+        since, clock.began = began - clock.began, began
+        try:
+            if kernels.busy:
+                kernels.check()
+            p.world.build_digests = p.build_digests
+            outcome = self.steady.take(began, since) if steady else None
+            if outcome is None:
+                steady = False
+                p.world.begin_run()
+                outcome = self._general_step(since)
+            plain = steady and self.steady.is_plain(outcome)
+            notes = [] if plain else p.skipped.check(outcome.trouble, run.step + 1)
+        except RunEnds as end:
+            if isinstance(end, RunOver):
+                p.progress = end.progress
+            raise
+        except (NonFiniteError, WorkerError, DisagreementError) as error:  # raised on all processes
+            lost = f"lost with step {run.step + 1}: start from a checkpoint"
+            is_what = lost if p.engine.lost_state else f"that of step {run.step}"
+            error.add_note(f"The state of {p.name} is {is_what}.")
+            raise
+        except Exception as error:
+            error.add_note(f"in step {run.step + 1}, on {p.workers_in_words}")
+            report_failure(p.world, f"in step {run.step + 1} of {p.name}", error)
+            raise
+        if plain:
+            return self.steady.report(outcome)
+        report = finish_step(p, outcome, notes)
+        self.steady.look()
+        return report
+
+    def _general_step(self, since: float) -> Outcome:
+        """Take a step; again, on the same examples, if members are lost in it.
+
+        Args:
+          since: seconds since the step before began.
+        """
+        p = self._parts
+        while True:
+            if not self.membership_changes.settled:
+                p.progress = self.membership_changes.apply(p.progress)
+            if p.mailboxes.make():
+                continue  # members may have been lost in it
+            try:
+                before = p.activity.turn(INPUT)
+                try:
+                    share = p.stream.take(p.sizes.current)
+                finally:
+                    p.activity.turn(before)
+                return self._run_engine(share, since)
+            except MembersChanged:
+                continue
+
+    def _run_engine(self, share: Share, since: float) -> Outcome:
+        p, sizes, seconds = self._parts, self._parts.sizes.current, self._parts.clock.compute_seconds
+        step, total, taking_part = p.run.step, sum(sizes), np.asarray(sizes) > 0
+        readings = [
+            Reading(step, p.seed, w, total, sizes[w], sizes[w], 1, share.offsets[i], seconds[i], since, taking_part)
+            for i, w in enumerate(p.world.workers)
+        ]
+
+        def meanwhile() -> None:
+            p.stream.prefetch(sizes)
+            p.update.here(step, in_step=True)
+
+        return p.engine.step(share, readings, meanwhile, search=p.skipped.next_raises, more=p.decisions.last)
+
+    # --- compiling ----------------------------------------------------------------------------------------------------
+
+    def compile_first(self) -> None:
+        """Compile what the next step needs, if no step was compiled before."""
+        if not self._parts.run.compiled:
+            self.compile_for(self._parts.sizes.current)
+
+    def compile_for(self, batch_sizes: Sequence[int]) -> None:
+        """Compile what a step of these sizes, of all workers, needs, and wait for it."""
+        p = self._parts
+        sizes = [batch_sizes[worker] for worker in p.world.workers]
+        p.engine.expect(batch_sizes)
+        with p.activity.doing(COMPILING):
+            if p.run.compiled:
+                p.engine.kernels.require(sizes)
+                return
+            p.engine.compile(sizes, of_all=batch_sizes)
+        if not any(sizes):  # workers that may be given examples later have the buckets of those who have them
+            p.engine.kernels.extend(max(p.sizes.current))
+        p.run.compiled = True
