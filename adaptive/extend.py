@@ -92,8 +92,8 @@ from adaptive.control.decisions import apply_decision as apply_decision
 from adaptive.control.hooks import Hooks as Hooks
 from adaptive.control.hyperparameters import checked_hyperparameters as checked_hyperparameters
 from adaptive.control.membership import Membership as Membership
-from adaptive.control.newcomers import begun_anew as begun_anew
 from adaptive.control.readiness import Readiness as Readiness
+from adaptive.control.slot_reset import reset_slots as reset_slots
 from adaptive.control.split import check_shares as check_shares
 from adaptive.control.split import split as split
 from adaptive.graph.plan import HookPlan as HookPlan

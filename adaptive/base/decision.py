@@ -26,7 +26,9 @@ class Limits(NamedTuple):
     quantum: int = 1  # sizes are best multiples of this, so that each is made of few kernels
     multiple: int = 1  # sizes are always multiples of this: the minibatches that a driver cuts its batches into
     examples: int = sys.maxsize  # the most of all workers together: what there is in the data set
-    call: float = 0.0  # what one more kernel call costs, in examples: a size with no kernel of its own takes several
+    call_overhead: float = (
+        0.0  # what one more kernel call costs, in examples: a size with no kernel of its own takes several
+    )
 
     @property
     def least(self) -> int:

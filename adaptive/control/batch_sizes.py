@@ -240,30 +240,30 @@ class BatchSizes:
     # --- readiness ----------------------------------------------------------------------------------------------------
 
     @property
-    def ready(self) -> bool:
+    def can_make_pending(self) -> bool:
         """Whether this process can make the pending sizes. Local."""
         return self.pending is not None and self._readiness.ready_for(self.pending)
 
     @property
-    def able(self) -> bool:
+    def can_make_any(self) -> bool:
         """Whether this process can make any sizes, now and from now on. Local."""
         return self._readiness.ready_for_any()
 
     @property
-    def call(self) -> float:
+    def call_overhead(self) -> float:
         """What one more kernel call costs this process, in examples. Local. Of a process that has timed no call, as one
         whose workers take no examples, what all agreed on last: so it moves nobody's mean.
         """
-        own = self._readiness.examples_of_a_call()
-        return self.limits.call if own is None else own
+        own = self._readiness.call_overhead()
+        return self.limits.call_overhead if own is None else own
 
-    def agreed(self, *, ready: bool, able: bool, call: float) -> None:
+    def on_agreed(self, *, can_make_pending: bool, can_make_any: bool, call_overhead: float) -> None:
         """Take what all processes are, of which each has said so in this step, and the mean of what a call costs them.
         Once all are able, they stay so.
         """
-        self._all_ready, self._all_able = ready, self._all_able or able
-        if call != self.limits.call:
-            self.limits = self.limits._replace(call=call)
+        self._all_ready, self._all_able = can_make_pending, self._all_able or can_make_any
+        if call_overhead != self.limits.call_overhead:
+            self.limits = self.limits._replace(call_overhead=call_overhead)
 
     # --- force --------------------------------------------------------------------------------------------------------
 

@@ -15,8 +15,8 @@ from .batch_sizes import BatchSizes, Split
 from .causes import Request, names_of
 from .decision_digest import DecisionDigest, hooks_in_words
 from .hooks import Hooks
+from .hosts import decided_by_first
 from .hyperparameters import Hyperparameters, checked_hyperparameters
-from .machines import decided_by_first
 from .membership import Membership
 
 

@@ -17,7 +17,7 @@ from .batch_sizes import BatchSizes
 from .causes import Request
 from .hyperparameters import NONE, Hyperparameters
 from .membership import Membership, Numbers
-from .newcomers import begun_anew
+from .slot_reset import reset_slots
 
 _NOTHING = Decision()
 
@@ -199,7 +199,7 @@ class Hooks:
             return
         self.catch_up(sizes)
         for i, hook in enumerate(self.hooks):
-            self.states[i] = begun_anew(self.states[i], hook.handler.init, self.n_workers, joined)
+            self.states[i] = reset_slots(self.states[i], hook.handler.init, self.n_workers, joined)
             self.joined[i].update(joined)
 
     def begun(self) -> list[Any]:

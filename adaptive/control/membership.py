@@ -1,16 +1,15 @@
-"""How many workers there are to be, from a request for another number to the steps between which they change.
+"""Membership: the number of workers of a program, from a request to the steps between which it changes.
 
-    request    `Hooks`, or `Program.rescale`, hands on what was asked for. It is clipped to what can be had
-               (`World.nearest`). This is the *target*; those who are missing are called in, beside the steps.
-    status     In every step each process says how many of those are ready to join, and whether it wants to leave
+    request    `Hooks` or `Program.rescale` passes on a requested number. It is clipped to what is available
+               (`World.nearest`) and becomes the *target*; missing workers are requested from the world, in the
+               background.
+    status     In every step each process reports how many of those are ready to join, and whether it must leave
                (`status.py`).
-    change     Between two steps, on all alike: whoever has to leave leaves; those who are missing join, once all of
+    change     Between two steps, on all processes alike: workers that must leave leave; missing ones join once all of
                them are ready.
 
-What joining and leaving take is the world's matter; what follows for batches, hooks and states is the program's
-(`BatchSizes.seat`, `Hooks.seat`, `Engine.seat`).
-
-A program has such a membership, and so has a simulated cluster.
+The world carries out leaving and joining; batches, hooks and states follow (`BatchSizes.set_members`, `Hooks.seat`,
+`Engine.seat`). Programs and simulated clusters both use this class.
 """
 
 from __future__ import annotations
@@ -19,6 +18,7 @@ import json
 import os
 import platform
 from collections.abc import Callable, Sequence
+from enum import IntEnum
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -30,12 +30,19 @@ from adaptive.base.seats import number_of_workers
 from adaptive.base.signals import TerminationNotice
 from adaptive.base.world import Loss
 
-WANTS, MUST = 1, 2  # to leave: told so a moment ago; and it is time
-TOGETHER_SECONDS = 0.2  # within which all are told, where all are
+TOGETHER_SECONDS = 0.2  # a scheduler that signals all processes does so within this time
 
 
-class Recruiting(Protocol):
-    """What is needed of a `World`."""
+class LeaveRequest(IntEnum):
+    """Whether a process must leave."""
+
+    NONE = 0
+    SOON = 1  # received a termination signal a moment ago
+    NOW = 2
+
+
+class ElasticWorld(Protocol):
+    """The part of a `World` that `Membership` uses."""
 
     @property
     def members(self) -> tuple[int, ...]: ...
@@ -71,7 +78,7 @@ class Recruiting(Protocol):
 
 
 class Numbers(NamedTuple):
-    """How many workers there are to be, and can be. Replicated."""
+    """The target number of workers and its bounds. Replicated."""
 
     target: int
     least: int
@@ -79,81 +86,82 @@ class Numbers(NamedTuple):
 
 
 class Leaver(NamedTuple):
-    """A process that was told to go, and goes. Replicated."""
+    """A process that leaves because it received a termination signal. Replicated."""
 
-    workers: tuple[int, ...]  # their seats
+    workers: tuple[int, ...]  # their worker slots
     signal: str  # its name
-    process: str  # in words
+    process: str  # "pid 4711 on node7"
 
     def __str__(self) -> str:
         return f"{_workers(self.workers)} ({self.signal} to {self.process})"
 
 
 class Membership:
-    """How many members a program's world is to have. Replicated, but for `newcomers` and `wish`.
+    """The target number of a world's members. Replicated, but for `ready_to_join` and `leave_request`.
 
     Args:
-      tells: whether the program sends messages, on which a status can ride. Without, processes say in a message of its
-        own how many are ready, as long as somebody is missing, and between any two steps whether they want to leave.
-      termination: what this process was told (`adaptive/base/signals.py`).
-      resizable: whether batch sizes change at all; without, the number of workers cannot either.
-      needed: seats whose workers must stay, because the driver needs what they have.
-      roster: who is there at first; by default who is there now.
+      in_status: whether the program sends messages, whose status carries the reports. If not, processes exchange them
+        in a message of their own: how many workers are ready, while any are missing; and whether they must leave,
+        between any two steps.
+      termination: returns this process's pending termination signal (`adaptive/base/signals.py`).
+      resizable: whether batch sizes change at all; if not, the number of workers cannot either.
+      needed: worker slots whose workers must stay, because the driver needs their values.
+      roster: the members at first; by default the current ones.
 
     Attributes:
-      asked: the number of members that was asked for last, less what has been lost since; `None` if nobody has asked,
-        so that there are to be as many as there are.
+      asked: the number of members requested last, less those lost since; `None` if nobody has asked, so that the
+        current number is the target.
     """
 
     def __init__(
         self,
-        world: Recruiting,
+        world: ElasticWorld,
         *,
-        tells: bool = True,
+        in_status: bool = True,
         resizable: bool = True,
         needed: Sequence[int] = (),
         termination: Callable[[], TerminationNotice | None] = lambda: None,
         roster: Roster | None = None,
     ):
-        self._world, self._tells, self._resizable, self._needed = world, tells, resizable, needed
+        self._world, self._in_status, self._resizable, self._needed = world, in_status, resizable, needed
         self._termination = termination
         self.asked: int | None = None
         roster = Roster.of(world) if roster is None else roster
-        self._there, self._generation = len(roster.members), roster.generation  # as they were last looked at
-        self._heard = 0
-        self._wishes = np.zeros(world.capacity)
+        self._there, self._generation = len(roster.members), roster.generation  # at the last `_refresh`
+        self._ready_elsewhere = 0
+        self._leave_requests = np.zeros(world.capacity)
 
-    # --- who is to be there -------------------------------------------------------------------------------------------
+    # --- target -------------------------------------------------------------------------------------------------------
 
     @property
     def target(self) -> int:
-        """How many members there are to be."""
+        """The target number of members."""
         return self._there if self.asked is None else self.asked
 
     @property
     def pending(self) -> bool:
-        """Whether there are to be more or fewer than there are."""
+        """Whether the target differs from the current number of members."""
         return self.target != len(self._world.members)
 
     @property
     def numbers(self) -> Numbers:
-        """The target, and between which bounds it could be."""
+        """The target and its bounds."""
         return Numbers(self.target, self._least, self._world.most)
 
     @property
     def _least(self) -> int:
-        """How many have to stay: the highest seats leave first, so that all up to the last one that is needed do."""
+        """The lower bound: the highest slots leave first, so all up to the last needed one stay."""
         least = self._world.least
         if self._needed:
             least = max(least, sum(seat <= max(self._needed) for seat in self._world.members))
         return min(least, self._world.most)
 
     def nearest(self, workers: int) -> int:
-        """The target that can be, nearest to a number that is asked for."""
+        """Return the available target nearest to a requested number."""
         return self._world.nearest(max(workers, self._least))
 
     def expected(self, workers: int) -> tuple[int, ...]:
-        """The seats that will be taken when there are so many workers."""
+        """Return the slots that will be occupied by that many workers."""
         there = self._world.members
         free = [seat for seat in range(self._world.capacity) if seat not in there]
         return tuple(sorted((*there, *free[: max(0, workers - len(there))])[:workers]))
@@ -161,109 +169,109 @@ class Membership:
     # --- request ------------------------------------------------------------------------------------------------------
 
     def request(self, workers: int, hooks: Sequence[str] = ()) -> list[str]:
-        """Make a number of workers the target.
+        """Set the target.
 
         Args:
-          hooks: names of those that have decided.
+          hooks: names of the hooks that asked for it.
 
         Returns:
-          A note, where it cannot be had.
+          A note, if the target was clipped or rounded.
 
         Raises:
-          BatchSizeError: the batch sizes stay as they are (`resizable`), so the workers do.
+          BatchSizeError: the program has fixed batch sizes (`resizable=False`), so its number of workers is fixed too.
         """
         number = self.nearest(workers)
         who = f"hook {', '.join(map(repr, hooks))}" if hooks else "program.rescale"
         if not self._resizable and number != len(self._world.members):
             raise BatchSizeError(
-                f"{who} asked for {brief(workers)} workers, but this program's batch sizes stay as they are: it was "
-                "made with resizable=False. Leave that out of ad.Program(...) where workers come and go."
+                f"{who} asked for {brief(workers)} workers, but this program's batch sizes are fixed: it was built "
+                "with resizable=False. Remove that from ad.Program(...) if workers join and leave."
             )
         self.asked = number
         self._world.request_workers(number)
         if number == workers:
             return []
-        why = "the most that can be had" if number == self._world.most else "the least that have to stay"
+        why = "the most available" if number == self._world.most else "the fewest allowed"
         how = f"clipped to {number}, {why}" if workers > self._world.most or workers < self._least else ""
-        return [f"{who}: workers {brief(workers)} {how or f'rounded to {number}, of whole processes'}."]
+        return [f"{who}: workers {brief(workers)} {how or f'rounded to {number}, for whole processes'}."]
 
     def exactly(self, workers: Any) -> int:
-        """A number of workers that can be had as it is.
+        """Return a requested number of workers, if it is available as it is.
 
         Raises:
-          WorkerCountError: it cannot.
+          WorkerCountError: it isn't a whole number, is out of bounds, or would split a process.
         """
         number = number_of_workers(workers, self._world.most, least=self._least)
         nearest = self.nearest(number)
         if nearest != number:
             raise WorkerCountError(
-                f"workers={number} cannot be had: whole processes come and go. The nearest is {nearest}."
+                f"workers={number} is not possible: only whole processes join and leave. The nearest is {nearest}."
             )
         return number
 
-    # --- leaving because told -----------------------------------------------------------------------------------------
+    # --- leaving upon a termination signal ----------------------------------------------------------------------------
 
     @property
-    def wish(self) -> int:
-        """Whether this process wants to leave: 0, `WANTS` or `MUST`. Local.
+    def leave_request(self) -> LeaveRequest:
+        """Whether this process must leave. Local.
 
-        Where all processes are told, they are not at the same instant. So they say that they want to, and for some
-        moments wait for the others; when it is time for one, all who want to leave do.
+        A scheduler that signals all processes does not reach them at the same instant. So a signalled process reports
+        `SOON`, and waits a moment for the others; once one reports `NOW`, all that reported either leave.
         """
-        told = self._termination()
+        notice = self._termination()
         if self._world.reserve_terminating:
-            return MUST
-        if told is None:
-            return 0
-        return MUST if self._world.processes == 1 or told.seconds >= TOGETHER_SECONDS else WANTS
+            return LeaveRequest.NOW
+        if notice is None:
+            return LeaveRequest.NONE
+        late = self._world.processes == 1 or notice.seconds >= TOGETHER_SECONDS
+        return LeaveRequest.NOW if late else LeaveRequest.SOON
 
     @property
     def leaving(self) -> tuple[int, ...]:
-        """The seats whose workers leave before the next step, because they were told to go; for good."""
-        wishes = [self.wish] * self._world.capacity if self._world.processes == 1 else self._wishes.tolist()
-        if MUST not in wishes:
+        """The slots whose workers leave for good before the next step, upon a termination signal."""
+        alone, n = self._world.processes == 1, self._world.capacity
+        requests = [self.leave_request] * n if alone else self._leave_requests.tolist()
+        members = {slot: requests[slot] for slot in self._world.members}
+        if LeaveRequest.NOW not in members.values():
             return ()
-        wanted = {seat: wishes[seat] for seat in self._world.members}
-        if MUST not in wanted.values():
-            return ()
-        return tuple(seat for seat, wish in wanted.items() if wish >= WANTS)
+        return tuple(slot for slot, request in members.items() if request >= LeaveRequest.SOON)
 
     @property
     def why_all_leave(self) -> str:
-        """Why the run is to end because of whoever was told to go; "" if it is not. Replicated."""
+        """Why termination signals end the run; "" if they don't. Replicated."""
         leaving, there = self.leaving, self._world.members
         left = len(there) - len(leaving)
-        who = f"{_workers(leaving)} {'were' if len(leaving) > 1 else 'was'} told to go"
+        who = f"{_workers(leaving)} received a termination signal"
         if not leaving:
             return ""
         if not left:
-            return "all workers were told to go"
+            return "all workers received a termination signal"
         if not self._world.survives:
-            return f"{who}, and in this job processes cannot leave alone"
+            return f"{who}, and in this job a single process cannot leave"
         if left < self._world.least:
             return f"{who}, and fewer than min_workers={self._world.least} would be left"
-        needed = [seat for seat in leaving if seat in self._needed]
+        needed = [slot for slot in leaving if slot in self._needed]
         return f"{who}, and the driver needs what {_workers(needed)} broadcasts" if needed else ""
 
     @property
     def all_leave(self) -> bool:
-        """Whether the run is to end because of whoever was told to go: all were, or the others cannot go on."""
+        """Whether termination signals end the run: all workers received one, or the others cannot continue."""
         return bool(self.why_all_leave)
 
     def _ask_who_leaves(self, about: str) -> list[Leaver]:
-        """Where it is time for somebody, ask all: whoever was told by now, in the course of the step, goes too."""
-        world, own, told = self._world, self._world.workers, self._termination()
+        """Gather all leave requests once one process must leave: includes signals that arrived during the step."""
+        world, own, notice = self._world, self._world.workers, self._termination()
         process = f"pid {os.getpid()} on {platform.node()}"
         if world.processes == 1:
-            return [Leaver(tuple(own), told.signal, process)] if told else []
-        if self._tells and not self.leaving:
+            return [Leaver(tuple(own), notice.signal, process)] if notice else []
+        if self._in_status and not self.leaving:
             return []
-        signal = told.signal if told else "said by a process in reserve"
-        mine = [self.wish, own.start, own.stop, signal, process]
+        signal = notice.signal if notice else "reported by a process in reserve"
+        mine = [self.leave_request, own.start, own.stop, signal, process]
         said = [json.loads(text) for text in self._gathered(mine, f"who leaves {about}")]
-        self._wishes = np.zeros(world.capacity)
+        self._leave_requests = np.zeros(world.capacity)
         for wish, start, stop, *_ in said:
-            self._wishes[start:stop] = wish
+            self._leave_requests[start:stop] = wish
         leaving = self.leaving
         return [Leaver(tuple(range(start, stop)), *who) for _, start, stop, *who in said if start in leaving]
 
@@ -273,84 +281,85 @@ class Membership:
     # --- status -------------------------------------------------------------------------------------------------------
 
     @property
-    def newcomers(self) -> int:
-        """How many of those who are missing are ready, as far as this process knows. Local."""
+    def ready_to_join(self) -> int:
+        """Number of missing workers that are ready to join, as far as this process knows. Local."""
         return self._world.ready if self.target > len(self._world.members) else 0
 
-    def agreed(self, *, newcomers: int, wishes: np.ndarray) -> None:
-        """Take what all processes have said in this step.
+    def on_agreed(self, *, ready_to_join: int, leave_requests: np.ndarray) -> None:
+        """Apply what all processes reported in this step.
 
         Args:
-          newcomers: how many are ready to join.
-          wishes: each worker's `wish`; shape=(size,).
+          ready_to_join: number of workers ready to join.
+          leave_requests: each worker's `leave_request`; shape=(capacity,).
         """
-        self._heard, self._wishes = newcomers, wishes
+        self._ready_elsewhere, self._leave_requests = ready_to_join, leave_requests
 
-    def _are_ready(self, about: str) -> int:
+    def _count_ready(self, about: str) -> int:
         if self._world.processes == 1:
-            return self.newcomers
-        if self._tells:
-            return self._heard
-        return sum(map(int, self._gathered(self.newcomers, f"newcomers {about}")))
+            return self.ready_to_join
+        if self._in_status:
+            return self._ready_elsewhere
+        return sum(map(int, self._gathered(self.ready_to_join, f"workers ready to join {about}")))
 
     # --- change -------------------------------------------------------------------------------------------------------
 
     @property
     def due(self) -> bool:
-        """Whether anybody might leave or join before the next step. Replicated."""
-        unheard = not self._tells and self._world.processes > 1
+        """Whether any worker might leave or join before the next step. Replicated."""
+        unheard = not self._in_status and self._world.processes > 1
         return bool(self.pending or self.leaving or unheard) or self._world.generation != self._generation
 
     def change(self, about: str = "") -> list[Leaver]:
-        """Between two steps: let those leave, and those join, who are to. Afterwards the world's members are others, if
-        anybody was. May communicate. Where `all_leave`, nobody does: then the run is to end.
+        """Apply all pending leaves and joins between two steps. May communicate.
+
+        Changes nothing if `all_leave`: then the run ends.
 
         Args:
-          about: the step and the program, in words.
+          about: the step and the program, for errors.
 
         Returns:
-          Who leaves because it was told to.
+          The processes that leave upon a termination signal.
 
         Raises:
-          Preempted: this process has left, for good.
+          Preempted: this process has left for good.
         """
-        told = self._ask_who_leaves(about)
-        ready = with_same_members(self._world, lambda: self._look_and_ask(about))
+        leavers = self._ask_who_leaves(about)
+        ready = with_same_members(self._world, lambda: self._refresh_and_count(about))
         leaving, there = self.leaving, len(self._world.members)
         if self.all_leave or not (leaving or self.pending):
-            return told
+            return leavers
         missing = max(0, self.target - there)
         stay = there - len(leaving)
         if leaving and self._world.respawn:
             self.asked = self.target
-        elif leaving and self.asked is not None:  # whoever leaves is not missed
+        elif leaving and self.asked is not None:  # a worker that leaves is not replaced
             self.asked = min(self.asked, stay + missing)
         number = self.target
         if number > stay + ready:
-            number = stay  # all of them join at once
+            number = stay  # workers join all together or not at all
         if leaving or number != there:
             before = self._world.losses
             self._world.change(number, leaving)
-            self._heard, self._wishes = 0, np.zeros(self._world.capacity)
+            self._ready_elsewhere, self._leave_requests = 0, np.zeros(self._world.capacity)
             lost = sum(len(loss.workers) for loss in self._world.losses[len(before) :])
             if lost and self.asked is not None and not self._world.respawn:  # lost while members changed: not replaced
                 self.asked = max(len(self._world.members), self.asked - lost)
             self._there, self._generation = len(self._world.members), self._world.generation
             if self.pending:
                 self._world.request_workers(self.target)
-        return told
+        return leavers
 
-    def _look_and_ask(self, about: str) -> int:
-        """Bring the target up to date. Returns how many of those who are missing are ready; may communicate."""
-        self._look()
+    def _refresh_and_count(self, about: str) -> int:
+        """Update the target, and return the number of missing workers that are ready. May communicate."""
+        self._refresh()
         if self.all_leave or not (self.leaving or self.pending):
             return 0
         if self.asked is not None:
-            self.asked = self.nearest(self.asked)  # of those in reserve, some may be gone
-        return self._are_ready(about) if self.target > len(self._world.members) else 0
+            self.asked = self.nearest(self.asked)  # processes in reserve may be lost
+        return self._count_ready(about) if self.target > len(self._world.members) else 0
 
-    def _look(self) -> None:
-        """Notice who has come, and who was lost, without having been asked."""
+    def _refresh(self) -> None:
+        """Account for workers that joined or were lost without a request."""
         if self._world.generation == self._generation:
             return
         before, now = self._there, len(self._world.members)
@@ -366,28 +375,29 @@ class Membership:
                 self.asked = now
 
     def restart(self, asked: int | None, roster: Roster | None = None, *, members: int | None = None) -> None:
-        """Go on with a target that was asked for before; `None` if nobody had asked.
+        """Restore a target.
 
         Args:
-          roster: who was there when restoring began; by default who is there now.
-          members: how many there were. They become the target where nobody had asked then, and somebody has since: that
-            request is taken back.
+          asked: the requested number; `None` if nobody had asked.
+          roster: the members when restoring began; by default the current ones.
+          members: the number of members at the checkpoint. It becomes the target if nobody had asked then and somebody
+            has since: that request is withdrawn.
         """
         if asked is None and self.asked is not None:
             asked = members
         roster = Roster.of(self._world) if roster is None else roster
         self._there, self._generation = len(roster.members), roster.generation
         self.asked = None if asked is None else self.nearest(asked)
-        self._heard, self._wishes = 0, np.zeros(self._world.capacity)
+        self._ready_elsewhere, self._leave_requests = 0, np.zeros(self._world.capacity)
         self._world.request_workers(self.target)
 
     def export(self) -> tuple[Any, ...]:
         """Return the replicated part of the state, for `adopt` on a joining process."""
-        return self.asked, self._there, self._generation, self._heard, self._wishes
+        return self.asked, self._there, self._generation, self._heard, self._leave_requests
 
     def adopt(self, exported: tuple[Any, ...]) -> None:
         """Replace the state with what another process has exported."""
-        self.asked, self._there, self._generation, self._heard, self._wishes = exported
+        self.asked, self._there, self._generation, self._heard, self._leave_requests = exported
 
 
 def _workers(seats: Sequence[int]) -> str:

@@ -34,7 +34,7 @@ class Readiness(Protocol):
         """Return when steps of these sizes can be made."""
         ...
 
-    def examples_of_a_call(self) -> float | None:
+    def call_overhead(self) -> float | None:
         """What one more kernel call costs, in examples; `None` while that is not known."""
         ...
 
@@ -54,7 +54,7 @@ class AtOnce:
     def wait_for(self, sizes: Sequence[int]) -> None:
         return None
 
-    def examples_of_a_call(self) -> float | None:
+    def call_overhead(self) -> float | None:
         return 0.0
 
 
@@ -88,5 +88,5 @@ class KernelsOf:
     def wait_for(self, sizes: Sequence[int]) -> None:
         self._kernels.require(self._own(sizes))
 
-    def examples_of_a_call(self) -> float | None:
+    def call_overhead(self) -> float | None:
         return self._kernels.call_examples

@@ -1,24 +1,20 @@
-"""What processes say of themselves in every step, and what comes of it.
+"""The status: what each process reports about itself in every step, summed over all processes.
 
-The last message of a step ends with a few elements that are the runtime's: the *status*. Each process writes what it
-says of itself, all of it is summed over the processes like the rest of the message, and each reads what all have said.
-So a decision that differs, and the readiness of new sizes, need no message of their own. How the elements lie is known
-to this file alone:
+The last message of a step ends with a few elements that belong to the runtime: the *status*. Each process writes its
+own report, the elements are summed over processes like the rest of the message, and each process reads the sum. So
+comparing decisions, and agreeing on new batch sizes, needs no message of its own. Only this file knows the layout:
 
-    digest     one per worker   its process's decisions so far (`decision_digest.py`); zero from other processes
-    wish       one per worker   whether its process wants to leave: 0, 1, or 2 if it is time (`membership.py`)
-    ready      one              how many processes can make the sizes that are pending
-    able       one              how many processes can make any sizes, now and from now on
-    call       one              the mean of what one more kernel call costs them, in examples
-    newcomers  one              how many workers that were called in are ready to join
-    asks       one              how many processes say that it is time for a checkpoint
-    seconds    three a worker   of input, of computing, and busy: `WorkerSeconds`
+    digest         one per worker   its process's decisions so far (`decision_digest.py`); 0 from other processes
+    leave_request  one per worker   whether its process must leave: a `LeaveRequest` (`membership.py`)
+    can_make_pending  one           number of processes that can run the pending batch sizes
+    can_make_any   one              number of processes that can run any batch sizes from now on
+    call_overhead  one              mean over processes of the cost of one more microbatch execution, in examples
+    ready_to_join  one              number of requested workers that are ready to join
+    checkpoint_due one              number of processes that report that a checkpoint is due
+    seconds        three a worker   input, computing and busy: `WorkerSeconds`
 
-All but the seconds, the *facts*, is the same in nearly all steps. A process that hears the same facts again has nothing
-to take up, and one that knows that its own have not changed (`repeats`) writes its seconds alone.
-
-What is asked of all alike is counted, as `ready` is, or averaged, as `call` is; what is asked of each has a place for
-every worker.
+All but the seconds, the *facts*, are the same in nearly all steps. A process that receives the same facts again does
+nothing, and one whose own facts have not changed (`repeats`) writes only its seconds.
 """
 
 from __future__ import annotations
@@ -33,162 +29,172 @@ from adaptive.base.world import World
 
 from .decision_digest import DecisionDigest
 
-_OF_EACH = 2  # facts: digest, wish
-_OF_ALL = 5  # facts: ready, able, call, newcomers, asks
+_OF_EACH = 2  # facts: digest, leave_request
+_OF_ALL = 5  # facts: can_make_pending … checkpoint_due
 _SECONDS = len(WorkerSeconds._fields)  # of each
 
 
-class Readiness(Protocol):
-    """Batch sizes, as far as a status tells of them."""
+class SizesLike(Protocol):
+    """The part of `BatchSizes` that a status reports."""
 
     @property
-    def ready(self) -> bool:
-        """Whether this process can make the sizes that are pending. Local."""
-        ...
-
-    @property
-    def able(self) -> bool:
-        """Whether this process can make any sizes, now and from now on. Local."""
+    def can_make_pending(self) -> bool:
+        """Whether this process can run the pending batch sizes. Local."""
         ...
 
     @property
-    def call(self) -> float:
-        """What one more kernel call costs this process, in examples. Local."""
-        ...
-
-    def agreed(self, *, ready: bool, able: bool, call: float) -> None:
-        """Take what all processes are, and what a call costs them on average. Replicated."""
-        ...
-
-
-class Members(Protocol):
-    """Who is there, as far as a status tells of it."""
-
-    @property
-    def newcomers(self) -> int:
-        """How many workers that were called in are ready, as far as this process knows. Local."""
+    def can_make_any(self) -> bool:
+        """Whether this process can run any batch sizes from now on. Local."""
         ...
 
     @property
-    def wish(self) -> int:
-        """Whether this process wants to leave: 0, 1, or 2 if it is time. Local."""
+    def call_overhead(self) -> float:
+        """Cost of one more microbatch execution in this process, in examples. Local."""
         ...
 
-    def agreed(self, *, newcomers: int, wishes: np.ndarray) -> None:
-        """Take how many are ready, and each worker's wish. Replicated."""
+    def on_agreed(self, *, can_make_pending: bool, can_make_any: bool, call_overhead: float) -> None:
+        """Apply what all processes reported: whether all can, and the mean overhead. Replicated."""
+        ...
+
+
+class MembershipLike(Protocol):
+    """The part of `Membership` that a status reports."""
+
+    @property
+    def ready_to_join(self) -> int:
+        """Number of requested workers that are ready to join, as far as this process knows. Local."""
+        ...
+
+    @property
+    def leave_request(self) -> int:
+        """Whether this process must leave: a `LeaveRequest`. Local."""
+        ...
+
+    def on_agreed(self, *, ready_to_join: int, leave_requests: np.ndarray) -> None:
+        """Apply what all processes reported.
+
+        Args:
+          ready_to_join: number of workers ready to join, summed over processes. Replicated.
+          leave_requests: each worker's `leave_request`; shape=(capacity,). Replicated.
+        """
         ...
 
 
 class Verdict(NamedTuple):
-    """What all processes have said with one message. Replicated."""
+    """What all processes reported with one message. Replicated."""
 
-    digests: np.ndarray  # shape=(workers,)
-    wishes: np.ndarray  # shape=(workers,)
-    ready: bool  # of all processes
-    able: bool
-    call: float  # on average
-    newcomers: int  # of all processes together
-    asked: bool  # of any process
+    digests: np.ndarray  # shape=(capacity,)
+    leave_requests: np.ndarray  # shape=(capacity,)
+    can_make_pending: bool  # all processes
+    can_make_any: bool  # all processes
+    call_overhead: float  # mean over processes
+    ready_to_join: int  # sum over processes
+    checkpoint_requested: bool  # any process
 
 
 class Status:
-    """What this process says with each step, and what it hears.
+    """This process's report of each step, and what it received.
 
     Args:
       digest: of the decisions that this process has taken.
-      sizes: whose readiness is told.
-      members: who come and go.
+      sizes: batch sizes; receives what all agreed on.
+      members: membership; receives what all reported.
 
     Attributes:
-      length: elements of a message.
-      asks: whether this process says that it is time for a checkpoint. Local.
-      asked: whether any has said so with the last message. Replicated.
-      told: what to tell of this process's seconds: what `Activity.of_workers` has returned. Local.
-      heard: what the last message has brought; shape=(length,), a new one each time. Replicated.
-      repeats: whether this process's facts are those that it has said last. Local.
+      length: number of elements.
+      checkpoint_due: whether this process reports that a checkpoint is due. Local.
+      checkpoint_requested: whether any process did so with the last message. Replicated.
+      own_seconds: this process's part of `WorkerSeconds`, as `Activity.of_workers` returned it. Local.
+      heard: the last message's sum; shape=(length,), a new array each time. Replicated.
+      repeats: whether this process's facts are those that it reported last. Local.
     """
 
-    def __init__(self, world: World, digest: DecisionDigest, sizes: Readiness, members: Members):
+    def __init__(self, world: World, digest: DecisionDigest, sizes: SizesLike, members: MembershipLike):
         self._n = world.capacity
         self._n_facts, self.length = _n_facts(self._n), status_length(self._n)
-        self._first_second = self._n_facts  # where this process's first worker tells its first
+        self._first_second = self._n_facts  # index of this process's first element of seconds
         self._world, self._digest, self._sizes, self._members = world, digest, sizes, members
-        self.asks = self.asked = self.repeats = False
-        self.told: tuple[float, Sequence[float], Sequence[float]] = 0.0, (), ()
-        self._own, self._own_seconds = np.zeros(0), np.zeros((_SECONDS, 0))  # what was said last, and a view of it
-        self.heard, self._facts, self._any_asked = np.zeros(self.length), b"", False  # with the last message
+        self.checkpoint_due = self.checkpoint_requested = self.repeats = False
+        self.own_seconds: tuple[float, Sequence[float], Sequence[float]] = 0.0, (), ()
+        self._own, self._seconds_view = np.zeros(0), np.zeros((_SECONDS, 0))  # last report, view of its seconds
+        self.heard, self._facts, self._any_requested = np.zeros(self.length), b"", False  # with the last message
 
     def encode(self) -> np.ndarray:
         """Return this process's part of the sum; shape=(length,), valid until the next call."""
         if not self.repeats:
-            self._say_facts()
-        if self.told[1]:
-            self._own_seconds[0], self._own_seconds[1], self._own_seconds[2] = self.told
+            self._write_facts()
+        if self.own_seconds[1]:
+            self._seconds_view[0], self._seconds_view[1], self._seconds_view[2] = self.own_seconds
         return self._own
 
     def encode_one(self, input_: float, computing: float, busy: float) -> np.ndarray:
         """Return what `encode` does, with the seconds of this process's only worker."""
         if not self.repeats:
-            self._say_facts()
+            self._write_facts()
         own, n, first = self._own, self._n, self._first_second
         own[first], own[first + n], own[first + 2 * n] = input_, computing, busy
         return own
 
-    def _say_facts(self) -> None:
+    def _write_facts(self) -> None:
         workers, sizes, n = self._world.workers, self._sizes, self._n
         self._own = np.zeros(self.length)
         self._first_second = self._n_facts + workers.start
-        self._own_seconds = self._own[self._n_facts :].reshape(_SECONDS, n)[:, workers.start : workers.stop]
+        self._seconds_view = self._own[self._n_facts :].reshape(_SECONDS, n)[:, workers.start : workers.stop]
         of_each = self._own[: _OF_EACH * n].reshape(_OF_EACH, n)[:, workers.start : workers.stop]
-        of_each[0], of_each[1] = self._digest.value, self._members.wish
-        call, newcomers = sizes.call / self._world.processes, self._members.newcomers
-        self._own[_OF_EACH * n : self._n_facts] = sizes.ready, sizes.able, call, newcomers, self.asks
+        of_each[0], of_each[1] = self._digest.value, self._members.leave_request
+        overhead, can = sizes.call_overhead / self._world.processes, (sizes.can_make_pending, sizes.can_make_any)
+        of_all = *can, overhead, self._members.ready_to_join, self.checkpoint_due
+        self._own[_OF_EACH * n : self._n_facts] = of_all
 
     def decode(self, elements: np.ndarray) -> None:
-        """Take what all processes have said; shape=(length,). It is kept until the next message.
+        """Apply the sum of all processes' reports; shape=(length,). Kept until the next message.
 
         Raises:
-          DisagreementError: some process has decided otherwise. On every process.
+          DisagreementError: a process took another decision. On every process.
         """
         facts = elements[: self._n_facts].tobytes()
         if not (self.repeats and facts == self._facts):
-            self._take_up(elements)
-        self._facts, self.heard, self.asked = facts, elements, self._any_asked
+            self._apply(elements)
+        self._facts, self.heard, self.checkpoint_requested = facts, elements, self._any_requested
 
-    def _take_up(self, elements: np.ndarray) -> None:
+    def _apply(self, elements: np.ndarray) -> None:
         elements = elements[: self._n_facts].copy()
-        for seat in self._world.unowned_slots:  # nobody is there to decide otherwise
+        for seat in self._world.unowned_slots:  # no process reports for these
             elements[seat] = self._digest.value
         verdict = _verdict(elements, self._n, self._world.processes)
         self._digest.compare(verdict.digests, own=self._world.workers)
-        self._sizes.agreed(ready=verdict.ready, able=verdict.able, call=verdict.call)
-        self._members.agreed(newcomers=verdict.newcomers, wishes=verdict.wishes)
-        self._any_asked = verdict.asked
+        self._sizes.on_agreed(
+            can_make_pending=verdict.can_make_pending,
+            can_make_any=verdict.can_make_any,
+            call_overhead=verdict.call_overhead,
+        )
+        self._members.on_agreed(ready_to_join=verdict.ready_to_join, leave_requests=verdict.leave_requests)
+        self._any_requested = verdict.checkpoint_requested
 
     def inputs(self, heard: Sequence[np.ndarray]) -> np.ndarray:
-        """Return `seconds.input`, summed over messages; shape=(workers,). Replicated.
+        """Return `seconds.input`, summed over messages; shape=(capacity,). Replicated.
 
         Args:
-          heard: of each message, `heard` as it was then.
+          heard: the value of `heard` after each message.
         """
         return np.sum(heard, axis=0)[self._n_facts : self._n_facts + self._n]
 
     @property
     def seconds(self) -> WorkerSeconds:
-        """Of all workers, by the last message. Replicated."""
+        """Seconds of all workers, from the last message. Replicated."""
         return WorkerSeconds(*self.heard[self._n_facts :].astype(np.float32).reshape(_SECONDS, self._n))
 
 
-def _n_facts(workers: int) -> int:
-    return _OF_EACH * workers + _OF_ALL
+def _n_facts(capacity: int) -> int:
+    return _OF_EACH * capacity + _OF_ALL
 
 
-def status_length(workers: int) -> int:
-    """How many elements a status has."""
-    return _n_facts(workers) + _SECONDS * workers
+def status_length(capacity: int) -> int:
+    """Return the number of elements of a status."""
+    return _n_facts(capacity) + _SECONDS * capacity
 
 
-def _verdict(facts: np.ndarray, workers: int, processes: int) -> Verdict:
-    digests, wishes = facts[:-_OF_ALL].reshape(_OF_EACH, workers)
-    ready, able, call, newcomers, asks = facts[-_OF_ALL:].tolist()
-    return Verdict(digests, wishes, ready == processes, able == processes, call, round(newcomers), asks > 0)
+def _verdict(facts: np.ndarray, capacity: int, processes: int) -> Verdict:
+    digests, requests = facts[:-_OF_ALL].reshape(_OF_EACH, capacity)
+    pending, any_, overhead, ready, due = facts[-_OF_ALL:].tolist()
+    return Verdict(digests, requests, pending == processes, any_ == processes, overhead, round(ready), due > 0)

@@ -182,7 +182,7 @@ def _step(event: StepEvent) -> dict[str, Any]:
         "skipped": report.skipped,
         "lost": [str(loss) for loss in report.lost],
         "message_bytes": report.message_bytes,
-        "call": event.limits.call,
+        "call": event.limits.call_overhead,
         "hooks": {
             hook.name: [_plain(leaf.tolist()) for leaf in hook.values.values()] for hook in event.hooks if hook.values
         },

@@ -15,8 +15,8 @@ from adaptive.base.world import World
 from adaptive.control.decision_digest import DecisionDigest
 from adaptive.control.decisions import Decisions
 from adaptive.control.hooks import Hooks
+from adaptive.control.hosts import HostSurvey
 from adaptive.control.hyperparameters import Hyperparameters
-from adaptive.control.machines import Machines
 from adaptive.control.membership import Membership
 from adaptive.control.readiness import KernelsOf
 from adaptive.control.split import positive
@@ -115,7 +115,7 @@ def build(
     mailboxes = ProgramBoards(world, plan, planner.boards, name)
     if world.processes > 1:
         share_compilations()
-    machines = Machines(world, f"machines of {name}")
+    machines = HostSurvey(world, f"machines of {name}")
     overlap = overlapped(
         *(planner, world, overlap), hosts=machines.hosts, deterministic=deterministic, about=f"a message of {name}"
     )
@@ -123,7 +123,7 @@ def build(
     digest, activity = DecisionDigest(), Activity(world)
     membership = Membership(
         world,
-        tells=any(m.travels and m.gate is None for m in plan.messages),
+        in_status=any(m.travels and m.gate is None for m in plan.messages),
         resizable=resizable,
         needed=sizes.needed,
         termination=pending_termination,

@@ -24,8 +24,8 @@ from adaptive.base.arrays import NotAnArrayError, check_not_sharded, is_key, num
 from adaptive.base.errors import AdaptiveError, CheckpointError, DriverError
 from adaptive.base.torch_tensors import is_tensor
 from adaptive.base.tree_paths import Leaf, Name, by_name
-from adaptive.control.alike import digest_of_tree
 from adaptive.control.batch_sizes import BatchSizes
+from adaptive.control.build_agreement import digest_of_tree
 from adaptive.control.hooks import Hooks
 from adaptive.control.membership import Membership
 from adaptive.control.split import check_shares, equal

@@ -19,9 +19,8 @@ from adaptive.base.roster import with_same_members
 from adaptive.base.tree_paths import leaf_names
 from adaptive.base.world import World
 from adaptive.check.means import MeanCheck
-from adaptive.control.alike import digest_of_text, digest_of_tree
+from adaptive.control.build_agreement import compare_across_processes, digest_of_text, digest_of_tree
 from adaptive.control.split import positive
-from adaptive.control.together import together
 from adaptive.data.background_rows import in_background
 from adaptive.data.examples import Rows
 from adaptive.data.same_data import digest_of_data
@@ -88,7 +87,7 @@ def evaluate(
     def of_those_left() -> list[list[Any]]:
         nonlocal those
         those = [worker for worker in members if worker in world.members]
-        return together(world, about, work, _SAME_ON_ALL)
+        return compare_across_processes(world, about, work, _SAME_ON_ALL)
 
     everyone = with_same_members(world, of_those_left)
     examples, shapes = whole[-1]

@@ -14,8 +14,8 @@ from adaptive.base.decision import Limits
 from adaptive.base.errors import BatchSizeError, DriverError
 from adaptive.base.tree_paths import leaf_names
 from adaptive.base.world import World
-from adaptive.control.alike import check_built_alike, digest_of_plan, digest_of_tree
 from adaptive.control.batch_sizes import BatchSizes
+from adaptive.control.build_agreement import check_same_build, digest_of_plan, digest_of_tree
 from adaptive.control.split import most_of_each
 from adaptive.data.examples import Rows
 from adaptive.data.iterable import IterableData
@@ -123,7 +123,7 @@ def check_alike(
     built.update(digests_of_data(data, world=world))
     labelled = enumerate(zip(leaf_names(form.shapes, "state"), leaves, strict=True))
     built.update((label, digest_of_tree(leaf)) for i, (label, leaf) in labelled if i not in form.local)
-    check_built_alike(world, built, plan, f"building {name}", partial(steadiness, data, world.rank, world))
+    check_same_build(world, built, plan, f"building {name}", partial(steadiness, data, world.rank, world))
     lasting = {what: digest for what, digest in built.items() if what not in _OF_THE_MOMENT}
     return {**describe_settings(), **lasting, "driver": digest_of_plan(plan)} if world.spawns else {}
 

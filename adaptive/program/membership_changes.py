@@ -77,7 +77,9 @@ class MembershipChanges:
             signals = " and ".join(sorted({leaver.signal for leaver in leavers}))
             raise AllLeave(f"{membership.why_all_leave} ({signals})")
         if leavers:
-            self._parts.members.note(f"told to go, and left after step {step}: {', '.join(map(str, leavers))}.")
+            self._parts.members.note(
+                f"left after step {step}, upon a termination signal: {', '.join(map(str, leavers))}."
+            )
 
     def transfer_state(self, progress: RunProgress) -> RunProgress:
         """Send the program's state to joining processes, or receive it as one of them. Communicates if any joins.

@@ -6,7 +6,7 @@ import os
 from typing import Any
 
 from adaptive.base.roster import Roster
-from adaptive.control.together import together
+from adaptive.control.build_agreement import compare_across_processes
 
 from .checkpoint import Parsed, parse, placed
 from .checkpoints import Checkpoints
@@ -43,7 +43,7 @@ def restore(parts: ProgramParts, loop: RunLoop, checkpoint: Any, *, missing_ok: 
         loop.compile_for(parsed.batch_sizes)
         return digests, None
 
-    together(p.world, f"restore of {p.name}", prepare, _SAME_CHECKPOINT)
+    compare_across_processes(p.world, f"restore of {p.name}", prepare, _SAME_CHECKPOINT)
     ((parsed, digests, arrays),) = prepared
     p.members.restart(parsed.members)
     p.engine.workers.replace(*arrays)

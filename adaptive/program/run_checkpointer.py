@@ -74,8 +74,8 @@ class RunCheckpointer:
         status = self._status
         if self.world.processes == 1:
             return self._late()
-        asked, status.asked = status.asked, False
-        status.asks = not asked and self.world.rank == 0 and self._late()
+        asked, status.checkpoint_requested = status.checkpoint_requested, False
+        status.checkpoint_due = not asked and self.world.rank == 0 and self._late()
         return asked
 
     def _late(self) -> bool:

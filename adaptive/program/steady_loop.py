@@ -150,7 +150,13 @@ class SteadyLoop:
     def _say(self, p: ProgramParts) -> None:
         """Have the status repeat what this process said of itself in the step before, if none of that has changed."""
         kernels, status = p.engine.kernels, p.status
-        says = (p.digest.value, status.asks, p.world.processes, kernels.compiled.complete, kernels.call_examples)
+        says = (
+            p.digest.value,
+            status.checkpoint_due,
+            p.world.processes,
+            kernels.compiled.complete,
+            kernels.call_examples,
+        )
         status.repeats = says == self._said
         if not status.repeats:
             self._said, self._more, self._in_force = says, p.decisions.last, p.hyperparameters.values

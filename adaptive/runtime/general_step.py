@@ -300,7 +300,7 @@ class GeneralStep:
         for result in ctx.workers.committed:
             result.block_until_ready()
         if status_message in sent:
-            ctx.status.told = ctx.activity.of_workers(self._seconds)
+            ctx.status.own_seconds = ctx.activity.of_workers(self._seconds)
         ctx.activity.turn(EXCHANGING)
         in_flight = [self._send(number, parts, stage, more) for number, parts in sent.items() if self._travels(number)]
         arrived = [(message, *message.arriving.wait()) for message in in_flight]

@@ -287,7 +287,7 @@ class SPMDStep:
         meanwhile()  # it may raise; from the call below on the state is given up
         own = _NO_STATUS
         if self._has_status:
-            ctx.status.told = activity.of_workers(self._seconds or [r.compute_seconds for r in readings])
+            ctx.status.own_seconds = activity.of_workers(self._seconds or [r.compute_seconds for r in readings])
             own = ctx.status.encode().astype(self._status_dtype)
         about = f"step {readings[0].step + 1} of {self._steps.name} as one program"
         if self._several:

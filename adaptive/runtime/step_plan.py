@@ -31,7 +31,7 @@ class StatusLike(Protocol):
     """The status that processes exchange in each step, with its last message."""
 
     length: int  # elements in the message
-    told: tuple[float, Sequence[float], Sequence[float]]  # seconds of this process: see `Activity.of_workers`
+    own_seconds: tuple[float, Sequence[float], Sequence[float]]  # seconds of this process: see `Activity.of_workers`
 
     def encode(self) -> np.ndarray:
         """Return this process's summand of the status; shape=(length,)."""
@@ -50,7 +50,7 @@ class NoStatus:
     """A status of no elements."""
 
     length = 0
-    told: tuple[float, Sequence[float], Sequence[float]] = 0.0, (), ()
+    own_seconds: tuple[float, Sequence[float], Sequence[float]] = 0.0, (), ()
 
     def encode(self) -> np.ndarray:
         return np.zeros(0)

@@ -323,12 +323,12 @@ def _split(
     found: list[tuple[np.ndarray, np.ndarray]] = []
     unit = limits.multiple
     largest = unit << max(0, (total // unit // len(stay)).bit_length() - 1)
-    quantum = largest if limits.call else max(limits.quantum, unit)
+    quantum = largest if limits.call_overhead else max(limits.quantum, unit)
     while quantum >= unit:
         split = allocate(total, times, lower, upper, quantum, near=stay)
         calls = np.bitwise_count(np.maximum(split // unit, 1)).astype(int)
         more = np.where(split == stay, 0, calls - 1)  # what the present sizes take is in their measured seconds
-        found.append((split, times(split) + limits.call * rate * more))
+        found.append((split, times(split) + limits.call_overhead * rate * more))
         if found[-1][1].max() <= ideal * (1 + loss):
             break
         quantum //= 2

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from adaptive.extend import Decision, Observation, begun_anew
+from adaptive.extend import Decision, Observation, reset_slots
 from controllers._policy import Policy
 from controllers.timing.batch_time import BatchTime
 
@@ -46,7 +46,7 @@ def replay(
         if not step.hooks.get(hook):
             continue
         if step.joined:
-            state = begun_anew(state, policy.init, recording.workers, step.joined)
+            state = reset_slots(state, policy.init, recording.workers, step.joined)
         observation = _observation(recording, step, then, _values(recording, hook, step, reads), step.step % every == 0)
         decision, state = policy.update(observation, state)
         if observation.due and decision:
@@ -71,7 +71,7 @@ def _observation(
         batch_sizes=step.batch_sizes,
         previous_batch_sizes=step.previous_batch_sizes,
         global_batch=asked.global_batch,
-        limits=recording.limits.of(takes_part)._replace(call=step.call),
+        limits=recording.limits.of(takes_part)._replace(call_overhead=step.call),
         due=due,
         members=step.members,
         joined=step.joined,

@@ -297,7 +297,11 @@ class _Run:
         if self._states is None:
             plans = [_plan(*pair) for pair in zip(self._hooks, values, strict=True)]
             self._states = Hooks(plans, len(ran[0]), self._membership)
-        sizes.agreed(ready=sizes.ready, able=sizes.able, call=self._limits.call)
+        sizes.on_agreed(
+            can_make_pending=sizes.can_make_pending,
+            can_make_any=sizes.can_make_any,
+            call_overhead=self._limits.call_overhead,
+        )
         sizes.step_done()
         epoch = self._consumed / self._examples
         decision, _, requests = self._states.run(step, epoch, [jax.tree.leaves(v) for v in values], ran, sizes)
@@ -360,7 +364,7 @@ class _AfterSteps:
     def wait_for(self, sizes: Sequence[int]) -> None:
         self._left = 0
 
-    def examples_of_a_call(self) -> float | None:
+    def call_overhead(self) -> float | None:
         return None
 
 

@@ -30,7 +30,7 @@ class Made:
     def wait_for(self, sizes):
         self.waited.append(sizes)
 
-    def examples_of_a_call(self):
+    def call_overhead(self):
         return self.call
 
 
@@ -43,26 +43,30 @@ def in_force(global_batch=12, upper=(10, 10), shares=(1, 1), quantum=1, examples
 
 def step(sizes, *, ready=None, able=False):
     """A step, in which all processes say what this one does, or what the test says."""
-    sizes.agreed(ready=sizes.ready if ready is None else ready, able=able or sizes.able, call=sizes.call)
+    sizes.on_agreed(
+        can_make_pending=sizes.can_make_pending if ready is None else ready,
+        can_make_any=able or sizes.can_make_any,
+        call_overhead=sizes.call_overhead,
+    )
     sizes.step_done()
 
 
 def test_what_a_call_costs_is_what_all_agreed_on_and_stays_with_the_limits():
     sizes = in_force(quantum=None)
-    sizes.agreed(ready=False, able=True, call=12.5)
-    assert sizes.limits.call == 12.5
+    sizes.on_agreed(can_make_pending=False, can_make_any=True, call_overhead=12.5)
+    assert sizes.limits.call_overhead == 12.5
     sizes.request(Decision(global_batch=16))
-    assert sizes.limits.call == sizes.bounds().call == 12.5
+    assert sizes.limits.call_overhead == sizes.bounds().call_overhead == 12.5
 
 
 def test_who_has_timed_no_call_says_what_all_agreed_on_last():
     """So that processes whose workers take no examples do not make calls seem cheap to the others."""
     sizes = in_force()
-    assert sizes.call == 0
-    sizes.agreed(ready=False, able=False, call=12.5)
-    assert sizes.call == 12.5
+    assert sizes.call_overhead == 0
+    sizes.on_agreed(can_make_pending=False, can_make_any=False, call_overhead=12.5)
+    assert sizes.call_overhead == 12.5
     sizes.made.call = 20.0
-    assert sizes.call == 20
+    assert sizes.call_overhead == 20
 
 
 def test_a_request_waits_until_all_can_make_it():
@@ -73,13 +77,13 @@ def test_a_request_waits_until_all_can_make_it():
     step(sizes)
     assert (sizes.previous, sizes.current, sizes.pending) == ((6, 6), (6, 6), (8, 8))
     sizes.made.ready = {(8, 8)}
-    assert sizes.ready
+    assert sizes.can_make_pending
     step(sizes, ready=False)  # another process is not
     assert sizes.pending == (8, 8)
     step(sizes)
     assert (sizes.previous, sizes.current, sizes.pending) == ((6, 6), (8, 8), None)
     step(sizes, ready=True)  # where nothing waits, nothing changes
-    assert (sizes.previous, sizes.ready) == ((8, 8), False)
+    assert (sizes.previous, sizes.can_make_pending) == ((8, 8), False)
 
 
 def test_where_any_sizes_can_be_made_the_next_step_has_them():

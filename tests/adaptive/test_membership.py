@@ -26,7 +26,7 @@ class World(Seats):
         self.processes, self.respawn = processes, respawn
         self.workers, self.survives = range(size if processes == 1 else 1), processes > 1
         self.called, self.come, self.changes, self.gathered = [], there, [], 0
-        self.wishes = [0.0] * size  # of the others, when they are asked
+        self.leave_requests = [0.0] * size  # of the others, when they are asked
         self.in_reserve_told = False
 
     @property
@@ -48,16 +48,16 @@ class World(Seats):
     def all_gather_bytes(self, value, about="", more=""):
         self.gathered += 1
         if about.startswith("who leaves"):
-            others = [[self.wishes[s], s, s + 1, "SIGTERM", f"pid {s}"] for s in range(1, self.capacity)]
+            others = [[self.leave_requests[s], s, s + 1, "SIGTERM", f"pid {s}"] for s in range(1, self.capacity)]
             return [value, *(json.dumps(other).encode() for other in others)]
         return [value] + [b"0"] * (self.processes - 1)
 
 
 def said(membership, world, *, newcomers=None, wishes=None):
     """A status arrives."""
-    count = membership.newcomers if newcomers is None else newcomers
-    world.wishes = wishes or [0.0] * world.capacity
-    membership.agreed(newcomers=count, wishes=np.array(world.wishes))
+    count = membership.ready_to_join if newcomers is None else newcomers
+    world.leave_requests = wishes or [0.0] * world.capacity
+    membership.on_agreed(ready_to_join=count, leave_requests=np.array(world.leave_requests))
 
 
 def long_ago():
@@ -86,7 +86,7 @@ def test_the_highest_seats_leave_at_once_and_the_lowest_free_ones_are_taken_once
     membership = Membership(world)
     assert membership.request(4) == []
     assert (membership.target, membership.pending, world.called) == (4, True, [4])
-    assert membership.newcomers == 2
+    assert membership.ready_to_join == 2
     membership.change()  # nothing was heard yet
     for few in (0, 1):
         said(membership, world, newcomers=few)
@@ -111,7 +111,7 @@ def test_in_one_process_nobody_else_has_to_be_told():
 
 def test_where_no_status_rides_processes_say_who_is_ready_only_while_somebody_is_missing():
     world = World(processes=2)
-    membership = Membership(world, tells=False)
+    membership = Membership(world, in_status=False)
     membership.change()
     assert world.gathered == 1  # who leaves
     membership.request(4)
@@ -133,8 +133,8 @@ def test_a_later_target_takes_the_place_of_one_that_is_not_reached():
 @pytest.mark.parametrize(
     ("asked", "got", "note"),
     [
-        (9, 4, "hook 'grow': workers 9 clipped to 4, the most that can be had."),
-        (1, 2, "hook 'grow': workers 1 clipped to 2, the least that have to stay."),
+        (9, 4, "hook 'grow': workers 9 clipped to 4, the most available."),
+        (1, 2, "hook 'grow': workers 1 clipped to 2, the fewest allowed."),
         (4, 4, None),
     ],
 )
@@ -148,7 +148,7 @@ def test_a_number_that_no_whole_processes_make_is_rounded_with_a_note():
     world = World(workers=2)
     world.nearest = lambda workers: min(workers // 2 * 2, 4)
     membership = Membership(world)
-    assert membership.request(3) == ["program.rescale: workers 3 rounded to 2, of whole processes."]
+    assert membership.request(3) == ["program.rescale: workers 3 rounded to 2, for whole processes."]
     with pytest.raises(ad.WorkerCountError, match="The nearest is 2"):
         membership.exactly(3)
     assert membership.exactly(4) == 4
@@ -187,7 +187,7 @@ def test_who_is_needed_does_not_leave():
     world = World(size=4, workers=4)
     membership = Membership(world, needed=(2,))
     assert membership.numbers == (4, 3, 4)
-    assert membership.request(1) == ["program.rescale: workers 1 clipped to 3, the least that have to stay."]
+    assert membership.request(1) == ["program.rescale: workers 1 clipped to 3, the fewest allowed."]
     membership.change()
     world.leave(0)
     assert (world.members, membership.numbers.least) == ((1, 2), 2)
@@ -250,7 +250,7 @@ def test_one_that_is_told_to_go_leaves_for_good_when_it_is_time():
 def test_when_it_is_time_for_one_all_who_were_told_leave():
     world = World(size=4, workers=4, processes=4)
     membership = Membership(world, termination=just_now)
-    assert membership.wish == 1
+    assert membership.leave_request == 1
     said(membership, world, wishes=[1, 0, 2, 1])
     assert membership.leaving == (0, 2, 3)
     membership.change()
@@ -260,7 +260,7 @@ def test_when_it_is_time_for_one_all_who_were_told_leave():
 def test_also_who_was_told_in_the_course_of_the_step():
     world = World(size=3, workers=3, processes=3)
     membership = Membership(world, termination=long_ago)
-    assert membership.wish == 2
+    assert membership.leave_request == 2
     said(membership, world, wishes=[0, 2, 0])  # this process, too, wants to leave by now
     assert len(membership.change()) == 2
     assert world.changes == [(1, (0, 1))]
@@ -275,16 +275,16 @@ def test_when_all_were_told_the_run_ends_and_nobody_leaves():
     said(membership, world, wishes=[1, 2, 0])  # the third is in reserve
     assert membership.all_leave
     membership.change()
-    assert membership.why_all_leave == "all workers were told to go"
+    assert membership.why_all_leave == "all workers received a termination signal"
     assert world.changes == []
 
 
 @pytest.mark.parametrize(
     ("survives", "least", "needed", "why"),
     [
-        (False, 1, (), "worker 1 was told to go, and in this job processes cannot leave alone"),
-        (True, 3, (), "worker 1 was told to go, and fewer than min_workers=3 would be left"),
-        (True, 1, (1, 2), "worker 1 was told to go, and the driver needs what worker 1 broadcasts"),
+        (False, 1, (), "worker 1 received a termination signal, and in this job a single process cannot leave"),
+        (True, 3, (), "worker 1 received a termination signal, and fewer than min_workers=3 would be left"),
+        (True, 1, (1, 2), "worker 1 received a termination signal, and the driver needs what worker 1 broadcasts"),
         (True, 2, (0, 2), ""),
     ],
 )
@@ -301,11 +301,11 @@ def test_the_run_ends_where_the_others_cannot_go_on(survives, least, needed, why
 
 def test_without_messages_processes_ask_each_other_between_any_two_steps():
     world = World(size=3, workers=3, processes=3)
-    membership = Membership(world, tells=False)
+    membership = Membership(world, in_status=False)
     for _ in range(2):
         assert membership.due
         membership.change()
-    world.wishes[2] = 2
+    world.leave_requests[2] = 2
     membership.change()
     assert (world.members, world.gathered) == ((0, 1), 3)
 
@@ -314,18 +314,18 @@ def test_one_in_reserve_that_was_told_may_end_the_run():
     world = World(size=3, workers=2, processes=3)
     world.in_reserve_told, world.survives = True, False
     membership = Membership(world)
-    assert membership.wish == 2
+    assert membership.leave_request == 2
     said(membership, world, wishes=[2, 0, 0])
     (leaver,) = membership.change()
-    assert (leaver.signal, membership.all_leave) == ("said by a process in reserve", True)
+    assert (leaver.signal, membership.all_leave) == ("reported by a process in reserve", True)
 
 
 def test_in_one_process_all_workers_are_told_at_once():
     heard: list[TerminationNotice] = []
     membership = Membership(World(), termination=lambda: heard[0] if heard else None)
-    assert (membership.wish, membership.leaving, membership.why_all_leave) == (0, (), "")
+    assert (membership.leave_request, membership.leaving, membership.why_all_leave) == (0, (), "")
     heard.append(just_now())
-    assert (membership.wish, membership.all_leave) == (2, True)
+    assert (membership.leave_request, membership.all_leave) == (2, True)
 
 
 def test_who_leaves_is_replaced_where_the_lost_are():
@@ -407,10 +407,10 @@ class Losing(World):
 
 
 @pytest.mark.parametrize("respawn", [False, True])
-@pytest.mark.parametrize("where", ["who leaves", "newcomers"])
+@pytest.mark.parametrize("where", ["who leaves", "workers ready to join"])
 def test_who_is_lost_while_processes_ask_each_other_is_missed_only_where_workers_are_replaced(where, respawn):
     world = Losing(where, 1, respawn=respawn)
-    membership = Membership(world, tells=False)
+    membership = Membership(world, in_status=False)
     membership.request(5)
     membership.change()
     for _ in range(2):

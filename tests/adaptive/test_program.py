@@ -158,10 +158,10 @@ def test_a_step_in_which_a_kernel_was_tried_at_a_loss_says_nothing_of_the_machin
 
 
 def test_every_worker_hears_what_one_more_call_costs(monkeypatch):
-    monkeypatch.setattr(KernelsOf, "examples_of_a_call", lambda self: 12.0)
+    monkeypatch.setattr(KernelsOf, "call_overhead", lambda self: 12.0)
     with build(sgd, W, world=(world := Twin())) as program:
         program.step()
-        assert program._parts.sizes.limits.call == 12.0
+        assert program._parts.sizes.limits.call_overhead == 12.0
     assert world.sent[-1][1][2 * world.capacity + 2] == 6.0  # the part of one process of two
 
 

@@ -24,30 +24,31 @@ class Process:
         size: int,
         processes: int,
         *,
-        ready: bool = False,
-        able: bool = False,
-        call: float = 0.0,
-        newcomers: int = 0,
-        wish: int = 0,
+        can_make_pending: bool = False,
+        can_make_any: bool = False,
+        call_overhead: float = 0.0,
+        ready_to_join: int = 0,
+        leave_request: int = 0,
     ):
         self.workers, self.capacity, self.processes = workers, size, processes
-        self.ready, self.able, self.call, self.heard = ready, able, call, None
+        self.can_make_pending, self.can_make_any = can_make_pending, can_make_any
+        self.call_overhead, self.heard = call_overhead, None
         self.digest = DecisionDigest()
-        self.members = Members(newcomers, wish)
+        self.members = Members(ready_to_join, leave_request)
         self.status = Status(self, self.digest, self, self.members)
 
-    def agreed(self, *, ready: bool, able: bool, call: float) -> None:
-        self.heard = (ready, able, call)
+    def on_agreed(self, *, can_make_pending: bool, can_make_any: bool, call_overhead: float) -> None:
+        self.heard = (can_make_pending, can_make_any, call_overhead)
 
 
 class Members:
     """What a process says of those who come and go, and what it hears."""
 
-    def __init__(self, newcomers: int, wish: int):
-        self.newcomers, self.wish, self.heard = newcomers, wish, None
+    def __init__(self, ready_to_join: int, leave_request: int):
+        self.ready_to_join, self.leave_request, self.heard = ready_to_join, leave_request, None
 
-    def agreed(self, *, newcomers: int, wishes: np.ndarray) -> None:
-        self.heard = (newcomers, wishes.tolist())
+    def on_agreed(self, *, ready_to_join: int, leave_requests: np.ndarray) -> None:
+        self.heard = (ready_to_join, leave_requests.tolist())
 
 
 def processes(counts, saying):
@@ -62,14 +63,16 @@ def exchange(all_of_them, dtype=np.float32):
         process.status.decode(total)
 
 
-saying = st.lists(st.fixed_dictionaries({"ready": st.booleans(), "able": st.booleans()}), min_size=1, max_size=4)
+saying = st.lists(
+    st.fixed_dictionaries({"can_make_pending": st.booleans(), "can_make_any": st.booleans()}), min_size=1, max_size=4
+)
 
 
 @given(saying, st.integers(1, 3), st.sampled_from([np.float32, np.float64]))
 def test_all_are_ready_if_each_is(saying, workers, dtype):
     these = processes([workers] * len(saying), saying)
     exchange(these, dtype)
-    expected = (all(s["ready"] for s in saying), all(s["able"] for s in saying), 0.0)
+    expected = (all(s["can_make_pending"] for s in saying), all(s["can_make_any"] for s in saying), 0.0)
     assert [p.heard for p in these] == [expected] * len(these)
 
 
@@ -77,7 +80,7 @@ def test_all_are_ready_if_each_is(saying, workers, dtype):
     st.lists(st.floats(0, 1e4), min_size=1, max_size=4), st.integers(1, 3), st.sampled_from([np.float32, np.float64])
 )
 def test_what_a_call_costs_is_the_mean_of_the_processes(costs, workers, dtype):
-    these = processes([workers] * len(costs), [{"call": cost} for cost in costs])
+    these = processes([workers] * len(costs), [{"call_overhead": cost} for cost in costs])
     exchange(these, dtype)
     heard = {p.heard[2] for p in these}
     assert len(heard) == 1
@@ -89,29 +92,29 @@ def test_what_a_call_costs_is_the_mean_of_the_processes(costs, workers, dtype):
     st.sampled_from([np.float32, np.float64]),
 )
 def test_newcomers_are_summed_and_each_worker_says_whether_it_wants_to_leave(told, dtype):
-    saying = [{"newcomers": newcomers, "wish": wish} for _, newcomers, wish in told]
+    saying = [{"ready_to_join": ready, "leave_request": request} for _, ready, request in told]
     these = processes([workers for workers, _, _ in told], saying)
     exchange(these, dtype)
-    wishes = [wish for workers, _, wish in told for _ in range(workers)]
-    assert [p.members.heard for p in these] == [(sum(newcomers for _, newcomers, _ in told), wishes)] * len(these)
+    requests = [request for workers, _, request in told for _ in range(workers)]
+    assert [p.members.heard for p in these] == [(sum(ready for _, ready, _ in told), requests)] * len(these)
 
 
 @pytest.mark.parametrize("asking", [[False, False], [True, False], [False, True], [True, True]])
 def test_when_one_asks_for_a_checkpoint_all_hear_of_it_once(asking):
     these = processes([1, 2], [{}, {}])
     for process, asks in zip(these, asking, strict=True):
-        process.status.asks = asks
+        process.status.checkpoint_due = asks
     exchange(these)
-    assert [p.status.asked for p in these] == [any(asking)] * 2
+    assert [p.status.checkpoint_requested for p in these] == [any(asking)] * 2
     for process in these:
-        process.status.asks = False
+        process.status.checkpoint_due = False
     exchange(these)
-    assert not any(p.status.asked for p in these)
+    assert not any(p.status.checkpoint_requested for p in these)
 
 
 @pytest.mark.parametrize("counts", [[1, 1], [2, 1], [1, 3, 2]])
 def test_a_process_that_decided_otherwise_is_found_by_all_and_takes_nothing_up(counts):
-    these = processes(counts, [{"ready": True}] * len(counts))
+    these = processes(counts, [{"can_make_pending": True}] * len(counts))
     for number, process in enumerate(these):
         process.digest.enter(3, "hook 'grow'", Decision(global_batch=64 if number != 1 else 65))
     total = sum(p.status.encode().astype(np.float32) for p in these)

@@ -18,7 +18,7 @@ def calls(sizes: np.ndarray) -> np.ndarray:
 
 
 def limits(call: float, n: int = 2, multiple: int = 1) -> ctrl.Limits:
-    return ctrl.Limits((multiple,) * n, (2 * N,) * n, 16 * multiple, multiple, call=call)
+    return ctrl.Limits((multiple,) * n, (2 * N,) * n, 16 * multiple, multiple, call_overhead=call)
 
 
 def run(times, call: float, seed: int = 0):

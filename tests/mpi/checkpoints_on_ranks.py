@@ -196,7 +196,7 @@ class Sums:
         return 0.0
 
     def __call__(self, observation, state):
-        state += observation.limits.call + observation.global_batch
+        state += observation.limits.call_overhead + observation.global_batch
         return (ad.Decision(global_batch=N + int(state * 1e6) % 7) if observation.due else None), state
 
 

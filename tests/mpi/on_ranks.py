@@ -21,7 +21,7 @@ import collectives as comm
 import collectives.strategies as sync
 import controllers as ctrl
 import monitors as mon
-from adaptive.control.machines import Machines
+from adaptive.control.hosts import Machines
 from adaptive.runtime.local_world import LocalWorld
 from adaptive.runtime.steady_step import SteadyStep
 from tests.adaptive import test_steady_step as steady
@@ -491,7 +491,7 @@ def test_a_record_that_cannot_be_written_ends_nothing_on_any_rank(trained, tmp_p
 def heterogeneous(world, monkeypatch):
     """One rank seems to be a machine of another kind."""
     kind = "another" if odd(world) else "a kind"
-    monkeypatch.setattr("adaptive.control.machines.kind_of_machine", lambda devices: kind)
+    monkeypatch.setattr("adaptive.control.hosts.kind_of_machine", lambda devices: kind)
 
 
 def test_which_worlds_are_of_unlike_machines(world, request):
@@ -504,7 +504,7 @@ def test_which_worlds_are_of_unlike_machines(world, request):
 def test_processes_of_one_host_compile_in_an_order_of_their_own(world, monkeypatch, hosts):
     """Numbered among those that share a compilation cache, whatever their ranks are."""
     own = hosts[world.rank % len(hosts)]
-    monkeypatch.setattr("adaptive.control.machines.cache_of_host", lambda: own)
+    monkeypatch.setattr("adaptive.control.hosts.cache_of_host", lambda: own)
     same = [rank for rank in range(world.processes) if hosts[rank % len(hosts)] == own]
     assert Machines(world).compile_order == ((same.index(world.rank), len(same)) if own else (0, 1))
 

@@ -123,7 +123,7 @@ try:
             step = report.step - began
             assert report.global_batch == GLOBAL_BATCH, report
             for note in report.notes:
-                if "told to go" in note and world.rank == 0:
+                if "termination signal" in note and world.rank == 0:
                     print(f"step {step}: {note}", flush=True)
             phase("between steps", at=7)
             if step == 5:

@@ -32,8 +32,8 @@ def leave(*told: str, n: int = 4, workers: int | None = None) -> Result:
 
 def left_after(result: Result) -> list[int]:
     """The steps after which workers have left, as rank 0 was told."""
-    notes = [line for line in result.stdout.splitlines() if "told to go, and left" in line]
-    return [int(note.split("left after step ")[1].split(":")[0]) for note in notes]
+    notes = [line for line in result.stdout.splitlines() if "upon a termination signal" in line]
+    return [int(note.split("left after step ")[1].split(",")[0]) for note in notes]
 
 
 def end(directory: Path, *arguments: str, n: int, ulfm: bool) -> Result:
@@ -79,7 +79,10 @@ def test_all_and_from_three_ranks_to_two_to_three_to_one(tmp_path):
     check_end(directory, 3, by_our_launcher(directory))
     end(directory, "within 100 ms:0", "within 100 ms twice:1", n=2, ulfm=True)
     result = end(directory, "a checkpoint on disk:1", n=3, ulfm=False)
-    assert "worker 1 was told to go, and in this job processes cannot leave alone (SIGTERM)" in result.stdout
+    assert (
+        "worker 1 received a termination signal, and in this job a single process cannot leave (SIGTERM)"
+        in result.stdout
+    )
     result = run([SCRIPT, directory, "steps=10"], n=1)
     assert "ended well" in result.stdout, result
 

@@ -57,4 +57,4 @@ def double_precision() -> Iterator[None]:
 @pytest.fixture
 def free_calls(monkeypatch):
     """For workers whose seconds are made up: as if calls cost nothing, where real ones cost more than all examples."""
-    monkeypatch.setattr(KernelsOf, "examples_of_a_call", lambda kernels: 0.0)
+    monkeypatch.setattr(KernelsOf, "call_overhead", lambda kernels: 0.0)

@@ -16,7 +16,7 @@ import adaptive as ad
 import collectives as comm
 import collectives.strategies as sync
 import controllers as ctrl
-from adaptive.control import machines
+from adaptive.control import hosts
 from adaptive.control.readiness import KernelsOf
 from adaptive.disk.directory import checkpoints
 from adaptive.program import overlap
@@ -111,7 +111,7 @@ def test_while_a_second_program_is_built():
 def test_while_it_is_measured_how_long_a_message_takes(monkeypatch):
     """Between hosts, with a message that is worth it."""
     names = itertools.count()
-    monkeypatch.setattr(machines, "this_host", lambda: f"host {next(names)}")
+    monkeypatch.setattr(hosts, "this_host", lambda: f"host {next(names)}")
     monkeypatch.setattr(overlap, "_LEAST_BYTES", 0)
     monkeypatch.setattr(overlap, "choose", lambda plan, most: {0: ((0,), (1,))})
     monkeypatch.setattr(overlap, "LEAST_SECONDS", float("inf"))
@@ -193,8 +193,8 @@ def test_while_replicas_are_averaged(who):
 def test_where_one_process_decides_for_all(monkeypatch):
     """On machines of several kinds the first process's decisions count; in the last step nobody compares them."""
     kinds = itertools.count()
-    monkeypatch.setattr(machines, "kind_of_machine", lambda devices: f"kind {next(kinds)}")
-    monkeypatch.setattr(KernelsOf, "examples_of_a_call", lambda kernels: 6.0)
+    monkeypatch.setattr(hosts, "kind_of_machine", lambda devices: f"kind {next(kinds)}")
+    monkeypatch.setattr(KernelsOf, "call_overhead", lambda kernels: 6.0)
 
     def deciding(state, batch):
         ctrl.hook(lambda control: control.rescale(global_batch=BATCH + control.step))
@@ -209,7 +209,7 @@ def test_where_one_process_decides_for_all(monkeypatch):
             np.testing.assert_array_equal(program.state["taken"], taken)
             assert program.global_batch == BATCH + STEPS
             np.testing.assert_allclose(
-                program._parts.sizes.limits.call, 6.0, rtol=1e-6
+                program._parts.sizes.limits.call_overhead, 6.0, rtol=1e-6
             )  # the mean of those who are left
 
     runs = dying(script, (0,))

@@ -71,7 +71,7 @@ def test_the_last_state_is_kept_and_gone_on_from(kind, number, tmp_path, caplog)
     assert (error.code, error.alone) == (143, False)
     name = signal.Signals(number).name
     (record,) = [r for r in caplog.records if r.levelno == logging.WARNING]
-    said = f"all workers were told to go ({name}): program 1 ('descend') ends after step 4."
+    said = f"all workers received a termination signal ({name}): program 1 ('descend') ends after step 4."
     assert record.getMessage() == str(error) == said
     with program_of() as other, program_of() as whole:
         other.restore(kept)

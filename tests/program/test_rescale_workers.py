@@ -128,7 +128,7 @@ def test_a_hook_asks_for_workers_and_their_batch():
         "a worker has joined on seat 1.",
         "hook 'adapt': global batch 31 clipped to 16, the most that workers may hold, until others are there.",
     )
-    assert "hook 'adapt': workers 12 clipped to 4, the most that can be had." in reports[3].notes
+    assert "hook 'adapt': workers 12 clipped to 4, the most available." in reports[3].notes
 
 
 def test_what_workers_cannot_hold_yet_is_taken_when_the_others_are_there():
@@ -208,7 +208,7 @@ def test_in_a_fixed_world_nobody_comes_and_a_hook_is_told_so(asked):
 
     with build(driver, jnp.zeros(()), data_of(), 12, world=comm.SoloWorld()) as program:
         notes = program.step().notes
-        assert notes == ("hook '<lambda>': workers 2 clipped to 1, the most that can be had.",) * (asked == 2)
+        assert notes == ("hook '<lambda>': workers 2 clipped to 1, the most available.",) * (asked == 2)
         assert program.step().members == (0,)
         with pytest.raises(ad.WorkerCountError, match="there can be 1"):
             program.rescale(workers=2)

@@ -436,7 +436,7 @@ class ElasticProcesses:
             if purpose in (CLOSE, ALL_GO):
                 self._closed = True
                 acknowledge_termination()
-                raise ReserveReleased if purpose == CLOSE else Preempted("all workers were told to go")
+                raise ReserveReleased if purpose == CLOSE else Preempted("all workers received a termination signal")
 
     _said_told = False
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import json
+import pickle
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import jax
 import numpy as np
@@ -17,8 +18,10 @@ from adaptive.base.world import World
 from adaptive.graph.plan import Plan
 from adaptive.graph.text import Line, as_text
 
+T = TypeVar("T")
 
-def check_built_alike(
+
+def check_same_build(
     world: World,
     build_digests: dict[str, str],
     plan: Plan,
@@ -147,3 +150,30 @@ def _lines(plan: Plan) -> Iterator[Line]:
 
 def digest_of_text(text: str) -> str:
     return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
+
+
+def compare_across_processes(
+    world: World, about: str, work: Callable[[], tuple[dict[str, str], T]], advice: str
+) -> list[T]:
+    """Call `work` on every process, and raise unless the digests that it returns are equal on all of them.
+
+    Communicates. If `work` raises, the caller reports that to the other processes (`fails_together`).
+
+    Args:
+      about: the operation, for errors.
+      work: returns digests by name, and a result.
+      advice: what to do if a digest differs.
+
+    Returns:
+      Every process's result, by rank.
+
+    Raises:
+      Exception: what `work` raised here.
+      WorkerError: `work` raised on another process.
+      DisagreementError: a digest differs, or other processes are in another collective. On every process.
+    """
+    digests, result = work()
+    own = pickle.dumps((digests, pickle.dumps(result)))  # what is compared must be readable before what is not
+    everyone = [pickle.loads(theirs) for theirs in world.all_gather_bytes(own, about)]
+    compare([theirs for theirs, _ in everyone], advice)
+    return [pickle.loads(theirs) for _, theirs in everyone]

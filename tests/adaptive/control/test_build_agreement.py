@@ -12,16 +12,15 @@ import pytest
 import adaptive as ad
 import collectives as comm
 from adaptive import operators
-from adaptive.control.alike import (
-    check_built_alike,
+from adaptive.control.build_agreement import (
+    check_same_build,
     digest_of_plan,
     digest_of_tree,
     digests_of_lines,
     versions,
 )
 from adaptive.runtime.local_world import LocalWorld
-
-from .drivers import FEATURES, Recorder, mean_loss, planned
+from tests.adaptive.drivers import FEATURES, Recorder, mean_loss, planned
 
 W = jnp.zeros(FEATURES)
 
@@ -56,11 +55,11 @@ PLAN = planned(sgd, W)
 
 
 def test_equal_processes_are_content():
-    check_built_alike(Ranks({}, {}), {"data": "1", "state": "2"}, PLAN)
+    check_same_build(Ranks({}, {}), {"data": "1", "state": "2"}, PLAN)
 
 
 def test_one_process_has_nobody_to_differ_from():
-    check_built_alike(LocalWorld(3), {"data": "1"}, PLAN)
+    check_same_build(LocalWorld(3), {"data": "1"}, PLAN)
 
 
 @pytest.mark.parametrize(
@@ -73,7 +72,7 @@ def test_one_process_has_nobody_to_differ_from():
 )
 def test_what_differs_is_named_with_the_rank_and_what_to_do(name, advice):
     with pytest.raises(ad.DisagreementError) as error:
-        check_built_alike(Ranks({}, {name: "other"}), {"quantum": "4", name: "mine"}, PLAN)
+        check_same_build(Ranks({}, {name: "other"}), {"quantum": "4", name: "mine"}, PLAN)
     assert f"{name} is not the same on all ranks: rank 0: mine; rank 1: mine; rank 2: other" in str(error.value)
     assert advice in str(error.value)
 
@@ -90,7 +89,7 @@ def test_what_differs_is_named_with_the_rank_and_what_to_do(name, advice):
 )
 def test_a_setting_of_jax_is_named_before_what_follows_from_it(setting):
     with pytest.raises(ad.DisagreementError) as error:
-        check_built_alike(Ranks({setting: "'other'", "state['w']": "2"}), {"state['w']": "1"}, PLAN)
+        check_same_build(Ranks({setting: "'other'", "state['w']": "2"}), {"state['w']": "1"}, PLAN)
     here = repr(getattr(jax.config, setting))
     assert f"{setting} is not the same on all ranks: rank 0: {here}; rank 1: 'other'" in str(error.value)
     assert "set it on all of them" in str(error.value)
@@ -98,28 +97,28 @@ def test_a_setting_of_jax_is_named_before_what_follows_from_it(setting):
 
 def test_versions_may_differ_but_are_told_where_they_may_be_why():
     old = {"versions": "jax 0.6.0, numpy 2.0.0"}
-    check_built_alike(Ranks(old), {"state": "1"}, PLAN)
+    check_same_build(Ranks(old), {"state": "1"}, PLAN)
     for name in ("state['w']", "driver"):
         with pytest.raises(ad.DisagreementError) as error:
-            check_built_alike(Ranks({**old, name: "other"}), {"state['w']": "1"}, PLAN)
+            check_same_build(Ranks({**old, name: "other"}), {"state['w']": "1"}, PLAN)
         said = f"different versions, which may be why: rank 0: {versions()}; rank 1: jax 0.6.0, numpy 2.0.0"
         assert said in str(error.value)
     with pytest.raises(ad.DisagreementError) as error:
-        check_built_alike(Ranks({"state['w']": "other"}), {"state['w']": "1"}, PLAN)
+        check_same_build(Ranks({"state['w']": "other"}), {"state['w']": "1"}, PLAN)
     assert "versions" not in str(error.value)
 
 
 def test_of_many_processes_only_the_odd_ones_are_listed():
     others = [{"data": "x" if rank in (3, 7) else "1"} for rank in range(1, 20)]
     with pytest.raises(ad.DisagreementError, match=r"ranks \[3, 7\] differ"):
-        check_built_alike(Ranks(*others), {"data": "1"}, PLAN)
+        check_same_build(Ranks(*others), {"data": "1"}, PLAN)
 
 
 def test_a_driver_that_differs_is_told_by_its_line():
     mine, theirs = digests_of_lines(PLAN), digests_of_lines(planned(faster, W))
     (line,) = [name for name in mine if mine[name] != theirs[name]]
     with pytest.raises(ad.DisagreementError) as error:
-        check_built_alike(Ranks({"driver": "other", line: theirs[line]}), {}, PLAN)
+        check_same_build(Ranks({"driver": "other", line: theirs[line]}), {}, PLAN)
     assert line in str(error.value)
     assert "no Python branch on the rank" in str(error.value)
 
@@ -171,4 +170,4 @@ def test_digests_of_trees_are_of_contents_dtypes_and_shapes():
 
 
 def test_lines_are_those_of_the_driver():
-    assert any("test_alike.py" in name for name in digests_of_lines(PLAN))
+    assert any("test_build_agreement.py" in name for name in digests_of_lines(PLAN))

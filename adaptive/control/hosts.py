@@ -23,7 +23,7 @@ from adaptive.base.decision import Decision
 from adaptive.base.world import World
 
 
-class Machines:
+class HostSurvey:
     """What processes tell each other of their machines, once. Communicates.
 
     Attributes:

@@ -13,7 +13,7 @@ import jax
 import numpy as np
 
 
-def begun_anew(state: Any, init: Callable[[int], Any], n_workers: int, seats: Sequence[int]) -> Any:
+def reset_slots(state: Any, init: Callable[[int], Any], n_workers: int, seats: Sequence[int]) -> Any:
     """A hook's state in which nothing is known of the workers on these seats; the rest is as it was.
 
     Args:
