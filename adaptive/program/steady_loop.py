@@ -1,9 +1,9 @@
-"""Steps whose circumstances are those of the step before: nobody comes or goes, no size changes, no hook decides.
+"""The loop of steady steps: no worker joins or leaves, no size changes, and no hook decides.
 
-Nearly all steps of a run are such. What is equal in two of them is worked out when it changes, by a step that goes
-through all of `Program`; the steps between ask whether it still holds, compute, and report. A test counts the calls in
-Python that such a step makes (tests/adaptive/test_steady_step.py), and docs/cost.md says what it costs. Loops stand
-here where a comprehension would read better: up to Python 3.11 that is a call.
+Nearly all steps of a run are steady. What two of them have in common is worked out when it changes, by a general step;
+the steps between check that it still holds, compute, and report. A test counts the Python calls of such a step
+(tests/adaptive/runtime/test_steady_step.py); docs/cost.md gives its cost. Some loops would be comprehensions elsewhere:
+up to Python 3.11 a comprehension is a call.
 """
 
 # ruff: noqa: PERF401

@@ -1,9 +1,9 @@
-"""The common step, without the bookkeeping of the general one: one worker of this process, messages of one level.
+"""The common step with the least Python: one worker in this process, and messages of one level.
 
-`step.py` carries out any step: several workers, levels and stages. Most steps need none of that, and on a short step
-the time goes into Python. What is equal in two steps running is worked out when it changes. Both give the same bits
-(tests/adaptive/test_steady_step.py). Loops stand here where a comprehension would read better: up to Python 3.11 that
-is a call.
+`general_step.py` carries out any step. Most need little of it, and in a short step the time goes into Python. So what
+two steps have in common is worked out when it changes. Both kinds of step give the same bits
+(tests/adaptive/runtime/test_steady_step.py). Some loops would be comprehensions elsewhere: up to Python 3.11 a
+comprehension is a call.
 """
 
 # ruff: noqa: PERF401

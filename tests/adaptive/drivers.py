@@ -84,7 +84,7 @@ class Recorder:
 def pointed_at(error: BaseException) -> list[str]:
     """The source lines of these tests that an error's text names, as `(test_x.py:15)`."""
     found = re.findall(r"\(((?:test_\w+|drivers)\.py):(\d+)\)", str(error))
-    return [linecache.getline(str(HERE / file), int(line)).strip() for file, line in found]
+    return [linecache.getline(str(next(HERE.rglob(file))), int(line)).strip() for file, line in found]
 
 
 def sizes_of(reports: Sequence[ad.Report]) -> list[tuple[int, ...]]:

@@ -13,7 +13,7 @@ import collectives as comm
 from adaptive.base.errors import DisagreementError, WorkerError
 from adaptive.control.status import Status
 from adaptive.runtime.spmd_step import SPMDStep
-from tests.adaptive.test_spmd_step import (
+from tests.adaptive.runtime.test_spmd_step import (
     LOCAL,
     STEPS,
     built,

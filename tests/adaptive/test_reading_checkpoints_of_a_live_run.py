@@ -12,7 +12,7 @@ import adaptive as ad
 import collectives as comm
 from adaptive.disk import arrays, directory
 from adaptive.disk.directory import checkpoints
-from adaptive.program.select_checkpoint import chosen
+from adaptive.program.select_checkpoint import select_checkpoint
 from adaptive.program.stored import load
 from adaptive.runtime.local_world import LocalWorld
 
@@ -140,7 +140,7 @@ class OfTwo(LocalWorld):
 
 def test_all_processes_choose_anew_where_one_has_read_too_late(run):
     world = OfTwo()
-    found = chosen(world, run, False, "restore of a program")
+    found = select_checkpoint(world, run, False, "restore of a program")
     assert found is not None
     assert found.checkpoint["step"] == 3
     assert [about.split()[0] for about, _ in world.said] == ["choosing", "reading"] * 2

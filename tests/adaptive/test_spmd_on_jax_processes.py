@@ -30,7 +30,7 @@ join()
 import jax, numpy as np
 import adaptive as ad, collectives as comm
 from adaptive.runtime.spmd_step import SPMDStep
-from tests.adaptive.test_spmd_step import built, plain
+from tests.adaptive.runtime.test_spmd_step import built, plain
 
 def killed(*_):
     os.kill(os.getpid(), signal.SIGKILL)

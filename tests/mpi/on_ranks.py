@@ -24,7 +24,7 @@ import monitors as mon
 from adaptive.control.hosts import Machines
 from adaptive.runtime.local_world import LocalWorld
 from adaptive.runtime.steady_step import SteadyStep
-from tests.adaptive import test_steady_step as steady
+from tests.adaptive.runtime import test_steady_step as steady
 from tests.program.problems import adam_driver, adam_state, build, descend, make_data, make_params
 
 N = 16

@@ -15,9 +15,8 @@ import monitors as mon
 from adaptive.base.seats import Seats
 from adaptive.runtime.local_world import LocalWorld
 from adaptive.runtime.message import accumulate
+from tests.adaptive.drivers import two_statuses
 from tests.relaxed import relaxed_tx
-
-from .drivers import two_statuses
 
 X = np.arange(1.0, 25, dtype=np.float32)
 NAN = float("nan")
@@ -36,7 +35,9 @@ def rooted(state, batch):
 
 
 START = {"w": np.float32(0), "moment": np.float32(1.5)}
-TOLD = r"the update of step 2 made NaNs: in state\['w'\] \(test_updates.py:\d+\). What all_reduce brought was finite"
+TOLD = (
+    r"the update of step 2 made NaNs: in state\['w'\] \(test_nan_updates.py:\d+\). What all_reduce brought was finite"
+)
 
 
 @pytest.mark.parametrize("nonfinite", ["raise", "skip"])
@@ -200,7 +201,7 @@ def local(state):
 
 def test_local_state_of_any_worker_here_is_looked_at():
     with build(own_root, LOCAL, per_worker_state=local) as program:
-        told = r"the update of step 3 made NaNs on worker 1: in state\['root'\] \(test_updates.py:\d+\)"
+        told = r"the update of step 3 made NaNs on worker 1: in state\['root'\] \(test_nan_updates.py:\d+\)"
         with pytest.raises(ad.NonFiniteError, match=told):
             list(program.run(steps=6))
 

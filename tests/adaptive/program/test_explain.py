@@ -16,8 +16,7 @@ from adaptive.control.status import status_length
 from adaptive.program.explain import explain
 from adaptive.runtime.local_world import LocalWorld
 from adaptive.runtime.message import lay_out_all
-
-from .drivers import FEATURES, Recorder, make_data, mean_loss, planned, pointed_at
+from tests.adaptive.drivers import FEATURES, Recorder, make_data, mean_loss, planned, pointed_at
 
 W = {"bias": jnp.zeros(()), "kernel": jnp.zeros(FEATURES)}
 

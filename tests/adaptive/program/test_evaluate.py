@@ -16,8 +16,7 @@ import collectives as comm
 from adaptive.check.means import MeanCheck
 from adaptive.program.evaluate import evaluate
 from adaptive.runtime.local_world import LocalWorld
-
-from .drivers import make_data, mean_loss
+from tests.adaptive.drivers import make_data, mean_loss
 
 W = np.array([0.3, -0.2, 0.1], np.float32)
 

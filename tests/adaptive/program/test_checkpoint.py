@@ -18,9 +18,8 @@ from adaptive import operators
 from adaptive.base.decision import Decision
 from adaptive.operators.sources import Source, read
 from adaptive.runtime.local_world import LocalWorld
+from tests.adaptive.drivers import Recorder, make_data, mean_loss
 from tests.stored import stored
-
-from .drivers import Recorder, make_data, mean_loss
 
 W = np.array([0.3, -0.2, 0.1], np.float32)
 PLACE = Source("place", lambda r: 1.0 + r.worker)

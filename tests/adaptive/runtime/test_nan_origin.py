@@ -26,7 +26,7 @@ def origin(driver, x=X, state=1.0, workers=1, **options) -> str:
         list(program.run(steps=3))
     (line,) = [line for line in str(error.value).splitlines() if line.startswith("On worker")]
     first = driver.__code__.co_firstlineno
-    return re.sub(r"test_birthplace.py:(\d+)", lambda m: f"+{int(m[1]) - first}", line)
+    return re.sub(r"test_nan_origin.py:(\d+)", lambda m: f"+{int(m[1]) - first}", line)
 
 
 def test_the_root_of_a_negative_number():

@@ -24,9 +24,8 @@ from adaptive.runtime.kernels import choice as chooser
 from adaptive.runtime.kernels import compiled as _compiled
 from adaptive.runtime.kernels import kernels as _kernels
 from adaptive.runtime.kernels import timings as call_times
+from tests.adaptive.drivers import HeldCompiler
 from tests.speed import limit
-
-from .drivers import HeldCompiler
 
 DEADLINE = limit(60)  # seconds, for what happens in a moment
 

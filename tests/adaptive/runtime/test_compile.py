@@ -15,8 +15,7 @@ import collectives as comm
 from adaptive.runtime.cache import CompilationCacheWarning
 from adaptive.runtime.compile import compile_segment
 from adaptive.runtime.local_world import LocalWorld
-
-from .drivers import make_data
+from tests.adaptive.drivers import make_data
 
 SHAPE = jax.ShapeDtypeStruct((2,), jnp.float32)
 

@@ -24,9 +24,8 @@ from adaptive.runtime import message as _message
 from adaptive.runtime.engine import Engine
 from adaptive.runtime.kernels import KernelOptions
 from adaptive.runtime.local_world import LocalWorld
+from tests.adaptive.drivers import FEATURES, make_data, mean_loss, planned, uncompiled
 from tests.relaxed import relaxed_tx
-
-from .drivers import FEATURES, make_data, mean_loss, planned, uncompiled
 
 W = jnp.array([0.3, -0.2, 0.1])
 KERNELS = KernelOptions(timed=False)

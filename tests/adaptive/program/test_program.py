@@ -28,9 +28,17 @@ from adaptive.runtime.kernels import kernels as _kernels
 from adaptive.runtime.kernels.choice import Choice
 from adaptive.runtime.local_world import LocalWorld
 from adaptive.runtime.message import accumulate
+from tests.adaptive.drivers import (
+    FEATURES,
+    HeldCompiler,
+    Recorder,
+    make_data,
+    mean_loss,
+    sizes_of,
+    two_statuses,
+    uncompiled,
+)
 from tests.speed import limit
-
-from .drivers import FEATURES, HeldCompiler, Recorder, make_data, mean_loss, sizes_of, two_statuses, uncompiled
 
 W = np.array([0.3, -0.2, 0.1], np.float32)
 

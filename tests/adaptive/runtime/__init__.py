@@ -1,0 +1,1 @@
+"""Tests of the trunk: each part by itself, in one process."""
