@@ -35,7 +35,7 @@ def rooted(state, batch):
 
 
 START = {"w": np.float32(0), "moment": np.float32(1.5)}
-TOLD = (
+MADE_NANS = (
     r"the update of step 2 made NaNs: in state\['w'\] \(test_nan_updates.py:\d+\). What all_reduce brought was finite"
 )
 
@@ -46,7 +46,7 @@ def test_the_next_step_tells_and_is_not_taken(nonfinite):
         program.step()
         assert not program.step().skipped
         for _ in range(2):  # as often as it is tried
-            with pytest.raises(ad.NonFiniteError, match=TOLD) as error:
+            with pytest.raises(ad.NonFiniteError, match=MADE_NANS) as error:
                 program.step()
         assert "The state is that of step 2, NaNs and all" in str(error.value)
         assert "program.restore(checkpoint)" in str(error.value)
@@ -70,14 +70,14 @@ def test_whoever_asks_for_the_state_is_told_at_once(ask):
         program.step()
         ask(program)
         program.step()
-        with pytest.raises(ad.NonFiniteError, match=TOLD):
+        with pytest.raises(ad.NonFiniteError, match=MADE_NANS):
             ask(program)
 
 
 def test_a_run_does_not_end_well_with_nans():
     with build(rooted, START) as program:
         reports = []
-        with pytest.raises(ad.NonFiniteError, match=TOLD):
+        with pytest.raises(ad.NonFiniteError, match=MADE_NANS):
             reports.extend(program.run(steps=2))
         assert program.steps == 2
 
@@ -244,7 +244,7 @@ def test_of_replicated_state_every_process_finds_the_same_by_itself():
     world = Twin(0)
     with build(rooted, START, world=world) as program:
         [program.step() for _ in range(2)]
-        with pytest.raises(ad.NonFiniteError, match=TOLD):
+        with pytest.raises(ad.NonFiniteError, match=MADE_NANS):
             program.step()
         assert len(world.statuses) == 2
         assert world.heard == []  # nobody has to be told
