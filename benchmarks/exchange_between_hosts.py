@@ -69,7 +69,7 @@ def rank(rounds: int) -> None:
             return run
 
         ways = {
-            **({BY_HOSTS: our_way(world, grads)} if world._ways is not None else {}),
+            **({BY_HOSTS: our_way(world, grads)} if world.transport.algorithms is not None else {}),
             FLAT: flat(our_way(world, grads)),
             NARROW: our_way(world, grads, wire=jnp.bfloat16),
             PLAIN: raw_ways(grads)[PLAIN],

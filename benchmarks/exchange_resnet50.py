@@ -31,7 +31,7 @@ from adaptive.graph.cut import plan
 from adaptive.graph.trace import trace
 from adaptive.runtime import message
 from adaptive.runtime.finite import FiniteCheck
-from collectives.worlds import mpi as _mpi
+from collectives.worlds.transport import mpi_transport as _transport
 
 Shape = tuple[int, ...]
 
@@ -171,7 +171,7 @@ def by_piece(world: comm.MPIWorld, grads: Sequence[jax.Array], rounds: int) -> l
         size: f"PIECE_BYTES = {size >> 10} kB" for size in (64 << 10, 128 << 10, 256 << 10, 512 << 10, 1 << 20, 4 << 20)
     }
     ways = {name: in_pieces(size) for size, name in names.items()} | {"whole tensors": in_pieces(1 << 30)}
-    return summary(measure(ways, rounds), names[_mpi.PIECE_BYTES])
+    return summary(measure(ways, rounds), names[_transport.PIECE_BYTES])
 
 
 def main() -> None:

@@ -79,11 +79,11 @@ def by_shard_map(model: Model, mesh: Mesh, *, flat: bool) -> Callable[[int], jax
 
 def by_xla(world: comm.JaxWorld, work: Callable[[], T]) -> T:
     """Do it as processes of several hosts would, which share no memory."""
-    memory, world._memory = world._memory, None
+    memory, world.shared_memory = world.shared_memory, None
     try:
         return work()
     finally:
-        world._memory = memory
+        world.shared_memory = memory
 
 
 def processor_time(work: Callable[[], object], taken: list[float]) -> Callable[[], object]:
@@ -111,10 +111,10 @@ def pieces(ours: ad.Program, world: comm.JaxWorld, times: int) -> tuple[str, dic
     ours.step()
     JaxChannel.start = start
     (row, *_), ops, status = seen[-1]
-    by_frame = len(row[0]) <= len(world._frame.room)
-    joined = world._sharded.join([row[by_frame:]], ops[by_frame:])
+    by_frame = len(row[0]) <= len(world.transport.preamble.room)
+    joined = world.sharded.join([row[by_frame:]], ops[by_frame:])
     numbers = np.zeros(128)
-    least = world._sharded.join([[jnp.zeros(1)]], ["sum"])
+    least = world.sharded.join([[jnp.zeros(1)]], ["sum"])
 
     def exchange() -> object:
         return world.exchange([row], ops, status)[0]
@@ -127,9 +127,9 @@ def pieces(ours: ad.Program, world: comm.JaxWorld, times: int) -> tuple[str, dic
     return words, {
         "exchange": of(exchange),
         "exchange by XLA": of(lambda: by_xla(world, exchange)),
-        "its program": of(lambda: jax.block_until_ready(world._sharded.reduce(joined))),
-        "its frame": of(lambda: world._lines.sum(numbers)),
-        "a sum of one number": of(lambda: jax.block_until_ready(world._sharded.reduce(least))),
+        "its program": of(lambda: jax.block_until_ready(world.sharded.reduce(joined))),
+        "its frame": of(lambda: world.transport.tree.sum(numbers)),
+        "a sum of one number": of(lambda: jax.block_until_ready(world.sharded.reduce(least))),
     }
 
 

@@ -76,7 +76,7 @@ class ByRget:
 
     def look(self) -> bool:
         """Whether there is a whole copy."""
-        return bool(self._layout.take(self._copy, 0, 0, self._room))
+        return bool(self._layout.copy_latest(self._copy, 0, 0, self._room))
 
     def _copy(self, start: int, room: np.ndarray) -> None:
         request = self._window.Rget([room, self._mpi.BYTE], 1, (start, room.size, self._mpi.BYTE))

@@ -63,7 +63,7 @@ def on_channel(world: comm.MPIWorld, parts: list[jax.Array], status: np.ndarray,
     """By a channel of the world's."""
     channel = world.channel([PartSpec(x.shape, x.dtype, "sum") for x in parts], len(status), ("messages", short))
     if not short:
-        channel._simple = False
+        channel._fast = False
 
     def look(part: int, start: int, piece: np.ndarray) -> None:
         largest(piece)

@@ -26,7 +26,7 @@ from collectives.worlds.reducing import cuda_aware
 from collectives.worlds.reducing.cuda_aware import NAMES, DeviceAccess
 
 if "--late" not in sys.argv:
-    cuda_aware.prepare()  # what a world does before it loads MPI, which the next line imports
+    cuda_aware.prepare_context()  # what a world does before it loads MPI, which the next line imports
 from exchange_resnet50 import measure, our_way, resnet50, setting
 from mpi4py import MPI
 
@@ -81,7 +81,7 @@ def main() -> None:
     with setting(cuda_aware, "reach", (lambda *_: DeviceAccess("")) if on_cpu else cuda_aware.reach):
         by_host, by_devices = comm.MPIWorld(), comm.MPIWorld()
     device = by_host.devices[0]
-    by_host._on_devices.always, by_devices._on_devices.always = cuda_aware.HOST, cuda_aware.DEVICES
+    by_host.transport.cuda_sums.always, by_devices.transport.cuda_sums.always = cuda_aware.HOST, cuda_aware.DEVICES
     rank, rows = by_host.rank, []
     with by_host, by_devices:
         keys = jax.random.split(jax.random.key(rank), len(resnet50()))
@@ -97,7 +97,7 @@ def main() -> None:
                 ways = {DEVICES: single(by_devices, x), HOST: single(by_host, x), ALLREDUCE: of_mpi(device, [x])}
                 rows += compare(f"{size} MiB", ways, given.rounds)
         goes = by_devices.algorithm(0)
-        gpus = sorted({own.device for own in by_devices.comm.allgather(by_devices._on_devices._own)})
+        gpus = sorted({own.device for own in by_devices.transport.comm.allgather(by_devices.transport.cuda_sums._own)})
     if rank == 0:
         print(f"large sums go {goes or 'as on GPUs'}", flush=True)
         ratios = ", ".join(f"{row.ratio_of_medians:.2f}" for row in rows[::3])

@@ -38,8 +38,7 @@ class FixedMembership:
         """The number of members: how many workers there are now."""
         return len(self.members)
 
-    @property
-    def reserve_terminating(self) -> bool:
+    def poll_reserve_terminating(self) -> bool:
         """No process is in reserve."""
         return False
 
@@ -149,8 +148,7 @@ class Seats(FixedMembership):
         """How many workers there can be: on all seats but those whose workers have left for good."""
         return len(self._joined_in) - len(self._gone)
 
-    @property
-    def ready(self) -> int:
+    def poll_ready(self) -> int:
         """How many of those who were called in are ready to join: all of them."""
         return max(0, min(self._called, self.most) - len(self.members))
 

@@ -80,9 +80,8 @@ class World(Protocol):
         """Whether workers that are lost, or told to go, are replaced. Replicated."""
         ...
 
-    @property
-    def ready(self) -> int:
-        """How many of the workers that were called in are ready to join. Local: one process knows, others say 0."""
+    def poll_ready(self) -> int:
+        """Return how many requested workers are ready to join; 0 but on one process. May communicate."""
         ...
 
     def nearest(self, workers: int) -> int:
@@ -202,9 +201,11 @@ class World(Protocol):
         """Whether others go on where processes are lost, or leave for good. Replicated."""
         ...
 
-    @property
-    def reserve_terminating(self) -> bool:
-        """Whether a process in reserve was told to go, and the others cannot go on without it. Local: rank 0 knows."""
+    def poll_reserve_terminating(self) -> bool:
+        """Return whether a process on standby received a termination signal and the others cannot continue without it.
+
+        Known to rank 0; False on the others. May communicate.
+        """
         ...
 
     @property

@@ -60,16 +60,14 @@ class ElasticWorld(Protocol):
     def processes(self) -> int: ...
     @property
     def survives(self) -> bool: ...
-    @property
-    def reserve_terminating(self) -> bool: ...
+    def poll_reserve_terminating(self) -> bool: ...
     @property
     def least(self) -> int: ...
     @property
     def most(self) -> int: ...
     @property
     def respawn(self) -> bool: ...
-    @property
-    def ready(self) -> int: ...
+    def poll_ready(self) -> int: ...
 
     def nearest(self, workers: int) -> int: ...
     def request_workers(self, workers: int) -> None: ...
@@ -219,7 +217,7 @@ class Membership:
         `SOON`, and waits a moment for the others; once one reports `NOW`, all that reported either leave.
         """
         notice = self._termination()
-        if self._world.reserve_terminating:
+        if self._world.poll_reserve_terminating():
             return LeaveRequest.NOW
         if notice is None:
             return LeaveRequest.NONE
@@ -283,7 +281,7 @@ class Membership:
     @property
     def ready_to_join(self) -> int:
         """Number of missing workers that are ready to join, as far as this process knows. Local."""
-        return self._world.ready if self.target > len(self._world.members) else 0
+        return self._world.poll_ready() if self.target > len(self._world.members) else 0
 
     def on_agreed(self, *, ready_to_join: int, leave_requests: np.ndarray) -> None:
         """Apply what all processes reported in this step.

@@ -104,7 +104,7 @@ def of_this_job(path: Path | None, doing: list[str]) -> Examination:
         doing.append("gathering what ranks know")
         ranks = [as_facts(json.loads(text)) for text in world.all_gather_bytes(json.dumps(vars(own)).encode())]
         doing.append("measuring latency and bandwidth")
-        pairs, together = links(world.comm), exchange(world.comm) if world.processes > 1 else None
+        pairs, together = links(world.transport.comm), exchange(world.transport.comm) if world.processes > 1 else None
         doing.append("looking at files")
         seen = folder(path or Path.cwd(), world.all_gather_bytes, world.rank)
         doing.append("ending")

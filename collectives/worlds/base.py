@@ -1,109 +1,66 @@
-"""What all worlds share: entering one makes it the world of eager collectives, leaving it closes it.
+"""What all worlds share: their `with` block, and membership that never changes.
 
-In between, signals that tell this process to go are listened for.
+Entering a world makes it the world of eager collectives; leaving it closes it. Inside the block, termination signals
+are handled.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from contextvars import Token
+from operator import attrgetter
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 import jax
 
-from adaptive import CollectiveError, DisagreementError, NonFiniteError, Preempted, WorkerCountError, WorkerError
-from adaptive.extend import FixedMembership, SignalHandlers, World, at, current_line, enter, leave, report_failure
+from adaptive import DisagreementError, NonFiniteError, Preempted, WorkerCountError, WorkerError
+from adaptive.extend import FixedMembership, SignalHandlers, World, enter, leave, report_failure
 from launchers import ending
 
+from .lifetime import Lifetime
 
-class WorldBase(FixedMembership):
-    """A world as a context manager. Worlds nest: inside, collectives go to the world that was entered last."""
+
+class WorldBase:
+    """A world as a context manager. Worlds nest: inside, collectives use the world that was entered last.
+
+    Attributes:
+      lifetime: whether the world is open.
+    """
 
     def __init__(self) -> None:
         self._tokens: list[tuple[Token[World | None], SignalHandlers]] = []
-        self._closed = False
-        self._leaving = False
-        self._all_go = False  # because they were told to
-        self._parting = ""  # by what it is left, if not at its end
-
-    capacity: int
-
-    generation = 0
-
-    @property
-    def members(self) -> tuple[int, ...]:
-        """The seats with a worker on them: all."""
-        return tuple(range(self.capacity))
-
-    @property
-    def joined_in_generation(self) -> tuple[int, ...]:
-        """For each member the generation in which it came: all were there from the start."""
-        return (0,) * self.capacity
-
-    # Worlds whose workers come and go say otherwise.
-
-    respawn = False
-
-    @property
-    def ready(self) -> int:
-        """How many of those who were called in are ready to join: nobody is."""
-        return 0
-
-    @property
-    def least(self) -> int:
-        """How many workers there have to be: as many as there are."""
-        return len(self.members)
-
-    @property
-    def most(self) -> int:
-        """How many workers there can be: as many as there are."""
-        return len(self.members)
-
-    def nearest(self, workers: int) -> int:
-        """The number of workers that can be had, nearest to one that is asked for: the protocol of `World`."""
-        return min(max(workers, self.least), self.most)
-
-    def request_workers(self, workers: int) -> None:
-        """Get no more ready than there are: the protocol of `World`."""
-        self._check_number(workers)
-
-    def change(self, workers: int, leaving: Sequence[int] = ()) -> None:
-        """Come to as many members as there are: the protocol of `World`."""
-        self._check_number(workers - len(leaving))
-
-    def _check_number(self, workers: int) -> None:
-        if workers != len(self.members):
-            raise WorkerCountError(f"{self!r} cannot have {workers} workers: in it nobody comes, and nobody leaves.")
+        self.lifetime = Lifetime(self)
 
     def __enter__(self) -> Self:
-        self._check_open()
+        self.lifetime.check_open()
         self._tokens.append((enter(self), SignalHandlers()))  # type: ignore[arg-type]  # the subclasses are Worlds
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        token, listening = self._tokens.pop()
+        token, handlers = self._tokens.pop()
         leave(self, token)  # type: ignore[arg-type]
-        with listening:
+        with handlers:
             self._end_block(error)
 
     def _end_block(self, error: BaseException | None) -> None:
+        lifetime = self.lifetime
         if isinstance(error, WorkerError | DisagreementError | NonFiniteError):
             ending.all_have_heard()
-        if self._tokens or self._closed:
+        if self._tokens or lifetime.closed:
             return
         if ending.leaves():
-            self._abandon("")  # the others are told by the end of this process, and go on
+            self._abandon("")  # the others notice the end of this process, and continue
             return
-        self._leaving = True
+        lifetime.leaving = True
         if isinstance(error, Preempted):  # on all processes
-            self._all_go = True
+            lifetime.terminated = True
             self.close()
             return
         if error is None or (isinstance(error, SystemExit) and not error.code):
-            self._parting = "" if error is None else "sys.exit()"
+            lifetime.exit_reason = "" if error is None else "sys.exit()"
             self.close()
             return
         # Not as above: closing is collective, and others may be in an exchange.
@@ -112,26 +69,75 @@ class WorldBase(FixedMembership):
         self._abandon(f"it has left the block of its world by {type(error).__name__}: {error}")
 
     def _abandon(self, why: str) -> None:
-        """Be closed on this process alone."""
-        self._closed = True
+        """Close the world on this process alone; `why`: what the others are told, if anything."""
+        self.lifetime.closed = True
 
     def close(self) -> None:
-        """Give back what the world holds. Leaving its `with` block does so; closing twice is harmless."""
-        self._closed = True
+        """Free what the world holds. Leaving its `with` block does so; closing it twice is harmless."""
+        self.lifetime.closed = True
 
     def fail(self, why: str) -> None:
-        """Tell the other processes: here are none."""
+        """Tell the other processes that this one has failed: here there are none."""
 
-    def _check_open(self) -> None:
-        if self._closed:
-            raise CollectiveError(
-                f"{self!r} is closed, and is used again{at(current_line())}. Keep what uses a world inside its block:\n"
-                "    with comm.world() as world:\n"
-                "        program = ad.Program(..., world=world)"
-            )
+
+class FixedMembers(FixedMembership):
+    """Membership of a world whose workers are all there from beginning to end: see `World`."""
+
+    capacity: int
+    generation = 0
+    respawn = False
+
+    @property
+    def members(self) -> tuple[int, ...]:
+        """The worker slots with a worker: all."""
+        return tuple(range(self.capacity))
+
+    @property
+    def joined_in_generation(self) -> tuple[int, ...]:
+        """For each member, the generation in which it joined: 0."""
+        return (0,) * self.capacity
+
+    @property
+    def least(self) -> int:
+        """The least number of workers: all."""
+        return len(self.members)
+
+    @property
+    def most(self) -> int:
+        """The largest number of workers: all."""
+        return len(self.members)
+
+    def poll_ready(self) -> int:
+        """Return how many requested workers are ready to join: none."""
+        return 0
+
+    def nearest(self, workers: int) -> int:
+        """Return the possible number of workers nearest to `workers`."""
+        return self.least
+
+    def request_workers(self, workers: int) -> None:
+        """Request the number of workers that there is."""
+        self._check_number(workers)
+
+    def change(self, workers: int, leaving: Sequence[int] = ()) -> None:
+        """Change to the number of members that there is.
+
+        Raises:
+          WorkerCountError: it is another number.
+        """
+        self._check_number(workers - len(leaving))
+
+    def _check_number(self, workers: int) -> None:
+        if workers != len(self.members):
+            raise WorkerCountError(f"{self!r} cannot have {workers} workers: in it, workers neither join nor leave.")
+
+
+def forward(path: str) -> Any:
+    """Return a property that reads a dotted attribute path, without a Python function: some are read in every step."""
+    return property(attrgetter(path))
 
 
 def describe(devices: Sequence[jax.Device]) -> str:
-    """`cpu:0`, `cpu:0, cpu:1`, `cuda:0 … cuda:7`."""
+    """Return devices in words: `cpu:0`, `cpu:0, cpu:1`, `cuda:0 … cuda:7`."""
     names = [str(device) for device in devices]
     return ", ".join(names) if len(names) <= 4 else f"{names[0]} … {names[-1]}"

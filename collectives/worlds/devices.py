@@ -1,4 +1,4 @@
-"""The devices of one process, one worker on each."""
+"""The devices of one process, with one worker on each."""
 
 from __future__ import annotations
 
@@ -32,22 +32,26 @@ T = TypeVar("T")
 class DeviceWorld(Channels, LocalBoards, Seats, WorldBase):
     """One process, one worker per device; batches may differ in size from device to device.
 
-    Each worker's kernels are dispatched to its own device, so they run side by side. An exchange joins the workers'
-    parts, without copying, to arrays sharded over the devices, and reduces all of them in one XLA program, compiled
-    once per layout.
+    Each worker's kernels are dispatched to its own device, so they run in parallel. An exchange joins the workers'
+    parts,
+    without copying, into arrays sharded over the devices, and reduces all of them in one XLA program, compiled once per
+    layout.
 
-    Between two steps a device's worker may `leave`, and another one `join` on its seat. Programs in this world notice
-    at their next step: they split the batch over those who are there, and compile nothing. A program changes their
-    number itself when it is asked to: `rescale(workers=…)`.
+    Between two steps a device's worker may `leave`, and another one `join` on its slot. Programs in this world
+    notice that
+    at their next step: they split the batch over the members, and compile nothing. A program changes the number of
+    workers
+    itself when it is asked to: `rescale(workers=…)`.
 
     Args:
       devices: one per worker; all local ones by default.
       workers: how many of the devices have a worker at first; the others are in reserve. By default all.
-      min_workers: fewer cannot be asked for.
+      min_workers: the least number of workers that can be requested.
       respawn: whether workers that leave by themselves are replaced, from the reserve.
 
     Raises:
-      WorkerCountError: `workers` is no number from `min_workers` to that of the devices.
+      WorkerCountError: `workers` is not a number from `min_workers` to that of the devices.
+      ValueError: `devices` are empty, or name one twice.
     """
 
     rank = 0
@@ -71,36 +75,36 @@ class DeviceWorld(Channels, LocalBoards, Seats, WorldBase):
         self._sharded = Sharded(self.devices, self.devices)
 
     def channel(self, parts: Sequence[PartSpec], status: int, name: Hashable = 0) -> DeviceChannel:
-        """Return a channel for messages of one layout: the protocol of `World`."""
+        """Return a channel for messages of one layout: see `World.channel`."""
         return DeviceChannel(self, [part.op for part in parts])
 
     def worker_mesh(self) -> WorkerMesh | None:
-        """Return the mesh of the devices: the protocol of `OffersMesh`."""
+        """Return the mesh of the devices: see `OffersMesh`."""
         return self._sharded
 
     def run_on_mesh(self, program: Callable[[np.ndarray], T], status: np.ndarray, about: str = "", more: str = "") -> T:
-        """Call `program` with the status of the only process: the protocol of `OffersMesh`."""
-        self._check_open()
+        """Call `program` with the status of the only process: see `OffersMesh`."""
+        self.lifetime.check_open()
         with ONE_AT_A_TIME:
             return program(status)
 
     def all_gather_bytes(self, value: bytes, about: str = "", more: str = "") -> list[bytes]:
-        """The only process's value."""
-        self._check_open()
+        """Return the only process's value."""
+        self.lifetime.check_open()
         return [value]
 
     def barrier(self) -> None:
-        """There is one process: nobody to wait for."""
-        self._check_open()
+        """Return at once: there is one process."""
+        self.lifetime.check_open()
 
     def __repr__(self) -> str:
         there, empty = self.size, self.capacity - self.size
-        reserve = f", {empty} seat{'s' * (empty > 1)} empty" if empty else ""
+        reserve = f", {empty} slot{'s' * (empty > 1)} empty" if empty else ""
         return f"DeviceWorld({there} worker{'s' * (there > 1)} on {describe(self.devices)}{reserve})"
 
 
 class DeviceChannel:
-    """A channel of a `DeviceWorld`: the protocol of `Channel`. Its results are arrays of their own in each exchange."""
+    """A channel of a `DeviceWorld`: see `Channel`. Its results are new arrays in each exchange."""
 
     def __init__(self, world: DeviceWorld, ops: Sequence[Reduction]):
         self._world, self._ops = world, ops
@@ -114,7 +118,7 @@ class DeviceChannel:
         look: LookAtPiece | None = None,
         step: int = 0,
     ) -> Arrived:
-        """Reduce a message in one sharded XLA program: the protocol of `Channel`."""
+        """Reduce a message in one sharded XLA program: see `Channel.exchange`."""
         return self.start(parts, status, step=step).wait()
 
     def start(
@@ -127,9 +131,9 @@ class DeviceChannel:
         step: int = 0,
         beside: Callable[[], bool] | None = None,
     ) -> Arriving:
-        """Dispatch the XLA program that reduces: the protocol of `Channel`. The status is the only process's."""
+        """Dispatch the XLA program that reduces: see `Channel.start`. The status is the only process's."""
         world, sharded = self._world, self._world._sharded
-        world._check_open()
+        world.lifetime.check_open()
         joined = sharded.join(parts, self._ops, step, world.members)
         ONE_AT_A_TIME.acquire()
         try:
@@ -148,7 +152,11 @@ class DeviceChannel:
 
 
 def check_devices(devices: Sequence[jax.Device]) -> None:
-    """Raise unless `devices` can carry one worker each."""
+    """Raise unless each of `devices` can have a worker.
+
+    Raises:
+      ValueError: there are none, or one is named twice.
+    """
     if not devices or len(set(devices)) < len(devices):
         what = "name a device twice" if devices else "are empty"
         raise ValueError(

@@ -1,4 +1,4 @@
-"""The world that fits how this process was started."""
+"""`comm.world()`: the world that fits how this process was started."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from adaptive import WorkerCountError
 from adaptive.extend import launcher, number_of_workers, tasks_not_started
 
 from .launch import LaunchWarning, works_alone
-from .watchdog.settings import SECONDS, checked
+from .watchdog.settings import HANG_TIMEOUT, check_hang_timeout
 
 if TYPE_CHECKING:
     from .devices import DeviceWorld
@@ -29,46 +29,49 @@ def world(
     max_workers: int | None = None,
     respawn: bool = False,
     lost: Literal["continue", "stop"] | None = None,
-    hang_timeout: float = SECONDS,
+    hang_timeout: float = HANG_TIMEOUT,
 ) -> MPIWorld | JaxWorld | DeviceWorld | SoloWorld:
-    """All workers there are: the same script runs as one worker, on several devices, and under `mpirun -n N`.
+    """Return the world of all workers: the same script runs as one worker, on several devices, and under `mpirun -n N`.
 
-    * After `jax.distributed.initialize()`, of several processes: a `JaxWorld`, one worker per device of each. A script
-      that has joined its processes so, under mpirun or srun too, means that; but not where it has joined only some of
-      those that were started.
+    * After `jax.distributed.initialize()`, of several processes: a `JaxWorld`, one worker per device of each; also
+      under
+      mpirun or srun, unless only some of the processes that were started have joined.
     * Started by mpirun, mpiexec or srun: an `MPIWorld`, one worker per rank.
     * Several devices in this process: a `DeviceWorld`, one worker per device.
-    * Else a `SoloWorld`.
+    * Otherwise a `SoloWorld`.
 
-    In a Slurm job of several tasks that nobody has started (`srun` is missing), the last two come with a
-    `LaunchWarning`.
+    In a Slurm job of several tasks that were not started (`srun` is missing), the last two come with a `LaunchWarning`.
 
-    In a `JaxWorld` nobody comes and nobody leaves, so what asks for that is refused there.
+    In a `JaxWorld` processes neither join nor leave, so options that need this are errors there.
 
     Args:
-      devices: those of this process to put workers on. By default all of them, but one per rank under MPI.
-      workers: how many workers there are at first; the others are in reserve, until a program asks for them by
-        `rescale(workers=…)`. By default all there are.
-      min_workers: with fewer workers left, all stop; and no program can ask for fewer.
-      max_workers: how many workers there may be under MPI: others than were started are spawned when asked for.
-        By default as many as were started. In one process there are as many as there are devices.
-      respawn: whether workers that are lost, or told to go, are replaced: from the reserve, or, with `max_workers`, by
-        spawning.
-      lost: what the others do when processes are lost: "continue" or "stop". By default they go on where MPI was
-        started so that they can: by Open MPI's `mpirun --with-ft ulfm`.
-      hang_timeout: seconds for which one rank may keep all others waiting before it is named as stuck; after twice that
-        it is killed, where losses are survived, or else the job ends. 0: never. The same on all ranks. Where there are
-        no other processes, there is nobody to wait for.
+      devices: those of this process that get a worker. By default all of them, but one per rank under MPI.
+      workers: number of workers at first; the others are in reserve, until a program requests them by
+        `rescale(workers=…)`. By default all.
+      min_workers: with fewer workers left, all processes stop; and no program can request fewer.
+      max_workers: the largest number of workers under MPI: where a program requests more than were started, further
+        ones
+        are spawned. By default as many as were started. In one process there are as many as there are devices.
+      respawn: whether workers that are lost, or receive a termination signal, are replaced: from the reserve, or, with
+        `max_workers`, by spawning.
+      lost: what the others do when processes are lost: "continue" or "stop". By default they continue where MPI was
+        started
+        so that they can: by Open MPI's `mpirun --with-ft ulfm`.
+      hang_timeout: seconds for which one rank may keep all others waiting before it is reported as stuck; after
+        twice that
+        it is killed, where losses are survived, or else the job ends. 0: no limit. The same on all ranks. Has no
+        effect in
+        one process.
 
     Returns:
-      A context manager: `with comm.world() as world: ...`. It has `size` (workers now), `rank` (this process)
-      and `barrier()`. Inside its block, collectives that are called outside a program go through it.
+      A context manager: `with comm.world() as world: ...`. It has `size` (workers now), `rank` (this process) and
+      `barrier()`. Inside its block, collectives that are called outside a program use it.
 
     Raises:
-      CollectiveError: `hang_timeout` is no number of seconds.
+      CollectiveError: `hang_timeout` is not a number of seconds.
       LaunchError: started by a launcher of MPI programs, but MPI cannot be loaded, or is not the launcher's; or losses
         are to be survived, and cannot be.
-      WorkerCountError: there cannot be so many workers, or so few; or they are to come and go where they cannot.
+      WorkerCountError: there cannot be so many workers, or so few; or they are to join and leave where they cannot.
 
     Example:
       >>> import jax, collectives as comm
@@ -76,9 +79,9 @@ def world(
       ...     print(world)
       SoloWorld(1 worker on cpu:0)
     """
-    checked(hang_timeout)
+    check_hang_timeout(hang_timeout)
     if _joined_by_jax():
-        _check_nobody_comes(max_workers=max_workers, respawn=respawn, lost=lost)
+        _check_fixed_processes(max_workers=max_workers, respawn=respawn, lost=lost)
         from .jax_world import JaxWorld
 
         joined = JaxWorld(devices, hang_timeout=hang_timeout)
@@ -114,27 +117,27 @@ def world(
 
 
 def _joined_by_jax() -> bool:
-    """Whether `jax.distributed` joins several processes, and all that a launcher has started, if one has."""
+    """Return whether `jax.distributed` joins several processes, and all that a launcher has started, if one has."""
     if not jax.distributed.is_initialized() or jax.process_count() == 1:
         return False
     started = launcher()
     return started is None or started.processes in (None, jax.process_count())
 
 
-def _check_nobody_comes(*, max_workers: int | None, respawn: bool, lost: str | None) -> None:
-    """Raise where processes are to join, or to go on without one that is lost."""
+def _check_fixed_processes(*, max_workers: int | None, respawn: bool, lost: str | None) -> None:
+    """Raise where processes are to join, or to continue without a lost one."""
     asked = {"max_workers": max_workers, "respawn": respawn or None, "lost": None if lost == "stop" else lost}
     for name, value in asked.items():
         if value is not None:
             raise WorkerCountError(
-                f"{name}={value!r}: the processes of jax.distributed are those that it was initialised with. None "
-                "joins, and where one is lost all end. Leave it out; or start the job under MPI (`adaptive run`, "
+                f"{name}={value!r}: the processes of jax.distributed are those that it was initialized with. None "
+                "joins, and if one is lost all end. Omit it; or start the job under MPI (`adaptive run`, "
                 "mpirun), without jax.distributed.initialize()."
             )
 
 
 def _check_fixed(capacity: int, workers: int | None, min_workers: int) -> None:
-    """Raise where there are to be other workers than there are."""
+    """Raise where another number of workers is requested than there is."""
     if workers is not None:
         number_of_workers(workers, capacity, least=capacity)
     number_of_workers(min_workers, capacity, name="min_workers")

@@ -1,4 +1,4 @@
-"""What to say where a job was started in a way that its MPI does not understand."""
+"""Errors and warnings about jobs that were started in a way that MPI does not understand."""
 
 from __future__ import annotations
 
@@ -12,25 +12,25 @@ from adaptive.extend import launcher
 
 
 class LaunchError(AdaptiveError):
-    """The processes of a job cannot find one another: it was started in a way that MPI does not understand."""
+    """The processes of a job cannot find one another: MPI does not understand how it was started."""
 
 
 class LaunchWarning(UserWarning):
-    """A job has tasks that nobody has started, and this process works alone."""
+    """A job has tasks that were not started, and this process works alone."""
 
 
 def works_alone(tasks: int) -> str:
-    """What to say where a Slurm job has so many tasks, and this process is not one of them."""
+    """Return the warning where a Slurm job has so many tasks, and this process is not one of them."""
     script = Path(sys.argv[0]).name if sys.argv[0].endswith(".py") else "train.py"
     return (
-        f"Slurm has {tasks} tasks for this job, and nobody has started them: this process is one worker, by itself. "
+        f"Slurm has {tasks} tasks for this job, and they were not started: this process is one worker, by itself. "
         f"Start all of them:\n    adaptive run -n {tasks} {script}\nor\n    srun --mpi=pmix python -m mpi4py {script}\n"
-        "If one process is meant, say so: with comm.SoloWorld(), or by `unset SLURM_NTASKS`."
+        "If you want one process, use comm.SoloWorld(), or `unset SLURM_NTASKS`."
     )
 
 
 def no_mpi(cause: BaseException, environ: Mapping[str, str] = os.environ) -> LaunchError:
-    """What to say where mpi4py, or the MPI library behind it, cannot be loaded."""
+    """Return the error where mpi4py, or the MPI library behind it, cannot be loaded."""
     started = launcher(environ)
     by = f" This process was started by {started.name}, so it is one of several." if started else ""
     return LaunchError(
@@ -42,7 +42,11 @@ def no_mpi(cause: BaseException, environ: Mapping[str, str] = os.environ) -> Lau
 
 
 def check_agreement(processes: int, library: str, environ: Mapping[str, str] = os.environ) -> None:
-    """Raise where the launcher started several processes, and MPI knows of one: it is not this MPI's launcher."""
+    """Raise where the launcher started several processes, and MPI knows of one: it is not this MPI's launcher.
+
+    Raises:
+      LaunchError: that is so.
+    """
     started = launcher(environ)
     if started is None or started.processes in (None, processes) or processes > 1:
         return

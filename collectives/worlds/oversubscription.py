@@ -1,4 +1,4 @@
-"""Ranks that share a host must share its cores: find out whether they do, and say how to arrange it."""
+"""Detection of ranks that share the cores of a host, and the command that gives each rank its own."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ class OversubscriptionWarning(UserWarning):
 
 
 def oversubscription(cpus: Sequence[frozenset[int]], launcher: str = "") -> str | None:
-    """What to tell the user about one host, or `None` where all is well.
+    """Return a warning about the ranks of one host, or None if they have cores of their own.
 
     XLA starts as many threads as a process may use cores, in every rank.
 
     Args:
       cpus: for each rank on the host that did not choose its number of threads: the cores that it may use.
-      launcher: who started the ranks; the command to write depends on it.
+      launcher: that started the ranks; the suggested command depends on it.
     """
     threads, cores = sum(map(len, cpus)), len(frozenset().union(*cpus))
     if len(cpus) < 2 or threads <= cores:

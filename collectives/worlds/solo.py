@@ -9,11 +9,11 @@ import numpy as np
 
 from adaptive.extend import Arrived, Channels, LocalBoards, LoneChannel, LookAtPiece, Parts, PartSpec
 
-from .base import WorldBase, describe
+from .base import FixedMembers, WorldBase, describe
 
 
-class SoloWorld(Channels, LocalBoards, WorldBase):
-    """One process, one worker: what an exchange would reduce is reduced already.
+class SoloWorld(Channels, LocalBoards, FixedMembers, WorldBase):
+    """One process, one worker: a message is its own reduction.
 
     Args:
       device: where the worker computes; JAX's first by default.
@@ -30,24 +30,24 @@ class SoloWorld(Channels, LocalBoards, WorldBase):
         self.devices: Sequence[jax.Device] = (jax.local_devices()[0] if device is None else device,)
 
     def channel(self, parts: Sequence[PartSpec], status: int, name: Hashable = 0) -> SoloChannel:
-        """Return a channel for messages of one layout: the protocol of `World`."""
+        """Return a channel for messages of one layout: see `World.channel`."""
         return SoloChannel(self)
 
     def all_gather_bytes(self, value: bytes, about: str = "", more: str = "") -> list[bytes]:
-        """The only process's value."""
-        self._check_open()
+        """Return the only process's value."""
+        self.lifetime.check_open()
         return [value]
 
     def barrier(self) -> None:
-        """Nobody to wait for."""
-        self._check_open()
+        """Return at once: there is one process."""
+        self.lifetime.check_open()
 
     def __repr__(self) -> str:
         return f"SoloWorld(1 worker on {describe(self.devices)})"
 
 
 class SoloChannel(LoneChannel):
-    """A channel of a `SoloWorld`: the protocol of `Channel`."""
+    """A channel of a `SoloWorld`: see `Channel`."""
 
     def __init__(self, world: SoloWorld):
         self._world = world
@@ -61,7 +61,7 @@ class SoloChannel(LoneChannel):
         look: LookAtPiece | None = None,
         step: int = 0,
     ) -> Arrived:
-        """Return the parts and the status, as given: the protocol of `Channel`."""
-        if self._world._closed:
-            self._world._check_open()
+        """Return the parts and the status, as given: see `Channel.exchange`."""
+        if self._world.lifetime.closed:
+            self._world.lifetime.check_open()
         return [list(parts[0])], status

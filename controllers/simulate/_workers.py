@@ -68,10 +68,9 @@ class Workers(Seats):
                 raise ValueError(f"simulate: in step {step} nobody is left of those who were there.")
             self.leave(seat)
 
-    @property
-    def ready(self) -> int:
+    def poll_ready(self) -> int:
         """How many of those who were called in are ready to join."""
-        return min(super().ready, sum(due <= self._step for due in self._due))
+        return min(super().poll_ready(), sum(due <= self._step for due in self._due))
 
     def request_workers(self, workers: int) -> None:
         """Say how many workers there are to be: the protocol of `World`."""

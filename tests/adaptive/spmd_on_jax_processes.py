@@ -30,7 +30,7 @@ from tests.adaptive.runtime.test_spmd_step import (
 def world():
     """Four workers, whose processes share no memory, as on several hosts."""
     with comm.JaxWorld(jax.local_devices()[: 4 // jax.process_count()]) as world:
-        world._memory = None
+        world.shared_memory = None
         yield world
 
 

@@ -29,13 +29,11 @@ class World(Seats):
         self.leave_requests = [0.0] * size  # of the others, when they are asked
         self.in_reserve_told = False
 
-    @property
-    def reserve_terminating(self):
+    def poll_reserve_terminating(self):
         return self.in_reserve_told
 
-    @property
-    def ready(self):
-        return super().ready if self.come else 0
+    def poll_ready(self):
+        return super().poll_ready() if self.come else 0
 
     def request_workers(self, workers):
         self.called.append(workers)

@@ -36,7 +36,7 @@ def killed(*_):
     os.kill(os.getpid(), signal.SIGKILL)
 
 with comm.world(hang_timeout=3 * at_start(), devices=jax.local_devices()[:1]) as world:
-    world._memory = None
+    world.shared_memory = None
     program = built(plain, world=world)
     for _ in range(4):
         program.step()
@@ -61,7 +61,7 @@ with comm.world(hang_timeout=3 * at_start(), devices=jax.local_devices()[:1]) as
 @pytest.mark.parametrize(
     ("how", "heard"),
     [
-        ("before", r"rank 1 has closed its line.*The state of .* is that of step 4(.|\n)*the state: [-0-9.]+\n"),
+        ("before", r"rank 1 has closed its connection.*The state of .* is that of step 4(.|\n)*the state: [-0-9.]+\n"),
         ("within", r".*Gloo(.|\n)*The state of .* is lost with step 5(.|\n)*the state: .*program\.restore"),
     ],
 )

@@ -30,7 +30,7 @@ KINDS = os.environ.get("TESTS_WORLD", "solo devices").split()
 
 def _by_xla(world):
     """As on several hosts, which share no memory."""
-    world._memory = None
+    world.shared_memory = None
     return world
 
 
@@ -38,7 +38,7 @@ def from_device_to_device(devices) -> comm.MPIWorld:
     """A world for which MPI reads and writes what JAX has, as one that is CUDA-aware does on GPUs."""
     with patch("collectives.worlds.reducing.cuda_aware.reach", lambda *_: DeviceAccess("")):
         world = comm.MPIWorld(devices=devices)
-    world._on_devices.always = DEVICES
+    world.transport.cuda_sums.always = DEVICES
     return world
 
 

@@ -35,13 +35,13 @@ def exchange(world, shapes=SHAPES, dtypes=TYPES, ops=None):
         + [jax.device_put(value(worker, *kind), device) for kind in zip(shapes, dtypes, strict=True)]
         for worker, device in zip(world.workers, world.devices, strict=True)
     ]
-    went, end = [], world._on_devices.end
+    went, end = [], world.transport.cuda_sums.end_message
 
     def looked_at():
-        went.extend(sorted(world._on_devices.results))
+        went.extend(sorted(world.transport.cuda_sums.results))
         end()
 
-    with patch.object(world._on_devices, "end", looked_at):
+    with patch.object(world.transport.cuda_sums, "end_message", looked_at):
         rows, _ = world.exchange(parts, ["sum", *(ops or ["sum"] * len(shapes))], NO_STATUS)
     return rows[0][1:], went
 
@@ -97,13 +97,13 @@ class OnTheHost(cuda.Shareable):
 def test_where_other_processes_cannot_map_what_jax_has_it_is_copied(world, monkeypatch):
     plain, _ = exchange(world)
     on_cpu = world.devices[0].platform == "cpu"
-    monkeypatch.setattr(world._on_devices, "_shareable", OnTheHost() if on_cpu else cuda.Shareable())
+    monkeypatch.setattr(world.transport.cuda_sums, "_shareable", OnTheHost() if on_cpu else cuda.Shareable())
     for _ in range(2):
         found, went = exchange(world)
         assert went == ([1, 3, 4] if world.size > 1 else [])
         for x, y in zip(plain, found, strict=True):
             np.testing.assert_array_equal(x, y)
-    assert (world._on_devices._shareable._nbytes > 0) == (world.size > 1)
+    assert (world.transport.cuda_sums._shareable._nbytes > 0) == (world.size > 1)
 
 
 def test_results_stay_as_they_were_whatever_comes(world):
@@ -120,12 +120,12 @@ def test_results_stay_as_they_were_whatever_comes(world):
 def test_where_one_process_cannot_all_go_through_the_host():
     with from_device_to_device(jax.local_devices()[:1]) as world:
         if world.rank == world.processes - 1:
-            world._on_devices._own = DeviceAccess("MPI is not CUDA-aware")
+            world.transport.cuda_sums._own = DeviceAccess("MPI is not CUDA-aware")
         for _ in range(2):
             found, went = exchange(world)
             assert went == []
             np.testing.assert_array_equal(found[0], expected(world, SHAPES[0], TYPES[0]))
-        world._on_devices._remember(0)  # as it does for GPUs
+        world.transport.cuda_sums._remember(0)  # as it does for GPUs
         where = f"on rank {world.processes - 1} " if world.size > 1 else ""
         assert world.algorithm(0) == (f"through the host: {where}MPI is not CUDA-aware" if world.size > 1 else "")
 
@@ -137,7 +137,7 @@ def test_it_goes_the_way_that_is_faster(monkeypatch, faster):
     with from_device_to_device(jax.local_devices()[:1]) as world:
         if world.size == 1:
             return
-        on_devices, slow = world._on_devices, world.rank == world.processes - 1
+        on_devices, slow = world.transport.cuda_sums, world.rank == world.processes - 1
         on_devices.always = None
 
         def clock():
@@ -161,17 +161,17 @@ def test_it_goes_the_way_that_is_faster(monkeypatch, faster):
 
 def test_a_deterministic_program_goes_through_the_host(world):
     with from_device_to_device(jax.local_devices()[:1]) as fixed:
-        fixed._on_devices.always = None
+        fixed.transport.cuda_sums.always = None
         fixed.deterministic = True
         went = [exchange(fixed)[1] for _ in range(3)]
         assert went == [[], [], []]
-        fixed._on_devices._remember(0)
+        fixed.transport.cuda_sums._remember(0)
         if fixed.size > 1:
-            assert fixed.algorithm(0) == "through the host, whatever is faster: in a deterministic program"
+            assert fixed.algorithm(0) == "through the host, not measured: in a deterministic program"
 
 
 def test_it_says_how_large_sums_go(world):
     exchange(world)
-    world._on_devices._remember(0)
+    world.transport.cuda_sums._remember(0)
     assert world.algorithm(0) == ("from device to device" if world.size > 1 else "")
     assert world.algorithm("another channel") == ""

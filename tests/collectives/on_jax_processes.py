@@ -30,9 +30,9 @@ def world():
 @pytest.fixture(params=["by memory", "by XLA"])
 def either(world, monkeypatch, request):
     """That world, whose processes of one host share memory; and without it, as on several hosts."""
-    assert world._memory is not None
+    assert world.shared_memory is not None
     if request.param == "by XLA":
-        monkeypatch.setattr(world, "_memory", None)
+        monkeypatch.setattr(world, "shared_memory", None)
     return world
 
 
@@ -75,7 +75,7 @@ def test_what_only_processes_that_come_and_go_could_have_is_refused(option):
 def test_nobody_comes_and_nobody_leaves(world):
     assert (world.least, world.most, world.survives, world.respawn) == (world.size, world.size, False, False)
     for change in (lambda: world.request_workers(1), lambda: world.change(1)):
-        with pytest.raises(WorkerCountError, match="nobody comes, and nobody leaves"):
+        with pytest.raises(WorkerCountError, match="workers neither join nor leave"):
             change()
 
 
@@ -106,9 +106,11 @@ def test_a_layout_is_compiled_once_and_before_the_frame(world, monkeypatch):
     compiled = []
     jax.monitoring.register_event_duration_secs_listener(lambda name, *_, **__: compiled.append(name))
     try:
-        announce = world._frame.announce
-        monkeypatch.setattr(world, "_memory", None)
-        monkeypatch.setattr(world._frame, "announce", lambda number: (compiled.append("frame"), announce(number)))
+        announce = world.transport.preamble.announce
+        monkeypatch.setattr(world, "shared_memory", None)
+        monkeypatch.setattr(
+            world.transport.preamble, "announce", lambda number: (compiled.append("frame"), announce(number))
+        )
         for _ in range(2):
             send(world, jnp.ones((7, 11)))
     finally:
@@ -147,7 +149,7 @@ def test_what_is_larger_than_a_row_of_shared_memory_goes_through_it_in_several_l
         shared_memory._loads.cache_clear()
         world._kept.clear()
     assert all((times == 1).all() for times in seen)
-    monkeypatch.setattr(world, "_memory", None)
+    monkeypatch.setattr(world, "shared_memory", None)
     for i, wanted in enumerate(exchanged()):
         for results in found:
             np.testing.assert_array_equal(results[i], wanted)
@@ -170,7 +172,7 @@ def test_processes_that_send_different_messages_are_told(either):
     with pytest.raises(DisagreementError) as e:
         send(world, np.zeros(n, np.float32))
     assert f"rank {world.rank}: sum float32[1], sum float32[{n}]; status 0 (on_jax_processes.py:" in str(e.value)
-    with pytest.raises(DisagreementError, match="meet in different collectives"):
+    with pytest.raises(DisagreementError, match="are in different collectives"):
         send(world, np.zeros(499, np.float32), status=world.rank)
     assert float(comm.all_reduce(1.0, op="sum")) == world.size  # and the world is as good as before
     assert world.waited > before
@@ -253,14 +255,14 @@ def test_listing_1_takes_the_course_of_one_process_with_as_many_devices(world):
 
 
 def test_small_parts_that_are_reduced_alike_travel_as_one(world, monkeypatch):
-    monkeypatch.setattr(world, "_memory", None)
+    monkeypatch.setattr(world, "shared_memory", None)
     row = [
         jax.device_put(x) for x in (np.ones(3, np.float32), np.float32(2), np.ones((2, 2), np.float32), np.arange(4))
     ]
     ops = ["sum", "sum", "max", "sum"]  # two of one kind, and two of others
-    joined = world._sharded.join([row], ops)
+    joined = world.sharded.join([row], ops)
     options = {"ops": joined.ops, "scalar": joined.scalar}
-    lowered = world._sharded._reduce.lower(joined.arrays, joined.by_step, **options).as_text()
+    lowered = world.sharded._reduce.lower(joined.arrays, joined.by_step, **options).as_text()
     assert lowered.count("stablehlo.all_reduce") == 4  # and one that looks for NaNs
     results, _ = world.exchange([[jnp.zeros(0), *row]], ["sum", *ops], np.zeros(0, np.float32))
     expected = [np.full(3, world.size), 2 * world.size, np.ones((2, 2)), world.size * np.arange(4)]

@@ -13,7 +13,7 @@ import pytest
 import collectives as comm
 from adaptive.base.channel import PartSpec
 from adaptive.base.errors import CollectiveError, DisagreementError, WorkerError
-from collectives.worlds.mpi import PIECE_BYTES
+from collectives.worlds.transport.mpi_transport import PIECE_BYTES
 
 
 @pytest.fixture(scope="module")
@@ -74,7 +74,7 @@ def test_ranks_that_send_different_messages_are_told(world):
     with pytest.raises(DisagreementError) as e:
         send(world, np.zeros(n, np.float32))
     assert f"rank {world.rank}: sum float32[1], sum float32[{n}]; status 0 (on_ranks.py:" in str(e.value)
-    with pytest.raises(DisagreementError, match="meet in different collectives"):
+    with pytest.raises(DisagreementError, match="are in different collectives"):
         send(world, np.zeros(499, np.float32), status=world.rank)
     assert float(comm.all_reduce(1.0, op="sum")) == world.size  # and the world is as good as before
 
@@ -102,16 +102,16 @@ def test_what_mpi_cannot_sum_is_refused_by_name(world, dtype):
 def test_an_error_of_mpi_names_the_rank(world):
     class Broken:
         def __getattr__(self, name):
-            raise world._mpi.Exception(world._mpi.ERR_OTHER)
+            raise world.transport.mpi.Exception(world.transport.mpi.ERR_OTHER)
 
-    whole = world.comm
-    world.comm = Broken()
+    whole = world.transport.comm
+    world.transport.comm = Broken()
     try:
         for use in (world.barrier, lambda: world.all_gather_bytes(b""), lambda: send(world, np.zeros(3, np.float32))):
-            with pytest.raises(WorkerError, match=f"rank {world.rank} of {world.processes}: MPI gave up"):
+            with pytest.raises(WorkerError, match=f"rank {world.rank} of {world.processes}: MPI failed"):
                 use()
     finally:
-        world.comm = whole
+        world.transport.comm = whole
 
 
 def test_it_says_who_and_where_it_is(world):
@@ -151,8 +151,8 @@ class Counting:
     [(20, [1024]), (123, [1024]), (124, [1024]), (125, [1024, 500]), (200_000, [1024, 400_000, 400_000])],
 )
 def test_a_small_message_is_one_allreduce_and_a_large_one_is_one_more(world, monkeypatch, floats, allreduces):
-    counting = Counting(world.comm)
-    monkeypatch.setattr(world, "comm", counting)
+    counting = Counting(world.transport.comm)
+    monkeypatch.setattr(world.transport, "comm", counting)
     for _ in range(2):  # new layouts cost no more than known ones
         x = [[jax.device_put(np.ones(floats, np.float32), d)] for d in world.devices]
         results, _ = world.exchange(x, ["sum"], np.zeros(0, np.float32))
@@ -182,14 +182,14 @@ def test_small_sums_in_double_precision_are_not_rounded(world):
 
 def test_a_world_that_is_left_in_the_middle_of_a_message_says_so(make_world, monkeypatch):
     with make_world() as torn:
-        monkeypatch.setattr(torn._frame, "heard", lambda: 1 / 0)
+        monkeypatch.setattr(torn.transport.preamble, "heard", lambda: 1 / 0)
         with pytest.raises(ZeroDivisionError):
             send(torn, np.zeros(500, np.float32))
         monkeypatch.undo()
         for use in (torn.barrier, lambda: send(torn, np.zeros(3, np.float32)), lambda: torn.fail("")):
             with pytest.raises(WorkerError, match="has left a collective before its end"):
                 use()
-        torn._torn = False  # all ranks did alike
+        torn.transport.torn = False  # all ranks did alike
 
 
 def test_threads_need_an_mpi_that_allows_them(make_world, monkeypatch):
@@ -202,13 +202,13 @@ def test_threads_need_an_mpi_that_allows_them(make_world, monkeypatch):
             refused.append(str(error))
 
     with make_world() as fresh:
-        monkeypatch.setattr(fresh._mpi, "Query_thread", lambda: fresh._mpi.THREAD_SERIALIZED)
+        monkeypatch.setattr(fresh.transport.mpi, "Query_thread", lambda: fresh.transport.mpi.THREAD_SERIALIZED)
         fresh.barrier()
         thread = threading.Thread(target=use, args=(fresh,), name="of its own")
         thread.start()
         thread.join()
     assert len(refused) == 1
-    assert "MPI was initialised for one thread at a time, and thread 'of its own' uses MPIWorld(" in refused[0]
+    assert "MPI was initialized for one thread at a time, and thread 'of its own' uses MPIWorld(" in refused[0]
 
 
 # --- what a message costs in Python -----------------------------------------------------------------------------------
@@ -273,7 +273,7 @@ def test_a_short_message_and_the_general_way_give_the_same_bits(world, monkeypat
     found = []
     for number in range(4):
         channel = world.channel(specs, 2, "a message")
-        monkeypatch.setattr(channel, "_simple", number == 3 or (number == 2 and world.rank == 0))
+        monkeypatch.setattr(channel, "_fast", number == 3 or (number == 2 and world.rank == 0))
         for _ in range(2):
             results, status = channel.exchange(parts, told, f"message {number}")
         found.append([np.array(x)[: 298 if j == 0 else None].tobytes() for j, x in enumerate(results[0])])

@@ -18,7 +18,7 @@ import collectives as comm
 from adaptive.base.board import LocalBoard
 from adaptive.operators.published import peers
 from adaptive.runtime.local_world import LocalWorld
-from collectives.worlds.mailboxes.mailbox import prepare, why_none
+from collectives.worlds.mailboxes.mailbox import prepare_environment, why_none
 from tests.adaptive.drivers import make_data, mean_loss
 
 SIZE, ROUNDS, RATE = 4, 8, 0.05
@@ -269,7 +269,7 @@ def test_a_replica_is_no_replicated_state():
 
 
 class WithoutBoard(LocalWorld):
-    mailbox = None  # type: ignore[assignment]
+    board = None  # type: ignore[assignment]
 
 
 def test_worlds_without_a_board():
@@ -289,10 +289,10 @@ def test_processes_without_a_board():
 def test_on_one_host_nothing_is_asked_of_networks():
     for size, local, found in ((4, 4, "^ucx"), (4, 2, None)):
         environ = {"OMPI_COMM_WORLD_SIZE": str(size), "OMPI_COMM_WORLD_LOCAL_SIZE": str(local)}
-        prepare(environ)
+        prepare_environment(environ)
         assert environ.get("OMPI_MCA_osc") == found
     environ["OMPI_MCA_osc"] = "rdma"
-    prepare(environ)
+    prepare_environment(environ)
     assert environ["OMPI_MCA_osc"] == "rdma"
 
 

@@ -16,10 +16,10 @@ def send(choices: list[Autotuner], seconds: list[list[float]], n: int, about: st
     """So many messages, which take each rank so long, by its number and the way's. Returns the ways they went."""
     went = []
     for _ in range(n):
-        (way,) = {choice.way for choice in choices}
+        (way,) = {choice.choice for choice in choices}
         went.append(way)
         for rank, choice in enumerate(choices):
-            choice.took(seconds[rank][way])
+            choice.record(seconds[rank][way])
         due = [choice.due for choice in choices]
         assert len({times is None for times in due}) == 1
         if due[0] is not None:
@@ -41,7 +41,7 @@ def test_it_goes_by_the_slowest_rank():
 def test_what_happens_once_does_not_count():
     choice = Autotuner(2)
     for seconds in (9.0, 1.0, 2.0, 9.0, 3.0, 9.0):  # by turns of the two ways
-        choice.took(seconds)
+        choice.record(seconds)
     assert choice.due is not None
     choice.compare(choice.due, "")
     assert choice.seconds == (2.0, 1.0)
@@ -61,7 +61,7 @@ def test_one_slow_message_changes_nothing():
     send(choices, [[1.0, 2.0]], 2 * TRIALS)
     send(choices, [[50.0, 2.0]], MESSAGES - 1)
     send(choices, [[1.0, 2.0]], 1)
-    assert choices[0].way == 0
+    assert choices[0].choice == 0
     assert choices[0].seconds is not None
 
 
@@ -94,8 +94,8 @@ def test_there_are_several_ways_where_one_of_several_hosts_has_several_ranks(hos
 
 def begun(ways: Algorithms, channel: int) -> ReduceMessage:
     message = ReduceMessage("a message", "", 0, buffers=[], status=np.zeros(0), reduce=lambda: np.full(1, 5.0))
-    ways.begin(message, (channel, 1), fixed=False)
-    assert message.agreed == ways.by_hosts
+    ways.begin_message(message, (channel, 1), fixed=False)
+    assert message.agreed == ways.hierarchical
     return message
 
 
@@ -108,15 +108,15 @@ def test_each_message_has_a_way_of_its_own_and_few_are_kept(monkeypatch):
     last = 2 * KEPT - 1
     for channel in range(last + 1):
         message = begun(ways, channel)
-        assert not ways.by_hosts
+        assert not ways.hierarchical
         message.carry_out(None)
         assert message.arrived == 5
     assert not made  # for whom all goes flat
-    assert ways.in_words(0) == ""
-    assert "in turn" in ways.in_words(last)
+    assert ways.describe(0) == ""
+    assert "in turn" in ways.describe(last)
     for _ in range(2):  # what is begun and not carried out, since others mean something else, is as if it had not been
         begun(ways, -1)
-        assert not ways.by_hosts
+        assert not ways.hierarchical
         begun(ways, last)
-        assert ways.by_hosts
-    assert ways.in_words(-1) == ""
+        assert ways.hierarchical
+    assert ways.describe(-1) == ""

@@ -45,7 +45,7 @@ def test_nothing_is_found_where_all_is_well():
 @pytest.mark.parametrize(
     ("facts", "what", "do"),
     [
-        ({"tasks": 32}, "Slurm has 32 tasks for this job, and nobody has started them", "adaptive run -n 32 "),
+        ({"tasks": 32}, "Slurm has 32 tasks for this job, and they were not started", "adaptive run -n 32 "),
         ({"intruder": "another project"}, "another project", "pip uninstall adaptive && "),
         ({"code": "1.1"}, "1.0 is installed on a, and 1.1 is imported", "pip install -e ."),
         ({"versions": {**VERSIONS, "flax": "missing"}}, "a lacks flax", "pip install flax"),

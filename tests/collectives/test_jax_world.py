@@ -124,7 +124,7 @@ from collectives.worlds.reducing.sharded import Sharded
 how, lost = sys.argv[1], int(sys.argv[2])
 with comm.world(hang_timeout=3 * at_start()) as world:  # the same on all
     comm.all_reduce(np.ones(1000, np.float32), op="sum")
-    if how.endswith("by XLA"): world._memory = world._kept.clear()
+    if how.endswith("by XLA"): world.shared_memory = world._kept.clear()
     if world.rank == lost:
         match how:
             case "killed": os.kill(os.getpid(), signal.SIGKILL)
@@ -153,9 +153,14 @@ def script(tmp_path):
 @pytest.mark.parametrize(
     ("how", "lost", "n", "heard"),
     [
-        ("killed", 1, 2, "rank 0 of 2 has lost the others in all_reduce.*: rank 1 has closed its line"),
-        ("killed", 2, 3, r"rank \d of 3 has lost the others in all_reduce.*: rank \d has closed its line"),
-        ("killed in a message", 1, 2, "rank 0 of 2 has lost the others in all_reduce.*: rank 1 has closed its line"),
+        ("killed", 1, 2, "rank 0 of 2 has lost the others in all_reduce.*: rank 1 has closed its connection"),
+        ("killed", 2, 3, r"rank \d of 3 has lost the others in all_reduce.*: rank \d has closed its connection"),
+        (
+            "killed in a message",
+            1,
+            2,
+            "rank 0 of 2 has lost the others in all_reduce.*: rank 1 has closed its connection",
+        ),
         ("killed in a message by XLA", 1, 2, "rank 0 of 2 has lost the others in all_reduce.*Gloo"),
         ("over", 1, 2, "rank 1 failed in its JaxWorld's block: SystemExit: 3"),
         ("raises", 0, 2, "rank 0 failed in its JaxWorld's block: ZeroDivision"),

@@ -8,16 +8,16 @@ from contextlib import closing, contextmanager
 
 import pytest
 
-from collectives.worlds import lines
 from collectives.worlds.launch import LaunchError
+from collectives.worlds.transport import tcp_tree
 from tests.speed import limit
 
-SECRET = bytes(range(2 * lines._SECRET))
+SECRET = bytes(range(2 * tcp_tree._SECRET))
 
 
 @pytest.fixture
 def hurried(monkeypatch):
-    monkeypatch.setattr(lines, "_SECONDS_TO_CONNECT", 0.2)
+    monkeypatch.setattr(tcp_tree, "_SECONDS_TO_CONNECT", 0.2)
 
 
 @pytest.fixture
@@ -33,7 +33,7 @@ def coming(door, *processes):
 
     def connect(rank, secret):
         try:
-            results[rank] = lines._connect(0, secret, [door.getsockname()], rank)
+            results[rank] = tcp_tree._connect(0, secret, [door.getsockname()], rank)
         except LaunchError as error:
             results[rank] = error
 
@@ -52,7 +52,7 @@ def coming(door, *processes):
 
 def test_processes_with_the_secret_are_let_in_in_the_order_of_their_ranks(door):
     with coming(door, (2, SECRET), (1, SECRET)) as results:
-        admitted = lines._admit(door, SECRET, [1, 2])
+        admitted = tcp_tree._admit(door, SECRET, [1, 2])
         assert list(admitted) == [1, 2]
         admitted[1].sendall(b"hello")
     assert isinstance(results[1], socket.socket)
@@ -63,16 +63,16 @@ def test_processes_with_the_secret_are_let_in_in_the_order_of_their_ranks(door):
 @pytest.mark.usefixtures("hurried")
 def test_a_process_that_never_connects_is_named(door):
     with coming(door, (2, SECRET)), pytest.raises(LaunchError, match="ranks 1, 3 have not connected by TCP"):
-        lines._admit(door, SECRET, [1, 2, 3])
+        tcp_tree._admit(door, SECRET, [1, 2, 3])
 
 
 @pytest.mark.usefixtures("hurried")
 def test_who_has_another_secret_or_another_rank_is_not_let_in(door):
     with (
-        coming(door, (1, bytes(2 * lines._SECRET)), (7, SECRET)) as results,
+        coming(door, (1, bytes(2 * tcp_tree._SECRET)), (7, SECRET)) as results,
         pytest.raises(LaunchError, match="ranks 1 have not connected"),
     ):
-        lines._admit(door, SECRET, [1])
+        tcp_tree._admit(door, SECRET, [1])
     assert all("cannot reach rank 0 by TCP" in str(error) for error in results.values())
 
 
@@ -83,11 +83,11 @@ def test_a_process_connects_by_whichever_address_answers_with_the_secret(door):
     with closing(socket.create_connection(door.getsockname())):  # which says nothing, and is not waited for
         pass
     with coming(door), pytest.raises(LaunchError, match="rank 4 cannot reach rank 0 by TCP"):
-        lines._connect(0, SECRET, [nobody], 4)
+        tcp_tree._connect(0, SECRET, [nobody], 4)
     admitted = {}
-    thread = threading.Thread(target=lambda: admitted.update(lines._admit(door, SECRET, [4])))
+    thread = threading.Thread(target=lambda: admitted.update(tcp_tree._admit(door, SECRET, [4])))
     thread.start()
-    with closing(lines._connect(0, SECRET, [nobody, door.getsockname()], 4)):
+    with closing(tcp_tree._connect(0, SECRET, [nobody, door.getsockname()], 4)):
         thread.join(limit(30))
     assert list(admitted) == [4]
     admitted[4].close()

@@ -16,7 +16,7 @@ from collectives.worlds.reducing.cuda_aware import (
     DeviceAccess,
     agreed,
     groups,
-    prepare,
+    prepare_context,
     reach,
     says_cuda,
     why_not,
@@ -49,7 +49,7 @@ def test_there_is_a_reason_where_mpi_is_not_to_read_a_device(monkeypatch):
     assert why_not(None, jax.devices("cpu")[0]) == "there is no accelerator"
     assert reach(None, jax.devices("cpu")[0]) == DeviceAccess("there is no accelerator")
     amd = SimpleNamespace(platform="gpu", client=SimpleNamespace(platform_version="PJRT C API\nrocm 60300"))
-    assert why_not(None, amd) == "devices are not NVIDIA's"
+    assert why_not(None, amd) == "the devices are not NVIDIA GPUs"
     for says, why in (True, ""), (False, "MPI is not CUDA-aware"):
         monkeypatch.setattr(cuda_aware, "says_cuda", lambda mpi, says=says: says)
         assert why_not(None, NVIDIA) == why
@@ -107,12 +107,12 @@ def test_before_mpi_is_loaded_there_is_a_context_on_the_gpu_that_will_be_used(mo
     monkeypatch.setattr(cuda, "make_current", current.append)
     gpus = [SimpleNamespace(**vars(NVIDIA), number=i) for i in range(2)]
     monkeypatch.setattr(jax, "local_devices", lambda: gpus)
-    prepare(environ=environ)
-    prepare(gpus[1:], environ=environ)
+    prepare_context(environ=environ)
+    prepare_context(gpus[1:], environ=environ)
     assert current == [gpus[number], gpus[1]]
     monkeypatch.undo()
     monkeypatch.setattr(cuda, "make_current", current.append)
-    prepare(environ=environ)  # of CPUs
+    prepare_context(environ=environ)  # of CPUs
     assert len(current) == 2
 
 

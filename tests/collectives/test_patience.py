@@ -27,7 +27,7 @@ from collectives.worlds.transport.operations import BARRIER, Operation
 from collectives.worlds.watchdog import stacks
 from collectives.worlds.watchdog.findings import RankFinding, RankState, report
 from collectives.worlds.watchdog.probe import Probe
-from collectives.worlds.watchdog.settings import checked, introduce, watch
+from collectives.worlds.watchdog.settings import check_hang_timeout, introduce, start_watchdog
 from collectives.worlds.watchdog.udp import UDPSocket
 from tests.speed import limit
 
@@ -41,7 +41,7 @@ def test_bad_patience(hang_timeout):
 
 @pytest.mark.parametrize("hang_timeout", [0, 60, 0.5, np.float32(2), jnp.int32(3)])
 def test_good_patience(hang_timeout):
-    assert checked(hang_timeout) == float(hang_timeout)
+    assert check_hang_timeout(hang_timeout) == float(hang_timeout)
     with comm.world(devices=jax.local_devices()[:1], hang_timeout=hang_timeout) as world:
         assert isinstance(world, comm.SoloWorld)
 
@@ -190,11 +190,11 @@ def test_strangers_are_ignored():
 class FakeWorld:
     """What a watch reads of a world."""
 
-    _operation: Operation = field(default_factory=lambda: Operation("a barrier", "", BARRIER))
-    _begun: int = 0
-    _inside: bool = False
+    operation: Operation = field(default_factory=lambda: Operation("a barrier", "", BARRIER))
+    begun: int = 0
+    inside: bool = False
     survives: bool = False
-    _threads: dict[int, str] = field(default_factory=dict)
+    threads: dict[int, str] = field(default_factory=dict)
 
     __hash__ = object.__hash__
 
@@ -261,14 +261,14 @@ def test_who_was_given_up_hears_of_it_before_it_takes_the_others_for_lost():
         awake.keep(peers[1:])  # its own thread is faster, and has taken the other one for dead
         heard = []
         with serving(awake, heard.append):
-            assert awake.caught_up(30.0)
+            assert awake.catch_up(30.0)
         assert [message["kind"] for message in heard] == ["stop"]
         assert awake.left == {}
 
 
 def test_nobody_waits_for_a_thread_that_does_not_serve():
     with two() as (peers, sockets):
-        assert not Probe(peers, 1, sockets[1]).caught_up(0.01)
+        assert not Probe(peers, 1, sockets[1]).catch_up(0.01)
 
 
 def test_any_rank_of_a_host_is_killed_by_another_one(held, monkeypatch):
@@ -279,35 +279,35 @@ def test_any_rank_of_a_host_is_killed_by_another_one(held, monkeypatch):
         peers[0] = peers[0]._replace(process=held)
         asks, helps = Probe(peers, 2, sockets[2]), Probe(peers, 1, sockets[1])
         with serving(helps):
-            assert asks.have_done(1, "kill", 0, lambda message: None) is True
+            assert asks.request(1, "kill", 0, lambda message: None) is True
         helps.send([2], "hello")
         with serving(asks):
-            assert helps.have_done(2, "kill", 2, lambda message: None) is True
-            assert helps.have_done(2, "kill", 0, lambda message: None) is None  # of another host
+            assert helps.request(2, "kill", 2, lambda message: None) is True
+            assert helps.request(2, "kill", 0, lambda message: None) is None  # of another host
     assert killed == [held, peers[2].process]
 
 
 def test_patience_must_be_the_same_on_all_ranks():
     with two() as (peers, sockets), pytest.raises(ad.DisagreementError, match="rank 0: 60, rank 1: 5"):
-        watch(FakeWorld(), [peers[0], peers[1]._replace(hang_timeout=5.0)], 0, sockets[0], lambda status: None)
+        start_watchdog(FakeWorld(), [peers[0], peers[1]._replace(hang_timeout=5.0)], 0, sockets[0], lambda status: None)
 
 
 def test_no_thread_where_nobody_can_be_waited_for():
     peer, datagrams = introduce(0, 0, 60.0)
-    assert watch(FakeWorld(), [peer], 0, datagrams, lambda status: None) is None
+    assert start_watchdog(FakeWorld(), [peer], 0, datagrams, lambda status: None) is None
     peer, datagrams = introduce(0, 0, 0.0)
     assert datagrams is None
-    assert watch(FakeWorld(), [peer, peer], 0, datagrams, lambda status: None) is None
+    assert start_watchdog(FakeWorld(), [peer, peer], 0, datagrams, lambda status: None) is None
 
 
 def test_a_world_that_is_let_go_of_takes_its_watch_along():
     with two() as (peers, sockets):
         world = FakeWorld()
-        watching = watch(world, peers, 0, sockets[0], lambda status: None)
+        watching = start_watchdog(world, peers, 0, sockets[0], lambda status: None)
         other = Probe(peers, 1, sockets[1])
         del world
         other.serve(limit(5.0), lambda message: None, lambda: 0 in other.left)
-        assert "has let go of its world" in other.left[0]
+        assert "has dropped its world" in other.left[0]
         watching._thread.join(limit(5.0))
         assert not watching._thread.is_alive()
 

@@ -68,7 +68,7 @@ def test_each_worker_needs_a_device_of_its_own(devices, complaint):
 def test_some_workers_can_be_in_reserve():
     with comm.world(workers=2) as world:
         assert (world.capacity, world.size, world.members, world.least, world.most) == (4, 2, (0, 1), 1, 4)
-        assert repr(world) == "DeviceWorld(2 workers on cpu:0, cpu:1, cpu:2, cpu:3, 2 seats empty)"
+        assert repr(world) == "DeviceWorld(2 workers on cpu:0, cpu:1, cpu:2, cpu:3, 2 slots empty)"
         assert np.isnan(np.asarray(comm.all_gather(1.5))).tolist() == [False, False, True, True]
     with comm.world(workers=3, min_workers=2) as world:
         assert (world.least, world.nearest(1)) == (2, 2)
@@ -87,11 +87,11 @@ def test_a_number_of_workers_that_cannot_be_is_refused(devices, workers):
 
 def test_in_a_fixed_world_nobody_comes_and_nobody_leaves():
     with comm.SoloWorld() as world:
-        assert (world.least, world.most, world.ready, world.respawn, world.nearest(5)) == (1, 1, 0, False, 1)
+        assert (world.least, world.most, world.poll_ready(), world.respawn, world.nearest(5)) == (1, 1, 0, False, 1)
         world.request_workers(1)
         world.change(1)
         for change in (lambda: world.request_workers(2), lambda: world.change(2), lambda: world.change(1, [0])):
-            with pytest.raises(ad.WorkerCountError, match="nobody comes, and nobody leaves"):
+            with pytest.raises(ad.WorkerCountError, match="workers neither join nor leave"):
                 change()
 
 

@@ -283,7 +283,7 @@ def main(seed: int, folder: str) -> None:
     from adaptive.runtime.steady_step import SteadyStep
     from collectives.worlds import mpi
     from collectives.worlds.elastic import elastic_processes, rendezvous, standby
-    from collectives.worlds.transport import mpi_channel, operations, preamble, repair
+    from collectives.worlds.transport import mpi_channel, mpi_transport, operations, preamble, repair
     from tests.mpi.chaos_reference import begun, data, gradient, made_step
 
     chaos = Chaos(plan, log, hand)
@@ -298,10 +298,11 @@ def main(seed: int, folder: str) -> None:
         ("a meeting", rendezvous, "_meet"),
         ("a regroup", operations.Regroup, "carry_out"),
         ("an agreement", mpi, "all_agree"),
+        ("an agreement", mpi_transport, "all_agree"),
         ("an agreement", rendezvous, "all_agree"),
         ("an agreement", repair, "all_agree"),
         ("a hand-over", operations.StateTransfer, "carry_out"),
-        ("a repair", mpi, "repaired"),
+        ("a repair", mpi_transport, "repair"),
         ("a wait", standby.StandbyLoop, "next"),
         ("evaluate", ad.Program, "evaluate"),
         ("a checkpoint", ad.Program, "checkpoint"),

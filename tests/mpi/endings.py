@@ -50,7 +50,7 @@ def half_way(case: str, world: comm.MPIWorld) -> None:
                     print(".", flush=True)  # so that something is always on its way to mpirun
         case "spawns one that is killed":
             code = "from mpi4py import MPI; import os, signal; os.kill(os.getpid(), signal.SIGKILL)"
-            world._mpi.COMM_SELF.Spawn(sys.executable, args=["-c", code])
+            world.transport.mpi.COMM_SELF.Spawn(sys.executable, args=["-c", code])
         case "waits for a signal":
             signal.signal(signal.SIGUSR1, lambda number, frame: told.append(number))
             signal.signal(signal.SIGTERM, lambda number, frame: told.append(number))
@@ -72,7 +72,7 @@ before_its_world(CASES.get(int(os.environ["OMPI_COMM_WORLD_RANK"]), ""))
 import collectives as comm  # noqa: E402
 
 with comm.world() as world:
-    case, first = CASES.get(world.rank, ""), world.comm.bcast(os.getpid())
+    case, first = CASES.get(world.rank, ""), world.transport.comm.bcast(os.getpid())
     for step in range(20):
         if step == 10:
             half_way(case, world)

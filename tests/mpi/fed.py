@@ -67,7 +67,7 @@ with comm.world() as world:
             if report.step == 6:
                 assert report.members == (0,), report
                 program.rescale(workers=2)
-            while report.step == 8 and own == 0 and not world.ready:
+            while report.step == 8 and own == 0 and not world.poll_ready():
                 time.sleep(0.001)
             if report.step == 12:
                 program.rescale(shares=[1, 5])

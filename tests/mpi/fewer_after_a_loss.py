@@ -46,7 +46,7 @@ with comm.world() as world:
         if report.step == 10:
             assert report.members == (0,), report
             program.rescale(workers=2)
-        while report.step == 11 and own == 0 and not world.ready:
+        while report.step == 11 and own == 0 and not world.poll_ready():
             time.sleep(0.001)
     assert report.members == (0, 1), report
     assert difference(program.state["params"], plain_adam(make_data(160), [GLOBAL_BATCH] * STEPS, SEED)) < 1e-10

@@ -43,7 +43,7 @@ def lose() -> None:
     if own == HEARS:
         while is_there(pids[DIES]):
             time.sleep(0.001)
-        raise world._mpi.Exception(world._mpi.ERR_PROC_FAILED)
+        raise world.transport.mpi.Exception(world.transport.mpi.ERR_PROC_FAILED)
 
 
 def half_completed_hand_over() -> None:
@@ -64,7 +64,7 @@ def half_completed_message(words: str) -> None:
 
     def arrive(self, status):
         vars(self)["arrived"] = status
-        if not is_done and world._inside and words in self.about:
+        if not is_done and world.transport.inside and words in self.about:
             lose()
 
     operations.ReduceMessage.arrived = property(lambda self: vars(self)["arrived"], arrive)
@@ -85,7 +85,7 @@ with comm.world(workers=3) as world:
     for report in program.run(steps=STEPS):
         if report.step == 3 and CASE in ("a join", "a hand-over"):
             program.rescale(workers=4)
-        while report.step == 4 and CASE in ("a join", "a hand-over") and own == 0 and not world.ready:
+        while report.step == 4 and CASE in ("a join", "a hand-over") and own == 0 and not world.poll_ready():
             time.sleep(0.001)
     assert program.steps == STEPS
     assert difference(program.state["params"], plain_adam(make_data(160), [GLOBAL_BATCH] * STEPS, SEED)) < 1e-10

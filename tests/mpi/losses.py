@@ -85,14 +85,14 @@ with comm.world(min_workers=2 if "min_workers=2" in sys.argv else 1) as world:
         seed=SEED,
     )
     watched("the background", 2, type(program._parts.engine.kernels.compiled), "compile")
-    heard = world._frame.heard
+    heard = world.transport.preamble.heard
 
     def heard_in_an_exchange():
-        if world._operation.about.startswith("message "):
+        if world.transport.operation.about.startswith("message "):
             phase("an exchange", 5)
         return heard()
 
-    world._frame.heard = heard_in_an_exchange
+    world.transport.preamble.heard = heard_in_an_exchange
     lost: list = []
     for report in program.run(steps=STEPS):
         phase("between steps", at=7)

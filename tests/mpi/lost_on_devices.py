@@ -30,7 +30,7 @@ def dying(swap):
         calls.append(1)
         if len(calls) == 4 + SWAP:
             other, address = sent[0]
-            comm.Send(world._mpi.buffer.fromaddress(address, nbytes), other, 7104)
+            comm.Send(world.transport.mpi.buffer.fromaddress(address, nbytes), other, 7104)
             os.kill(os.getpid(), signal.SIGKILL)
         swap(comm, sent, received, nbytes, memory)
 
@@ -43,12 +43,12 @@ def value(worker: int, step: int) -> np.ndarray:
 
 with patch("collectives.worlds.reducing.cuda_aware.reach", lambda *_: DeviceAccess("")):
     world = MPIWorld()
-world._on_devices.always = DEVICES
+world.transport.cuda_sums.always = DEVICES
 with world:
     assert world.survives
     own, again = world.workers[0], 0
     if own == DIES:
-        world._on_devices._swap = dying(world._on_devices._swap)
+        world.transport.cuda_sums._swap = dying(world.transport.cuda_sums._swap)
     for step in range(6):
         while True:
             parts = [[jax.device_put(np.zeros(1, np.float32)), jax.device_put(value(own, step))]]
@@ -61,5 +61,5 @@ with world:
         assert status == len(world.members)
     assert world.members == (0, 2)
     assert again == 1
-    assert not world._on_devices._held
+    assert not world.transport.cuda_sums._held
     print(f"worker {own} ended well", flush=True)

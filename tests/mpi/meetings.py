@@ -54,7 +54,7 @@ def watched(state, batch):
     return state, metrics
 
 
-def meet(world, mine, others, *texts, match="ranks meet in different collectives"):
+def meet(world, mine, others, *texts, match="ranks are in different collectives"):
     """The odd rank does `mine` and the rest `others`; all raise, with all the texts. Returns the error."""
     with pytest.raises(ad.DisagreementError, match=match) as caught:
         mine() if odd(world) else others()
@@ -88,7 +88,7 @@ def test_programs_of_one_layout_do_not_share_their_buffers(world):
         for _ in range(2):
             p.step()
             q.step()
-        buffers = [program._parts.engine._channels[0]._inbox.buffers[0] for program in (p, q)]
+        buffers = [program._parts.engine.context.channels[0]._buffers.buffers[0] for program in (p, q)]
         assert not np.shares_memory(*buffers)
 
 
@@ -309,7 +309,7 @@ def test_two_programs_in_two_threads_with_one_world():
                 over.set()
 
         def follow():
-            while not world._lock.locked() and not over.is_set():  # the first waits in its message
+            while not world.transport.lock.locked() and not over.is_set():  # the first waits in its message
                 time.sleep(0.001)
             train(second)
 

@@ -128,7 +128,7 @@ with comm.world() as world:
         bits = b"".join([parts[0][:-1].tobytes(), *(x.tobytes() for x in parts[1:])])
         assert len(set(world.all_gather_bytes(bits))) == 1  # the same on all ranks, to the last bit
         if message < TRIALS and not DEATHS and not world.deterministic:
-            assert world.algorithm("a channel") in ("", "flat and by hosts in turn, to measure which is faster")
+            assert world.algorithm("a channel") in ("", "flat and hierarchical in turn, to measure which is faster")
     said = world.all_gather_bytes(world.algorithm("a channel").encode())
     assert len(set(said)) == 1, said
     assert bool(lost) == bool(DEATHS), lost

@@ -204,8 +204,8 @@ def killed(world) -> None:
 
 def a_killed_host(world) -> None:
     """All of its ranks die in the middle of a round."""
-    gone = world._together.everyone[LAST].host
-    host = world._together.everyone[world.rank].host
+    gone = world.transport.group.everyone[LAST].host
+    host = world.transport.group.everyone[world.rank].host
 
     def happens(worker):
         if host == gone:
@@ -271,7 +271,7 @@ def dying_while_boards_are_made(world) -> None:
             board = world.board([8 * NUMBERS], "a board in the making", board)
         board = world.board([8 * NUMBERS], "a board for who is left", board)
         left = tuple(range(victim))
-        members = [process.seats[0] for process in world._together.everyone]
+        members = [process.seats[0] for process in world.transport.group.everyone]
         assert tuple(members) == left, members
         board.publish(own, victim, vectors)
         for other in left:
@@ -330,11 +330,11 @@ def joins(world) -> None:
 
 
 with comm.world(max_workers=3 if CASES == ["joins"] else None) as world:
-    ONE_HOST = world._together.one_host
+    ONE_HOST = world.transport.group.one_host
     if CASES != ["joins"]:
         # A stopped process is woken up by one of its host.
-        last = world._together.everyone[LAST].host
-        WAKES = min(p.seats[0] for p in world._together.everyone if p.host == last)
+        last = world.transport.group.everyone[LAST].host
+        WAKES = min(p.seats[0] for p in world.transport.group.everyone if p.host == last)
     for case in CASES:
         globals()[case](world)
 print("ended well", flush=True)

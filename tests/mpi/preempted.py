@@ -110,14 +110,14 @@ try:
         if kept is not None:
             program.restore(kept, missing_ok=True)
         watched("the background", 2, type(program._parts.engine.kernels.compiled), "compile")
-        heard = world._frame.heard
+        heard = world.transport.preamble.heard
 
         def heard_in_an_exchange():
-            if world._operation.about.startswith("message "):
+            if world.transport.operation.about.startswith("message "):
                 phase("an exchange", 5)
             return heard()
 
-        world._frame.heard = heard_in_an_exchange
+        world.transport.preamble.heard = heard_in_an_exchange
         began = program.steps
         for report in program.run(steps=STEPS, checkpoint=kept):
             step = report.step - began

@@ -40,20 +40,20 @@ def is_there(pid: int) -> bool:
 
 def arrive(self, status) -> None:
     vars(self)["arrived"] = status
-    if CASE == "half completed" and world._inside and self.about == "message 2" and own == DIES:
+    if CASE == "half completed" and world.transport.inside and self.about == "message 2" and own == DIES:
         os.kill(os.getpid(), signal.SIGKILL)
-    if CASE == "half completed" and world._inside and self.about == "message 2" and own == HEARS and not heard:
+    if CASE == "half completed" and world.transport.inside and self.about == "message 2" and own == HEARS and not heard:
         heard.append(2)
         while is_there(pids[DIES]):
             time.sleep(0.001)
-        for buffer in channel._inbox.buffers:
+        for buffer in channel._buffers.buffers:
             buffer[...] = np.nan
         vars(self)["arrived"] = status * np.nan
-        raise world._mpi.Exception(world._mpi.ERR_PROC_FAILED)
+        raise world.transport.mpi.Exception(world.transport.mpi.ERR_PROC_FAILED)
 
 
 def look(part: int, start: int, piece: np.ndarray) -> None:
-    if CASE == "in the midst" and part == 0 and own == DIES and world._operation.about == "message 3":
+    if CASE == "in the midst" and part == 0 and own == DIES and world.transport.operation.about == "message 3":
         os.kill(os.getpid(), signal.SIGKILL)
 
 
@@ -64,7 +64,7 @@ with comm.world() as world:
     pids = [int(pid) for pid in world.all_gather_bytes(str(os.getpid()).encode())]
     channel = world.channel([PartSpec(shape, np.dtype(np.float32), "sum") for shape in SHAPES], STATUS, "a message")
     if WAY == "general":
-        channel._simple = False
+        channel._fast = False
     message, changed = 1, []
     while message <= MESSAGES:
         members = world.members

@@ -47,7 +47,7 @@ with comm.world(max_workers=3) as world:
         time.sleep(0.005)  # or the newcomer hardly gets to import anything
         joined = joined or (report.step if report.joined else 0)
         late = float(comm.all_reduce(float(time.monotonic() > deadline), op="max"))
-        if (joined and report.step > joined + 20) or late or (CASE != "grows" and world._recruiting.failed):
+        if (joined and report.step > joined + 20) or late or (CASE != "grows" and world.elastic.spawner.failed):
             break
     steps = program.steps
     np.testing.assert_array_equal(

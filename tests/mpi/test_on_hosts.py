@@ -17,7 +17,7 @@ from tests.speed import limit
 pytestmark = pytest.mark.ranks
 
 SCRIPT = Path(__file__).parent / "on_hosts.py"
-MEASURED = r"(flat: [\d.]+ ms, by hosts|by hosts: [\d.]+ ms, flat) [\d.]+ ms; as measured up to message 5"
+MEASURED = r"(flat: [\d.]+ ms, hierarchical|hierarchical: [\d.]+ ms, flat) [\d.]+ ms; as measured up to message 5"
 
 
 def ended(result: Result, ranks: int, way: str) -> None:
@@ -36,7 +36,7 @@ def test_both_ways_bring_the_same_and_one_is_chosen(where):
 
 @pytest.mark.long
 def test_a_deterministic_program_goes_one_way():
-    ended(run([SCRIPT, "0,1,0"], n=3, env={"TESTS_WAY": "fixed"}), 3, "by hosts, whatever is faster: .*")
+    ended(run([SCRIPT, "0,1,0"], n=3, env={"TESTS_WAY": "fixed"}), 3, "hierarchical, not measured: .*")
 
 
 @pytest.mark.long
@@ -62,7 +62,7 @@ def test_where_there_is_one_way_nothing_is_measured(where):
 def test_a_rank_that_dies_leaves_nobody_waiting(where, death):
     if where == "0,1,0,1":
         death = death.replace(":2", ":1")  # the other host's leader
-    ended(run([SCRIPT, where, death], n=4, ours=True), 3, "(flat|by hosts).* ms.*|.*in turn.*")
+    ended(run([SCRIPT, where, death], n=4, ours=True), 3, "(flat|hierarchical).* ms.*|.*in turn.*")
 
 
 @pytest.mark.long

@@ -332,11 +332,11 @@ def test_seats_are_what_they_are(seats):
 
 
 def test_seats_come_to_a_number_of_members(seats):
-    assert (seats.least, seats.most, seats.ready) == (1, 4, 0)
+    assert (seats.least, seats.most, seats.poll_ready()) == (1, 4, 0)
     seats.change(2)
     assert (seats.members, seats.generation, seats.most) == ((0, 1), 1, 4)
     seats.request_workers(3)
-    assert seats.ready == 1
+    assert seats.poll_ready() == 1
     seats.change(3, leaving=[0])
     assert (seats.members, seats.joined_in_generation, seats.generation, seats.most) == ((1, 2, 3), (0, 2, 2), 2, 3)
     seats.change(3)

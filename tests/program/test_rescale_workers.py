@@ -135,9 +135,8 @@ def test_what_workers_cannot_hold_yet_is_taken_when_the_others_are_there():
     class Slow(LocalWorld):
         come = False
 
-        @property
-        def ready(self):
-            return super().ready if self.come else 0
+        def poll_ready(self):
+            return super().poll_ready() if self.come else 0
 
     world = Slow(4, workers=2)
     options = {"max_local_batch": 8, "deterministic": True}

@@ -33,7 +33,7 @@ def walk(group: Group, row: Row, world: ad.World) -> None:
             if report.step == 3:
                 assert report.members == (0, 1), report
                 program.rescale(workers=3)
-            while report.step == 4 and world.rank == 0 and not world.ready:
+            while report.step == 4 and world.rank == 0 and not world.poll_ready():
                 time.sleep(0.001)
         assert report.members == (0, 1, 2), report
         kept = program.checkpoint()

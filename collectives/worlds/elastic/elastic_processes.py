@@ -1,4 +1,4 @@
-"""Who works and who is in reserve, of a job's processes: an `MPIWorld`'s, and how that changes."""
+"""Which processes of a job carry workers and which are on standby, and how that changes while the job runs."""
 
 from __future__ import annotations
 
@@ -22,471 +22,500 @@ from adaptive.extend import (
     number_of_workers,
     pending_termination,
 )
-from collectives.worlds.transport.operations import MEETING, FinalOperation, Operation, Regroup, StateTransfer
+from collectives.worlds.transport.mpi_transport import MPITransport
+from collectives.worlds.transport.operations import RENDEZVOUS, FinalOperation, Operation, Regroup, StateTransfer
 from collectives.worlds.transport.process_group import Process, ProcessGroup
 from launchers import ending
 
-from .rendezvous import ALL_GO, CLOSE, JOIN, NOBODY, TOGETHER, Attendee, RendezvousPlan, rendezvous
+from .rendezvous import CLOSE, END_RUN, JOIN, NO_RANK, TERMINATE, Attendee, RendezvousPlan, rendezvous
 from .spawning import SpawnedProcess, Spawner, SpawnRequest, as_process
-from .standby import ASK, FAILED, MEET, MEMBERS, READY, REFUSED, TOLD, ControlMessages, StandbyLoop
+from .standby import ASK, FAILED, MEET, MEMBERS, READY, REFUSED, TERMINATED, ControlMessages, StandbyLoop
 
-MOST = 1 << 20  # workers
-TOLD_SECONDS = 0.3  # that a process in reserve stays when it is told to go
+MOST_WORKERS = 1 << 20
+TERMINATION_SECONDS = 0.3  # how long a process on standby waits after a termination signal before it acts on it
 
 _log = logging.getLogger("adaptive")
 
 
 class ElasticProcesses:
-    """Of a world of several processes, which come and go as wholes.
+    """The processes of a job, each with its workers: some work, the others are on standby. Processes move as wholes.
 
-    A job's processes are *together* when a world is made, and when a run is over: whatever they do then, all do. In a
-    run they are apart: the workers are together, and whoever is in reserve waits.
+    Between two runs, all processes run operations together. During a run, only the working processes do; those on
+    standby wait for control messages (`standby.py`). `rendezvous` brings all of them together again.
+
+    Args:
+      transport: runs the operations of the working processes.
+      everyone: all processes of the job.
+      seats: the worker slots, and which of them are taken.
+      respawn: whether lost or terminated workers are replaced.
+      spawns: whether processes may be spawned.
+      abandon: closes the world on this process alone.
 
     Attributes:
-      respawn: whether workers that are lost, or told to go, are replaced. Replicated.
-      spawns: whether processes may be spawned. Replicated.
-      build_digests: digests of what this process has built, by which recruits are compared.
-      in_reserve: whether this process waits, or should. Local.
-      run_under_way: whether there are others in reserve, or this process is. Replicated.
-      needs_state_transfer: whether processes have come in that know nothing yet of what the others do. Replicated.
-      survives: whether the others go on when processes are lost, or leave for good. Replicated.
+      capacity: number of worker slots. Replicated.
+      seats: the worker slots, and which of them are taken. Replicated.
+      generation: how often a worker has left or joined. Replicated.
+      losses: the lost processes whose loss the others survived, in order. Replicated.
+      workers: the worker slots of this process. Local.
+      unowned_slots: the empty worker slots of no process in the group. Replicated.
+      in_reserve: whether this process is on standby, or has to be. Local.
+      run_under_way: whether a run is under way while other processes are, or may come to be, on standby. Replicated.
+      needs_state_transfer: whether processes have joined that have not received the state of the run. Replicated.
+      build_digests: digests of the program of this process, which a spawned process has to match.
     """
 
-    respawn = False
-    spawns = False
-    build_digests: Mapping[str, str] = MappingProxyType({})
-    in_reserve = False
-    apart = False
-    needs_state_transfer = False
-    generation = 0
-    losses: tuple[Loss, ...] = ()
-    _closed: bool
-    _mpi: Any
-    _seats: Seats
-    survives: bool
-    _all_go: bool
-    _abandon: Callable[[str], None]
-    _make_sure: Callable[[], None]
-    _together: ProcessGroup
-    _completed: int
-    _operation: Operation
-    _inside: bool
-    _begun: int
-    workers: range
-    rank: int
-    capacity: int
-
-    def _start_staff(
-        self, everyone: ProcessGroup, workers: int | None, min_workers: int, max_workers: int | None
-    ) -> None:
-        """The processes that a job was started with."""
-        there = everyone.everyone[-1].seats.stop
-        first = there if workers is None else number_of_workers(workers, there)
-        most = there if max_workers is None else number_of_workers(max_workers, MOST, least=there, name="max_workers")
-        self._staff(everyone, Seats(most, first, min_workers), most)
-        if workers is not None and self.nearest(workers) != workers:
-            raise WorkerCountError(
-                f"workers={workers} cannot be had: whole processes take part. The nearest is {self.nearest(workers)}."
-            )
-
-    def _start_recruit(self, alone: ProcessGroup, pair: Any, offer: SpawnRequest, min_workers: int) -> ProcessGroup:
-        """A process that was spawned: it is in reserve, and known to whoever has spawned it."""
-        alone = ProcessGroup(alone.comm, (as_process(offer, platform.node()),))
-        seats = Seats(offer.capacity, None, min_workers)
-        for seat in range(offer.capacity):
-            if seat not in offer.members:
-                seats.leave(seat)
-        self._staff(alone, seats, offer.capacity)
-        self.run_under_way = self.in_reserve = True
-        self.rank, self._pair = len(offer.members) + 1, pair
-        self._words, self._members_now = ControlMessages(self._mpi, pair), [0]
-        return alone
-
-    def _staff(self, everyone: ProcessGroup, seats: Seats, capacity: int) -> None:
-        self.capacity, self._seats = capacity, seats
-        # Not the workers' own, which is revoked where one of them is lost: in that nobody is told anything any more.
+    def __init__(
+        self,
+        transport: MPITransport,
+        everyone: ProcessGroup,
+        seats: Seats,
+        *,
+        respawn: bool,
+        spawns: bool,
+        abandon: Callable[[], None],
+    ):
+        self._transport, self._mpi, self._abandon = transport, transport.mpi, abandon
+        self.respawn, self.spawns = respawn, spawns
+        self.seats, self.capacity = seats, seats.capacity
+        self.generation, self.losses = 0, ()
+        self.build_digests: Mapping[str, str] = MappingProxyType({})
+        self.in_reserve = self.run_under_way = self.needs_state_transfer = False
+        # Not the communicator of the workers: that one is revoked where a worker is lost, and carries nothing then.
         whole = everyone.comm.Dup()
         whole.Set_errhandler(self._mpi.ERRORS_RETURN)
         self._job = ProcessGroup(whole, everyone.everyone)
         self.workers = everyone.everyone[everyone.comm.rank].seats
-        self._recruiting = Spawner(self._mpi)
-        self._words = ControlMessages(self._mpi, whole)
-        self._idle: list[Process] = [p for p in everyone.everyone if not self._works(p)]  # in reserve; replicated
-        self._knows = True  # what the others do
-        self._called = len(self.members)
-        self._asked: set[int] = set()  # ranks in the job that were asked to get ready; known to rank 0
+        self._messages = ControlMessages(self._mpi, whole)
+        self._standby = [process for process in everyone.everyone if not self._works(process)]  # replicated
+        self._working_ranks: Sequence[int] = ()  # in the job, as far as this process knows
+        self._has_state = True  # of the run
+        self.spawner = Spawner(self._mpi)
+        self._called_in = len(self.members)
+        self._asked: set[int] = set()  # ranks in the job that were asked to get ready; rank 0 knows
         self._ready: set[int] = set()
-        self._take(everyone)
+        self._standby_terminated = False  # a process on standby has received a termination signal; rank 0 knows
+        self._termination_sent = False
+        self._is_ready: Callable[[], bool] = lambda: True
+        self._pair: Any = None  # of a spawned process, until it is admitted: its communicator with the one that spawned
+        self._entry: Any = None  # that communicator, and how to enter by it
+        transport.on_lost = self._continue_with
+        self._set_group(everyone)
 
-    # What the world does.
+    losses: tuple[Loss, ...]
 
-    def _do(self, operation: Operation) -> None:
-        raise NotImplementedError
+    def _set_group(self, group: ProcessGroup) -> None:
+        self._transport.set_group(group)
+        carried = {seat for process in group.everyone for seat in process.seats}
+        self.unowned_slots = tuple(seat for seat in range(self.capacity) if seat not in carried)
 
-    def _collective(self) -> Any:
-        raise NotImplementedError
-
-    def _watch_over(self, those: ProcessGroup) -> None:
-        raise NotImplementedError
-
-    def _take(self, together: ProcessGroup) -> None:
-        raise NotImplementedError
-
-    # --- who is there -------------------------------------------------------------------------------------------------
+    # --- which processes there are ------------------------------------------------------------------------------------
 
     @property
     def members(self) -> tuple[int, ...]:
-        """The seats with a worker on them."""
-        return self._seats.members
-
-    @property
-    def joined_in_generation(self) -> tuple[int, ...]:
-        """For each member the generation in which it came."""
-        return self._seats.joined_in_generation
+        """The worker slots that are taken, in order. Replicated."""
+        return self.seats.members
 
     @property
     def least(self) -> int:
-        """How many workers there have to be."""
-        return self._seats.least
+        """The least number of workers the job continues with. Replicated."""
+        return self.seats.least
 
     @property
     def most(self) -> int:
-        """How many workers there can be now: the members, and those in reserve."""
-        return len(self.members) + sum(len(seats) for seats in self._to_come())
+        """The largest possible number of workers now, with processes on standby or to be spawned. Replicated."""
+        return len(self.members) + sum(len(seats) for seats in self._available())
 
-    def _to_come(self) -> list[range]:
-        """Of each process that could come in, the seats: of those in reserve, and of those that can be spawned."""
-        taken = {seat for p in (*self._together.everyone, *self._idle) for seat in p.seats}
+    def _available(self) -> list[range]:
+        """Return the worker slots of each process that could join: of those on standby, then of those to spawn."""
+        taken = {seat for p in (*self._transport.group.everyone, *self._standby) for seat in p.seats}
         k, vacant = len(self.workers), [seat for seat in range(self.capacity) if seat not in taken]
         blocks = [range(seats[0], seats[0] + k) for seats in zip(*[iter(vacant)] * k, strict=False)]
         whole = [block for block in blocks if set(block) <= set(vacant)]
-        return [*(process.seats for process in self._idle), *(whole if self.spawns else [])]
+        return [*(process.seats for process in self._standby), *(whole if self.spawns else [])]
 
     def nearest(self, workers: int) -> int:
-        """The number of workers that can be had, of whole processes, nearest to one that is asked for."""
-        return min(self._numbers(), key=lambda number: (abs(number - workers), number))
+        """Return the possible number of workers, of whole processes, that is nearest to `workers`. Replicated."""
+        return min(self._possible_numbers(), key=lambda number: (abs(number - workers), number))
 
-    def _numbers(self) -> list[int]:
-        """How many workers there can be, in order."""
+    def _possible_numbers(self) -> list[int]:
         numbers, total = [], 0
-        for seats in (*(process.seats for process in self._working()), *self._to_come()):
+        for seats in (*(process.seats for process in self._working()), *self._available()):
             total += len(seats)
             if total >= self.least:
                 numbers.append(total)
         return numbers or [total]
 
     def _working(self) -> list[Process]:
-        working = [process for process in self._together.everyone if self._works(process)]
-        return sorted(working, key=_by_seat)
+        working = [process for process in self._transport.group.everyone if self._works(process)]
+        return sorted(working, key=_first_seat)
 
     def _works(self, process: Process) -> bool:
         return process.seats[0] in self.members
 
-    def _lose(self, gone: Mapping[int, Process], how: tuple[str, float]) -> None:
-        """These processes are lost: by the ranks that they had.
+    def _continue_with(self, survivors: ProcessGroup, lost: Mapping[int, Process], how: tuple[str, float]) -> None:
+        """Continue with the survivors of a loss. Raises WorkerError where too few workers are left."""
+        self._set_group(survivors)
+        self._standby = [process for process in self._standby if process not in lost.values()]
+        self._set_members(*_without(self.seats, self.losses, lost, how))
 
-        Raises:
-          WorkerError: too few are left.
-        """
-        self._idle = [process for process in self._idle if process not in gone.values()]
-        self._be(*_without(self._seats, self.losses, gone, how))
-
-    def _be(self, seats: Seats, losses: tuple[Loss, ...]) -> None:
-        """Who is there now, and who was lost so far."""
+    def _set_members(self, seats: Seats, losses: tuple[Loss, ...]) -> None:
         new = losses[len(self.losses) :]
-        self._seats, self.losses, self.generation = seats, losses, seats.generation
+        self.seats, self.losses, self.generation = seats, losses, seats.generation
         left = len(self.members)
         if new and left < self.least:
-            self._closed = True
+            self._transport.lifetime.closed = True
             what = f"{left} worker{' is' if left == 1 else 's are'} left, and min_workers={self.least}: all stop."
             raise WorkerError("\n    ".join([what, *map(str, new)]))
 
-    # --- asking for more ----------------------------------------------------------------------------------------------
+    # --- asking for more workers --------------------------------------------------------------------------------------
 
     def request_workers(self, workers: int) -> None:
-        """Begin to get so many ready that there can be `workers` members: the protocol of `World`."""
-        self._called = workers
+        """Begin to get processes ready so that there can be `workers` members: see `World.request_workers`."""
+        self._called_in = workers
         self._asked, self._ready = set(), set()
 
-    @property
-    def ready(self) -> int:
-        """How many of those who were called in are ready to join; known to the process with rank 0."""
-        missing = self._called - len(self.members)
-        if self.rank or missing <= 0:
+    def poll_ready(self) -> int:
+        """Return how many of the workers that were called in are ready to join; 0 but on rank 0.
+
+        Receives control messages, asks as many processes on standby as are missing, and spawns processes for the rest.
+        """
+        missing = self._called_in - len(self.members)
+        if self._transport.rank or missing <= 0:
             return 0
-        self._listen()
-        ranks = [self._job.everyone.index(process) for process in self._idle]
-        # Whoever has died counts, too: at the meeting all will know of it.
-        self._ready |= self._words.dead(ranks) & self._asked
+        self._receive()
+        ranks = self._standby_ranks()
+        # A dead process counts as ready: all learn of its death at the rendezvous.
+        self._ready |= self._messages.dead(ranks) & self._asked
         self._ask(ranks, missing)
         there = sum(len(self._job.everyone[rank].seats) for rank in self._ready)
-        return there + self._spawned(missing - sum(len(process.seats) for process in self._idle))
+        return there + self._spawn(missing - sum(len(process.seats) for process in self._standby))
 
-    @property
-    def reserve_terminating(self) -> bool:
-        """Whether a process in reserve was told to go, and the job cannot go on without it; known to rank 0."""
-        if self._idle and not (self.survives or self.rank):
-            self._listen()
-        return self._reserve_told
+    def poll_termination(self) -> bool:
+        """Return whether a process on standby was told to terminate and the job cannot continue without it; False but
+        on rank 0. Receives control messages.
+        """
+        if self._standby and not (self._transport.survives or self._transport.rank):
+            self._receive()
+        return self._standby_terminated
 
-    _reserve_told = False
-
-    def _listen(self) -> None:
-        """To those in reserve."""
-        while (heard := self._words.heard()) is not None:
-            if heard[0] == READY:
-                self._ready.add(heard[2])
-            elif heard[0] == TOLD:
-                self._reserve_told = True
+    def _receive(self) -> None:
+        """Receive control messages of processes on standby."""
+        while (message := self._messages.receive()) is not None:
+            if message[0] == READY:
+                self._ready.add(message[2])
+            elif message[0] == TERMINATED:
+                self._standby_terminated = True
 
     def _ask(self, ranks: Sequence[int], missing: int) -> None:
-        """Have as many get ready as are missing."""
+        """Ask processes on standby to get ready, until as many workers were asked as are missing."""
         for rank in ranks:
             if sum(len(self._job.everyone[asked].seats) for asked in self._asked) >= missing:
                 return
             if rank not in self._asked:
                 self._asked.add(rank)
-                self._words.send([rank], ASK)
+                self._messages.send([rank], ASK)
 
-    def _spawned(self, missing: int) -> int:
-        """How many workers that are not even in reserve are ready. Has as many come as are missing."""
-        for seats in self._to_come()[len(self._idle) :]:
-            if missing <= 0 or self._recruiting.failed:
+    def _spawn(self, missing: int) -> int:
+        """Spawn processes for so many workers, and return how many spawned workers are ready."""
+        for seats in self._available()[len(self._standby) :]:
+            if missing <= 0 or self.spawner.failed:
                 break
             missing -= len(seats)
-            if not self._recruiting.has(seats):
+            if not self.spawner.has(seats):
                 hosts = {process.node: process.host for process in self._job.everyone}
-                self._recruiting.spawn(SpawnRequest(seats, self.capacity, self.members, hosts))
-        return sum(len(recruit.seats) for recruit in self._recruiting.ready(self.build_digests))
+                self.spawner.spawn(SpawnRequest(seats, self.capacity, self.members, hosts))
+        return sum(len(spawned.seats) for spawned in self.spawner.ready(self.build_digests))
 
-    # --- change -------------------------------------------------------------------------------------------------------
+    # --- changes of members -------------------------------------------------------------------------------------------
 
     def begin_run(self) -> None:
-        """A run begins: from here on those in reserve wait. All processes come here."""
-        if (self._idle or self.spawns) and not self.run_under_way:
+        """Separate the working processes from those on standby, which wait from here on. Called by all processes."""
+        if (self._standby or self.spawns) and not self.run_under_way:
             self._regroup("the beginning of a run", lambda: self.members)
 
     def change(self, workers: int, leaving: Sequence[int] = ()) -> None:
-        """Come to a number of members: the protocol of `World`."""
+        """Change the number of members: see `World.change`.
+
+        Raises:
+          Preempted: this process leaves for good; the others continue.
+        """
         self.begin_run()
         for_good = [process for process in self._working() if process.seats[0] in leaving]
 
-        def stay() -> tuple[int, ...]:
+        def staying() -> tuple[int, ...]:
             seats: list[int] = []
             for process in self._working():
                 if process not in for_good and len(seats) + len(process.seats) <= workers:
                     seats.extend(process.seats)
-            return tuple(seats) or self.members  # where nobody else is left, those who were told to go stay
+            return tuple(seats) or self.members  # where no other process is left, the terminated ones stay
 
-        if len(stay()) < len(self.members):
-            self._regroup("a change of members", stay, for_good)
+        if len(staying()) < len(self.members):
+            self._regroup("a change of members", staying, for_good)
         if self.in_reserve and self.workers[0] in leaving:
-            raise self._gone("it was told to go, and the others go on")
+            raise self._leave_job("it received a termination signal, and the others continue")
         if len(self.members) < workers:
-            self._meet(JOIN, workers)
+            self._rendezvous(JOIN, workers)
 
-    def _regroup(self, about: str, stay: Callable[[], tuple[int, ...]], for_good: Sequence[Process] = ()) -> None:
-        """Of those who are together only the workers on these seats go on."""
-        regroup = Regroup(self._mpi, about, lambda: self.workers[0] in stay())
-        with self._collective():
-            self._do(regroup)
-        seats, before = stay(), self._together
-        there = [process for process in before.everyone if process.seats[0] in seats]
+    def _regroup(self, about: str, staying: Callable[[], tuple[int, ...]], for_good: Sequence[Process] = ()) -> None:
+        """Continue with the workers on some slots; the other processes of the group go on standby, or leave."""
+        regroup = Regroup(self._mpi, about, lambda: self.workers[0] in staying())
+        self._transport.run(regroup)
+        seats, before = staying(), self._transport.group
+        working = [process for process in before.everyone if process.seats[0] in seats]
         for seat in self.members:
             if seat not in seats:
-                self._seats.leave(seat)
-        self.generation = self._seats.generation
-        self._idle += [p for p in before.everyone if p not in there and p not in self._idle and p not in for_good]
-        self._idle = sorted(self._idle, key=_by_seat)
-        self._go_apart(ProcessGroup(regroup.result, tuple(there)))
-        if not self.in_reserve and self.rank == 0:
-            self._words.send(self._ranks_in_reserve(), MEMBERS, [self._job.everyone.index(p) for p in there])
+                self.seats.leave(seat)
+        self.generation = self.seats.generation
+        new = [p for p in before.everyone if p not in working and p not in self._standby and p not in for_good]
+        self._standby = sorted([*self._standby, *new], key=_first_seat)
+        self._separate(ProcessGroup(regroup.result, tuple(working)))
+        if not self.in_reserve and self._transport.rank == 0:
+            ranks = [self._job.everyone.index(process) for process in working]
+            self._messages.send(self._standby_ranks(), MEMBERS, ranks)
 
-    def _go_apart(self, together: ProcessGroup) -> None:
-        """Be one of these, or in reserve."""
+    def _separate(self, working: ProcessGroup) -> None:
+        """Join the working processes, or go on standby."""
         self.run_under_way = True
         self.in_reserve = self.workers[0] not in self.members
         if self.in_reserve:
-            self.rank = len(together.everyone) + 1  # of no worker, and not the first
-            self._members_now = [self._job.everyone.index(process) for process in together.everyone]
+            self._transport.rank = len(working.everyone) + 1  # the rank of no worker, and not 0
+            self._working_ranks = [self._job.everyone.index(process) for process in working.everyone]
         else:
-            self._take(together)
-        self._completed = 0
+            self._set_group(working)
+        self._transport.completed = 0
         self.request_workers(len(self.members))
 
-    _members_now: Sequence[int] = ()  # ranks in the job, as far as this process knows
-
-    # --- meetings of all ----------------------------------------------------------------------------------------------
+    # --- rendezvous ---------------------------------------------------------------------------------------------------
 
     def end_run(self) -> None:
-        """A run is over: from here on all processes are together. Those in reserve come out of their waiting."""
+        """Bring all processes together after a run. Called by all workers; processes on standby stop waiting."""
         if self.run_under_way:
-            self._meet(TOGETHER, len(self.members))
+            self._rendezvous(END_RUN, len(self.members))
 
-    def _dismiss_reserve(self) -> None:
+    def dismiss(self) -> None:
+        """Release the processes on standby, at the end of the world."""
         if self.run_under_way and not self.in_reserve:
-            self._recruiting.dismiss()
-            self._meet(ALL_GO if self._all_go else CLOSE, len(self.members))
+            self.spawner.dismiss()
+            self._rendezvous(TERMINATE if self._transport.lifetime.terminated else CLOSE, len(self.members))
 
-    def _tell_reserve(self, why: str) -> None:
+    def report_failure(self, why: str) -> None:
+        """Tell the processes on standby that the job ends with an error."""
         if self.run_under_way and not self.in_reserve:
-            self._words.send(self._ranks_in_reserve(), FAILED, why)
+            self._messages.send(self._standby_ranks(), FAILED, why)
 
-    def _ranks_in_reserve(self) -> list[int]:
-        return [self._job.everyone.index(process) for process in self._idle]
+    def _standby_ranks(self) -> list[int]:
+        return [self._job.everyone.index(process) for process in self._standby]
 
-    def _meet(self, purpose: str, workers: int) -> str:
-        """Come to a meeting: the workers, of one mind about what it is for, or a process in reserve, which is told.
+    def _rendezvous(self, purpose: str, workers: int) -> str:
+        """Meet all processes of the job. Working processes agree on the purpose; the others learn it here.
 
         Returns:
-          What it was for.
+          The purpose.
         """
-        was_idle = self.in_reserve
+        transport, was_on_standby = self._transport, self.in_reserve
         own = next(p for p in self._job.everyone if p.seats == self.workers)
-        role = Attendee(own, NOBODY if was_idle else self.rank, was_idle and self._is_ready())
-        recruits: list[SpawnedProcess] = []
-        if not was_idle:
-            # Nobody waits at the meeting for one who is still to complete what the workers did before it.
-            with self._collective():
-                self._do(FinalOperation(f"a meeting of all processes, to {purpose}", "", MEETING))
-            if purpose == JOIN and self.rank == 0:
-                recruits = self._recruiting.ready(self.build_digests)[: max(0, workers - len(self.members))]
-            role = role._replace(rank=self.rank, recruits=len(recruits))
-            self._words.send(self._ranks_in_reserve(), MEET)
-        with self._collective():
-            self._watch_over(self._job)
-            self._operation, self._inside = Operation("a meeting of all processes", "", MEETING), True
-            self._begun += 1
-            plan = partial(self._planned, purpose, workers)
+        role = Attendee(own, NO_RANK if was_on_standby else transport.rank, was_on_standby and self._is_ready())
+        spawned: list[SpawnedProcess] = []
+        if not was_on_standby:
+            # All working processes complete what they did before, so that none is waited for at the rendezvous.
+            transport.run(FinalOperation(f"a rendezvous of all processes, to {purpose}", "", RENDEZVOUS))
+            if purpose == JOIN and transport.rank == 0:
+                spawned = self.spawner.ready(self.build_digests)[: max(0, workers - len(self.members))]
+            role = role._replace(rank=transport.rank, spawned=len(spawned))
+            self._messages.send(self._standby_ranks(), MEET)
+        with transport.collective():
+            transport.watch_over(self._job)
+            transport.mark_begun(Operation("a rendezvous of all processes", "", RENDEZVOUS))
+            plan = partial(self._plan, purpose, workers)
             outcome = rendezvous(
-                *(self._mpi, self._job, role, plan), survives=self.survives, recruits=recruits, pair=self._entry
+                *(self._mpi, self._job, role, plan), survives=transport.survives, spawned=spawned, entry=self._entry
             )
-        if self._job.gone(outcome.job):
-            self._make_sure()
-        self._recruiting.let_in(recruits)
+        if self._job.lost_in(outcome.job):
+            transport.confirm_alive()
+        self.spawner.admitted(spawned)
         if self._entry is not None:
             ending.joined()
             self._entry = None
         self._job = outcome.job
-        self._words = ControlMessages(self._mpi, self._job.comm)
+        self._messages = ControlMessages(self._mpi, self._job.comm)
         if outcome.plan is None:
-            self._closed = True
+            transport.lifetime.closed = True
             raise WorkerError("all workers are lost, and with them the state of the run.")
-        found = outcome.plan
-        there = ProcessGroup(outcome.comm, tuple(self._job.everyone[rank] for rank in found.together))
-        self._be(found.seats, found.losses)
-        self._idle = [process for process in self._job.everyone if not self._works(process)]
-        self._go_apart(there)
-        if found.purpose == TOGETHER:
-            self.in_reserve = self.run_under_way = False
-            self._take(there)
-        self.needs_state_transfer = found.purpose in (JOIN, TOGETHER)
-        self._knows = not (was_idle and not self.in_reserve)
-        return found.purpose
+        self._follow(outcome.plan, outcome.comm)
+        self._has_state = not (was_on_standby and not self.in_reserve)
+        return outcome.plan.purpose
 
-    def _planned(self, purpose: str, workers: int, job: ProcessGroup, roles: Sequence[Attendee]) -> RendezvousPlan:
-        """What is to be after a meeting. Changes nothing here."""
-        unseen = {r: p for r, p in self._together.gone(job).items() if self._works(p)}
-        seats, losses = _without(self._seats, self.losses, unseen, ("a meeting of all processes", 0.0))
-        there = sorted((r for r, role in enumerate(roles) if role.rank != NOBODY), key=lambda r: roles[r].rank)
-        others = [r for r, role in enumerate(roles) if role.rank == NOBODY]
-        if purpose == TOGETHER:
-            there += others
+    def _follow(self, plan: RendezvousPlan, comm: Any) -> None:
+        """Carry out the plan of a rendezvous."""
+        working = ProcessGroup(comm, tuple(self._job.everyone[rank] for rank in plan.ranks))
+        self._set_members(plan.seats, plan.losses)
+        self._standby = [process for process in self._job.everyone if not self._works(process)]
+        self._separate(working)
+        if plan.purpose == END_RUN:
+            self.in_reserve = self.run_under_way = False
+            self._set_group(working)
+        self.needs_state_transfer = plan.purpose in (JOIN, END_RUN)
+
+    def _plan(self, purpose: str, workers: int, job: ProcessGroup, roles: Sequence[Attendee]) -> RendezvousPlan:
+        """Return what follows a rendezvous. Has no effects."""
+        unseen = {r: p for r, p in self._transport.group.lost_in(job).items() if self._works(p)}
+        seats, losses = _without(self.seats, self.losses, unseen, ("a rendezvous of all processes", 0.0))
+        ranks = sorted((r for r, role in enumerate(roles) if role.rank != NO_RANK), key=lambda r: roles[r].rank)
+        others = [r for r, role in enumerate(roles) if role.rank == NO_RANK]
+        if purpose == END_RUN:
+            ranks += others
         if purpose == JOIN:
             for rank in others:
                 process = job.everyone[rank]
                 if roles[rank].ready and len(seats.members) + len(process.seats) <= workers:
-                    there.append(rank)
+                    ranks.append(rank)
                     for seat in process.seats:
                         seats.join(seat)
-        return RendezvousPlan(purpose, tuple(there), seats, losses)
-
-    # --- in reserve ---------------------------------------------------------------------------------------------------
-
-    _is_ready: Callable[[], bool] = staticmethod(lambda: True)
-
-    def wait(self, is_ready: Callable[[], bool]) -> None:
-        """Wait in reserve: until this process is one of the workers, or all are together again (`apart` is false).
-
-        Args:
-          is_ready: whether it could join now.
-
-        Raises:
-          WorkerError: the job ends with an error.
-          ReserveReleased: the workers have left the world's block.
-          Preempted: they have, since all were told to go; or this process was, and nobody needs it.
-        """
-        self._is_ready = is_ready
-        while self.in_reserve:
-            waiting = StandbyLoop(self._words, self._members_now, self.build_digests)
-            word, content = waiting.next(is_ready, self._is_told)
-            if self._pair is not None and word != TOLD:
-                self._answer(word, content)
-                self._entry, self._pair = (self._pair, content), None
-            if word == FAILED:
-                self._closed = True
-                raise WorkerError(f"the workers, for whom this process was in reserve, have stopped: {content}")
-            if word == TOLD and self.survives:
-                raise self._gone("it was in reserve, and was told to go")
-            if word == TOLD:
-                self._said_told = True
-                self._words.send([self._members_now[0]], TOLD)
-                continue
-            purpose = self._meet("", 0)
-            if purpose in (CLOSE, ALL_GO):
-                self._closed = True
-                acknowledge_termination()
-                raise ReserveReleased if purpose == CLOSE else Preempted("all workers received a termination signal")
-
-    _said_told = False
-
-    def _is_told(self) -> bool:
-        """Whether this process, in reserve, was told to go, some moments ago: where all were told, the workers may be
-        about to say so.
-        """
-        heard = pending_termination()
-        return not self._said_told and heard is not None and heard.seconds > TOLD_SECONDS
-
-    def _gone(self, why: str) -> Preempted:
-        """This process goes for good, and the others do not miss it."""
-        acknowledge_termination()
-        self._abandon("")
-        with suppress(SystemExit):
-            ending.leave_job()
-        return Preempted(why, alone=True)
-
-    _pair: Any = None  # of a recruit that is not let in yet: the communicator with whoever has spawned it
-    _entry: Any = None  # that, and where it is let in
-
-    def _answer(self, word: str, content: Any) -> None:
-        """Of a recruit: end, unless it is let in."""
-        if word == REFUSED:
-            _log.error("this process was spawned, and is not let in: %s.", content)
-        if word != MEET:
-            self._closed = True
-            ending.leave_job()
+        return RendezvousPlan(purpose, tuple(ranks), seats, losses)
 
     def transfer_state(
         self, make: Callable[[], TransferPayload], room: Callable[[], list[np.ndarray]], about: str = ""
     ) -> TransferPayload | None:
-        """What newcomers have to know, from processes that do: for them, and `None` for the others."""
-        operation = StateTransfer(about, make, room, knows=self._knows)
-        with self._collective():
-            self._do(operation)
-        self.needs_state_transfer, self._knows = False, True
-        return operation.result
+        """Transfer the state of the run to joining processes: see `World.transfer_state`."""
+        transfer = StateTransfer(about, make, room, has_state=self._has_state)
+        self._transport.run(transfer)
+        self.needs_state_transfer, self._has_state = False, True
+        return transfer.result
+
+    # --- on standby ---------------------------------------------------------------------------------------------------
+
+    def wait(self, is_ready: Callable[[], bool]) -> None:
+        """Wait on standby until this process joins the workers, or the run is over.
+
+        Args:
+          is_ready: whether this process could join now.
+
+        Raises:
+          WorkerError: the job ends with an error.
+          ReserveReleased: the workers have left the world's block.
+          Preempted: all processes received a termination signal; or this one did, and the others continue.
+        """
+        self._is_ready = is_ready
+        while self.in_reserve:
+            loop = StandbyLoop(self._messages, self._working_ranks, self.build_digests)
+            word, content = loop.next(is_ready, self._has_to_terminate)
+            if self._pair is not None and word != TERMINATED:
+                self._answer(word, content)
+                self._entry, self._pair = (self._pair, content), None
+            if word == FAILED:
+                self._transport.lifetime.closed = True
+                raise WorkerError(f"the workers, for which this process was on standby, have stopped: {content}")
+            if word == TERMINATED and self._transport.survives:
+                raise self._leave_job("it was on standby, and received a termination signal")
+            if word == TERMINATED:
+                self._termination_sent = True
+                self._messages.send([self._working_ranks[0]], TERMINATED)
+                continue
+            purpose = self._rendezvous("", 0)
+            if purpose in (CLOSE, TERMINATE):
+                self._transport.lifetime.closed = True
+                acknowledge_termination()
+                raise ReserveReleased if purpose == CLOSE else Preempted("all workers received a termination signal")
+
+    def await_admission(self, pair: Any, members: Sequence[int]) -> None:
+        """Begin on standby, as a spawned process; `pair`: its communicator with the process that spawned it."""
+        self.run_under_way = self.in_reserve = True
+        self._transport.rank = len(members) + 1
+        self._pair, self._working_ranks = pair, [0]
+        self._messages = ControlMessages(self._mpi, pair)
+
+    def _has_to_terminate(self) -> bool:
+        """Return whether this process received a termination signal some moments ago. If all processes did, the workers
+        may be about to say so.
+        """
+        heard = pending_termination()
+        return not self._termination_sent and heard is not None and heard.seconds > TERMINATION_SECONDS
+
+    def _leave_job(self, why: str) -> Preempted:
+        """Leave for good, without disturbing the others. Returns the error to raise."""
+        acknowledge_termination()
+        self._abandon()
+        with suppress(SystemExit):
+            ending.leave_job()
+        return Preempted(why, alone=True)
+
+    def _answer(self, word: str, content: Any) -> None:
+        """End this spawned process, unless it is admitted."""
+        if word == REFUSED:
+            _log.error("this spawned process is not admitted: %s.", content)
+        if word != MEET:
+            self._transport.lifetime.closed = True
+            ending.leave_job()
 
 
-def _by_seat(process: Process) -> int:
+def started_processes(
+    transport: MPITransport,
+    everyone: ProcessGroup,
+    workers: int | None,
+    min_workers: int,
+    max_workers: int | None,
+    *,
+    respawn: bool,
+    abandon: Callable[[], None],
+) -> ElasticProcesses:
+    """Return the processes that the job was started with; arguments as of `MPIWorld`.
+
+    Raises:
+      WorkerCountError: there cannot be so many workers, or so few.
+    """
+    there = everyone.everyone[-1].seats.stop
+    first = there if workers is None else number_of_workers(workers, there)
+    most = there
+    if max_workers is not None:
+        most = number_of_workers(max_workers, MOST_WORKERS, least=there, name="max_workers")
+    spawns = max_workers is not None
+    seats = Seats(most, first, min_workers)
+    processes = ElasticProcesses(transport, everyone, seats, respawn=respawn, spawns=spawns, abandon=abandon)
+    if workers is not None and processes.nearest(workers) != workers:
+        raise WorkerCountError(
+            f"workers={workers} is not possible: whole processes take part. The nearest possible number is "
+            f"{processes.nearest(workers)}."
+        )
+    return processes
+
+
+def spawned_process(
+    transport: MPITransport,
+    comm: Any,
+    pair: Any,
+    request: SpawnRequest,
+    min_workers: int,
+    *,
+    respawn: bool,
+    spawns: bool,
+    abandon: Callable[[], None],
+) -> ElasticProcesses:
+    """Return the view of a spawned process: it is on standby, and only the process that spawned it knows it.
+
+    Args:
+      comm: the communicator of this process alone.
+      pair: its communicator with the process that spawned it.
+    """
+    alone = ProcessGroup(comm, (as_process(request, platform.node()),))
+    seats = Seats(request.capacity, None, min_workers)
+    for seat in range(request.capacity):
+        if seat not in request.members:
+            seats.leave(seat)
+    processes = ElasticProcesses(transport, alone, seats, respawn=respawn, spawns=spawns, abandon=abandon)
+    processes.await_admission(pair, request.members)
+    return processes
+
+
+def _first_seat(process: Process) -> int:
     return process.seats[0]
 
 
 def _without(
-    seats: Seats, losses: tuple[Loss, ...], gone: Mapping[int, Process], how: tuple[str, float]
+    seats: Seats, losses: tuple[Loss, ...], lost: Mapping[int, Process], how: tuple[str, float]
 ) -> tuple[Seats, tuple[Loss, ...]]:
-    """Seats and losses when these processes are lost too. Changes nothing."""
+    """Return seats and losses after these processes are lost, too. Has no effects."""
     seats = deepcopy(seats)
-    new = [Loss(tuple(process.seats), f"rank {rank} ({process})", *how) for rank, process in gone.items()]
+    new = [Loss(tuple(process.seats), f"rank {rank} ({process})", *how) for rank, process in lost.items()]
     for loss in new:
         for seat in loss.workers:
             if seat in seats.members:

@@ -1,6 +1,6 @@
-"""All processes of a job come together: to let some in who were in reserve, or because a run is over.
+"""Rendezvous: all processes of a job meet, so that processes on standby can join, or because a run is over.
 
-Whoever dies on the way is left out: then they begin anew, with those who are left.
+A process that dies on the way is left out: the others start again without it.
 """
 
 from __future__ import annotations
@@ -11,76 +11,80 @@ from typing import Any, NamedTuple
 
 from adaptive.extend import Loss, Seats
 from collectives.worlds.transport.process_group import Process, ProcessGroup
-from collectives.worlds.transport.repair import all_agree, shrunk
+from collectives.worlds.transport.repair import all_agree, shrink
 
-from .spawning import SpawnedProcess, entered, merged
+from .spawning import SpawnedProcess, enter, merge_in
 from .standby import MEET
 
-JOIN, TOGETHER, CLOSE, ALL_GO = "join", "together", "close", "all go"
-NOBODY = -1
+JOIN, END_RUN, CLOSE, TERMINATE = "join", "end the run", "close", "terminate"
+NO_RANK = -1
 
 
 class Attendee(NamedTuple):
-    """What a process is when it comes to a meeting."""
+    """What a process says of itself at a rendezvous."""
 
     process: Process
-    rank: int  # among those who work; `NOBODY` of one in reserve
+    rank: int  # among the working processes; `NO_RANK` on standby
     ready: bool  # to join
-    recruits: int = 0  # whom the first of those who work lets in
+    spawned: int = 0  # number of spawned processes that it admits; only the first working process does
 
 
 class RendezvousPlan(NamedTuple):
-    """What is to be after a meeting. Replicated."""
+    """What follows a rendezvous. Replicated."""
 
     purpose: str
-    together: tuple[int, ...]  # ranks in the job's new communicator, in the order of their new ranks
+    ranks: tuple[int, ...]  # of the working processes, in the job's new communicator, in the order of their new ranks
     seats: Seats
     losses: tuple[Loss, ...]
 
 
 class RendezvousResult(NamedTuple):
-    """What came of a meeting."""
+    """What a process has after a rendezvous."""
 
-    plan: RendezvousPlan | None  # `None` where nobody is left who works
+    plan: RendezvousPlan | None  # None where no working process is left
     job: ProcessGroup
-    comm: Any  # of those who are together; no communicator for the others
+    comm: Any  # of the working processes; MPI.COMM_NULL on the others
+
+
+MakePlan = Callable[[ProcessGroup, Sequence[Attendee]], RendezvousPlan]
 
 
 def rendezvous(
     mpi: Any,
     job: ProcessGroup,
     role: Attendee,
-    make_plan: Callable[[ProcessGroup, Sequence[Attendee]], RendezvousPlan],
+    make_plan: MakePlan,
     *,
     survives: bool,
-    recruits: Sequence[SpawnedProcess] = (),
-    pair: Any = None,
+    spawned: Sequence[SpawnedProcess] = (),
+    entry: Any = None,
 ) -> RendezvousResult:
-    """Meet. Every process of the job that is alive comes here.
+    """Meet all processes of the job that are alive. All of them call this.
 
     Args:
-      make_plan: what is to be, as one of those who work decides for all; given the job as it is now, and all roles.
+      make_plan: decides what follows, given the job as it is now and all roles; called on one working process.
       survives: whether MPI survives losses.
-      recruits: whom this process has spawned, and lets in, if it is the first of those who work.
-      pair: the communicator of a recruit with whoever has spawned it: this process is let in.
+      spawned: the processes that this process has spawned and admits, if it is the first working process.
+      entry: on a spawned process that is admitted here: its communicator with the process that spawned it, and the
+        content of that process's `MEET` message.
     """
-    comm = job.comm if pair is None else None
+    comm = job.comm if entry is None else None
     everyone = None
     error: Exception | None = None
     while True:
         if comm is not None:
-            before, comm = comm, shrunk(mpi, comm) if survives else comm.Dup()
+            before, comm = comm, shrink(mpi, comm) if survives else comm.Dup()
             comm.Set_errhandler(mpi.ERRORS_RETURN)
             if error is not None and comm.size == before.size:
-                raise error  # nobody was lost
-            everyone = _admit(mpi, comm, role, recruits, survives=survives)
+                raise error  # no process was lost
+            everyone = _admit(mpi, comm, role, spawned, survives=survives)
         else:
-            everyone = _enter(mpi, pair)
+            everyone = _enter(mpi, entry)
         found: list[RendezvousResult] = []
         try:
             found.append(_meet(mpi, everyone, role, make_plan))
             error = None
-        except Exception as failed:  # of what has died MPI may have brought nothing, and not have said so
+        except Exception as failed:  # MPI may deliver nothing of what a dead process sent, without reporting an error
             if not survives:
                 raise
             error = failed
@@ -89,23 +93,23 @@ def rendezvous(
         if not survives or all_agree(mpi, everyone, bool(found)):
             return found[0]
         comm, error = everyone, error or mpi.Exception(mpi.ERR_PROC_FAILED)
-        recruits, role = (), role._replace(recruits=0)  # they are in, or gone
+        spawned, role = (), role._replace(spawned=0)  # they are admitted, or dead
 
 
-def _admit(mpi: Any, comm: Any, role: Attendee, recruits: Sequence[SpawnedProcess], *, survives: bool) -> Any:
-    """Let recruits in. A communicator of all; where that fails, of those who were there before."""
+def _admit(mpi: Any, comm: Any, role: Attendee, spawned: Sequence[SpawnedProcess], *, survives: bool) -> Any:
+    """Admit spawned processes. Returns a communicator of all; where that fails, of the survivors in `comm`."""
     everyone, fine = comm, False
     try:
         roles = comm.allgather(role)
-        working = [rank for rank, r in enumerate(roles) if r.rank != NOBODY]
+        working = [rank for rank, r in enumerate(roles) if r.rank != NO_RANK]
         first = min(working, key=lambda rank: roles[rank].rank, default=0)
-        number = roles[first].recruits if working else 0
+        number = roles[first].spawned if working else 0
         for n in range(number):
             pair = None
             if comm.rank == first:
-                pair = recruits[n].pair
-                recruits[n].words.send([1], MEET, (first, number - n - 1))
-            everyone = merged(mpi, everyone, first, pair)
+                pair = spawned[n].pair
+                spawned[n].messages.send([1], MEET, (first, number - n - 1))
+            everyone = merge_in(mpi, everyone, first, pair)
         fine = True
     except Exception:
         if not survives:
@@ -113,35 +117,35 @@ def _admit(mpi: Any, comm: Any, role: Attendee, recruits: Sequence[SpawnedProces
         for broken in {everyone, comm}:
             with suppress(mpi.Exception):
                 broken.Revoke()
-    # Also where nobody is let in: one who was told of a loss here would be in another collective than the rest.
+    # Also where no process is admitted: one that noticed a loss here would be in another collective than the rest.
     if survives and not all_agree(mpi, comm, fine):
         with suppress(mpi.Exception):
-            everyone.Revoke()  # recruits that are in give up
-        return shrunk(mpi, comm)
+            everyone.Revoke()  # spawned processes that are in it give up
+        return shrink(mpi, comm)
     return everyone
 
 
-def _enter(mpi: Any, pair: Any) -> Any:
-    pair, (first, to_come) = pair
-    everyone = entered(mpi, pair)
+def _enter(mpi: Any, entry: Any) -> Any:
+    """Return a communicator of all, on a spawned process that is admitted."""
+    pair, (first, to_come) = entry
+    everyone = enter(mpi, pair)
     for _ in range(to_come):
-        everyone = merged(mpi, everyone, first, None)
+        everyone = merge_in(mpi, everyone, first, None)
     return everyone
 
 
-def _meet(
-    mpi: Any, comm: Any, role: Attendee, make_plan: Callable[[ProcessGroup, Sequence[Attendee]], RendezvousPlan]
-) -> RendezvousResult:
+def _meet(mpi: Any, comm: Any, role: Attendee, make_plan: MakePlan) -> RendezvousResult:
+    """Decide what follows, and make the communicator of the working processes."""
     roles = comm.allgather(role)
     job = ProcessGroup(comm, tuple(r.process for r in roles))
-    working = [rank for rank, r in enumerate(roles) if r.rank != NOBODY]
+    working = [rank for rank, r in enumerate(roles) if r.rank != NO_RANK]
     if not working:
         return RendezvousResult(None, job, mpi.COMM_NULL)
     first = min(working, key=lambda rank: roles[rank].rank)
     plan = comm.bcast(make_plan(job, roles) if comm.rank == first else None, first)
-    takes_part = comm.rank in plan.together
-    key = plan.together.index(comm.rank) if takes_part else comm.rank
-    new = comm.Split(0 if takes_part else mpi.UNDEFINED, key)
-    if takes_part:
+    works = comm.rank in plan.ranks
+    key = plan.ranks.index(comm.rank) if works else comm.rank
+    new = comm.Split(0 if works else mpi.UNDEFINED, key)
+    if works:
         new.Set_errhandler(mpi.ERRORS_RETURN)
     return RendezvousResult(plan, job, new)

@@ -1,9 +1,9 @@
-"""Processes that are spawned while a job runs: to replace those that were lost, or because more workers are asked for.
+"""Processes that are spawned while a job runs: to replace lost ones, or because more workers are asked for.
 
-The process with rank 0 spawns them, in a thread, while all go on: it takes a second or two, and some more until the new
-one has imported what the script imports, and built its program. A *recruit* runs the same command as the others, finds
-on the way who has spawned it, and waits like those in reserve, but by words in a communicator of the two. It has to say
-what it has built; if that is what the others have built, it is let in at a meeting (`admitted`), and is one of the job.
+Rank 0 spawns them in a thread, while the steps continue: that takes a second or two, and longer until the new process
+has imported what the script imports and has built its program. A spawned process runs the same command as the others,
+detects who has spawned it, and waits on standby, with control messages in a communicator of the two. It sends digests
+of what it has built; if they match, it is admitted at a rendezvous (`merge_in`) and is part of the job.
 """
 
 from __future__ import annotations
@@ -20,65 +20,71 @@ from launchers.ending import RECRUIT, leave_job
 
 from .standby import ASK, CLOSED, READY, REFUSED, ControlMessages
 
-_OFFER_TAG, _MERGE_TAG = 7102, 7103
+_REQUEST_TAG, _MERGE_TAG = 7102, 7103
 _log = logging.getLogger("adaptive")
 
 
 class SpawnRequest(NamedTuple):
-    """What a recruit is told when it makes its world."""
+    """What a spawned process receives when it makes its world."""
 
-    seats: range  # its own
+    seats: range  # its own worker slots
     capacity: int  # of the world
     members: tuple[int, ...]
-    hosts: Mapping[str, int]  # numbers of the hosts' names
+    hosts: Mapping[str, int]  # host numbers by host name
 
 
 class SpawnedProcess:
-    """One that was spawned, as the process knows it that has spawned it. It is rank 1 of the pair."""
+    """A spawned process, in the view of the process that spawned it. It is rank 1 of `pair`."""
 
     def __init__(self, mpi: Any, pair: Any, seats: range):
         self.pair, self.seats = pair, seats
-        self.words = ControlMessages(mpi, pair)
+        self.messages = ControlMessages(mpi, pair)
         self.ready = self.over = False
-        self.words.send([1], ASK)
+        self.messages.send([1], ASK)
 
-    def listen(self, build_digests: Mapping[str, str]) -> None:
-        """Hear whether it is ready, and what it has built; refuse it if that is something else."""
-        if self.words.dead([1]):
+    def receive(self, build_digests: Mapping[str, str]) -> None:
+        """Receive whether it is ready and what it has built; refuse it if that differs from `build_digests`."""
+        if self.messages.dead([1]):
             self.over = True
-        heard = self.words.heard()
-        if heard is None or heard[0] != READY:
+        message = self.messages.receive()
+        if message is None or message[0] != READY:
             return
-        differs = [name for name in build_digests if heard[1].get(name) != build_digests[name]]
+        differs = [name for name in build_digests if message[1].get(name) != build_digests[name]]
         if not differs:
             self.ready = True
             return
         self.over = True
         name = differs[0]
-        theirs, own = heard[1].get(name), build_digests[name]
-        text = f"{name} is not the same: the workers have {own}, and a process that was spawned has {theirs}"
-        _log.error("a process was not let in: %s. Spawned processes run the command that the job was started by.", text)
-        self.words.send([1], REFUSED, text)
+        theirs, own = message[1].get(name), build_digests[name]
+        text = f"{name} differs: the workers have {own}, and the spawned process has {theirs}"
+        _log.error(
+            "a spawned process is not admitted: %s. Spawned processes run the command that started the job.", text
+        )
+        self.messages.send([1], REFUSED, text)
 
 
 class Spawner:
-    """What the process with rank 0 does to have more processes."""
+    """Spawns processes; used by rank 0.
+
+    Attributes:
+      failed: whether a process could not be spawned, was refused or has died.
+    """
 
     def __init__(self, mpi: Any):
         self._mpi = mpi
-        self.all: list[SpawnedProcess] = []
-        self._coming: list[threading.Thread] = []
-        self._taken: set[int] = set()  # seats of those who come
+        self._spawned: list[SpawnedProcess] = []
+        self._threads: list[threading.Thread] = []
+        self._taken: set[int] = set()  # worker slots of processes that are being spawned
         self.failed = False
 
-    def spawn(self, offer: SpawnRequest) -> None:
-        """Have a process come, for these seats. Does not wait for it."""
-        self._taken |= set(offer.seats)
-        thread = threading.Thread(target=self._spawn, args=(offer,), name="adaptive-spawn", daemon=True)
-        self._coming.append(thread)
+    def spawn(self, request: SpawnRequest) -> None:
+        """Start to spawn a process for these worker slots, in a thread."""
+        self._taken |= set(request.seats)
+        thread = threading.Thread(target=self._spawn, args=(request,), name="adaptive-spawn", daemon=True)
+        self._threads.append(thread)
         thread.start()
 
-    def _spawn(self, offer: SpawnRequest) -> None:
+    def _spawn(self, request: SpawnRequest) -> None:
         mpi = self._mpi
         try:
             info = mpi.Info.Create()
@@ -87,44 +93,45 @@ class Spawner:
             both = mpi.COMM_SELF.Spawn(command, arguments, 1, info)
             pair = both.Merge(high=False)
             pair.Set_errhandler(mpi.ERRORS_RETURN)
-            pair.send(offer, 1, _OFFER_TAG)
-            self.all.append(SpawnedProcess(mpi, pair, offer.seats))
+            pair.send(request, 1, _REQUEST_TAG)
+            self._spawned.append(SpawnedProcess(mpi, pair, request.seats))
         except mpi.Exception as error:
             self.failed = True
             _log.error(
-                "no process could be spawned for worker %d: %s. It needs a free place, and cores that no rank is bound "
-                "to:  adaptive run --oversubscribe --bind-to none …", offer.seats[0], error.Get_error_string()
-            )  # fmt: skip
+                "no process could be spawned for worker %d: %s. It needs a free slot of the launcher, and cores that "
+                "no rank is bound to:  adaptive run --oversubscribe --bind-to none …",
+                *(request.seats[0], error.Get_error_string()),
+            )
 
     def ready(self, build_digests: Mapping[str, str]) -> list[SpawnedProcess]:
-        """Those who can be let in."""
-        for recruit in self.all:
-            if not recruit.ready and not recruit.over:
-                recruit.listen(build_digests)
-        for recruit in self.all:
-            if recruit.over:
+        """Return the processes that can be admitted. Receives their messages."""
+        for spawned in self._spawned:
+            if not spawned.ready and not spawned.over:
+                spawned.receive(build_digests)
+        for spawned in self._spawned:
+            if spawned.over:
                 self.failed = True
-        self.all = [recruit for recruit in self.all if not recruit.over]
-        return [recruit for recruit in self.all if recruit.ready]
+        self._spawned = [spawned for spawned in self._spawned if not spawned.over]
+        return [spawned for spawned in self._spawned if spawned.ready]
 
     def has(self, seats: range) -> bool:
-        """Whether somebody comes for these seats."""
+        """Return whether a process is being spawned for these worker slots."""
         return seats[0] in self._taken
 
-    def let_in(self, recruits: Sequence[SpawnedProcess]) -> None:
-        """These are recruits no more."""
-        self.all = [recruit for recruit in self.all if recruit not in recruits]
-        for recruit in recruits:
-            self._taken -= set(recruit.seats)
+    def admitted(self, spawned: Sequence[SpawnedProcess]) -> None:
+        """Forget these processes: they are part of the job."""
+        self._spawned = [one for one in self._spawned if one not in spawned]
+        for one in spawned:
+            self._taken -= set(one.seats)
 
     def dismiss(self) -> None:
-        """Nobody is needed any more."""
-        for recruit in self.all:
-            recruit.words.send([1], CLOSED)
+        """Tell all processes that are not admitted yet that the job is over."""
+        for spawned in self._spawned:
+            spawned.messages.send([1], CLOSED)
 
 
-def recruited(mpi: Any, environ: Mapping[str, str] = os.environ) -> tuple[Any, SpawnRequest] | None:
-    """Of a recruit, its communicator with whoever has spawned it, and what that one offers; `None` in others."""
+def receive_spawn_request(mpi: Any, environ: Mapping[str, str] = os.environ) -> tuple[Any, SpawnRequest] | None:
+    """Return the communicator with the process that spawned this one, and its request; None if none did."""
     if RECRUIT not in environ or mpi.Comm.Get_parent() == mpi.COMM_NULL:
         return None
     parent = mpi.Comm.Get_parent()
@@ -132,16 +139,17 @@ def recruited(mpi: Any, environ: Mapping[str, str] = os.environ) -> tuple[Any, S
     try:
         pair = parent.Merge(high=True)
         pair.Set_errhandler(mpi.ERRORS_RETURN)
-        return pair, pair.recv(source=0, tag=_OFFER_TAG)
-    except mpi.Exception:  # whoever has spawned it is gone, and nobody else knows of it
+        return pair, pair.recv(source=0, tag=_REQUEST_TAG)
+    except mpi.Exception:  # the process that spawned this one is gone, and no other process knows of it
         leave_job()
 
 
-def merged(mpi: Any, everyone: Any, first: int, pair: Any) -> Any:
-    """Let a recruit in: a communicator of all and the recruit, which has the last rank.
+def merge_in(mpi: Any, everyone: Any, first: int, pair: Any) -> Any:
+    """Admit a spawned process. Returns a communicator of all, in which it has the last rank; collective.
 
     Args:
-      first: the rank of the process that has spawned it, and `pair` its communicator with the recruit; else `None`.
+      first: the rank of the process that has spawned it.
+      pair: on that rank, its communicator with the spawned process; else None.
     """
     remote = 1 if everyone.rank == first else 0
     both = everyone.Create_intercomm(first, pair if everyone.rank == first else mpi.COMM_SELF, remote, _MERGE_TAG)
@@ -150,14 +158,14 @@ def merged(mpi: Any, everyone: Any, first: int, pair: Any) -> Any:
     return joined
 
 
-def entered(mpi: Any, pair: Any) -> Any:
-    """The same, of the recruit."""
+def enter(mpi: Any, pair: Any) -> Any:
+    """Return the communicator of all, on the spawned process that `merge_in` admits."""
     both = mpi.COMM_SELF.Create_intercomm(0, pair, 0, _MERGE_TAG)
     joined = both.Merge(high=True)
     joined.Set_errhandler(mpi.ERRORS_RETURN)
     return joined
 
 
-def as_process(offer: SpawnRequest, node: str) -> Process:
-    """A recruit, as the others will know it."""
-    return Process(offer.seats, node, offer.hosts.get(node, offer.seats[0] + (1 << 20)), os.getpid())
+def as_process(request: SpawnRequest, node: str) -> Process:
+    """Return this spawned process as the others will know it."""
+    return Process(request.seats, node, request.hosts.get(node, request.seats[0] + (1 << 20)), os.getpid())

@@ -1,19 +1,19 @@
-"""Processes in reserve: they wait, at next to no cost, until they are called in or the run is over.
+"""Processes on standby: they wait, at next to no cost, until they are called in or the run is over.
 
-They share a communicator with the workers, the job's, in which nothing is done together but meetings
-(`meeting_of_all.py`). Until a meeting they are sent words:
+They share a communicator with the workers, the job's, whose only collective is `rendezvous`. Between two rendezvous
+they receive control messages:
 
-    ready?    get ready to join, and say so
-    members   these are the workers now
-    meet      come to the next meeting, where it is said what it is for. By all workers, so that none can be missing
-    failed    the job ends with an error
+    ready?      get ready to join, and answer when that is so
+    members     these ranks are the workers now
+    meet        come to the rendezvous; sent by every worker, so that the death of one does not lose it
+    failed      the job ends with an error
 
-and themselves send
+and send
 
-    ready     they could join
-    told      to go: the job has to end, where it cannot go on without them
+    ready       this process could join
+    terminated  this process received a termination signal; the job has to end where it cannot continue without it
 
-Words of before a meeting are gone with the communicator that they were sent in.
+Messages sent before a rendezvous are discarded with the communicator that they were sent in.
 """
 
 from __future__ import annotations
@@ -24,29 +24,29 @@ from contextlib import suppress
 from typing import Any
 
 TAG = 7101
-IDLE_SECONDS = 0.01  # between two looks; a look takes some microseconds
-ALERT_SECONDS = 0.0005  # when a meeting is near
-LOOK_AROUND_SECONDS = 1.0  # whether there is anybody left
+IDLE_SECONDS = 0.01  # between two polls; a poll takes some microseconds
+ALERT_SECONDS = 0.0005  # when a rendezvous is near
+SECONDS_BETWEEN_CHECKS = 1.0  # whether any worker is alive
 
-ASK, READY, MEMBERS, MEET, FAILED, TOLD = "ready?", "ready", "members", "meet", "failed", "told"
-REFUSED, CLOSED = "refused", "closed"  # to processes that were spawned, and are not let in (`recruits.py`)
+ASK, READY, MEMBERS, MEET, FAILED, TERMINATED = "ready?", "ready", "members", "meet", "failed", "terminated"
+REFUSED, CLOSED = "refused", "closed"  # to spawned processes that are not admitted (`spawning.py`)
 
 
 class ControlMessages:
-    """What processes of a job tell each other out of order, in one communicator. Whoever is dead is told nothing."""
+    """Point-to-point messages in one communicator, beside its collectives. Messages to dead processes are dropped."""
 
     def __init__(self, mpi: Any, comm: Any):
         self._mpi, self._comm = mpi, comm
-        self._sent: list[Any] = []  # requests, kept until the communicator goes
+        self._sent: list[Any] = []  # requests, kept as long as the communicator
 
     def send(self, ranks: Iterable[int], word: str, content: Any = None) -> None:
-        """Tell these ranks; does not wait for them."""
+        """Send to these ranks, without waiting for them."""
         for rank in ranks:
             with suppress(self._mpi.Exception):
                 self._sent.append(self._comm.isend((word, content), rank, TAG))
 
-    def heard(self) -> tuple[str, Any, int] | None:
-        """The next word, what it is about, and who said it; `None` where nobody has said any."""
+    def receive(self) -> tuple[str, Any, int] | None:
+        """Return the next message as (word, content, sender), or None if none has arrived."""
         status = self._mpi.Status()
         for _ in range(2):
             try:
@@ -54,13 +54,13 @@ class ControlMessages:
                     return None
                 word, content = self._comm.recv(source=status.source, tag=TAG)
                 return word, content, status.source
-            except self._mpi.Exception:  # somebody has died since, of whom it could have come
+            except self._mpi.Exception:  # a possible sender has died since
                 with suppress(self._mpi.Exception):
                     self._comm.Ack_failed()
         return None
 
     def dead(self, ranks: Iterable[int]) -> set[int]:
-        """Those of these ranks that are known to be dead."""
+        """Return those of these ranks that are known to be dead."""
         try:
             failed = self._comm.Get_failed()
         except (self._mpi.Exception, NotImplementedError):
@@ -70,28 +70,29 @@ class ControlMessages:
 
 
 class StandbyLoop:
-    """A process in reserve waits.
+    """The loop of a process on standby.
 
     Args:
-      members: the ranks of those who work.
+      members: the ranks of the workers.
       build_digests: digests of what this process has built.
     """
 
-    def __init__(self, words: ControlMessages, members: Iterable[int], build_digests: Mapping[str, str]):
-        self._words, self._members, self._build_digests = words, frozenset(members), build_digests
-        self._looked = time.monotonic()
+    def __init__(self, messages: ControlMessages, members: Iterable[int], build_digests: Mapping[str, str]):
+        self._messages, self._members, self._built = messages, frozenset(members), build_digests
+        self._checked = time.monotonic()
+        self._alert_until = 0.0
 
-    def next(self, is_ready: Callable[[], bool], told: Callable[[], bool]) -> tuple[str, Any]:
-        """Wait for what ends the waiting, such as `MEET` or `FAILED`, and what it is about; or `TOLD`, once.
+    def next(self, is_ready: Callable[[], bool], has_to_terminate: Callable[[], bool]) -> tuple[str, Any]:
+        """Wait for a message that ends the wait, and return its word and content.
 
         Args:
           is_ready: whether this process could join.
-          told: whether it was told to go.
+          has_to_terminate: whether it received a termination signal; then `TERMINATED` is returned.
         """
         asked = None
         while True:
-            heard = self._words.heard()
-            word, content, sender = heard or ("", (), None)
+            message = self._messages.receive()
+            word, content, sender = message or ("", (), None)
             if word in (MEET, FAILED, REFUSED, CLOSED):
                 return word, content
             if word == MEMBERS:
@@ -99,24 +100,19 @@ class StandbyLoop:
             if word == ASK:
                 asked = sender
             if asked is not None and is_ready():
-                self._words.send([asked], READY, dict(self._build_digests))
+                self._messages.send([asked], READY, dict(self._built))
                 asked = None
                 self._alert_until = time.monotonic() + 5
-            if heard is None:
-                if told():
-                    return TOLD, None
-                self._sleep()
-                if self._nobody_left():
+            if message is None:
+                if has_to_terminate():
+                    return TERMINATED, None
+                time.sleep(ALERT_SECONDS if time.monotonic() < self._alert_until else IDLE_SECONDS)
+                if self._all_workers_dead():
                     return FAILED, "all workers are lost, and with them the state of the run"
 
-    _alert_until = 0.0
-
-    def _sleep(self) -> None:
-        time.sleep(ALERT_SECONDS if time.monotonic() < self._alert_until else IDLE_SECONDS)
-
-    def _nobody_left(self) -> bool:
+    def _all_workers_dead(self) -> bool:
         now = time.monotonic()
-        if now - self._looked < LOOK_AROUND_SECONDS:
+        if now - self._checked < SECONDS_BETWEEN_CHECKS:
             return False
-        self._looked = now
-        return bool(self._members) and self._words.dead(self._members) == self._members
+        self._checked = now
+        return bool(self._members) and self._messages.dead(self._members) == self._members

@@ -1,8 +1,9 @@
-"""What a worker has of others whose memory it cannot read: it asks their processes, and waits for a moment only.
+"""Copies of what workers of other hosts have published: asks their processes, and waits only briefly.
 
-A line to a process is made when it is first asked. Whoever does not answer in time is not asked again: the next look
-finds what has come of the answer since then, and takes it if it is complete, without waiting. So a process that is
-stopped, dead or cut off costs a moment, once; and who was late is waited for half as long the next time.
+A connection to a process is made when it is first asked. A process that does not answer in time is not asked again: the
+next call checks how much of the answer has arrived since then, and takes it if it is complete, without waiting. So a
+process that is stopped, dead or cut off costs a short wait, once; and after a late answer the next wait is half as
+long.
 """
 
 from __future__ import annotations
@@ -24,30 +25,30 @@ from launchers.ending import give_up_after
 from .flows import WRITE, SocketFlow, greet_owner, receive, received, send
 from .serving import ANSWER, QUESTION, MailboxEndpoint
 
-_LONGEST, _LEAST = 0.25, 0.01  # seconds that an answer is waited for,
-_SLOWEST = 20e6  # and longer once it comes: by so many bytes a second
+_LONGEST, _LEAST = 0.25, 0.01  # seconds to wait for an answer,
+_SLOWEST = 20e6  # and longer once it arrives, at this many bytes a second
 _SECONDS_TO_CONNECT = 3.0  # to one address
-_SECONDS_APART = 1.0  # between two attempts at a process that has no line
+_SECONDS_APART = 1.0  # between two attempts to connect
 _SECONDS_TO_NOTICE = 60.0  # that the host at the other end is gone
 
 
 class AnswerTimeout:
-    """For how long answers of a host are waited for."""
+    """How long answers of a host are waited for."""
 
     def __init__(self) -> None:
         self.seconds = _LONGEST
 
     def late(self) -> None:
-        """One has not come in time."""
+        """Record a late answer: halve the timeout, not below 10 ms."""
         self.seconds = max(_LEAST, self.seconds / 2)
 
     def in_time(self) -> None:
-        """One has."""
+        """Record an answer in time: double the timeout, up to 250 ms."""
         self.seconds = min(_LONGEST, 2 * self.seconds)
 
 
 class BufferPool:
-    """For publications that come: one is enough, unless somebody is late.
+    """Buffers for publications that arrive: one is enough, unless an answer is late.
 
     Args:
       size: of each, in bytes.
@@ -58,11 +59,11 @@ class BufferPool:
         self._free: list[np.ndarray] = []
 
     def take(self) -> np.ndarray:
-        """One that is free."""
+        """Return a free buffer."""
         return self._free.pop() if self._free else np.empty(self._size, np.uint8)
 
     def give(self, room: np.ndarray) -> None:
-        """It is free again."""
+        """Return a buffer to the pool."""
         self._free.append(room)
 
 
@@ -74,11 +75,11 @@ class _Question(NamedTuple):
 
 
 class OwnerConnection:
-    """One reader's to one process. For one thread at a time.
+    """The connection of one reader to one process. Used by one thread at a time.
 
     Args:
-      addresses: of the owner's, those by which it may be reached from here.
-      patience: of all links to its host.
+      addresses: of the owner's, those at which it may be reached from here.
+      patience: of all connections to its host.
       rooms: of the reader.
     """
 
@@ -92,7 +93,9 @@ class OwnerConnection:
         self._until = 0.0  # when the answer is late
 
     def look(self, place: int, round: int) -> np.ndarray | None:
-        """What one of the owner's workers has published last in a round, as far as is known now; a room."""
+        """Return what one of the owner's workers has published last in a round, as far as is known now, in a buffer of
+        the pool; else None.
+        """
         late = self._under_way
         if late is not None:
             found = self._go_on(late, wait=False)
@@ -116,14 +119,14 @@ class OwnerConnection:
         return found
 
     def close(self) -> None:
-        """Give the line back."""
+        """Close the connection."""
         self._under_way = None
         if self._line is not None:
             self._line.close()
             self._line = None
 
     def _go_on(self, question: _Question, *, wait: bool) -> np.ndarray | None:
-        """As far as it goes in time."""
+        """Continue a question as far as possible in time."""
         try:
             while True:
                 if not self._ready(next(question.flow), wait=wait):
@@ -143,7 +146,7 @@ class OwnerConnection:
         return _is_ready(self._line, waits, max(0.0, self._until - time.monotonic()) if wait else 0.0)
 
     def _asking(self, place: int, round: int, room: np.ndarray) -> SocketFlow[bool]:
-        """A question and its answer; whether there is any."""
+        """Ask, and receive the answer. Returns whether there is any."""
         if self._line is None:
             yield from self._connecting()
         line = self._line
@@ -156,7 +159,7 @@ class OwnerConnection:
         return bool(number)
 
     def _connecting(self) -> SocketFlow[None]:
-        """By whichever address it is that leads to the owner. It is the first one from then on."""
+        """Connect by the first address that leads to the owner, and try it first from then on."""
         error: OSError = ConnectionError("no address")
         for address in list(self._addresses):
             self._line = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
@@ -184,7 +187,7 @@ def _connected(line: socket.socket, address: Address, key: bytes) -> SocketFlow[
     give_up_after(line, _SECONDS_TO_NOTICE)
     failed = line.connect_ex(tuple(address))
     if failed == errno.EINPROGRESS:
-        while not _is_ready(line, WRITE, 0.0):  # it is gone on with whether it is or not
+        while not _is_ready(line, WRITE, 0.0):  # the generator may be resumed before it is
             yield WRITE
         failed = line.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
     if failed:
@@ -197,12 +200,12 @@ def _in_time(flow: SocketFlow[None]) -> SocketFlow[None]:
     for waits in flow:
         yield waits
         if time.monotonic() > until:
-            raise TimeoutError("nobody answers")
+            raise TimeoutError("no answer")
 
 
 def most_likely_first(addresses: Sequence[Address]) -> list[Address]:
-    """Those first that are in a network which this host is in, and last those that it has itself, as others may have,
-    too: a bridge to its containers, say.
+    """Return addresses in networks of this host first, and this host's own ones last, since other hosts may have the
+    same: a bridge to its containers, for example.
     """
     import psutil
 

@@ -1,7 +1,7 @@
-"""Bytes through lines that never block: generators, which yield what they wait for until all is through.
+"""Nonblocking socket I/O: generators, which yield the event that they wait for until they are done.
 
-Both ends of a line begin with a *greeting*, in which each shows the other that it has a key, without sending it: an
-address may be that of somebody else, on another network.
+Both ends of a connection begin with a *greeting*, in which each proves to the other that it has a key, without sending
+it: an address may belong to another process, on another network.
 """
 
 from __future__ import annotations
@@ -15,17 +15,17 @@ from typing import TypeVar
 
 T = TypeVar("T")
 READ, WRITE = select.POLLIN, select.POLLOUT
-SocketFlow = Generator[int, None, T]  # of READ and WRITE; ends by an OSError where the line does
+SocketFlow = Generator[int, None, T]  # yields READ or WRITE; raises OSError if the connection fails
 
 _NONCE, _SEAL = 16, 32  # bytes
 
 
 class StrangerError(OSError):
-    """At the other end is somebody else."""
+    """The process at the other end does not have the key."""
 
 
 def receive(line: socket.socket, room: memoryview) -> SocketFlow[None]:
-    """Until the room is full."""
+    """Receive until the buffer is full."""
     got = 0
     while got < len(room):
         try:
@@ -39,14 +39,14 @@ def receive(line: socket.socket, room: memoryview) -> SocketFlow[None]:
 
 
 def received(line: socket.socket, length: int) -> SocketFlow[bytearray]:
-    """So many bytes."""
+    """Receive and return `length` bytes."""
     room = bytearray(length)
     yield from receive(line, memoryview(room))
     return room
 
 
 def send(line: socket.socket, what: bytes | bytearray | memoryview) -> SocketFlow[None]:
-    """All of it."""
+    """Send all bytes."""
     rest = memoryview(what)
     while rest:
         try:
@@ -56,7 +56,7 @@ def send(line: socket.socket, what: bytes | bytearray | memoryview) -> SocketFlo
 
 
 def greet_asker(line: socket.socket, key: bytes) -> SocketFlow[None]:
-    """Of who is asked, and owns the key."""
+    """Greet a process that asks; this process owns the key."""
     own = secrets.token_bytes(_NONCE)
     yield from send(line, own)
     said = yield from received(line, _NONCE + _SEAL)
@@ -67,7 +67,7 @@ def greet_asker(line: socket.socket, key: bytes) -> SocketFlow[None]:
 
 
 def greet_owner(line: socket.socket, key: bytes) -> SocketFlow[None]:
-    """Of who asks the owner of the key."""
+    """Greet the owner of the key; this process asks."""
     own = secrets.token_bytes(_NONCE)
     theirs = bytes((yield from received(line, _NONCE)))
     yield from send(line, own + _seal(key, b"asks", theirs, own))

@@ -1,10 +1,10 @@
-"""The board of a world of several processes: memory of each, from which the others copy when they like.
+"""The mailbox of a world of several processes: memory of each process, from which the others copy at any time.
 
-Each worker has a place in memory of its process (`places.py`). Processes of its host copy from there (`memory.py`); so
-a process that is slow, stopped or dead is in nobody's way. Others ask a thread of it (`serving.py`), and wait for its
-answer for no longer than a moment (`fetching.py`). That is not MPI's one-sided communication, which needs the owner's
-help between hosts, too: Open MPI 5.0.11 waits for ever for a host that is gone, and sees what has come only when it is
-looked into again and again, which costs a busy host a time slice each.
+Each worker publishes to its place in memory of its process (`seqlock.py`). Processes of its host copy from there
+(`memory.py`); so a process that is slow, stopped or dead delays no other. Other hosts ask a thread of it
+(`serving.py`), and wait for its answer only briefly (`fetching.py`). MPI's one-sided communication is not used between
+hosts, since it needs the owner's help there: Open MPI 5.0.11 waits forever for a host that is gone, and delivers only
+while it is polled again and again, which costs a busy host a time slice each.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ _KIND = crc32(b"board")
 _COMPONENT = "OMPI_MCA_osc"
 
 
-def prepare(environ: MutableMapping[str, str] = os.environ) -> None:
-    """Before MPI is loaded, and if all ranks are on one host: leave out what is for networks; where there is none it
-    prints that it has failed, once per rank.
+def prepare_environment(environ: MutableMapping[str, str] = os.environ) -> None:
+    """Exclude MPI's components for networks if all ranks are on one host; call before MPI is loaded. Without a network
+    they print that they have failed, once per rank.
     """
     ranks = environ.get("OMPI_COMM_WORLD_SIZE")
     if ranks is not None and ranks == environ.get("OMPI_COMM_WORLD_LOCAL_SIZE"):
@@ -43,7 +43,7 @@ def prepare(environ: MutableMapping[str, str] = os.environ) -> None:
 
 
 def why_none(mpi: Any) -> str:
-    """Why these processes can have no board: "" where they can."""
+    """Return why these processes can have no mailbox, or "" if they can."""
     if mpi.Query_thread() < mpi.THREAD_MULTIPLE:
         return (
             "MPI was initialised for one thread at a time, and kernels publish from threads of XLA's. Without an "
@@ -53,14 +53,14 @@ def why_none(mpi: Any) -> str:
 
 
 class CreateMailbox(Operation):
-    """Make a board, for those who are together: `result`.
+    """Creates a mailbox, `result`, for the processes of the group.
 
     Args:
       nbytes: of the vectors that each worker publishes.
-      everyone: those who make it, by rank.
-      service: this process's, made when it is first asked for.
-      outdated: a board whose place it takes.
-      mpi: whose windows it is made of; `None` for files in memory.
+      everyone: those processes, by rank.
+      service: returns the server of this process.
+      outdated: the mailbox that it replaces.
+      mpi: whose windows hold it; None for files in memory.
     """
 
     agreed = True
@@ -100,17 +100,17 @@ class CreateMailbox(Operation):
             self.result.ask(comm.allgather(self.result.shown_by(self._service())))
 
     def _free_outdated(self, comm: Any, everyone: Sequence[Process]) -> None:
-        """Unless it is another one for whoever was in reserve meanwhile."""
+        """Free the outdated mailbox, unless processes that were on standby have another one."""
         names = set(comm.allgather(None if self._outdated is None else self._outdated.name))
         if self._outdated is not None and len(names) == 1:
             self._outdated.free_among(everyone)
 
 
 class ProcessMailbox:
-    """A place for each worker, in memory of its process. For the rest see `Board`.
+    """A place for each worker, in memory of its process: see `Board`.
 
     Args:
-      everyone: who has made it, by rank.
+      everyone: the processes that have created it, by rank.
       own: this process's rank.
     """
 
@@ -119,18 +119,18 @@ class ProcessMailbox:
         self._where = {seat: (rank, i) for rank, p in enumerate(everyone) for i, seat in enumerate(p.seats)}
         seats = everyone[own].seats
         self._rooms = {reader: BufferPool(layout.slot) for reader in seats}
-        self._current: dict[int, np.ndarray] = {}  # what readers were given last
+        self._current: dict[int, np.ndarray] = {}  # the latest result of each reader
         self._links: dict[tuple[int, int], OwnerConnection] = {}  # by reader and rank
         self._shown: PublishedCopies | None = None
         self._writing = threading.Lock()
 
     def shown_by(self, service: MailboxServer) -> MailboxEndpoint:
-        """Have others be told of this process's workers. Returns where they ask."""
+        """Serve the vectors of this process's workers to others. Returns the endpoint at which they ask."""
         self._shown = PublishedCopies(self._layout, partial(self._memory.copy, self._own), self._writing)
         return service.show(self._shown)
 
     def ask(self, owners: Sequence[MailboxEndpoint]) -> None:
-        """Know where to ask for what is not in memory here, by rank."""
+        """Set the endpoints, by rank, of processes whose memory is not accessible here."""
         patience: dict[int, AnswerTimeout] = defaultdict(AnswerTimeout)  # with a host
         for rank, (process, owner) in enumerate(zip(self._everyone, owners, strict=True)):
             if not self._memory.has(rank):
@@ -140,14 +140,14 @@ class ProcessMailbox:
                     self._links[reader, rank] = OwnerConnection(owner, addresses, patience[process.host], rooms)
 
     def publish(self, worker: int, round: int, vectors: Vectors) -> None:
-        """Show these: the protocol of `Board`."""
+        """Publish vectors: see `Board.publish`."""
         start = self._where[worker][1] * self._layout.place
         place = self._memory.own[start : start + self._layout.place]
         with self._writing:
             self._layout.write(place, round, vectors, self._memory.fence)
 
     def look(self, worker: int, reader: int, round: int) -> Vectors | None:
-        """A whole copy, or none: the protocol of `Board`."""
+        """Return a consistent copy, or None: see `Board.look`."""
         rooms, (rank, i) = self._rooms[reader], self._where[worker]
         if reader in self._current:
             rooms.give(self._current.pop(reader))
@@ -160,44 +160,45 @@ class ProcessMailbox:
 
     def _copied(self, rank: int, i: int, round: int, rooms: BufferPool) -> np.ndarray | None:
         room = rooms.take()
-        if self._layout.take(partial(self._memory.copy, rank), i, round, room):
+        if self._layout.copy_latest(partial(self._memory.copy, rank), i, round, room):
             return room
         rooms.give(room)
         return None
 
     @property
     def torn(self) -> int:
-        """Copies that were begun anew so far: for tests."""
+        """Number of copies that were started again so far; for tests."""
         return self._layout.torn
 
     @property
     def name(self) -> bytes:
-        """The same for all who have made it, and for no other one; empty where nothing is to be freed."""
+        """A name that all its processes know, and that no other mailbox has; empty where there is nothing to free."""
         return self._memory.name if isinstance(self._memory, Windows) else b""
 
     def free_among(self, everyone: Sequence[Process]) -> None:
-        """Give the memory back. Where it is MPI's, all come to this at the same point, and if one of those who have
-        made it is not among them, it stays until they end: freeing waits for all.
+        """Free this mailbox's memory. MPI windows are freed collectively: every process calls this at the same point.
+        If a process that created the window is gone, the window is leaked until exit, because MPI_Win_free would
+        block.
         """
         self.stop()
         if isinstance(self._memory, Windows) and set(self._everyone) <= set(everyone):
             self._memory.free()
 
     def stop(self) -> None:
-        """Nobody looks any more, and nobody is answered."""
+        """Stop copying and answering."""
         self._shown = None
         for link in self._links.values():
             link.close()
 
 
 class Mailboxes:
-    """Those of a world, and what answers questions about them."""
+    """The mailboxes of a world, and the server that answers questions about them."""
 
     def __init__(self) -> None:
         self._made: list[ProcessMailbox] = []  # that are used, or hold memory of MPI's; in the order of their making
         self._service: MailboxServer | None = None
 
-    def making(
+    def creation(
         self,
         about: str,
         nbytes: Sequence[int],
@@ -205,21 +206,21 @@ class Mailboxes:
         outdated: ProcessMailbox | None,
         mpi: Any = None,
     ) -> CreateMailbox:
-        """The operation: see `CreateMailbox`."""
+        """Return the operation that creates a mailbox: see `CreateMailbox`."""
         return CreateMailbox(about, nbytes, everyone, self._serve, outdated, mpi)
 
-    def made(self, board: ProcessMailbox, outdated: ProcessMailbox | None) -> ProcessMailbox:
-        """Keep it."""
+    def keep(self, board: ProcessMailbox, outdated: ProcessMailbox | None) -> ProcessMailbox:
+        """Keep a mailbox that was created, in place of an outdated one, and return it."""
         self._made = [*(kept for kept in self._made if kept is not outdated or kept.name), board]
         return board
 
     def free_among(self, everyone: Sequence[Process]) -> None:
-        """Give all memory back; see `ProcessMailbox`."""
+        """Free all memory: see `ProcessMailbox.free_among`."""
         for board in self._made:
             board.free_among(everyone)
 
     def stop(self) -> None:
-        """Nobody looks any more, and nobody is answered."""
+        """Stop copying and answering."""
         for board in self._made:
             board.stop()
         self._made = []

@@ -1,10 +1,10 @@
-"""Memory of processes of one host, in which each writes, and from which the others copy when they like.
+"""Memory of processes of one host, to which each writes its own, and from which the others copy.
 
-Among ranks that end together these are windows of MPI's (MPI-3, chapter 11), each locked by all as long as it lives,
-and shared: nobody ever locks one for himself alone. Among processes that go on when one is lost, or that MPI has not
-started, they are files (`shared_file.py`). Open MPI calls no part of its one-sided
-communication tested with losses: where a rank died while a window was made, others died of a segmentation fault
-(5.0.11, two of six times). A file is made by one process alone, and is there until the last one has let go of it.
+Among ranks that end together these are windows of MPI (MPI-3, chapter 11), locked by all as long as they exist, in
+shared mode: no rank ever locks one exclusively. Among processes that continue when one is lost, or that MPI has not
+started, they are files (`shared_file.py`). Open MPI does not claim that its one-sided communication works with losses:
+where a rank died while a window was made, others died of a segmentation fault (5.0.11, two of six times). A file is
+made by one process alone, and exists until the last one has closed it.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from collectives.worlds.transport.operations import pieces
 
 
 class Memory(Protocol):
-    """Of this process and of some others.
+    """The memory of this process and of some others.
 
     Attributes:
       own: this process's, in bytes.
@@ -31,26 +31,26 @@ class Memory(Protocol):
     own: np.ndarray
 
     def has(self, rank: int) -> bool:
-        """Whether that of this rank can be copied from."""
+        """Return whether the memory of this rank can be copied from."""
         ...
 
     def copy(self, rank: int, start: int, room: np.ndarray) -> None:
-        """Fill `room` from there, behind what was read before."""
+        """Fill `room` from there, after what was read before."""
         ...
 
     def fence(self) -> None:
-        """Have what was written before seen before what will be, and so for what is read."""
+        """Order what was written before ahead of what will be written, and so for reads."""
         ...
 
 
 class Windows:
-    """Memory that MPI shares among the ranks of a host. Made by all of a communicator at once.
+    """Memory that MPI shares among the ranks of a host. Made by all ranks of a communicator at once.
 
     Args:
       ranks: of this host, in the communicator.
 
     Attributes:
-      name: the same for all, and another each time.
+      name: the same for all, and different each time.
     """
 
     def __init__(self, mpi: Any, comm: Any, ranks: Sequence[int], size: int):
@@ -67,22 +67,22 @@ class Windows:
         comm.Barrier()
 
     def has(self, rank: int) -> bool:
-        """Whether it is on this host."""
+        """Return whether this rank is on this host."""
         return rank in self._there
 
     def copy(self, rank: int, start: int, room: np.ndarray) -> None:
-        """Get it, and wait until it is there."""
+        """Copy by MPI_Get, and wait for it."""
         for piece in pieces(room):
             self._window.Get([piece, self._byte], self._there[rank], (start, piece.size, self._byte))
             self._window.Flush(self._there[rank])
             start += piece.size
 
     def fence(self) -> None:
-        """MPI's own."""
+        """Order reads and writes by MPI_Win_sync."""
         self._window.Sync()
 
     def free(self) -> None:
-        """Give it back. All do so at the same point. Again, it does nothing."""
+        """Free the window; collective. Calling it again does nothing."""
         window, self._window = self._window, None
         if window is not None:
             self.own = np.empty(0, np.uint8)
@@ -92,8 +92,8 @@ class Windows:
 
 
 class Files:
-    """Memory that each process makes for itself, and the others of its host open. Where there is no such file, and for
-    those who may not open it, there is only one's own.
+    """Memory that each process makes for itself, and the others of its host open. Where that is not possible, only a
+    process's own.
     """
 
     def __init__(self, size: int):
@@ -102,7 +102,7 @@ class Files:
         self._memory: dict[int, np.ndarray] = {}
 
     def open(self, own: int, told: Mapping[int, SharedFileAddress]) -> None:
-        """Open those of other ranks, by rank, as far as that is possible. They are there until `close`."""
+        """Open those of other ranks, as far as that is possible; they must exist until `close`."""
         self._memory[own] = self.own
         for rank, its in told.items():
             if its.path and rank != own:
@@ -110,27 +110,27 @@ class Files:
                     self._memory[rank] = open_shared(its)
 
     def close(self) -> None:
-        """Nobody opens this process's any more. What is open stays."""
+        """Close this process's file, which no process opens any more. Mappings stay."""
         self._file.close()
 
     def has(self, rank: int) -> bool:
-        """Whether it could be opened."""
+        """Return whether the memory of this rank could be opened."""
         return rank in self._memory
 
     def copy(self, rank: int, start: int, room: np.ndarray) -> None:
-        """Copy it."""
+        """Copy between two fences."""
         fence()
         room[:] = self._memory[rank][start : start + room.size]
         fence()
 
     def fence(self) -> None:
-        """See `fence`."""
+        """Order reads and writes: see `fence`."""
         fence()
 
 
 def fence() -> None:
-    """Between what this thread reads and writes before, and what it does behind it: processors that change the order of
-    these do not take a lock before it has been given back.
+    """Order what this thread reads and writes before ahead of what it does after: acquiring a lock that was released is
+    a full barrier on processors that reorder memory accesses.
     """
     lock = Lock()
     lock.acquire()

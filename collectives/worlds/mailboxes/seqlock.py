@@ -1,14 +1,15 @@
-"""Places in memory at which workers publish, and from which whole copies are taken while they go on publishing.
+"""A seqlock with two slots: places in memory to which workers publish, and from which others copy consistently
+meanwhile.
 
-A place is a header and two *slots*, which are written in turn:
+A place is a header and two *slots*, which are written alternately:
 
-    begun   how many publications have been begun        written before the slot
-    done    how many are done                            written behind it: slot `done % 2` is the latest
-    rounds  of what is in the slots
+    begun   number of publications begun        written before the slot
+    done    number of publications done         written after it: slot `done % 2` is the latest
+    rounds  of the contents of the slots
 
-A reader takes the header, the latest slot, and the header again: unless two more publications have been begun meanwhile
-the slot was not written while it was read. If they have, what it holds may be torn, and the reader begins anew; a few
-times, and then goes without. Reads and writes are kept in this order by fences; nobody ever holds a lock.
+A reader copies the header, the latest slot, and the header again: unless two more publications have begun meanwhile,
+the slot was not written while it was read. Otherwise the copy may be torn, and the reader starts again; it gives up
+after a few attempts. Fences keep reads and writes in this order; no lock is held.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ _HEADER = 64  # bytes; four numbers, in a line of the cache of their own
 _LINE = 64
 _TRIES = 3
 
-Copy = Callable[[int, np.ndarray], None]  # of as many bytes as there is room for, from a start
+Copy = Callable[[int, np.ndarray], None]  # fills an array of bytes from an offset on
 
 
 class SlotLayout:
@@ -33,8 +34,8 @@ class SlotLayout:
       nbytes: of the vectors that each worker publishes.
 
     Attributes:
-      slot: bytes of one publication; `place`: of what a worker has.
-      torn: copies that were begun anew so far.
+      slot: bytes of one publication; `place`: of one worker.
+      torn: number of copies that were started again so far.
     """
 
     def __init__(self, nbytes: Sequence[int]):
@@ -46,11 +47,11 @@ class SlotLayout:
         self.torn = 0
 
     def vectors(self, slot: np.ndarray) -> Vectors:
-        """What was published, from a copy of its slot. Views."""
+        """Return what was published, from a copy of its slot. Views."""
         return [slot[start : start + n] for start, n in zip(self._starts, self._nbytes, strict=False)]
 
     def write(self, place: np.ndarray, round: int, vectors: Vectors, fence: Callable[[], None]) -> None:
-        """Write the slot that nobody is sent to yet, and then send them there."""
+        """Write the slot that is not the latest, and then make it the latest."""
         header = place[:_HEADER].view(np.int64)
         number = int(header[1]) + 1
         slot = place[_HEADER + number % 2 * self.slot :]
@@ -64,18 +65,18 @@ class SlotLayout:
         fence()
 
     def number(self, copy: Copy, i: int, round: int) -> int:
-        """Which publication of this process's worker `i` is the latest; 0 if none of this round is."""
+        """Return the number of the latest publication of this process's worker `i`; 0 if none is of this round."""
         header = self._header(copy, i)
         return header[1] if header[2 + header[1] % 2] == round else 0
 
-    def take(self, copy: Copy, i: int, round: int, room: np.ndarray) -> int:
-        """Copy the latest slot of this process's worker `i`, whole.
+    def copy_latest(self, copy: Copy, i: int, round: int, room: np.ndarray) -> int:
+        """Copy the latest slot of this process's worker `i` consistently.
 
         Args:
           room: for one slot.
 
         Returns:
-          Which publication it is; 0 if there is none of this round, or it was written again and again meanwhile.
+          The number of the publication; 0 if none is of this round, or it was written again and again meanwhile.
         """
         header = self._header(copy, i)
         for _ in range(_TRIES):

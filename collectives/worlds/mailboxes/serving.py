@@ -1,7 +1,7 @@
-"""The thread of a process that answers others who cannot read its memory: what its workers have published last.
+"""The thread of a process that serves what its workers have published last to processes that cannot read its memory.
 
-One thread has all lines, and waits for none of them: what a reader does not take is kept until it does. It sleeps in
-the kernel until somebody asks, and its answers are sent while Python's lock is free, so steps hardly notice.
+One thread has all connections, and blocks on none of them: what a reader does not receive yet is kept. It sleeps in the
+kernel until a question arrives, and sends its answers without Python's lock, so steps hardly notice.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from .flows import READ, WRITE, SocketFlow, greet_asker, received, send
 from .seqlock import Copy, SlotLayout
 
 QUESTION = struct.Struct("=QIq")  # a board, one of the owner's workers, and a round
-ANSWER = struct.Struct("=Q")  # which publication it is, and then it itself; 0 for none of this round
+ANSWER = struct.Struct("=Q")  # the number of the publication, which follows; 0 for none of this round
 _SECONDS_TO_GREET = 5.0
 _SECONDS_TO_NOTICE = 60.0  # that the host at the other end is gone
 _SECONDS_IF_FULL = 0.01
@@ -41,7 +41,7 @@ class MailboxEndpoint(NamedTuple):
 
     Attributes:
       addresses: the first for its own host, the others for other hosts.
-      board: its number of what is asked for.
+      board: its number of the mailbox.
     """
 
     addresses: tuple[Address, ...]
@@ -50,11 +50,11 @@ class MailboxEndpoint(NamedTuple):
 
 
 class PublishedCopies:
-    """What a process shows of its own workers. Used by the thread alone.
+    """Copies of what this process's workers have published. Used by the server's thread alone.
 
     Args:
       copy: from its own memory.
-      writing: held by workers of this process while they publish. Another process could not be let wait for it.
+      writing: held by workers of this process while they publish. Another process could not be made to wait for it.
     """
 
     def __init__(self, layout: SlotLayout, copy: Copy, writing: threading.Lock):
@@ -62,7 +62,7 @@ class PublishedCopies:
         self._latest: dict[int, _Answer] = {}  # by place
 
     def newest(self, place: int, round: int) -> _Answer | None:
-        """A copy of what was published last, or `None`. Several readers may share one."""
+        """Return a copy of what was published last, or None. Several readers may share one."""
         number = self._layout.number(self._copy, place, round)
         latest = self._latest.get(place)
         if not number:
@@ -71,22 +71,22 @@ class PublishedCopies:
             return latest
         if latest is None or latest.readers:
             latest = self._latest[place] = _Answer(np.empty(self._layout.slot, np.uint8))
-        latest.number = self._layout.take(self._copy, place, round, latest.slot)
-        if not latest.number:  # it is published too fast for copies beside it
+        latest.number = self._layout.copy_latest(self._copy, place, round, latest.slot)
+        if not latest.number:  # publications are too frequent for a copy without the lock
             with self._writing:
-                latest.number = self._layout.take(self._copy, place, round, latest.slot)
+                latest.number = self._layout.copy_latest(self._copy, place, round, latest.slot)
         return latest if latest.number else None
 
 
 class _Answer:
-    """A copy of a publication. It is not written again as long as it is sent to anybody."""
+    """A copy of a publication. It is not overwritten while it is sent."""
 
     def __init__(self, slot: np.ndarray):
         self.slot, self.number, self.readers = slot, 0, 0
 
 
 class MailboxServer:
-    """A process's."""
+    """The server of a process."""
 
     def __init__(self) -> None:
         self._key = secrets.token_bytes(32)
@@ -107,14 +107,14 @@ class MailboxServer:
         self._forget = register_exit_hook(self.stop)
 
     def show(self, shown: PublishedCopies) -> MailboxEndpoint:
-        """Answer questions about this, as long as somebody else keeps it. Returns where."""
+        """Answer questions about this, as long as another object keeps it. Returns the endpoint."""
         self._boards += 1
         self._shown[self._boards] = shown
         return MailboxEndpoint(self._addresses, self._key, self._boards)
 
     def stop(self) -> None:
-        """End."""
-        if not self._over and os.getpid() == self._pid:  # a forked child has our sockets, but not the thread
+        """Stop the thread."""
+        if not self._over and os.getpid() == self._pid:  # a forked child shares the sockets, and has no thread
             self._over = True
             self._ring.send(b"!")
             self._thread.join()
@@ -140,7 +140,7 @@ class MailboxServer:
     def _admit(self) -> None:
         try:
             line, _ = self._door.accept()
-        except OSError:  # whoever it was is gone, or there is no room for more
+        except OSError:  # the other end is gone, or there are no file descriptors
             time.sleep(_SECONDS_IF_FULL)
             return
         line.setblocking(False)
@@ -152,12 +152,12 @@ class MailboxServer:
         self._go_on(line, flow)
 
     def _go_on(self, line: socket.socket, flow: SocketFlow[None]) -> None:
-        """As far as it goes without waiting."""
+        """Continue an answer as far as possible without blocking."""
         try:
             waits = next(flow)
         except Exception as error:
-            if not isinstance(error, OSError | StopIteration):  # that is a reader that is gone, or nobody we know
-                _log.exception("An answer about what was published failed; its reader goes without.")
+            if not isinstance(error, OSError | StopIteration):  # the reader is gone, or a stranger
+                _log.exception("Sending a publication failed; its reader continues without it.")
             self._end(line)
             return
         event = {READ: selectors.EVENT_READ, WRITE: selectors.EVENT_WRITE}[waits]
@@ -170,7 +170,7 @@ class MailboxServer:
         line.close()
 
     def _answering(self, line: socket.socket) -> SocketFlow[None]:
-        """One reader's questions, one after another."""
+        """Answer one reader's questions, one after another."""
         yield from greet_asker(line, self._key)
         self._greeting.pop(line, None)
         while True:

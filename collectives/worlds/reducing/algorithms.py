@@ -1,7 +1,7 @@
-"""The ways by which large sums go between several hosts, and which message takes which.
+"""The algorithms for large sums between several hosts, and which message takes which.
 
-What is small goes flat, and so do extremes: between hosts they cost a message's latency, which grows with the steps
-that a way has.
+Small sums take the flat algorithm, and so do extremes: between hosts, their cost is a message's latency, which grows
+with the number of steps of an algorithm.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from .autotune import Autotuner, AutotunerCache, TuningKey
 from .hierarchical import HierarchicalSum
 from .parts import FlatPart, pieces
 
-LARGE_BYTES = 64 << 10  # of a part that can go by hosts
-FLAT_PIECE_BYTES = 1 << 30  # every piece would pay the network's latency; no more than 32-bit counts hold
-NAMES = "flat", "by hosts"
-BY_HOSTS = 1
+LARGE_BYTES = 64 << 10  # the least size of a part that has several algorithms
+FLAT_PIECE_BYTES = 1 << 30  # each piece costs the network's latency; no more than 32-bit counts hold
+NAMES = "flat", "hierarchical"
+HIERARCHICAL = 1
 
 
 class FlatSum:
@@ -35,102 +35,103 @@ class FlatSum:
         self._mpi, self._comm = mpi, comm
 
     def sum(self, parts: Iterable[FlatPart], done: Callable[[FlatPart], None]) -> None:
-        """Sum parts over all ranks; each piece is `done`."""
+        """Sum parts over all ranks, and call `done` with each piece."""
         for piece in pieces(parts, FLAT_PIECE_BYTES):
             self._comm.Allreduce(self._mpi.IN_PLACE if piece.source is None else piece.source, piece.target)
             done(piece)
 
 
 class Algorithms:
-    """Of processes that are together. One message at a time.
+    """The algorithms of one process group. One message at a time.
 
     Attributes:
-      by_hosts: whether the message that was begun last goes by hosts. Replicated.
+      hierarchical: whether the message that was begun last takes the hierarchical algorithm. Replicated.
     """
 
-    def __init__(self, mpi: Any, together: ProcessGroup, *, survives: bool):
-        self._mpi, self._comm, self._survives = mpi, together.comm, survives
-        self._host = together.everyone[together.comm.rank].host
-        self._flat = FlatSum(mpi, together.comm)
-        self._through: HierarchicalSum | None = None  # made for the first message that goes by hosts
-        self._choices = AutotunerCache(NAMES)
-        self._fixed: set[Hashable] = set()  # channels whose messages go by hosts, whatever is faster
-        self._seconds = 0.0  # that the message has spent in what has several ways
-        self.by_hosts = False
+    def __init__(self, mpi: Any, group: ProcessGroup, *, survives: bool):
+        self._mpi, self._comm, self._survives = mpi, group.comm, survives
+        self._host = group.everyone[group.comm.rank].host
+        self._flat = FlatSum(mpi, group.comm)
+        self._by_host: HierarchicalSum | None = None  # made for the first message that takes it
+        self._tuners = AutotunerCache(NAMES)
+        self._fixed: set[Hashable] = set()  # channels of deterministic programs, which are not tuned
+        self._seconds = 0.0  # that the message has spent in what has several algorithms
+        self.hierarchical = False
 
-    def begin(self, message: ReduceMessage, key: TuningKey, *, fixed: bool) -> None:
-        """Decide which way a message with large sums goes, which come to `sum`.
+    def begin_message(self, message: ReduceMessage, key: TuningKey, *, fixed: bool) -> None:
+        """Choose the algorithm of a message whose large sums are then given to `sum`.
 
         Args:
-          fixed: it goes by hosts, whatever is faster.
+          fixed: take the hierarchical one, without measuring.
         """
-        choice = None if fixed else self._choices.of(key)
-        self.by_hosts = choice is None or choice.way == BY_HOSTS
-        # Where a host's leader dies in the midst of it, some ranks may have all of it, and others nothing.
-        message.surround(partial(self._carry_out, message.about, key, choice), agreed=self.by_hosts)
+        tuner = None if fixed else self._tuners.get(key)
+        self.hierarchical = tuner is None or tuner.choice == HIERARCHICAL
+        # If a host's leader dies in the middle of it, some ranks may have the whole result, and others nothing.
+        message.wrap_reduce(partial(self._carry_out, message.about, key, tuner), agreed=self.hierarchical)
 
     def _carry_out(
-        self, about: str, key: TuningKey, choice: Autotuner | None, reduce: Callable[[], np.ndarray]
+        self, about: str, key: TuningKey, tuner: Autotuner | None, reduce: Callable[[], np.ndarray]
     ) -> np.ndarray:
-        # Only here all are known to be about the same message, and what all know alike may change.
-        if self.by_hosts and self._through is None:
-            self._through = HierarchicalSum(self._mpi, self._comm, self._host, survives=self._survives)
+        # Replicated state changes only here, where all processes are known to be in the same message.
+        if self.hierarchical and self._by_host is None:
+            self._by_host = HierarchicalSum(self._mpi, self._comm, self._host, survives=self._survives)
         self._seconds = 0.0
         result = reduce()
-        if choice is None:
+        if tuner is None:
             self._fixed.add(key[0])
             return result
-        self._choices.keep(key, choice)
-        choice.took(self._seconds)
-        if (times := choice.due) is not None:
+        self._tuners.keep(key, tuner)
+        tuner.record(self._seconds)
+        if (times := tuner.due) is not None:
             self._comm.Allreduce(self._mpi.IN_PLACE, times, self._mpi.MAX)
-            choice.compare(times, about)
+            tuner.compare(times, about)
         return result
 
     def sum(self, parts: Iterable[FlatPart], look: LookAtPiece | None = None) -> None:
-        """Sum the large parts of a message over all ranks, and have each piece of the sums looked at. `parts` are asked
-        for one by one, and it is known of none before all are here that it has arrived.
+        """Sum the large parts of a message over all ranks, and call `look` with each piece of the sums.
+
+        `parts` are taken one by one; that one has arrived is known only after all have.
         """
         began = perf_counter()
-        way = self._through if self.by_hosts and self._through is not None else self._flat
-        way.sum(parts, lambda piece: None if look is None else look(piece.number, piece.start, piece.target))
+        algorithm = self._by_host if self.hierarchical and self._by_host is not None else self._flat
+        algorithm.sum(parts, lambda piece: None if look is None else look(piece.number, piece.start, piece.target))
         self._seconds += perf_counter() - began
 
-    def reduce(self, reduce: Callable[[HierarchicalSum | None], None]) -> None:
-        """Reduce what else has several ways; `reduce` is given the hosts, if it goes by them."""
+    def reduce_timed(self, reduce: Callable[[HierarchicalSum | None], None]) -> None:
+        """Call `reduce` with the hierarchical sum, if the message takes it, and include its time in the measurement."""
         began = perf_counter()
-        reduce(self._through if self.by_hosts else None)
+        reduce(self._by_host if self.hierarchical else None)
         self._seconds += perf_counter() - began
 
-    def in_words(self, channel: Hashable) -> str:
-        """Which way a channel's messages go, and why; nothing where none that is large was sent. Replicated."""
+    def describe(self, channel: Hashable) -> str:
+        """Return which algorithm a channel's messages take, and why; empty where no large sum was sent. Replicated."""
         if channel in self._fixed:
-            return f"{NAMES[BY_HOSTS]}, whatever is faster: in a deterministic program"
-        return self._choices.in_words(channel)
+            return f"{NAMES[HIERARCHICAL]}, not measured: in a deterministic program"
+        return self._tuners.describe(channel)
 
     def revoke(self) -> None:
-        """Nobody waits any more for somebody who does not come."""
-        if self._through is not None:
-            self._through.revoke()
+        """Release the processes that wait in a hierarchical sum for a lost process."""
+        if self._by_host is not None:
+            self._by_host.revoke()
 
     def free(self) -> None:
-        """Not used any more; by all."""
-        if self._through is not None:
-            self._through.free()
-        self._through = None
+        """Free the communicators; collective."""
+        if self._by_host is not None:
+            self._by_host.free()
+        self._by_host = None
 
 
-def multi_host_algorithms(mpi: Any, together: ProcessGroup, *, survives: bool) -> Algorithms | None:
-    """The ways there are, or `None`: on one host, and on several of which each has one rank, there is only one."""
-    ranks = Counter(process.host for process in together.everyone)
-    return Algorithms(mpi, together, survives=survives) if 1 < len(ranks) < len(together.everyone) else None
+def multi_host_algorithms(mpi: Any, group: ProcessGroup, *, survives: bool) -> Algorithms | None:
+    """Return the algorithms for a group; None on one host, or with one rank on each of several: only one is useful."""
+    ranks = Counter(process.host for process in group.everyone)
+    return Algorithms(mpi, group, survives=survives) if 1 < len(ranks) < len(group.everyone) else None
 
 
 def is_large(op: Any, nbytes: int) -> bool:
-    """Whether a part is a sum of many bytes."""
+    """Return whether a part is a sum of many bytes."""
     return bool(nbytes >= LARGE_BYTES and op == "sum")
 
 
-def has_ways(op: Any, nbytes: int) -> bool:
-    """Whether there are several ways between hosts for such a part."""
+def has_algorithms(op: Any, nbytes: int) -> bool:
+    """Return whether there are several algorithms between hosts for such a part."""
     return is_large(op, nbytes) or (nbytes >= LARGE_BYTES and isinstance(op, Sliced) and op.is_sum)

@@ -1,12 +1,12 @@
-"""Which of several ways is taken: the faster one, by the same measured times on all processes.
+"""Autotuning: the fastest of several algorithms, by the same measured times on all processes.
 
-Ways are measured by messages that have to be sent in any case: the first go each way in turn, and the least time of
-each counts, which is without what happens once, as connections that are opened. From then on all go by the faster way.
-Its times are still taken: when the best of many messages is off by half, the network is another than it was, or the
-measurement was, and all begins anew.
+Algorithms are measured with messages that have to be sent in any case: the first messages take each algorithm in turn,
+and the least time of each counts, which excludes what happens once, such as opening connections. From then on all
+messages take the fastest one. Its times are still recorded: when the best of many messages is off by half, the network
+has changed, or the measurement was wrong, and tuning starts again.
 
-A time is that of the slowest process: they compare times when `due`, which is after the same message on all, and by
-nothing else. So all take the same way, without asking each other before a message.
+A time is that of the slowest process: processes compare times when `due`, which is after the same message on all. So
+all take the same algorithm, without any communication before a message.
 """
 
 from __future__ import annotations
@@ -15,97 +15,98 @@ from collections.abc import Hashable, Sequence
 
 import numpy as np
 
-TRIALS = 3  # of each way
-MESSAGES = 32  # between two looks whether times are as they were
+TRIALS = 3  # of each algorithm
+MESSAGES = 32  # between two checks whether times have changed
 DRIFT = 1.5
-KEPT = 64  # choices: a program has one for each of its large messages; eager calls may have any number
+KEPT = 64  # tuners: a program has one for each of its large messages; eager calls may have any number
 
-TuningKey = tuple[Hashable, int]  # a channel, and a number of what its message is made of
+TuningKey = tuple[Hashable, int]  # a channel, and a number that encodes the layout of its messages
 
 
 class Autotuner:
-    """Of so many ways, for messages of one size.
+    """Chooses among so many algorithms, for messages of one layout.
 
     Attributes:
-      seconds: what each takes; `None` until it is measured. Replicated.
-      about: the message by which that was known, in words. Replicated.
+      seconds: the time of each algorithm; None until it is measured. Replicated.
+      about: the message after which these times were known, in words. Replicated.
     """
 
-    def __init__(self, ways: int):
-        self._ways = ways
+    def __init__(self, algorithms: int):
+        self._algorithms = algorithms
         self._times: list[float] = []  # this process's, since times were compared
         self.seconds: tuple[float, ...] | None = None
         self.about = ""
 
     @property
-    def way(self) -> int:
-        """The number of the way that the next message takes. Replicated."""
+    def choice(self) -> int:
+        """The number of the algorithm that the next message takes. Replicated."""
         if self.seconds is None:
-            return len(self._times) % self._ways
+            return len(self._times) % self._algorithms
         return int(np.argmin(self.seconds))
 
-    def took(self, seconds: float) -> None:
-        """The message has arrived, after so long here."""
+    def record(self, seconds: float) -> None:
+        """Record the time of a message on this process."""
         self._times.append(seconds)
 
     @property
     def due(self) -> np.ndarray | None:
-        """If times are to be compared now, this process's; which all then give to `compare`, each the largest of all.
-        Whether they are is replicated.
+        """This process's times if they are to be compared now, else None; replicated in being None.
+
+        All processes then call `compare` with the elementwise maximum over processes.
         """
-        enough = MESSAGES if self.seconds else TRIALS * self._ways
+        enough = MESSAGES if self.seconds else TRIALS * self._algorithms
         return np.array(self._times) if len(self._times) == enough else None
 
     def compare(self, slowest: np.ndarray, about: str) -> None:
-        """Choose by these times, or look whether they are as they were. All ranks do so, behind the same message."""
+        """Choose by these times, or check whether they have changed. Called by all ranks after the same message."""
         self._times = []
         if self.seconds is None:
-            self.seconds = tuple(slowest.reshape(TRIALS, self._ways).min(axis=0).tolist())
+            self.seconds = tuple(slowest.reshape(TRIALS, self._algorithms).min(axis=0).tolist())
             self.about = about
         elif not 1 / DRIFT <= slowest.min() / min(self.seconds) <= DRIFT:
             self.seconds = None
 
 
 class AutotunerCache:
-    """Of the latest messages.
+    """The tuners of the latest messages.
 
     Args:
-      names: of the ways.
+      names: of the algorithms.
     """
 
     def __init__(self, names: Sequence[str]):
         self._names = names
-        self._choices: dict[TuningKey, Autotuner] = {}  # the latest last
+        self._tuners: dict[TuningKey, Autotuner] = {}  # the latest last
 
-    def of(self, key: TuningKey) -> Autotuner:
-        """A message's; a new one, if it has none. It is not kept before `keep`."""
-        return self._choices.get(key) or Autotuner(len(self._names))
+    def get(self, key: TuningKey) -> Autotuner:
+        """Return the tuner of a message, or a new one, which is cached only by `keep`."""
+        return self._tuners.get(key) or Autotuner(len(self._names))
 
-    def keep(self, key: TuningKey, choice: Autotuner) -> None:
-        """It is that of the latest message."""
-        self._choices.pop(key, None)
-        self._choices[key] = choice
-        if len(self._choices) > KEPT:
-            del self._choices[next(iter(self._choices))]
+    def keep(self, key: TuningKey, tuner: Autotuner) -> None:
+        """Cache the tuner of the latest message."""
+        self._tuners.pop(key, None)
+        self._tuners[key] = tuner
+        if len(self._tuners) > KEPT:
+            del self._tuners[next(iter(self._tuners))]
 
     def latest(self, channel: Hashable) -> Autotuner | None:
-        """The choice of a channel's latest message."""
-        return next((choice for key, choice in reversed(self._choices.items()) if key[0] == channel), None)
+        """Return the tuner of a channel's latest message."""
+        return next((tuner for key, tuner in reversed(self._tuners.items()) if key[0] == channel), None)
 
-    def forget(self) -> None:
-        """All of them: others are together now."""
-        self._choices.clear()
+    def clear(self) -> None:
+        """Discard all measurements; called when the set of processes has changed."""
+        self._tuners.clear()
 
-    def in_words(self, channel: Hashable) -> str:
-        """Which way a channel's messages take, and why; nothing where it has none. Replicated."""
-        choice = self.latest(channel)
-        if choice is None:
+    def describe(self, channel: Hashable) -> str:
+        """Return which algorithm a channel's messages take, and why; empty where it has none. Replicated."""
+        tuner = self.latest(channel)
+        if tuner is None:
             return ""
-        if choice.seconds is None:
+        if tuner.seconds is None:
             return f"{' and '.join(self._names)} in turn, to measure which is faster"
-        taken, *others = sorted(zip(choice.seconds, self._names, strict=True))
+        taken, *others = sorted(zip(tuner.seconds, self._names, strict=True))
         times = ", ".join(f"{name} {_milliseconds(seconds)}" for seconds, name in others)
-        return f"{taken[1]}: {_milliseconds(taken[0])}, {times}; as measured up to {choice.about}"
+        return f"{taken[1]}: {_milliseconds(taken[0])}, {times}; as measured up to {tuner.about}"
 
 
 def _milliseconds(seconds: float) -> str:

@@ -1,4 +1,4 @@
-"""CUDA's driver, as far as MPI needs it prepared: by ctypes, since JAX has loaded it and offers none of this."""
+"""The parts of CUDA's driver API that MPI needs, by ctypes: JAX has loaded the driver and exposes none of them."""
 
 from __future__ import annotations
 
@@ -20,34 +20,34 @@ def _driver() -> Any:
 
 
 def is_nvidia(device: jax.Device) -> bool:
-    """Whether it is a GPU that CUDA knows."""
+    """Return whether a device is an NVIDIA GPU."""
     return device.platform != "cpu" and "cuda" in device.client.platform_version.lower()
 
 
 @lru_cache
 def number(device: jax.Device) -> int:
-    """Of a GPU, as the driver counts them in this process: JAX may have been given some of them."""
+    """Return the number by which the driver knows a GPU in this process: JAX may use only some of the GPUs."""
     found = _attribute(device, _DEVICE_ORDINAL)
     return int(device.local_hardware_id) if found is None else found
 
 
 @lru_cache
 def can_be_mapped(device: jax.Device) -> bool:
-    """Whether another process can map the memory that JAX has on a GPU, as MPI does it (cuIpcGetMemHandle): not what
-    XLA allocates by cuMemCreate, which it does by default since JAX 0.11.
+    """Return whether another process can map the memory that JAX has on a GPU, as MPI does it (cuIpcGetMemHandle). It
+    cannot map what XLA allocates by cuMemCreate, its default since JAX 0.11.
     """
     return bool(_attribute(device, _LEGACY_IPC))
 
 
 def _attribute(device: jax.Device, which: int) -> int | None:
-    """Of memory that JAX has on a device; `None` where the driver does not say."""
+    """Return an attribute of memory that JAX has on a device; None if the driver does not tell."""
     x, found = jax.block_until_ready(jnp.zeros((), device=device)), ctypes.c_int(0)
     address = ctypes.c_uint64(x.unsafe_buffer_pointer())
     return None if _driver().cuPointerGetAttribute(ctypes.byref(found), which, address) else found.value
 
 
 def seen(own: int) -> tuple[bytes, tuple[bytes, ...]]:
-    """Names of a GPU, by its number, and of all that this process sees."""
+    """Return the identity of a GPU, by its number, and those of all GPUs visible to this process."""
     count = ctypes.c_int(0)
     _driver().cuDeviceGetCount(ctypes.byref(count))
     names = tuple(_uuid(i) for i in range(count.value))
@@ -67,8 +67,8 @@ def _handle(i: int) -> ctypes.c_int:
 
 
 def make_current(device: jax.Device) -> None:
-    """Give this thread the context that JAX uses on a GPU, if it has none: MPI asks the driver by it, and where it
-    does so in vain, it goes through the host ever after. On a CPU there is nothing to do.
+    """Give this thread the context that JAX uses on a GPU, if it has none. MPI asks the driver through it, and if that
+    fails once, it goes through the host from then on. Does nothing on a CPU.
     """
     if device.platform == "cpu":
         return
@@ -86,14 +86,16 @@ def _context(i: int) -> ctypes.c_void_p:
 
 
 class Shareable:
-    """Memory on this thread's GPU that other processes can map, beside JAX's. Kept, as they keep their maps of it."""
+    """Memory on this thread's GPU, apart from JAX's, that other processes can map. Reused: they keep their maps."""
 
     def __init__(self) -> None:
         self._memory, self._nbytes = ctypes.c_uint64(0), 0
         self._stream: ctypes.c_void_p | None = None
 
     def room(self, nbytes: int) -> int:
-        """The address of so much, the same as long as that is enough; 0 if there is none to be had."""
+        """Return the address of `nbytes` of memory, the same as long as that is large enough; 0 if it cannot be
+        allocated.
+        """
         if nbytes > self._nbytes:
             self.free()
             if _driver().cuMemAlloc_v2(ctypes.byref(self._memory), ctypes.c_size_t(nbytes)):
@@ -103,7 +105,7 @@ class Shareable:
         return self._memory.value
 
     def copy(self, to: int, source: int, nbytes: int) -> None:
-        """From one address on the GPU to another; returns when it is there."""
+        """Copy from one address on the GPU to another; returns when it is done."""
         if self._stream is None:
             self._stream = ctypes.c_void_p()
             _checked(_driver().cuStreamCreate(ctypes.byref(self._stream), _NON_BLOCKING))
@@ -112,11 +114,11 @@ class Shareable:
         _checked(_driver().cuStreamSynchronize(self._stream))
 
     def leave(self) -> None:
-        """To whoever may still write into it: there will be other memory."""
+        """Abandon the memory, which another process may still write to; the next `room` is new."""
         self._memory, self._nbytes = ctypes.c_uint64(0), 0
 
     def free(self) -> None:
-        """Give it back."""
+        """Free the memory."""
         if self._memory.value:
             _driver().cuMemFree_v2(self._memory)
         self.leave()
@@ -124,4 +126,4 @@ class Shareable:
 
 def _checked(error: int) -> None:
     if error:
-        raise RuntimeError(f"CUDA's driver: error {error}")
+        raise RuntimeError(f"CUDA driver error {error}")

@@ -1,12 +1,12 @@
-"""Large sums from the memory of devices to the memory of devices, where MPI reads and writes that: CUDA-aware MPI.
+"""Large sums from device memory to device memory, with a CUDA-aware MPI.
 
-Each process adds up one slice of what all have, and then gives it to all, so it sends and receives as many bytes as in
-an all-reduce. MPI only carries bytes; what is added up is added up by XLA, on the devices. An `Allreduce` of MPI's own
-would not do: Open MPI copies such buffers to the host, to memory that is not even pinned, and adds up there.
+Each process sums one slice of all processes' values, and then sends it to all, so it sends and receives as many bytes
+as in an all-reduce. MPI only transfers bytes; XLA adds, on the devices. MPI's own `Allreduce` is not used: Open MPI
+copies such buffers to the host, to memory that is not even pinned, and adds there.
 
     parts      JAX's; packed into one array, a row for each process
-    arriving   where MPI writes, and nobody else: not handed out, and not used again
-    results    arrays that XLA has made out of these, like any others, so whoever gets them may do with them as he likes
+    arriving   written by MPI alone: not handed out, and not used again
+    results    arrays that XLA has made of these, like any others
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from . import cuda
 from .algorithms import is_large
 from .autotune import KEPT, Autotuner, AutotunerCache, TuningKey
 
-GROUP_BYTES = 128 << 20  # of parts that are packed together. Up to four times that is taken for as long as they travel
+GROUP_BYTES = 128 << 20  # of parts that are packed together; up to four times that is used while they are sent
 NAMES = "through the host", "from device to device"
 HOST, DEVICES = range(2)
 
@@ -44,13 +44,14 @@ PartsByNumber = Mapping[int, jax.Array]  # of one message, by their numbers
 
 
 class DeviceAccess(NamedTuple):
-    """Which memory MPI reaches for one process.
+    """Which device memory MPI can access for one process.
 
     Attributes:
-      why_not: why it does not reach that of this process's device, in words; "" where it does.
-      device: which one that is: for processes on one host.
-      seen: all that this process sees. MPI maps another process's memory into this one, for which the driver has to
-        know the device; Open MPI ends the job where it does not.
+      why_not: why it cannot access that of this process's device, in words; "" if it can.
+      device: the identity of that device, for processes on one host.
+      seen: the devices visible to this process. MPI maps another process's memory into this one, for which the
+        driver has
+        to know the device; Open MPI ends the job if it does not.
     """
 
     why_not: str
@@ -59,51 +60,51 @@ class DeviceAccess(NamedTuple):
 
 
 class CudaAwareSums:
-    """Whether large sums go from device to device, and how. One message at a time.
+    """Chooses for each message whether its large sums go from device to device, and sums them. One message at a time.
 
     Attributes:
-      results: of the message that was begun last, the parts that have gone so.
-      always: the one way that messages take where there are both; `None`: the one that is measured to be faster.
+      results: of the message that was begun last, the parts that were summed so.
+      always: the route of all messages, where both are possible; None: the one that is measured to be faster.
         Replicated.
     """
 
     def __init__(self, mpi: Any, device: jax.Device):
         self._mpi, self._device, self._own = mpi, device, reach(mpi, device)
-        self._why: str | None = None  # all go through the host; "" if they need not, `None` if that is not known yet
-        self._choices = AutotunerCache(NAMES)
-        self._fixed: set[Hashable] = set()  # channels whose messages go through the host, whatever is faster
-        self._channels: dict[Hashable, None] = {}  # of GPUs, whose messages have large sums, the latest last
-        self._held: list[tuple[Any, Any]] = []  # of operations that have failed: a request, and what it may write into
+        self._why: str | None = None  # all go through the host; "" if they need not, None if that is not known yet
+        self._tuners = AutotunerCache(NAMES)
+        self._fixed: set[Hashable] = set()  # channels of deterministic programs, whose messages go through the host
+        self._channels: dict[Hashable, None] = {}  # on GPUs, whose messages have large sums; the latest last
+        self._held: list[tuple[Any, Any]] = []  # of failed operations: a request, and the memory it may write to
         self._timed: tuple[Autotuner, float] | None = None  # the message under way, and when it began
-        # Where MPI writes, and reads, if other processes cannot map what JAX has.
+        # MPI's send and receive memory, if other processes cannot map JAX's.
         own = not self._own.why_not and cuda.is_nvidia(device) and not cuda.can_be_mapped(device)
         self._shareable = cuda.Shareable() if own else None
         self.results: PartsByNumber = {}
         self.always: int | None = None
 
-    def of(self, together: ProcessGroup) -> None:
-        """Of these processes from now on. They agree on it in the first message that has large sums."""
-        self._together, self._why = together, None
-        self._choices.forget()
+    def set_group(self, group: ProcessGroup) -> None:
+        """Use this process group from now on. It agrees on what is possible in the first message with large sums."""
+        self._group, self._why = group, None
+        self._tuners.clear()
 
     @property
     def through_host(self) -> bool:
-        """Whether it is known that all go through the host. Replicated."""
+        """Whether it is known that all messages go through the host. Replicated."""
         return bool(self._why)
 
     def stays(self, parts: Sequence[Any], ops: Sequence[Reduction], channel: Hashable) -> list[int]:
-        """Which parts most likely do not go through the host, so that no copies of them are begun. Local."""
-        choice = self._choices.latest(channel)
-        way = choice.way if self.always is None and choice is not None else self.always
-        return [] if way == HOST or channel in self._fixed else self._candidates(parts, ops)
+        """Return the parts that most likely do not go through the host, and need no copy there. Local."""
+        tuner = self._tuners.latest(channel)
+        route = tuner.choice if self.always is None and tuner is not None else self.always
+        return [] if route == HOST or channel in self._fixed else self._candidates(parts, ops)
 
     def _candidates(self, parts: Sequence[Any], ops: Sequence[Reduction]) -> list[int]:
-        """Which parts may go from device to device. Part 0 does not: the status rides in it."""
+        """Return the parts that may go from device to device. Part 0 may not, since it carries the status."""
         if self._why or self._own.why_not:
             return []
         return [j for j in range(1, len(parts)) if is_large(ops[j], parts[j].nbytes)]
 
-    def begin(
+    def begin_message(
         self,
         message: ReduceMessage,
         key: TuningKey,
@@ -113,14 +114,14 @@ class CudaAwareSums:
         large: bool,
         fixed: bool,
     ) -> None:
-        """Have large sums of a message go from device to device, if all processes can and it is faster.
+        """Let the large sums of a message go from device to device, if all processes can and it is faster.
 
         Args:
-          large: whether it has such, but for part 0.
-          fixed: they go through the host, whatever is faster: the bits of a sum depend on the way.
+          large: whether it has any, apart from part 0.
+          fixed: send it through the host, without measuring: the bits of a sum depend on the route.
         """
         self.results, self._timed = {}, None
-        if not large or self._together.comm.size == 1:
+        if not large or self._group.comm.size == 1:
             return
         if self._device.platform != "cpu":
             self._remember(key[0])
@@ -129,13 +130,13 @@ class CudaAwareSums:
         candidates = {j: parts[j] for j in self._candidates(parts, ops)}
         if candidates:
             cuda.make_current(self._device)
-        message.surround(partial(self._carry_out, message, key, candidates, fixed), agreed=False)
+        message.wrap_reduce(partial(self._carry_out, message, key, candidates, fixed), agreed=False)
 
-    def end(self) -> None:
-        """Behind each message, when all of it is on the devices."""
+    def end_message(self) -> None:
+        """Record the time of a message; called when all of it is on the devices."""
         if self._timed is not None:
-            choice, began = self._timed
-            choice.took(perf_counter() - began)
+            tuner, began = self._timed
+            tuner.record(perf_counter() - began)
         self.results, self._timed = {}, None
 
     def _remember(self, channel: Hashable) -> None:
@@ -152,40 +153,40 @@ class CudaAwareSums:
         fixed: bool,
         others: Callable[[], np.ndarray],
     ) -> np.ndarray:
-        # Only here all are known to be about the same message, and what all know alike may change.
-        comm = self._together.comm
+        # Replicated state changes only here, where all processes are known to be in the same message.
+        comm = self._group.comm
         if self._why is None:
-            self._why = agreed(comm.allgather(self._own), one_host=self._together.one_host)
+            self._why = agreed(comm.allgather(self._own), one_host=self._group.one_host)
         if self._why:
             return others()
-        if self._way(comm, message.about, key, fixed) == DEVICES:
-            message.agreed = True  # what lies on devices is not handed on
+        if self._route(comm, message.about, key, fixed) == DEVICES:
+            message.agreed = True  # results on devices are not handed on
             self.results = self._sum(comm, parts)
         return others()
 
-    def _way(self, comm: Any, about: str, key: TuningKey, fixed: bool) -> int:
-        """Which way this message takes. Replicated."""
+    def _route(self, comm: Any, about: str, key: TuningKey, fixed: bool) -> int:
+        """Return the route of this message. Replicated."""
         if self.always is not None:
             return self.always
         if fixed:
             self._fixed.add(key[0])
             return HOST
-        choice = self._choices.of(key)
-        self._choices.keep(key, choice)
-        if (times := choice.due) is not None:
+        tuner = self._tuners.get(key)
+        self._tuners.keep(key, tuner)
+        if (times := tuner.due) is not None:
             comm.Allreduce(self._mpi.IN_PLACE, times, self._mpi.MAX)
-            choice.compare(times, about)
-        way = choice.way
-        self._timed = choice, perf_counter()
-        return way
+            tuner.compare(times, about)
+        route = tuner.choice
+        self._timed = tuner, perf_counter()
+        return route
 
     def close(self) -> None:
-        """Behind the last message."""
+        """Free what it holds, after the last message."""
         if self._shareable is not None and not self._held:
             self._shareable.free()
 
-    def in_words(self, channel: Hashable) -> str:
-        """How a channel's large sums go, in words; nothing on CPUs, or where none was sent. Replicated."""
+    def describe(self, channel: Hashable) -> str:
+        """Return the route of a channel's large sums, in words; empty on CPUs, or where none was sent. Replicated."""
         if channel not in self._channels or self._why is None:
             return ""
         if self._why:
@@ -193,13 +194,13 @@ class CudaAwareSums:
         if self.always is not None:
             return NAMES[self.always]
         if channel in self._fixed:
-            return f"{NAMES[HOST]}, whatever is faster: in a deterministic program"
-        return self._choices.in_words(channel)
+            return f"{NAMES[HOST]}, not measured: in a deterministic program"
+        return self._tuners.describe(channel)
 
     # --- the sums -----------------------------------------------------------------------------------------------------
 
     def _sum(self, comm: Any, parts: PartsByNumber) -> PartsByNumber:
-        """Parts, summed over all ranks, on the device: bitwise the same on all, and in every run."""
+        """Return parts summed over all ranks, on the device: bitwise the same on all, and in every run."""
         self._held = [(request, memory) for request, memory in self._held if not _is_over(request)]
         if self._held and self._shareable is not None:
             self._shareable.leave()
@@ -211,7 +212,7 @@ class CudaAwareSums:
     def _sum_of_group(self, comm: Any, parts: list[jax.Array]) -> list[jax.Array]:
         size, rank = comm.size, comm.rank
         rows = _pack(parts, size)
-        # Two rooms: one row for what each rank has of this one's slice, and one row for each slice's sum.
+        # Two halves: a row for each rank's values of this rank's slice, and a row for each slice's sum.
         arriving = jnp.zeros((2, *rows.shape), rows.dtype, device=self._device)
         jax.block_until_ready((rows, arriving))
         whole, nbytes = rows.nbytes, rows.nbytes // size
@@ -233,7 +234,7 @@ class CudaAwareSums:
         return jax.block_until_ready(_unpack(arriving, own, rank, tuple(x.shape for x in parts)))
 
     def _copy(self, shared: int, to: int, source: int, nbytes: int) -> None:
-        """Between JAX's memory and what is shared, where that is another one."""
+        """Copy between JAX's memory and the shared memory, where these differ."""
         if shared and self._shareable is not None:
             self._shareable.copy(to, source, nbytes)
 
@@ -245,7 +246,9 @@ class CudaAwareSums:
         nbytes: int,
         memory: Any,
     ) -> None:
-        """Send to ranks what lies at addresses, and receive from ranks at others: `nbytes` each, within `memory`."""
+        """Send `nbytes` from each address in `sent` to its rank, and receive as many from ranks into addresses, within
+        `memory`.
+        """
         under_way: list[Any] = []
         try:
             for other, address in received:
@@ -264,17 +267,18 @@ class CudaAwareSums:
 
 
 def _is_over(request: Any) -> bool:
-    """Whether MPI is done with what it was given, by an error or not."""
+    """Return whether a request is complete, by an error or not."""
     with suppress(Exception):
         request.Test()
     return not request
 
 
 def groups(parts: Mapping[int, tuple[int, np.dtype]]) -> list[list[int]]:
-    """Parts that are packed together: neighbors of one type, as many as go into `GROUP_BYTES`; of larger ones one.
+    """Return groups of parts that are packed together: consecutive ones of one dtype, up to `GROUP_BYTES`, or one
+    larger part.
 
     Args:
-      parts: bytes and type of each.
+      parts: bytes and dtype of each.
     """
     found: list[list[int]] = []
     room, last = 0, None
@@ -293,21 +297,21 @@ def _address(x: jax.Array) -> int:
 
 @partial(jax.jit, static_argnums=1)
 def _pack(parts: list[jax.Array], size: int) -> jax.Array:
-    """All elements, in a row for each rank, the last of them filled up."""
+    """Return all elements, in a row for each rank, padded."""
     flat = jnp.concatenate([x.reshape(-1) for x in parts])
     return jnp.pad(flat, (0, -flat.size % size)).reshape(size, -1)
 
 
 @partial(jax.jit, static_argnums=2)
 def _add_up(rows: jax.Array, arriving: jax.Array, rank: int) -> jax.Array:
-    """This rank's slice of all, in the order of ranks."""
+    """Return this rank's slice of the sum, added in the order of ranks."""
     addends = [rows[rank] if other == rank else arriving[0, other] for other in range(len(rows))]
     return reduce(jnp.add, addends)
 
 
 @partial(jax.jit, static_argnums=(2, 3))
 def _unpack(arriving: jax.Array, own: jax.Array, rank: int, shapes: tuple[tuple[int, ...], ...]) -> list[jax.Array]:
-    """The parts, out of all slices."""
+    """Return the parts, from all slices."""
     flat = arriving[1].at[rank].set(own).reshape(-1)
     sizes = [int(np.prod(shape)) for shape in shapes]
     ends = np.cumsum(sizes)
@@ -318,11 +322,12 @@ def _unpack(arriving: jax.Array, own: jax.Array, rank: int, shapes: tuple[tuple[
 
 
 def agreed(everyone: Sequence[DeviceAccess], *, one_host: bool) -> str:
-    """Why large sums go through the host, or "".
+    """Return why large sums go through the host, or "" if they need not.
 
     Args:
       everyone: by rank.
-      one_host: whether all are on one. Between several it depends on the network what is fast, which MPI does not say.
+      one_host: whether all are on one. Between several, which route is fast depends on the network, which MPI does
+        not tell.
     """
     for rank, own in enumerate(everyone):
         if own.why_not:
@@ -337,7 +342,7 @@ def agreed(everyone: Sequence[DeviceAccess], *, one_host: bool) -> str:
 
 
 def reach(mpi: Any, device: jax.Device) -> DeviceAccess:
-    """Which memory MPI reaches for this process. Local."""
+    """Return the device memory that MPI can access for this process. Local."""
     why = why_not(mpi, device)
     if why:
         return DeviceAccess(why)
@@ -346,16 +351,16 @@ def reach(mpi: Any, device: jax.Device) -> DeviceAccess:
 
 
 def why_not(mpi: Any, device: jax.Device) -> str:
-    """Why MPI is not to read the memory of a device, in words; "" where it is."""
+    """Return why MPI is not to access the memory of a device, in words; "" if it can."""
     if device.platform == "cpu":
         return "there is no accelerator"
     if not cuda.is_nvidia(device):
-        return "devices are not NVIDIA's"
+        return "the devices are not NVIDIA GPUs"
     return "" if says_cuda(mpi) else "MPI is not CUDA-aware"
 
 
 def says_cuda(mpi: Any) -> bool:
-    """Whether MPI itself says that it takes CUDA's memory: what was built so, and not switched off."""
+    """Return whether MPI reports that it accepts CUDA memory: built with support for it, which is not switched off."""
     library = ctypes.CDLL(mpi.__file__)  # what mpi4py has loaded is found through it
     if hasattr(library, "MPIX_Query_cuda_support"):  # Open MPI, and MPICH
         return bool(library.MPIX_Query_cuda_support())
@@ -365,12 +370,13 @@ def says_cuda(mpi: Any) -> bool:
     return False
 
 
-def prepare(devices: Sequence[jax.Device] | None = None, environ: Mapping[str, str] = os.environ) -> None:
-    """Before MPI is loaded: give this thread the context of the GPU that it will use. Open MPI looks for one when it
-    begins, and without one it never maps the memory of other processes' GPUs, but copies it in pieces through the host.
+def prepare_context(devices: Sequence[jax.Device] | None = None, environ: Mapping[str, str] = os.environ) -> None:
+    """Give this thread the context of the GPU that it will use, before MPI is loaded. Open MPI looks for one when it
+    starts;
+    without one it never maps the memory of other processes' GPUs, but copies it in pieces through the host.
 
     Args:
-      devices: this process's, if they are known; else that of its number on its host.
+      devices: this process's, if known; otherwise the device with the number of this process on its host.
     """
     found = jax.local_devices() if devices is None else devices
     local = next((int(environ[name]) for name in _LOCAL_RANKS if environ.get(name, "").isdigit()), 0)

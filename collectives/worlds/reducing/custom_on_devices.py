@@ -1,4 +1,6 @@
-"""Reductions that are objects, in one program over several devices: traced inside a `shard_map` over the workers."""
+"""Custom reductions (`Sliced` and `Mixed`) within one program over several devices: traced inside a `shard_map` over
+the workers.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,9 @@ from adaptive.extend import Mixed, Sliced, summed_statistics
 
 
 def by_slices(op: Sliced, x: jax.Array, step: Any, axis: str) -> jax.Array:
-    """A part, reduced: each device gets a slice of all workers' values, reduces that, and all get all slices."""
+    """Return a part, reduced by a `Sliced` reduction: each device reduces one slice of all workers' values, and all
+    gather all slices.
+    """
     workers, number = jax.lax.axis_size(axis), jax.lax.axis_index(axis)
     sent = op.sent(x.reshape(-1), step, number)
     sent = jnp.pad(sent, (0, -len(sent) % workers)).reshape(workers, -1)
@@ -25,7 +29,7 @@ def by_slices(op: Sliced, x: jax.Array, step: Any, axis: str) -> jax.Array:
 
 
 def mixed(x: jax.Array, weights: jax.Array, axis: str) -> jax.Array:
-    """A worker's weighted mean of all values.
+    """Return a worker's weighted mean of all values.
 
     Args:
       weights: of all workers' means, a row each; see `table`.
@@ -37,7 +41,9 @@ def mixed(x: jax.Array, weights: jax.Array, axis: str) -> jax.Array:
 
 
 def table(op: Mixed, step: int, members: Sequence[int], workers: int) -> np.ndarray:
-    """The weights of all workers' means in a step, shape=(workers, workers); who is no member keeps its own."""
+    """Return the weights of all workers' means in a step; shape=(workers, workers). A worker that is not a member keeps
+    its own value.
+    """
     found, table = op.weights(step, members), np.eye(workers)
     for worker, weights in found.items():
         table[worker] = 0

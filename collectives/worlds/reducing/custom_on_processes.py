@@ -1,8 +1,8 @@
-"""Reductions that are objects, between processes: what travels is sent by MPI from the host, and reduced there.
+"""Custom reductions (`Sliced` and `Mixed`) between processes: MPI sends from the host, and the host reduces.
 
-A `Sliced` part is sent twice: each process gets a slice of all workers' values, and when it has reduced that, all get
-all slices. So a process sends and receives as many bytes as in an all-reduce, in the format of the reduction. A `Mixed`
-part goes to those who average it, and nowhere else.
+A `Sliced` part is sent twice: each process receives a slice of all workers' values, and when it has reduced that, all
+gather all slices. So a process sends and receives as many bytes as in an all-reduce, in the format of the reduction. A
+`Mixed` part is sent to the workers that average it, and to no others.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def by_slices(comm: Any, op: Sliced, rows: RowsByWorker, received: np.ndarray, s
 
 
 def sum_by_hosts(hosts: HierarchicalSum, op: Sliced, rows: RowsByWorker, received: np.ndarray, step: int) -> None:
-    """As `by_slices`, for what is a sum: what a host sends is the sum of what its workers would send."""
+    """Reduce a part that is a sum as `by_slices` does; what a host sends is the sum of what its workers would send."""
     flat, functions, number = received.reshape(-1), _functions(op), np.int32(step)
     own = np.zeros(len(flat), np.float32)
     with jax.default_device(jax.local_devices(backend="cpu")[0]):
@@ -49,7 +49,7 @@ def sum_by_hosts(hosts: HierarchicalSum, op: Sliced, rows: RowsByWorker, receive
             own += np.asarray(functions.sent(x.reshape(-1), number, np.int32(worker))).astype(np.float32)
 
     def between(comm: Any, of_host: np.ndarray) -> None:
-        by_slices(comm, op, {-1 - comm.rank: of_host}, of_host, step)  # no worker's number: it is rounded by itself
+        by_slices(comm, op, {-1 - comm.rank: of_host}, of_host, step)  # not a worker's number: it is rounded separately
 
     hosts.reduce(own, between)
     flat[:] = own.astype(flat.dtype)
@@ -58,7 +58,7 @@ def sum_by_hosts(hosts: HierarchicalSum, op: Sliced, rows: RowsByWorker, receive
 def mixed(
     comm: Any, weights: Mapping[int, Mapping[int, float]], rows: RowsByWorker, carrier: Mapping[int, int]
 ) -> RowsByWorker:
-    """Each of this process's workers' weighted mean. Who is in none keeps its own.
+    """Return each of this process's workers' weighted mean, or its own value if it has none.
 
     Args:
       weights: of all workers' means; see `Mixed.weights`.
@@ -67,7 +67,7 @@ def mixed(
     here = {worker: np.ascontiguousarray(row) for worker, row in rows.items()}
     elsewhere: dict[tuple[int, int], np.ndarray] = {}
     under_way = []
-    for taker in sorted(weights):  # in one order on all processes: messages between two of them are matched by it
+    for taker in sorted(weights):  # in one order on all processes, by which messages between two of them match
         for giver in sorted(weights[taker]):
             there, here_too = carrier[giver] == comm.rank, carrier[taker] == comm.rank
             if here_too and not there:
@@ -91,14 +91,14 @@ def mixed(
 
 
 def _total(comm: Any, statistics: Any) -> np.ndarray:
-    """Statistics, summed over all processes' slices in double precision."""
+    """Return statistics summed over all processes' slices, in double precision."""
     total = np.empty(statistics.shape, np.float64)
     comm.Allreduce(np.asarray(statistics, np.float64), total)
     return total.astype(statistics.dtype)
 
 
 class _CompiledReduction(NamedTuple):
-    """A reduction's functions, compiled."""
+    """The functions of a reduction, compiled."""
 
     sent: Callable[..., Any]
     statistics: Callable[..., Any]
@@ -112,7 +112,7 @@ def _functions(op: Sliced) -> _CompiledReduction:
 
 
 def _slice_of_all(comm: Any, sent: Sequence[np.ndarray], bounds: Sequence[int]) -> np.ndarray:
-    """This process's slice of all workers' values, shape=(workers, elements of the slice)."""
+    """Return this process's slice of all workers' values; shape=(workers, elements of the slice)."""
     workers, sizes, own = np.array(comm.allgather(len(sent))), np.diff(bounds), int(np.diff(bounds)[comm.rank])
     if len(sent) == 1:
         (outgoing,) = sent
@@ -124,28 +124,27 @@ def _slice_of_all(comm: Any, sent: Sequence[np.ndarray], bounds: Sequence[int]) 
 
 
 def _placed(array: np.ndarray, sizes: np.ndarray) -> list[Any]:
-    """An array as MPI is to take it: whose first elements belong to rank 0, and so on."""
+    """Return the arguments by which MPI sends an array in pieces of these sizes: the first to rank 0, and so on."""
     words = _words(array)
     counts = sizes * (len(words) // array.size if array.size else 1)
     return [words, (counts, np.concatenate([[0], np.cumsum(counts)[:-1]]))]
 
 
 def _words(array: np.ndarray) -> np.ndarray:
-    """An array as integers, which MPI has of every width: of half precisions it knows none."""
+    """Return an array as integers, which MPI has of every width; it has no half precisions."""
     return np.ascontiguousarray(array).reshape(-1).view(f"u{min(array.itemsize, 8)}")
 
 
 class CustomReductions:
-    """The parts of one message by which workers are told apart, and what comes of them.
+    """The parts of one message with a custom reduction, and their results.
 
     Args:
-      buffers: where all parts arrive.
-      parts: of each of this process's workers.
-      workers: which they are.
+      buffers: receive all parts.
+      parts: of each of this process's workers; `workers`: their numbers.
 
     Attributes:
-      numbers: which parts.
-      differ: whether workers get results of their own.
+      numbers: of these parts.
+      differ: whether workers receive different results.
     """
 
     def __init__(
@@ -164,7 +163,9 @@ class CustomReductions:
     def reduce(
         self, comm: Any, members: Sequence[int], seats: Sequence[Sequence[int]], hosts: HierarchicalSum | None = None
     ) -> None:
-        """Reduce them over the processes of `comm`, which carry these seats; by `hosts`, if given, what can be."""
+        """Reduce them over the processes of `comm`, which carry these worker slots; through `hosts`, if given, where
+        that is possible.
+        """
         carrier = {worker: rank for rank, own in enumerate(seats) for worker in own}
         for j in self.numbers:
             op = self._ops[j]
@@ -177,8 +178,10 @@ class CustomReductions:
             elif isinstance(op, Sliced):
                 by_slices(comm, op, rows, self._buffers[j], self._step)
 
-    def in_place(self, results: list[list[jax.Array]], devices: Sequence[jax.Device]) -> list[list[jax.Array]]:
-        """Results, of which the first worker's are right, with those of the others."""
+    def insert_own(self, results: list[list[jax.Array]], devices: Sequence[jax.Device]) -> list[list[jax.Array]]:
+        """Return `results`, which are right for the first worker, with the results of the other workers in their
+        places.
+        """
         for j, rows in self._own.items():
             for i, (worker, device) in enumerate(zip(self._workers, devices, strict=True)):
                 if i:

@@ -1,23 +1,23 @@
-"""Sums over several hosts, of which each sends its ranks' sum once: within hosts, between them, and within again.
+"""Hierarchical sums over several hosts, in which each host sends the sum of its ranks once.
 
     within    the ranks of a host add up, in shared memory, at its *leader*, the first of them
-    between   leaders sum over hosts (`between.py`)
-    within    each leader tells its host
+    between   leaders sum over hosts (`inter_host.py`)
+    within    each leader broadcasts to its host
 
 So of h hosts, n bytes of each rank, a host sends and receives 2 (h - 1) / h · n bytes, however many ranks it has and in
 whatever order they are numbered. In a flat Allreduce of four ranks on two hosts Open MPI sends as much where the ranks
-of a host follow one another, and twice as much where they alternate. Hosts may have different numbers of ranks.
+of a host are numbered consecutively, and twice as much where they alternate. Hosts may have different numbers of ranks.
 
-It is a pipeline: while some pieces are between hosts, the next are added up within them, and those before are told. MPI
-sends and receives while it waits within. Which piece takes which step when follows from sizes alone, never from what
-has arrived, so all ranks call MPI in one order, and results do not depend on time.
+It is a pipeline: while some pieces are between hosts, the next ones are added up within them, and the previous ones are
+broadcast. MPI sends and receives while it waits within. The order of steps follows from sizes alone, never from what
+has arrived, so all ranks call MPI in one order, and results do not depend on timing.
 
 Each element is summed at one place of each host, so all of its ranks have the same bits; and at one place of all hosts.
 
-One piece after another, so that the link waits while hosts add up, ResNet-50's gradients took two hosts at 1 Gbit/s,
+Without a pipeline, so that the link waits while hosts add up, ResNet-50's gradients took two hosts at 1 Gbit/s,
 two ranks each, 1.6 s where they now take 0.91, of which 0.82 are the link's. Leaders that sum by Iallreduce took 1.06.
-Before there was a pipeline, as many slices as a host has ranks, each summed between hosts by another of them
-(Reduce_scatter, Allreduce and Allgather), took 1.13 s where leaders took 0.98.
+As many slices as a host has ranks, each summed between hosts by another of them (Reduce_scatter, Allreduce and
+Allgather), took 1.13 s without a pipeline, where leaders took 0.98.
 """
 
 from __future__ import annotations
@@ -41,18 +41,18 @@ from .parts import FlatPart, pieces
 PIECE_BYTES = 512 << 10
 UNDER_WAY_BYTES = 4 << 20
 
-_LEFT: list[Any] = []  # what was under way when a process was lost: MPI may touch it at any time
+_LEFT: list[Any] = []  # requests that were under way when a process was lost: MPI may still use their memory
 
 
 class HierarchicalSum:
-    """A way to sum, of ranks on several hosts. Made by all of a communicator; communicates.
+    """A hierarchical sum over the ranks of a communicator. Made by all of them; communicates.
 
     Args:
       host: the number of this process's host.
-      survives: whether others go on where a process is lost: then nobody is left waiting in here.
+      survives: whether the others continue when a process is lost: then no process is left waiting in it.
 
     Raises:
-      Exception: MPI's. Where one process gets it, all do, and `comm` is revoked.
+      Exception: MPI's. If one process raises it, all do, and `comm` is revoked.
     """
 
     def __init__(self, mpi: Any, comm: Any, host: int, *, survives: bool):
@@ -71,7 +71,7 @@ class HierarchicalSum:
             error = failed
             with suppress(mpi.Exception):
                 comm.Revoke()  # others may still be making theirs
-        # Who has them would wait in them for whoever has not, and could not be told: so all have them, or nobody.
+        # A process that has them would wait in them for one that has not, without an error: so all have them, or none.
         if survives and not all_agree(mpi, comm, error is None):
             raise error or mpi.Exception(mpi.ERR_PROC_FAILED)
         self._within, self._between = within, between
@@ -80,24 +80,25 @@ class HierarchicalSum:
         self._outgoing: list[Any] = []  # of leaders, in the message so far
 
     def sum(self, parts: Iterable[FlatPart], done: Callable[[FlatPart], None]) -> None:
-        """Sum parts over all ranks; each piece is `done` on all of them in the same order. `parts` are asked for one by
-        one, when those before are under way.
+        """Sum parts over all ranks, and call `done` with each piece, on all ranks in the same order. `parts` are taken
+        one by one, when the previous ones are under way.
         """
         for piece in pieces(parts, PIECE_BYTES):
             self._add_up(piece)
             self._proceed(UNDER_WAY_BYTES, done)
         self._proceed(0, done)
         if self._leads:
-            self._between.Barrier()  # all of them have finished, so what was sent has arrived
+            self._between.Barrier()  # all leaders have finished, so what was sent has arrived
             self._mpi.Request.Waitall(self._outgoing)
             self._outgoing = []
 
     def reduce(self, values: np.ndarray, between: Callable[[Any, np.ndarray], None]) -> None:
-        """Have leaders do something with the sums of their hosts, in place, and tell it to these.
+        """Reduce over hosts by another function: sum within each host, call `between` on the leaders, broadcast its
+        result.
 
         Args:
-          values: flat; then what the leaders have made of them.
-          between: given the leaders' communicator, and the sum over a host.
+          values: flat; reduced in place.
+          between: given the leaders' communicator, and the sum over a host, which it replaces.
         """
         if self._leads:
             self._within.Reduce(self._mpi.IN_PLACE, values)
@@ -107,18 +108,18 @@ class HierarchicalSum:
         self._within.Bcast(values)
 
     def _add_up(self, piece: FlatPart) -> None:
-        """Within the host; and begin to sum between them."""
+        """Sum a piece within the host, and begin to sum it between hosts."""
         if self._leads:
             self._within.Reduce(self._mpi.IN_PLACE if piece.source is None else piece.source, piece.target)
             between = InterHostSum(self._between, piece.target)
-            self._to_add.append(piece, between)  # before anything is under way, so that it is let go where that fails
+            self._to_add.append(piece, between)  # before anything is under way, so that it is kept if that fails
             between.begin()
         else:
             self._within.Reduce(piece.target if piece.source is None else piece.source, None)
             self._to_add.append(piece, None)
 
     def _proceed(self, left: int, done: Callable[[FlatPart], None]) -> None:
-        """Take the oldest pieces' next steps, until no more than so many bytes are before either of them."""
+        """Finish the oldest steps, until no more than `left` bytes wait for either of the two."""
         while self._to_add.nbytes > left:
             piece, between = self._to_add.first
             if between is not None:
@@ -134,7 +135,7 @@ class HierarchicalSum:
             done(piece)
 
     def revoke(self) -> None:
-        """Whoever waits in here is told that a process was lost, and nobody comes."""
+        """Release the processes that wait in it for a lost process."""
         self._revoked = True
         for comm in self._comms():
             with suppress(self._mpi.Exception):
@@ -143,7 +144,7 @@ class HierarchicalSum:
         self._to_add, self._added, self._outgoing = _Queue(), _Queue(), []
 
     def free(self) -> None:
-        """Not used any more; by all."""
+        """Free its communicators; collective."""
         if not self._revoked:
             for comm in self._comms():
                 with suppress(self._mpi.Exception):
@@ -154,7 +155,7 @@ class HierarchicalSum:
 
 
 class _Queue:
-    """Pieces that wait for the same step, the oldest first, and what leaders have under way for them.
+    """Pieces that wait for the same step, the oldest first, with what leaders have under way for them.
 
     Attributes:
       nbytes: of all of them.
@@ -166,16 +167,16 @@ class _Queue:
 
     @property
     def first(self) -> tuple[FlatPart, InterHostSum | None]:
-        """The oldest. It stays until its step is taken, so that it is let go where that fails."""
+        """The oldest piece. It stays until its step is finished, so that its requests are kept if that fails."""
         return self._pieces[0]
 
     def append(self, piece: FlatPart, between: InterHostSum | None) -> None:
-        """One more."""
+        """Append a piece."""
         self._pieces.append((piece, between))
         self.nbytes += piece.target.nbytes
 
     def popleft(self) -> tuple[FlatPart, InterHostSum | None]:
-        """The oldest leaves."""
+        """Remove and return the oldest piece."""
         piece, between = self._pieces.popleft()
         self.nbytes -= piece.target.nbytes
         return piece, between

@@ -1,8 +1,8 @@
-"""Sums that travel while this process computes: MPI is looked at now and then, and not waited in.
+"""Sums that overlap with computation on this process: MPI is polled now and then, and not waited in.
 
-MPI waits by spinning, on the core that the computation needs. Between hosts bytes lie in the network for most of the
-time, and the kernel moves them by itself, as far as sockets have room. So whoever computes meanwhile has some pieces
-under way, looks at them, and sleeps. When nothing is computed any more it waits in MPI, which is faster.
+MPI waits by spinning, on the core that the computation needs. Between hosts, bytes are in the network for most of the
+time, and the kernel moves them by itself, as far as socket buffers have room. So a process that computes meanwhile has
+some pieces under way, polls them, and sleeps. When it computes no longer it waits in MPI, which is faster.
 """
 
 from __future__ import annotations
@@ -15,15 +15,15 @@ from typing import Any
 
 from .parts import FlatPart, pieces
 
-Computing = Callable[[], bool]  # whether this process computes something beside; asked from the thread that sends
+Computing = Callable[[], bool]  # whether this process computes something meanwhile; called by the thread that sends
 
 # Chosen between two hosts at 1 Gbit/s, with a rank on one core each: see benchmarks/overlap_between_hosts.py.
-PIECE_BYTES = 4 << 20  # one of several that are under way, so that the link is busy while another one is added up
+PIECE_BYTES = 4 << 20  # of one of the pieces under way: several, so that the link is busy while one is added up
 UNDER_WAY = 4
-NAP = 5e-4  # seconds between two looks, of two ranks: 1 Gbit/s brings 60 kB in it, and sockets hold some MB
-LEAST_NAP = 1e-4  # of many: a piece goes in rounds, the more the more ranks there are, and each round waits for a look
+NAP = 5e-4  # seconds between two polls, of two ranks: 1 Gbit/s brings 60 kB meanwhile, and sockets hold some MB
+LEAST_NAP = 1e-4  # of many ranks: a piece takes more rounds the more ranks there are, and each round waits for a poll
 
-_left: list[tuple[Any, ...]] = []  # what an error has left under way, with its memory: MPI may still write there
+_left: list[tuple[Any, ...]] = []  # requests that an error has left under way: MPI may still write into their memory
 
 
 def overlapped_sum(
@@ -35,11 +35,10 @@ def overlapped_sum(
     *,
     survives: bool,
 ) -> Iterator[FlatPart]:
-    """Reduce a part over all ranks: its pieces, as they have come. All ranks call it; each computes for as long as it
-    likes.
+    """Reduce a part over all ranks, and yield its pieces as they arrive. Called by all ranks, whatever they compute.
 
     Args:
-      survives: whether others go on where a process is lost: then nothing is under way any more behind the error.
+      survives: whether the others continue when a process is lost: then nothing is left under way after the error.
     """
     nap = max(LEAST_NAP, 2 * NAP / comm.size)
     waiting = deque(pieces([part], PIECE_BYTES))
@@ -57,7 +56,7 @@ def overlapped_sum(
             raise
         with suppress(mpi.Exception):
             comm.Revoke()
-        for _, request in under_way:  # memory is used again for what is taken again
+        for _, request in under_way:  # the step is repeated in the same memory
             with suppress(mpi.Exception):
                 request.Wait()
         under_way.clear()
@@ -68,7 +67,6 @@ def overlapped_sum(
 
 
 def _wait(request: Any, computing: Computing, nap: float) -> None:
-    """Until it is completed."""
     while not request.Test():
         if not computing():
             request.Wait()

@@ -1,4 +1,4 @@
-"""Parts of a message that are summed over processes, and the pieces in which they go."""
+"""Parts of a message that are summed over processes, and the pieces in which they are sent."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ import numpy as np
 
 
 class FlatPart(NamedTuple):
-    """A part of a message, or a piece of one. Its arrays are flat, and local.
+    """A part of a message, or a piece of one. Its arrays are one-dimensional, and local.
 
     Attributes:
       number: of the part in its message.
-      source: this process's values; `None` where they are in `target`.
-      target: where the sum arrives.
+      source: this process's values; None where they are in `target`.
+      target: receives the sum.
       start: the piece's first element in its part.
     """
 
@@ -26,7 +26,7 @@ class FlatPart(NamedTuple):
 
 
 def pieces(parts: Iterable[FlatPart], nbytes: int) -> Iterator[FlatPart]:
-    """Parts, cut into pieces of at most so many bytes, of each part equally large; one part after another."""
+    """Yield parts in pieces of at most `nbytes`, all pieces of a part equally large; one part after another."""
     for number, source, target, _ in parts:
         count = -(-target.size // (nbytes // target.itemsize))
         bounds = [target.size * i // max(count, 1) for i in range(count + 1)]

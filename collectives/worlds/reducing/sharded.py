@@ -23,19 +23,19 @@ from collectives.worlds.transport.tcp_tree import in_order_of_lines
 
 from .custom_on_devices import by_slices, mixed, table
 
-# Two programs that join devices, started in two threads, could be started on two devices in two orders, and wait for
-# each other.
+# Two programs over several devices, started by two threads, could start on two devices in different orders, and wait
+# for each other.
 ONE_AT_A_TIME = RLock()  # from the start to the end of an exchange; one thread may have several under way
 
 
-# Over gloo every collective has its price: 0.4 ms, and 4 for one of 300 kB as for one of 3 MB where a process has one
-# core (benchmarks/jax_world_against_shard_map.py). So parts up to this size travel as one; those beyond are not copied.
-# On GPUs XLA does so by itself.
+# Over gloo every collective has a cost: 0.4 ms, and 4 for one of 300 kB as for one of 3 MB where a process has one
+# core (benchmarks/jax_world_against_shard_map.py). So parts up to this size are sent as one, and larger ones are not
+# copied. On GPUs XLA does so by itself.
 PACKED_BYTES = 8 << 20
 
 
 class Joined(NamedTuple):
-    """Parts of all workers, side by side, and how they are reduced."""
+    """Parts of all workers, as arrays over all devices, and how they are reduced."""
 
     arrays: list[jax.Array]
     ops: tuple[Reduction, ...]
@@ -48,8 +48,8 @@ class Sharded:
 
     Args:
       devices: of all workers, in their order: one process's after another's.
-      own: those of this process, in the order in which it has them.
-      in_frame: the size up to which part 0 of a message is summed in a frame (`JaxChannel`), in double precision.
+      own: those of this process, in its order.
+      in_preamble: the size up to which part 0 of a message is summed in a preamble (`JaxChannel`), in double precision.
 
     Attributes:
       mesh, axis: as in `WorkerMesh`.
@@ -57,8 +57,8 @@ class Sharded:
 
     axis = "worker"
 
-    def __init__(self, devices: Sequence[jax.Device], own: Sequence[jax.Device], in_frame: int = -1):
-        self._in_frame = in_frame
+    def __init__(self, devices: Sequence[jax.Device], own: Sequence[jax.Device], in_preamble: int = -1):
+        self._in_frame = in_preamble
         self._per_process = [len(list(same)) for _, same in itertools.groupby(d.process_index for d in devices)]
         self.mesh = mesh = Mesh(np.array(devices), (self.axis,))
         self._size, self._own = len(devices), own
@@ -72,7 +72,7 @@ class Sharded:
     def join(
         self, rows: Sequence[Parts], ops: Sequence[Reduction], step: int = 0, members: Sequence[int] = ()
     ) -> Joined:
-        """Join the parts of this process's workers, without copying, to arrays over all devices."""
+        """Join the parts of this process's workers, without a copy, into arrays over all devices."""
         columns, by_step = list(zip(*rows, strict=True)), None
         if not all(isinstance(op, str) for op in ops):
             tables = [table(op, step, members, self._size) if isinstance(op, Mixed) else None for op in ops]
@@ -82,19 +82,19 @@ class Sharded:
 
     @thread_status("compiling", compiles=True)
     def compile(self, joined: Joined) -> None:
-        """Have the program that reduces these: where several processes are in it, before any of them has begun."""
+        """Compile the program that reduces these; called before any of several processes runs it."""
         layout = tuple((x.shape, str(x.dtype)) for x in joined.arrays), joined.ops, joined.scalar
         if layout not in self._compiled:
             self._reduce.lower(joined.arrays, joined.by_step, ops=joined.ops, scalar=joined.scalar).compile()
             self._compiled.add(layout)
 
     def reduce(self, joined: Joined) -> list[jax.Array]:
-        """Begin to reduce them. Of several processes all have to."""
+        """Start to reduce these. Called by all processes."""
         return self._reduce(joined.arrays, joined.by_step, ops=joined.ops, scalar=joined.scalar)
 
     def prepare(self, parts: Sequence[jax.ShapeDtypeStruct], ops: Sequence[Reduction]) -> None:
-        """Compile what reduces messages of such parts: the protocol of `WorkerMesh`."""
-        first = self._goes_by_frame(parts)
+        """Compile the program that reduces messages of such parts: see `WorkerMesh`."""
+        first = self._is_in_preamble(parts)
         parts, ops = parts[first:], ops[first:]
         if not parts:
             return
@@ -105,22 +105,22 @@ class Sharded:
         self._reduce.lower(arrays, by_step, ops=tuple(ops), scalar=scalar).compile()
 
     def reduces(self, op: Reduction) -> bool:
-        """Return whether `reduce_within` knows a reduction: the weights of a `Mixed` are made on the host, by step."""
+        """Return whether `reduce_within` supports a reduction: the weights of a `Mixed` are made on the host."""
         return not isinstance(op, Mixed)
 
     def reduce_within(self, parts: Sequence[jax.Array], ops: Sequence[Reduction], step: jax.Array) -> list[jax.Array]:
-        """Reduce one worker's parts, within a program over the mesh: the protocol of `WorkerMesh`."""
-        first = self._goes_by_frame(parts)
+        """Reduce one worker's parts, within a program over the mesh: see `WorkerMesh`."""
+        first = self._is_in_preamble(parts)
         rest = _reduce_own(list(parts[first:]), ops[first:], (step, None), self._packed_bytes)
-        return [self._sum_as_in_frame(parts[0]), *rest] if first else rest
+        return [self._sum_as_in_preamble(parts[0]), *rest] if first else rest
 
-    def _goes_by_frame(self, parts: Sequence[Any]) -> bool:
+    def _is_in_preamble(self, parts: Sequence[Any]) -> bool:
         """Whether part 0 of such a message travels in a frame, where the message is not part of a program."""
         return parts[0].size <= self._in_frame
 
-    def _sum_as_in_frame(self, x: jax.Array) -> jax.Array:
-        """Sum a worker's part 0 over all workers; traced. The same bits as the frame's: in double precision, first over
-        the workers of each process, and then as `TCPTree.sum` does.
+    def _sum_as_in_preamble(self, x: jax.Array) -> jax.Array:
+        """Sum a worker's part 0 over all workers; traced. The same bits as the preamble's: in double precision, first
+        over the workers of each process, and then in the order of `TCPTree.sum`.
         """
         rows = jax.lax.all_gather(x, self.axis)
         with jax.enable_x64(True):
@@ -129,18 +129,18 @@ class Sharded:
             return jax.lax.convert_element_type(in_order_of_lines(of_processes), x.dtype)
 
     def copies(self, reduced: Sequence[jax.Array]) -> list[list[jax.Array]]:
-        """Each own worker's copies of what came out."""
+        """Return each own worker's copies of the reduced arrays."""
         return [list(row) for row in zip(*map(self._copies, reduced), strict=True)]
 
     def _join(self, column: tuple[jax.Array, ...]) -> jax.Array:
-        """One array of `size * len` rows, whose shards are the workers' arrays themselves."""
+        """Return one array of `size * len` rows, whose shards are the workers' arrays themselves."""
         if column[0].ndim == 0:
             column = tuple(x.reshape(1) for x in column)
         shape = (self._size * column[0].shape[0], *column[0].shape[1:])
         return jax.make_array_from_single_device_arrays(shape, self._sharding, list(column))
 
     def _copies(self, replicated: jax.Array) -> list[jax.Array]:
-        """By the devices: in what order JAX lists shards is its own business."""
+        """Return the shards of this process by its devices; JAX lists them in an order of its own."""
         on = {shard.device: shard.data for shard in replicated.addressable_shards}
         return [on[device] for device in self._own]
 
@@ -154,8 +154,8 @@ def _reduce(
     ops: tuple[Reduction, ...],
     scalar: tuple[bool, ...],
 ) -> list[jax.Array]:
-    """Arrays of all workers, reduced: replicated, or, where each has its own result, sharded as they were. Parts that
-    are reduced alike, and are not larger than `packed_bytes`, are so as one array.
+    """Return arrays of all workers, reduced: replicated, or, where each has its own result, sharded as they were. Parts
+    with the same reduction, not larger than `packed_bytes`, are reduced as one array.
     """
 
     def on_each(parts: list[jax.Array], by_step: Any) -> list[jax.Array]:
@@ -169,7 +169,7 @@ def _reduce(
 
 
 def _reduce_own(own: list[jax.Array], ops: Sequence[Reduction], by_step: Any, packed_bytes: int) -> list[jax.Array]:
-    """One worker's parts, reduced over all workers."""
+    """Return one worker's parts, reduced over all workers."""
     groups: dict[Hashable, list[int]] = {}
     for i, (op, x) in enumerate(zip(ops, own, strict=True)):
         alike = op in _BY_ELEMENT and x.nbytes <= packed_bytes
@@ -177,7 +177,7 @@ def _reduce_own(own: list[jax.Array], ops: Sequence[Reduction], by_step: Any, pa
     results: dict[int, jax.Array] = {}
     for group in groups.values():
         reduce = partial(_reduced, ops[group[0]], by_step, group[0])
-        results.update(zip(group, _together(reduce, [own[i] for i in group]), strict=True))
+        results.update(zip(group, _reduce_as_one(reduce, [own[i] for i in group]), strict=True))
     return [results[i] for i in range(len(own))]
 
 
@@ -190,8 +190,8 @@ def _reduced(op: Reduction, by_step: Any, part: int, x: jax.Array) -> jax.Array:
     return by_slices(op, x, by_step[0], "worker") if isinstance(op, Sliced) else _REDUCE[op](x)
 
 
-def _together(reduce: Callable[[jax.Array], jax.Array], parts: list[jax.Array]) -> list[jax.Array]:
-    """What `reduce` makes of the parts, as of one array."""
+def _reduce_as_one(reduce: Callable[[jax.Array], jax.Array], parts: list[jax.Array]) -> list[jax.Array]:
+    """Return what `reduce` makes of the parts, joined to one array."""
     if len(parts) == 1:
         return [reduce(parts[0])]
     ends = list(itertools.accumulate(x.size for x in parts))
@@ -200,7 +200,7 @@ def _together(reduce: Callable[[jax.Array], jax.Array], parts: list[jax.Array]) 
 
 
 def _extreme(collective: Callable[..., jax.Array], x: jax.Array) -> jax.Array:
-    """XLA's extremes over devices pass over NaNs on CPU; those of arrays, and of the other worlds, keep them."""
+    """Reduce an extreme, and keep NaNs as the other worlds do: XLA's extremes over devices drop them on CPU."""
     extreme = collective(x, "worker")
     if not jnp.issubdtype(x.dtype, jnp.floating):
         return extreme

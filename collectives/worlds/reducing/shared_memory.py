@@ -1,17 +1,17 @@
-"""Sums between the processes of one host, on CPUs, in memory that all of them have.
+"""Sums between the processes of one host, on CPUs, in shared memory.
 
-gloo sends by TCP, also to a neighbor: 3 MB between two processes of one core each took 4 ms, of which they computed
-for 1.6. What both can see needs no sending. Each process has a row of the memory, and one row is for results:
+gloo sends by TCP, also within a host: 3 MB between two processes of one core each took 4 ms, of which they computed for
+1.6. Shared memory needs no sending. Each process has a row of the memory, and one row is for results:
 
     1. each copies what it sends into its row
-    2. all wait for all (the frame of the message, for its first load)
+    2. all wait for all (the preamble of the message, for its first load)
     3. each reduces its share of the elements over all rows, in the order of ranks, into the row of results
     4. all wait for all
     5. each copies the results
 
-What is larger than a row goes as several such loads. Whoever comes to 1 again has been at 4 with all others, who have
-read the rows then; whoever comes to 3 again has been at 2 with all others, who have read the results. Each element is
-reduced by one process, so all get the same bits.
+What is larger than a row is sent as several such loads. A process that comes to 1 again has been at 4 with all others,
+which have read the rows then; a process that comes to 3 again has been at 2 with all others, which have read the
+results. Each element is reduced by one process, so all have the same bits.
 """
 
 from __future__ import annotations
@@ -32,26 +32,26 @@ from .receive_buffers import ALIGNMENT, Buffers, MessageLayout
 
 ROW = 4 << 20  # bytes
 
-# NaNs are kept by all of them, and integers overflow as they do elsewhere.
+# All of them keep NaNs, and integers overflow as in the other worlds.
 _REDUCE: dict[Reduction, np.ufunc] = {"sum": np.add, "max": np.maximum, "min": np.minimum}
 
 
 class SharedMemorySum:
-    """This process's way to reduce parts with the other processes of the host.
+    """Reduces parts together with the other processes of the host.
 
     Args:
       memory: a row for each process, and one for results: shape=(processes + 1, ROW), of bytes. See `shared_rows`.
       rank: of this process.
-      meet: returns when all processes have called it.
+      barrier: returns when all processes have called it.
     """
 
-    def __init__(self, memory: np.ndarray, rank: int, meet: Callable[[], object]):
+    def __init__(self, memory: np.ndarray, rank: int, barrier: Callable[[], object]):
         self._rows, self._results = memory[:-1], memory[-1]
-        self._rank, self._meet = rank, meet
+        self._rank, self._barrier = rank, barrier
 
-    def room(self, layout: MessageLayout) -> SharedMemoryBuffers | None:
-        """Where messages of one layout arrive; `None` for what numpy does not reduce as XLA does: the same on all
-        processes.
+    def buffers(self, layout: MessageLayout) -> SharedMemoryBuffers | None:
+        """Return buffers for messages of one layout, or None for what numpy does not reduce as XLA does: the same on
+        all processes.
         """
         functions = _functions(layout)
         return None if functions is None else SharedMemoryBuffers(self, layout, functions)
@@ -70,7 +70,7 @@ class SharedMemorySum:
                 functions[piece.part](room, x, out=room)
 
     def reduce(self, load: Load, received: Sequence[np.ndarray], functions: Sequence[np.ufunc]) -> None:
-        """Reduce a load, which all processes have written, into what this one has received; all do so."""
+        """Reduce a load, which all processes have written, into `received`; called by all of them."""
         rank, processes = self._rank, len(self._rows)
         for piece in load:
             dtype, function, n = received[piece.part].dtype, functions[piece.part], piece.stop - piece.start
@@ -79,56 +79,56 @@ class SharedMemorySum:
             result = function(first, second, out=_seen(self._results, piece, dtype)[share])
             for x in others:
                 function(result, x, out=result)
-        self._meet()
+        self._barrier()
         for piece in load:
             part = received[piece.part]
             np.copyto(part[piece.start : piece.stop], _seen(self._results, piece, part.dtype))
 
-    def meet(self) -> None:
+    def wait_for_all(self) -> None:
         """Wait until all processes have called it."""
-        self._meet()
+        self._barrier()
 
 
 class SharedMemoryBuffers:
-    """Receive buffers for messages of one layout, one after another, and how they go through a row."""
+    """Receive buffers for messages of one layout, one after another, and the loads in which they are sent."""
 
-    def __init__(self, way: SharedMemorySum, layout: MessageLayout, functions: Sequence[np.ufunc]):
-        self.way, self.functions, self.buffers = way, functions, Buffers(layout)
+    def __init__(self, summation: SharedMemorySum, layout: MessageLayout, functions: Sequence[np.ufunc]):
+        self.summation, self.functions, self.buffers = summation, functions, Buffers(layout)
         self.received = [buffer.reshape(-1) for buffer in self.buffers.buffers]
         self.loads = _loads(tuple((x.size, x.itemsize) for x in self.received))
 
     def message(
         self, parts: Sequence[Parts], devices: Sequence[jax.Device], look: LookAtPiece | None
     ) -> SharedMemoryMessage:
-        """A message that is to be reduced in the memory."""
+        """Return a message of these parts."""
         return SharedMemoryMessage(self, parts, devices, look)
 
 
 class SharedMemoryMessage:
-    """Some parts of a message, to be reduced in the memory: `put`, before all have agreed what it is, and `arrive`."""
+    """Parts of a message that are reduced in shared memory: `prepare` before the preamble, then `reduce`."""
 
     def __init__(
         self, room: SharedMemoryBuffers, parts: Sequence[Parts], devices: Sequence[jax.Device], look: LookAtPiece | None
     ):
         self._room, self._devices, self._look = room, devices, look
-        self._way, self._functions = room.way, room.functions
+        self._sum, self._functions = room.summation, room.functions
         self._received, self._loads = room.received, room.loads
         self._sent = [[np.asarray(x).reshape(-1) for x in column] for column in zip(*parts, strict=True)]
 
-    def put(self) -> None:
-        """Write the first load; who comes to an agreement behind it knows that all have."""
+    def prepare(self) -> None:
+        """Write the first load; the preamble that follows shows that all processes have."""
         if self._loads:
             with np.errstate(all="ignore"):
-                self._way.write(self._loads[0], self._sent, self._functions)
+                self._sum.write(self._loads[0], self._sent, self._functions)
 
-    def arrive(self) -> list[list[jax.Array]]:
-        """The parts, reduced, of each of this process's workers."""
+    def reduce(self) -> list[list[jax.Array]]:
+        """Return the parts, reduced, of each of this process's workers."""
         with np.errstate(all="ignore"):
             for number, load in enumerate(self._loads):
                 if number:
-                    self._way.write(load, self._sent, self._functions)
-                    self._way.meet()
-                self._way.reduce(load, self._received, self._functions)
+                    self._sum.write(load, self._sent, self._functions)
+                    self._sum.wait_for_all()
+                self._sum.reduce(load, self._received, self._functions)
                 if self._look is not None:
                     for piece in load:
                         self._look(piece.part, piece.start, self._received[piece.part][piece.start : piece.stop])
@@ -136,7 +136,7 @@ class SharedMemoryMessage:
 
 
 class RowPiece(NamedTuple):
-    """Some elements of a part, and at which byte of a row they are."""
+    """Some elements of a part, and their offset, in bytes, in a row."""
 
     part: int
     start: int
@@ -149,10 +149,10 @@ Load = tuple[RowPiece, ...]
 
 @lru_cache(maxsize=256)
 def _loads(parts: tuple[tuple[int, int], ...]) -> tuple[Load, ...]:
-    """How parts go through a row, as so many loads.
+    """Return the loads in which parts are sent, each at most a row.
 
     Args:
-      parts: of each, its elements, and the bytes of one.
+      parts: of each, its number of elements, and the bytes of one.
     """
     loads: list[list[RowPiece]] = [[]]
     at = 0
@@ -177,7 +177,7 @@ def _functions(layout: MessageLayout) -> tuple[np.ufunc, ...] | None:
 
 
 def _seen(row: np.ndarray, piece: RowPiece, dtype: np.dtype) -> np.ndarray:
-    """A piece's elements, where they lie in a row."""
+    """Return a view of a piece's elements in a row."""
     return row[piece.at : piece.at + (piece.stop - piece.start) * dtype.itemsize].view(dtype)
 
 
@@ -187,12 +187,12 @@ def _seen(row: np.ndarray, piece: RowPiece, dtype: np.dtype) -> np.ndarray:
 def shared_rows(
     rank: int, hosts: Sequence[Hashable], gather: Callable[[bytes], list[bytes]], *, wanted: bool
 ) -> np.ndarray | None:
-    """A row for each process, and one more, in a file of the first one. On all processes, or on none.
+    """Return a row for each process, and one more, in a file of the first process. On all processes, or None on all.
 
     Args:
-      hosts: of each process: what is the same for those that see each other's pids.
-      gather: brings what all processes tell, by rank. Communicates.
-      wanted: whether this process can make use of it.
+      hosts: of each process: equal on processes that see each other's pids.
+      gather: returns the bytes of all processes, by rank. Communicates.
+      wanted: whether this process can use it.
     """
     if len(hosts) == 1 or len(set(hosts)) > 1:
         return None

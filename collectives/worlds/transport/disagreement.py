@@ -1,4 +1,4 @@
-"""What to say where processes meet that are not about the same thing."""
+"""The error that all processes raise where they are in different operations."""
 
 from __future__ import annotations
 
@@ -8,32 +8,33 @@ from typing import NamedTuple
 from adaptive import DisagreementError, WorkerError
 from adaptive.extend import at
 
-_SHOWN = 8  # different presences; a thousand ranks are in a few places
+_SHOWN = 8  # different intents; a thousand ranks are in a few places
 
 
 class Intent(NamedTuple):
-    """What a process is about to do when it meets the others."""
+    """What a process is about to do, as it tells the others after a disagreement."""
 
-    about: str  # in words; "" where nobody said
-    text: str  # what is sent, in words
-    more: str  # what else there is to say
+    about: str  # the operation; "" if it has no description
+    text: str  # what it sends
+    more: str  # further information, not compared
     line: str  # of the user's file
-    failure: str  # where it has failed, and how; "" where all is well
+    failure: str  # where the process has failed, and how; "" if it has not
     leaves: bool  # the world, for good
-    threads: Sequence[str]  # names of those that have used the world in this process
-    world: str = ""  # which of several that meet in the same place
+    threads: Sequence[str]  # names of the threads that have used the world in this process
+    world: str = ""  # which of several worlds that share a transport
 
 
-A_WORLD_EACH = "programs that run in threads of their own need a world each,  world=comm.MPIWorld()"
+ONE_WORLD_EACH = "programs in threads of their own need a world each,  world=comm.MPIWorld()"
 
 
 def disagreement_error(
-    everyone: Sequence[Intent], own: int, threads: str = A_WORLD_EACH
+    everyone: Sequence[Intent], own: int, threads: str = ONE_WORLD_EACH
 ) -> WorkerError | DisagreementError:
-    """The error for the process `own`, which has not failed itself.
+    """Return the error for the process with rank `own`, which has not failed itself.
 
     Args:
-      threads: what is to be done where several threads share a world.
+      everyone: the intents of all processes, by rank.
+      threads: the remedy where several threads share a world.
     """
     failed = {rank: p.failure for rank, p in enumerate(everyone) if p.failure}
     mine = everyone[own]
@@ -44,20 +45,20 @@ def disagreement_error(
     same = len({p.about for p in everyone}) == 1
     one_world = len({p.world for p in everyone}) == 1
     doing = {
-        rank: _doing(p, with_text=same or not p.about, world="" if one_world else f", in {p.world}")
+        rank: _describe(p, with_text=same or not p.about, world="" if one_world else f", in {p.world}")
         for rank, p in enumerate(everyone)
     }
     shown = [f"    {_ranks([r for r in doing if doing[r] == what])}: {what}" for what in _unique(doing)]
     rest = [f"    and {len(shown) - _SHOWN} more"] if len(shown) > _SHOWN else []
     advice = (
-        f"Threads share this world, and which of them comes first is not the same on all ranks: {threads}"
+        f"Threads share this world, and the order in which they use it differs between ranks: {threads}"
         if any(len(p.threads) > 1 for p in everyone)
-        else "All ranks must do the same things together, in the same order, on values of the same shapes."
+        else "All ranks must call the same collectives, in the same order, on values of the same shapes."
     )
-    return DisagreementError("\n".join(["ranks meet in different collectives:", *shown[:_SHOWN], *rest, advice]))
+    return DisagreementError("\n".join(["ranks are in different collectives:", *shown[:_SHOWN], *rest, advice]))
 
 
-def _doing(p: Intent, *, with_text: bool, world: str) -> str:
+def _describe(p: Intent, *, with_text: bool, world: str) -> str:
     text = _shorten(p.text) if with_text else ""
     what = ": ".join(filter(None, [p.about, text])) or "a collective"
     return f"{what}{world}{at(p.line)}{f'; before it, {p.more}' if p.more else ''}"

@@ -11,7 +11,7 @@ import jax
 import numpy as np
 
 from adaptive.extend import Arrived, Arriving, LookAtPiece, Parts, PartSpec, WhenWaitedFor
-from collectives.worlds.reducing.receive_buffers import in_words, round_to
+from collectives.worlds.reducing.receive_buffers import describe_layout, round_to
 from collectives.worlds.reducing.sharded import ONE_AT_A_TIME, Joined, Sharded
 from collectives.worlds.reducing.shared_memory import SharedMemoryBuffers
 
@@ -22,28 +22,28 @@ if TYPE_CHECKING:
 
 
 class _Rest(Protocol):
-    """The parts of a message that do not travel in the frame."""
+    """The parts of a message that do not travel in the preamble."""
 
-    def put(self) -> None:
-        """What there is to do before all have agreed what it is."""
+    def prepare(self) -> None:
+        """Do what is possible before the preamble."""
         ...
 
-    def arrive(self) -> list[list[jax.Array]]:
-        """The parts, reduced, of each of this process's workers."""
+    def reduce(self) -> list[list[jax.Array]]:
+        """Return the parts, reduced, of each of this process's workers."""
         ...
 
 
-class _ByXLA:
+class _ReducedByXLA:
     """Parts that one program over the devices of all processes reduces: by NCCL, or by gloo."""
 
     def __init__(self, sharded: Sharded, joined: Joined, workers: int):
         self._sharded, self._joined, self._workers = sharded, joined, workers
-        sharded.compile(joined)  # behind the frame the others would wait for it, and for ever if it fails
+        sharded.compile(joined)  # after the preamble the others would wait for it, and forever if it fails
 
-    def put(self) -> None:
-        """Nothing: XLA has no order but that of its programs."""
+    def prepare(self) -> None:
+        """Do nothing: XLA runs collectives in the order of its programs."""
 
-    def arrive(self) -> list[list[jax.Array]]:
+    def reduce(self) -> list[list[jax.Array]]:
         if not self._joined.arrays:
             return [[] for _ in range(self._workers)]
         with ONE_AT_A_TIME:
@@ -51,15 +51,15 @@ class _ByXLA:
         return self._sharded.copies(reduced)
 
 
-def _look_at(look: LookAtPiece, first: int, part: int, start: int, piece: np.ndarray) -> None:
-    """Show a piece of a message whose first parts have arrived otherwise."""
+def _look_at_later_part(look: LookAtPiece, first: int, part: int, start: int, piece: np.ndarray) -> None:
+    """Call `look` with a piece of a message whose first parts travel in the preamble."""
     look(part + first, start, piece)
 
 
 class JaxChannel:
-    """A channel of a `JaxWorld`: the protocol of `Channel`.
+    """A channel of a `JaxWorld`: see `Channel`.
 
-    Part 0 travels in the frame if there is room for it, and the others go through shared memory or XLA.
+    Part 0 travels in the preamble if there is room for it, and the others through shared memory or XLA.
 
     Args:
       layout, status: see `World.channel`.
@@ -69,15 +69,15 @@ class JaxChannel:
     """
 
     def __init__(self, world: JaxWorld, layout: Sequence[PartSpec], status: int):
-        self._world = world
-        room = len(world._frame.room)
-        self._in_frame = layout[0].shape[0] <= room  # part 0, with the status at its end
-        self._status_in_frame = status <= room
+        self._world, self._transport = world, world.transport
+        room = len(self._transport.preamble.room)
+        self._in_preamble = layout[0].shape[0] <= room  # part 0, with the status at its end
+        self._status_in_preamble = status <= room
         self.ops = [part.op for part in layout]
-        self._text = in_words(tuple(layout), status)
+        self._text = describe_layout(tuple(layout), status)
         self._name = crc32(self._text.encode())
-        memory, rest = world._memory, tuple(layout[self._in_frame :])
-        self._room: SharedMemoryBuffers | None = None if memory is None else memory.room(rest)
+        memory, rest = world.shared_memory, tuple(layout[self._in_preamble :])
+        self._buffers: SharedMemoryBuffers | None = None if memory is None else memory.buffers(rest)
 
     def exchange(
         self,
@@ -88,7 +88,7 @@ class JaxChannel:
         look: LookAtPiece | None = None,
         step: int = 0,
     ) -> Arrived:
-        """Reduce a message over all workers: the protocol of `Channel`."""
+        """Reduce a message over all workers: see `Channel.exchange`."""
         return self.start(parts, status, about, more, look, step).wait()
 
     def start(
@@ -101,34 +101,35 @@ class JaxChannel:
         step: int = 0,
         beside: Callable[[], bool] | None = None,
     ) -> Arriving:
-        """Begin to join what is to be reduced, and compile what reduces it: the protocol of `Channel`.
+        """Join the parts, and compile the program that reduces them: see `Channel.start`.
 
-        Nothing is sent before it is waited for, when all are about the same.
+        Sends nothing before the message is waited for, and the preamble has passed.
         """
         world = self._world
-        world._check_open()
-        if self._in_frame and not world._on_cpu:
+        world.lifetime.check_open()
+        if self._in_preamble and world.devices[0].platform != "cpu":
             for row in parts:
                 row[0].copy_to_host_async()
-        rows = [row[1:] for row in parts] if self._in_frame else parts
+        rows = [row[1:] for row in parts] if self._in_preamble else parts
         rest: _Rest
-        if self._room is not None:
-            rest = self._room.message(rows, world.devices, look and partial(_look_at, look, self._in_frame))
+        if self._buffers is not None:
+            look = look and partial(_look_at_later_part, look, self._in_preamble)
+            rest = self._buffers.message(rows, world.devices, look)
         else:
-            joined = world._sharded.join(rows, self.ops[self._in_frame :], step, world.members)
-            rest = _ByXLA(world._sharded, joined, len(world.devices))
-        own = [row[0] for row in parts] if self._in_frame else []
-        return WhenWaitedFor(partial(self._wait_for, own, rest, status, about, more))
+            joined = world.sharded.join(rows, self.ops[self._in_preamble :], step, world.members)
+            rest = _ReducedByXLA(world.sharded, joined, len(world.devices))
+        own = [row[0] for row in parts] if self._in_preamble else []
+        return WhenWaitedFor(partial(self._finish, own, rest, status, about, more))
 
-    def _wait_for(self, own: list[jax.Array], rest: _Rest, status: np.ndarray, about: str, more: str) -> Arrived:
-        """Reduce part 0 and the status in the frame, and the rest behind it.
+    def _finish(self, own: list[jax.Array], rest: _Rest, status: np.ndarray, about: str, more: str) -> Arrived:
+        """Reduce part 0 and the status in the preamble, and the rest after it.
 
         Args:
-          own: this process's workers' part 0, if it travels in the frame.
+          own: this process's workers' part 0, if it travels in the preamble.
         """
-        world = self._world
-        travelling = world._frame.room[: len(own[0]) if own else len(status)]
-        if not self._status_in_frame:
+        transport = self._transport
+        travelling = transport.preamble.room[: len(own[0]) if own else len(status)]
+        if not self._status_in_preamble:
             travelling = status.astype(np.float64)
         arrived: list[list[jax.Array]] = []
         message = ReduceMessage(
@@ -137,12 +138,12 @@ class JaxChannel:
             status=status,
             reduce=lambda: self._reduce(arrived, own, rest, travelling, status),
         )
-        with world._collective():
+        with transport.collective():
             if own:
                 travelling[:] = sum(np.asarray(x, np.float64) for x in own)
             travelling[len(travelling) - len(status) :] = status
-            rest.put()
-            world._do(message)
+            rest.prepare()
+            transport.perform(message)
         return arrived, message.arrived
 
     def _reduce(
@@ -153,15 +154,15 @@ class JaxChannel:
         travelling: np.ndarray,
         status: np.ndarray,
     ) -> np.ndarray:
-        """Reduce what does not travel in the frame, after every process has passed it. Returns the reduced status."""
-        world = self._world
-        if not self._status_in_frame:
-            world._lines.sum(travelling)
-        free = travelling[len(travelling) - len(status) :].astype(status.dtype)
-        arrived[:] = rest.arrive()
+        """Reduce what does not travel in the preamble, after every process has passed it. Returns the status."""
+        if not self._status_in_preamble:
+            self._transport.tree.sum(travelling)
+        reduced_status = travelling[len(travelling) - len(status) :].astype(status.dtype)
+        arrived[:] = rest.reduce()
         if own:
-            first = np.empty(own[0].shape, own[0].dtype)  # not to be used again: it may become the array's memory
+            first = np.empty(own[0].shape, own[0].dtype)  # a new one each time: it may become the array's memory
             round_to(travelling, first)
-            for row, x in zip(arrived, jax.device_put([first] * len(world.devices), list(world.devices)), strict=True):
+            devices = list(self._world.devices)
+            for row, x in zip(arrived, jax.device_put([first] * len(devices), devices), strict=True):
                 row.insert(0, x)
-        return free
+        return reduced_status

@@ -1,12 +1,13 @@
-"""What processes do together, one operation after another: each is completed by all that survive it, or by none.
+"""Operations: what processes do together, one after another. Each is completed by all processes that survive it, or by
+none.
 
-An operation begins with the frame (`frame.py`). Where a process is lost in the middle of one, some of the others may
-have completed it and some not. Those who have then hand its result on, so that nobody is ahead of the others in what
-follows; so what an operation brought is kept until the next one is completed.
+An operation begins with the preamble (`preamble.py`). Where a process is lost in the middle of one, some of the others
+may have completed it and some not. Those that have then hand on its result, so that no process is ahead of the others;
+therefore the result of an operation is kept until the next one is completed.
 
-Behind some operations those who have completed them are not to be found in this communicator any more: they are in
-another one, or at the end. Of others MPI may say that they are completed, while what came from one that has died is not
-there. These are `agreed`: all learn whether it was completed on all, or else it counts for nobody.
+After some operations, the processes that have completed them have left this communicator, for another one or for good.
+Of others, MPI may report success although the data of a process that died have not arrived. These operations are
+`agreed`: all processes learn whether all have completed it, and otherwise it counts for none.
 """
 
 from __future__ import annotations
@@ -23,27 +24,28 @@ from adaptive.extend import TransferPayload
 
 from .disagreement import Intent
 
-_AT_A_TIME = 1 << 30  # bytes of one message: MPI counts with 32 bits
+_MESSAGE_BYTES = 1 << 30  # MPI counts with 32 bits
 _TAG = 7102
 
-SHARE, BARRIER, CLOSE, FAILURE, REGROUP, HAND_OVER, MEETING, ON_MESH = (
+SHARE, BARRIER, CLOSE, FAILURE, REGROUP, STATE_TRANSFER, RENDEZVOUS, ON_MESH = (
     crc32(kind)
-    for kind in (b"share", b"barrier", b"close", b"failure", b"regroup", b"hand over", b"meeting", b"on mesh")
+    for kind in (b"share", b"barrier", b"close", b"failure", b"regroup", b"state transfer", b"rendezvous", b"on mesh")
 )
 
 
 class Operation:
-    """One of them. `carry_out` raises what MPI raises; the attributes are what came of it.
+    """An operation. Subclasses override `carry_out`, which raises the errors of MPI, and keep its result.
 
     Args:
       about, more: see `World`.
-      kind: a number of all else that must be equal on all processes, and `text` the words for it.
-      failure: this process is in no collective, but has failed.
+      kind: a number that encodes all else that must be equal on all processes; `text`: the words for it.
+      failure: this process takes part in no collective, but reports this failure.
 
     Attributes:
-      repeats: whether it can simply be done again among those who survive.
-      agreed: whether it is completed on all, or on none, so that nothing of it is ever handed on.
-      presences: where not all were about the same, what each rank was about; and `rank`, this process's among them.
+      repeats: whether the survivors of a loss can simply repeat it.
+      agreed: whether it is completed on all processes or on none, so that its result is never handed on.
+      intents: where the processes were not in the same operation, what each was about to do, by rank; `rank`: this
+        process's among them.
     """
 
     repeats = True
@@ -51,32 +53,32 @@ class Operation:
 
     def __init__(self, about: str, more: str, kind: int, text: str = "", failure: str = ""):
         self.about, self.more, self.kind, self.text, self.failure = about, more, kind, text, failure
-        self.presences: list[Intent] | None = None
+        self.intents: list[Intent] | None = None
         self.rank = 0
 
     def carry_out(self, comm: Any) -> None:
-        """Do it, among processes that are about the same."""
+        """Do what follows the preamble, which all processes have found to be the same."""
 
     def hand_on(self, comm: Any, root: int) -> None:
-        """Have the result from rank `root`, which completed it, on the ranks of `comm`."""
-        self.presences = comm.bcast(self.presences, root)
-        if self.presences is None:
+        """Broadcast the result of rank `root`, which has completed the operation, to the ranks of `comm`."""
+        self.intents = comm.bcast(self.intents, root)
+        if self.intents is None:
             self.send_result(comm, root)
 
     def send_result(self, comm: Any, root: int) -> None:
-        """Broadcast what `carry_out` brought."""
+        """Broadcast the result of `carry_out` from rank `root`."""
 
 
 class FinalOperation(Operation):
-    """The last that processes do in this communicator."""
+    """The last operation of these processes in their communicator."""
 
     agreed = True
 
 
 class GatherBytes(Operation):
-    """Every process's bytes, by rank: `result`."""
+    """Gathers every process's bytes, by rank, into `result`."""
 
-    agreed = True  # MPI may say that all is there, and what came from one that has died is not
+    agreed = True  # MPI may report success although the data of a process that died have not arrived
 
     def __init__(self, value: bytes, about: str, more: str):
         super().__init__(about, more, SHARE, "values to share")
@@ -88,10 +90,10 @@ class GatherBytes(Operation):
 
 
 class Regroup(FinalOperation):
-    """Of those who are together some go on without the others: `result` is their communicator.
+    """Makes a communicator, `result`, of those processes of the group that continue without the others.
 
     Args:
-      stays: whether this process is one of them, as things are when it is carried out.
+      stays: whether this process is one of them; called when the operation is carried out.
     """
 
     def __init__(self, mpi: Any, about: str, stays: Callable[[], bool]):
@@ -106,53 +108,59 @@ class Regroup(FinalOperation):
 
 
 class StateTransfer(Operation):
-    """What newcomers have to know: `result`, for them. Arrays go from those who know, of whom each tells some; all hear
-    what is small.
+    """Transfers the state of a run to joining processes: their `result`; None on the others.
+
+    Small objects are broadcast; each process that has the arrays sends them to some of the joining ones.
 
     Args:
-      make: makes it, of what is small, and of arrays; called on some who know.
-      room: arrays to receive the others in, for one who does not.
-      knows: whether this process knows already.
+      make: returns small objects and arrays; called on some processes that have the state.
+      room: returns arrays to receive into; called on processes that do not.
+      has_state: whether this process has the state.
     """
 
-    agreed = True  # else whoever has completed it would have to keep all that it has given or got
+    agreed = True  # otherwise each process would have to keep all that it has sent or received
 
     def __init__(
-        self, about: str, make: Callable[[], TransferPayload], room: Callable[[], list[np.ndarray]], *, knows: bool
+        self,
+        about: str,
+        make: Callable[[], TransferPayload],
+        room: Callable[[], list[np.ndarray]],
+        *,
+        has_state: bool,
     ):
-        super().__init__(about, "", HAND_OVER)
-        self._make, self._room, self._knows = make, room, knows
+        super().__init__(about, "", STATE_TRANSFER)
+        self._make, self._room, self._has_state = make, room, has_state
         self.result: TransferPayload | None = None
 
     def carry_out(self, comm: Any) -> None:
-        knows = comm.allgather(self._knows)
-        known, new = ([rank for rank, k in enumerate(knows) if k is wanted] for wanted in (True, False))
-        if not known:
-            raise WorkerError("all workers are lost, and with them the state of the run: newcomers alone are left.")
-        tells = {rank: known[i % len(known)] for i, rank in enumerate(new)}
-        first, told_by_me = known[0], [rank for rank in new if tells[rank] == comm.rank]
-        small, arrays = self._make() if told_by_me or comm.rank == first else (None, [])
+        has_state = comm.allgather(self._has_state)
+        senders, receivers = ([rank for rank, has in enumerate(has_state) if has is wanted] for wanted in (True, False))
+        if not senders:
+            raise WorkerError("all workers are lost, and with them the state of the run: only joining ones are left.")
+        sender_of = {rank: senders[i % len(senders)] for i, rank in enumerate(receivers)}
+        first, own_receivers = senders[0], [rank for rank in receivers if sender_of[rank] == comm.rank]
+        small, arrays = self._make() if own_receivers or comm.rank == first else (None, [])
         small = comm.bcast(small, first)
-        if not self._knows:
+        if not self._has_state:
             arrays = self._room()
         sent = [piece for array in arrays for piece in pieces(array)]
-        if self._knows:
-            under_way = [comm.Isend(piece, rank, _TAG) for piece in sent for rank in told_by_me]
+        if self._has_state:
+            under_way = [comm.Isend(piece, rank, _TAG) for piece in sent for rank in own_receivers]
         else:
-            under_way = [comm.Irecv(piece, tells[comm.rank], _TAG) for piece in sent]
+            under_way = [comm.Irecv(piece, sender_of[comm.rank], _TAG) for piece in sent]
         for request in under_way:
             request.Wait()
-        self.result = None if self._knows else (small, arrays)
+        self.result = None if self._has_state else (small, arrays)
 
 
 class StepOnMesh(Operation):
     """A whole step as one XLA program over the devices of all processes.
 
-    Not repeated: the state of the step before is given up.
+    Not repeated: the program donates the state of the step before.
 
     Args:
-      run: runs the program, and keeps its results elsewhere: the thread of the watch may be the last that refers to
-        this operation, and arrays must not be freed there.
+      run: runs the program, and keeps its results elsewhere: the watchdog's thread may hold the last reference to this
+        operation, and must not free arrays.
     """
 
     repeats = False
@@ -168,57 +176,62 @@ class StepOnMesh(Operation):
 
 
 class ReduceMessage(Operation):
-    """An exchange: buffers in which parts are reduced, and the status as it arrived.
+    """The exchange of one message: reduces its parts into buffers, and its status into `arrived`.
 
-    Not repeated: the examples of a worker that is lost would be missing in it.
+    Not repeated: the examples of a lost worker would be missing in it.
 
     Args:
-      reduce: reduces all that did not travel in the frame, into `buffers`; returns the status.
-      replicated: whether all processes come to the same: then who has completed it can hand it on.
+      header: `about`, `more`, `kind` and `text` of the operation.
+      reduce: reduces all that did not travel in the preamble, into `buffers`; returns the status.
+      replicated: whether all processes receive the same: then one that has completed it can hand it on.
     """
 
     repeats = False
 
     def __init__(
         self,
-        *told: Any,
+        *header: Any,
         buffers: Sequence[np.ndarray],
         status: np.ndarray,
         reduce: Callable[[], np.ndarray],
         replicated: bool = True,
     ):
-        super().__init__(*told)
+        super().__init__(*header)
         self._buffers, self._reduce, self.agreed = buffers, reduce, not replicated
         self.arrived = status
 
-    def surround(self, around: Callable[[Callable[[], np.ndarray]], np.ndarray], *, agreed: bool) -> None:
-        """Have it reduced by what is given its `reduce`; and on all processes, or for none."""
-        self._reduce, self.agreed = partial(around, self._reduce), self.agreed or agreed
+    def wrap_reduce(self, wrapper: Callable[[Callable[[], np.ndarray]], np.ndarray], *, agreed: bool) -> None:
+        """Replace `reduce` by `wrapper(reduce)`; `agreed`: from now on it is completed on all processes or on none."""
+        self._reduce, self.agreed = partial(wrapper, self._reduce), self.agreed or agreed
 
     def carry_out(self, comm: Any) -> None:
         self.arrived = self._reduce()
-        # The thread of the watch may be the last that knows this operation; arrays of JAX's are not let go there, as it
-        # may be when the interpreter ends.
+        # The watchdog's thread may hold the last reference to this operation. It must not free JAX arrays, as it would
+        # when the interpreter ends.
         self._reduce = carried_out
 
     def send_result(self, comm: Any, root: int) -> None:
         self.arrived = comm.bcast(self.arrived, root)
         for buffer in self._buffers:
-            send_bytes(comm, buffer, root)
+            broadcast(comm, buffer, root)
 
 
 def carried_out() -> np.ndarray:
-    """In place of what reduces a message that has been reduced, or is reduced without it."""
+    """Stand in for the `reduce` of a message that has been reduced, or is reduced by other means.
+
+    Raises:
+      AssertionError: always.
+    """
     raise AssertionError("a message is not carried out again")
 
 
-def send_bytes(comm: Any, buffer: np.ndarray, root: int) -> None:
-    """Broadcast an array's bytes into the same array of all."""
+def broadcast(comm: Any, buffer: np.ndarray, root: int) -> None:
+    """Broadcast an array in place, from rank `root`."""
     for piece in pieces(buffer):
         comm.Bcast(piece, root)
 
 
 def pieces(array: np.ndarray) -> list[np.ndarray]:
-    """An array's bytes, at most so many in one piece as MPI can count. Views."""
+    """Return views of an array's bytes, each small enough for one MPI message."""
     flat = array.reshape(-1).view(np.uint8)
-    return [flat[start : start + _AT_A_TIME] for start in range(0, flat.size, _AT_A_TIME)]
+    return [flat[start : start + _MESSAGE_BYTES] for start in range(0, flat.size, _MESSAGE_BYTES)]

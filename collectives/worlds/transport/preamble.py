@@ -1,14 +1,14 @@
-"""What every collective of several processes begins with, so that ranks which mean different things find out.
+"""The preamble: the first collective of every operation, which detects processes that are in different operations.
 
-MPI matches collectives by their order alone: a rank that is in another one is answered with numbers that mean something
-else, or never. So each begins with one Allreduce that is the same for all, of `NUMBERS` float64s: the *frame*. In it
-every process adds the number of what it is about to do, and its square. If p processes with the numbers x sum to
+MPI matches collectives by their order alone: a rank in another collective receives numbers of another meaning, or
+waits forever. So each operation begins with one Allreduce that is the same for all, of `NUMBERS` float64s. In it,
+every process adds the number x of the operation it is about to do, and x². If the numbers of p processes sum to
 
     sum x = p x_own    and    sum x^2 = p x_own^2
 
-then the variance of x is 0, so all have the same; and if one process sees that it is so, all do. Half of 32 bits at a
-time, these sums are exact for a million processes. What is left of the frame has room for small messages, which
-so cost one Allreduce as they did before.
+then the variance of x is 0, so all numbers are equal; and if one process finds that, all do. Applied to 16 bits at a
+time, these sums are exact for up to a million processes. The rest of the buffer has room for small messages, which
+then need no Allreduce of their own.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from struct import Struct
 
 import numpy as np
 
-NUMBERS = 128  # 1 kB: half a microsecond more than the least Allreduce, in shared memory
-_NAME = Struct("=4d")
+NUMBERS = 128  # 1 kB: half a microsecond more than the smallest Allreduce, in shared memory
+_HEADER = Struct("=4d")
 
 
 class Preamble:
@@ -28,9 +28,9 @@ class Preamble:
     Attributes:
       numbers: the buffer.
       room: the part of it that is free for a message.
-      heard: after the Allreduce, returns what all processes have announced, summed.
-      expected: what that is if all have announced the same. Replicated: it is equal to what was heard on all processes,
-        or on none.
+      heard: after the Allreduce, returns the sums over all processes.
+      expected: the sums if all processes have announced the same number. Either all processes find `heard()` equal to
+        it, or none does.
     """
 
     def __init__(self, processes: int = 1):
@@ -38,15 +38,15 @@ class Preamble:
         self.room = self.numbers[4:]
         self._bytes = self.numbers.view(np.uint8).data
         self._processes = processes
-        self.heard = partial(_NAME.unpack_from, self._bytes)  # no Python function: each message calls it
+        self.heard = partial(_HEADER.unpack_from, self._bytes)  # not a Python function: every message calls it
         self.expected = (0.0, 0.0, 0.0, 0.0)
 
-    def of(self, processes: int) -> None:
-        """So many processes are together from now on."""
+    def set_processes(self, processes: int) -> None:
+        """Set the number of processes that take part."""
         self._processes = processes
 
     def announce(self, number: int) -> None:
-        """Write what this process is about to do: a number of 32 bits."""
+        """Write the number, of 32 bits, of the operation that this process is about to do."""
         high, low, p = float(number >> 16), float(number & 0xFFFF), self._processes
-        _NAME.pack_into(self._bytes, 0, high, high * high, low, low * low)
+        _HEADER.pack_into(self._bytes, 0, high, high * high, low, low * low)
         self.expected = (p * high, p * high * high, p * low, p * low * low)

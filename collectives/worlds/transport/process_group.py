@@ -1,4 +1,4 @@
-"""The processes of a job: who they are, and which of them do things together."""
+"""The processes of a job, and groups of them that communicate."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from typing import Any, NamedTuple
 class Process(NamedTuple):
     """One process of a job."""
 
-    seats: range  # of the workers that it carries
-    node: str  # the name of its machine, for people
-    host: int  # a number of its host: processes with the same number share memory, and see each other's pids
+    seats: range  # the worker slots that it carries
+    node: str  # the name of its host, for messages
+    host: int  # number of its host: processes with the same number share memory and see each other's pids
     pid: int
 
     def __str__(self) -> str:
@@ -23,10 +23,10 @@ class Process(NamedTuple):
 
 @dataclass(frozen=True)
 class ProcessGroup:
-    """The processes that communicate with each other, by rank.
+    """Processes that communicate with each other, by rank.
 
     Attributes:
-      comm: their communicator, whose errors become exceptions.
+      comm: their communicator; its errors raise exceptions.
     """
 
     comm: Any
@@ -37,28 +37,28 @@ class ProcessGroup:
         """Whether all share memory."""
         return len({process.host for process in self.everyone}) == 1
 
-    def gone(self, later: ProcessGroup) -> dict[int, Process]:
-        """By their ranks, the processes that are not among those who are together later."""
+    def lost_in(self, later: ProcessGroup) -> dict[int, Process]:
+        """Return the processes that are not part of a later group, by their ranks in this one."""
         return {rank: p for rank, p in enumerate(self.everyone) if p not in later.everyone}
 
-    def over(self, comm: Any) -> ProcessGroup:
-        """Those of them that a communicator joins, in its order."""
+    def subgroup(self, comm: Any) -> ProcessGroup:
+        """Return the group of a communicator of some of these processes, in its order."""
         ranks = range(comm.size)
         before = comm.group.Translate_ranks(list(ranks), self.comm.group)
         return ProcessGroup(comm, tuple(self.everyone[rank] for rank in before))
 
 
 def all_processes(comm: Any, host: Any, n_devices: int) -> tuple[Process, ...]:
-    """Who all processes are, by rank. Communicates.
+    """Return all processes of a communicator, by rank. Communicates.
 
     Args:
-      host: the communicator of those on this process's host.
-      n_devices: of this process: it carries a worker on each.
+      host: the communicator of this host's processes.
+      n_devices: number of this process's devices; it carries one worker on each.
     """
     number = host.bcast(comm.rank)
-    told: Sequence[tuple[int, str, int, int]] = comm.allgather((n_devices, platform.node(), number, os.getpid()))
+    infos: Sequence[tuple[int, str, int, int]] = comm.allgather((n_devices, platform.node(), number, os.getpid()))
     found, first = [], 0
-    for count, node, its_host, pid in told:
+    for count, node, its_host, pid in infos:
         found.append(Process(range(first, first + count), node, its_host, pid))
         first += count
     return tuple(found)

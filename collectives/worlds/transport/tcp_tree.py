@@ -1,13 +1,13 @@
-"""Lines between the processes that `jax.distributed` has joined, for what is small and on the host.
+"""A tree of TCP connections between the processes that `jax.distributed` has joined, for small sums on the host.
 
-XLA matches collectives by their order alone, and one that not all processes come to waits without a word, or for ever.
-So they agree first, beside XLA: by TCP, along a tree, from each process to the one above it and back. Between two
-processes of one host an agreement takes 15 µs; the smallest XLA collective over gloo took 0.3 to 3.5 ms there, and a
-value by way of the coordinator's key-value store 0.5 (two cores). On GPUs it would wait behind what is in the stream.
+XLA matches collectives by their order alone, and waits without a message, or forever, in one that not all processes
+come to. So processes agree first, beside XLA: by TCP, along a tree, from each process to its parent and back. Between
+two processes of one host an agreement takes 15 µs; the smallest XLA collective over gloo took 0.3 to 3.5 ms there, and
+a value by way of the coordinator's key-value store 0.5 (two cores). On GPUs it would wait for what is in the stream.
 
-Who has come to its end closes its lines; whoever waits then hears of it at once, and closes its own, so all do.
+A process that ends closes its connections; processes that wait in them notice at once, and close theirs, so all do.
 
-A process has one set of lines for all of its worlds, as XLA has one order of collectives for all of its programs.
+A process has one tree for all of its worlds, as XLA has one order of collectives for all of its programs.
 """
 
 from __future__ import annotations
@@ -39,10 +39,10 @@ from launchers import ending
 
 T = TypeVar("T")
 
-BELOW = 8  # processes at most below one: up to nine in all are a star
+BELOW = 8  # children of a process, at most: up to nine processes are a star
 SECONDS_TO_COME = 300.0  # for all processes to make their first world; as long as JAX waits for them at the start
 _SECONDS_TO_CONNECT = 30.0
-_SECONDS_TO_NOTICE = 60.0  # that the host at the other end is gone, where it could not say so
+_SECONDS_TO_NOTICE = 60.0  # that the host at the other end is gone without closing its connections
 _SECONDS_TO_END = 5.0  # for exit handlers, where a process was lost
 _EXIT_STATUS = 1
 _ROOM = 4096  # bytes of what a process tells of itself
@@ -52,18 +52,20 @@ _RANK = struct.Struct("=I")
 
 
 class TCPTreeError(Exception):
-    """A process at the other end is gone, or the line to it."""
+    """A process at the other end of a connection is gone, or the connection is."""
 
 
 class TCPTree:
-    """This process's: to the one above it, and to those below.
+    """The connections of this process: to its parent, and to its children.
 
     Attributes:
       rank, processes: as `jax.distributed` numbers them.
-      lock: to be held by who uses them.
-      inside: whether somebody is in what all have to come to.
-      worlds: how many all have made together.
-      threads: names of those that have used any world.
+      lock: held during an operation.
+      worlds: number of worlds that all processes have made.
+      threads: names of the threads that have used any world, by identifier.
+
+    Raises:
+      LaunchError: the processes do not reach each other.
     """
 
     def __init__(self) -> None:
@@ -89,7 +91,7 @@ class TCPTree:
         atexit.register(self._at_exit)
 
     def sum(self, numbers: np.ndarray) -> None:
-        """Sum float64s over all processes, in place; the same bits on all. As many on all of them."""
+        """Sum float64s over all processes, in place; the same bits on all. All processes sum equally many."""
         if self._room.shape != numbers.shape:
             self._room = np.empty_like(numbers)
         sent, received = numbers.view(np.uint8).data, self._room.view(np.uint8).data
@@ -109,7 +111,7 @@ class TCPTree:
             raise
 
     def allgather(self, value: Any) -> list[Any]:
-        """Every process's value, by rank: anything that can be pickled."""
+        """Return every process's value, by rank: anything that can be pickled."""
         try:
             found = {self.rank: pickle.dumps(value)}
             for rank, line in self._below.items():
@@ -127,12 +129,16 @@ class TCPTree:
         return [pickle.loads(by_rank[rank]) for rank in range(self.processes)]
 
     def check_open(self) -> None:
-        """Raises LineError where they are closed."""
+        """Raise where the connections are closed.
+
+        Raises:
+          TCPTreeError: they are.
+        """
         if self._why_closed:
             raise TCPTreeError(self._why_closed)
 
     def close(self, why: str) -> None:
-        """Whoever waits at another end hears of it."""
+        """Close the connections; processes that wait at the other ends notice."""
         self._why_closed = self._why_closed or why
         for _, line in self._lines:
             with suppress(OSError):
@@ -140,8 +146,9 @@ class TCPTree:
             line.close()
 
     def _at_exit(self) -> None:
-        """Whoever still waits for this process hears of its end. Where one was lost, JAX would wait for that one, and
-        then abort (`heartbeat_timeout_seconds`, 100 by default): other exit handlers have some seconds, and that is it.
+        """Close the connections when the process ends. If a process was lost, JAX would wait for it and then abort
+        (`heartbeat_timeout_seconds`, 100 by default): so this process ends some seconds later, after other exit
+        handlers.
         """
         lost = bool(self._why_closed)
         self.close("its script is over")
@@ -149,18 +156,20 @@ class TCPTree:
             threading.Thread(target=_end_soon, name="adaptive-end", daemon=True).start()
 
     def _close_by(self, error: BaseException) -> None:
-        """By anything in the middle of it: what comes next on a line would be the rest of this."""
-        self.close(str(error) if isinstance(error, TCPTreeError) else f"it was left by {type(error).__name__}")
+        """Close the connections after any error: the next data on a connection would be the rest of these."""
+        self.close(
+            str(error) if isinstance(error, TCPTreeError) else f"a collective was left by {type(error).__name__}"
+        )
 
 
 _making = threading.Lock()
 
 
-def lines() -> TCPTree:
-    """This process's, made when they are first asked for. All processes do so at the same point.
+def process_tree() -> TCPTree:
+    """Return this process's tree, made by the first call; all processes make it at the same point.
 
     Raises:
-      LaunchError: not all have come to it, or they do not reach each other.
+      LaunchError: not all processes have come to it, or they do not reach each other.
     """
     with _making:
         return _made_once()
@@ -180,7 +189,7 @@ def _end_soon() -> None:
 
 
 def in_order_of_lines(values: Sequence[T], rank: int = 0) -> T:
-    """Add up the values of all processes in the order in which `TCPTree.sum` does.
+    """Add up the values of all processes in the order of `TCPTree.sum`.
 
     Args:
       values: by rank; anything with `+`.
@@ -201,9 +210,9 @@ def _neighbors(rank: int, processes: int) -> tuple[int | None, range]:
 
 
 def _of_everyone(told: bytes) -> list[bytes]:
-    """What every process tells of itself, by rank: over XLA, since nothing else joins them yet."""
+    """Return what every process tells of itself, by rank: over XLA, since nothing else connects them yet."""
     if len(told) > _ROOM:
-        raise LaunchError(f"this host has too many addresses to tell them all: {len(told)} bytes, of {_ROOM}.")
+        raise LaunchError(f"this host has too many addresses: {len(told)} bytes, and at most {_ROOM} can be sent.")
     first: dict[int, jax.Device] = {}
     for device in jax.devices():
         first.setdefault(device.process_index, device)
@@ -220,7 +229,7 @@ def _of_everyone(told: bytes) -> list[bytes]:
 
 
 def _in_time(gather: Callable[[], np.ndarray]) -> np.ndarray:
-    """Wait for all processes, in a thread that is left behind where one does not come."""
+    """Wait for all processes, in a thread that is abandoned if one does not come."""
     results: list[Any] = []
 
     def work() -> None:
@@ -229,7 +238,7 @@ def _in_time(gather: Callable[[], np.ndarray]) -> np.ndarray:
         except Exception as error:
             results.append(error)
 
-    thread = threading.Thread(target=work, name="adaptive-first-meeting", daemon=True)
+    thread = threading.Thread(target=work, name="adaptive-first-gather", daemon=True)
     thread.start()
     thread.join(SECONDS_TO_COME)
     if not results:
@@ -246,8 +255,8 @@ def _in_time(gather: Callable[[], np.ndarray]) -> np.ndarray:
 
 
 def _connect(rank: int, secret: bytes, addresses: Sequence[tuple[str, int]], own: int) -> socket.socket:
-    """A line to the process above, by whichever of its addresses is reached."""
-    until, said = time.monotonic() + _SECONDS_TO_CONNECT, "it has no address but that of its own loop"
+    """Return a connection to the parent, by whichever of its addresses can be reached."""
+    until, said = time.monotonic() + _SECONDS_TO_CONNECT, "it has only a loopback address"
     for host, port in addresses:
         seconds = max(1.0, (until - time.monotonic()) / len(addresses))
         try:
@@ -259,7 +268,7 @@ def _connect(rank: int, secret: bytes, addresses: Sequence[tuple[str, int]], own
             line.sendall(secret[:_SECRET] + _RANK.pack(own))
             if hmac.compare_digest(bytes(_read(line, _SECRET)), secret[_SECRET:]):
                 return _set_up(line)
-            said = f"{host}:{port} is somebody else"
+            said = f"another process listens at {host}:{port}"
         except (OSError, EOFError) as error:
             said = f"{host}:{port}: {error}"
         line.close()
@@ -270,7 +279,7 @@ def _connect(rank: int, secret: bytes, addresses: Sequence[tuple[str, int]], own
 
 
 def _admit(door: socket.socket, secret: bytes, below: Iterable[int]) -> dict[int, socket.socket]:
-    """Lines to the processes below, in the order of their ranks."""
+    """Return connections to the children, in the order of their ranks."""
     missing = set(below)
     come: dict[int, socket.socket] = {}
     until = time.monotonic() + 2 * _SECONDS_TO_CONNECT
@@ -332,7 +341,7 @@ def _receive_into(rank: int, line: socket.socket, room: memoryview) -> None:
 
 
 def _gone(rank: int) -> TCPTreeError:
-    return TCPTreeError(f"rank {rank} has closed its line: it has ended, or died, or heard of one that has")
+    return TCPTreeError(f"rank {rank} has closed its connection: it has ended, or lost another rank")
 
 
 def _read(line: socket.socket, length: int) -> bytearray:

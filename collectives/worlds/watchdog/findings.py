@@ -1,4 +1,4 @@
-"""What a rank that waits finds out about another one, and what is said about it."""
+"""What a waiting rank finds out about the other ranks, and the reports of it."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from adaptive.extend import at
 
 from .stacks import ProcessId
 
-_SHOWN = 8  # ranks with their stacks; of a thousand that are stuck most are stuck in one place
+_SHOWN = 8  # ranks with their stacks; of a thousand stuck ranks, most are stuck in one place
 _MOST = 40_000  # characters of a report
 
 
 class RankState(Enum):
-    """Where a rank is while others wait for it in an operation of their world."""
+    """The state of a rank while others wait for it in an operation of their world."""
 
     HERE = "waits in it, too"
     COMPILES = "is compiling"
@@ -23,25 +23,20 @@ class RankState(Enum):
     CROSSED = "is not in it, but in a collective of another world"
     SILENT = "does not answer"
     STOPPED = "is stopped"
-    GONE = "is not there any more"
+    GONE = "no longer exists"
     ENDED = "has ended"
     CUT_OFF = "cannot be reached any more"
     UNKNOWN = "cannot be asked"
 
     @property
     def well(self) -> bool:
-        """Whether it will come, as far as anybody knows."""
+        """Whether it will come, as far as is known."""
         return self in (RankState.HERE, RankState.COMPILES)
 
     @property
     def runs(self) -> bool:
         """Whether its Python answers."""
         return self in (RankState.HERE, RankState.COMPILES, RankState.AWAY, RankState.CROSSED)
-
-    @property
-    def over(self) -> bool:
-        """Whether it is certain that it does not come."""
-        return self in (RankState.GONE, RankState.ENDED)
 
 
 @dataclass(frozen=True)
@@ -51,7 +46,7 @@ class RankFinding:
     Attributes:
       doing: in words.
       line: of the user's file.
-      seconds: for how long it has been in no collective; None where only it could know.
+      seconds: for how long it has been in no collective; None where only the rank itself could know.
       stack: of Python, or "".
     """
 
@@ -70,23 +65,21 @@ class RankFinding:
             case RankState.AWAY:
                 text = f"is {self.doing}{at(self.line)}{since}"
             case RankState.COMPILES:
-                text = f"is {self.doing}{at(self.line)}{since}. It is let alone"
+                text = f"is {self.doing}{at(self.line)}{since}. Compiling is not limited"
             case RankState.CROSSED:
                 text = f"is in a collective of another world{at(self.line)}{since}"
             case RankState.SILENT:
-                text = "runs, but Python in it does not: C code keeps the interpreter's lock" + (
-                    "" if self.stack else ", or Python has come to its end"
+                text = "runs, but its Python does not answer: C code holds the interpreter's lock" + (
+                    "" if self.stack else ", or Python has ended"
                 )
             case RankState.STOPPED:
-                text = (
-                    f"is stopped (SIGSTOP, Ctrl-Z or a debugger); `kill -CONT {self.process.pid}` there lets it go on"
-                )
+                text = f"is stopped (SIGSTOP, Ctrl-Z or a debugger); `kill -CONT {self.process.pid}` there resumes it"
             case RankState.ENDED:
                 text = f"has ended: {self.doing}"
             case RankState.CUT_OFF:
-                text = "does not answer, nor does any other rank of its host: it hangs, or the host, or the network"
+                text = "does not answer, nor does any other rank of its host: the rank, the host or the network hangs"
             case RankState.UNKNOWN:
-                text = f"cannot be asked: UDP does not get from here to {self.process.host}. It is let alone"
+                text = f"cannot be asked: UDP does not reach {self.process.host} from here. It is not reported as stuck"
             case _:
                 text = self.state.value
         stack = "".join(f"\n        {row}" for row in self.stack.splitlines())
@@ -94,14 +87,14 @@ class RankFinding:
 
 
 def report(rank: int, about: str, line: str, waited: float, findings: Sequence[RankFinding], rest: str) -> str:
-    """What is printed: on the terminal, once.
+    """Return the report of a hang, which is logged once.
 
     Args:
-      rank: who waits.
-      about: in what.
+      rank: the rank that waits.
+      about: the operation in which it waits.
       line: where that was called.
-      findings: of all other ranks.
-      rest: what will be done about it.
+      findings: about all other ranks.
+      rest: what will be done.
     """
     told = [finding for finding in findings if finding.state is not RankState.HERE]
     more = [f"    and {len(told) - _SHOWN} more ranks are not in it"] if len(told) > _SHOWN else []
@@ -110,22 +103,22 @@ def report(rank: int, about: str, line: str, waited: float, findings: Sequence[R
     return f"{body[:_MOST]}\n{rest}"
 
 
-def given_up(about: str, waited: float, hang_timeout: float) -> str:
-    """What a rank says that the others have waited for in vain.
+def given_up_message(about: str, waited: float, hang_timeout: float) -> str:
+    """Return the message of a rank on which the others have given up.
 
     Args:
-      about: in what they waited.
+      about: the operation in which they waited.
       waited: for how many seconds.
     """
     return (
-        f"The others have given this process up: they waited for it for {_seconds(waited)} in {about}, and it did not "
-        "answer. Was it stopped, or its host? The job has ended because of it, so it ends too. hang_timeout= of "
-        f"comm.world() sets how long the others wait ({hang_timeout:g} s)."
+        f"The other ranks have given up on this process: they waited for it for {_seconds(waited)} in {about}, and it "
+        "did not answer. It or its host may have been stopped. The job has ended because of it, so it ends too. "
+        f"hang_timeout= of comm.world() sets how long the others wait ({hang_timeout:g} s)."
     )
 
 
-def names(ranks: Iterable[int]) -> str:
-    """`rank 1`, or `ranks 1, 2`."""
+def rank_names(ranks: Iterable[int]) -> str:
+    """Return `rank 1`, or `ranks 1, 2`."""
     numbers = sorted(ranks)
     return f"rank{'s' * (len(numbers) > 1)} {', '.join(map(str, numbers))}"
 

@@ -1,7 +1,7 @@
-"""Ranks ask each other where they are, and have done what only a rank of the same host can do.
+"""Questions between watchdogs: each rank asks the others for their state, or to act on a process of their host.
 
-All in one thread of each rank, the one that watches; what is asked while this rank waits for an answer is answered
-meanwhile. Datagrams may be lost and may come twice: questions are repeated, and to answer twice is harmless.
+All in one thread of each rank, the watchdog's; questions that arrive while it waits for an answer are answered
+meanwhile. Datagrams may be lost or duplicated: questions are repeated, and answering twice is harmless.
 """
 
 from __future__ import annotations
@@ -18,21 +18,21 @@ from .stacks import ProcessId
 from .udp import Address, UDPSocket
 
 _SECONDS_TO_DO = 2 * stacks.SECONDS_TO_WRITE
-_TIMES = 3  # that a question is sent
+_TIMES = 3  # sends of a question
 _HELLOS = 10
-_MARKS = 20  # that are sent to oneself, until one comes
+_MARKS = 20  # sends to oneself, until one arrives
 
-ReduceMessage = dict[str, Any]
+Datagram = dict[str, Any]
 
 
 class Peer(NamedTuple):
     """A rank as the others know it.
 
     Attributes:
-      number: its first rank, which stays when ranks are counted anew.
+      number: its first rank, which stays the same when ranks are renumbered.
       group: the same for all ranks of its host: the least of their numbers.
       addresses: the first for ranks of its host, the others for those of other hosts.
-      key: what datagrams are sealed with: that of rank 0 is.
+      key: authenticates datagrams; all use that of rank 0.
     """
 
     number: int
@@ -44,55 +44,55 @@ class Peer(NamedTuple):
 
 
 class Probe:
-    """This rank's part in it.
+    """The questions and answers of this rank.
 
     Attributes:
       me: this rank.
-      left: who has said that it will not come any more, and why.
+      left: ranks that have announced that they will not come any more, and why.
     """
 
-    def __init__(self, peers: Sequence[Peer], own: int, datagrams: UDPSocket):
+    def __init__(self, peers: Sequence[Peer], own: int, socket: UDPSocket):
         self.me = peers[own]
         self.left: dict[int, str] = {}
-        self._datagrams = datagrams
-        datagrams.join(peers[0].key, own)
-        self._reached = {self.me.group}  # hosts from which something has come
+        self._socket = socket
+        socket.join(peers[0].key, own)
+        self._reached = {self.me.group}  # hosts from which a datagram has arrived
         self._hellos = _HELLOS
         self._question = 0
-        self._came: dict[str, dict[int, ReduceMessage]] = {}  # since the last question, by kind and sender
+        self._came: dict[str, dict[int, Datagram]] = {}  # since the last question, by kind and sender
         self._first = frozenset(peer.number for peer in peers)
-        self._marks = 0  # that this rank has sent itself, to know what it has read
-        self._read = 0  # the last of them that has come back
+        self._marks = 0  # number of the latest mark sent to oneself, to know what was read
+        self._read = 0  # number of the latest mark received
         self._mark_read = threading.Condition()
         self.keep(peers)
 
     def keep(self, peers: Sequence[Peer]) -> None:
-        """Those who are left, in the order of their ranks now. This one is among them."""
-        self._peers = {peer.number: peer for peer in peers}  # replaced as a whole: the watching thread may be reading
+        """Know only these ranks, among them this one, in the order of their ranks now."""
+        self._peers = {peer.number: peer for peer in peers}  # replaced as a whole: the watchdog may be reading it
 
     @property
     def others(self) -> list[Peer]:
-        """All others that belong to the world, by rank."""
+        """All other ranks of the world, by rank."""
         return [peer for peer in self._peers.values() if peer.number != self.me.number]
 
     def rank(self, number: int) -> int:
-        """The present rank of one who is known by its number."""
+        """Return the present rank of a peer, by its number."""
         return list(self._peers).index(number)
 
     def greet(self) -> None:
-        """See which other hosts can be reached: one that never could is not taken for stuck later."""
+        """Find out which other hosts can be reached: one that never could is not reported as stuck later."""
         if self._hellos:
             self._hellos -= 1
             self.send([p.number for p in self.others if p.group == p.number and p.group not in self._reached], "hello")
 
     # --- asking -------------------------------------------------------------------------------------------------------
 
-    def find(self, seconds: float, here: Callable[[ReduceMessage], None]) -> dict[int, RankFinding]:
-        """What can be found out about each other rank, by number, in the order of ranks.
+    def find(self, seconds: float, here: Callable[[Datagram], None]) -> dict[int, RankFinding]:
+        """Return a finding for each other rank, by number, in the order of ranks.
 
         Args:
           seconds: how long to wait for answers.
-          here: what to do with what others ask meanwhile, where it is not for this class.
+          here: handles what others ask meanwhile, where it is not for this class.
         """
         self._question += 1
         answers = self._came["answer"] = {}
@@ -109,14 +109,14 @@ class Probe:
         return {peer.number: found[peer.number] for peer in self.others}
 
     def helper(self, number: int, runs: set[int]) -> int | None:
-        """A rank on the host of that one whose Python runs; this one, if it can be."""
+        """Return a rank on the host of this peer whose Python runs, preferably this one; None if there is none."""
         group = self._peers[number].group
         if group == self.me.group:
             return self.me.number
         return next((p.number for p in self.others if p.group == group and p.number in runs), None)
 
-    def have_done(self, helper: int, what: str, number: int, here: Callable[[ReduceMessage], None]) -> Any:
-        """Have a rank "look" at a process of its host, or "kill" it; `None` where it does not say how that went."""
+    def request(self, helper: int, what: str, number: int, here: Callable[[Datagram], None]) -> Any:
+        """Have a rank "look" at a process of its host, or "kill" it. Returns the result, or None without an answer."""
         if helper == self.me.number:
             return self._do(what, number)
         done = self._came["done"] = {}
@@ -124,8 +124,8 @@ class Probe:
         self.serve(_SECONDS_TO_DO, here, lambda: helper in done)
         return done[helper]["result"] if helper in done else None
 
-    def have_said(self, by: int, seconds: float, here: Callable[[ReduceMessage], None], **fields: Any) -> bool:
-        """Have a rank say something. Returns whether it has."""
+    def request_report(self, by: int, seconds: float, here: Callable[[Datagram], None], **fields: Any) -> bool:
+        """Have a rank log a report. Returns whether it has."""
         heard = self._came["heard"] = {}
         for _ in range(_TIMES):
             self.send([by], "report", **fields)
@@ -133,11 +133,11 @@ class Probe:
                 return True
         return False
 
-    def _of_answer(self, number: int, answer: ReduceMessage) -> RankFinding:
+    def _of_answer(self, number: int, answer: Datagram) -> RankFinding:
         told = {key: answer[key] for key in ("doing", "line", "seconds", "stack")}
         return RankFinding(self.rank(number), self._peers[number].process, RankState[answer["state"]], **told)
 
-    def _of_silence(self, peer: Peer, helper: int | None, here: Callable[[ReduceMessage], None]) -> RankFinding:
+    def _of_silence(self, peer: Peer, helper: int | None, here: Callable[[Datagram], None]) -> RankFinding:
         finding = RankFinding(self.rank(peer.number), peer.process, RankState.SILENT)
         if peer.number in self.left:
             return replace(finding, state=RankState.ENDED, doing=self.left[peer.number])
@@ -145,38 +145,39 @@ class Probe:
             return replace(finding, state=RankState.UNKNOWN)
         if helper is None:
             return replace(finding, state=RankState.CUT_OFF)
-        seen, stack = self.have_done(helper, "look", peer.number, here) or (stacks.UNKNOWN, "")
+        seen, stack = self.request(helper, "look", peer.number, here) or (stacks.UNKNOWN, "")
         states = {stacks.GONE: RankState.GONE, stacks.STOPPED: RankState.STOPPED}
         return replace(finding, state=states.get(seen, RankState.SILENT), stack=stack)
 
     # --- being asked --------------------------------------------------------------------------------------------------
 
     def send(self, to: Sequence[int], kind: str, **fields: Any) -> None:
-        """Send to ranks, by number; whether it comes is not known."""
+        """Send to ranks, by number, without confirmation."""
         for peer in (self._peers[number] for number in to):
             addresses = peer.addresses[:1] if peer.group == self.me.group else peer.addresses[1:]
-            self._datagrams.send(peer.number, addresses, kind=kind, **fields)
+            self._socket.send(peer.number, addresses, kind=kind, **fields)
 
-    def serve(self, seconds: float, here: Callable[[ReduceMessage], None], until: Callable[[], bool]) -> bool:
-        """Answer what comes, for so many seconds or until something is so. Returns whether it is."""
+    def serve(self, seconds: float, here: Callable[[Datagram], None], until: Callable[[], bool]) -> bool:
+        """Answer what arrives, for so many seconds or until `until()` is true. Returns whether it is."""
         deadline = time.monotonic() + seconds
         while not until():
             left = deadline - time.monotonic()
             if left <= 0:
                 return False
-            message = self._datagrams.receive(left)
+            message = self._socket.receive(left)
             if message is None:
                 continue
             if message["from"] in self._peers:
-                self._take(message, here)
+                self._handle(message, here)
             elif message["kind"] == "stop" and message["from"] in self._first:
-                here(message)  # from one that this rank takes for lost, and that has given up this rank
+                here(message)  # from a rank that this one considers lost, and that has given up on this one
         return True
 
-    def caught_up(self, seconds: float) -> bool:
-        """Return whether all datagrams that have come by now are dealt with. Waits up to `seconds` until they are.
+    def catch_up(self, seconds: float) -> bool:
+        """Return whether all datagrams that have arrived by now are handled. Waits up to `seconds` until they are.
 
-        For another thread than the one that serves. Datagrams to oneself come behind those that are there; where the
+        Called by another thread than the one that serves. Datagrams to oneself arrive after those that are there;
+        where the
         system's buffer is full they are dropped, so they are sent again.
         """
         with self._mark_read:
@@ -188,7 +189,7 @@ class Probe:
                     return True
         return False
 
-    def _take(self, message: ReduceMessage, here: Callable[[ReduceMessage], None]) -> None:
+    def _handle(self, message: Datagram, here: Callable[[Datagram], None]) -> None:
         sender = self._peers[message["from"]]
         self._reached.add(sender.group)
         match message["kind"]:
@@ -217,9 +218,9 @@ class Probe:
     # --- ending -------------------------------------------------------------------------------------------------------
 
     def ring(self) -> None:
-        """Have `serve` return soon, in whichever thread it is."""
-        self._datagrams.ring()
+        """Make `serve` return soon, in whichever thread it runs."""
+        self._socket.ring()
 
     def close(self) -> None:
-        """Give the socket back."""
-        self._datagrams.close()
+        """Close the socket."""
+        self._socket.close()

@@ -1,4 +1,4 @@
-"""What Python is doing in a process: in this one, and, where it does not answer, in another one of this host."""
+"""What Python is doing in this process and, where it does not answer, in another process of this host."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ GONE, STOPPED, RUNS, UNKNOWN = "gone", "stopped", "runs", "unknown"
 
 
 class ProcessId(NamedTuple):
-    """How a process is known to others of its host.
+    """The identity of a process for others of its host.
 
     Attributes:
-      host: its name.
+      host: the name of the host.
       pid: its number.
-      created: seconds since 1970; with the pid, that it is still the same process.
-      space: in which its pid holds: containers of one host number their processes apart.
-      file: the number of the open file to which it writes its stack upon SIGURG; -1 where it does not.
+      created: seconds since 1970; the kernel reuses pids.
+      space: the pid namespace: containers of one host number their processes separately.
+      file: the descriptor of the file to which it writes its stack upon SIGURG; -1 where it does not.
     """
 
     host: str
@@ -48,7 +48,9 @@ class ProcessId(NamedTuple):
 
 @lru_cache(maxsize=1)
 def this_process() -> ProcessId:
-    """This one; from now on it writes its stack upon SIGURG, unless the program uses that signal itself."""
+    """Return the identity of this process; from now on it writes its stack upon SIGURG, unless the program uses that
+    signal itself.
+    """
     import psutil
 
     pid, file = os.getpid(), write_stacks_upon_signal()
@@ -56,7 +58,7 @@ def this_process() -> ProcessId:
 
 
 def frames_of(threads: Sequence[int]) -> list[FrameType]:
-    """The innermost frames of these threads of this process; of the main thread if none of them is there any more."""
+    """Return the innermost frames of these threads of this process; of the main thread if none of them is alive."""
     frames = sys._current_frames()
     found = [frames[thread] for thread in threads if thread in frames]
     main = threading.main_thread().ident
@@ -64,8 +66,8 @@ def frames_of(threads: Sequence[int]) -> list[FrameType]:
 
 
 def look_at(process: ProcessId) -> tuple[str, str]:
-    """Return GONE, STOPPED, RUNS or UNKNOWN (not to be seen from here) of another process of this host, and its stack,
-    as far as it can be had.
+    """Return GONE, STOPPED, RUNS or UNKNOWN (not visible from here) for another process of this host, and its stack if
+    available.
     """
     import psutil
 
@@ -88,7 +90,7 @@ def look_at(process: ProcessId) -> tuple[str, str]:
 
 
 def kill(process: ProcessId) -> bool:
-    """End another process of this host, unless it is another by now. Returns whether it is gone, or going."""
+    """Kill another process of this host, unless its pid was reused. Returns whether it is gone, or will be."""
     import psutil
 
     found = _find(process) if process.space == this_process().space else None
@@ -111,7 +113,9 @@ def _space() -> str:
 
 
 def _find(process: ProcessId) -> psutil.Process | None:
-    """It, if it is there, and is no other one that was given its number."""
+    """Return the running process with this pid, or None if it has ended. Compares creation times, because the kernel
+    reuses pids.
+    """
     import psutil
 
     try:
@@ -122,7 +126,7 @@ def _find(process: ProcessId) -> psutil.Process | None:
 
 
 def _of_its_own(dump: str) -> str:
-    """Of what faulthandler wrote, return the threads that read examples, the main thread, and those in a program."""
+    """Return, of what faulthandler wrote, the threads that read examples, the main thread, and those in a program."""
     *others, main = [block.strip() for block in dump.split("\n\n") if block.strip()] or [""]
     read = [block for block in others if _READS.search(block)]
     return shortened("\n".join([*read, main, *(block for block in others if _PROGRAM in block)]).strip())

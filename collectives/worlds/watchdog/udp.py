@@ -1,8 +1,8 @@
-"""Small messages between the processes of a world, beside MPI: for when a process does not come to what MPI waits for.
+"""Small messages between the processes of a world, beside MPI: for when a process does not come to an operation of MPI.
 
-UDP, since nothing of it may ever wait. Whoever sends may have to send again; whoever receives may get things twice.
-Each datagram is sealed with a key that only the world's processes have, and names its receiver, so that strangers are
-ignored, and what reaches another process under an address that two networks have. Nothing is unpickled.
+By UDP, since it never blocks. Messages may be lost or duplicated. Each datagram is authenticated with a key that only
+the world's processes have, and names its receiver: so others are ignored, as is what reaches another process under an
+address that two networks have. Nothing is unpickled.
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ from collections.abc import Iterable
 from contextlib import suppress
 from typing import Any
 
-MOST_BYTES = 60_000  # in a datagram; IP cuts those that are longer than a frame in pieces, and puts them together
 _SEAL = 32
 _HERE = "127.0.0.1"
 
@@ -23,11 +22,12 @@ Address = tuple[str, int]
 
 
 class UDPSocket:
-    """One process's socket.
+    """The socket of one process.
 
     Attributes:
-      addresses: under which others may reach it: of all of this host's networks, since which of them another host sees
-        is not known here.
+      addresses: at which others may reach it: of all networks of this host, since it is not known here which of them
+        another
+        host is in.
     """
 
     def __init__(self) -> None:
@@ -40,11 +40,11 @@ class UDPSocket:
         self._own = -1
 
     def join(self, key: bytes, own: int) -> None:
-        """Be number `own` among those who have this key."""
+        """Set the key of the world's processes, and the number of this one among them."""
         self._key, self._own = key, own
 
     def send(self, to: int, addresses: Iterable[Address], **fields: Any) -> None:
-        """Send to all of a process's addresses; one that is not reached is not waited for."""
+        """Send to all addresses of a process, without confirmation."""
         fields |= {"to": to, "from": self._own}
         body = json.dumps(fields).encode()
         sealed = hmac.digest(self._key, body, "sha256") + body
@@ -53,12 +53,14 @@ class UDPSocket:
                 self._socket.sendto(sealed, tuple(address))
 
     def receive(self, seconds: float) -> dict[str, Any] | None:
-        """What comes within so many seconds, with the number of who sent it under "from"; `None` if nothing does."""
+        """Return a datagram that arrives within so many seconds, with the sender's number under "from"; None if none
+        does.
+        """
         if not select.select([self._socket], [], [], max(0.0, seconds))[0]:
             return None
         try:
             sealed = self._socket.recv(1 << 16)
-        except OSError:  # a former datagram's receiver was not there, say
+        except OSError:  # for example, the receiver of an earlier datagram does not exist
             return None
         body = sealed[_SEAL:]
         if not hmac.compare_digest(sealed[:_SEAL], hmac.digest(self._key, body, "sha256")):
@@ -67,17 +69,17 @@ class UDPSocket:
         return fields if fields["to"] == self._own else None
 
     def ring(self) -> None:
-        """Have `receive` return, in whichever thread it is."""
+        """Make `receive` return, in whichever thread it runs."""
         with suppress(OSError):
             self._socket.sendto(b"", (_HERE, self._port))
 
     def close(self) -> None:
-        """Give the socket back."""
+        """Close the socket."""
         self._socket.close()
 
 
 def own_hosts() -> list[str]:
-    """This host's addresses, that of the host to itself first."""
+    """Return the addresses of this host, the loopback address first."""
     import psutil
 
     found = [a.address for all_of in psutil.net_if_addrs().values() for a in all_of if a.family == socket.AF_INET]

@@ -1,6 +1,5 @@
-"""The thread that watches whether the others come, and what it does when they do not: the two deadlines.
-
-See `patience.py` for the rules.
+"""The thread that watches whether other ranks come to an operation, and its two deadlines: see `settings.py` for the
+rules.
 """
 
 from __future__ import annotations
@@ -21,95 +20,96 @@ from adaptive.extend import FAILURE_THREAD, Wait, run_exit_hooks, thread_status_
 from collectives.worlds.transport.operations import CLOSE, Operation
 
 from . import stacks
-from .findings import RankFinding, RankState, given_up, names, report
-from .probe import Peer, Probe, ReduceMessage
+from .findings import RankFinding, RankState, given_up_message, rank_names, report
+from .probe import Datagram, Peer, Probe
 
-_TICKS = 20  # looks in `hang_timeout`
+_TICKS = 20  # checks in `hang_timeout`
 _LONGEST_TICK = 1.0  # seconds
-_ROUNDS = 4  # of asking, in `hang_timeout`
+_ROUNDS = 4  # of questions, in `hang_timeout`
 _SECONDS_TO_ANSWER = 2.0
 _SECONDS_TO_ABORT = 5.0
 _SECONDS_TO_END = 1.0
 _SECONDS_TO_PRINT = 1.0  # a launcher drops what it has not printed yet when it ends the job
 _EXIT_STATUS = 1
-_HURRY = 1 / 12  # of `hang_timeout`: after this those who have said that they will not come are looked into
+_HURRY = 1 / 12  # of `hang_timeout`, after which ranks that have announced that they will not come are examined
 
 _log = logging.getLogger("adaptive")
 
 Findings = dict[int, RankFinding]  # by number
 
 
-class WatchedWorld(Protocol):
-    """What a watch reads of its world, from another thread than the world's."""
+class WatchedTransport(Protocol):
+    """What a watchdog reads of a transport, from another thread than the transport's."""
 
-    _operation: Operation  # the messages of a channel may share one
-    _begun: int  # how many operations it has begun
-    _inside: bool  # it; or behind it
-    survives: bool  # the loss of ranks
-    _threads: dict[int, str]  # that use the world
+    operation: Operation  # channels use one object for all their messages
+    begun: int  # number of operations begun
+    inside: bool  # whether the operation is under way
+    survives: bool  # whether losses of ranks are survived
+    threads: dict[int, str]  # names of the threads that use the world, by identifier
 
 
 class Watchdog:
-    """One rank's thread for one world.
+    """One rank's watchdog thread for one world.
 
     Args:
       hang_timeout: seconds.
-      abort: ends all processes of the job with a status, from any thread.
+      abort: ends all processes of the job with a status; called from any thread.
     """
 
-    def __init__(self, world: WatchedWorld, asking: Probe, hang_timeout: float, abort: Callable[[int], object]):
-        self.asking = asking
-        self._patience, self._abort = hang_timeout, abort
-        self._watched = weakref.ref(world, lambda _: self.close("it has let go of its world without closing it"))
+    def __init__(self, transport: WatchedTransport, probe: Probe, hang_timeout: float, abort: Callable[[int], object]):
+        self.probe = probe
+        self._hang_timeout, self._abort = hang_timeout, abort
+        self._watched = weakref.ref(transport, lambda _: self.close("it has dropped its world without closing it"))
         self._tick = min(_LONGEST_TICK, hang_timeout / _TICKS)
         self._answer_seconds = min(_SECONDS_TO_ANSWER, max(0.5, hang_timeout / 4))
         self._pid = os.getpid()
         self._last = time.monotonic()
-        self._begin()
+        self._reset()
         self._closed = self._troubled = False
         atexit.register(self._at_exit)
         self._thread = threading.Thread(target=self._run, name="adaptive-watch", daemon=True)
         self._thread.start()
 
-    def keep(self, peers: Sequence[Peer]) -> None:
-        """Those who are together from now on, in the order of their ranks: they begin what they are in anew."""
-        self.asking.keep(peers)
+    def watch_only(self, peers: Sequence[Peer]) -> None:
+        """Watch these ranks from now on, in the order of their ranks; waiting times start again."""
+        self.probe.keep(peers)
         self._anew = True
 
-    def caught_up(self) -> None:
-        """Return when this rank has heard what the others had told it by now.
+    def catch_up(self) -> None:
+        """Return when this rank has handled what the others had sent to it by now.
 
-        For the thread of the world, before it takes others for lost: a process that was stopped for long may find that
-        it is the one that was given up. It does not return from here then.
+        Called by the world's thread before it declares others lost: a process that was stopped for long may find
+        that the
+        others have given up on it, and does not return from here then.
         """
         if not self._closed and threading.current_thread() is not self._thread:
-            self.asking.caught_up(_SECONDS_TO_ANSWER)
+            self.probe.catch_up(_SECONDS_TO_ANSWER)
 
     def close(self, why: str = "") -> None:
-        """End. The others are told if this rank leaves them: `why`, what it does instead of coming."""
-        if self._closed or os.getpid() != self._pid:  # a forked child has our socket, but is another
+        """Stop the thread. If this rank leaves the others, they are told `why`: what it does instead of coming."""
+        if self._closed or os.getpid() != self._pid:  # a forked child shares the socket
             return
         self._closed = True
         atexit.unregister(self._at_exit)
         if why:
             for _ in range(3):
-                self.asking.send([peer.number for peer in self.asking.others], "bye", why=why)
-        self.asking.ring()
-        if threading.current_thread() is not self._thread:  # what it still holds is let go before the interpreter is
+                self.probe.send([peer.number for peer in self.probe.others], "bye", why=why)
+        self.probe.ring()
+        if threading.current_thread() is not self._thread:  # free what it holds before the interpreter ends
             self._thread.join(_SECONDS_TO_END)
 
     @property
-    def _world(self) -> WatchedWorld:
-        world = self._watched()
-        if world is None:
-            raise ReferenceError("the world is gone")
-        return world
+    def _transport(self) -> WatchedTransport:
+        transport = self._watched()
+        if transport is None:
+            raise ReferenceError("the world was garbage collected")
+        return transport
 
     def _at_exit(self) -> None:
-        """The process ends while its world is open: MPI would wait for the others, and they for this one."""
+        """Close it when the process ends while its world is open, and tell the others, which would wait for it."""
         error = getattr(sys, "last_exc", None) or getattr(sys, "last_value", None)
         how = f"by {type(error).__name__}: {error}" if error else "at its end, or by sys.exit()"
-        words = getattr(self._watched(), "_operation", self._operation).about
+        words = getattr(self._watched(), "operation", self._operation).about
         last = f". The last that it took part in is {words}" if words else ""
         self.close(stacks.shortened(f"its script is over, {how}{last}", 1000))
 
@@ -118,67 +118,67 @@ class Watchdog:
     def _run(self) -> None:
         while not self._closed:
             try:
-                self.asking.serve(self._tick, self._take, lambda: self._closed)
-                self._look()
+                self.probe.serve(self._tick, self._handle, lambda: self._closed)
+                self._check()
             except Exception:
                 if not (self._troubled or self._closed or self._anew):  # `keep` may come in between
                     self._troubled = True
-                    _log.exception("The thread that watches for stuck ranks met an error, and goes on.")
+                    _log.exception("The watchdog thread has caught an error, and continues.")
                 time.sleep(self._tick)
-        self.asking.close()
+        self.probe.close()
 
-    def _look(self) -> None:
-        """Count for how long this rank has been in what it is in, and ask where the others are, if that is too long."""
+    def _check(self) -> None:
+        """Measure for how long this rank has been in its operation, and ask the others for their state if that is too
+        long.
+        """
         now = time.monotonic()
         away = now - self._last
-        passed = min(away, 10 * self._tick)  # what is more, this process was stopped: that is nobody else's fault
+        passed = min(away, 10 * self._tick)  # a longer time means that this process was stopped
         self._last = now
-        inside = self._world._inside
-        if self._world._begun != self._begun or self._anew:
-            self._begin()
+        inside = self._transport.inside
+        if self._transport.begun != self._begun or self._anew:
+            self._reset()
         elif inside:
             self._waited += passed
         else:
             self._idle += away
-        self.asking.greet()
-        hurry = not self._hurried and any(peer.number in self.asking.left for peer in self.asking.others)
-        soon = max(1.0, _HURRY * self._patience)
+        self.probe.greet()
+        hurry = not self._hurried and any(peer.number in self.probe.left for peer in self.probe.others)
+        soon = max(1.0, _HURRY * self._hang_timeout)
         if inside and not self._closed and self._waited >= (min(self._next, soon) if hurry else self._next):
             self._hurried |= hurry
             self._round()
 
-    def _begin(self) -> None:
-        self._begun, self._operation, self._anew = self._world._begun, self._world._operation, False
-        self._waited = 0.0  # seconds in it
-        self._idle = 0.0  # seconds behind it
-        self._next = self._patience  # when to ask, in seconds waited
+    def _reset(self) -> None:
+        self._begun, self._operation, self._anew = self._transport.begun, self._transport.operation, False
+        self._waited = 0.0  # seconds in the operation
+        self._idle = 0.0  # seconds since the operation
+        self._next = self._hang_timeout  # when to ask, in seconds waited
         self._hurried = False
-        self._well: dict[int, float] = {}  # when a rank was last seen to be, in seconds waited
+        self._well: dict[int, float] = {}  # when each rank was last well, in seconds waited
         self._killed: dict[int, float] = {}
-        self._told: set[tuple[int, int]] = set()  # what has been said of whom
+        self._reported: set[tuple[int, int]] = set()  # (level, rank) of what was reported
 
     # --- the deadlines ------------------------------------------------------------------------------------------------
 
     def _round(self) -> None:
-        """Ask all, and do what is to be done."""
-        findings = self.asking.find(self._answer_seconds, self._take)
-        if self._anew or self._world._begun != self._begun or not self._world._inside:
-            return  # all have come meanwhile
-        self._next = self._waited + self._patience / _ROUNDS
+        """Ask all ranks for their state, and act on it."""
+        findings = self.probe.find(self._answer_seconds, self._handle)
+        if self._anew or self._transport.begun != self._begun or not self._transport.inside:
+            return  # the operation is complete
+        self._next = self._waited + self._hang_timeout / _ROUNDS
         late, due = self._judge(findings)
         if due:
             self._end_or_kill(findings, due)
         elif late:
-            self._say(findings, self._outlook(late), late, logging.ERROR)
+            self._report(findings, self._outlook(late), late, logging.ERROR)
         else:
             here = all(finding.state is RankState.HERE for finding in findings.values())
-            rest = (
-                "all ranks are in it. What they send each other takes long, or was lost" if here else "nobody is stuck"
-            )
-            self._say(findings, f"As far as can be told, {rest}.", findings, logging.WARNING)
+            rest = "all ranks are in it; its messages take long, or were lost" if here else "no rank is stuck"
+            self._report(findings, f"As far as is known, {rest}.", findings, logging.WARNING)
 
     def _judge(self, findings: Findings) -> tuple[Findings, Findings]:
-        """Who is stuck, and who of them is over the second deadline."""
+        """Return the findings of ranks that are stuck, and of those of them that are past the second deadline."""
         late, due = {}, {}
         for number, finding in findings.items():
             if finding.state.well:
@@ -186,53 +186,55 @@ class Watchdog:
             if finding.state.well or finding.state is RankState.UNKNOWN:
                 continue
             if self._operation.kind == CLOSE and finding.state in (RankState.AWAY, RankState.CROSSED):
-                continue  # at the end of a world nobody needs a result, so who has more to do may take its time
-            certain = finding.state is RankState.ENDED or (finding.state is RankState.GONE and not self._world.survives)
+                continue  # at the end of a world no rank needs a result, so others may take their time
+            certain = finding.state is RankState.ENDED or (
+                finding.state is RankState.GONE and not self._transport.survives
+            )
             absent = self._waited - self._well.get(number, 0.0)
-            if absent >= self._patience or certain:
+            if absent >= self._hang_timeout or certain:
                 late[number] = finding
-                named = (logging.ERROR, number) in self._told
-                if certain or (absent >= 2 * self._patience and named):
+                named = (logging.ERROR, number) in self._reported
+                if certain or (absent >= 2 * self._hang_timeout and named):
                     due[number] = finding
-        if any(finding.state is not RankState.CROSSED for finding in late.values()):  # they wait for somebody else
+        if any(finding.state is not RankState.CROSSED for finding in late.values()):  # they wait for another rank
             due = {number: finding for number, finding in due.items() if finding.state is not RankState.CROSSED}
         return late, due
 
     def _outlook(self, late: Findings) -> str:
-        ranks = names(finding.rank for finding in late.values())
-        what = f"{ranks} will be killed" if self._world.survives else "the job ends"
+        ranks = rank_names(finding.rank for finding in late.values())
+        what = f"{ranks} will be killed" if self._transport.survives else "the job ends"
         return (
-            f"Unless {ranks} come{'s' * (len(late) == 1)}, {what} when that is {2 * self._patience:g} s. "
-            f"hang_timeout= of comm.world() sets the time ({self._patience:g} s; 0: for ever)."
+            f"Unless {ranks} come{'s' * (len(late) == 1)}, {what} when that is {2 * self._hang_timeout:g} s. "
+            f"hang_timeout= of comm.world() sets the time ({self._hang_timeout:g} s; 0: no limit)."
         )
 
     def _end_or_kill(self, findings: Findings, due: Findings) -> None:
         runs = {number for number, finding in findings.items() if finding.state.runs}
-        helpers = {number: self.asking.helper(number, runs) for number in due}
-        ranks = names(finding.rank for finding in due.values())
-        if self._world.survives and self._can_be_killed(due, helpers):
-            self._say(findings, f"{ranks}: killed, and lost.", due, logging.CRITICAL)
+        helpers = {number: self.probe.helper(number, runs) for number in due}
+        ranks = rank_names(finding.rank for finding in due.values())
+        if self._transport.survives and self._can_be_killed(due, helpers):
+            self._report(findings, f"{ranks}: killed, and lost.", due, logging.CRITICAL)
             self._kill(helpers)
             return
-        self._say(findings, f"The job ends because of {ranks}.", due, logging.CRITICAL)
-        self.asking.serve(_SECONDS_TO_PRINT, self._take, lambda: False)
-        # Who answers ends by itself. The others are killed, since an MPI that survives losses does not end them.
+        self._report(findings, f"The job ends because of {ranks}.", due, logging.CRITICAL)
+        self.probe.serve(_SECONDS_TO_PRINT, self._handle, lambda: False)
+        # Ranks that answer end by themselves. The others are killed: an MPI that survives losses does not end them.
         self._kill({number: helper for number, helper in helpers.items() if number not in runs})
         given_up = {"because_of": sorted(due), "about": self._operation.about, "waited": self._waited}
         for _ in range(3):
-            self.asking.send([peer.number for peer in self.asking.others], "stop", **given_up)
+            self.probe.send([peer.number for peer in self.probe.others], "stop", **given_up)
         self._stop()
 
     def _can_be_killed(self, due: Findings, helpers: dict[int, int | None]) -> bool:
-        """Whether that is possible, helps, and has not been tried in vain."""
+        """Return whether these ranks can be killed, killing them helps, and it was not tried in vain."""
         possible = None not in helpers.values() and all(f.state is not RankState.CROSSED for f in due.values())
-        return possible and all(self._waited - self._killed.get(n, self._waited) < self._patience for n in due)
+        return possible and all(self._waited - self._killed.get(n, self._waited) < self._hang_timeout for n in due)
 
     def _kill(self, helpers: dict[int, int | None]) -> None:
         for number, helper in helpers.items():
             if helper is not None:
                 self._killed.setdefault(number, self._waited)
-                self.asking.have_done(helper, "kill", number, self._take)
+                self.probe.request(helper, "kill", number, self._handle)
 
     def _stop(self) -> None:
         """End the job, and this process, whatever its other threads are in."""
@@ -252,56 +254,56 @@ class Watchdog:
 
     # --- saying it ----------------------------------------------------------------------------------------------------
 
-    def _say(self, findings: Findings, rest: str, about: Iterable[int], level: int) -> None:
-        """Have it printed once, by the least rank that waits, and have all others take it down. What has been said of
-        all these ranks is not said again.
+    def _report(self, findings: Findings, rest: str, about: Iterable[int], level: int) -> None:
+        """Have a report logged once, by the least rank that waits, and recorded by all others. Does nothing if all
+        these ranks were reported before.
         """
         if not self._is_new(about, level):
             return
-        words, line = self._operation.about or "telling the others of a failure", self._own_state()["line"]
-        text = report(self.asking.rank(self.asking.me.number), words, line, self._waited, list(findings.values()), rest)
+        words, line = self._operation.about or "reporting a failure to the others", self._own_state()["line"]
+        text = report(self.probe.rank(self.probe.me.number), words, line, self._waited, list(findings.values()), rest)
         waiting = [number for number, finding in findings.items() if finding.state is RankState.HERE]
-        speaker = min([self.asking.me.number, *waiting], key=self.asking.rank)
+        speaker = min([self.probe.me.number, *waiting], key=self.probe.rank)
         fields = {"text": text, "about": sorted(about), "level": level, "speaker": speaker}
         listening = [number for number, finding in findings.items() if finding.state.runs and number != speaker]
-        self.asking.send(listening, "report", **fields)
-        said = speaker != self.asking.me.number and self.asking.have_said(
-            speaker, self._answer_seconds, self._take, **fields
+        self.probe.send(listening, "report", **fields)
+        said = speaker != self.probe.me.number and self.probe.request_report(
+            speaker, self._answer_seconds, self._handle, **fields
         )
         _log.log(logging.INFO if said else min(level, logging.ERROR), text)
 
     def _is_new(self, about: Iterable[int], level: int) -> bool:
         said = {(level, number) for number in about}
-        new = not said <= self._told
-        self._told |= said
+        new = not said <= self._reported
+        self._reported |= said
         return new
 
     # --- what others want ---------------------------------------------------------------------------------------------
 
-    def _take(self, message: ReduceMessage) -> None:
+    def _handle(self, message: Datagram) -> None:
         match message["kind"]:
             case "ask":
-                # What follows is what this rank would do itself, so it is left to that one, as long as it does.
-                self._next = max(self._next, self._waited + self._patience / _ROUNDS + self._answer_seconds)
-                self.asking.send([message["from"]], "answer", question=message["question"], **self._own_state())
+                # The asking rank does what this one would do next, so this one leaves it to that rank.
+                self._next = max(self._next, self._waited + self._hang_timeout / _ROUNDS + self._answer_seconds)
+                self.probe.send([message["from"]], "answer", question=message["question"], **self._own_state())
             case "report":
-                speaks = message["speaker"] == self.asking.me.number
+                speaks = message["speaker"] == self.probe.me.number
                 if self._is_new(message["about"], message["level"]):
                     _log.log(min(message["level"], logging.ERROR) if speaks else logging.INFO, message["text"])
                 if speaks:
-                    self.asking.send([message["from"]], "heard")
+                    self.probe.send([message["from"]], "heard")
             case "stop":
-                if self.asking.me.number in message["because_of"]:
-                    _log.error(given_up(message["about"], message["waited"], self._patience))
+                if self.probe.me.number in message["because_of"]:
+                    _log.error(given_up_message(message["about"], message["waited"], self._hang_timeout))
                 self._stop()
 
     def _own_state(self) -> dict[str, Any]:
-        """Where this rank is, read off the frames of the threads that use the world."""
-        threads = [ident for ident, name in list(self._world._threads.items()) if name != FAILURE_THREAD]
+        """Return the state of this rank, read off the frames of the threads that use the world."""
+        threads = [ident for ident, name in list(self._transport.threads.items()) if name != FAILURE_THREAD]
         frames = stacks.frames_of(threads)
         found = [thread_status_of(frame) for frame in frames]
         state = RankState.AWAY
-        if self._world._inside:
+        if self._transport.inside:
             state = RankState.HERE
         elif any(each.compiles for each in found):
             state = RankState.COMPILES
@@ -318,6 +320,6 @@ class Watchdog:
 
 
 def _stack_of(waits: Sequence[Wait], frames: Sequence[FrameType]) -> str:
-    """The stacks of what threads wait for; of the threads themselves, where they wait for nothing that is known."""
+    """Return the stacks of what threads wait for, or of the threads themselves if that is not known."""
     found = [stack for stack in (wait.stack() for wait in waits) if stack]
     return stacks.shortened("\n".join(found or map(stacks.stack_of, frames)))

@@ -1,0 +1,68 @@
+"""What worlds of several processes share."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from adaptive.extend import Channels
+
+from .base import WorldBase, forward
+from .mailboxes.mailbox import Mailboxes, ProcessMailbox
+from .transport.process_group import Process
+from .transport.transport import Transport
+from .watchdog.settings import check_hang_timeout
+from .watchdog.watchdog import Watchdog
+
+
+class MultiProcessWorld(Channels, WorldBase):
+    """A world of several processes: a transport that runs its operations, a watchdog, and mailboxes.
+
+    Args:
+      hang_timeout: seconds for which a rank may keep the others waiting before it counts as stuck; 0: forever.
+
+    Raises:
+      CollectiveError: `hang_timeout` is not a number of seconds.
+    """
+
+    transport: Transport
+
+    def __init__(self, hang_timeout: float):
+        WorldBase.__init__(self)
+        Channels.__init__(self)
+        self.hang_timeout = check_hang_timeout(hang_timeout)
+        self.watchdog: Watchdog | None = None
+        self._mailboxes = Mailboxes()
+
+    rank: int = forward("transport.rank")
+    processes: int = forward("transport.processes")
+    waited: float = forward("transport.waited")
+
+    def all_gather_bytes(self, value: bytes, about: str = "", more: str = "") -> list[bytes]:
+        """Return every process's `value`, by rank: see `World.all_gather_bytes`."""
+        return self.transport.all_gather_bytes(value, about, more)
+
+    def barrier(self) -> None:
+        """Return once every process has called it."""
+        self.transport.barrier()
+
+    def fail(self, why: str) -> None:
+        """Make all other processes raise WorkerError, in their current or next operation."""
+        self.transport.report_failure(why)
+
+    def _make_mailbox(
+        self, about: str, nbytes: Sequence[int], everyone: Callable[[], Sequence[Process]], replaces: Any, mpi: Any
+    ) -> ProcessMailbox:
+        """Make a mailbox on all processes, of MPI's windows if `mpi` is given."""
+        creation = self._mailboxes.creation(about, nbytes, everyone, replaces, mpi)
+        self.transport.run(creation)
+        return self._mailboxes.keep(creation.result, replaces)
+
+    def _abandon(self, why: str) -> None:
+        super()._abandon(why)
+        self._mailboxes.stop()
+        self._end_watchdog(why)
+
+    def _end_watchdog(self, why: str = "") -> None:
+        if self.watchdog is not None:
+            self.watchdog.close(why)

@@ -1,0 +1,263 @@
+"""Operations over MPI, and what happens to them when processes are lost."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from threading import current_thread, get_ident
+from time import perf_counter
+from typing import TYPE_CHECKING, Any, NoReturn
+from zlib import crc32
+
+import jax
+import numpy as np
+
+from adaptive import CollectiveError, WorkerError
+from adaptive.extend import MembersChanged, thread_status
+from collectives.worlds.lifetime import Lifetime
+from collectives.worlds.reducing.algorithms import FLAT_PIECE_BYTES, Algorithms, multi_host_algorithms
+from collectives.worlds.reducing.cuda_aware import CudaAwareSums
+from launchers import ending
+
+from .disagreement import disagreement_error
+from .operations import Operation
+from .process_group import Process, ProcessGroup
+from .repair import all_agree, repair
+from .transport import FailureReported, Transport
+
+if TYPE_CHECKING:
+    from collectives.worlds.watchdog.probe import Peer
+    from collectives.worlds.watchdog.watchdog import Watchdog
+
+# Allreduce in pieces of this size where all ranks are on one host: a piece stays in the caches between the copy from
+# the other rank, the sum and the copy back. ResNet-50's gradients between two ranks (medians, in ms): 23 in pieces
+# of 64 kB, 18 of 128, 16.5 of 256, 15.4 of 512, 16.5 of 1024, 17.7 of 4096, 20 as whole tensors; with two to four in
+# flight as Iallreduce, 1.2 to 1.3 times as long (benchmarks/exchange_resnet50.py). Across hosts: `algorithms.py`.
+PIECE_BYTES = 512 << 10
+
+
+class MPITransport(Transport):
+    """Operations of a group of MPI processes, which shrinks when processes are lost.
+
+    Args:
+      mpi: the module `mpi4py.MPI`.
+      device: the first device of this process.
+      survives: whether the others continue when processes are lost.
+
+    Attributes:
+      group, comm: the processes that run operations now, and their communicator.
+      ops: MPI's reductions, by name.
+      piece_bytes: size of the pieces in which large parts are summed.
+      algorithms: the algorithms for large sums between hosts, or None where there is only one.
+      cuda_sums: the sums of parts on GPUs.
+      completed: number of operations completed in this group.
+      last: the latest operation that was completed; its result is kept for processes that have not received it.
+      torn: whether this process has left an operation that other processes are still in.
+      survivors: after a loss, the remaining group, from the next operation on, and what was lost when; else None.
+      on_lost: called by the next operation with that group, the lost processes by rank, and what was lost when.
+      watchdog: watches over the group, if hang_timeout is set; `peers`: all its processes as the watchdog knows them.
+    """
+
+    def __init__(self, mpi: Any, lifetime: Lifetime, device: jax.Device, *, survives: bool):
+        super().__init__(lifetime)
+        self.mpi, self.survives = mpi, survives
+        self.ops = {"sum": mpi.SUM, "max": mpi.MAX, "min": mpi.MIN}
+        self.cuda_sums = CudaAwareSums(mpi, device)
+        self.algorithms: Algorithms | None = None
+        self.completed, self.last = 0, self.operation
+        self.torn = False
+        self.survivors: tuple[ProcessGroup, tuple[str, float]] | None = None
+        self.on_lost: Callable[[ProcessGroup, Mapping[int, Process], tuple[str, float]], None]
+        self.watchdog: Watchdog | None = None
+        self.peers: Mapping[Process, Peer] = {}
+
+    def set_group(self, group: ProcessGroup) -> None:
+        """Run operations in this group from now on. Local; all its processes do so at the same point."""
+        self.group, self.comm = group, group.comm
+        self.watch_over(group)
+        self.rank, self.processes = self.comm.rank, self.comm.size
+        self.preamble.set_processes(self.processes)
+        self.piece_bytes = PIECE_BYTES if group.one_host else FLAT_PIECE_BYTES
+        if self.algorithms is not None:
+            self.algorithms.free()
+        self.algorithms = multi_host_algorithms(self.mpi, group, survives=self.survives)
+        self.cuda_sums.set_group(group)
+
+    def watch_over(self, group: ProcessGroup) -> None:
+        """Have the watchdog watch these processes from now on. Spawned processes have no watchdog."""
+        if self.watchdog is not None:
+            self.watchdog.watch_only([self.peers[process] for process in group.everyone if process in self.peers])
+
+    def algorithm(self, channel: Any) -> str:
+        """Return which algorithm messages of a channel take, and why; empty where there is only one. Replicated."""
+        between_hosts = "" if self.algorithms is None else self.algorithms.describe(channel)
+        return "; ".join(filter(None, [self.cuda_sums.describe(channel), between_hosts]))
+
+    def free(self) -> None:
+        """Free the communicators of the group; collective."""
+        if self.algorithms is not None:
+            self.algorithms.free()
+        self.comm.Free()
+
+    def confirm_alive(self) -> None:
+        """Return if the others are lost to this process; end this process if the others have declared it lost, as
+        after it was stopped for long.
+        """
+        if self.watchdog is not None:
+            self.watchdog.catch_up()
+        ending.confirm()
+
+    # --- one operation after another ----------------------------------------------------------------------------------
+
+    @thread_status("in a collective", exchanges=True)
+    def perform(self, operation: Operation) -> None:
+        """Complete an operation on all processes that survive it: see `Transport.perform` and `operations.py`."""
+        completed = False
+        while not completed:
+            if self.survivors is not None:
+                self._continue_with_survivors(*self.survivors)
+                if not operation.repeats:
+                    self.inside = False
+                    raise MembersChanged
+            error: Exception | None = None
+            try:
+                self._attempt(operation)
+            except Exception as lost:  # not only MPI's: an object sent by a process that died may not unpickle
+                error = lost
+            completed = self.settle(operation, error)
+        self.completed += 1
+        self.last = operation
+        if operation.intents is not None:
+            self.raise_disagreement(operation)
+
+    def _attempt(self, operation: Operation) -> None:
+        """Compare what the processes are about to do, in the preamble, and do it if that is the same."""
+        operation.intents = None
+        self.preamble.announce(crc32(operation.about.encode(), operation.kind))
+        self.operation = operation
+        self.begun += 1
+        self.inside = True
+        came = perf_counter()
+        try:
+            self.comm.Allreduce(self.mpi.IN_PLACE, self.preamble.numbers)
+        finally:  # count the wait for a process that did not come, too
+            self.waited += perf_counter() - came
+        if self.preamble.heard() == self.preamble.expected:
+            operation.carry_out(self.comm)
+        else:
+            self.exchange_intents(operation)
+
+    def exchange_intents(self, operation: Operation) -> None:
+        """Tell the others what this process is about to do, and receive the same from them, after a disagreement."""
+        operation.rank = self.rank
+        operation.intents = self.comm.allgather(self.intent(operation))
+
+    def settle(self, operation: Operation, error: Exception | None) -> bool:
+        """Agree with the others whether an attempt at an operation counts, as one of them may have been lost.
+
+        Args:
+          error: that ended this process's attempt; None if it was completed.
+
+        Returns:
+          Whether the operation is completed. If not, `survivors` is set, and it has to be performed again.
+
+        Raises:
+          Exception: `error`, where losses are not survived, or no process was lost.
+        """
+        if error is not None:
+            if not self.survives:
+                raise error
+            with suppress(self.mpi.Exception):
+                self.comm.Revoke()
+            if self.algorithms is not None:
+                self.algorithms.revoke()
+        elif not operation.agreed or not self.survives or operation.intents is not None:
+            return True
+        # Every failed attempt leads here, whatever the error: others may have completed what all have to agree on.
+        if all_agree(self.mpi, self.comm, error is None):
+            return True
+        return self._repair(operation, error or self.mpi.Exception(self.mpi.ERR_PROC_FAILED))
+
+    def raise_disagreement(self, operation: Operation) -> NoReturn:
+        """Raise the error that describes what each process was about to do."""
+        intents = operation.intents or []
+        self.inside = False
+        # A process that leaves would not come to any later operation.
+        self.lifetime.closed = any(intent.leaves for intent in intents)
+        if self.lifetime.closed and self.watchdog is not None:
+            self.watchdog.close()
+        raise FailureReported if operation.failure else disagreement_error(intents, operation.rank)
+
+    def _repair(self, operation: Operation, error: Exception) -> bool:
+        """Make a communicator of the survivors, for their next attempt. All of them come here, from this operation or
+        from the next one.
+
+        Returns:
+          Whether others had completed the operation: then this process has received its result, too.
+        """
+        noticed = perf_counter()
+        self.confirm_alive()
+
+        def level(comm: Any) -> tuple[bool, tuple[str, float]]:
+            counts = np.zeros(comm.size, np.int64)
+            comm.Allgather(np.asarray([self.completed], np.int64), counts)
+            most = counts.max()
+            behind = bool(self.completed < most)
+            if counts.min() < most:
+                (operation if behind else self.last).hand_on(comm, int(counts.argmax()))
+            return behind, comm.bcast((operation.about or "a collective", perf_counter() - noticed))
+
+        comm, (behind, how) = repair(self.mpi, self.comm, level)
+        survivors = self.group.subgroup(comm)
+        if len(survivors.everyone) == self.processes:
+            raise error  # no process was lost
+        self.survivors = survivors, how
+        return behind
+
+    def _continue_with_survivors(self, survivors: ProcessGroup, how: tuple[str, float]) -> None:
+        """Continue without the lost processes, from the same operation on everywhere. Raises WorkerError where too few
+        are left.
+        """
+        lost, self.survivors = self.group.lost_in(survivors), None
+        self.on_lost(survivors, lost, how)
+
+    # --- threads and errors -------------------------------------------------------------------------------------------
+
+    def check_usable(self) -> None:
+        """Raise unless the calling thread can begin an operation now.
+
+        Raises:
+          CollectiveError: the world is closed; or MPI does not allow the calling thread to use it.
+          WorkerError: this process has left an operation before its end.
+        """
+        self.lifetime.check_open()
+        if self.torn:
+            raise WorkerError(
+                f"rank {self.rank} has left a collective before its end, by an error, while the others are still in "
+                "it: they cannot be reached any more."
+            )
+        if get_ident() not in self.threads:
+            self._admit(current_thread().name)
+
+    def translate_error(self, error: BaseException) -> None:
+        """Raise a WorkerError in place of an error of MPI.
+
+        Raises:
+          WorkerError: `error` is MPI's.
+        """
+        if isinstance(error, self.mpi.Exception):
+            raise WorkerError(
+                f"rank {self.rank} of {self.processes}: MPI failed ({error.Get_error_string()}). Most likely another "
+                "rank has failed: its error says why."
+            ) from error
+        self.torn = self.inside
+
+    def _admit(self, thread: str) -> None:
+        """Register a thread that uses this world, if MPI allows it."""
+        if self.mpi.Query_thread() < self.mpi.THREAD_MULTIPLE and not self.mpi.Is_thread_main():
+            raise CollectiveError(
+                f"MPI was initialized for one thread at a time, and thread {thread!r} uses "
+                f"{self.lifetime.world_name}. Unless mpi4py.rc.thread_level is set, mpi4py asks for "
+                "MPI.THREAD_MULTIPLE."
+            )
+        self.threads[get_ident()] = thread

@@ -1,0 +1,130 @@
+"""Operations of several processes: one thread at a time, and all processes in the same operation."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from contextlib import suppress
+from threading import Lock
+from typing import Any
+
+from adaptive.extend import FAILURE_THREAD, current_line
+from collectives.worlds.lifetime import Lifetime
+
+from .disagreement import Intent
+from .operations import BARRIER, CLOSE, FAILURE, GatherBytes, Operation
+from .preamble import Preamble
+
+
+class FailureReported(Exception):
+    """The other processes have received this process's failure report; ends the operation that sent it."""
+
+
+class Transport(ABC):
+    """Runs the operations of a world of several processes, one after another.
+
+    Args:
+      lifetime: of the world.
+      lock: held during an operation; worlds that share their connections share it.
+      threads: names of the threads that have used these connections, by thread identifier.
+
+    Attributes:
+      rank, processes: of this process, in the group that runs operations now.
+      preamble: the first collective of every operation.
+      operation: the operation under way, or else the latest one; a channel uses one object for all its messages.
+      begun: number of operations that this process has begun.
+      inside: whether this process is in an operation that other processes take part in.
+      survives: whether the others continue when processes are lost. Replicated.
+      waited: seconds spent in preambles so far; a preamble lasts until the last process has come. Local.
+    """
+
+    survives = False
+    rank: int
+    processes: int
+
+    def __init__(self, lifetime: Lifetime, lock: Any = None, threads: dict[int, str] | None = None):
+        self.lifetime = lifetime
+        self.lock = lock or Lock()
+        self.threads = {} if threads is None else threads
+        self.preamble = Preamble()
+        self.operation = Operation("", "", 0)
+        self.begun = 0
+        self.inside = False
+        self.waited = 0.0
+
+    def collective(self) -> CollectiveLock:
+        """Return a context manager for `perform`: one thread at a time; errors of the library become WorkerErrors."""
+        return CollectiveLock(self)
+
+    def run(self, operation: Operation) -> None:
+        """Perform one operation under the lock. Raises as `perform` does."""
+        with self.collective():
+            self.perform(operation)
+
+    def mark_begun(self, operation: Operation) -> None:
+        """Record that an operation is under way that does not pass through `perform`, for the watchdog."""
+        self.operation, self.inside = operation, True
+        self.begun += 1
+
+    def all_gather_bytes(self, value: bytes, about: str = "", more: str = "") -> list[bytes]:
+        """Return every process's `value`, by rank: see `World.all_gather_bytes`."""
+        gather = GatherBytes(value, about, more)
+        self.run(gather)
+        return gather.result
+
+    def barrier(self) -> None:
+        """Return once every process has called it."""
+        self.run(Operation("a barrier", "", BARRIER))
+
+    def report_failure(self, why: str) -> None:
+        """Make all other processes raise WorkerError in their current or next operation."""
+        with suppress(FailureReported):
+            self.run(Operation("", "", FAILURE, failure=why))
+
+    def intent(self, operation: Operation, world: str = "") -> Intent:
+        """Return a description of what this process is about to do, for the error of processes that disagree."""
+        names = [name for name in self.threads.values() if name != FAILURE_THREAD]
+        leaves = self.lifetime.leaving or operation.kind == CLOSE
+        what = operation.about, operation.text, operation.more, current_line(), operation.failure
+        return Intent(*what, leaves, names, world)
+
+    @abstractmethod
+    def check_usable(self) -> None:
+        """Raise unless the calling thread can begin an operation now. Called with the lock held."""
+
+    @abstractmethod
+    def perform(self, operation: Operation) -> None:
+        """Complete an operation on all processes. Called with the lock held.
+
+        Raises:
+          WorkerError: another process has failed. On every process.
+          DisagreementError: the processes are in different operations. On every process.
+          MembersChanged: processes were lost, and the operation cannot simply be repeated. On every process.
+        """
+
+    @abstractmethod
+    def translate_error(self, error: BaseException) -> None:
+        """Raise a WorkerError in place of an error of the library that carries messages. Called with the lock held."""
+
+
+class CollectiveLock:
+    """The `with` block of `Transport.collective`. A class rather than a generator: every message passes through one."""
+
+    def __init__(self, transport: Transport):
+        self._transport = transport
+
+    def __enter__(self) -> None:
+        self._transport.lock.acquire()
+        try:
+            self._transport.check_usable()
+        except BaseException:
+            self._transport.lock.release()
+            raise
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: Any) -> None:
+        transport = self._transport
+        try:
+            if error is not None:
+                transport.translate_error(error)
+        finally:
+            transport.inside = False
+            transport.lock.release()
