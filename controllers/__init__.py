@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from .policies.noise_workers import noise_workers as noise_workers
     from .policies.proportional import proportional as proportional
     from .policies.schedule import schedule as schedule
+    from .policies.seesaw import seesaw as seesaw
     from .policies.static import cores as cores
     from .policies.static import static_proportional as static_proportional
     from .predictors.arx import arx as arx
@@ -70,6 +71,7 @@ __getattr__, __dir__ = on_use(
         "noise_workers": ".policies.noise_workers",
         "proportional": ".policies.proportional",
         "schedule": ".policies.schedule",
+        "seesaw": ".policies.seesaw",
         "cores": ".policies.static",
         "static_proportional": ".policies.static",
         "arx": ".predictors.arx",

@@ -1,0 +1,110 @@
+"""`seesaw`: a batch that grows where a schedule would lower the learning rate."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from math import floor, isfinite, log
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+
+from adaptive.extend import Decision, Observation, real
+from controllers._policy import Policy
+
+Rule = Literal["sqrt", "linear"]
+_GROWTH = {"sqrt": 1.0, "linear": 2 / 3}  # the batch grows by the decay to this power
+
+
+class SeesawState(NamedTuple):
+    """State of `seesaw`. A pytree."""
+
+    peak: Any  # float64: the largest value of the schedule so far
+
+
+def seesaw(
+    per_epoch: int,
+    *,
+    base: int,
+    max_batch: int,
+    factor: float = 2.0,
+    rule: Rule = "sqrt",
+    **schedule: Callable[[float], Any],
+) -> Policy:
+    """Grow the global batch where a learning-rate schedule decays, for fewer steps at the same number of examples.
+
+        lr = ad.hyperparameter("lr", 3e-4)
+        tx = optax.chain(optax.adam(lr), ctrl.scale_by_batch("sqrt", base=64))
+        cosine = optax.cosine_decay_schedule(3e-4, decay_steps=30 * n)    # in examples
+        ctrl.hook(ctrl.seesaw(n, base=64, max_batch=1024, lr=cosine), every=10)
+
+    Sets the hyperparameter to the schedule's value at the examples consumed, as `by_examples` does, and the global
+    batch by the decay `d`, the schedule's peak so far over its value now: `base * factor**k`, where `factor**k` is the
+    largest power not above `d` (`d**(2/3)` for "linear"). `scale_by_batch` of the same rule and base in the driver
+    multiplies updates by what the batch in force calls for. So the ratio of learning rate and noise that the schedule
+    asks for is kept at all times: at each step up of the batch the learning rate rises by less than the batch does,
+    and then declines with the schedule. Without `max_batch` and with a factor close to 1, `optax.cosine_decay_schedule`
+    takes half of the steps, and 62 % with a factor of 2; a quarter of a cosine, as in the paper, 64 % (2 / pi). Beyond
+    `max_batch` the learning rate alone decays.
+
+    Noise must dominate the updates from `base` on: take a base near the critical batch.
+
+    Args:
+      per_epoch: examples in the data set.
+      base: the global batch that the schedule was made for.
+      max_batch: the largest global batch.
+      factor: the batch grows in steps of this factor, above 1.
+      rule: "sqrt" for Adam and its like, "linear" for SGD: that of `scale_by_batch` in the driver.
+      **schedule: by the hyperparameter's name a function of examples consumed; exactly one.
+
+    Returns:
+      A policy for a hook without values.
+
+    Raises:
+      ValueError: not exactly one schedule, or another argument is out of range.
+
+    References:
+      Meterez et al. 2025, "Seesaw: accelerating training by balancing learning rate and batch size scheduling"
+      (arXiv 2510.14717).
+    """
+    if len(schedule) != 1 or not all(map(callable, schedule.values())):
+        raise ValueError(
+            "seesaw: give one schedule, such as  seesaw(n, base=64, max_batch=1024, lr=cosine), a function of the "
+            f"examples consumed; got {schedule}."
+        )
+    if rule not in _GROWTH:
+        raise ValueError(f"seesaw: rule must be one of {', '.join(map(repr, _GROWTH))}; got {rule!r}.")
+    if per_epoch < 1 or base < 1 or max_batch < base or not factor > 1:
+        raise ValueError(
+            "seesaw: per_epoch and base must be at least 1, max_batch at least base and factor above 1; got "
+            f"{per_epoch}, {base}, {max_batch} and {factor}."
+        )
+    ((name, at),) = schedule.items()
+
+    def init(n_workers: int) -> SeesawState:
+        del n_workers
+        return SeesawState(np.asarray(0.0))
+
+    def update(observation: Observation, state: SeesawState) -> tuple[Decision | None, SeesawState]:
+        if not observation.due:
+            return None, state
+        value = real(np.asarray(at(observation.epoch * per_epoch))[()])
+        if value is None or not isfinite(value) or value < 0:
+            raise ValueError(
+                f"seesaw: the schedule of {name} is {value!r} after {observation.epoch:.3g} epochs; a learning rate "
+                "is finite and not negative."
+            )
+        peak = max(float(state.peak), value)
+        grown = _batch(peak / value if value else float("inf"))
+        batch = None if grown == observation.global_batch else grown
+        known = observation.hyperparameters.get(name)
+        changed = {} if known is not None and np.allclose(known, value, 1e-7, 0) else {name: value}
+        decision = Decision(global_batch=batch, hyperparameters=changed) if changed or batch else None
+        return decision, SeesawState(np.asarray(peak))
+
+    def _batch(decay: float) -> int:
+        if decay == float("inf"):
+            return max_batch
+        steps = floor(_GROWTH[rule] * log(decay) / log(factor) + 1e-9)  # a decay of exactly `factor` is a step
+        return min(round(base * factor**steps), max_batch) if steps < log(max_batch, factor) + 1 else max_batch
+
+    return Policy(init, update, "seesaw")
