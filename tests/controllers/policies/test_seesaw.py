@@ -79,7 +79,7 @@ def test_what_cannot_be_meant_is_refused():
         ctrl.seesaw(EPOCH, base=64, max_batch=128, factor=1.0, lr=cosine)
     with pytest.raises(ValueError, match="rule must be one of"):
         ctrl.seesaw(EPOCH, base=64, max_batch=128, rule="adascale", lr=cosine)
-    with pytest.raises(ValueError, match="the schedule of lr is -0.1"):
+    with pytest.raises(ValueError, match=r"the schedule of lr is -0\.1"):
         decide(constant(-0.1), -0.1)
 
 
@@ -100,7 +100,6 @@ def quarter_cosine(examples):
 def test_a_cosine_takes_its_share_of_the_steps_and_all_examples(factor, schedule, expected):
     examples, base = 8192, 8
     cosine = schedule(examples)
-    used = []
 
     def driver(w, batch):
         lr = ad.hyperparameter("lr", 0.1)
@@ -112,8 +111,7 @@ def test_a_cosine_takes_its_share_of_the_steps_and_all_examples(factor, schedule
 
     data = {"x": np.ones((examples, 1), np.float32)}
     with ad.Program(driver, jnp.zeros(()), data, global_batch=base) as program:
-        for report in program.run(epochs=1):
-            used.append((report.global_batch, float(report.metrics["rate"]), report.examples))
+        used = [(r.global_batch, float(r.metrics["rate"]), r.examples) for r in program.run(epochs=1)]
     assert sum(batch for batch, _, _ in used) >= examples
     assert len(used) * base / examples == pytest.approx(expected, rel=0.04)
     for batch, rate, seen in used[1:]:  # the ratio of rate and noise is the schedule's, at the step before
