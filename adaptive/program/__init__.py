@@ -1,1 +1,1 @@
-"""The program: what a user holds."""
+"""The program: a driver and its data, trained step by step."""

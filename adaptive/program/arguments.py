@@ -1,4 +1,4 @@
-"""What a program is given, checked and in the form in which it is used."""
+"""Checks and normal forms of the arguments of `Program`."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ NonFinite = Literal["raise", "skip", "allow"]
 
 
 def world_of(world: World | None) -> World:
-    """The world that was given, or else the current one, or else this process alone, if it is."""
+    """Return the given world; by default the current one, or this process alone if there are no others."""
     alone = None if world is not None else why_not_alone()
     if alone:
         raise DriverError(
@@ -46,12 +46,14 @@ _built: WeakKeyDictionary[World, int] = WeakKeyDictionary()  # how many programs
 
 
 def next_name(world: World, driver: Driver) -> str:
-    """What a program is called in errors, and told from others by: equal on all processes, which build alike."""
+    """Return the name of the next program in errors and messages. Equal on all processes, which build programs in one
+    order.
+    """
     return f"program {_built.get(world, 0) + 1} ({getattr(driver, '__name__', type(driver).__name__)!r})"
 
 
 def built_in(world: World) -> None:
-    """Count one more program, which all processes have built."""
+    """Count one more program that all processes have built."""
     _built[world] = _built.get(world, 0) + 1
 
 
@@ -62,7 +64,7 @@ def new_run_id(world: World, name: str) -> str:
 
 
 def count(name: str, value: Any, *, least: int | None = None) -> int:
-    """A whole number, or a `DriverError` that names the argument."""
+    """Return `value` as a whole number; raise a DriverError that names the argument if it is none."""
     number = whole(value)
     if number is None:
         raise DriverError(f"{name} must be a whole number; got {value!r}.")
@@ -72,7 +74,7 @@ def count(name: str, value: Any, *, least: int | None = None) -> int:
 
 
 def checked_nonfinite(value: Any) -> NonFinite:
-    """One of the three words."""
+    """Return the argument `nonfinite`, checked."""
     if value not in ("raise", "skip", "allow"):
         raise DriverError(f'nonfinite must be "raise", "skip" or "allow"; got {value!r}.')
     return value
@@ -80,7 +82,7 @@ def checked_nonfinite(value: Any) -> NonFinite:
 
 @dataclass(frozen=True)
 class StateForm:
-    """What the state of a program looks like. Holds none of its arrays.
+    """The structure, shapes and dtypes of a program's state. Holds none of its arrays.
 
     Attributes:
       shapes: the state with shapes for leaves, of which those of Python's numbers are weakly typed.
@@ -111,7 +113,7 @@ class StateForm:
         return StateForm(tree.unflatten(shapes), _picked(local, tree)), arrays
 
     def as_given(self, leaves: list[jax.Array], weak: list[bool]) -> Any:
-        """Return the state as the user knows it: what is a Python number in the driver is promoted like one here too.
+        """Return the state in the user's structure. What is a Python number in the driver is weakly typed here, too.
 
         The arrays do not say which leaves are: a worker that takes no examples still has those that it was given, and
         the others have those that a step has made.
@@ -124,7 +126,7 @@ class StateForm:
 
 
 def made_by(state: Any) -> Any:
-    """Return what a function of no arguments returns; anything that is not a function as it is.
+    """Return the result of a function of no arguments; return anything else unchanged.
 
     Raises:
       DriverError: the function has arguments.
@@ -145,7 +147,7 @@ def _strong(leaf: jax.Array) -> jax.Array:
 
 
 def _is_weak(leaf: Any) -> bool:
-    """Whether JAX lets arrays decide what is computed with a number, as it does with those of Python."""
+    """Return whether JAX treats a number as weakly typed, like those of Python."""
     if isinstance(leaf, jax.Array):
         return leaf.ndim == 0 and bool(getattr(leaf, "weak_type", False))
     return isinstance(leaf, int | float | complex) and not isinstance(leaf, bool | np.generic)
@@ -170,7 +172,7 @@ def _as_array(leaf: Any, name: str, state: Any) -> Any:
 
 
 def _how_to_part(state: Any) -> str:
-    """How to part arrays from the rest, where the library that the state was made with has a function for it."""
+    """Return advice on how to separate arrays from the rest, if the library of the state has a function for it."""
 
     def is_equinox(node: Any) -> bool:
         return any(kind.__module__.partition(".")[0] == "equinox" for kind in type(node).__mro__)
@@ -186,7 +188,7 @@ def _how_to_part(state: Any) -> str:
 
 
 def _picked(pick: Callable[[Any], Any] | None, tree: jax.tree_util.PyTreeDef) -> frozenset[int]:
-    """The numbers of the leaves that `per_worker_state=` picks."""
+    """Return the numbers of the leaves that `per_worker_state=` selects."""
     if pick is None:
         return frozenset()
     numbers = jax.tree.leaves(pick(jax.tree.unflatten(tree, range(tree.num_leaves))))

@@ -1,4 +1,4 @@
-"""All that a program is between two steps, as one pytree of host arrays and numbers, and back.
+"""Checkpoints: the state of a program between two steps as one pytree of host arrays and numbers, and back.
 
 What is equal on all workers is kept once; what belongs to a worker (state marked as local, slots of local values) is
 kept for each, on a leading axis. Any library that stores pytrees can store it: orbax, or pickle.
@@ -60,7 +60,7 @@ def save(
     like: Any,
     copy: Callable[[Any], Any] | None = None,
 ) -> Checkpoint:
-    """A checkpoint. Communicates if anything is local, so all processes have to call it. Replicated.
+    """Return a checkpoint. Replicated. Communicates if anything is local, so all processes call it.
 
     Args:
       run_id: of the run, by which logs know it again.
@@ -108,12 +108,12 @@ def save(
 
 
 def has_local(engine: Engine) -> bool:
-    """Whether there is anything of which every worker has its own, so that a checkpoint communicates. Replicated."""
+    """Return whether any state is local to a worker, so that a checkpoint communicates. Replicated."""
     return bool(engine.plan.local_state) or any(slot.scope != Scope.ALL for slot in engine.plan.slots)
 
 
 class _Wanted(NamedTuple):
-    """A leaf that a checkpoint of this program has."""
+    """A leaf that checkpoints of this program have."""
 
     label: str
     shape: tuple[int, ...]  # as it is stored: of what is local, a row per worker
@@ -145,12 +145,12 @@ def _wanted(leaf: Leaf, rows: int | None = None) -> _Wanted:
 
 
 def _which_local(wanted: Mapping[Name, _Wanted]) -> list[int]:
-    """Which leaves are local, as they are numbered by their names."""
+    """Return which leaves are local, in the order of their names."""
     return [number for number, name in enumerate(sorted(wanted)) if wanted[name].local]
 
 
 def hooks_to_keep(hooks: Hooks) -> dict[str, Any]:
-    """The hooks' states, by the hooks' names.
+    """Return the hooks' states, by the hooks' names.
 
     Raises:
       DriverError: one is not built as it was when the hook began, so it could not be recognised when it comes back.
@@ -174,15 +174,14 @@ def _host(leaf: Any) -> np.ndarray:
 
 
 def _plain(leaf: Any) -> Any:
-    """Of a hook's state, which is of whatever its policy is written in. Some libraries store no arrays of size zero,
-    and none needs to."""
+    """Return a hook's state as plain arrays, without those of size zero, which some libraries cannot store."""
     if isinstance(leaf, jax.Array | np.ndarray | np.generic):
         return _host(leaf) if np.size(leaf) else None
     return leaf
 
 
 def _of_all(engine: Engine, own: Sequence[jax.Array], first: Any, about: str) -> np.ndarray:
-    """Every worker's value, on a leading axis; for seats that no process carries the first value."""
+    """Return the values of all workers, stacked; for worker slots that no process carries the first value."""
     world = engine.world
     told = {seat: _host(leaf) for seat, leaf in zip(world.workers, own, strict=True)}
     everyone = [pickle.loads(theirs) for theirs in world.all_gather_bytes(pickle.dumps(told), about)]
@@ -195,7 +194,7 @@ def _of_all(engine: Engine, own: Sequence[jax.Array], first: Any, about: str) ->
 
 @dataclass(frozen=True)
 class Parsed:
-    """A checkpoint that can be restored here.
+    """A checkpoint that was checked, and can be restored by this program.
 
     Attributes:
       run_id: of the run; "" in a checkpoint of an earlier version.
@@ -222,7 +221,7 @@ class Parsed:
     hooks: dict[str, Any]
 
     def digests(self) -> dict[str, str]:
-        """Of all that must be the same on all processes, by what it is called."""
+        """Return digests of what must be equal on all processes, by what it is called in errors."""
         leaves = {**self.state, **self.slots}
         return {
             "step": str(self.step),
@@ -291,7 +290,7 @@ def parse(checkpoint: Any, engine: Engine, hooks: Hooks, sizes: BatchSizes, stre
 
 
 def _checked_hyperparameters(slots: dict[str, np.ndarray], engine: Engine) -> dict[str, np.ndarray]:
-    """Raise where a hyperparameter is not finite: `set` would not have taken it."""
+    """Raise a CheckpointError if a hyperparameter is not finite; `set` would not have accepted it."""
     leaves = iter(slots.values())
     for slot in engine.plan.slots:
         for value in itertools.islice(leaves, len(slot.init)):
@@ -305,7 +304,7 @@ def _checked_hyperparameters(slots: dict[str, np.ndarray], engine: Engine) -> di
 
 
 def placed(parsed: Parsed, engine: Engine) -> tuple[list[list[jax.Array]], list[list[list[jax.Array]]]]:
-    """State and slots on the device of each worker of this process."""
+    """Return state and operator states on the device of each worker of this process."""
     states, slots, plan = [], [], engine.plan
     for worker, device, old, old_slots in zip(
         engine.world.workers, engine.world.devices, engine.states, engine.slots, strict=True
@@ -344,7 +343,7 @@ def _fields(checkpoint: Any) -> Mapping[str, Any]:
 
 
 def _check_data(fields: Mapping[str, Any], stream: Stream) -> tuple[int, ...]:
-    """That the data are those of the checkpoint, as far as can be told. Returns the cursors."""
+    """Check that the data are those of the checkpoint, as far as possible. Returns the cursors."""
     cursors = tuple(_whole(c, "cursor") for c in _numbers(fields["cursor"], "cursor"))
     ranges = len(stream.shard_ranges)
     if len(cursors) != ranges:
@@ -373,7 +372,7 @@ def _data_of(shards: int) -> str:
 
 
 def _run_id(fields: Mapping[str, Any]) -> str:
-    """The run's id; "" in a checkpoint of an earlier version."""
+    """Return the run's id; "" in a checkpoint of an earlier version."""
     if "run_id" not in fields:
         return ""
     halves = [_whole(half, "run_id", most=16**_HALF - 1) for half in _numbers(fields["run_id"], "run_id")]
@@ -381,7 +380,7 @@ def _run_id(fields: Mapping[str, Any]) -> str:
 
 
 def _members(fields: Mapping[str, Any], seats: int) -> tuple[int, ...]:
-    """Who was there."""
+    """Return the members when the checkpoint was made."""
     members = tuple(_whole(seat, "members", most=seats - 1) for seat in _numbers(fields["members"], "members"))
     if not members or list(members) != sorted(set(members)):
         raise CheckpointError(f"the checkpoint's members are no seats: {members}.")
@@ -389,7 +388,7 @@ def _members(fields: Mapping[str, Any], seats: int) -> tuple[int, ...]:
 
 
 def _fitting(batch_sizes: Sequence[int], shares: Sequence[float], sizes: BatchSizes) -> tuple[int, ...]:
-    """Sizes that were in force on as many workers, if they can be here: they are not rounded to others."""
+    """Return the checkpoint's sizes if as many workers can have them here: then they are not rounded."""
     sizes.check_global(sum(batch_sizes), shares)
     limits = sizes.bounds(shares)
     for worker, size in enumerate(batch_sizes):
@@ -403,7 +402,7 @@ def _fitting(batch_sizes: Sequence[int], shares: Sequence[float], sizes: BatchSi
 
 
 def restored_hooks(fields: Mapping[str, Any], hooks: Hooks) -> dict[str, Any]:
-    """The hooks' states, built as the hooks build them."""
+    """Return the hooks' states, in the structure that the hooks have here."""
     first = dict(zip(hooks.names, hooks.first_states, strict=True))
     likes = by_name(first, "hooks")
     try:
@@ -421,7 +420,7 @@ def restored_hooks(fields: Mapping[str, Any], hooks: Hooks) -> dict[str, Any]:
 
 
 def _arrays(fields: Mapping[str, Any], field: str, wanted: Mapping[Name, _Wanted]) -> dict[str, np.ndarray]:
-    """The arrays of a field by their labels, each found by its name, and of the dtype and shape that it has here."""
+    """Return the arrays of a field by their labels. Matched by name; checked for dtype and shape."""
     found = by_name(fields[field], field)
     others = _not_alike(found, wanted)
     if others:
@@ -438,7 +437,7 @@ def _arrays(fields: Mapping[str, Any], field: str, wanted: Mapping[Name, _Wanted
 
 
 def _not_alike(found: Mapping[Name, Leaf], wanted: Mapping[Name, _Wanted]) -> str:
-    """Which leaves are in one of two trees only. Those of size zero may be missing."""
+    """Return which leaves are in only one of two trees. Leaves of size zero may be missing."""
     missing = [w.label for name, w in wanted.items() if name not in found and np.prod(w.shape)]
     unknown = [leaf.label for name, leaf in found.items() if name not in wanted]
     texts = [f"it has no {_listed(missing)}"] * bool(missing) + [f"it has {_listed(unknown)} besides"] * bool(unknown)
@@ -450,7 +449,7 @@ def _listed(labels: Sequence[str]) -> str:
 
 
 def _unfit(leaf: Leaf, want: _Wanted) -> str:
-    """What is wrong with an array, if anything is. Nothing is cast: what is cast in silence is wrong in silence."""
+    """Return why an array does not fit, or "". Arrays are not cast: a silent cast can be wrong."""
     try:
         check_not_sharded(leaf.value)
     except NotAnArrayError as error:
@@ -484,7 +483,7 @@ def _check_local(fields: Mapping[str, Any], field: str, wanted: Mapping[Name, _W
 
 
 def _like(array: np.ndarray, leaf: Any) -> Any:
-    """A value in the form of a leaf."""
+    """Return a value in the form of a leaf."""
     if is_key(leaf):
         return jax.random.wrap_key_data(jnp.asarray(array), impl=jax.random.key_impl(leaf))
     if isinstance(leaf, jax.Array):
@@ -495,7 +494,7 @@ def _like(array: np.ndarray, leaf: Any) -> Any:
 
 
 def _numbers(value: Any, what: str) -> list[Any]:
-    """A number, or several: of a list, a tuple, an array, or a dict of "0", "1", …"""
+    """Return a number, or several: from a list, a tuple, an array, or a dict of "0", "1", …"""
     leaves = {name: leaf.value for name, leaf in by_name(value, what).items()}
     if () in leaves and np.ndim(leaves[()]) <= 1:
         return list(_host(leaves[()])) if np.ndim(leaves[()]) else [leaves[()]]

@@ -1,4 +1,4 @@
-"""Which checkpoints of a run are kept on disk: where, how often, and how many."""
+"""`Checkpoints`: where, how often, and how many checkpoints of a run are kept on disk."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ _TAKES = '"100 steps", "1 epoch", "0.5 epochs", "10 minutes", or a whole number 
 
 
 class Every(NamedTuple):
-    """How often: a number of steps, epochs or minutes."""
+    """An interval: a number of steps, epochs or minutes."""
 
     number: Fraction
     unit: str
 
     def due(self, step: int, before: int, consumed: int, examples: int | None) -> bool:
-        """Whether a step ends such a stretch; of minutes the steps know nothing. Replicated.
+        """Return whether an interval of steps or epochs ends with a step. Replicated.
 
         Args:
           step: its number.
@@ -81,7 +81,7 @@ class Checkpoints:
 
     @property
     def interval(self) -> Every:
-        """How often, as a number and its unit."""
+        """The interval, as a number and its unit."""
         steps = whole(self.every)
         match = _EVERY.fullmatch(self.every) if isinstance(self.every, str) else None
         every = Every(Fraction(match[1]), match[2]) if match else Every(Fraction(steps or 0), "step")
@@ -91,11 +91,11 @@ class Checkpoints:
 
     @property
     def path(self) -> Path:
-        """The directory, from the root."""
+        """The directory, as an absolute path."""
         return path_of(self.directory)
 
     def read(self) -> dict[str, Any]:
-        """The newest checkpoint that is whole, as `program.checkpoint()` returns one: to look into, or to change.
+        """Return the newest complete checkpoint, as `program.checkpoint()` returns it.
 
         Containers are dicts by then: leaves keep their names, and arrays their dtypes. Local: it is this process that
         reads. What is passed over is not told of.
@@ -111,7 +111,7 @@ class Checkpoints:
 
 
 def path_of(directory: Any) -> Path:
-    """A directory's path from the root, so that it stays the same where the working directory does not.
+    """Return a directory's absolute path, which does not change with the working directory.
 
     Raises:
       CheckpointError: it is no path.
@@ -126,7 +126,7 @@ def path_of(directory: Any) -> Path:
 
 
 def found_at(path: Path) -> Whole:
-    """The newest whole checkpoint at a path.
+    """Return the newest complete checkpoint at a path.
 
     Raises:
       CheckpointError: there is none at all (a `NoneThereError`), or none is whole.
@@ -146,7 +146,7 @@ def found_at(path: Path) -> Whole:
 
 
 def load_found(folder: Path) -> dict[str, Any]:
-    """Load a checkpoint that was found whole a moment ago.
+    """Load a checkpoint that was found complete before.
 
     Raises:
       DeletedError: a writer has deleted it meanwhile, as it has finished newer ones. There may be others.
@@ -168,4 +168,4 @@ class DeletedError(CheckpointError):
 
 
 class NoneThereError(CheckpointError):
-    """There is no checkpoint at all, not even one that is damaged."""
+    """There is no checkpoint at all, not even a damaged one."""

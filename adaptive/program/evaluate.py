@@ -1,6 +1,4 @@
-"""Exact means, sums and merged metrics over a data set, over all workers: no example twice, none left out, whatever the
-last batch's size.
-"""
+"""Exact means, sums and merged metrics over a data set, over all workers: every example counts once."""
 
 from __future__ import annotations
 
@@ -45,8 +43,7 @@ def evaluate(
     op: Literal["mean", "sum"] = "mean",
     check: MeanCheck | None = None,
 ) -> Any:
-    """Means of `fn(state, batch)` over `data`, weighted by examples, or sums; of metrics, all merged. Communicates
-    once.
+    """Return means or sums of `fn(state, batch)` over `data`, and merged metrics. Communicates once.
 
     Args:
       states: the user's state on the device of each worker of this process.
@@ -99,7 +96,7 @@ def evaluate(
 
 
 def _combined(shapes: Any) -> list[str | None]:
-    """Names of the leaves that are averaged or summed; `None` for those of metrics, which are merged."""
+    """Return names of the leaves that are averaged or summed; `None` for those of metrics, which are merged."""
     named, _ = jax.tree.flatten_with_path(shapes, is_leaf=is_metric)
     found: list[str | None] = []
     for path, node in named:
@@ -109,12 +106,12 @@ def _combined(shapes: Any) -> list[str | None]:
 
 
 def is_metric(node: Any) -> bool:
-    """Whether a node of what `fn` returns is a metric that can be merged, as those of clu and metrax can."""
+    """Return whether a node of what `fn` returns is a metric that can be merged, such as those of clu and metrax."""
     return hasattr(node, "compute") and hasattr(node, "merge")
 
 
 class _Array:
-    """An array's sum over batches, each times its examples where the mean is asked for; in double precision."""
+    """The sum of an array over batches, each weighted by its examples if the mean is asked for; in double precision."""
 
     def __init__(self, leaf: Any, op: str):
         self._mean = op == "mean"
@@ -172,7 +169,7 @@ def _parts_of(shapes: Any, op: str) -> list[_Array | _Metric]:
 
 
 def _digests(closed: ClosedJaxpr, shapes: Any, rows: Rows, batch: int, op: str) -> dict[str, str]:
-    """What has to be the same on all processes, by what it is called."""
+    """Return digests of what must be equal on all processes, by what it is called in errors."""
     jaxpr = closed.jaxpr
     lines = [line.text for line in as_text([*jaxpr.invars, *jaxpr.constvars], jaxpr.eqns, jaxpr.outvars)]
     leaves = zip(leaf_names(shapes, ""), jax.tree.leaves(shapes), strict=True)
@@ -186,7 +183,7 @@ def _digests(closed: ClosedJaxpr, shapes: Any, rows: Rows, batch: int, op: str) 
 
 
 def _check(fn: Callable, shapes: Any, state: Any, data: Rows, batch: int, op: str) -> None:
-    """That metrics can be merged, and that what else `fn` returns for a whole batch is as large for any other."""
+    """Check that metrics can be merged, and that other values do not depend on how a batch is split."""
     others = jax.tree.leaves(shapes, is_leaf=lambda node: hasattr(node, "compute"))
     unmergeable = [type(node).__name__ for node in others if hasattr(node, "compute") and not is_metric(node)]
     if unmergeable and op == "mean":
@@ -224,7 +221,7 @@ def _gathered(
     batch: int,
     op: str,
 ) -> list[_Array | _Metric]:
-    """What this process's workers find on their part of the examples; a list over what `fn` returns."""
+    """Return the values of this process's workers on their part of the examples; a list over the leaves of `fn`."""
     call = jax.jit(fn)
     parts = _parts_of(shapes, op)
     under_way: deque[tuple[int, list[Any]]] = deque()
@@ -245,7 +242,7 @@ def _gathered(
 
 
 def _shares(examples: int, batch: int, world: World, members: Sequence[int]) -> Iterator[tuple[int, int, int]]:
-    """The batches of this process's workers: the worker here, and from which example to which."""
+    """Return the batches of this process's workers: local index, first example, and end."""
     for number, start in enumerate(range(0, examples, batch)):
         worker = members[number % len(members)]
         if worker in world.workers:

@@ -1,4 +1,4 @@
-"""The plan, in words that a user understands at once."""
+"""The plan of a step as text, for `Program.explain`."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def explain(
     ways: Sequence[str] = (),
     overlap: str = "",
 ) -> str:
-    """Segments, messages with their bytes, hooks and operator states, in the order in which a step goes through them.
+    """Return lines on segments, messages and their bytes, hooks and operator states, in the order of a step.
 
     Args:
       shards: examples in each worker's own data; empty where all share one data set.
@@ -134,7 +134,7 @@ def _row(kind: str, count: str, nbytes: int, what: str) -> str:
 
 
 def _groups(contributions: Sequence[Contribution]) -> Iterator[tuple[str, str, list[Contribution]]]:
-    """Contributions of one line and kind together."""
+    """Group contributions of one line and kind."""
     groups: dict[tuple[str, str], list[Contribution]] = {}
     for c in contributions:
         groups.setdefault((c.how.label, c.line), []).append(c)

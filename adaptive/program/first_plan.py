@@ -1,4 +1,4 @@
-"""The sizes that a program begins with, and the plan for the largest of them: neither is known without the other."""
+"""First batch sizes, and the plan for the largest of them; each depends on the other."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def first_plan(
     quantum: int | None,
     microbatch: int | None,
 ) -> tuple[BatchSizes, Plan]:
-    """Sizes of the first step and a plan for the largest of them. The arguments are those of `Program`.
+    """Return the sizes of the first step, and a plan for the largest of them. Arguments as for `Program`.
 
     `members` are the seats that are taken. The caller reads them once for all parts of the program, because processes
     may be lost while it is built.
@@ -106,7 +106,7 @@ def check_alike(
     plan: Plan,
     settings: dict[str, Any],
 ) -> dict[str, str]:
-    """Raise, on all processes, unless all build the same program. Communicates.
+    """Raise a DisagreementError on all processes unless all build the same program. Communicates.
 
     Args:
       form: of the initial state, whose arrays are `leaves`.

@@ -1,4 +1,4 @@
-"""The boards on which a program's driver publishes: made between two steps, by all processes at the same point."""
+"""The boards through which a program's workers read each other's published state; made between two steps."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from adaptive.operators.published import Boards, Pairing
 
 
 class ProgramBoards:
-    """Those of one program.
+    """The boards of one program.
 
     Args:
       boards: what its kernels look into.
@@ -35,7 +35,7 @@ class ProgramBoards:
             self._offers = _offering(world, pairing)
 
     def make(self) -> bool:
-        """Make them, if there are none for those who are members now. Communicates. Returns whether it did."""
+        """Make boards for the present members, if there are none. Communicates. Returns whether it did."""
         generation = self._world.generation
         if not self._pairings or self._generation == generation:
             return False
@@ -49,7 +49,7 @@ class ProgramBoards:
         return True
 
     def forget(self) -> None:
-        """Make others before the next step: rounds are counted from another number."""
+        """Make new boards before the next step: the numbers of rounds have changed."""
         self._generation = None
 
 

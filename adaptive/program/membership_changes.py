@@ -97,6 +97,6 @@ class MembershipChanges:
         )
         if received is None:
             return progress
-        self._parts.update.told = False
+        self._parts.update.reported = False
         step, limit, stopped, run_id, traced = unpack(parts, received)
         return RunProgress(step, RunLimit(*limit), stopped, run_id, traced and Traced(*traced))

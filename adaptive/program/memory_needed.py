@@ -1,4 +1,4 @@
-"""How much memory a worker needs in a step, by what it is for."""
+"""The memory that a worker needs in a step, by purpose."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Needed(NamedTuple):
 
 
 def memory_needed(engine: Engine, data: Rows | IterableData, batch_sizes: Sequence[int]) -> list[Needed]:
-    """Return what a worker of this process holds in a step, by what it is for. Local.
+    """Return what a worker of this process holds in a step, by purpose. Local.
 
     Interpreter, libraries and compiled code are not included; neither is memory that the C library keeps for reuse.
 
@@ -72,7 +72,7 @@ def memory_needed(engine: Engine, data: Rows | IterableData, batch_sizes: Sequen
 
 
 def in_words(needed: Sequence[Needed]) -> list[str]:
-    """Return the lines of `explain()`: the sum, and what it is made of, in MiB."""
+    """Return the lines for `explain()`: the total, and its parts, in MiB."""
     total = sum(n.nbytes for n in needed)
     return [
         f"memory   {total / _MIB:,.1f} MiB for a worker in a step, beside the interpreter and compiled code",
@@ -85,14 +85,14 @@ def _bytes_of(arrays: Iterable[jax.Array | Layout]) -> int:
 
 
 def _constants(engine: Engine) -> Iterable[Any]:
-    """Each constant once, however many programs read it."""
+    """Return each constant once, however many programs read it."""
     arrays = [c for values in engine.context.consts.values() for c in values]
     arrays += [c for kernel in engine.kernels.compiled.all_of(0) for c in kernel.consts]
     return {id(c): c for c in arrays}.values()
 
 
 def _temporaries(engine: Engine) -> Iterator[int]:
-    """Bytes of the temporaries of each compiled program, as far as XLA says them."""
+    """Yield the bytes of temporaries of each compiled program, if XLA tells them."""
     programs = [*engine.compiled(0), *(p for kernel in engine.kernels.compiled.all_of(0) for p in kernel.programs)]
     for program in programs:
         analysis = getattr(program, "memory_analysis", lambda: None)()

@@ -1,4 +1,4 @@
-"""Whether the backward pass is cut into stages, so that gradients travel while others are still computed; and why.
+"""Whether the backward pass is cut into stages, so that gradients are sent while others are still computed.
 
 Cutting costs something: a message more for each stage, and values that the whole program would have kept to itself. It
 pays where messages are slow, between hosts. So that is measured, once, when a program is built, by a message of the
@@ -31,19 +31,19 @@ _ROUNDS = 4
 
 
 class Overlap(NamedTuple):
-    """What was decided, and why. Replicated."""
+    """The decision on overlap, and its reason. Replicated."""
 
     stages: Groups
     why: str
 
     @property
     def in_words(self) -> str:
-        """For `explain`; "" where there is nothing to tell."""
+        """The decision for `explain`; "" if there is nothing to say."""
         return self.why and f"{'on' if self.stages else 'off'}: {self.why}"
 
 
 def checked(overlap: Any) -> Wanted:
-    """The argument as it is meant, or an error."""
+    """Return the argument `overlap`, checked."""
     if overlap == "auto" or isinstance(overlap, bool):
         return overlap
     if isinstance(overlap, int | np.integer) and overlap >= 2:
@@ -57,7 +57,7 @@ def checked(overlap: Any) -> Wanted:
 def overlapped(
     planner: Planner, world: World, wanted: Wanted, *, hosts: int, deterministic: bool, about: str
 ) -> Overlap:
-    """Decide, the same on all processes, and have the planner cut. Communicates where it measures.
+    """Decide on overlap, equally on all processes, and have the planner cut. Communicates if it measures.
 
     Args:
       hosts: on how many of them the world's processes are.
@@ -105,8 +105,8 @@ def _where_it_pays(plan: Plan, world: World, hosts: int, deterministic: bool, ab
 
 
 def stages_for(seconds: float) -> int:
-    """How many stages for an exchange that takes so long: none of less than `LEAST_SECONDS`, where there are more than
-    two.
+    """Return the number of stages for an exchange of so many seconds: with more than two, none is shorter than
+    `LEAST_SECONDS`.
     """
     return min(MOST_STAGES, max(2, int(seconds / LEAST_SECONDS)))
 
@@ -117,7 +117,7 @@ def _nbytes(plan: Plan, level: int, capacity: int) -> int:
 
 
 def measured(world: World, nbytes: int, about: str) -> float:
-    """Seconds that a message of so many bytes takes, on the process for which it takes longest. Communicates."""
+    """Return the seconds that a message takes, on the process where it takes longest. Communicates."""
     count = min(nbytes, _SAMPLE_BYTES) // 4
     parts = [[jax.device_put(np.zeros(n, np.float32), d) for n in (1, count)] for d in world.devices]
     jax.block_until_ready(parts)

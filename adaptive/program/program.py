@@ -179,7 +179,7 @@ class Program:
           NonFiniteError: the last update made NaNs. Raised once; after that the state can be read.
         """
         parts, workers = self._parts, self._parts.engine.workers
-        if not parts.update.told:
+        if not parts.update.reported:
             parts.update.here(parts.run.step)
         return parts.state_as_given([jnp.copy(leaf) for leaf in workers.states[workers.some_present]])
 

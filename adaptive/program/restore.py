@@ -53,7 +53,7 @@ def restore(parts: ProgramParts, loop: RunLoop, checkpoint: Any, *, missing_ok: 
     p.membership.restart(parsed.workers, roster, members=len(parsed.members))
     p.stream.go_on(parsed.cursors, parsed.place)
     p.tracing.shift(parsed.step - run.step)
-    run.step, p.skipped.in_a_row, p.update.told = parsed.step, 0, False
+    run.step, p.skipped.in_a_row, p.update.reported = parsed.step, 0, False
     loop.steady.stop()
     run.run_id, run.restored = parsed.run_id or run.run_id, True
     p.digest.restart(parsed.step, digests)

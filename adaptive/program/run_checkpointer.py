@@ -1,4 +1,4 @@
-"""Which steps of a run leave a checkpoint, and what every process does for it.
+"""Checkpoints during a run: when one is due, and what each process does for it.
 
 All processes come to the same decision, at the same step: by the number of the step, by the examples consumed, or, for
 minutes, because rank 0 has said so with the step's last message. All bring their hooks up to date, since what hooks
@@ -26,7 +26,7 @@ from .writer import Writer
 
 
 class RunCheckpointer:
-    """The checkpoints of one run. Every process has one.
+    """Saves the checkpoints of one run. Every process has one.
 
     Raises:
       CheckpointError: `options` are none; or, on rank 0, no checkpoint can be written.
@@ -59,7 +59,7 @@ class RunCheckpointer:
         atexit.register(self.close)  # of a run that is left lying about half way, nobody else closes it in time
 
     def after(self, report: Report) -> None:
-        """A step is done: keep a checkpoint, if it is time for one. On every process alike; may communicate."""
+        """Save a checkpoint if one is due after this step. All processes call it; may communicate."""
         if self._every.unit == "minute":
             due = self._minutes_have_passed()
         else:
@@ -83,7 +83,7 @@ class RunCheckpointer:
 
     @fails_together("in a checkpoint of")
     def save(self, *, wait: bool = False) -> None:
-        """Keep a checkpoint of the program as it is. On every process alike; may communicate.
+        """Save a checkpoint of the present state. All processes call it; may communicate.
 
         Args:
           wait: return when it is on the disk, or has failed; and leave none out because of the one before.
@@ -92,7 +92,7 @@ class RunCheckpointer:
 
         def taken() -> tuple[bool, dict[str, Any]]:
             writes = self.world.rank == 0 and self._is_free(wait)
-            return writes, self._snapshot(self._writer.copies.begin() if writes else _uncopied)
+            return writes, self._snapshot(self._writer.copies.restart() if writes else _uncopied)
 
         writes, checkpoint = with_same_members(self.world, taken)  # if rank 0 is lost meanwhile, its successor writes
         if writes:
@@ -105,7 +105,7 @@ class RunCheckpointer:
         return snapshot(self._parts, copy)
 
     def _is_free(self, wait: bool) -> bool:
-        """Whether this process can write a checkpoint now. If not, note that one is left out."""
+        """Return whether this process can write a checkpoint now; if not, note that one is left out."""
         if wait:
             self._writer.wait()
         self._left_out = self._writer.busy
@@ -119,7 +119,7 @@ class RunCheckpointer:
         return not self._left_out
 
     def end(self, *, in_any_case: bool) -> None:
-        """The run has ended well: keep the last state, unless it is kept. On every process alike; may communicate.
+        """Save the last state of a run that has ended well, unless it is saved. All processes call it; may communicate.
 
         Args:
           in_any_case: also of a run without a step.
@@ -134,15 +134,15 @@ class RunCheckpointer:
                 self.save(wait=True)
 
     def drain_notes(self) -> list[str]:
-        """Notes since the last report. Of rank 0."""
-        return self._writer.told()
+        """Return and clear the notes since the last report. Empty except on rank 0."""
+        return self._writer.drain_notes()
 
     def wait(self) -> None:
-        """Return when what is being written is on the disk, or has failed."""
+        """Wait until the checkpoint that is being written is on disk, or has failed."""
         self._writer.wait()
 
     def close(self) -> None:
-        """Wait for what is being written, and let others write to the directory."""
+        """Wait for the writer, and release the directory."""
         atexit.unregister(self.close)
         self._writer.close()
 

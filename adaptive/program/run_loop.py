@@ -72,7 +72,7 @@ class RunLoop:
             if kernels.busy:
                 kernels.check()
             p.world.build_digests = p.build_digests
-            outcome = self.steady.take(began, since) if steady else None
+            outcome = self.steady.step(began, since) if steady else None
             if outcome is None:
                 steady = False
                 p.world.begin_run()
@@ -95,7 +95,7 @@ class RunLoop:
         if plain:
             return self.steady.report(outcome)
         report = finish_step(p, outcome, notes)
-        self.steady.look()
+        self.steady.prepare()
         return report
 
     def _general_step(self, since: float) -> Outcome:

@@ -30,7 +30,7 @@ from .parts import ProgramParts
 
 
 class SteadyLoop:
-    """Takes the steps of a program that are like the one before.
+    """Takes the steps of a program in which nothing has changed since the step before.
 
     Args:
       parts: of the program.
@@ -46,8 +46,8 @@ class SteadyLoop:
         self._taking_part = np.zeros(0, bool)  # of `_sizes`
         self._steady: SteadyStep | None = None  # what takes the steps; `None` for the engine
 
-    def look(self) -> None:
-        """Find out, behind a step that was not such a one, whether the next can be; and work out what it needs."""
+    def prepare(self) -> None:
+        """Find out, after a general step, whether the next step can be steady, and prepare for it."""
         p = self._parts
         world, sizes = p.world, p.sizes
         self.stop()
@@ -80,13 +80,13 @@ class SteadyLoop:
         }
 
     def stop(self) -> None:
-        """Have the next step go through all of `Program`."""
+        """Make the next step a general one."""
         self._on, self._share = False, None
         if self._steady is not None:
             self._steady.forget_ahead()
 
     def holds(self) -> bool:
-        """Return whether the next step is one of those; if not, it has to go through all of `Program`."""
+        """Return whether the next step is steady."""
         if not self._on:
             return False
         p = self._parts
@@ -104,7 +104,7 @@ class SteadyLoop:
             self.stop()
         return self._on
 
-    def take(self, began: float, since: float) -> Outcome | None:
+    def step(self, began: float, since: float) -> Outcome | None:
         """Compute, exchange, and commit.
 
         Args:
@@ -148,7 +148,7 @@ class SteadyLoop:
             status.repeats = False
 
     def _say(self, p: ProgramParts) -> None:
-        """Have the status repeat what this process said of itself in the step before, if none of that has changed."""
+        """Have the status repeat this process's part of the step before, if none of it has changed."""
         kernels, status = p.engine.kernels, p.status
         says = (
             p.digest.value,
@@ -191,7 +191,7 @@ class SteadyLoop:
         )
 
     def _meanwhile(self) -> None:
-        """What is done while the first kernel call is computed."""
+        """Run what is done while the first kernels compute."""
         p = self._parts
         p.stream.prefetch(self._sizes)
         self._check_update()
@@ -201,7 +201,7 @@ class SteadyLoop:
         p.update.here(p.run.step, in_step=True)
 
     def is_plain(self, outcome: Outcome) -> bool:
-        """Return whether nothing is to be told of a step but its numbers, so that `report` can tell them."""
+        """Return whether a step's report has numbers only, so that `report` can make it."""
         p = self._parts
         return (
             outcome.trouble is None
@@ -261,7 +261,7 @@ class SteadyLoop:
         return report
 
     def _take_seconds(self, outcome: Outcome) -> None:
-        """Take a step's seconds, as far as they are the machine's."""
+        """Record the step's seconds, unless a trial or a compiler has disturbed them."""
         p = self._parts
         kernels = p.engine.kernels
         beside, lossy = kernels.busy and kernels.step_ended(), []
@@ -270,7 +270,7 @@ class SteadyLoop:
         p.clock.record(outcome.compute_seconds, beside_compiler=beside, tried_at_a_loss=lossy)
 
     def _run_ahead(self, microbatches: Microbatches) -> None:
-        """Dispatch the next step's kernel calls, as far as it is known to be like this one."""
+        """Dispatch the next step's kernels, if that step is known to be like this one."""
         p = self._parts
         epoch, step = p.run.limit
         last = (step is not None and p.run.step >= step) or (epoch is not None and p.stream.epoch >= epoch)

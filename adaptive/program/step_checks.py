@@ -1,4 +1,4 @@
-"""What a program watches from step to step: how long steps take, which are skipped, and whether updates make NaNs."""
+"""Checks after each step: how long steps take, which are skipped, and whether updates make NaNs."""
 
 from __future__ import annotations
 
@@ -42,18 +42,18 @@ class StepClock:
         self.compute_seconds = [_NAN if is_lost else s for s, is_lost in zip(seconds, lost, strict=True)]
 
     def forget(self, places: Iterable[int]) -> None:
-        """Of these workers of this process nothing is known."""
+        """Mark the seconds of these workers, by local index, as not known."""
         for place in places:
             self.compute_seconds[place] = _NAN
 
     def restart(self) -> None:
-        """The next step is a first one."""
+        """Mark everything as not known: the next step is a first one."""
         self.forget(range(len(self.compute_seconds)))
         self.began = _NAN
 
 
 class SkippedSteps:
-    """What becomes of steps that are not finite. Replicated.
+    """Counts steps that are skipped because they are not finite. Replicated.
 
     Args:
       most: steps in a row that may be skipped.
@@ -65,11 +65,11 @@ class SkippedSteps:
 
     @property
     def next_raises(self) -> bool:
-        """Whether another such step ends the run."""
+        """Whether another step that is not finite raises."""
         return self._raises or self.in_a_row == self._most
 
     def check(self, trouble: Trouble | None, step: int) -> list[str]:
-        """A step has ended, well or not. Returns notes on why it is skipped.
+        """Return notes on why a step is skipped; none for a step that is committed.
 
         Raises:
           NonFiniteError: it may not be.
@@ -86,20 +86,20 @@ class SkippedSteps:
 
 
 class UpdateCheck:
-    """Whether the last update has filled the state with NaNs.
+    """Checks whether the last update has filled the state with NaNs.
 
-    Of replicated state every process finds that by itself; of local state, the others have to be told.
+    In replicated state every process finds NaNs by itself; those in local state are reported to the others.
 
     Attributes:
-      told: whether the user knows of them: then the state can be looked at.
+      reported: whether an error was raised for them: after that the state can be read.
     """
 
     def __init__(self, engine: Engine, name: str):
         self._engine, self._name = engine, name
-        self.told = False
+        self.reported = False
 
     def here(self, step: int, *, in_step: bool = False) -> None:
-        """Raise if it has, as far as this process knows.
+        """Raise a NonFiniteError if this process knows that the last update made NaNs.
 
         Args:
           step: whose update it was.
@@ -110,20 +110,20 @@ class UpdateCheck:
             return
         found = self._engine.workers.made_nans()
         if found:
-            self.told = True
+            self.reported = True
             error = made_nans(self._engine.plan, found, step)
             if in_step and not found.replicated:
                 report_failure(self._engine.world, f"in step {step + 1} of {self._name}", error, known=False)
             raise error
 
     def together(self, step: int, what: str) -> None:
-        """Raise if it has, on any process. All processes come here, for `what`. May communicate."""
+        """Raise a NonFiniteError if the last update made NaNs on any process. All call it; may communicate."""
         update_nans = self._engine.workers.update_nans
         if update_nans is not None and update_nans.may_differ:
             about = f"{what} of {self._name} after step {step}"
             found = share_found(self._engine.world, self._engine.workers.made_nans(), about)
             if found:
-                self.told = True
+                self.reported = True
                 raise made_nans(self._engine.plan, found, step)
         else:
             self.here(step)

@@ -1,4 +1,4 @@
-"""A checkpoint as a folder, and back: leaves by their names in a table, arrays by orbax, and no pickle.
+"""A checkpoint as a folder: leaves by their names in a table, arrays by orbax, no pickle.
 
     program.json   what a program is but for its leaves: step, cursor, sizes, …; and the table: for each leaf of state,
                    slots and hooks the names on the way to it, and its number, text, or array with dtype and shape
@@ -28,7 +28,7 @@ _TREES = ("state", "slots", "hooks")
 
 
 class Table:
-    """A checkpoint, taken apart.
+    """A checkpoint as a table of numbers and arrays by name.
 
     Args:
       checkpoint: what `program.checkpoint()` returns.
@@ -51,7 +51,7 @@ class Table:
         self._fields = {name: _plain(value) for name, value in checkpoint.items() if name not in _TREES}
 
     def write(self, folder: Path) -> None:
-        """Write it to a folder that is there and empty."""
+        """Write the table to an existing, empty folder."""
         if self.arrays:
             arrays.write(self.arrays, folder / "arrays")
         content = {"format": _FORMAT, "fields": self._fields, "leaves": self._leaves}
@@ -75,7 +75,7 @@ class Table:
 
 
 def check_step(folder: Path) -> None:
-    """Raise DamagedError if the folder's name is that of another step than it holds."""
+    """Raise a DamagedError if a folder's name has another step than its content."""
     named = step_of(folder)
     try:
         step = json.loads((folder / "program.json").read_bytes())["fields"]["step"]
@@ -88,7 +88,7 @@ def check_step(folder: Path) -> None:
 
 
 def load(folder: Path) -> dict[str, Any]:
-    """What a folder holds, as `program.checkpoint()` returns it but for containers: all of them are dicts.
+    """Return a folder's content as `program.checkpoint()` returned it, with dicts for all containers.
 
     Raises:
       CheckpointError: it cannot be read, though it is whole.
@@ -123,7 +123,7 @@ def _leaves(table: list[dict[str, Any]], stored: Mapping[str, np.ndarray]) -> It
 
 
 def _tree(tree: str, leaves: list[tuple[str, Name, Any]]) -> Any:
-    """Nested dicts in which leaves have their names; a leaf without a name is the tree."""
+    """Return nested dicts whose leaves have these names; a leaf without a name is the whole tree."""
     root: dict[str, Any] = {}
     for of, name, value in leaves:
         if of != tree:
@@ -138,7 +138,7 @@ def _tree(tree: str, leaves: list[tuple[str, Name, Any]]) -> Any:
 
 
 def _plain(value: Any) -> Any:
-    """Of numbers, lists and dicts, with Python's own numbers for numpy's."""
+    """Return numbers, lists and dicts with Python's numbers in place of numpy's."""
     if isinstance(value, Mapping):
         return {str(name): _plain(each) for name, each in value.items()}
     if isinstance(value, list | tuple):

@@ -1,4 +1,4 @@
-"""A trace of some steps: every process notes down what it does, until the one with rank 0 writes all of it."""
+"""Recording of a timeline over some steps; rank 0 writes it."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _log = logging.getLogger("adaptive")
 
 
 class Traced(NamedTuple):
-    """Which steps are traced, and where to. Replicated."""
+    """The steps that are traced, and the file. Replicated."""
 
     path: str
     until: int  # the step after which it is written
@@ -27,7 +27,7 @@ class Traced(NamedTuple):
 
 
 def check_writable(path: Path) -> None:
-    """Raise now rather than after the steps where a file cannot be written. Leaves no file behind.
+    """Raise an OSError now, and not after the steps, if a file cannot be written. Leaves no file behind.
 
     Raises:
       OSError: it cannot.
@@ -40,7 +40,7 @@ def check_writable(path: Path) -> None:
 
 
 class Tracing:
-    """The trace that is under way, if there is one. Every process has it.
+    """The trace that is being recorded, if any. Every process has one.
 
     Args:
       name: of the program.
@@ -71,19 +71,19 @@ class Tracing:
         self._step = 0 if traced is None else traced.since
 
     def after(self, step: int) -> None:
-        """A step is done: if it was the last of them, write the trace. On every process alike; may communicate."""
+        """Write the trace if this step was its last. All processes call it; may communicate."""
         self._step = step
         if self._traced is not None and step >= self._traced.until:
             self.end()
 
     def shift(self, steps: int) -> None:
-        """Go on as before, though the numbers of the steps have changed by so many: the program was restored."""
+        """Continue the trace after a restore has shifted the numbers of steps."""
         if self._traced is not None:
             since, until = self._traced.since + steps, self._traced.until + steps
             self._traced, self._step = self._traced._replace(since=since, until=until), self._step + steps
 
     def end(self) -> None:
-        """Write what there is by now. On every process alike; communicates."""
+        """Write what was recorded so far. All processes call it; communicates."""
         traced, timeline, world = self._traced, self._engine.context.timeline, self._world
         if traced is None or timeline is None:
             return
@@ -102,7 +102,7 @@ class Tracing:
                 _log.warning("the trace is not written: %s: %s", error.strerror or error, traced.path)
 
     def close(self) -> None:
-        """Write what there is, of one process; or say that nothing is written. Communicates nothing."""
+        """Write what was recorded, with one process; else log that nothing is written. Does not communicate."""
         traced = self._traced
         if traced is None:
             return

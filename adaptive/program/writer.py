@@ -1,4 +1,4 @@
-"""The writer of checkpoints: it copies what a program is, and a thread brings the copy to the disk behind the steps."""
+"""The writer of checkpoints: copies a checkpoint, and writes the copy in a background thread."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _log = logging.getLogger("adaptive")
 
 
 class Copies:
-    """Copies of arrays on the host, in the memory of the copies before: fresh memory is several times as slow.
+    """Copies of arrays on the host, in the memory of earlier copies: new memory is several times slower.
 
     What it has given is valid until it begins again.
     """
@@ -33,13 +33,13 @@ class Copies:
         self._kept: list[np.ndarray] = []
         self._next = 0
 
-    def begin(self) -> Copies:
-        """Begin again."""
+    def restart(self) -> Copies:
+        """Start a new checkpoint: the memory of the last one may be reused."""
         self._next = 0
         return self
 
     def __call__(self, leaf: Any) -> np.ndarray:
-        """A copy of an array."""
+        """Return a copy of an array."""
         array = numbers_of(_another(leaf))
         if self._next == len(self._kept):
             self._kept.append(np.empty_like(array))
@@ -52,14 +52,14 @@ class Copies:
 
 
 def _another(leaf: Any) -> Any:
-    """The same array as another object: numpy's view of it goes with that, and does not keep the next step from using
-    its memory.
+    """Return the same array as another object, so that numpy's view of it does not keep the next step from reusing its
+    memory.
     """
     return leaf.addressable_data(0) if isinstance(leaf, jax.Array) else leaf
 
 
 class Writer:
-    """Writes to one directory. Local: for the process that has rank 0.
+    """Writes checkpoints to one directory. Local: on the process with rank 0.
 
     Args:
       flush_logs: called before a checkpoint gets its name, so that a run which goes on from it finds all earlier steps
@@ -79,7 +79,7 @@ class Writer:
         self.copies = Copies()
 
     def open(self, known: bool, run_id: str) -> None:
-        """Begin, before the first step.
+        """Lock the directory, before the first step.
 
         Args:
           known: whether the program goes on from what the directory holds.
@@ -113,11 +113,11 @@ class Writer:
 
     @property
     def busy(self) -> bool:
-        """Whether it is writing."""
+        """Whether a checkpoint is being written."""
         return self._thread is not None and self._thread.is_alive()
 
     def write(self, checkpoint: Mapping[str, Any]) -> None:
-        """Begin to write a checkpoint, behind what follows. Waits for the one before.
+        """Write a checkpoint in the background. Waits for the one before.
 
         Args:
           checkpoint: what nobody changes until it is written.
@@ -132,23 +132,23 @@ class Writer:
         self._thread.start()
 
     def wait(self) -> None:
-        """Return when it is on the disk, or has failed."""
+        """Wait until the checkpoint that is being written is on disk, or has failed."""
         if self._thread is not None:
             self._thread.join()
             self._thread = None
 
     def note(self, text: str) -> None:
-        """Say something with the next report, and in the log."""
+        """Add a note to the next report, and log it."""
         _log.warning("%s", text)
         self._notes.append(text)
 
-    def told(self) -> list[str]:
-        """The notes since this was asked last."""
-        told, self._notes = self._notes, []
-        return told
+    def drain_notes(self) -> list[str]:
+        """Return and clear the notes."""
+        notes, self._notes = self._notes, []
+        return notes
 
     def close(self) -> None:
-        """Wait for what is being written, and let others write."""
+        """Wait for the checkpoint that is being written, and release the directory."""
         self.wait()
         self._lock.release()
 
@@ -168,6 +168,6 @@ class Writer:
 
 
 def _why(error: BaseException) -> str:
-    """In one line."""
+    """Return an error in one line."""
     text = (error.strerror if isinstance(error, OSError) else None) or str(error) or type(error).__name__
     return text.partition("\n")[0][:300]

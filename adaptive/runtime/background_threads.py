@@ -1,4 +1,4 @@
-"""How a process ends while one of its threads is inside XLA, which cannot be interrupted and may take a minute.
+"""Background threads that may be inside XLA, which cannot be interrupted for up to a minute, when the process ends.
 
 Two things would go wrong. A thread that comes back from XLA while the interpreter is finalized is ended by Python
 (before 3.14) with `pthread_exit`, which unwinds the C++ frames above it, and these abort the process: "terminate called
@@ -29,7 +29,7 @@ _ending = threading.Event()
 
 
 def start(work: Callable[[], None], stop: Callable[[], None], name: str) -> threading.Thread:
-    """Start a thread that the end of the process does not wait for while it is in an `uninterruptible` part.
+    """Start a thread. The end of the process does not wait for it while it is in an `uninterruptible` block.
 
     Args:
       work: what the thread does.
@@ -51,7 +51,7 @@ def start(work: Callable[[], None], stop: Callable[[], None], name: str) -> thre
 
 @contextmanager
 def uninterruptible() -> Iterator[None]:
-    """Around what may take long and cannot be interrupted. When the process ends, no other thread enters it any more.
+    """Mark a block that may take long and cannot be interrupted. No other thread enters one once the process ends.
 
     Raises:
       SystemExit: in a thread that comes here too late.
@@ -67,7 +67,7 @@ def uninterruptible() -> Iterator[None]:
 
 
 def _glibc() -> Any:
-    """The C library, if it has what is needed."""
+    """Return the C library, if it has the functions that are needed."""
     if sys.platform != "linux":
         return None
     library = ctypes.CDLL(None)
@@ -78,7 +78,7 @@ def _glibc() -> Any:
 
 
 def _prepare() -> None:
-    """Let `pthread_exit`, called in this thread, wait for ever. What is allocated here has to outlive Python."""
+    """Let `pthread_exit` in this thread wait for ever. What is allocated here must outlive Python."""
     if (c := _glibc()) is not None:
         mutex, entry = (ctypes.c_void_p(c.calloc(1, 64)) for _ in range(2))  # 40 and 32 bytes are used
         c.pthread_mutex_lock(mutex)

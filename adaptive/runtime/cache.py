@@ -1,4 +1,4 @@
-"""Ranks of one host share what they compile: JAX's persistent compilation cache, where the user has not set one up."""
+"""JAX's persistent compilation cache, shared by the ranks of one host unless the user has configured another."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class CompilationCacheWarning(UserWarning):
 
 
 def share_compilations() -> None:
-    """Switch the cache on for this process, in a folder of this user's own on this host.
+    """Enable the cache for this process, in a folder of this user on this host.
 
     Does nothing where a folder is configured already, or the cache is switched off (`JAX_ENABLE_COMPILATION_CACHE=0`).
     Kernels for CPUs hold instructions of the very machine, so hosts that share a home do not share entries. What lies
@@ -58,7 +58,7 @@ def share_compilations() -> None:
 
 @contextmanager
 def one_compiles(title: str) -> Iterator[None]:
-    """While another process of this host compiles this very program, wait: then it lies in the cache.
+    """Wait while another process of this host compiles the same program; then it is in the cache. A context manager.
 
     Ranks begin with the same programs at the same moment, and on shared cores each would compile all of them. The lock
     is the system's, so it goes with a process that dies; one that is stopped is not waited for longer than that.
@@ -79,7 +79,7 @@ def one_compiles(title: str) -> Iterator[None]:
 
 
 def _ours(folder: str) -> bool:
-    """Whether a cache is one of those that `share_compilations` sets up: on the user's own folders nothing is left."""
+    """Return whether `share_compilations` made this cache. No lock file is left in other folders."""
     return Path(folder).parent.name == _FOLDER
 
 
@@ -92,7 +92,7 @@ def _taken(lock: IO[str]) -> bool:
 
 
 def _cache_home() -> Path:
-    """By the XDG specification, where a path that is not absolute does not count.
+    """Return the cache folder of the XDG specification, which ignores relative paths.
 
     Raises:
       RuntimeError: there is no home.
@@ -102,7 +102,7 @@ def _cache_home() -> Path:
 
 
 def _belongs_to_others(folder: Path) -> str | None:
-    """Why others than this user could have written to a folder, or could put another in its place; `None` if none can.
+    """Return why other users could write to a folder or replace it; `None` if none can.
 
     What was readable for others, as by earlier versions, is closed to them.
     """
@@ -120,8 +120,8 @@ def _belongs_to_others(folder: Path) -> str | None:
 
 
 def compile_order(sizes: Sequence[int], rank: int, ranks: int) -> list[int]:
-    """The order in which one of several ranks compiles what all of them need: a part that is its own first, and then
-    what the others will have put into the cache by that time.
+    """Return the order in which one of several ranks compiles what all need: first its own part, then what the others
+    will have put into the cache by then.
     """
     ranks = max(1, min(ranks, len(sizes)))
     own = list(sizes[rank % ranks :: ranks])

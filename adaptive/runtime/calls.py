@@ -1,4 +1,4 @@
-"""From a number of examples to what a kernel call of so many is compiled from."""
+"""What kernels are compiled from, by the number of examples."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ from .segment import Feed, segment_function
 
 
 class Plans(Protocol):
-    """Plans of one driver; `adaptive.graph.planner.Planner` makes them."""
+    """The plans of one driver, by size; see `adaptive.graph.planner.Planner`."""
 
     @property
     def reference(self) -> Plan:
-        """The plan that all others are like, but for the size."""
+        """The plan from which all others differ by their size only."""
         ...
 
     def __call__(self, examples: int) -> Plan:
-        """The plan of a kernel call of so many examples."""
+        """Return the plan of a kernel for so many examples."""
         ...
 
 
 class Call(NamedTuple):
-    """A segment of a kernel call, ready to be compiled: its first stage, and what follows."""
+    """A segment that is ready to be compiled: its first stage, and the others."""
 
     function: Callable[[dict[str, Any]], dict[str, Any]]
     shapes: dict[str, Any]  # of what it is given
@@ -38,7 +38,7 @@ class Call(NamedTuple):
 
 
 class LaterStage(NamedTuple):
-    """One more stage of a segment; it is given what the first is given, and what crosses."""
+    """A further stage of a segment. It is given the inputs of the first, and values of earlier stages."""
 
     function: Callable[[dict[str, Any]], dict[str, Any]]
     shapes: dict[str, Any]
@@ -46,7 +46,7 @@ class LaterStage(NamedTuple):
 
 
 class Calls:
-    """The call segments of a driver: `calls(examples)` are those of a kernel call of so many, by level.
+    """The segments of a driver's kernels: `calls(examples)` returns those for so many examples, by level.
 
     Args:
       layouts: of the messages, at any size.
@@ -78,7 +78,7 @@ class Calls:
 
 
 def segment_shapes(segment: Segment, feed: Feed, layouts: Sequence[Layout]) -> dict[str, Any]:
-    """The shapes of a segment's inputs, in the form that it takes them."""
+    """Return the shapes of a segment's inputs, in the structure of its argument."""
     shapes: dict[str, Any] = {kind: [] for kind in ("state", "slot", "const", "batch", "once", "call")}
     for var, origin in segment.inputs:
         if origin.kind in shapes:

@@ -1,4 +1,4 @@
-"""From a function to a program for one device, that is known to be what it was compiled from."""
+"""Compilation of functions ahead of time, with names by which a wrong cache entry is found."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from .cache import CompilationCacheWarning, one_compiles
 def compile_segment(
     function: Callable, shapes: Any, device: jax.Device, *, name: str = "segment", donate: bool = False
 ) -> Callable:
-    """Compile ahead of time, for one device.
+    """Compile a function ahead of time for one device, and return the program.
 
     What is compiled and in use already is not compiled again: it is the same program, or, on CPUs, is loaded on this
     device as well. (On other devices the compilation cache does that; it takes CPUs for different kinds.)
@@ -56,7 +56,7 @@ def compile_segment(
 def compile_over(
     function: Callable, shapes: Any, devices: tuple[jax.Device, ...], *, name: str, donate: tuple[int, ...]
 ) -> Callable:
-    """Compile ahead of time one program for several devices, as `compile_segment` does for one.
+    """Compile one program for several devices, like `compile_segment` for one.
 
     Args:
       shapes: of its arguments, with their shardings over the devices.
@@ -73,7 +73,7 @@ def compile_over(
 
 @thread_status("compiling", compiles=True)
 def side_by_side(jobs: Sequence[Callable[[], object]], most: int) -> None:
-    """Carry out what compiles programs, in so many threads at most, and wait for all. XLA takes a core for each.
+    """Run jobs that compile, in at most `most` threads, and wait for all. XLA uses one core for each.
 
     Raises:
       Exception: what the first that failed has raised.
@@ -123,7 +123,7 @@ _programs: WeakValueDictionary[tuple, jax.stages.Compiled] = WeakValueDictionary
 
 
 def _in_use(key: tuple, device: jax.Device | tuple[jax.Device, ...]) -> jax.stages.Compiled | None:
-    """The same program, if it is there: on this device, or on another of its kind from which XLA can load it."""
+    """Return the same program if it is in use: on this device, or loaded from another device of its kind."""
     known = _programs.get((*key, device))
     if known is not None or isinstance(device, tuple) or device.platform != "cpu":
         return known

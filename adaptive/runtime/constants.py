@@ -1,4 +1,4 @@
-"""Arrays that a driver closes over, on the devices that read them: once on each, however many programs do."""
+"""Arrays that a driver closes over, with one copy per device that reads them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from adaptive.base.arrays import numbers_of
 
 
 class Constants:
-    """Copies on devices, shared by content and alive as long as a program has them.
+    """Copies of arrays on devices, shared by content, and alive as long as a program uses them.
 
     A driver is traced for every size, and each trace may make array objects of its own of the same table.
     """
@@ -22,7 +22,7 @@ class Constants:
         self._copies: weakref.WeakValueDictionary[tuple, jax.Array] = weakref.WeakValueDictionary()
 
     def on(self, device: jax.Device, value: Any) -> jax.Array:
-        """`value` on a device, in memory that nobody writes to."""
+        """Return a copy of `value` on a device, in memory that nothing writes to."""
         if isinstance(value, jax.Array):
             content = numbers_of(value)
         else:

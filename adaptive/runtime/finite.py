@@ -1,4 +1,4 @@
-"""Whether what a message brought is finite; and if it is not, through whom.
+"""Checks that a reduced message is finite; and if not, whose contributions are to blame.
 
 One look at the reduced values sees what any worker contributed, sums that overflow, and means of nothing. What it
 sees is the same to the last bit on all workers, so all of them stop at the same message, before anything of the step
@@ -38,7 +38,7 @@ _NAMED = 3  # leaves of one all_reduce that an error lists
 
 
 class _Range(NamedTuple):
-    """Neighbors in a part that come to the same type, by the same weight."""
+    """Adjacent elements of a part with the same result type and the same weight."""
 
     part: int
     start: int
@@ -48,7 +48,7 @@ class _Range(NamedTuple):
 
 
 class FiniteCheck:
-    """How one message is looked at.
+    """The check of one message.
 
     Args:
       platform: of the devices on which it arrives. On a CPU it is read where it lies, by numpy.
@@ -77,14 +77,14 @@ class FiniteCheck:
         self._least = least_weight(layout.parts[0].dtype)
 
     def begin(self) -> LookAtPiece | None:
-        """Begin an exchange of the message. Returns what is to be called with each piece that has been reduced, once,
-        while it is in the caches; `None` where nothing of it is read on the host.
+        """Start the check of an exchange. Returns a function to be called once with each reduced piece, while it is in
+        the caches; `None` if no part is read on the host.
         """
         self._seen, self._largest, self._few = self._none_seen.copy(), self._zeros.copy(), None
         return self._take_in if self._on_host and self._ranges else None
 
     def _take_in(self, part: int, start: int, piece: np.ndarray) -> None:
-        """Look at the elements of a part from `start` on."""
+        """Check the elements of a part from `start` on."""
         if part == start == 0 and len(piece) == self._n_few:  # Python has them sooner than numpy has one
             self._few = piece.tolist()
             return
@@ -101,8 +101,8 @@ class FiniteCheck:
                     self._largest[n] = largest
 
     def passes(self, parts: Sequence[jax.Array]) -> bool:
-        """Return whether all that must be finite is, with each mean's division carried out. What was not seen while it
-        was reduced (`begin`) is looked at now.
+        """Return whether everything that must be finite is, after the division of each mean. What was not seen during
+        the reduction (`begin`) is read now.
 
         Args:
           parts: reduced, on one worker's device.
@@ -131,8 +131,8 @@ class FiniteCheck:
         return True
 
     def all_finite(self, parts: Sequence[jax.Array], at_least_one: Collection[int] = ()) -> jax.Array:
-        """Return whether all that must be finite is; traced. Where it says no, `passes` may still say yes: where only
-        a sum of many values overflows.
+        """Return whether everything that must be finite is; traced. May be False where `passes` is True: if only a sum
+        of many values overflows.
 
         A sum that is finite has no infinities and no NaNs in it, and is one pass at memory's speed. A mean whose
         weights sum to less than 1, or whose type is narrower than what travels, may overflow by itself: there, each
@@ -160,7 +160,7 @@ class FiniteCheck:
 
     @cached_property
     def _program(self) -> Any:
-        """The same, for devices from which it would have to be copied."""
+        """The same check for devices from which the message would have to be copied."""
 
         def look(parts: list[jax.Array]) -> jax.Array:
             flat = [part.reshape(-1) for part in parts]
@@ -178,7 +178,7 @@ class FiniteCheck:
         return usable if checked else usable | (total != total)
 
     def of_worker(self, parts: Sequence[jax.Array]) -> list[int]:
-        """Which contributions are not finite, or have a weight that is not, in the parts that one worker sends."""
+        """Return which contributions of one worker are not finite, or have a weight that is not."""
         host = [np.asarray(part).reshape(-1) for part in parts]
         found = []
         for i, (c, e, w) in enumerate(self._all()):
@@ -190,7 +190,7 @@ class FiniteCheck:
         return found
 
     def of_all(self, parts: Sequence[jax.Array]) -> Arrived:
-        """What of the reduced parts is not finite, and which weights cannot be divided by."""
+        """Return which of the reduced values are not finite, and which weights cannot be divided by."""
         host = [np.asarray(part).reshape(-1) for part in parts]
         weightless, too_large = [], []
         for i, (c, e, w) in enumerate(self._all()):
@@ -208,7 +208,7 @@ class FiniteCheck:
 
 
 def _divided_finite(x: jax.Array, weight: jax.Array, *, dtype: np.dtype) -> jax.Array:
-    """Whether all elements are finite when they are divided by a weight, in the end as `dtype`; traced."""
+    """Return whether all elements are finite after the division by a weight, as `dtype`; traced."""
     quotients = jnp.abs(x.real / weight) + jnp.abs(x.imag / weight) if x.dtype.kind == "c" else jnp.abs(x / weight)
     return jnp.all(quotients.astype(dtype if dtype.kind != "c" else quotients.dtype) < jnp.inf)
 
@@ -225,13 +225,13 @@ def _joined(ranges: Iterable[_Range]) -> list[_Range]:
 
 
 def _limit(dtype: np.dtype) -> float:
-    """The least number that is rounded to infinity: half a step beyond the largest there is."""
+    """Return the least number that is rounded to infinity: half a step above the largest finite one."""
     info = jnp.finfo(dtype)
     return float(info.max) + 2.0 ** (info.maxexp - 2 - info.nmant)
 
 
 def _largest(x: np.ndarray) -> float:
-    """The largest magnitude of real and imaginary parts; NaN if there is one."""
+    """Return the largest magnitude of real and imaginary parts; NaN if there is a NaN."""
     if x.dtype.kind == "c":
         x = x.view(x.real.dtype)
     # Neither makes an array of its own, and both keep NaNs. (A dot product takes half the time, but by the threads of
@@ -273,7 +273,7 @@ class Trouble:
 
     @property
     def causes(self) -> list[str]:
-        """What is wrong, a line for each cause."""
+        """The causes, a line for each."""
         found = [
             f"{self._named(i for i, _ in same)} is {mean_of_nothing(total)}"
             for total, same in groupby(self.arrived.weightless, key=lambda found: found[1])
@@ -288,7 +288,7 @@ class Trouble:
         return found
 
     def _too_large(self) -> list[str]:
-        """What has overflowed, and in which format: that of the result, or the narrower one on the wire."""
+        """Return what has overflowed, and in which format: that of the result, or the narrower one on the wire."""
         by_format: dict[tuple[np.dtype, bool], list[int]] = {}
         for i in self.arrived.too_large:
             dtype, op = np.dtype(self.message[i].result.aval.dtype), self.message[i].how.op
@@ -303,11 +303,11 @@ class Trouble:
 
     @property
     def origins(self) -> list[str]:
-        """Where it comes from, a line for each worker of which that is known."""
+        """Where the values were made, a line for each worker of which that is known."""
         return [f"On worker {c.worker} {c.origin}." for c in self.culprits if c.origin]
 
     def _named(self, numbers: Iterable[int]) -> str:
-        """`all_reduce (driver.py:15) of ['kernel'], ['bias'] and 3 more`, for each line."""
+        """Return "all_reduce (driver.py:15) of ['kernel'], ['bias'] and 3 more", for each line."""
         by_line: dict[tuple[str, str], list[str]] = {}
         for i in numbers:
             c = self.message[i]
@@ -322,7 +322,7 @@ class Trouble:
 
 
 def find_together(world: World, message: tuple[Contribution, ...], arrived: Arrived, own: Sequence[Culprit]) -> Trouble:
-    """Put together what all processes found. All of them call it: they saw the same."""
+    """Combine what all processes have found. Communicates; all processes call it, because all saw the same message."""
     told = json.dumps([(c.worker, c.contributions, c.origin) for c in own]).encode()
     everyone = world.all_gather_bytes(told, "whose contributions are not finite")
     culprits = [Culprit(w, tuple(numbers), origin) for found in everyone for w, numbers, origin in json.loads(found)]
@@ -340,7 +340,7 @@ on all workers, and is left alone:
 
 
 def not_finite(trouble: Trouble, step: int) -> NonFiniteError:
-    """A step that is not committed."""
+    """Return the error for a step that is not committed."""
     return NonFiniteError(
         "\n".join(
             [
@@ -355,7 +355,7 @@ def not_finite(trouble: Trouble, step: int) -> NonFiniteError:
 
 
 def skipped_too_often(trouble: Trouble, step: int, limit: int) -> NonFiniteError:
-    """The last of many steps that were not committed."""
+    """Return the error for the last of too many skipped steps."""
     return NonFiniteError(
         "\n".join(
             [

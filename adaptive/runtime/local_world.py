@@ -1,4 +1,4 @@
-"""Workers of this process alone, in turn on one device: where a program runs when it is given no world.
+"""A world of this process alone, whose workers run one after another on one device: the default world of a program.
 
 With one worker it is what `collectives.SoloWorld` is; with several it stands in for a cluster, in checks and in tests.
 """
@@ -18,7 +18,7 @@ from adaptive.base.seats import Seats
 
 
 class LocalWorld(Blocking, LocalBoards, Seats):
-    """Some workers, one after another on one device. They may `leave` and `join` between two steps.
+    """Workers that run one after another on one device. They may `leave` and `join` between two steps.
 
     Args:
       seats: how many there can be.
@@ -53,7 +53,7 @@ class LocalWorld(Blocking, LocalBoards, Seats):
         return [list(row) for row in zip(*columns, strict=True)], status
 
     def _reduce(self, op: Reduction, column: Sequence[jax.Array], step: int) -> Sequence[jax.Array]:
-        """A part of all workers, for each of them."""
+        """Return a part, reduced over all workers, for each of them."""
         if isinstance(op, Mixed):
             return op.in_one_place(column, step, self.members)
         if isinstance(op, Sliced):

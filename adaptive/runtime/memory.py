@@ -1,4 +1,4 @@
-"""The memory of arrays that nobody else has, and memory that is freed."""
+"""Access to the memory of arrays, and the release of freed memory."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from adaptive.base.arrays import is_key, numbers_of
 
 
 def memory_of(leaf: jax.Array) -> np.ndarray:
-    """An array to write into, of the leaf's shape: the leaf's own memory, where that lies on the host as numpy would
-    have it, so that it then holds what is written. Else new memory.
+    """Return an array that shares a leaf's memory, to write into; a new array if the leaf is not on the host in numpy's
+    layout.
 
     For arrays that nobody else has, and no computation is going to read meanwhile: JAX takes what an array holds for
     settled. The result is good for as long as `leaf` is.
@@ -29,7 +29,7 @@ def memory_of(leaf: jax.Array) -> np.ndarray:
 
 
 def has_room(device: jax.Device, nbytes: int) -> bool:
-    """Return whether a device can hold so many bytes more than it has ever held, and three times as many besides.
+    """Return whether a device has room for `nbytes` more than its peak so far, with a margin of three times as much.
 
     Args:
       device: with an allocator of its own; one that lends out the host's memory has room.
@@ -56,6 +56,6 @@ def return_freed_memory() -> bool:
 
 @lru_cache(maxsize=1)
 def _glibc() -> Any:
-    """The C library, where it has `malloc_trim`."""
+    """Return the C library, if it has `malloc_trim`."""
     libc = ctypes.CDLL(None) if sys.platform == "linux" else None
     return libc if hasattr(libc, "malloc_trim") else None

@@ -1,4 +1,4 @@
-"""Arrays over a mesh of workers, made of the arrays of this process's workers."""
+"""Arrays over a mesh of workers, joined from the arrays of single workers."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class MeshArrays:
         self._places = [order.index(device) for device in self._devices]  # of each worker, among the shards
 
     def joined(self, leaves: Sequence[jax.Array]) -> jax.Array:
-        """Join each worker's array, which lies on its device, to one that is "replicated"; equal or not."""
+        """Join the workers' arrays, each on its device, to one "replicated" array; they need not be equal."""
         return jax.make_array_from_single_device_arrays(leaves[0].shape, self.everywhere, list(leaves))
 
     def repeated(self, value: Any) -> jax.Array:
@@ -59,10 +59,10 @@ class MeshArrays:
         return joined
 
     def apart(self, array: jax.Array) -> list[jax.Array]:
-        """Return each worker's own, of an array that is "replicated"."""
+        """Return each worker's array from one that `joined` returned."""
         shards = array.addressable_shards
         return [shards[place].data for place in self._places]
 
     def of_first(self, array: jax.Array) -> jax.Array:
-        """Return the first worker's own, of an array that is "replicated"."""
+        """Return the first worker's array from one that `joined` returned."""
         return array.addressable_data(self._places[0])

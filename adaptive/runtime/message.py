@@ -1,4 +1,4 @@
-"""What a message looks like in memory, and the JAX code that writes and reads it.
+"""The memory layout of messages, and the JAX code that packs and unpacks them.
 
 A message is a list of *parts*; each is reduced over the workers by one operation, and all together are one exchange.
 
@@ -39,7 +39,7 @@ LARGE_BYTES = 256 << 10  # from here on a leaf travels from its own memory; benc
 
 @dataclass(frozen=True)
 class Entry:
-    """Where one contribution, or one weight, lies."""
+    """The place of one contribution, or one weight, in a message."""
 
     part: int
     offset: int  # in elements of the part; 0 for a large leaf, which is the part
@@ -72,7 +72,7 @@ class Part:
 
 @dataclass(frozen=True)
 class Layout:
-    """A message, as data.
+    """The layout of a message.
 
     Attributes:
       entries: one per contribution, in order.
@@ -100,8 +100,8 @@ class Layout:
 
 
 def must_be_finite(c: Contribution) -> bool:
-    """Whether infinities and NaNs in a contribution are a fault: not in what is gathered or broadcast, nor in what a
-    worker measures once per step, such as seconds that are not known yet.
+    """Return whether infinities and NaNs in a contribution are an error. They are not in values that are gathered,
+    broadcast, or measured once per step, which may be unknown.
     """
     of_examples = c.how.reduces and c.scope == Scope.CALL
     return (of_examples or c.how.must_be_finite) and jnp.issubdtype(c.value.aval.dtype, jnp.inexact)
@@ -116,7 +116,7 @@ def lay_out_all(messages: Sequence[Message], *, capacity: int, status: int) -> l
 
 
 def lay_out(contributions: Sequence[Contribution], *, capacity: int, status: int) -> Layout:
-    """Find a place for everything in one message.
+    """Assign places to the contributions and weights of one message.
 
     What is weighed alike, and must be finite, lies side by side: so few operations weigh it, and few look at it.
     """
@@ -171,14 +171,14 @@ def lay_out(contributions: Sequence[Contribution], *, capacity: int, status: int
 
 
 def _by_itself(op: Reduction, nbytes: int) -> bool:
-    """Whether a leaf travels from its own memory."""
+    """Return whether a leaf is sent from its own memory."""
     if isinstance(op, str):
         return op == "sum" and nbytes >= LARGE_BYTES
     return nbytes >= LARGE_BYTES or not op.elementwise
 
 
 def pack(layout: Layout, values: Sequence[jax.Array], weights: Sequence[jax.Array | None], *, worker, first) -> list:
-    """One call's contributions as parts. Traced into the segment that computes them.
+    """Return the contributions of one microbatch as parts. Traced into the segment that computes them.
 
     Args:
       values, weights: one per contribution.
@@ -202,7 +202,7 @@ def pack(layout: Layout, values: Sequence[jax.Array], weights: Sequence[jax.Arra
 
 
 class _Piece(NamedTuple):
-    """What one contribution, one weight, or the status puts into a part."""
+    """What one contribution, one weight, or the status writes into a part."""
 
     offset: int
     value: jax.Array
@@ -212,7 +212,7 @@ class _Piece(NamedTuple):
 
 
 def _join(part: Part, pieces: Sequence[_Piece], first: Any) -> jax.Array:
-    """A part, of what goes into it.
+    """Return a part, joined from its pieces.
 
     All is joined, and then weighed: a model has hundreds of leaves, and an operation on each costs more than one on all
     of them. Between the two stands a barrier, or XLA on CPU would make one loop of both, that asks of each element
@@ -244,7 +244,7 @@ def _join(part: Part, pieces: Sequence[_Piece], first: Any) -> jax.Array:
 
 
 def unpack(layout: Layout, parts: Sequence[jax.Array], wanted: Sequence[int], *, worker: Any) -> list[jax.Array]:
-    """The results numbered `wanted`, out of the reduced parts. Traced into the segment that takes them.
+    """Return the results numbered `wanted` from the reduced parts. Traced into the segment that reads them.
 
     Args:
       worker: this worker's number.
@@ -255,7 +255,7 @@ def unpack(layout: Layout, parts: Sequence[jax.Array], wanted: Sequence[int], *,
 def unpack_per_use(
     layout: Layout, parts: Sequence[jax.Array], wanted: Sequence[int], uses: Sequence[int], *, worker: Any
 ) -> list[list[jax.Array]]:
-    """The results numbered `wanted`, each as many times as it is used: equal values, computed separately.
+    """Return the results numbered `wanted`, each once per use: equal values, computed separately.
 
     XLA fuses a division into the operation that uses it, but not into two: it writes the quotient to memory, and both
     read it. For averaged gradients, which Adam's two moments use, that is a temporary as large as all parameters, and
@@ -294,5 +294,5 @@ def _take(layout: Layout, parts: Sequence[jax.Array], entry: Entry) -> jax.Array
 
 
 def accumulate(ops: Sequence[Reduction], old: Sequence[jax.Array], new: Sequence[jax.Array]) -> list[jax.Array]:
-    """Rule 4: a further call's parts, added to those of the calls before."""
+    """Add the parts of a further microbatch to those of the ones before (rule 4)."""
     return [combine_calls(op, a, b) for op, a, b in zip(ops, old, new, strict=True)]

@@ -1,4 +1,4 @@
-"""Which kernel calls make up a local batch: the cheapest microbatches, by measured time.
+"""The choice of microbatches for a local batch, by predicted time.
 
 A batch of 40 is a call of 32 and one of 8. Kernels of powers of two make every size, and since two equal microbatches
 can be one of twice the size, the cheapest way to make a power of two is either its own kernel or twice the cheapest way
@@ -17,7 +17,7 @@ CALL_SECONDS = 50e-6  # of a call, whatever its size, while nothing better is kn
 
 
 def cheapest(size: int, kernels: Iterable[int], seconds: Callable[[int], float]) -> Microbatches | None:
-    """The microbatches with the least predicted time that sum to `size`, largest first; `None` where none do.
+    """Return the microbatches with the least predicted time that sum to `size`, largest first; `None` if none do.
 
     Args:
       size: examples in the local batch.
@@ -51,7 +51,7 @@ def candidates(size: int, kernels: Iterable[int], seconds: Callable[[int], float
 
 
 def _best(size: int, prices: Mapping[int, float]) -> Microbatches | None:
-    """The microbatches with the least sum of prices."""
+    """Return the microbatches with the least sum of prices."""
     ways = _powers(size, prices)
     # By what other kernels leave to the powers of two: the least that they cost, and the last of them.
     rests: dict[int, tuple[float, int]] = {size: (0.0, 0)}
@@ -75,7 +75,7 @@ Way = tuple[float, Microbatches]
 
 
 def _powers(size: int, prices: Mapping[int, float]) -> dict[int, Way]:
-    """The cheapest way to make each power of two up to `size`, or to the largest kernel if that is less."""
+    """Return the cheapest way to make each power of two up to `size` or the largest kernel."""
     ways: dict[int, Way] = {}
     power, top = 1, max((k for k in prices if k & (k - 1) == 0), default=1)
     while power <= min(size, top):
@@ -96,7 +96,7 @@ def _from_powers(size: int, ways: Mapping[int, Way]) -> Way:
 
 
 def predict(size: int, measured: Mapping[int, float], call_seconds: float = CALL_SECONDS) -> float:
-    """Seconds of one call, measured or, while it is not, scaled from the nearest size that is.
+    """Return the seconds of one microbatch: measured, or scaled from the nearest size that is.
 
     Args:
       measured: seconds by size.

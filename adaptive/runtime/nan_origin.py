@@ -1,4 +1,4 @@
-"""Where in the driver the first value was made that is not finite.
+"""The origin of the first value that is not finite, in the driver's lines.
 
 XLA's programs do not tell: they return what crosses a cut. So, once it is known that a worker's contributions are not
 finite, its step is computed once more up to them, equation by equation, and the way is walked back from the
@@ -36,7 +36,7 @@ _PLURAL = {_Kind.INFINITE: "infinities", _Kind.NAN: "NaNs"}
 
 
 def nan_origin(plan: Plan, known: Mapping[Var, Any], atoms: Sequence[Atom], taking_part: jax.Array) -> str:
-    """In words, where the first value comes from that makes one of `atoms` not finite.
+    """Return, in words, where the first value was made that makes one of `atoms` not finite.
 
     Args:
       plan: of the kernel call.
@@ -63,7 +63,7 @@ class _Walk:
         return _kind(atom.val) if isinstance(atom, Literal) else self._kinds.get(atom, _Kind.FINITE)
 
     def _run(self, atoms: Sequence[Atom]) -> None:
-        """Find the kinds of all values that `atoms` are made of; no value is held for longer than it is needed."""
+        """Find the kinds of all values that `atoms` are made of. No value is held longer than it is needed."""
         known, wanted, stack = self._known, set(), [a for a in atoms if isinstance(a, Var)]
         while stack:
             var = stack.pop()
@@ -100,7 +100,7 @@ class _Walk:
                 self._kinds[atom] = _kind(known[atom])
 
     def back_from(self, atom: Atom) -> str:
-        """The way from a value that is not finite to where that began."""
+        """Return, in words, the way back from a value that is not finite to its origin."""
         kind = self.kind_of(atom)
         place = self._first(atom, kind)
         if not isinstance(place, JaxprEqn):
@@ -113,7 +113,9 @@ class _Walk:
         return text
 
     def _first(self, atom: Atom, kind: _Kind) -> JaxprEqn | str:
-        """The equation that made values of a kind of operands that had none, or the name of what they came with."""
+        """Return the equation that made values of a kind from operands without them; or the name of the input that
+        holds them.
+        """
         while isinstance(atom, Var) and atom not in self._known:
             eqn = self._producer[atom]
             earlier = [a for a in operands_of(eqn) if isinstance(a, Var) and self.kind_of(a) >= kind]

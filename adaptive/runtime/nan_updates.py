@@ -1,4 +1,4 @@
-"""NaNs that an update of the state makes of finite values: an optimizer's 0 / 0, the root of a negative number.
+"""NaNs that an update of the state makes from finite values: an optimizer's 0 / 0, the root of a negative number.
 
 No message holds them, so none is looked at in time, and the final segment overwrites the old state, so it cannot be
 taken back. (To keep it, and choose by `jnp.where`, takes a multiple of the segment's time and memory.) Instead the
@@ -47,7 +47,7 @@ NONE_FOUND = Found((), {})
 
 
 class UpdateNaNs:
-    """What the flags of the last update say, of the workers of this process.
+    """The flags of the last update, of the workers of this process.
 
     Args:
       states: each worker's, before the first step.
@@ -65,17 +65,17 @@ class UpdateNaNs:
         self._shown_by = _shown_by(plan, [plan.graph.new_state[i] for i in self.leaves])
         self.may_differ = any(i in self._local for i in self.leaves)
         self.carriers = _carriers(plan, [plan.graph.new_state[i] for i in self.leaves])
-        self.begin(states)
+        self.accept(states)
 
-    def begin(self, states: Sequence[Sequence[jax.Array]]) -> None:
-        """Take what these hold for intended."""
+    def accept(self, states: Sequence[Sequence[jax.Array]]) -> None:
+        """Accept the NaNs that these states hold as intended."""
         self._flags: list[jax.Array | np.ndarray] = []
         self._found = NONE_FOUND
         of_all = {i for i, leaf in enumerate(states[0]) if i not in self._local and _holds_nan(leaf)}
         self._held = [of_all | {i for i in self._local if _holds_nan(state[i])} for state in states]
 
     def seat(self, origins: Sequence[int | None], states: Sequence[Sequence[jax.Array]]) -> None:
-        """Others are there from now on. What new ones hold is taken for intended.
+        """Change the workers. NaNs in the states of new workers are accepted as intended.
 
         Args:
           origins: for each, which one of those before it was; `None` for a new one.
@@ -87,7 +87,7 @@ class UpdateNaNs:
         ]
 
     def flags(self, outputs: Sequence[jax.Array], carriers: Sequence[jax.Array]) -> jax.Array:
-        """Whether each leaf, and each carrier, may hold a NaN. Traced into the final segment.
+        """Return whether each leaf, and each carrier, may hold a NaN. Traced into the final segment.
 
         A sum is one pass at memory's speed; a look at each element takes several times as long. It is NaN, too, of
         infinities of both signs: so a flagged leaf is looked at again. A leaf whose NaNs would be in another
@@ -106,11 +106,11 @@ class UpdateNaNs:
         return seen[np.array([*of_leaves, *range(len(order), len(sums))])]
 
     def committed(self, flags: Sequence[jax.Array | np.ndarray]) -> None:
-        """Take the flags of the update that was just dispatched."""
+        """Set the flags of the update that was just dispatched."""
         self._flags = list(flags)
 
     def none_flagged(self) -> bool:
-        """Whether there is nothing to `read`: in nearly all steps. Waits for the last update."""
+        """Return whether there is nothing to `read`, as in nearly all steps. Waits for the last update."""
         if self._found is not NONE_FOUND or True in map(bool, self._held):
             return False
         for flags in self._flags if self.may_differ else self._flags[:1]:
@@ -120,7 +120,7 @@ class UpdateNaNs:
         return True
 
     def read(self, states: Sequence[Sequence[jax.Array]], workers: Sequence[int]) -> Found:
-        """What the last update has done; waits for it. Once anything is found, that stays until `begin`."""
+        """Return what the last update has made. Waits for it. What is found stays until `accept`."""
         flags, self._flags = self._flags, []
         if not flags or self._found:
             return self._found
@@ -134,7 +134,7 @@ class UpdateNaNs:
         return self._found
 
     def _new(self, n: int, state: Sequence[jax.Array], flagged: np.ndarray) -> list[int]:
-        """The leaves of the n-th worker's state in which NaNs are new, and were made."""
+        """Return the leaves of the n-th worker's state in which NaNs are new, and were made by the update."""
         graph, held = self._plan.graph, self._held[n]
         maybe = {leaf for leaf, flag in zip(self.leaves, flagged, strict=False) if flag}
         new = [i for i in sorted(maybe - held) if _holds_nan(state[i])]
@@ -148,14 +148,14 @@ class UpdateNaNs:
 
 
 def share_found(world: World, found: Found, about: str) -> Found:
-    """What is found on any process. All of them call it."""
+    """Return what was found on any process. Communicates; all processes call it."""
     own = json.dumps(list(found.local.items())).encode()
     everyone = [json.loads(theirs) for theirs in world.all_gather_bytes(own, about)]
     return Found(found.replicated, {w: tuple(leaves) for theirs in everyone for w, leaves in theirs})
 
 
 def made_nans(plan: Plan, found: Found, step: int) -> NonFiniteError:
-    """The update of `step` made NaNs, and its state is the program's."""
+    """Return the error for an update that made NaNs, which the program's state now has."""
     leaves = found.replicated or tuple(dict.fromkeys(i for own in found.local.values() for i in own))
     graph = plan.graph
     producer = {v: eqn for eqn in graph.eqns for v in eqn.outvars}
@@ -176,7 +176,7 @@ def made_nans(plan: Plan, found: Found, step: int) -> NonFiniteError:
 
 
 def _carriers(plan: Plan, leaves: Sequence[Atom]) -> list[Var]:
-    """The final segment's inputs that may hold NaNs with no fault of the driver's, and that a leaf comes from."""
+    """Return the final segment's inputs that may hold NaNs by design, and from which a leaf is computed."""
     free = {c.result for message in plan.messages for c in message if not must_be_finite(c)}
     free |= {var for slot in plan.slots for var in slot.values}
     sources = {eqn.outvars[0] for eqn in plan.graph.eqns if eqn.primitive is source_p}
@@ -222,7 +222,7 @@ def _shown_by(plan: Plan, leaves: Sequence[Atom]) -> list[int]:
 
 
 def _upstream(plan: Plan, atoms: Sequence[Atom]) -> set[Var]:
-    """All that values are made of, themselves included, back to the messages before them."""
+    """Return all values from which these are made, and themselves, back to the messages before them."""
     producer = {v: eqn for eqn in plan.graph.eqns for v in eqn.outvars}
     results = {c.result for message in plan.messages for c in message}
     found: set[Var] = set()
@@ -238,7 +238,7 @@ def _upstream(plan: Plan, atoms: Sequence[Atom]) -> set[Var]:
 
 
 def _is_real(dtype: np.dtype) -> bool:
-    """Whether a type is floating, and wide enough to have NaNs: not every format of 8 bits and fewer does."""
+    """Return whether a dtype is floating, and wide enough for NaNs: not every format of 8 bits or fewer has them."""
     return jnp.issubdtype(dtype, jnp.floating) and np.dtype(dtype).itemsize > 1
 
 
@@ -247,5 +247,5 @@ def _is_inexact(dtype: np.dtype) -> bool:
 
 
 def _holds_nan(leaf: jax.Array) -> bool:
-    """Whether an array of any type holds a NaN."""
+    """Return whether an array of any dtype holds a NaN."""
     return _is_inexact(leaf.dtype) and bool(np.isnan(np.asarray(leaf)).any())

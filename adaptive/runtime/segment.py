@@ -1,4 +1,4 @@
-"""From a segment of the plan to a JAX function of named inputs.
+"""Segments of the plan as JAX functions of named inputs.
 
 Scalars come in two vectors, one of floats and one of integers: a step feeds a dozen of them, and each argument of a
 compiled program costs microseconds.
@@ -32,7 +32,7 @@ _FUSED |= {"claim", "neg", "pow", "reduce_sum", "select_n", "sign", "sqrt", "squ
 
 @dataclass(frozen=True)
 class Feed:
-    """How sources reach the segments: which stands where in the two vectors.
+    """The layout of sources in the two vectors, floats and integers, that segments are given.
 
     `first` (1 in the first call of a worker's step, else 0) and the worker's number are always there. So is, at the end
     of the integers, whether each worker takes part in the step: collectives of replicated values count those who do.
@@ -87,7 +87,7 @@ class Feed:
         return named
 
     def taking_part(self, ints: jax.Array) -> jax.Array:
-        """Whether each worker takes part in the step; boolean, shape=(capacity,)."""
+        """Return whether each worker takes part in the step; boolean, shape=(capacity,)."""
         return ints[len(self.ints) :] > 0
 
 
@@ -157,7 +157,7 @@ def segment_function(
 
 
 def _separate_uses(segment: Segment, outputs: Sequence[Atom]) -> dict[Var, int]:
-    """How often each large result of a message is used, where every use can be fused with the division before it."""
+    """Return how often each large result of a message is used, if all uses can be fused with the division before it."""
     large = {
         var: 0
         for var, origin in segment.inputs

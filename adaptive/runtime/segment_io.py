@@ -1,4 +1,4 @@
-"""Where a segment's inputs and results lie: the same in every step, and so worked out once."""
+"""Where a segment's inputs and results are, worked out once."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from .message import Layout
 
 
 class SegmentInputs:
-    """Where a segment's inputs are taken from, by kind and in order.
+    """Where the inputs of a segment come from, by kind and in order.
 
     Attributes:
       batch: which leaves.
@@ -31,7 +31,7 @@ class SegmentInputs:
         self.in_step = bool(self.once or self.call or self.messages)
 
     def of_state(self, state: Sequence[jax.Array], slots: Sequence[Sequence[jax.Array]]) -> dict[str, Any]:
-        """A worker's leaves that the segment reads; nothing yet of what comes from earlier in the step."""
+        """Return the segment's inputs from a worker's state; those from earlier in the step are left empty."""
         return {
             "state": [state[i] for i in self._state],
             "slot": [slots[k][leaf] for k, leaf in self._slots],
@@ -62,13 +62,13 @@ class FinalResults:
 
 
 def bytes_per_execution(plan: Plan, layouts: Sequence[Layout]) -> int:
-    """Return the bytes of memory of all parts that a kernel call writes: of the level that has most."""
+    """Return the bytes of the parts that a microbatch writes, at the level that has most."""
     of_messages = [sum(math.prod(p.shape) * p.dtype.itemsize for p in layout.parts) for layout in layouts]
     return max((sum(of_messages[number] for number in plan.sent_at(level)) for level in plan.calls), default=0)
 
 
 def part_slices(plan: Plan, layouts: Sequence[Layout]) -> list[slice]:
-    """For each message, its parts among those of its level."""
+    """Return for each message the slice of its parts among those of its level."""
     places: dict[int, slice] = {}
     for level in range(plan.levels):
         sent = plan.sent_at(level)

@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 
 
 class Given(NamedTuple):
-    """What the program is given besides the state that it replaces.
+    """The program's inputs besides the state that it replaces.
 
     Attributes:
       state: the leaves that it does not change.
@@ -63,7 +63,7 @@ class Given(NamedTuple):
 
 
 class Results(NamedTuple):
-    """What the program returns.
+    """The program's results.
 
     Attributes:
       state, slots: those that it was given first, as the step leaves them.
@@ -135,7 +135,7 @@ class SPMDProgram:
         return found
 
     def _shapes(self) -> tuple[list[Any], list[Any], Given]:
-        """Shapes of the program's arguments: those of all workers together."""
+        """Return the shapes of the program's arguments, of all workers together."""
         plan, feed, n = self._steps.plan, self._steps.feed, self._mesh.mesh.size
 
         def everywhere(aval: Any) -> Any:
@@ -169,7 +169,7 @@ class SPMDProgram:
 
 
 class _OneWorker:
-    """One worker's step, while it is traced; compare `step.Step`."""
+    """One worker's step while it is traced; compare `general_step.GeneralStep`."""
 
     def __init__(self, program: SPMDProgram, changed: list[Any], slots: list[Any], given: Given):
         ctx, steps, plan = program._ctx, program._steps, program._steps.plan
@@ -192,7 +192,7 @@ class _OneWorker:
         self._ok: list[Any] = []
 
     def _with_step(self) -> Any:
-        """The vector of integers; the step number is counted on the devices, so that nobody has to send it there."""
+        """Return the vector of integers with the step number, which is counted on the devices."""
         ints = self._given.ints[0]
         for place, source in enumerate(self._steps.feed.ints):
             if source.name == STEP.name:
@@ -206,7 +206,7 @@ class _OneWorker:
         level: int | None,
         taken_as: Callable[[Var, Any], Any] = lambda var, value: value,
     ) -> dict[str, Any]:
-        """Results of a segment, and the parts of the messages of `level`, if that is not `None`."""
+        """Return the results of a segment, and the parts of the messages of `level`, if that is not `None`."""
         plan = self._sized if segment.kind == "call" else self._plan
         layouts = self._layouts.get(segment.kind, self._steps.layouts)
         writes = [] if level is None else [layouts[number] for number in plan.sent_at(level)]
@@ -226,8 +226,9 @@ class _OneWorker:
         return segment_function(plan, segment, outputs, self._steps.feed, layouts, writes, taken_as, even)(given)
 
     def _as_one(self, plan: Plan) -> frozenset[Var]:
-        """Weights for which 1 is sent, as batches are of one size: nothing is multiplied then. The quotients are the
-        same if the size is a power of two; else only where bits may depend on how fast the machine is.
+        """Return weights for which 1 is sent, because all batches have one size: nothing is multiplied then. The
+        quotients are the same if the size is a power of two; otherwise this is done only where bits may depend on the
+        machine's speed.
         """
         size = self._size
         if size & (size - 1) and not self._ctx.kernels.timed:
@@ -236,7 +237,7 @@ class _OneWorker:
         return frozenset(eqn.outvars[0] for eqn in sources if eqn.params["source"].name == EXAMPLES.name)
 
     def segments(self, level: int) -> None:
-        """What is computed before the messages of a level."""
+        """Compute what comes before the messages of a level."""
         once, call = self._plan.onces.get(level), self._sized.calls.get(level)
         if once is not None:
             out = self._run(once, once.outputs, level if call is None else None)
@@ -247,7 +248,7 @@ class _OneWorker:
             self._call[level], self._parts = out["outputs"], out.get("parts", [])
 
     def exchange(self, level: int) -> None:
-        """Reduce the messages of a level, and look at what arrives."""
+        """Reduce the messages of a level, and check that they are finite."""
         steps = self._steps
         for number in self._plan.sent_at(level):
             own = self._parts[steps.part_slices[number]]
@@ -263,7 +264,7 @@ class _OneWorker:
                 self._ok.append(steps.finite_checks[number].all_finite(arrived, whole))
 
     def commit(self) -> Results:
-        """The final segment, whose results replace the state if all that has arrived is finite."""
+        """Run the final segment, whose results replace the state if all messages are finite."""
         plan, update_nans, found = self._plan, self._ctx.workers.update_nans, self._steps.results
         n, carriers = len(plan.final_outputs), () if update_nans is None else update_nans.carriers
         wanted, chosen = (*plan.final_outputs, *carriers), _Chosen(self._ok)
@@ -283,7 +284,7 @@ class _OneWorker:
 
 
 class _Chosen:
-    """The new state where all is finite, and else the old one.
+    """Selects the new state if everything is finite, and else the old one.
 
     Chosen as soon as a leaf is computed, and behind a barrier. Where one leaf is computed from another (parameters from
     an optimizer's averages), XLA would else compute that again from the old one, and copy it first, since its memory is
@@ -301,19 +302,19 @@ class _Chosen:
         self._new: list[Atom] = []
 
     def replace(self, new: Sequence[Atom], old: Sequence[Any]) -> None:
-        """Have each of `new` chosen when it is computed."""
+        """Select each of `new` when it is computed."""
         self._new = list(new)
         self._old = {v: x for v, x in zip(new, old, strict=True) if isinstance(v, Var) and self._new.count(v) == 1}
 
     def __call__(self, var: Var, value: Any) -> Any:
-        """Return what is taken for a value that was just computed."""
+        """Return the selected value in place of one that was just computed."""
         if var not in self._old:
             return value
         self._done.append(var)
         return self._of(value, self._old[var])
 
     def all_of(self, results: Sequence[Any], old: Sequence[Any]) -> list[Any]:
-        """Return all results, chosen: those, too, which the final segment did not compute by itself."""
+        """Return all results, selected; also those that the final segment did not compute itself."""
         done = {id(v) for v in self._done}
         return [
             x if id(v) in done else self._of(x, before) for v, x, before in zip(self._new, results, old, strict=True)

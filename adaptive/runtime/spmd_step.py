@@ -59,7 +59,7 @@ _log = logging.getLogger("adaptive")
 
 
 class SPMDStep:
-    """Takes steps in which all workers of a mesh make one kernel call of the same size.
+    """Takes steps in which all workers of a mesh run one microbatch of the same size.
 
     Args:
       ctx: whose steps; `why_not` knows nothing against its plan.
@@ -108,7 +108,7 @@ class SPMDStep:
 
     @property
     def waits(self) -> bool:
-        """Whether steps wait for a program that is not compiled yet: where the bits must not depend on when it is."""
+        """Whether steps wait for a program that is still being compiled: in deterministic programs."""
         return not self._ctx.kernels.timed
 
     @property
@@ -118,7 +118,7 @@ class SPMDStep:
 
     @property
     def lost_state(self) -> bool:
-        """Whether the state is gone with a program that has failed. Local."""
+        """Whether the state was lost with a program that has failed. Local."""
         return self._lost
 
     def size_of(self, sizes: Sequence[int]) -> int:
@@ -128,7 +128,7 @@ class SPMDStep:
         return size if alone and all(s == size for s in sizes) else 0
 
     def compile(self, size: int) -> None:
-        """Have the program for batches of `size` examples for each worker, waiting for it."""
+        """Compile the program for batches of `size` examples per worker, and wait for it."""
         if size in self._errors or size in self._programs:
             return
         try:
@@ -145,7 +145,7 @@ class SPMDStep:
                 del self._programs[old]
 
     def _give_up(self, why: str) -> None:
-        """Take all further steps by the general path. Replicated."""
+        """Take all further steps in the general form. Replicated."""
         self._failed = True
         _log.warning(
             "Steps of %s are not taken as one program over all devices: %s. They go on with a program for each device "
@@ -197,8 +197,8 @@ class SPMDStep:
         return size == self._size or self._ctx.kernels.is_one_call(size)
 
     def _there(self, is_sample: bool) -> bool:
-        """Whether the program for the current size is there, on all processes. If not, it is compiled in the
-        background, and looked for again in steps that are not taken by it anyway.
+        """Return whether all processes have the program for the current size. If not, have it compiled in the
+        background, and look for it again in steps that are general anyway.
         """
         size = self._size
         if self.waits:
@@ -215,7 +215,7 @@ class SPMDStep:
         return there
 
     def _everywhere(self, size: int) -> bool:
-        """Whether all processes have the program for a size. Communicates."""
+        """Return whether all processes have the program for a size. Communicates."""
         about = f"which processes have one program for {size} examples per worker, before a step of {self._steps.name}"
         said = f"?{self._errors[size]}" if size in self._errors else "yes" * (size in self._programs)
         everyone = [told.decode() for told in self._ctx.world.all_gather_bytes(said.encode(), about)]
@@ -228,7 +228,7 @@ class SPMDStep:
     # --- state --------------------------------------------------------------------------------------------------------
 
     def _join(self) -> tuple[list[jax.Array], list[jax.Array]]:
-        """Take the workers' state and slots as arrays over the mesh."""
+        """Return the workers' state and operator states as arrays over the mesh."""
         states, slots, joined = self._ctx.workers.states, self._ctx.workers.slots, self._arrays.joined
         self._kept = [joined([state[i] for state in states]) for i in self._read_only]
         return (
@@ -237,7 +237,7 @@ class SPMDStep:
         )
 
     def give_back(self, states: list[list[jax.Array]], slots: list[list[list[jax.Array]]]) -> None:
-        """Put each worker's leaves where other steps keep them, if this one has them.
+        """Write the state into these lists, if it is held here.
 
         Raises:
           WorkerError: they are lost.
@@ -312,7 +312,7 @@ class SPMDStep:
     def _run(
         self, program: SPMDProgram, held: tuple[list[jax.Array], list[jax.Array]], given: Given, heard: np.ndarray
     ) -> Results:
-        """Run the program, when all processes have come to it.
+        """Run the program, after all processes have reached it.
 
         Args:
           heard: the status of all.
@@ -333,7 +333,7 @@ class SPMDStep:
         return results
 
     def _committed(self, flags: jax.Array) -> bool:
-        """Whether the step is committed. Hands on what else the flags say."""
+        """Return whether the step is committed, and pass on the other flags."""
         update_nans, arrays = self._ctx.workers.update_nans, self._arrays
         assert update_nans is not None, "there are flags"
         of_workers = arrays.apart(flags) if update_nans.may_differ else [arrays.of_first(flags)]
@@ -344,7 +344,7 @@ class SPMDStep:
         return True
 
     def _take_sample(self, readings: Sequence[Reading]) -> None:
-        """Take the seconds of the step before, which went by the general path."""
+        """Record the seconds of the step before, which was a general one."""
         self._timed = False
         if any(math.isnan(r.compute_seconds) for r in readings):
             return
@@ -353,7 +353,7 @@ class SPMDStep:
         self._seconds = [median(samples) for samples in self._samples]
 
     def _given(self, program: SPMDProgram, share: Share, readings: Sequence[Reading]) -> Given:
-        """The program's inputs but for the state that it replaces."""
+        """Return the program's inputs, except the state that it replaces."""
         floats, ints = self._fed.vectors(share.sizes, readings)
         step = readings[0].step
         if step != self._next:

@@ -34,7 +34,7 @@ from .step_plan import StepContext
 
 
 def is_flat(plan: Plan, workers: int) -> bool:
-    """Return whether steps of a plan can be taken as `SteadyStep` does, for so many workers of this process."""
+    """Return whether `SteadyStep` can take the steps of a plan, for so many workers of this process."""
     return (
         workers == 1
         and plan.levels == 1
@@ -47,7 +47,7 @@ def is_flat(plan: Plan, workers: int) -> bool:
 
 
 class _Call(NamedTuple):
-    """One kernel call of the worker."""
+    """One microbatch of the worker."""
 
     run: Callable[[dict[str, Any]], dict[str, Any]]
     examples: int
@@ -56,7 +56,7 @@ class _Call(NamedTuple):
 
 
 class _Ahead(NamedTuple):
-    """Kernel calls of the next step that are dispatched already, and what they were given."""
+    """Kernels of the next step that are already dispatched, and their inputs."""
 
     step: int
     sizes: Microbatches
@@ -121,7 +121,7 @@ class SteadyStep:
         self._same_vectors: tuple[Microbatches, tuple[Any, ...], Any, Vectors, Vectors] | None = None
 
     def fits(self, choice: Choice) -> bool:
-        """Return whether a step of these calls can be taken; else the general one takes it."""
+        """Return whether a step of these microbatches can be taken; if not, take a general one."""
         calls = choice.microbatches
         if not calls or choice.one_by_one or self._ctx.workers.present != [0]:
             return False
@@ -139,7 +139,7 @@ class SteadyStep:
         began: float,
         input_seconds: float,
     ) -> Outcome:
-        """Compute, exchange, and commit: what `Engine.step` does, for the only worker of this process.
+        """Compute, exchange, and commit, like `Engine.step`, for the only worker of this process.
 
         Args:
           share, reading, choice: its examples, what sources pick from, and its kernel calls.
@@ -204,8 +204,8 @@ class SteadyStep:
         return Outcome(hooks, metrics, messages, [seconds], [sizes], int(self._sent >= 0), self._bytes)
 
     def dispatch_ahead(self, share: Share, reading: Reading, sizes: Microbatches) -> None:
-        """Dispatch the kernel calls of the next step, which depend on the committed state alone: the device computes
-        while the step before is reported, and the user's loop goes on.
+        """Dispatch the kernels of the next step, which depend on the committed state only: the device computes during
+        the report of this step and the user's code.
 
         Args:
           share, reading, sizes: of the next step; if it turns out to have others, it is computed anew.
@@ -219,11 +219,11 @@ class SteadyStep:
         self._ahead = _Ahead(reading.step, sizes, batch, state, slots, packed, kept, dispatched)
 
     def forget_ahead(self) -> None:
-        """Let what was dispatched ahead go."""
+        """Drop what was dispatched ahead."""
         self._ahead = None
 
     def _take_ahead(self, step: int, sizes: Microbatches, batch: Any) -> _Ahead | None:
-        """Return what was dispatched ahead for this step; `None` if anything that it was given has changed since."""
+        """Return what was dispatched ahead for this step; `None` if any of its inputs has changed since."""
         ahead, self._ahead = self._ahead, None
         if ahead is None or (ahead.step, ahead.sizes) != (step, sizes) or ahead.batch is not batch:
             return None
@@ -234,7 +234,7 @@ class SteadyStep:
     def _exchange(
         self, parts: Sequence[jax.Array], own: np.ndarray, step: int, more: str
     ) -> tuple[list[list[jax.Array]], np.ndarray]:
-        """Have the message reduced over all workers, with the status, of which `own` is this process's."""
+        """Reduce the message over all workers, with the status, of which `own` is this process's summand."""
         ctx, number = self._ctx, self._sent
         about = f"message {number + 1} of step {step} of {self._steps.name}"  # `StepPlan.about`, without its call
         rows = [parts] if not ctx.world.unowned_slots else ctx.neutral.with_gaps(number, [parts])
@@ -243,8 +243,8 @@ class SteadyStep:
         return ctx.channels[number].exchange(rows, own, about, more, on_piece, step)
 
     def _vectors(self, reading: Reading, sizes: Microbatches) -> tuple[Vectors, Vectors]:
-        """Return what sources say in this step, for the call and for the final segment. A vector that says what it said
-        in the step before, to whom it is for, is on the device already.
+        """Return the values of sources for the kernel and for the final segment. A vector that has not changed since
+        the step before is already on the device.
         """
         same, read = self._same_vectors, tuple(reading)[_STEADY]
         if same is None or same[0] is not sizes or same[1] != read or same[2] is not reading.taking_part:
@@ -269,7 +269,7 @@ class SteadyStep:
         return leaves
 
     def _planned(self, microbatches: Microbatches) -> list[_Call]:
-        """Return the calls for these microbatches, which are worked out when they change."""
+        """Return the calls for these microbatches. Worked out when the microbatches change."""
         kernels, calls, start = self._ctx.kernels, list[_Call](), 0
         for size in microbatches:
             kernel, rows = kernels.kernel(0, size, 0), slice(start, start + size)
@@ -282,7 +282,9 @@ class SteadyStep:
     def _compute(
         self, sizes: Microbatches, reading: Reading, vectors: Vectors, leaves: list[Any]
     ) -> tuple[list[jax.Array], list[jax.Array]]:
-        """Dispatch the calls. Returns all messages' parts, added up over the calls, and what the last call keeps."""
+        """Dispatch the kernels. Returns the parts of all messages, summed over microbatches, and the last kernel's
+        outputs.
+        """
         ctx, state, slots = self._ctx, self._ctx.workers.local_states[0], self._ctx.workers.local_slots[0]
         calls = self._calls[1] if self._calls[0] is sizes else self._planned(sizes)
         batch = list(map(leaves.__getitem__, self._batch))
@@ -309,7 +311,7 @@ class SteadyStep:
         return packed, out["outputs"]
 
     def _commit(self, vectors: Vectors, kept: Sequence[jax.Array], messages: dict[int, Any]) -> Any:
-        """Run the final segment and take its results as the worker's state. Returns them."""
+        """Run the final segment, and make its results the worker's state. Returns them."""
         ctx, workers = self._ctx, self._ctx.workers
         state, slots, received = workers.local_states[0], workers.local_slots[0], []
         for number in self._final_messages:

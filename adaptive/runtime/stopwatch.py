@@ -1,4 +1,4 @@
-"""Times calls as if nobody else ran on the machine."""
+"""A stopwatch that leaves out time in which other processes had the cores."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import jax
 
 
 class Stopwatch:
-    """Times calls on a device as if nobody else ran there.
+    """Measures time on a device without that in which other processes had its cores.
 
     Where this process computes by itself, on cores that it shares, a neighbor's time slices hit every long call and
     hardly any short one. Of three timings the least is then twice too long for a long call and right for a short one,
@@ -26,6 +26,6 @@ class Stopwatch:
 
     @property
     def seconds(self) -> float:
-        """Since it was made."""
+        """Seconds since the stopwatch was made."""
         passed, computed = (now - began for now, began in zip(self._now(), self._began, strict=True))
         return min(passed, computed) if self._computes_here else passed

@@ -101,7 +101,7 @@ class WorkerState:
 
     def _accept_nans(self) -> None:
         if self.update_nans is not None:
-            self.update_nans.begin([self.states[i] for i in self.present] or self.states[:1])
+            self.update_nans.accept([self.states[i] for i in self.present] or self.states[:1])
 
     def seat(self, present: Sequence[int], joined: Sequence[int]) -> None:
         """Change which workers of this process are members, from the next step on.

@@ -1,4 +1,4 @@
-"""One thread that compiles in the background what is wanted, in order of urgency."""
+"""The background thread that compiles kernels, in order of urgency."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ _FIRST_PAUSE = 1.0  # seconds that the first pause lasts at most; a later one la
 
 
 class Compiles(Protocol):
-    """What a `BackgroundCompiler` works for."""
+    """The owner of a `BackgroundCompiler`, which compiles its items."""
 
     def compile(self, local: int, size: int) -> None:
-        """Compile what worker `local` needs for calls of `size`."""
+        """Compile the kernels of a worker, by local index, for microbatches of `size`."""
 
 
 class BackgroundCompiler:
-    """One thread, so that the steps lose one core at most.
+    """Compiles in one thread, so that the steps lose one core at most.
 
     Holds its owner weakly and ends with it. Nobody waits for it: not who closes it, nor, where that can be done safely
     (see `background_threads`), the end of the process.
@@ -66,19 +66,19 @@ class BackgroundCompiler:
 
     @property
     def idle(self) -> bool:
-        """Whether all that was put in is compiled."""
+        """Whether everything that was put in is compiled."""
         with self._lock:
             return self._at is None and not self._waiting
 
     def most_waiting(self) -> int:
-        """How many sizes are not compiled yet that were put in, of the worker that waits for most."""
+        """Return how many sizes wait to be compiled, of the worker that waits for most."""
         with self._lock:
             items = [*self._waiting, *([] if self._at is None else [self._at])]
         locals_ = [local for local, _ in items]
         return max((locals_.count(local) for local in set(locals_)), default=0)
 
     def put(self, local: int, size: int, *, urgent: bool = False) -> None:
-        """Compile this, too: before what is not urgent, if it is."""
+        """Add an item. Urgent ones are compiled first."""
         if self._ended:
             return
         with self._lock:
@@ -89,12 +89,12 @@ class BackgroundCompiler:
             self._thread = start(self._run, self.close, "adaptive-compiler")
 
     def drop(self, local: int, size: int) -> None:
-        """Do not compile this, if it has not begun."""
+        """Remove an item, unless its compile has begun."""
         with self._lock:
             self._waiting.pop((local, size), None)
 
     def step_ended(self) -> bool:
-        """Note the end of a step. Returns whether something was compiled beside it."""
+        """Record the end of a step. Returns whether something was compiled during it."""
         with self._lock:
             beside, self._beside_step = self._beside_step, self._at is not None
             self._stepped = True
@@ -104,7 +104,7 @@ class BackgroundCompiler:
 
     @contextmanager
     def without_pauses(self) -> Iterator[None]:
-        """Compile without pauses within the block: somebody waits, and takes no step meanwhile."""
+        """Compile without pauses within the block, in which no step is taken."""
         self._in_a_hurry = True
         self._steps.put(True)
         try:
@@ -115,7 +115,7 @@ class BackgroundCompiler:
                 self._beside_step = self._at is not None
 
     def close(self) -> None:
-        """End after what is being compiled."""
+        """End the thread, after what it is compiling."""
         with self._lock:
             self._waiting.clear()
         self._end()
@@ -134,7 +134,7 @@ class BackgroundCompiler:
             return self._at
 
     def _pause(self) -> None:
-        """Let some steps pass with no compiler beside them."""
+        """Let some steps pass without a compiler beside them."""
         self._pausing, quiet, end = True, 0, time.monotonic() + self._longest_pause
         try:
             while quiet < QUIET_STEPS and not (self._in_a_hurry or self._ended):
@@ -146,7 +146,7 @@ class BackgroundCompiler:
             self._pausing = False
 
     def _wait_for_work(self) -> bool:
-        """Wait until something is put in, and return freed memory to the system meanwhile. Returns False at the end."""
+        """Wait for an item, and return freed memory to the system meanwhile. Returns False at the end."""
         for seconds in _TRIM_AFTER:
             try:
                 return self._bell.get(timeout=seconds)

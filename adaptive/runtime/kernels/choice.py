@@ -1,4 +1,4 @@
-"""Chooses the kernel calls of one worker, and learns from their seconds."""
+"""The choice of the microbatches of one worker, by measured time."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ _FOR_EVER = 1 << 62
 
 
 def _equal(size: int) -> float:
-    """Return the same price for a call of any size."""
+    """Return the same price for every size."""
     return 1.0
 
 
 @dataclass(slots=True, eq=False)
 class Choice:
-    """The kernel calls of one worker in the next steps. The same object is used while nothing changes.
+    """The microbatches of one worker in the next steps. The same object is used while nothing changes.
 
     Attributes:
       size: examples of the worker.
@@ -62,7 +62,7 @@ class _Compared(NamedTuple):
 
 
 class Chooser:
-    """Chooses the calls of one worker by time.
+    """Chooses the microbatches of one worker by time.
 
     A kernel that is not known yet is timed on a part of a batch that has to be computed anyway. When all are known, the
     splits that may be the fastest are compared by the seconds of whole steps (`Contest`).
@@ -96,12 +96,12 @@ class Chooser:
     # --- choices ------------------------------------------------------------------------------------------------------
 
     def fixed(self, size: int, at_least: int, microbatches: Microbatches) -> Choice:
-        """Choose these calls for as long as the size lasts."""
+        """Choose these microbatches for as long as the size lasts."""
         self._count_steps(size)
         return self._made(size, at_least, microbatches, steps=_FOR_EVER)
 
     def choose(self, size: int, at_least: int, ready: Iterable[int], *, quiet: bool) -> Choice:
-        """Choose the calls of the next steps.
+        """Choose the microbatches of the next steps.
 
         Args:
           ready: sizes that there are kernels for; `size` can be made of them.
@@ -126,7 +126,7 @@ class Chooser:
 
     @property
     def _settling(self) -> int:
-        """Steps at a size before its splits are compared."""
+        """The number of steps at a size before its splits are compared."""
         return _SETTLED if self._compared else _FIRST_TRIAL
 
     def _until_compared(self) -> int:
@@ -166,7 +166,7 @@ class Chooser:
         return choice
 
     def _trial(self, size: int, kernels: Sequence[int]) -> Microbatches | None:
-        """Return calls with one of a kernel whose seconds are not known; `None` if there is none."""
+        """Return microbatches with one of a size whose seconds are not known; `None` if there is none."""
         if self.fewest or self._unanswered >= _UNANSWERED:
             return None
         for unknown in reversed(kernels):
@@ -214,12 +214,12 @@ class Chooser:
         return self.times.predict(size) + _BETWEEN_CALLS
 
     def cost(self, size: int, kernels: Iterable[int]) -> float:
-        """Return the seconds that the calls take, by prediction; infinite if `kernels` cannot make the size."""
+        """Return the predicted seconds of a size; infinite if `kernels` cannot make it."""
         calls = cheapest(size, kernels, self.times.predict)
         return inf if calls is None else sum(map(self.times.predict, calls))
 
     def tried_at_a_loss(self, ready: Iterable[int]) -> bool:
-        """Return whether the calls of the last step took longer than others would have."""
+        """Return whether the microbatches of the last step took longer than others would have."""
         if not self.choice.trial:
             return False
         if self._contest is not None:
@@ -230,7 +230,7 @@ class Chooser:
     # --- timings ------------------------------------------------------------------------------------------------------
 
     def record(self, size: int, seconds: float) -> None:
-        """Take the seconds of one call of the step under way, or, by size 0, those of all of the step."""
+        """Record the seconds of one microbatch of the present step, or, with size 0, those of the whole step."""
         if self.choice.timed:
             self._unanswered = 0
             self._timings.append((self.choice, size, seconds))
@@ -252,5 +252,5 @@ class Chooser:
                 self.times.record(choice.microbatches[0], seconds / len(choice.microbatches))
 
     def forget(self, size: int) -> None:
-        """Drop what is known of a kernel that is gone."""
+        """Drop the timings of a size whose kernel was dropped."""
         self.times.forget(size)

@@ -1,4 +1,4 @@
-"""Finds the fastest way to split a batch into kernel calls, by timing whole steps in turn."""
+"""Comparison of splits of a batch into microbatches, by timing whole steps in turn."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ class Contest:
         return self._queue[0], True, 0
 
     def record(self, split: Microbatches, seconds: float) -> None:
-        """Take the seconds of a step, if it is the one that `next` asked for."""
+        """Record the seconds of a step, if it is the one that `next` asked for."""
         if not self._queue or split != self._queue[0]:
             return
         self._asked = 0
@@ -94,11 +94,11 @@ class Contest:
             self._end_round()
 
     def discard(self) -> None:
-        """Drop the timings of the round under way: the machine was busy with something else."""
+        """Drop the timings of the current round, because something else used the machine."""
         self._queue, self._round, self._asked = [], {}, 0
 
     def slower(self, split: Microbatches) -> float:
-        """Return how many times the seconds of the best split this one takes, by what is known so far."""
+        """Return the ratio of this split's seconds to those of the best one, as far as known."""
         return self._ratios.get(split, 1.0) / self._ratios[self.best]
 
     # --- rounds -------------------------------------------------------------------------------------------------------
@@ -139,7 +139,7 @@ class Contest:
             self._conclude()
 
     def _conclude(self) -> None:
-        """End the first comparison: from now on the others are timed now and then."""
+        """End the first comparison: from now on other splits are timed now and then."""
         self._alive = []
         self._pairs = dict.fromkeys(self._pairs, 0)
         self._due = {split: self._step + self._gap(split) for split in self._others()}
@@ -148,7 +148,7 @@ class Contest:
         return max(self._gaps[split], (self.slower(split) - 1) * (len(self._ratios) - 1) / _PRICE)
 
     def _judge(self, other: Microbatches) -> None:
-        """Take up a split that has turned out to be better than the best one."""
+        """Make another split the best one if it has turned out to be faster."""
         self._pairs[other] += 1
         both = [timed for timed in self._rounds if other in timed and self.best in timed][-_WINDOW:]
         if len(both) >= _ENOUGH:

@@ -1,4 +1,4 @@
-"""Seconds of kernel calls by size, from noisy timings."""
+"""Seconds of a microbatch by size, from noisy timings."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _SHORT = 8  # a call this many times shorter than the longest tells what a call 
 
 
 class CallTimes:
-    """Estimates the seconds of one kernel call by its size.
+    """Estimates the seconds of one microbatch by its size.
 
     Noise adds to a timing and never takes anything away, so the least of a size's last timings counts. And a call takes
     no longer than a call of more examples: where all timings of a size were disturbed, those of the next larger size
@@ -35,7 +35,7 @@ class CallTimes:
         self._timings: dict[int, deque[float]] = {}
 
     def record(self, size: int, seconds: float) -> None:
-        """Add a timing of one call."""
+        """Add a timing of one microbatch."""
         timings = self._timings.setdefault(size, deque(maxlen=_KEPT))
         timings.append(seconds)
         if len(timings) >= SAMPLES:
@@ -59,16 +59,16 @@ class CallTimes:
         return len(self._timings.get(size, ())) < SAMPLES
 
     def predict(self, size: int) -> float:
-        """Return the seconds of one call; those of a size with too few timings are scaled from the nearest known."""
+        """Return the seconds of one microbatch. With too few timings they are scaled from the nearest known size."""
         return predict(size, self.seconds, self._call_seconds)
 
     def at_best(self, size: int) -> float:
-        """Return the least that a call has taken, however few its timings are; without any, the prediction."""
+        """Return the least measured seconds, however few timings there are; without any, the prediction."""
         timings = self._timings.get(size)
         return min(timings) if timings else self.predict(size)
 
     def examples_of_a_call(self) -> float | None:
-        """Return what one more call costs, as the number of examples that take as long; `None` if nothing is known.
+        """Return the overhead of one more microbatch, in examples that take as long; `None` if nothing is known.
 
         That is what calls that are short beside the longest take beyond the time of their examples.
         """
