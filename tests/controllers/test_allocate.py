@@ -185,5 +185,20 @@ def test_tabulated_curves():
         ctrl.tabulated((16, 16), (1.0, 2.0))
 
 
+@pytest.mark.parametrize("quantum", [1, 3, 4])
+@pytest.mark.parametrize("seed", range(5))
+def test_curves_are_split_in_multiples_of_the_quantum_as_fast_as_can_be(quantum, seed):
+    rng = np.random.default_rng(seed)
+    steps = [np.cumsum(rng.choice([0.0, 0.1, 1.0], 25)) for _ in range(3)]  # flat stretches among them
+    curves = [lambda size, step=step: float(step[size]) for step in steps]
+    total = 24
+    sizes = ctrl.allocate_curves(total, curves, 0, total, quantum)
+    assert_splits(sizes, total, 0, total)
+    assert (sizes % quantum == 0).all()
+    splits = (s for s in itertools.product(range(0, total + 1, quantum), repeat=3) if sum(s) == total)
+    best = min(max(curve(size) for curve, size in zip(curves, split, strict=True)) for split in splits)
+    assert max(curve(size) for curve, size in zip(curves, sizes.tolist(), strict=True)) == best
+
+
 def test_a_batch_time_is_a_pytree_that_pickles():
     assert pickle.loads(pickle.dumps(LBB)) == LBB
