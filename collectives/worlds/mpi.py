@@ -7,12 +7,11 @@ from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
 from threading import Lock
-from types import ModuleType
+from types import MappingProxyType, ModuleType
 from typing import TYPE_CHECKING, Any
 from warnings import warn
 
 import jax
-import numpy as np
 
 from adaptive import WorkerError
 from adaptive.extend import (
@@ -103,6 +102,7 @@ class MPIWorld(MultiProcessWorld):
         hang_timeout: float = HANG_TIMEOUT,
     ):
         super().__init__(hang_timeout)
+        self.build_digests: Mapping[str, str] = MappingProxyType({})
         with ending.making_world(of_all=comm is None), _as_worker_error():
             self._mpi = mpi = _load(devices)
             self.library: str = mpi.Get_library_version().strip("\0\n ").splitlines()[0]
@@ -121,16 +121,22 @@ class MPIWorld(MultiProcessWorld):
             self._local = DeviceWorld(self.devices)
             self.transport = MPITransport(mpi, self.lifetime, self.devices[0], survives=continues)
             everyone = ProcessGroup(whole, all_processes(whole, host, len(self.devices)))
-            abandon = partial(self._abandon, "")
+            abandon, build_digests = partial(self._abandon, ""), lambda: self.build_digests
             if spawned is None:
                 numbers = workers, min_workers, max_workers
-                self.elastic = started_processes(self.transport, everyone, *numbers, respawn=respawn, abandon=abandon)
+                self.elastic = started_processes(
+                    *(self.transport, everyone, *numbers),
+                    respawn=respawn,
+                    abandon=abandon,
+                    build_digests=build_digests,
+                )
             else:
                 self.elastic = spawned_process(
                     *(self.transport, whole, *spawned, min_workers),
                     respawn=respawn,
                     spawns=max_workers is not None,
                     abandon=abandon,
+                    build_digests=build_digests,
                 )
                 everyone = self.transport.group
             self.capacity, self.workers = self.elastic.capacity, self.elastic.workers
@@ -188,52 +194,15 @@ class MPIWorld(MultiProcessWorld):
         """The number of workers now. Replicated."""
         return len(self.members)
 
-    @property
-    def build_digests(self) -> Mapping[str, str]:
-        """Digests of the program whose steps are taken: see `World.build_digests`."""
-        return self.elastic.build_digests
-
-    @build_digests.setter
-    def build_digests(self, digests: Mapping[str, str]) -> None:
-        self.elastic.build_digests = digests
-
-    def nearest(self, workers: int) -> int:
-        """Return the possible number of workers nearest to `workers`: see `World.nearest`."""
-        return self.elastic.nearest(workers)
-
-    def request_workers(self, workers: int) -> None:
-        """Start to get processes ready to join: see `World.request_workers`."""
-        self.elastic.request_workers(workers)
-
-    def poll_ready(self) -> int:
-        """Return how many requested workers are ready to join: see `World.poll_ready`."""
-        return self.elastic.poll_ready()
-
-    def poll_reserve_terminating(self) -> bool:
-        """Return whether a process on standby has to end the job: see `World.poll_reserve_terminating`."""
-        return self.elastic.poll_termination()
-
-    def change(self, workers: int, leaving: Sequence[int] = ()) -> None:
-        """Change the number of members: see `World.change`."""
-        self.elastic.change(workers, leaving)
-
-    def begin_run(self) -> None:
-        """Separate workers from processes on standby: see `World.begin_run`."""
-        self.elastic.begin_run()
-
-    def end_run(self) -> None:
-        """Bring all processes together after a run: see `World.end_run`."""
-        self.elastic.end_run()
-
-    def wait(self, is_ready: Callable[[], bool]) -> None:
-        """Wait on standby: see `World.wait`."""
-        self.elastic.wait(is_ready)
-
-    def transfer_state(
-        self, make: Callable[[], TransferPayload], room: Callable[[], list[np.ndarray]], about: str = ""
-    ) -> TransferPayload | None:
-        """Transfer the state of the run to joining processes: see `World.transfer_state`."""
-        return self.elastic.transfer_state(make, room, about)
+    nearest: Callable[[int], int] = forward("elastic.nearest")
+    request_workers: Callable[[int], None] = forward("elastic.request_workers")
+    poll_ready: Callable[[], int] = forward("elastic.poll_ready")
+    poll_reserve_terminating: Callable[[], bool] = forward("elastic.poll_reserve_terminating")
+    change: Callable[..., None] = forward("elastic.change")
+    begin_run: Callable[[], None] = forward("elastic.begin_run")
+    end_run: Callable[[], None] = forward("elastic.end_run")
+    wait: Callable[[Callable[[], bool]], None] = forward("elastic.wait")
+    transfer_state: Callable[..., TransferPayload | None] = forward("elastic.transfer_state")
 
     # --- the end ------------------------------------------------------------------------------------------------------
 

@@ -21,7 +21,7 @@ import collectives as comm
 import collectives.strategies as sync
 import controllers as ctrl
 import monitors as mon
-from adaptive.control.hosts import Machines
+from adaptive.control.hosts import HostSurvey
 from adaptive.runtime.local_world import LocalWorld
 from adaptive.runtime.steady_step import SteadyStep
 from tests.adaptive.runtime import test_steady_step as steady
@@ -495,9 +495,9 @@ def heterogeneous(world, monkeypatch):
 
 
 def test_which_worlds_are_of_unlike_machines(world, request):
-    assert not Machines(world).heterogeneous  # these ranks share one
+    assert not HostSurvey(world).heterogeneous  # these ranks share one
     request.getfixturevalue("heterogeneous")
-    assert Machines(world).heterogeneous
+    assert HostSurvey(world).heterogeneous
 
 
 @pytest.mark.parametrize("hosts", [["a", "a"], ["a", "b"], ["b", None]])
@@ -506,7 +506,7 @@ def test_processes_of_one_host_compile_in_an_order_of_their_own(world, monkeypat
     own = hosts[world.rank % len(hosts)]
     monkeypatch.setattr("adaptive.control.hosts.cache_of_host", lambda: own)
     same = [rank for rank in range(world.processes) if hosts[rank % len(hosts)] == own]
-    assert Machines(world).compile_order == ((same.index(world.rank), len(same)) if own else (0, 1))
+    assert HostSurvey(world).compile_order == ((same.index(world.rank), len(same)) if own else (0, 1))
 
 
 @pytest.mark.parametrize("ask", list(ASKS))

@@ -8,7 +8,6 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from copy import deepcopy
 from functools import partial
-from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -50,6 +49,7 @@ class ElasticProcesses:
       respawn: whether lost or terminated workers are replaced.
       spawns: whether processes may be spawned.
       abandon: closes the world on this process alone.
+      build_digests: returns digests of the program of this process, which a spawned process has to match.
 
     Attributes:
       capacity: number of worker slots. Replicated.
@@ -61,7 +61,6 @@ class ElasticProcesses:
       in_reserve: whether this process is on standby, or has to be. Local.
       run_under_way: whether a run is under way while other processes are, or may come to be, on standby. Replicated.
       needs_state_transfer: whether processes have joined that have not received the state of the run. Replicated.
-      build_digests: digests of the program of this process, which a spawned process has to match.
     """
 
     def __init__(
@@ -73,12 +72,13 @@ class ElasticProcesses:
         respawn: bool,
         spawns: bool,
         abandon: Callable[[], None],
+        build_digests: Callable[[], Mapping[str, str]],
     ):
         self._transport, self._mpi, self._abandon = transport, transport.mpi, abandon
         self.respawn, self.spawns = respawn, spawns
         self.seats, self.capacity = seats, seats.capacity
         self.generation, self.losses = 0, ()
-        self.build_digests: Mapping[str, str] = MappingProxyType({})
+        self._build_digests = build_digests
         self.in_reserve = self.run_under_way = self.needs_state_transfer = False
         # Not the communicator of the workers: that one is revoked where a worker is lost, and carries nothing then.
         whole = everyone.comm.Dup()
@@ -190,7 +190,7 @@ class ElasticProcesses:
         there = sum(len(self._job.everyone[rank].seats) for rank in self._ready)
         return there + self._spawn(missing - sum(len(process.seats) for process in self._standby))
 
-    def poll_termination(self) -> bool:
+    def poll_reserve_terminating(self) -> bool:
         """Return whether a process on standby was told to terminate and the job cannot continue without it; False but
         on rank 0. Receives control messages.
         """
@@ -224,7 +224,7 @@ class ElasticProcesses:
             if not self.spawner.has(seats):
                 hosts = {process.node: process.host for process in self._job.everyone}
                 self.spawner.spawn(SpawnRequest(seats, self.capacity, self.members, hosts))
-        return sum(len(spawned.seats) for spawned in self.spawner.ready(self.build_digests))
+        return sum(len(spawned.seats) for spawned in self.spawner.ready(self._build_digests()))
 
     # --- changes of members -------------------------------------------------------------------------------------------
 
@@ -320,7 +320,7 @@ class ElasticProcesses:
             # All working processes complete what they did before, so that none is waited for at the rendezvous.
             transport.run(FinalOperation(f"a rendezvous of all processes, to {purpose}", "", RENDEZVOUS))
             if purpose == JOIN and transport.rank == 0:
-                spawned = self.spawner.ready(self.build_digests)[: max(0, workers - len(self.members))]
+                spawned = self.spawner.ready(self._build_digests())[: max(0, workers - len(self.members))]
             role = role._replace(rank=transport.rank, spawned=len(spawned))
             self._messages.send(self._standby_ranks(), MEET)
         with transport.collective():
@@ -397,7 +397,7 @@ class ElasticProcesses:
         """
         self._is_ready = is_ready
         while self.in_reserve:
-            loop = StandbyLoop(self._messages, self._working_ranks, self.build_digests)
+            loop = StandbyLoop(self._messages, self._working_ranks, self._build_digests())
             word, content = loop.next(is_ready, self._has_to_terminate)
             if self._pair is not None and word != TERMINATED:
                 self._answer(word, content)
@@ -457,6 +457,7 @@ def started_processes(
     *,
     respawn: bool,
     abandon: Callable[[], None],
+    build_digests: Callable[[], Mapping[str, str]],
 ) -> ElasticProcesses:
     """Return the processes that the job was started with; arguments as of `MPIWorld`.
 
@@ -470,7 +471,9 @@ def started_processes(
         most = number_of_workers(max_workers, MOST_WORKERS, least=there, name="max_workers")
     spawns = max_workers is not None
     seats = Seats(most, first, min_workers)
-    processes = ElasticProcesses(transport, everyone, seats, respawn=respawn, spawns=spawns, abandon=abandon)
+    processes = ElasticProcesses(
+        *(transport, everyone, seats), respawn=respawn, spawns=spawns, abandon=abandon, build_digests=build_digests
+    )
     if workers is not None and processes.nearest(workers) != workers:
         raise WorkerCountError(
             f"workers={workers} is not possible: whole processes take part. The nearest possible number is "
@@ -489,6 +492,7 @@ def spawned_process(
     respawn: bool,
     spawns: bool,
     abandon: Callable[[], None],
+    build_digests: Callable[[], Mapping[str, str]],
 ) -> ElasticProcesses:
     """Return the view of a spawned process: it is on standby, and only the process that spawned it knows it.
 
@@ -501,7 +505,9 @@ def spawned_process(
     for seat in range(request.capacity):
         if seat not in request.members:
             seats.leave(seat)
-    processes = ElasticProcesses(transport, alone, seats, respawn=respawn, spawns=spawns, abandon=abandon)
+    processes = ElasticProcesses(
+        *(transport, alone, seats), respawn=respawn, spawns=spawns, abandon=abandon, build_digests=build_digests
+    )
     processes.await_admission(pair, request.members)
     return processes
 
