@@ -29,7 +29,7 @@ export OMPI_ALLOW_RUN_AS_ROOT_CONFIRM := 1
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help run test test-all mutants torch lint types format docs docs-serve install lock clean
+.PHONY: help run test test-all mutants torch lint types format docs site install lock clean
 
 help:  ## show this
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -64,14 +64,13 @@ mutants: $(STAMP)  ## change the code at random places, and list what no test no
 	@XLA_FLAGS="$${XLA_FLAGS-$(XLA_FLAGS_OF_TEST)}" $(BIN)/python tools/mutants.py $(ARGS)
 
 # Pages are copied in their places, so that links between them and to other files are the same here and in the site.
-docs: $(DOCS)  ## build the documentation into site/
+site: $(DOCS)  ## build the documentation into site/; a broken link is an error
 	@rm -rf build/pages site && mkdir -p build/pages
 	@cp -R README.md CHANGELOG.md CONTRIBUTING.md LICENSE docs examples benchmarks build/pages
 	@find build/pages -name __pycache__ -type d -prune -exec rm -rf {} +
 	@$(BIN)/zensical build --strict --clean
-	@echo "Read it, with its search:  make docs-serve.  Without search:  site/index.html"
 
-docs-serve: docs  ## build the documentation, and serve it on this machine (PORT=8000) until Ctrl-C
+docs: site  ## build the documentation, and serve it with search on this machine (PORT=8000) until Ctrl-C
 	@echo "http://localhost:$(PORT)/"
 	@$(BIN)/python -m http.server --bind 127.0.0.1 --directory site $(PORT) || test $$? -eq 130
 

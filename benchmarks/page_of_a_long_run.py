@@ -100,7 +100,7 @@ def write_record(path: Path, steps: int, workers: int, seed: int = 0) -> None:
 def made(record: Path, page: Path) -> tuple[float, float]:
     """Seconds of the command, as a process; and processor time, which other jobs of a machine lengthen less."""
     start, before = time.perf_counter(), resource.getrusage(resource.RUSAGE_CHILDREN)
-    command = "from adaptive.page.command import report; report()"
+    command = "from adaptive.html_report.command import report; report()"
     subprocess.run([sys.executable, "-c", command, str(record), "-o", str(page)], check=True, capture_output=True)
     took, behind = time.perf_counter() - start, resource.getrusage(resource.RUSAGE_CHILDREN)
     return took, behind.ru_utime + behind.ru_stime - before.ru_utime - before.ru_stime

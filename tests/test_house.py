@@ -37,7 +37,7 @@ FLOORS = (
     "control",
     "check",
     "observe",
-    "page",
+    "html_report",
     "program",
 )  # of adaptive
 
@@ -57,9 +57,9 @@ OPTIONAL = {  # imported where they are used, so that all runs without
     "orjson": "adaptive/observe/recorded.py",
     "tensorboardX": "adaptive/observe/tensorboard.py",
     "wandb": "adaptive/observe/wandb.py",
-    "bokeh": "adaptive/page/charts.py",
-    "jinja2": "adaptive/page/page.py",
-    "markupsafe": "adaptive/page/page.py",
+    "bokeh": "adaptive/html_report/charts.py",
+    "jinja2": "adaptive/html_report/render.py",
+    "markupsafe": "adaptive/html_report/render.py",
 }
 FILES = [path.relative_to(ROOT).as_posix() for package in MAY_IMPORT for path in sorted((ROOT / package).rglob("*.py"))]
 

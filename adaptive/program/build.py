@@ -24,8 +24,8 @@ from adaptive.control.status import Status
 from adaptive.data.shards import stream_of
 from adaptive.data.stream import Stream
 from adaptive.graph.planner import Planner
-from adaptive.observe.advice import Advice
 from adaptive.observe.events import Listeners
+from adaptive.observe.run_warnings import RunWarnings
 from adaptive.runtime.cache import share_compilations
 from adaptive.runtime.engine import Engine
 from adaptive.runtime.kernels import KernelOptions
@@ -150,7 +150,7 @@ def build(
     decisions = Decisions(
         *(world, name, hooks, sizes, membership, hyperparameters, digest), heterogeneous=machines.heterogeneous
     )
-    advice = Advice(
+    run_warnings = RunWarnings(
         *(plan, hooks, resizable, None if stream.in_memory else status.inputs),
         deterministic=deterministic,
         tells=engine.has_status,
@@ -182,6 +182,6 @@ def build(
         update=UpdateCheck(engine, name),
         listeners=Listeners(),
         tracing=Tracing(world, name, engine, activity),
-        advice=advice,
+        run_warnings=run_warnings,
         run=RunState(new_run_id(world, name), notes=list(examples.notes)),
     )

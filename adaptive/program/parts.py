@@ -22,8 +22,8 @@ from adaptive.control.status import Status
 from adaptive.data.shards import Shards
 from adaptive.data.stream import Stream
 from adaptive.graph.plan import Plan
-from adaptive.observe.advice import Advice
 from adaptive.observe.events import Listeners
+from adaptive.observe.run_warnings import RunWarnings
 from adaptive.observe.sinks import SinkThread
 from adaptive.runtime.engine import Engine
 
@@ -122,7 +122,7 @@ class ProgramParts:
     update: UpdateCheck
     listeners: Listeners
     tracing: Tracing
-    advice: Advice
+    run_warnings: RunWarnings
     run: RunState
 
     @property

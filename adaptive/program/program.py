@@ -297,7 +297,7 @@ class Program:
             None if steps is None else run.step + count("steps", steps),
         )
         p.decisions.stopped = False
-        p.advice.begin()
+        p.run_warnings.begin()
         with ExitStack() as stack:
             if checkpoint is not None:
                 stack.enter_context(SignalHandlers())

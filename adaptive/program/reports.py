@@ -82,7 +82,7 @@ def finish_step(p: ProgramParts, outcome: Outcome, notes: list[str]) -> Report:
         hyperparameters=in_force,
     )
     if not p.world.rank:
-        p.advice.take(report, p.status.heard, p.clock.beside_compiler)
+        p.run_warnings.take(report, p.status.heard, p.clock.beside_compiler)
     if asked is not None:
         values = hook_values(p.hooks, outcome.hooks)
         decided, requests = p.decisions.last_asked if decision is not None else ((), ())

@@ -58,7 +58,7 @@ def restore(parts: ProgramParts, loop: RunLoop, checkpoint: Any, *, missing_ok: 
     run.run_id, run.restored = parsed.run_id or run.run_id, True
     p.digest.restart(parsed.step, digests)
     p.clock.restart()
-    p.advice.begin()
+    p.run_warnings.begin()
     p.mailboxes.forget()
     if selected is not None:
         run.directories.add(selected.directory)

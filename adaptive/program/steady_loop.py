@@ -257,7 +257,7 @@ class SteadyLoop:
             }
         )
         if not world.rank:
-            p.advice.take(report, p.status.heard, clock.beside_compiler)
+            p.run_warnings.take(report, p.status.heard, clock.beside_compiler)
         return report
 
     def _take_seconds(self, outcome: Outcome) -> None:

@@ -17,12 +17,12 @@ import pytest
 import adaptive as ad
 import collectives as comm
 from adaptive.base.errors import RecordError
+from adaptive.html_report.columns import read_columns
+from adaptive.html_report.events import run_events
 from adaptive.observe import rewriting
 from adaptive.observe import sinks as _sinks
 from adaptive.observe.recorded import read_parts, read_run
 from adaptive.observe.sinks import Resumption, SinkThread
-from adaptive.page.changes import changes
-from adaptive.page.columns import read_columns
 from adaptive.program import writer as _writer
 from adaptive.runtime.local_world import LocalWorld
 from tests.speed import limit
@@ -407,7 +407,7 @@ def test_a_record_counts_the_steps_that_were_discarded_at_each_restore(tmp_path)
     assert columns.elapsed[-1] == 1.5  # of three steps
     found = [(each.row, each.after, each.repeated, each.seconds) for each in columns.restored]
     assert found == [(2, 4, 3, 1.5), (2, 4, 2, 1.0), (2, 2, 6, 3.0)]
-    (line,) = (change for change in changes(columns)[0] if change.kind == "restored")
+    (line,) = (change for change in run_events(columns)[0] if change.kind == "restored")
     assert line.what == "Restored 3 times at step 2"
     assert line.why == "11 steps discarded, which had taken 5.5 s"
 

@@ -11,7 +11,7 @@ import yaml
 from tests.docs.pages import DOCS, PAGES, ROOT, anchors, links, name
 
 RESULTS = sorted((ROOT / "benchmarks" / "results").glob("*.md"))
-COPIED = ("README.md", "CHANGELOG.md", "CONTRIBUTING.md", "LICENSE", "docs", "examples", "benchmarks")  # by `make docs`
+COPIED = ("README.md", "CHANGELOG.md", "CONTRIBUTING.md", "LICENSE", "docs", "examples", "benchmarks")  # by `make site`
 
 
 def broken(page: Path) -> list[str]:
@@ -25,7 +25,7 @@ def broken(page: Path) -> list[str]:
         if not there.exists() or there.is_dir():
             wrong.append(f"{name(page)}:{line}: there is no file {target}")
         elif there.relative_to(ROOT).parts[0] not in COPIED:
-            wrong.append(f"{name(page)}:{line}: {target} is not in the site: `make docs` copies {', '.join(COPIED)}")
+            wrong.append(f"{name(page)}:{line}: {target} is not in the site: `make site` copies {', '.join(COPIED)}")
         elif anchor and (there.suffix != ".md" or anchor not in anchors(there)):
             wrong.append(f"{name(page)}:{line}: {name(there)} has no heading #{anchor}")
     return wrong
@@ -47,7 +47,7 @@ def test_a_broken_link_is_seen(tmp_path, monkeypatch):
         "there is no file nowhere.md",
         "there is no file no.png",
         "docs/page.md has no heading #there",
-        f"../secret.txt is not in the site: `make docs` copies {', '.join(COPIED)}",
+        f"../secret.txt is not in the site: `make site` copies {', '.join(COPIED)}",
     ]
 
 

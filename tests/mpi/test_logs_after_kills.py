@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from adaptive.html_report.columns import read_columns
 from adaptive.observe.recorded import read_parts
-from adaptive.page.columns import read_columns
 from tests.adaptive.event_files import scalars
 from tests.mpirun import ROOT, run, survives_losses
 from tests.speed import limit

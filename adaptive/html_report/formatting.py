@@ -1,0 +1,67 @@
+"""Format numbers, durations and lists of workers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+
+def number(value: float) -> str:
+    """Format a number with about three digits: 1,234; 56.7; 0.0123; NaN."""
+    if not np.isfinite(value):
+        return {True: "NaN"}.get(bool(np.isnan(value)), "∞" if value > 0 else "−∞")
+    if value == int(value) and abs(value) < 1e15:
+        return f"{int(value):,}".replace("-", "−")
+    if abs(value) >= 1e7 or abs(value) < 1e-4:
+        return f"{value:.3g}".replace("-", "−")
+    digits = max(0, 2 - int(np.floor(np.log10(abs(value)))))
+    return f"{value:,.{digits}f}".replace("-", "−")
+
+
+def duration(seconds: float) -> str:
+    """ "3.1 s", "24 ms", "1 h 12 min"."""
+    if not np.isfinite(seconds):
+        return "?"
+    if seconds >= 3600:
+        minutes = round(seconds / 60)
+        return f"{minutes // 60:,} h {minutes % 60} min"
+    if seconds >= 59.5:
+        minutes, rest = divmod(round(seconds), 60)
+        return f"{minutes} min {rest} s" if rest else f"{minutes} min"
+    for unit, factor in (("s", 1.0), ("ms", 1e-3), ("µs", 1e-6)):
+        if seconds >= 0.9995 * factor:
+            return f"{float(f'{seconds / factor:.3g}'):g} {unit}"
+    return "0 s"
+
+
+def percent(share: float) -> str:
+    """ "31 %", "0.4 %", "< 0.1 %"."""
+    if 0 < share < 0.0095:
+        return f"{100 * share:.1f} %" if share >= 0.0005 else "< 0.1 %"
+    return f"{100 * share:.0f} %"
+
+
+def counted(count: int, what: str, many: str | None = None) -> str:
+    """ "1 worker", "2 workers"."""
+    return f"{count:,} {what if count == 1 else many or what + 's'}"
+
+
+def workers(seats: Sequence[int]) -> str:
+    """ "worker 2", "workers 8 to 15", "workers 1, 4 and 7"."""
+    seats = sorted(seats)
+    if len(seats) == 1:
+        return f"worker {seats[0]}"
+    runs: list[list[int]] = []
+    for seat in seats:
+        if runs and seat == runs[-1][-1] + 1:
+            runs[-1].append(seat)
+        else:
+            runs.append([seat])
+    told = [piece for run in runs for piece in ([f"{run[0]} to {run[-1]}"] if len(run) > 2 else map(str, run))]
+    return f"workers {listed(told)}"
+
+
+def listed(items: Sequence[str]) -> str:
+    """ "a, b and c"."""
+    return " and ".join(filter(None, [", ".join(items[:-1]), items[-1]])) if items else ""

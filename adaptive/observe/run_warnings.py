@@ -1,0 +1,158 @@
+"""Warnings on what a run should not have to put up with: each once, with what to do about it.
+
+They are looked for on rank 0, by what every step brings anyway, and said in the log "adaptive".
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+
+import jax
+import numpy as np
+
+from adaptive.base.source_lines import at
+from adaptive.control.hooks import Hooks
+from adaptive.graph.plan import HookPlan, Plan
+
+from .report import Report
+
+STEPS = 50  # of which a judgement is made
+_INPUT = 0.2  # of the steps' time
+_COMPILER_SECONDS = 0.1  # that steps may wait for a compiler, all in all, behind the first
+
+Inputs = Callable[[Sequence[np.ndarray]], np.ndarray]
+
+_log = logging.getLogger("adaptive")
+
+
+class RunWarnings:
+    """What a program says of how it runs, if it runs badly.
+
+    Args:
+      plan: of a step.
+      hooks: that are shown the steps.
+      resizable: whether sizes change.
+      inputs: `Status.inputs`; `None` where examples are rows of arrays in memory, for which nobody waits.
+      deterministic: whether the program waits for kernels so that no measured time decides when sizes change.
+      tells: whether a message travels in which processes say that their kernels are ready.
+    """
+
+    def __init__(
+        self,
+        plan: Plan,
+        hooks: Hooks,
+        resizable: bool,
+        inputs: Inputs | None,
+        *,
+        deterministic: bool,
+        tells: bool,
+    ):
+        self._inputs = inputs
+        self._plan, self._hooks, self._resizable = plan, hooks, resizable
+        self._deterministic, self._tells = deterministic, tells
+        self._said: set[object] = set()
+        self._steps, self._seconds = 0, 0.0
+        self._input, self._heard = 0.0, list[np.ndarray]()
+        self._waited: float | None = None
+
+    def begin(self) -> None:
+        """What was compiled so far was the start's, or was waited for between steps."""
+        self._waited = None
+
+    def take(self, report: Report, heard: np.ndarray, beside_compiler: int) -> None:
+        """Take a step that has ended.
+
+        Args:
+          heard: what its message has brought of all workers' seconds: `Status.heard`.
+          beside_compiler: steps in a row, this one included, whose compute seconds are not known for a compiler.
+        """
+        if self._waited is None:
+            self._waited = report.waited_seconds
+        elif report.waited_seconds - self._waited > _COMPILER_SECONDS:
+            self._compiler(report, report.waited_seconds - self._waited)
+        self._steps += 1
+        self._seconds += report.seconds
+        self._input += report.breakdown.input
+        self._heard.append(heard)
+        if self._steps == STEPS:
+            self._judge(report.step, beside_compiler)
+            self._steps, self._seconds, self._input = 0, 0.0, 0.0
+            self._heard.clear()
+
+    def _judge(self, step: int, beside_compiler: int) -> None:
+        input_, worst = np.zeros(1), 0
+        if self._inputs is not None:
+            input_ = self._inputs(self._heard) if self._plan.messages else np.asarray([self._input])
+            worst = int(input_.argmax())
+        if self._seconds and input_[worst] > _INPUT * self._seconds:
+            self._say(
+                "input",
+                f"worker {worst} has waited for input in {input_[worst] / self._seconds:.0%} of the last {STEPS} "
+                f"steps' time ({1e3 * input_[worst] / STEPS:.1f} ms of {1e3 * self._seconds / STEPS:.1f} ms a step), "
+                "and the others for it. Have examples made by reader processes (num_readers=), keep them in arrays, or "
+                "do less for each: see docs/input.md.",
+            )
+        for plan, unknown in zip(self._plan.hooks, self._hooks.unknown, strict=True):
+            if unknown.values and unknown.steps >= STEPS:
+                self._say(plan, self._idle(plan, sorted(unknown.values), unknown.steps, beside_compiler))
+
+    def _idle(self, plan: HookPlan, values: Sequence[int], steps: int, beside_compiler: int) -> str:
+        names = value_names(plan)
+        missing = ", ".join(names[value] for value in values)
+        said = (
+            f"{plan.hook.name!r}{at(plan.line)} has no measurements yet: {missing} had no known value in any of "
+            f"{steps} steps"
+        )
+        if beside_compiler >= STEPS:
+            return (
+                f"{said}, because kernels were being compiled beside all of them. On fewer than four cores a compiler "
+                "slows the steps down, so their seconds do not count. Give each process more cores, or compile before "
+                "the run:  program.warm_up()"
+            )
+        if any(f"{names[value]}.scale" in plan.hook.leaf_names for value in values):
+            return (
+                f"{said}. A noise scale compares groups of examples, and there were fewer than two in a step: take "
+                "more workers, or have a batch run as several calls:  ad.Program(..., microbatch=)"
+            )
+        return f"{said}. What the hook is given is NaN: look what the driver makes it of."
+
+    def _compiler(self, report: Report, seconds: float) -> None:
+        if self._plan.unsplittable:
+            why = (
+                f"a batch of this driver is one kernel call ({self._plan.unsplittable[0]}), so each new size needs a "
+                "kernel of its own: let sizes change less often, in larger steps (quantum=)."
+            )
+        elif not self._resizable:
+            why = "a program that is not resizable takes other sizes only from a checkpoint."
+        elif self._deterministic:
+            why = (
+                "deterministic programs wait for the kernels of a new size. Compile them before the run "
+                "(program.warm_up()), or let sizes change when their kernels are ready (deterministic=False)."
+            )
+        elif not self._tells:
+            why = (
+                "this driver sends no message in every step in which processes could say that their kernels are ready, "
+                "so a new size waits for its kernels. Compile them before the run:  program.warm_up()"
+            )
+        else:
+            why = (
+                "they needed kernels that were not compiled yet. That happens where a batch must be split anew at "
+                "once, as after a worker is lost. Compile more of them before the run:  program.warm_up()"
+            )
+        self._say("compiler", f"up to step {report.step} steps have waited {seconds:.1f} s for a compiler: {why}")
+
+    def _say(self, about: object, line: str) -> None:
+        if about not in self._said:
+            self._said.add(about)
+            _log.warning("%s", line)
+
+
+def value_names(plan: HookPlan) -> list[str]:
+    """What the values of a hook are called, one for each."""
+    names: dict[int, str] = {}
+    hook = plan.hook
+    numbered = jax.tree.unflatten(hook.tree, range(hook.tree.num_leaves))
+    for leaf, (path, _) in enumerate(jax.tree_util.tree_leaves_with_path(numbered)):
+        names.setdefault(path[0].idx, hook.leaf_names[leaf].split(".")[0].split("[")[0])
+    return [names.get(value, "") for value in range(max(names, default=-1) + 1)]  # a value may have no leaves

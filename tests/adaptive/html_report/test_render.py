@@ -1,0 +1,260 @@
+"""The page as text: what is said in it, that it loads nothing, and what happens where it cannot be made."""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+import threading
+from html.parser import HTMLParser
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+
+from adaptive.html_report.charts import charts
+from adaptive.html_report.columns import read_columns
+from adaptive.html_report.command import report
+from adaptive.html_report.downsample import Bins, corners
+from adaptive.html_report.formatting import duration, number, percent, workers
+from adaptive.html_report.render import write
+from tests.speed import limit
+
+from .made_up import record, uneven
+
+
+class Text(HTMLParser):
+    """What of a page is read, and what it would load."""
+
+    def __init__(self, page):
+        super().__init__()
+        self.text, self.loads, self.ids, self._silent = "", [], [], 0
+        self.feed(page)
+        self.text = re.sub(r"\s+", " ", self.text)
+
+    def handle_starttag(self, tag, attributes):
+        attributes = dict(attributes)
+        self.text += " "
+        self._silent += tag in ("script", "style")
+        self.ids += [attributes["id"]] if "id" in attributes else []
+        self.loads += [
+            url for name in ("src", "href") if (url := attributes.get(name)) and not url.startswith(("#", "data:"))
+        ]
+
+    def handle_endtag(self, tag):
+        self._silent -= tag in ("script", "style")
+
+    def handle_data(self, data):
+        self.text += "" if self._silent else data
+
+
+@pytest.fixture
+def made(tmp_path):
+    """Make the page of a record."""
+
+    def made(path, *options, status=0):
+        page = tmp_path / "page.html"
+        done = CliRunner().invoke(report, [str(path), "-o", str(page), *options])
+        assert done.exit_code == status, done.output
+        return page.read_text() if status == 0 else done.output
+
+    return made
+
+
+@pytest.fixture
+def run(tmp_path):
+    return tmp_path / "run.jsonl"
+
+
+def test_a_page_says_what_happened(made, run):
+    busy = uneven(600, 3, 0.04)
+    busy[200:400, 1] *= 1.6
+    steps = np.arange(600)
+    noise = np.stack([100.0 + steps, 50.0 + steps, np.where(steps < 300, np.inf, 200.0 + steps)], axis=1)
+    loss = 2.0 / (1 + steps)
+    loss[5] = np.nan
+    page = made(record(run, busy, noise=noise, metrics={"loss": loss}, told={300: {"skipped": True}}))
+    text = Text(page)
+    assert text.loads == []
+    assert "default-src 'none'" in page  # nor may what is drawn load anything
+    assert len(text.ids) == len(set(text.ids))
+    assert '<html lang="en">' in page
+    assert "<title>Run of 600 steps: run.jsonl</title>" in page
+    assert "Steps 1 to 600 took" in text.text
+    assert "57,600 examples, up to epoch 6" in text.text
+    assert re.search(
+        r"Worker 1 made the others wait 3\d % of the time from step 20\d to \d+: an example took it 1.6 times",
+        text.text,
+    )
+    assert "1 step skipped" in text.text
+    assert "loss went from 2 to 0.00333; the least was 0.00333, the most 2." in text.text
+    assert "1 step had no number (NaN or infinite)." in text.text
+    assert "Global batch and noise scale" in text.text
+    assert len(page) < 1.7e6
+    for chart in ("seconds", "workers", "waits", "busy", "sizes", "batch", "metric-0"):
+        assert re.search(rf'<figure id="{chart}".*?role="img" aria-label="[^"]+', page, re.DOTALL), chart
+
+
+def test_what_a_record_says_is_no_markup(made, run):
+    note = "<script>alert('x')</script> & more"
+    page = made(record(run, uneven(20, 1, 0.1), told={5: {"notes": [note]}}, metrics={"<b>loss</b>": np.ones(20)}))
+    assert "alert('x')" not in page
+    assert "&lt;script&gt;" in page
+    assert "<b>loss" not in re.sub(r"<script.*?</script>", "", page, flags=re.DOTALL)
+
+
+def test_an_older_record_gives_what_it_has_and_says_what_it_lacks(made, run):
+    text = Text(made(record(run, uneven(60, 2, 0.1), version=2))).text
+    assert "This record does not contain seconds by cause and by worker" in text
+    assert "Seconds per step" in text
+    assert "Batch size of each worker" in text
+    assert "What each worker did" not in text
+    assert "The record contains nothing more on durations." in text
+
+
+@pytest.mark.parametrize(("steps", "n"), [(1, 1), (2, 12), (9, 2)])
+def test_short_runs_have_a_page(made, run, steps, n):
+    metrics = {"loss": np.full(steps, np.nan), "accuracy": np.full(steps, np.inf)}
+    text = Text(made(record(run, uneven(steps, n, 0.1), metrics=metrics, noise=np.full((steps, 3), np.nan)))).text
+    assert f"Run of {steps} step" in text
+    assert "loss, at the end NaN" in text
+
+
+def test_workers_that_come_and_go_leave_gaps(made, run):
+    busy = uneven(40, 10, 0.1)
+    busy[:, 9] = np.nan
+    busy[10:, 8], busy[:20, 7], busy[5:8] = np.nan, np.nan, np.nan
+    assert "worker 9 – – – – – 0" in Text(made(record(run, busy))).text
+
+
+def test_one_of_several_runs(made, run):
+    for steps in (5, 7):
+        record(run, uneven(steps, 2, 0.1))
+    assert len(read_columns(run)) == 7
+    assert "Run of 5 steps" in made(run, "--run", "0")
+    assert "holds 2 runs; there is no run 4" in made(run, "--run", "4", status=2)
+
+
+def test_by_default_the_page_lies_beside_its_record(run):
+    done = CliRunner().invoke(report, [str(record(run, uneven(5, 1, 0.1)))])
+    assert run.with_suffix(".html").is_file()
+    assert done.output.startswith(f"{run.with_suffix('.html')}: 5 steps, ")
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        (None, "No such file or directory"),
+        ("", "holds 0 runs"),
+        ("step,loss\n1,2\n", ":1: not a line of JSON. Is this a recorded run?"),
+        ('{"kind": "header", "version": 1}\n', "a record of version 1"),
+        ('{"kind": "header", "version": 3}\n', "the run's header has no 'workers'"),
+        ('{"kind": "header", "version": 3, "workers": 1, "hooks": []}\n', "the run has no steps"),
+        (
+            '{"kind": "header", "version": 3, "workers": 1, "hooks": []}\n{"kind": "step"}\n',
+            ":2: a step without 'step'",
+        ),
+    ],
+)
+def test_what_is_no_record_is_refused(made, run, text, why):
+    if text is not None:
+        run.write_text(text)
+    said = made(run, status=2)
+    assert said.startswith("Error: ")
+    assert why in said
+    assert str(run) in said
+
+
+def test_a_record_of_other_numbers_of_workers_is_refused(made, run):
+    record(run, uneven(5, 2, 0.1))
+    run.write_text(run.read_text().replace('"batch_sizes": [32, 32]', '"batch_sizes": [32]'))
+    assert "other numbers of workers than the header says" in made(run, status=2)
+
+
+def test_a_cut_record_gives_the_page_of_what_is_there(made, run):
+    record(run, uneven(9, 2, 0.1))
+    run.write_text(run.read_text()[:-30])
+    assert "Run of 8 steps" in made(run)
+
+
+def test_a_page_that_cannot_be_written_is_said(run, tmp_path):
+    record(run, uneven(5, 1, 0.1))
+    for output, why in (
+        ("no/such/page.html", "does not exist"),
+        (".", "is a directory"),
+        (run.name, "over the record"),
+    ):
+        done = CliRunner().invoke(report, [str(run), "-o", str(tmp_path / output)])
+        assert done.exit_code == 2
+        assert why in done.output
+    assert run.read_text().startswith('{"kind"')
+
+
+def test_a_page_goes_down_a_pipe_and_leaves_it_there(run, tmp_path):
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    read = []
+    reader = threading.Thread(target=lambda: read.append(pipe.read_text()), daemon=True)
+    reader.start()
+    write("<!DOCTYPE html>", pipe)
+    reader.join(limit(10))
+    assert read == ["<!DOCTYPE html>"]
+    assert pipe.is_fifo()
+
+
+def test_without_the_library_it_is_said_what_to_install(made, run, monkeypatch):
+    monkeypatch.setitem(sys.modules, "bokeh.models", None)
+    assert "pip install 'adaptive-dataflow[plot]'" in made(record(run, uneven(5, 1, 0.1)), status=2)
+
+
+def test_a_long_run_is_thinned(tmp_path):
+    run = read_columns(record(tmp_path / "run.jsonl", uneven(3000, 2, 0.1), metrics={"loss": np.ones(3000)}))
+    for chart in charts(run):
+        assert "Each point stands for 6 steps" in chart.note or chart.name in ("workers", "sizes", "batch")
+
+
+# --- numbers ----------------------------------------------------------------------------------------------------------
+
+
+def test_bins_keep_the_least_and_the_most():
+    values = np.arange(1000.0)
+    values[[3, 500]] = np.nan, 9999
+    bins = Bins.of(1000, 10)
+    assert bins.counts.tolist() == [100] * 10
+    assert bins.most(values)[5] == 9999
+    assert bins.least(values)[0] == 0
+    assert bins.middle(values)[:2].tolist() == [50, 149.5]
+    assert bins.mean(values)[1] == 149.5
+    assert np.isnan(bins.mean(np.full(1000, np.nan))).all()
+    assert Bins.of(3).begins.tolist() == [0, 1, 2]
+
+
+def test_corners_are_kept_exactly_or_by_their_bounds():
+    rows, values = corners(np.array([0, 3, 7]), np.array([5, 5, 9]), 12)
+    assert (rows.tolist(), values.tolist()) == ([0, 7, 12], [5, 9, 9])
+    many = np.arange(10_000) % 7
+    many[4321] = 99
+    rows, values = corners(np.arange(10_000), many, 9_999, most=100)
+    assert len(rows) <= 102
+    assert values.max() == 99
+
+
+@pytest.mark.parametrize(
+    ("said", "words"),
+    [
+        (duration(0.0034), "3.4 ms"),
+        (duration(12.34), "12.3 s"),
+        (duration(75), "1 min 15 s"),
+        (duration(7260), "2 h 1 min"),
+        (duration(2e-6), "2 µs"),
+        (percent(0.314), "31 %"),
+        (percent(0.0001), "< 0.1 %"),
+        (number(1234.5), "1,234"),
+        (number(-0.01234), "−0.0123"),
+        (number(np.inf), "∞"),
+        (workers([2]), "worker 2"),
+        (workers([1, 8, 9, 10, 4]), "workers 1, 4 and 8 to 10"),
+    ],
+)
+def test_numbers_are_written_as_a_person_would(said, words):
+    assert said == words

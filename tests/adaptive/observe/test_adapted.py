@@ -1,0 +1,80 @@
+"""The line that says what adapted in a run."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+
+import adaptive as ad
+import collectives as comm
+import controllers as ctrl
+from adaptive.observe.adapted import Adapted
+from adaptive.observe.events import HookValues
+from adaptive.runtime.local_world import LocalWorld
+from tests.adaptive.drivers import event, make_data
+
+HOOKS = [HookValues("0/adapt", 1, (), []), HookValues("1/balance", 1, (), [])]
+
+
+def line(*events):
+    adapted = Adapted()
+    for each in events:
+        adapted.take(each)
+    return adapted.line
+
+
+def after(step, sizes, *decided, **report):
+    return replace(event(step, sizes=sizes, hooks=HOOKS, **report), decided=decided)
+
+
+def test_sizes_splits_and_who_asked():
+    run = [
+        after(1, (32, 32), "adapt"),
+        after(2, (60, 60), "balance"),
+        after(3, (80, 40), "adapt", "balance"),
+        after(4, (800, 400)),
+    ]
+    assert line(*run) == (
+        "adapted: global batch 64 → 1,200 in 2 changes; its split among workers in 1 change; "
+        "asked for by adapt 2 times, balance 2 times"
+    )
+
+
+def test_workers_and_hyperparameters():
+    lr = np.float32(0.1)
+    run = [
+        after(1, (8, 8, 0), members=(0, 1), hyperparameters={"lr": lr}),
+        after(2, (6, 5, 5), hyperparameters={"lr": lr}),
+        after(3, (6, 5, 5), hyperparameters={"lr": lr / 2}),
+    ]
+    assert line(*run) == "adapted: workers 2 → 3 in 1 change; lr 0.1 → 0.05 in 1 change"
+
+
+def test_a_run_in_which_nothing_changed_says_so():
+    assert line(after(1, (4, 4)), after(2, (4, 4))) == "adapted: nothing; adapt, balance asked for no change"
+    asked = line(after(1, (4, 4), "adapt"), after(2, (4, 4)))
+    assert asked == "adapted: nothing, though asked for by adapt once"
+
+
+def test_without_hooks_there_is_nothing_to_say():
+    assert line() == ""
+    assert line(event(1), event(2)) == ""
+
+
+def test_a_run_with_progress_ends_with_it(capsys):
+    def grow(control, noise):
+        control.rescale(global_batch=4 * control.step)
+
+    def driver(state, batch):
+        loss = comm.all_reduce(batch["y"].mean())
+        ctrl.hook(grow, loss, every=2)
+        return state + loss, {"loss": loss}
+
+    with ad.Program(driver, 0.0, make_data(24), global_batch=4, world=LocalWorld(2)) as program:
+        program.warm_up()
+        for _ in program.run(steps=5, progress=True):
+            program.warm_up()
+    assert capsys.readouterr().err.splitlines()[-1] == (
+        "adapted: global batch 4 → 16 in 2 changes; asked for by grow 2 times"
+    )

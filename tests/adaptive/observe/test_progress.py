@@ -1,0 +1,243 @@
+"""The progress line: what it says, on a terminal and elsewhere, and whatever the run is doing."""
+
+from __future__ import annotations
+
+import io
+import threading
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from rich.console import Console
+
+import adaptive as ad
+import collectives as comm
+from adaptive.base import activity as _activity
+from adaptive.base.activity import Activity, Breakdown, WorkerSeconds
+from adaptive.base.thread_status import thread_status
+from adaptive.observe import progress as _progress
+from adaptive.observe.events import HookValues
+from adaptive.observe.progress import Course, Progress, figures_in_short, sizes_in_short, slowest, time_lost
+from adaptive.runtime.local_world import LocalWorld
+from tests.adaptive.drivers import event, make_data
+from tests.speed import limit
+
+COURSE = Course("train", (2, 2), 24, 3, None, 5)
+
+
+class Bench:
+    """A progress line without a run: its console, and what it looks at."""
+
+    def __init__(self, monkeypatch, *, terminal=False, rank=0, course=COURSE):
+        monkeypatch.setattr(_progress, "REFRESH_SECONDS", 3600)  # it looks when it is told to
+        self.world, self.text = LocalWorld(2), io.StringIO()
+        self.world.rank = rank
+        self.activity = Activity(self.world)
+        self.kernels = SimpleNamespace(warm=True, buckets_compiled=(3, 9))
+        console = Console(file=self.text, force_terminal=terminal, width=200)
+        self.line = Progress(course, self.world, self.activity, self.kernels, console)
+
+    def stands_still(self):
+        """What the line says when no event has come for some time."""
+        self.line._last_seen -= 7
+        return self.line._line()
+
+    @property
+    def lines(self):
+        return self.text.getvalue().splitlines()
+
+
+@pytest.fixture
+def bench(monkeypatch):
+    made = []
+
+    def make(**options):
+        made.append(Bench(monkeypatch, **options))
+        return made[-1]
+
+    yield make
+    for each in made:
+        each.line.close()
+
+
+# --- what it says -----------------------------------------------------------------------------------------------------
+
+
+def test_where_a_run_stands():
+    noise = HookValues("0/adapt", 1, ("n.scale", "n.lower", "n.upper"), [54.63, 41.2, np.float32(1180)])
+    last = event(69, {"accuracy": 0.5, "loss": np.float32(0.15894)}, hooks=[noise], sizes=(25, 24))
+    assert figures_in_short(last, COURSE, 3120.4) == [
+        "epoch 6.9/3",
+        "step 69",
+        "loss 0.1589",
+        "3,120 examples/s",
+        "batch 25 + 24 = 49",
+        "noise 54.6 [41.2, 1,180]",
+    ]
+    without = event(3, {"accuracy": 0.5, "noise": 7.0})
+    assert figures_in_short(without, COURSE, None)[2:] == ["accuracy 0.5", "8 examples/s", "batch 2 + 2 = 4", "noise 7"]
+
+
+@pytest.mark.parametrize(
+    ("sizes", "text"),
+    [
+        ((64,), "64"),
+        ((25, 0, 24), "25 + - + 24 = 49"),
+        ((32,) * 16, "16 x 32 = 512"),
+        ((30, 34, *[32] * 14, 0), "16 x 30…34 = 512"),
+    ],
+)
+def test_sizes_in_short(sizes, text):
+    assert sizes_in_short(sizes) == text
+
+
+def seconds(*busy, input_=0.0):
+    return WorkerSeconds(np.full(len(busy), input_), np.array(busy), np.array(busy))
+
+
+def test_who_makes_the_others_wait():
+    events = [event(workers=seconds(0.1, 0.4)), event(workers=seconds(0.1, 0.3)), event(workers=seconds(0.3, 0.1))]
+    assert slowest(events) == 1
+    assert slowest([event(workers=seconds(0.0, 0.0))]) is None  # a step without a message
+    assert slowest(events[1:]) is None  # now the one, now the other
+    assert time_lost(events) == ["others wait for worker 1 33% of the time"]
+    in_input = Breakdown(0.3, 0.1, 0.1, 0.0, 0.0, 0.0, 0.0)
+    assert time_lost([event(breakdown=in_input, workers=seconds(0.1, 0.1))] * 3) == ["input 60% of the time"]
+
+
+# --- what it waits for ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("activity", "words"),
+    [
+        (_activity.INPUT, "waiting 7 s for input"),
+        (_activity.HOOKS, "waiting 7 s for the hooks"),
+        (_activity.COMPILING, "waiting 7 s for the compiler: kernel 4 of 9"),
+        (_activity.EXCHANGING, "waiting 7 s for worker 1, or other processes, in message 2"),
+        (_activity.BETWEEN, "waiting 7 s for the script, test_progress.py:"),
+    ],
+)
+def test_what_a_run_that_stands_still_waits_for(bench, activity, words):
+    there = bench()
+    there.line(event(2, workers=seconds(0.1, 0.4)))
+    there.activity.message = 1
+    there.activity.turn(activity)
+    assert words in there.stands_still()
+
+
+def test_before_the_first_step_it_waits_for_the_compiler(bench):
+    there = bench()
+    there.activity.turn(_activity.COMPILING)
+    assert there.stands_still() == "waiting 7 s for the compiler: 5 programs"
+    there.activity.turn(_activity.EXCHANGING)
+    assert there.stands_still() == "waiting 14 s for other processes in message 1"
+
+
+def test_between_steps_it_says_what_the_script_has_called(bench):
+    there = bench()
+    there.line(event())
+    there.activity.turn(_activity.BETWEEN)
+
+    @thread_status("in evaluate")
+    def evaluating():
+        return there.stands_still()
+
+    assert evaluating().endswith("waiting 7 s: in evaluate")
+
+
+def test_kernels_that_are_compiled_behind_the_steps(bench):
+    there = bench()
+    there.line(event())
+    assert "kernel" not in there.line._line()
+    there.kernels.warm = False
+    assert there.line._line().endswith("(compiling kernel 4 of 9 in the background)")
+
+
+# --- how it is shown --------------------------------------------------------------------------------------------------
+
+
+def test_plain_lines_at_the_start_at_ends_of_epochs_and_now_and_then(bench, monkeypatch):
+    there = bench()
+    assert there.lines == ["train: 2 workers, 24 examples, batch 2 + 2 = 4", "compiling 5 programs …"]
+    for step in range(1, 5):
+        there.line(event(step))
+    assert len(there.lines) == 3  # the first step
+    monkeypatch.setattr(_progress, "_EPOCH_SECONDS", 0)
+    there.line(event(5, epoch_ended=True))
+    assert there.lines[-1].startswith("epoch 0.5/3  step 5  loss 5")
+    there.line._look()
+    assert len(there.lines) == 4
+    there.line._printed -= _progress.PLAIN_SECONDS
+    there.line._look()
+    assert len(there.lines) == 5
+    there.line.close(ZeroDivisionError())
+    assert there.lines[-1].startswith("train ended by ZeroDivisionError after 5 steps in ")
+    there.line.close()
+    assert len(there.lines) == 6
+
+
+def test_on_a_terminal_there_is_one_line_that_changes(bench):
+    there = bench(terminal=True)
+    there.line(event(1, epoch_ended=True))
+    there.line._look()
+    there.line(event(2))
+    there.line._look()
+    assert "step 1" in there.text.getvalue()
+    assert "\r" in there.text.getvalue()
+    there.line.close()
+    assert "ended after 2 steps" in there.lines[-1]
+
+
+def test_nobody_but_rank_0_shows_one_and_who_becomes_rank_0_goes_on(bench):
+    there = bench(rank=1)
+    there.line(event(1))
+    assert there.lines == []
+    there.world.rank = 0
+    there.line(event(2, epoch_ended=True))
+    assert there.lines[-1].startswith("epoch 0.2/3  step 2")
+
+
+def test_a_line_that_fails_ends_nothing(monkeypatch, caplog):
+    monkeypatch.setattr(_progress, "REFRESH_SECONDS", 0.001)
+    monkeypatch.setattr(_progress._Rate, "add", None)
+    world = LocalWorld(2)
+    line = Progress(COURSE, world, Activity(world), SimpleNamespace(warm=True), Console(file=io.StringIO()))
+    assert not _lives(line._thread)
+    assert "the progress line has failed" in caplog.text
+    line(event(1))
+    line.close()
+
+
+def test_a_run_shows_it_until_its_end(capsys):
+    def driver(state, batch):
+        return state + comm.all_reduce(batch["y"].mean()), {"loss": state}
+
+    with ad.Program(driver, 0.0, make_data(24), global_batch=4, world=LocalWorld(2), resizable=False) as program:
+        for report in program.run(epochs=2, progress=True):
+            if report.epoch_ended:
+                print("the script's own line")
+        for _ in program.run(progress=True):
+            break
+    told = capsys.readouterr()
+    lines = told.err.splitlines()
+    assert told.out == "the script's own line\n" * 2
+    assert lines[0] == "driver: 2 workers, 24 examples, batch 2 + 2 = 4"
+    assert lines[1].startswith("compiling ")
+    assert lines[2].startswith("epoch 0.2/2  step 1  loss ")
+    assert any(line.startswith("driver ended after 12 steps in ") for line in lines)
+    assert lines[-1].startswith("driver ended after 1 step in ")
+    assert not [thread for thread in threading.enumerate() if thread.name == "adaptive-progress" and _lives(thread)]
+
+
+def _lives(thread):
+    thread.join(limit(5))
+    return thread.is_alive()
+
+
+def test_examples_per_second_go_by_the_clock():
+    rate = _progress._Rate()
+    assert rate.per_second is None
+    for second in range(10):
+        rate.add(second, 100 * second if second < 5 else 500)
+    assert rate.per_second == pytest.approx(100 / 5)

@@ -1,0 +1,186 @@
+"""A record is beside the point of a run: what cannot be written is said, and the run goes on."""
+
+from __future__ import annotations
+
+import errno
+import json
+import logging
+import os
+import sys
+
+import numpy as np
+import pytest
+
+import adaptive as ad
+import collectives as comm
+from adaptive import operators
+from adaptive.base.decision import Decision
+from adaptive.observe import record as _record
+from adaptive.observe import sinks as _sinks
+from adaptive.observe.recorded import read_run
+from adaptive.observe.sinks import Resumption
+from adaptive.runtime.local_world import LocalWorld
+from controllers.simulate import read_trace
+from tests.adaptive.drivers import Recorder, event, make_data
+
+
+@pytest.fixture(autouse=True)
+def in_the_step(monkeypatch):
+    """Lines are written when they are made, so that it is known in which step the disk is full."""
+    monkeypatch.setattr(_sinks, "INTERVAL", 0)
+
+
+@pytest.fixture
+def trace(tmp_path):
+    return tmp_path / "trace.jsonl"
+
+
+@pytest.fixture(scope="module")
+def program():
+    def driver(state, batch):
+        mean = comm.all_reduce(batch["y"].mean())
+        operators.hook("grow", Recorder(decide), (mean, 1j * mean.astype(complex)), every=2)
+        return state + mean, {}
+
+    def decide(observation):
+        return Decision(shares=(1.0,), notes=("as it was",))
+
+    with ad.Program(driver, 0.0, make_data(24), global_batch=4, world=LocalWorld(), resizable=False) as program:
+        program.step()
+        yield program
+
+
+class Full:
+    """A disk that has room for so many lines, and then for half a line."""
+
+    def __init__(self, file, lines):
+        self.file, self.lines = file, lines
+
+    def write(self, text):
+        self.file.write(text if self.lines > 0 else text[: len(text) // 2])
+        self.lines -= 1
+
+    def flush(self):
+        self.file.flush()
+        if self.lines < 0:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    def close(self):
+        self.file.close()
+        self.flush = lambda: None
+
+
+def full_behind(monkeypatch, lines):
+    opened = _record._opened
+    monkeypatch.setattr(_record, "_opened", lambda path: Full(opened(path), lines))
+
+
+def notes_of(program, caplog, **options):
+    """The steps' notes on the record, of three steps; and what was logged."""
+    caplog.clear()
+    with caplog.at_level(logging.WARNING, "adaptive"):
+        notes = [[n for n in r.notes if "not recorded" in n] for r in program.run(steps=3, **options)]
+    return notes, [record.message for record in caplog.records]
+
+
+@pytest.mark.parametrize("path", ["no such folder/trace", ".", "/dev/full"])
+def test_where_nothing_can_be_written_the_run_goes_on(program, tmp_path, path, caplog):
+    notes, logged = notes_of(program, caplog, record=tmp_path / path)
+    assert [len(n) for n in notes] == [1, 0, 0]
+    assert notes[0] == logged
+    assert "the run is not recorded any more: " in logged[0]
+    assert logged[0].endswith(str(tmp_path / path))
+
+
+def test_a_disk_that_fills_up_ends_the_record_and_not_the_run(program, trace, monkeypatch, caplog):
+    full_behind(monkeypatch, lines=2)  # the header and a step
+    notes, logged = notes_of(program, caplog, record=trace)
+    assert [len(n) for n in notes] == [0, 1, 0]
+    assert notes[1] == logged == [f"the run is not recorded any more: {os.strerror(errno.ENOSPC)}: {trace}"]
+    assert len(trace.read_text().splitlines()) == 3  # half a line of the second step, and nothing behind it
+
+
+def test_a_read_only_disk_is_as_none(program, trace, monkeypatch, caplog):
+    def opened(path):
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+
+    monkeypatch.setattr(_record, "_opened", opened)
+    notes, logged = notes_of(program, caplog, record=trace)
+    assert [len(n) for n in notes] == [1, 0, 0]
+    assert os.strerror(errno.EROFS) in logged[0]
+
+
+def test_what_a_full_disk_has_cut_is_mended_when_the_run_goes_on(program, trace, monkeypatch, caplog):
+    with monkeypatch.context() as filling:
+        full_behind(filling, lines=3)
+        list(program.run(steps=4, record=trace))
+    first = program.steps
+    list(program.run(steps=3, record=trace))
+    caplog.clear()
+    with caplog.at_level(logging.WARNING, "adaptive"):
+        found = read_trace(trace)
+    assert [step.step for step in found.steps] == [first - 3, first - 2, first + 1, first + 2, first + 3]
+    assert caplog.records == []
+
+
+def test_another_run_is_added_on_a_line_of_its_own(program, trace, caplog):
+    list(program.run(steps=2, record=trace))
+    cut = trace.read_bytes()[:-9]
+    trace.write_bytes(cut)
+    sink = ad.log.JSONL(trace)
+    sink.resume(Resumption(0, "another", restored=False))
+    sink.write(event(1, run_id="another"))
+    sink.close()
+    assert trace.read_bytes().startswith(cut + b"\n")
+    with caplog.at_level(logging.WARNING, "adaptive"):
+        assert len(read_trace(trace, 0).steps) == 1
+    assert f"{trace}:3: this line is cut" in caplog.records[0].message
+    assert [step.step for step in read_trace(trace).steps] == [1]
+
+
+def test_two_calls_of_run_are_one_run(program, trace):
+    for _ in range(2):
+        list(program.run(steps=1, record=trace))
+    lines = trace.read_text().splitlines()
+    assert [json.loads(line)["kind"] for line in lines] == ["header", "step", "step"]
+
+
+def test_what_json_has_no_form_for_does_not_end_the_run(program, trace, monkeypatch):
+    monkeypatch.setattr(
+        program._parts.hooks.hooks[0].handler, "_decide", lambda o: Decision(shares=np.ones(1, np.float32))
+    )
+    list(program.run(steps=2, record=trace))
+    (asked,) = [step.decision for step in read_trace(trace).steps if step.decision]
+    assert asked.shares == (1.0,)
+
+
+def test_a_line_leaves_out_what_is_as_before_and_reads_as_if_it_did_not(trace):
+    def driver(state, batch):
+        return state + comm.all_reduce(batch["y"].mean()), {}
+
+    events = []
+    with ad.Program(driver, 0.0, make_data(24), global_batch=4, world=LocalWorld(2), deterministic=True) as program:
+        program.subscribe(events.append)
+        for report in program.run(steps=6, record=trace):
+            if report.step == 3:
+                program.rescale(global_batch=8)
+    lines = [json.loads(line) for line in trace.read_text().splitlines()[1:]]
+    assert ["members" in line for line in lines] == [True] + [False] * 5
+    assert len({told.report.batch_sizes for told in events}) == 2
+    for told, (_, fields) in zip(events, read_run(trace).steps, strict=True):
+        assert fields["previous_batch_sizes"] == list(told.previous_batch_sizes)
+        assert fields["members"] == list(told.report.members)
+        assert fields["asked"]["global_batch"] == told.asked.global_batch
+
+
+def test_records_are_read_alike_without_the_faster_reader(program, trace, monkeypatch):
+    list(program.run(steps=2, record=trace))
+    fast = read_run(trace)
+    monkeypatch.setitem(sys.modules, "orjson", None)
+    slow = read_run(trace)
+    assert (slow.header, list(slow.steps)) == (fast.header, list(fast.steps))
+
+
+def test_a_decision_says_whose_it_is(program, trace):
+    list(program.run(steps=2, record=trace))
+    assert [f["decision"]["by"] for _, f in read_run(trace).steps if f["decision"]] == [["grow"]]

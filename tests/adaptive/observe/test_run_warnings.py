@@ -1,0 +1,142 @@
+"""What a run should not have to put up with is said once, with what to do about it."""
+
+from __future__ import annotations
+
+import logging
+from functools import partial
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import adaptive as ad
+import collectives as comm
+import controllers as ctrl
+import monitors as mon
+from adaptive.observe import run_warnings as _run_warnings
+from adaptive.observe.run_warnings import STEPS, RunWarnings, value_names
+from adaptive.runtime.local_world import LocalWorld
+from tests.adaptive.drivers import event, make_data
+
+
+def driver(state, batch):
+    mean = comm.all_reduce(batch["y"].mean())
+    noise = mon.NoiseScale(mean, mean, mean, mean, mean)
+    ctrl.hook(ctrl.balance(), comm.all_gather(mon.compute_seconds()), every=10)
+    ctrl.hook(ctrl.Policy(lambda n: (), lambda o, s: (None, s), "mine"), noise, {"a": mean}, every=7)
+    ctrl.hook(lambda control, x: None, mean, name="function")
+    return state + mean, {}
+
+
+@pytest.fixture(scope="module")
+def program():
+    with ad.Program(driver, 0.0, make_data(24), global_batch=4, world=LocalWorld(2), resizable=False) as program:
+        yield program
+
+
+class Seen:
+    """What hooks have never known."""
+
+    def __init__(self, *values, steps=STEPS):
+        self.unknown = [type("_", (), {"values": dict.fromkeys(v, ()), "steps": steps}) for v in values]
+
+
+NONE = Seen((), (), ())
+
+
+def said(
+    caplog,
+    program,
+    hooks=NONE,
+    steps=2 * STEPS,
+    beside_compiler=0,
+    input_=(0.0, 0.0),
+    waited=(),
+    resizable=True,
+    deterministic=False,
+    tells=True,
+    reads=True,
+):
+    """What is logged in so many steps of half a second each."""
+    inputs = partial(np.sum, axis=0) if reads else None
+    advice = RunWarnings(program.plan, hooks, resizable, inputs, deterministic=deterministic, tells=tells)
+    caplog.clear()
+    with caplog.at_level(logging.WARNING, "adaptive"):
+        advice.begin()
+        for step in range(1, steps + 1):
+            at = dict(waited).get(step, max((s for since, s in waited if since <= step), default=1.0))
+            advice.take(event(step, waited_seconds=at).report, np.array(input_), beside_compiler)
+    return [record.message for record in caplog.records]
+
+
+def test_all_is_well(caplog, program):
+    assert said(caplog, program, input_=(0.0, 0.09)) == []
+
+
+def test_waiting_for_input_is_said_once_and_by_whom(caplog, program):
+    (line,) = said(caplog, program, input_=(0.01, 0.2))
+    assert line.startswith("worker 1 has waited for input in 40% of the last 50 steps' time (200.0 ms of 500.0 ms")
+    assert "num_readers=" in line
+    assert "docs/input.md" in line
+    assert said(caplog, program, input_=(0.01, 0.2), reads=False) == []  # of arrays in memory
+
+
+def test_a_policy_that_knows_nothing_beside_a_compiler(caplog, program):
+    (line,) = said(caplog, program, Seen([0], (), ()), beside_compiler=STEPS)
+    assert line.startswith("'balance' (test_run_warnings.py:")
+    assert "has no measurements yet: seconds had no known value in any of 50 steps, because kernels were" in line
+    assert "program.warm_up()" in line
+
+
+def test_a_policy_that_has_no_noise_scale(caplog, program):
+    (line,) = said(caplog, program, Seen((), [0], ()))
+    assert "'mine' (test_run_warnings.py:" in line
+    assert "fewer than two in a step" in line
+
+
+def test_a_policy_that_is_given_nothing_but_nans(caplog, program):
+    (line,) = said(caplog, program, Seen((), [1], ()))
+    assert "value_1 had no known value in any of 50 steps. What the hook is given is NaN" in line
+    assert said(caplog, program, Seen((), [1], (), steps=STEPS - 1)) == []
+
+
+@pytest.mark.parametrize(
+    ("options", "advice"),
+    [
+        ({"deterministic": True}, "deterministic programs wait for the kernels of a new size"),
+        ({"tells": False}, "sends no message"),
+        ({}, "as after a worker is lost"),
+        ({"resizable": False}, "only from a checkpoint"),
+    ],
+)
+def test_steps_that_wait_for_a_compiler(caplog, program, options, advice):
+    assert said(caplog, program, waited=[(1, 7.0)]) == []  # all of it at the start
+    (line,) = said(caplog, program, waited=[(1, 7.0), (5, 7.4), (9, 8.0)], **options)
+    assert line.startswith("up to step 5 steps have waited 0.4 s for a compiler: ")
+    assert advice in line
+    assert ("deterministic" in line) == ("deterministic" in options)
+
+
+def test_values_are_called_what_the_policy_calls_them(program):
+    assert [value_names(plan) for plan in program.plan.hooks] == [["seconds"], ["value_0", "value_1"], ["x"]]
+
+
+def test_a_run_says_it(caplog, monkeypatch):
+    """From what hooks are shown to the line in the log; and nobody else says it."""
+    monkeypatch.setattr(_run_warnings, "STEPS", 6)
+
+    def blind(state, batch):
+        mean = comm.all_reduce(batch["y"].mean())
+        seconds = comm.all_gather(mon.compute_seconds())
+        ctrl.hook(ctrl.balance(), seconds + jnp.nan, every=2)
+        ctrl.hook(ctrl.balance(), jnp.where(ad.step() < 4, jnp.nan, 1 + 0 * seconds), every=3)
+        ctrl.hook(lambda control, x: None, mean * jnp.nan, name="function")
+        return state + mean, {}
+
+    with caplog.at_level(logging.WARNING, "adaptive"):
+        for rank in (0, 1):
+            world = LocalWorld(2)
+            world.rank = rank
+            with ad.Program(blind, 0.0, make_data(24), global_batch=4, world=world, resizable=False) as program:
+                list(program.run(steps=13))
+    assert [record.message.partition(":")[0] for record in caplog.records] == ["'balance' (test_run_warnings.py"]

@@ -1,0 +1,383 @@
+"""Sinks: whatever ends a run, what was told of it is written; and whatever a sink does, the run goes on."""
+
+from __future__ import annotations
+
+import csv
+import io
+import logging
+import subprocess
+import sys
+import textwrap
+import threading
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import adaptive as ad
+import collectives as comm
+import controllers as ctrl
+import monitors as mon
+from adaptive.base import exit_hooks
+from adaptive.base.decision import Decision
+from adaptive.observe import sinks as _sinks
+from adaptive.observe.events import HookValues
+from adaptive.observe.scalars import Noise, noise_of
+from adaptive.runtime.local_world import LocalWorld
+from controllers.simulate import read_trace
+from tests.adaptive import event_files
+from tests.adaptive.drivers import event, make_data
+from tests.speed import Deadline, limit
+
+ROOT = Path(__file__).resolve().parents[3]
+
+
+def noise_hook(*values):
+    return HookValues("0/adapt", 1, ("noise.scale", "noise.trace", "noise.lower", "noise.upper"), list(values))
+
+
+@pytest.fixture(scope="module")
+def program():
+    def adapt(control, noise):
+        if control.step % 3 == 0:
+            control.rescale(global_batch=4)
+
+    def driver(state, batch):
+        mean = comm.all_reduce(batch["y"].mean())
+        ctrl.hook(adapt, mon.NoiseScale(mean + 7, mean, mean, mean + 1, mean + 9))
+        return state + mean, {"loss": mean}
+
+    with ad.Program(driver, 0.0, make_data(24), global_batch=4, world=LocalWorld(2), deterministic=True) as program:
+        program.step()
+        yield program
+
+
+def rows_of(path):
+    return list(csv.DictReader(io.StringIO(path.read_bytes().decode(), newline="")))
+
+
+class Kept:
+    """A user's own sink."""
+
+    def __init__(self):
+        self.steps, self.threads, self.closed = [], set(), 0
+
+    def write(self, event):
+        self.steps.append(event.report.step)
+        self.threads.add(threading.current_thread())
+
+    def close(self):
+        self.closed += 1
+
+
+# --- to sinks ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_sink_is_told_of_every_step_and_closed(program):
+    own, first = Kept(), program.steps + 1
+    list(program.run(steps=3, log=[own]))
+    list(program.run(steps=2, log=own))
+    assert own.steps == list(range(first, first + 5))
+    assert own.closed == 2
+    assert not program._parts.listeners.any
+
+
+def test_it_is_told_behind_the_steps_too(program, monkeypatch):
+    monkeypatch.setattr(_sinks, "INTERVAL", 0.01)
+    own, deadline = Kept(), Deadline(60)
+    run = program.run(log=[own])
+    next(run)  # written at once; the next one by the thread
+    next(run)
+    while len(own.threads) < 2:
+        assert deadline.left()
+        threading.Event().wait(0.005)
+    run.close()
+    assert {thread.name for thread in own.threads} == {threading.current_thread().name, "adaptive-log"}
+    assert own.steps == sorted(own.steps)
+
+
+@pytest.mark.parametrize("end", ["break", "error", "exit", "interrupt"])
+def test_whatever_ends_the_loop_the_steps_are_written(program, tmp_path, end):
+    raised = {"error": ZeroDivisionError, "exit": SystemExit, "interrupt": KeyboardInterrupt}
+    first = program.steps + 1
+
+    def loop():
+        for report in program.run(log=[ad.log.CSV(tmp_path / "run.csv"), ad.log.JSONL(tmp_path / "run.jsonl")]):
+            if report.step == first + 2:
+                if end == "break":
+                    return
+                raise raised[end]
+
+    if end == "break":
+        loop()
+    else:
+        with pytest.raises(raised[end]):
+            loop()
+    rows = rows_of(tmp_path / "run.csv")
+    assert [int(row["step"]) for row in rows] == [first, first + 1, first + 2]
+    assert [step.step for step in read_trace(tmp_path / "run.jsonl").steps] == [first, first + 1, first + 2]
+
+
+class Failing(Kept):
+    def __init__(self, at):
+        super().__init__()
+        self.at = at
+
+    def write(self, event):
+        super().write(event)
+        if len(self.steps) == self.at:
+            raise ZeroDivisionError("no")
+
+
+def test_a_sink_that_fails_is_told_no_more(program, monkeypatch, caplog):
+    monkeypatch.setattr(_sinks, "INTERVAL", 0)
+    failing, well = Failing(at=2), Kept()
+    with caplog.at_level(logging.WARNING, "adaptive"):
+        notes = [r.notes for r in program.run(steps=4, log=[failing, well])]
+    assert (len(failing.steps), len(well.steps), failing.closed) == (2, 4, 1)
+    said = [[note for note in of_step if "sink" in note] for of_step in notes]
+    assert said == [[], ["sink Failing failed, and is told no more: ZeroDivisionError('no')"], [], []]
+    assert "sink Failing failed" in caplog.text
+
+
+def test_one_that_fails_behind_the_last_step_is_in_the_log(program, caplog):
+    class Torn(Kept):
+        def close(self):
+            raise OSError("no room")
+
+    with caplog.at_level(logging.WARNING, "adaptive"):
+        list(program.run(steps=2, log=[Failing(at=2), Torn()]))
+    assert "sink Failing failed" in caplog.text
+    assert "sink Torn failed" in caplog.text
+
+
+def test_one_that_fails_where_no_step_follows_is_in_the_log(program, monkeypatch, caplog):
+    monkeypatch.setattr(_sinks, "INTERVAL", 0.001)
+    sink = Failing(at=2)
+    with caplog.at_level(logging.WARNING, "adaptive"):
+        for number, _ in enumerate(program.run(steps=2, log=[sink])):
+            while number and len(sink.steps) < 2:
+                threading.Event().wait(0.001)
+    assert "sink Failing failed, and is told no more" in caplog.text
+
+
+def test_one_that_hangs_holds_nobody_up(program, monkeypatch, caplog):
+    monkeypatch.setattr(_sinks, "INTERVAL", 0.001)
+    monkeypatch.setattr(_sinks, "_SECONDS_TO_END", 0.05)
+    monkeypatch.setattr(_sinks, "_MOST_WAITING", 2)
+    let_go, hangs = threading.Event(), threading.Event()
+
+    class Hangs(Kept):
+        def write(self, event):
+            super().write(event)
+            if len(self.steps) > 1:
+                hangs.set()
+                let_go.wait(limit(30))
+
+    sink = Hangs()
+    with caplog.at_level(logging.WARNING, "adaptive"):
+        for number, _ in enumerate(program.run(steps=8, log=[sink])):
+            assert number == 0 or hangs.wait(limit(30))
+    let_go.set()
+    assert len(sink.steps) == 2
+    assert "cannot keep up" in caplog.text
+    assert "has not come back" in caplog.text
+
+
+@pytest.mark.parametrize("log", ["runs/a", ["runs/a"], [print], 7])
+def test_what_is_no_sink_is_refused(program, log):
+    with pytest.raises(ad.DriverError, match=r"log= takes sinks, which have write\(event\) and close\(\); got"):
+        next(program.run(log=log))
+
+
+def test_a_file_is_refused_by_what_to_write_instead(program, tmp_path):
+    with (tmp_path / "run.jsonl").open("w") as file, pytest.raises(ad.DriverError, match="JSONL"):
+        next(program.run(log=[file]))
+
+
+def test_a_process_that_ends_without_its_last_line_of_python_writes(tmp_path):
+    """An error that nobody catches leaves the run's generator alive; and some ends are no end of Python's at all."""
+    script = textwrap.dedent(
+        """
+        import os, sys
+        import adaptive as ad, collectives as comm
+        from adaptive.base.exit_hooks import run_exit_hooks
+        from adaptive.runtime.local_world import LocalWorld
+        import numpy as np
+
+        def driver(state, batch):
+            return state + comm.all_reduce(batch.mean()), {}
+
+        program = ad.Program(driver, 0.0, np.ones(8), global_batch=4, world=LocalWorld(2), resizable=False)
+        run = program.run(log=[ad.log.JSONL(sys.argv[1] + "/" + sys.argv[2])])
+        for _ in range(3):
+            next(run)
+        if sys.argv[2] == "error":
+            1 / 0
+        run_exit_hooks()
+        os._exit(3)
+        """
+    )
+    for end, code in (("error", 1), ("exit", 3)):
+        done = subprocess.run(
+            [sys.executable, "-c", script, str(tmp_path), end],
+            cwd=ROOT,
+            capture_output=True,
+            text=True,
+            timeout=limit(100),
+        )
+        assert done.returncode == code, done.stderr
+        assert [step.step for step in read_trace(tmp_path / end).steps] == [1, 2, 3]
+
+
+def test_exit_hooks_run_once_whatever_fails():
+    said = []
+    exit_hooks.register_exit_hook(lambda: said.append("first"))
+    exit_hooks.register_exit_hook(lambda: 1 / 0)
+    exit_hooks.register_exit_hook(lambda: said.append("taken back"))()
+    exit_hooks.run_exit_hooks()
+    exit_hooks.run_exit_hooks()
+    assert said == ["first"]
+
+
+# --- scalars ----------------------------------------------------------------------------------------------------------
+
+
+def test_scalars_of_a_step():
+    known = {"lr": 0.125, "scales": [1.0, 2.0]}
+    found = ad.log.scalars(event(hooks=[noise_hook(50.0, 1.0, 40.0, 81.0)], hyperparameters=known))
+    assert found.pop("hyperparameter/lr") == 0.125
+    assert found.pop("loss") == 1.0
+    assert found.pop("epoch") == 0.1
+    assert found == {
+        "examples": 4,
+        "seconds": 0.5,
+        "examples_per_second": 8.0,
+        "global_batch": 4,
+        "workers": 2,
+        "batch_size/0": 2,
+        "batch_size/1": 2,
+        "seconds/input": 0.1,
+        "seconds/computing": 0.2,
+        "seconds/exchanging": 0.1,
+        "seconds/waiting": 0.05,
+        "seconds/hooks": 0.0,
+        "seconds/compiling": 0.0,
+        "seconds/other": 0.05,
+        "noise/scale": 50.0,
+        "noise/lower": 40.0,
+        "noise/upper": 81.0,
+    }
+
+
+@pytest.mark.parametrize(
+    ("metrics", "hooks", "found"),
+    [
+        ({"n": mon.NoiseScale(5.0, 1.0, 1.0, 4.0, 8.0)}, [], Noise(5.0, 4.0, 8.0)),
+        ({"noise": 5.0}, [noise_hook(6.0, 1.0, 5.0, 9.0)], Noise(6.0, 5.0, 9.0)),
+        ({"noise": mon.NoiseScale(5.0, 1.0, 1.0, 4.0, 8.0)}, [noise_hook()], None),  # a step that was skipped
+        ({"loss": 1.0}, [HookValues("0/x", 1, ("a.scale", "b.lower", "b.upper"), [1, 2, 3])], None),
+    ],
+)
+def test_the_noise_scale_is_known_by_its_fields(metrics, hooks, found):
+    assert noise_of(event(metrics=metrics, hooks=hooks)) == found
+
+
+def test_scalars_are_the_single_real_numbers_among_the_metrics():
+    metrics = {
+        "loss": jnp.float32(0.5),
+        "half": jnp.bfloat16(0.25),
+        "count": jnp.int32(3),
+        "rows": jnp.ones(2),
+        "wave": jnp.complex64(1j),
+        "key": jax.random.key(0),
+        "nested": [1.5, True],
+    }
+    scalars = event(metrics=metrics).scalars
+    assert scalars == {"count": 3.0, "half": 0.25, "loss": 0.5, "nested.0": 1.5, "nested.1": 1.0}
+    assert {type(x) for x in scalars.values()} == {float}
+
+
+def test_a_noise_scale_without_bounds_is_taken_from_the_metrics():
+    scale, lower, upper = noise_of(event(metrics={"noise": 5.0}))
+    assert scale == 5.0
+    assert np.isnan([lower, upper]).all()
+
+
+def test_a_step_is_described_in_lines():
+    decision = Decision(global_batch=8, shares=(0.75, 0.25), stop=True, hyperparameters={"lr": 0.5})
+    lines = ad.log.describe(event(decision=decision, joined=(1,), notes=["clipped"]))
+    assert lines == [
+        "decision: global batch 8, shares 0.75 : 0.25, lr 0.5, stop",
+        "a worker has joined on seat 1",
+        "clipped",
+    ]
+    assert ad.log.describe(event()) == []
+
+
+# --- formats ----------------------------------------------------------------------------------------------------------
+
+
+def test_a_column_that_appears_later_leaves_a_table(tmp_path):
+    path = tmp_path / "run.csv"
+    sink = ad.log.CSV(path)
+    sink.write(event(1, {"loss": 1.0}, notes=['a "note", of two\nlines']))
+    sink.write(event(2, {"loss": 2.0, "accuracy": 0.5}, sizes=(1, 2, 1)))
+    sink.flush()
+    sink.write(event(3, {"accuracy": 0.75}))
+    sink.close()
+    again = ad.log.CSV(path)
+    again.write(event(4, {"loss": 4.0, "top5": 0.9}))
+    again.close()
+    rows = rows_of(path)
+    assert [row["loss"] for row in rows] == ["1.0", "2.0", "", "4.0"]
+    assert [row["accuracy"] for row in rows] == ["", "0.5", "0.75", ""]
+    assert [row["batch_size/2"] for row in rows] == ["", "1", "", ""]
+    assert [row["top5"] for row in rows] == ["", "", "", "0.9"]
+    assert rows[0]["notes"] == 'a "note", of two\nlines'
+    assert [*tmp_path.iterdir()] == [path]
+
+
+def test_a_row_that_was_cut_by_the_end_of_its_run_is_taken_away(tmp_path):
+    path = tmp_path / "run.csv"
+    sink = ad.log.CSV(path)
+    for step in (1, 2):
+        sink.write(event(step))
+    sink.close()
+    path.write_bytes(path.read_bytes()[:-20])
+    again = ad.log.CSV(path)
+    again.write(event(3))
+    again.close()
+    assert [row["step"] for row in rows_of(path)] == ["1", "3"]
+
+
+def test_tensorboard_has_a_curve_for_each_scalar_and_notes_as_text(tmp_path):
+    sink = ad.log.TensorBoard(tmp_path / "a", every=2)
+    for step in (1, 2, 3):
+        sink.write(event(step, notes=["clipped"] if step == 3 else [], epoch_ended=step == 3))
+    sink.close()
+    sink.write(event(4))
+    sink.close()
+    files = list((tmp_path / "a").iterdir())
+    found, texts = {}, []
+    for entry in event_files.events(tmp_path / "a"):
+        for value in entry.summary.value:
+            if value.HasField("tensor"):
+                texts.append((entry.step, value.tag, value.tensor.string_val[0].decode()))
+            else:
+                found.setdefault(value.tag, []).append((entry.step, value.simple_value))
+    assert len(files) == 2
+    assert found["loss"] == [(2, 2.0), (3, 3.0), (4, 4.0)]
+    assert found["batch_size/1"] == [(2, 2.0), (3, 2.0), (4, 2.0)]
+    assert [(step, text) for step, _, text in texts] == [(3, "clipped")]
+
+
+@pytest.mark.parametrize(
+    ("module", "make"), [("tensorboardX", lambda: ad.log.TensorBoard("runs")), ("wandb", lambda: ad.log.WandB())]
+)
+def test_a_library_that_is_not_there_is_told_when_the_sink_is_made(monkeypatch, module, make):
+    monkeypatch.setitem(sys.modules, module, None)
+    with pytest.raises(ad.DriverError, match=r"pip install"):
+        make()

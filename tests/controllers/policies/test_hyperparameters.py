@@ -1,0 +1,239 @@
+"""Hyperparameters: what can be asked for, what is refused and in which words, and the policies that set them."""
+
+from __future__ import annotations
+
+import fractions
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import adaptive as ad
+import collectives as comm
+import controllers as ctrl
+from adaptive.runtime.local_world import LocalWorld
+from tests.controllers.observations import observe
+
+
+def program_of(hook, *, first=0.5):
+    def driver(state, batch):
+        lr, k = ad.hyperparameter("lr", first), ad.hyperparameter("k", 3)
+        ctrl.hook(hook)
+        return state - lr.astype(float) * k.astype(float) * comm.all_reduce(batch["x"].mean()), {}
+
+    return ad.Program(driver, 0.0, {"x": jnp.ones(8)}, global_batch=4, world=LocalWorld(2), resizable=False)
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"lrr": 0.1}, "no hyperparameter 'lrr'; it has k, lr"),
+        ({"lr": float("nan")}, "set(lr=nan): not finite"),
+        ({"lr": [0.1, 0.2]}, "lr is one number"),
+        ({"lr": "0.1"}, "lr is one number"),
+        ({"k": 2.5}, "k is a whole number"),
+        ({}, "set() without a value"),
+        ({"lr": 1e39}, "set(lr=1e+39): 1e+39 would be infinite in float32, whose largest number is 3.4e+38"),
+        ({"lr": -1e39}, "would be infinite in float32"),
+        ({"lr": 1e-50}, "set(lr=1e-50): 1e-50 would be 0 in float32, whose smallest positive number is 1.18e-38"),
+        ({"k": 2**31}, "set(k=2147483648): 2147483648 does not fit into int32"),
+        ({"k": 10**400}, "does not fit into int32"),
+        ({"k": 3e9}, "3000000000 does not fit into int32"),
+        ({"k": float("inf")}, "set(k=inf): not finite"),
+    ],
+)
+def test_what_cannot_be_is_refused_with_the_hooks_line(values, message):
+    def hook(control):
+        control.set(**values)
+
+    with program_of(hook) as program, pytest.raises(ad.DriverError) as caught:
+        program.step()
+    assert message in str(caught.value)
+    assert "hook 'hook' (test_hyperparameters.py:" in str(caught.value)
+    with program_of(lambda control: None) as program, pytest.raises(ad.DriverError) as caught:
+        program.set(**values)
+    assert message in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "message"),
+    [("learning rate", 0.1, "the name"), ("lr", float("inf"), "finite"), ("lr", "fast", "finite")],
+    ids=["name", "infinite", "text"],
+)
+def test_what_cannot_be_one_is_refused_when_the_program_is_built(name, value, message):
+    def driver(state, batch):
+        return state + comm.all_reduce(batch["x"].mean()) * ad.hyperparameter(name, value), {}
+
+    with pytest.raises(ad.DriverError, match=message):
+        ad.Program(driver, 0.0, {"x": jnp.ones(8)}, global_batch=4)
+
+
+@pytest.mark.parametrize(
+    ("first", "message"),
+    [
+        (1e39, "1e\\+39 would be infinite in float32"),
+        (1e-50, "1e-50 would be 0 in float32"),
+        (jnp.float32(1e-40), "9.99995e-41 would be 0 in float32"),
+        (2**31, "2147483648 does not fit into int32"),
+        ([1, 2**70], "1180591620717411303424 does not fit into int32"),
+    ],
+)
+def test_a_first_value_that_its_type_cannot_hold_is_refused(first, message):
+    with pytest.raises(ad.DriverError, match=rf"hyperparameter 'lr' \(test_hyper.*: its first value {message}"):
+        ad.hyperparameter("lr", first)
+
+
+def test_first_values_of_any_kind_of_number():
+    assert ad.hyperparameter("lr", fractions.Fraction(1, 2)).dtype == jnp.float32
+    assert ad.hyperparameter("lr", np.array([1, 2], object)).tolist() == [1, 2]
+    assert ad.hyperparameter("lr", jnp.bfloat16(0.5)).dtype == jnp.bfloat16
+    assert ad.hyperparameter("lr", np.float64(0)).tolist() == 0
+    assert ad.hyperparameter("lr", np.float16(3e-5)).tolist() == np.float16(3e-5)  # subnormal, but not 0
+
+
+def test_what_can_be_set_follows_from_the_type_that_it_is_computed_in():
+    def hook(control):
+        control.set(lr=60_000 if control.step == 1 else 70_000)
+
+    with program_of(hook, first=np.float16(0.5)) as program:
+        program.step()
+        assert program.hyperparameters["lr"] == 60_000
+        with pytest.raises(
+            ad.DriverError, match=r"70000 would be infinite in float16, whose largest number is 6.55e\+04"
+        ):
+            program.step()
+
+
+def test_an_array_of_whole_numbers_is_set_to_whole_numbers_only():
+    def driver(state, batch):
+        widths = ad.hyperparameter("widths", [3, 4])
+        return state + widths.sum().astype(float) * comm.all_reduce(batch["x"].mean()), {}
+
+    with ad.Program(driver, 0.0, {"x": jnp.ones(8)}, global_batch=4) as program:
+        for values in ([1.5, 2.0], [2.0, 2.999], [1, float("nan")]):
+            with pytest.raises(ad.DriverError):
+                program.set(widths=values)
+        with pytest.raises(ad.DriverError, match=r"an array of shape \(2,\)"):
+            program.set(widths=[1, 2, 3])
+        program.set(widths=[2**31 - 1, -(2**31)])
+        assert program.hyperparameters["widths"] == [2**31 - 1, -(2**31)]
+        program.set(widths=np.array([5.0, 6.0]))
+        assert program.hyperparameters["widths"] == [5, 6]
+        assert float(program.step().hyperparameters["widths"][1]) == 6
+
+
+def test_numbers_of_an_array_are_set_as_they_are():
+    def driver(state, batch):
+        scales = ad.hyperparameter("scales", [1.0, 2.0])
+        return state + scales.sum() * comm.all_reduce(batch["x"].mean()), {}
+
+    with ad.Program(driver, 0.0, {"x": jnp.ones(8)}, global_batch=4) as program:
+        program.set(scales=[0.25, 1.75])
+        assert program.hyperparameters["scales"] == [0.25, 1.75]
+        program.step()
+        assert float(program.state) == 2.0
+
+
+def test_a_request_that_is_refused_changes_nothing():
+    with program_of(lambda control: None) as program:
+        with pytest.raises(ad.DriverError):
+            program.set(k=4, lr=1e39)
+        assert program.hyperparameters == {"lr": 0.5, "k": 3}
+        program.step()
+
+
+def test_what_a_policy_decides_is_checked_too():
+    decide = lambda seen, state: (ctrl.Decision(hyperparameters={"lr": 10.0 ** (39 * seen.step)}), state)  # noqa: E731
+    policy = ctrl.Policy(lambda n: (), decide, "rates")
+    with (
+        program_of(policy) as program,
+        pytest.raises(ad.DriverError, match=r"hook .rates. .*would be infinite in float32"),
+    ):
+        program.step()
+
+
+def test_a_checkpoint_with_a_value_that_could_not_be_set_is_refused():
+    with program_of(lambda control: None) as program:
+        program.step()
+        kept = program.checkpoint()
+        (name,) = (name for name in kept["slots"] if name.startswith("hyperparameter lr"))
+        bad = {**kept, "slots": {**kept["slots"], name: [np.float32(np.inf)]}}
+        with pytest.raises(
+            ad.CheckpointError, match="the checkpoint's hyperparameter 'lr' is inf, which is not finite"
+        ):
+            program.restore(bad)
+        program.restore(kept)
+
+
+def test_one_name_has_one_first_value():
+    def driver(state, batch):
+        both = ad.hyperparameter("lr", 0.1) + ad.hyperparameter("lr", 0.2)
+        return state + both * comm.all_reduce(batch["x"].mean()), {}
+
+    with pytest.raises(ad.DriverError, match=r"'lr' .* is 0.1\d* \(float32\) elsewhere, and 0.2"):
+        ad.Program(driver, 0.0, {"x": jnp.ones(8)}, global_batch=4)
+
+
+def test_a_later_hook_sees_what_an_earlier_one_asked_for():
+    seen = []
+
+    def driver(state, batch):
+        lr = ad.hyperparameter("lr", 1.0)
+        ctrl.hook(lambda control: control.set(lr=0.5), name="first")
+        ctrl.hook(lambda control: seen.append(control.hyperparameters["lr"]), name="second")
+        return state - lr * comm.all_reduce(batch["x"].mean()), {}
+
+    with ad.Program(driver, 0.0, {"x": jnp.ones(8)}, global_batch=4, resizable=False) as program:
+        program.step()
+    assert seen == [0.5]
+
+
+def test_outside_a_program_it_is_its_first_value():
+    assert float(ad.hyperparameter("lr", 0.25)) == 0.25
+
+
+# --- policies ---------------------------------------------------------------------------------------------------------
+
+
+def run(policy, values, epoch=0.0):
+    """What a policy asks for, step by step, where what it asks for is so from then on."""
+    state, known, asked = policy.init(2), {"lr": 1.0}, []
+    for step, value in enumerate(values, 1):
+        observation = observe(*value, step=step)._replace(epoch=epoch, hyperparameters=dict(known))
+        decision, state = policy.update(observation, state)
+        asked.append(None if decision is None else dict(decision.hyperparameters))
+        known |= asked[-1] or {}
+    return asked
+
+
+def test_a_plateau_is_noticed():
+    losses = [(v,) for v in (3.0, 2.0, 2.0, 2.0, 1.0, 1.0, np.nan, 1.0)]
+    assert run(ctrl.plateau("lr", factor=0.5, patience=1), losses) == [
+        *(None, None, None),
+        {"lr": 0.5},
+        *(None, None, None),
+        {"lr": 0.25},
+    ]
+    accuracies = [(-v,) for (v,) in losses]
+    best = run(ctrl.plateau("lr", factor=0.5, patience=1, mode="max"), accuracies)
+    assert best == run(ctrl.plateau("lr", factor=0.5, patience=1), losses)
+    assert run(ctrl.plateau("lr", factor=0.5, patience=0, least=0.4), [(1.0,)] * 4) == [
+        None,
+        {"lr": 0.5},
+        {"lr": 0.4},
+        None,
+    ]
+
+
+def test_policies_refuse_what_cannot_be_meant():
+    with pytest.raises(ValueError, match="mode"):
+        ctrl.plateau("lr", mode="best")
+    with pytest.raises(ValueError, match="give a function"):
+        ctrl.by_epochs(lr=0.1)
+    with pytest.raises(ValueError, match="momentum"):
+        ctrl.momentum_of_batch("momentum", 1.5, base=64)
+
+
+def test_examples_are_epochs_of_so_many():
+    by_examples = ctrl.by_examples(100, lr=lambda n: 1 / (1 + n))
+    assert run(by_examples, [()], epoch=0.5) == run(ctrl.by_epochs(lr=lambda e: 1 / (1 + 100 * e)), [()], epoch=0.5)
