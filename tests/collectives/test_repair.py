@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import pytest
+
+from collectives.worlds.launch import LaunchError
 from collectives.worlds.transport.repair import (
     COMPONENTS,
     ENABLED,
@@ -9,6 +12,7 @@ from collectives.worlds.transport.repair import (
     WITHOUT_HAN,
     WITHOUT_REQUESTS,
     prepare_environment,
+    survives,
 )
 
 
@@ -22,3 +26,17 @@ def test_what_is_not_said_otherwise():
     said = {ENABLED: "1", TCP: "send", COMPONENTS: "tuned"}
     prepare_environment(environ := dict(said))
     assert environ == said
+
+
+@pytest.mark.parametrize(("lost", "expected"), [(None, True), ("continue", True), ("stop", False)])
+def test_a_job_started_for_losses_survives_them_unless_it_is_to_stop(lost, expected):
+    assert survives(lost, {ENABLED: "1"}) is expected
+
+
+def test_a_job_not_started_for_losses_stops():
+    assert survives(None, {}) is survives("stop", {}) is False
+    with pytest.raises(LaunchError, match="adaptive run -n 4"):
+        survives("continue", {})
+    for environ in ({}, {ENABLED: "1"}):
+        with pytest.raises(ValueError, match="'go on'"):
+            survives("go on", environ)
