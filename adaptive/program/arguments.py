@@ -165,7 +165,7 @@ def _as_array(leaf: Any, name: str, state: Any) -> Any:
     except NotAnArrayError as error:
         what = getattr(leaf, "__qualname__", None) or reprlib.repr(leaf)
         raise DriverError(
-            f"the state holds {what}, which is no array of numbers, at {name}: it "
+            f"the state holds {what}, which is not an array of numbers, at {name}: it "
             f"{'is a function.' if callable(leaf) else error} A state is what changes from "
             "step to step, arrays and numbers. What else a driver needs it closes over" + _how_to_part(state)
         ) from error

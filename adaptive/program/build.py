@@ -140,7 +140,7 @@ def build(
         finite=nonfinite != "allow",
         activity=activity,
     )
-    # Without a status nobody can tell that all are ready; and when they are depends on how fast machines are.
+    # Without a status no process knows that all are ready; and that moment depends on the machines' speed.
     waits = deterministic or not engine.has_status
     expect = partial(Engine.expect, proxy(engine))  # the engine's status has the sizes, so these refer to it weakly
     readiness = KernelsOf(engine.kernels, world.workers, expect)

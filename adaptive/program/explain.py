@@ -50,7 +50,7 @@ def explain(
             lines += _message(number, plan.messages[number], layouts[number])
             if number < len(ways) and ways[number]:
                 lines.append(f"    goes {ways[number]}")
-    lines.append(f"segment  once, behind the last  {_work(plan.final)}; compiled once")
+    lines.append(f"segment  once, after the last  {_work(plan.final)}; compiled once")
     lines += _hooks(plan)
     lines += [
         f"state    {s.name}{at(s.line)}: {sum(a.size for a in s.init)} numbers"

@@ -29,7 +29,7 @@ class ProgramBoards:
             if not plan.messages:
                 raise CollectiveError(
                     f"{pairing.line}: nothing in this driver ends a round, at which all workers meet. Average the "
-                    "replicas behind the local steps:\n"
+                    "replicas after the local steps:\n"
                     "    params = comm.all_reduce(params)"
                 )
             self._offers = _offering(world, pairing)

@@ -91,7 +91,7 @@ class MembershipChanges:
             return progress
         parts = self._parts
         parts.hooks.catch_up(parts.sizes)
-        about = f"what newcomers have to know of {self._parts.name}"
+        about = f"the state of {self._parts.name} for joining workers"
         received = self._world.transfer_state(
             lambda: pack(parts, tuple(progress)), lambda: receive_buffers(parts), about
         )

@@ -113,7 +113,7 @@ class RunCheckpointer:
             self._told = True
             self._writer.note(
                 f"no checkpoint of step {self._parts.run.step}: the one before is still being written. Any other that "
-                f"comes too soon is left out without a word: every={self._options.every!r} is shorter than what the "
+                f"comes too soon is skipped without a note: every={self._options.every!r} is shorter than what the "
                 "disk takes."
             )
         return not self._left_out

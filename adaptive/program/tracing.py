@@ -27,7 +27,7 @@ class Traced(NamedTuple):
 
 
 def check_writable(path: Path) -> None:
-    """Raise an OSError now, and not after the steps, if a file cannot be written. Leaves no file behind.
+    """Raise an OSError now, and not after the steps, if a file cannot be written. Leaves no file.
 
     Raises:
       OSError: it cannot.

@@ -87,7 +87,7 @@ def _origin(ctx: StepContext, failed: FailedStep, local_index: int, message: int
                 return found
             start += size
     except Exception as error:  # the other processes wait to hear whose values they are
-        return f"it could not be found out where they come from: {type(error).__name__}: {error}".rstrip(".")
+        return f"their origin could not be found: {type(error).__name__}: {error}".rstrip(".")
     return "each is finite, but its product with the weight, or the sum over kernel calls, is not"
 
 

@@ -63,7 +63,7 @@ class Calls:
 
         def program(segment: Segment, sent: Sequence[int]) -> tuple[Callable, dict[str, Any]]:
             writes = [layouts[number] for number in sent]
-            function = segment_function(plan, segment, segment.outputs, self._feed, layouts, writes)
+            function = segment_function(segment, segment.outputs, self._feed, layouts, writes)
             return function, segment_shapes(segment, self._feed, self._layouts)
 
         for level, segment in plan.calls.items():

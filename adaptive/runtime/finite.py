@@ -332,8 +332,8 @@ def find_together(world: World, message: tuple[Contribution, ...], arrived: Arri
 # --- what is said of it -----------------------------------------------------------------------------------------------
 
 _BY_ITSELF = """\
-A driver that gets over such steps by itself, lowering a loss scale, say, decides by what it has reduced, which is equal
-on all workers, and is left alone:
+A driver that handles such steps itself, for example by lowering a loss scale, tests the reduced values, which are equal
+on all workers:
     grads = comm.all_reduce(grads)
     finite = jnp.isfinite(optax.global_norm(grads))
     ad.Program(..., nonfinite="allow")"""
@@ -346,7 +346,7 @@ def not_finite(trouble: Trouble, step: int) -> NonFiniteError:
             [
                 f"step {step}: {'; '.join(trouble.causes)}.",
                 *trouble.origins,
-                f"The state is that of step {step - 1}. To leave such steps out and go on: "
+                f"The state is that of step {step - 1}. To skip such steps and continue: "
                 'ad.Program(..., nonfinite="skip").',
                 _BY_ITSELF,
             ]
@@ -362,7 +362,7 @@ def skipped_too_often(trouble: Trouble, step: int, limit: int) -> NonFiniteError
                 f"step {step}: {'; '.join(trouble.causes)}. {limit} steps in a row were skipped before: as many as "
                 f"max_skipped={limit} allows.",
                 *trouble.origins,
-                f"The state is that of step {step - 1 - limit}, and so were all that these steps began with.",
+                f"The state is that of step {step - 1 - limit}, and no step since has changed it.",
                 _BY_ITSELF,
             ]
         )

@@ -269,7 +269,7 @@ def unpack_per_use(
 
     def total_of(weight: Entry, travels: bool, use: int) -> jax.Array:
         if weight.offset not in totals:
-            total = _take(layout, parts, weight)
+            total = _entry_of(parts, weight)
             # Of a worker without examples; where that is all workers, a mean of nothing is an error.
             totals[weight.offset] = [total if travels else jnp.where(total == 0, 1, total)]
         found = totals[weight.offset]
@@ -278,7 +278,7 @@ def unpack_per_use(
         return found[use]
 
     def separately(i: int, n: int) -> list[jax.Array]:
-        c, x, weight = layout.contributions[i], _take(layout, parts, layout.entries[i]), layout.weights[i]
+        c, x, weight = layout.contributions[i], _entry_of(parts, layout.entries[i]), layout.weights[i]
         values = [x] if weight is None else [divided(x, total_of(weight, c.how.travels, use)) for use in range(n)]
         found = [c.how.decode(v, worker, layout.capacity).astype(c.result.aval.dtype) for v in values]
         return found if weight is not None else found * n
@@ -286,7 +286,7 @@ def unpack_per_use(
     return [separately(i, n) for i, n in zip(wanted, uses, strict=True)]
 
 
-def _take(layout: Layout, parts: Sequence[jax.Array], entry: Entry) -> jax.Array:
+def _entry_of(parts: Sequence[jax.Array], entry: Entry) -> jax.Array:
     part = parts[entry.part]
     if part.shape == entry.shape and entry.offset == 0:
         return part

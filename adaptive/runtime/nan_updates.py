@@ -2,7 +2,7 @@
 
 No message holds them, so none is looked at in time, and the final segment overwrites the old state, so it cannot be
 taken back. (To keep it, and choose by `jnp.where`, takes a multiple of the segment's time and memory.) Instead the
-segment returns a flag for each leaf that it changes. They are read where nothing waits for them: behind the dispatch of
+segment returns a flag for each leaf that it changes. They are read where nothing waits for them: after the dispatch of
 the next step's first calls, and when the state is asked for.
 
 Infinities do not count, and neither do NaNs that a leaf held before, or that came with what it is computed from and
@@ -167,9 +167,9 @@ def made_nans(plan: Plan, found: Found, step: int) -> NonFiniteError:
     more = f" and {len(leaves) - _NAMED} more" if len(leaves) > _NAMED else ""
     where = "" if found.replicated else f" on {name_workers(sorted(found.local))}"
     return NonFiniteError(
-        f"the update of step {step} made NaNs{where}: in {', '.join(named)}{more}. What all_reduce brought was finite; "
-        f"they were made behind it.\n"
-        f"The state is that of step {step}, NaNs and all: an update overwrites the state before it. Go on from a "
+        f"the update of step {step} made NaNs{where}: in {', '.join(named)}{more}. The values "
+        "from all_reduce were finite; the NaNs were made after it.\n"
+        f"The state is that of step {step}, with these NaNs: an update overwrites the state before it. Continue from a "
         "checkpoint:  program.restore(checkpoint). Where NaNs are meant to be in the state:  "
         'ad.Program(..., nonfinite="allow").'
     )

@@ -69,7 +69,7 @@ class Programs(dict[tuple[str, int, int], Callable[..., Any]]):
         programs = {("final", 0): self._final_program()}
         for level, segment in self._plan.onces.items():
             writes = [] if level in self._plan.calls else [self._layouts[n] for n in self._plan.sent_at(level)]
-            function = segment_function(self._plan, segment, segment.outputs, self._feed, self._layouts, writes)
+            function = segment_function(segment, segment.outputs, self._feed, self._layouts, writes)
             programs["once", level] = _Compilable(function, (segment_shapes(segment, self._feed, self._layouts),))
         return [partial(self._compile, *which, program) for which, program in programs.items()]
 
@@ -123,7 +123,7 @@ class Programs(dict[tuple[str, int, int], Callable[..., Any]]):
         wanted, n = plan.final_outputs, len(plan.final_outputs)
         if update_nans is not None:
             wanted = (*wanted, *update_nans.carriers)
-        function = segment_function(plan, final, wanted, self._feed, self._layouts, [])
+        function = segment_function(final, wanted, self._feed, self._layouts, [])
         shapes = segment_shapes(final, self._feed, self._layouts)
         gone = [i in changed for i in final.reads("state")]
 

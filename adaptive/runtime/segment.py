@@ -92,7 +92,6 @@ class Feed:
 
 
 def segment_function(
-    plan: Plan,
     segment: Segment,
     outputs: Sequence[Atom],
     feed: Feed,
@@ -101,11 +100,11 @@ def segment_function(
     taken_as: Callable[[Var, Any], Any] = lambda var, value: value,
     as_one: Set[Var] = frozenset(),
 ) -> Callable[[dict[str, Any]], dict[str, Any]]:
-    """The segment as a function of `{"state": […], "slot": […], "floats": …, "ints": …, "const": […], "batch": […],
-    "message": […], "once": […], "call": […]}` in the order of its inputs, "message" holding the parts of those messages
-    that it reads (`Segment.read_messages`).
+    """Return a segment as a JAX function of one dict: lists by kind of input ("state", "slot", "const", "batch",
+    "message", "once", "call"), each in the order of the segment's inputs, and the vectors "floats" and "ints".
+    "message" holds the parts of the messages that the segment reads (`Segment.read_messages`).
 
-    It returns `{"outputs": […]}` and, if it writes messages, `"parts"`, those of one message behind those of another.
+    The function returns `{"outputs": […]}`, and "parts" if it writes messages: those of all messages, concatenated.
 
     Args:
       taken_as: what the rest of the segment takes for a value that is computed in it; traced.

@@ -223,7 +223,7 @@ class _OneWorker:
             "message": [self._messages[number] for number in segment.read_messages],
         }
         even = self._as_one(plan)
-        return segment_function(plan, segment, outputs, self._steps.feed, layouts, writes, taken_as, even)(given)
+        return segment_function(segment, outputs, self._steps.feed, layouts, writes, taken_as, even)(given)
 
     def _as_one(self, plan: Plan) -> frozenset[Var]:
         """Return weights for which 1 is sent, because all batches have one size: nothing is multiplied then. The

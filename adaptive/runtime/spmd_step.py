@@ -148,7 +148,7 @@ class SPMDStep:
         """Take all further steps in the general form. Replicated."""
         self._failed = True
         _log.warning(
-            "Steps of %s are not taken as one program over all devices: %s. They go on with a program for each device "
+            "Steps of %s do not run as one program over all devices: %s. Steps continue with a program for each device "
             "and one for each message: the results are the same, and a step takes longer. Where memory ran out, a "
             "smaller local batch may help; the log 'adaptive' has the traceback at level DEBUG.",
             self._steps.name or "the program",

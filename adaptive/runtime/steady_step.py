@@ -162,7 +162,7 @@ class SteadyStep:
         else:
             packed, kept, dispatched = ahead.packed, ahead.kept, ahead.dispatched
             if packed[self._first].is_ready() and reading.compute_seconds == reading.compute_seconds:
-                known = reading.compute_seconds  # nobody saw when they were done: no later than the step before says
+                known = reading.compute_seconds  # their end was not seen: it was no later than in the step before
         prefetch(share.sizes)
         if self._on_host:  # the update is done with by then, too: one wait for both
             packed[self._first].block_until_ready()
@@ -193,7 +193,7 @@ class SteadyStep:
                 failed = FailedStep(share, (reading,), (sizes,), [packed], messages, (self._sent,), [seconds])
                 return give_up(ctx, failed, self._sent, results[0], search=search)
             messages[self._sent] = results
-        del packed, ahead  # what was sent is let go before the new state is made
+        del packed, ahead  # frees what was sent before the new state is made
         outputs = self._commit(final_vectors, kept, messages)
         ended = time.perf_counter()
         activity.took(began, (input_seconds, ended - exchanged + sent - started, exchanged - sent), ended)

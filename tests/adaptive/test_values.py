@@ -100,8 +100,8 @@ def keys_in(examples, reading):
     feed, plan = call_of(examples)
     segment = plan.calls[0]
     (sent,) = plan.messages[0]
-    floats, ints = feed.for_call(feed.measure(reading), reading, first=True)
-    run = segment_function(plan, segment, [sent.value], feed, [], [])
+    floats, ints = feed.for_microbatch(feed.measure(reading), reading, 0, reading.examples)
+    run = segment_function(segment, [sent.value], feed, [], [])
     inputs = {kind: [] for kind in ("state", "slot", "batch", "message", "once", "call")}
     consts = [list(plan.graph.consts.values())[i] for i in segment.reads("const")]
     return np.asarray(run({**inputs, "const": consts, "floats": floats, "ints": ints})["outputs"][0])

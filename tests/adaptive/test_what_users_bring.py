@@ -199,7 +199,7 @@ def test_an_equinox_model_is_refused_by_its_leaf_and_with_how_to_part_it():
     with pytest.raises(ad.DriverError) as caught:
         ad.Program(lambda s, b: (s, {}), {"model": make_equinox()}, make_data(), global_batch=EXAMPLES)
     text = str(caught.value)
-    assert "the state holds tanh, which is no array of numbers, at state['model'].activation: it is a function" in text
+    assert "the state holds tanh, which is not an array of numbers, at state['model'].activation: it is a func" in text
     assert "eqx.partition(model, eqx.is_array)" in text
     assert "eqx.combine(params, static)" in text
 

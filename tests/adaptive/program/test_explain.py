@@ -70,7 +70,7 @@ def test_sizes_are_shown_as_shortly_as_can_be(sizes, shown):
 def test_segments_say_what_they_read():
     text, _ = text_of(driver)
     assert "on state, batch; compiled for each bucket size" in row(text, "segment  per kernel call")
-    assert "on state, slots, message 1; compiled once" in row(text, "segment  once, behind the last")
+    assert "on state, slots, message 1; compiled once" in row(text, "segment  once, after the last")
 
 
 def test_a_message_lists_what_is_in_it_with_bytes_that_add_up_and_lines():
@@ -122,7 +122,7 @@ def test_two_messages_are_told_apart():
 
     text, _ = text_of(two)
     assert [line.split()[1] for line in text.splitlines() if line.startswith("message")] == ["1", "2"]
-    assert "on state, message 1, message 2" in row(text, "segment  once, behind the last")
+    assert "on state, message 1, message 2" in row(text, "segment  once, after the last")
     assert re.match(r" +max +1 leaf +4 B", row(text, " +max"))
 
 

@@ -250,6 +250,6 @@ def test_errors_say_whose_state_it_is_and_what_a_loss_scale_needs():
         assert 'nonfinite="allow"' in str(error)
         assert "grads = comm.all_reduce(grads)" in str(error)
     assert "The state is that of step 6." in str(once)
-    assert 'To leave such steps out and go on: ad.Program(..., nonfinite="skip")' in str(once)
+    assert 'To skip such steps and continue: ad.Program(..., nonfinite="skip")' in str(once)
     assert "25 steps in a row were skipped before" in str(often)
     assert "The state is that of step 4" in str(often)

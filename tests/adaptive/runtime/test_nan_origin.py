@@ -168,4 +168,4 @@ def test_an_error_on_the_way_keeps_nobody_waiting(monkeypatch):
         raise MemoryError("all gone")
 
     monkeypatch.setattr("adaptive.runtime.autopsy.nan_origin", broken)
-    assert "could not be found out where they come from: MemoryError: all gone" in origin(driver)
+    assert "their origin could not be found: MemoryError: all gone" in origin(driver)

@@ -35,9 +35,7 @@ def rooted(state, batch):
 
 
 START = {"w": np.float32(0), "moment": np.float32(1.5)}
-MADE_NANS = (
-    r"the update of step 2 made NaNs: in state\['w'\] \(test_nan_updates.py:\d+\). What all_reduce brought was finite"
-)
+MADE_NANS = r"the update of step 2 made NaNs: in state\['w'\] \(test_nan_updates.py:\d+\). The values from"
 
 
 @pytest.mark.parametrize("nonfinite", ["raise", "skip"])
@@ -48,7 +46,7 @@ def test_the_next_step_tells_and_is_not_taken(nonfinite):
         for _ in range(2):  # as often as it is tried
             with pytest.raises(ad.NonFiniteError, match=MADE_NANS) as error:
                 program.step()
-        assert "The state is that of step 2, NaNs and all" in str(error.value)
+        assert "The state is that of step 2, with these NaNs" in str(error.value)
         assert "program.restore(checkpoint)" in str(error.value)
         assert program.steps == 2
         state = program.state  # it has been told, so it can be looked at
