@@ -176,8 +176,8 @@ def test_sources_reach_the_segments_in_two_vectors():
         "step": 3,
         "offset": 5,
     }
-    later = READING._replace(examples=2, offset=9, worker=5, compute_seconds=9.0)
-    floats, ints = feed.for_call((floats, ints), later, first=False)
+    later = READING._replace(worker=5, compute_seconds=9.0)
+    floats, ints = feed.for_microbatch((floats, ints), later, 4, 2)
     assert floats[0] == 0
     values = {k: float(v) for k, v in feed.values(floats, ints).items()}
     assert (values["examples"], values["offset"]) == (2, 9)  # read again for every call
