@@ -391,11 +391,11 @@ class Membership:
 
     def export(self) -> tuple[Any, ...]:
         """Return the replicated part of the state, for `adopt` on a joining process."""
-        return self.asked, self._there, self._generation, self._heard, self._leave_requests
+        return self.asked, self._there, self._generation, self._ready_elsewhere, self._leave_requests
 
     def adopt(self, exported: tuple[Any, ...]) -> None:
         """Replace the state with what another process has exported."""
-        self.asked, self._there, self._generation, self._heard, self._leave_requests = exported
+        self.asked, self._there, self._generation, self._ready_elsewhere, self._leave_requests = exported
 
 
 def _workers(seats: Sequence[int]) -> str:

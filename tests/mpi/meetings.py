@@ -1,6 +1,6 @@
 """Ranks that are in different places at once: all of them are told, and none waits for ever.
 
-test_programs_on_ranks.py runs this under mpirun, and tests/collectives/test_jax_world.py without MPI. What one rank
+test_programs_on_ranks.py runs this under mpirun, and tests/collectives/worlds/test_jax_world.py without MPI. What one rank
 raises all raise, so the next test finds them together.
 """
 

@@ -61,7 +61,7 @@ def test_what_a_thread_is_doing():
     found = outer()
     assert found.words == ("in the inner", "in the outer")
     assert str(found) == "in the inner, in the outer"
-    assert re.fullmatch(r"test_patience.py:\d+", found.line)
+    assert re.fullmatch(r"test_watchdog.py:\d+", found.line)
     assert not found.compiles
     assert not found.exchanges
 

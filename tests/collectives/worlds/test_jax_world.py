@@ -18,7 +18,7 @@ from tests.mpirun import run as mpirun
 LIMIT = 200.0  # seconds: many tests in one launch
 pytestmark = pytest.mark.ranks
 
-HERE = Path(__file__).parent
+HERE = Path(__file__).parents[1]
 MPI, PROGRAM = HERE.parent / "mpi", HERE.parent / "program"
 SUITE, ALONE, MEETINGS, ON_RANKS = (
     HERE / "test_worlds.py",

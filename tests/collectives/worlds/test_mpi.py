@@ -12,7 +12,7 @@ from tests.mpirun import run
 LIMIT = 200.0  # seconds: many tests in one launch
 pytestmark = pytest.mark.ranks
 
-HERE = Path(__file__).parent
+HERE = Path(__file__).parents[1]
 
 SUITE, ALONE, ON_DEVICES = HERE / "test_worlds.py", HERE / "on_ranks.py", HERE / "on_devices_of_ranks.py"
 
