@@ -1,7 +1,7 @@
 """Ranks that are in different places at once: all of them are told, and none waits for ever.
 
-test_programs_on_ranks.py runs this under mpirun, and tests/collectives/worlds/test_jax_world.py without MPI. What one rank
-raises all raise, so the next test finds them together.
+test_programs_on_ranks.py runs this under mpirun, and tests/collectives/worlds/test_jax_world.py without MPI. What one
+rank raises all raise, so the next test finds them together.
 """
 
 from __future__ import annotations
