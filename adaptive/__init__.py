@@ -1,7 +1,7 @@
 """Adaptive control for data-parallel training in JAX: batches that follow the noise scale and the speed of each worker.
 
-The trunk: what a driver program is, and how it runs. It knows no MPI, no monitor and no policy; those live in
-`collectives`, `monitors` and `controllers`.
+This package traces and runs programs. `collectives`, `monitors` and `controllers` add collectives and worlds (MPI among
+them), monitors and policies.
 """
 
 from typing import TYPE_CHECKING

@@ -1,17 +1,17 @@
-"""What extensions are written with: worlds, collectives, monitors, policies of one's own, and tools around a run.
+"""The API for extensions: own worlds, collectives, monitors and policies, and tools around a run.
 
-`collectives`, `monitors` and `controllers` are built from `adaptive` and from this page alone, and whatever they can do
-another package can. It is less steady than what drivers are written with: it may change between minor versions, with a
-word in the changelog.
+`collectives`, `monitors` and `controllers` use only `adaptive` and this module, so another package can do whatever they
+do. This API is less stable than the API for drivers: it may change between minor versions, with an entry in the
+changelog.
 
-* A **monitor** reads `Source`s, keeps `operator_state`, and says by a `claim` what it must be given.
-* A **collective** is a `Collective`, and a call of `collective`; a **world** is what has the methods of `World`, and
-  perhaps those of `OffersBoards` and `OffersMesh`.
-* A **policy** is a pair of functions from an `Observation` to a `Decision`; a `Handler` stands behind a `hook`.
+* A **monitor** reads `Source`s, keeps `operator_state`, and checks its arguments by a `claim`.
+* A **collective** is a subclass of `Collective`, applied by `collective`. A **world** implements `World`, and
+  optionally `OffersBoards` and `OffersMesh`.
+* A **policy** is a pair of functions from an `Observation` to a `Decision`; a `hook` calls a `Handler`.
 * A **listener** is called with a `StepEvent` after each step: `program.subscribe(listener)`.
-* A **record** of a run, which `program.run(record=…)` wrote, is read by `read_run`.
-* A **simulator** runs `Hooks`, `BatchSizes` and `Membership`, which take, merge, clip and apply decisions as a program
-  does; when sizes can be made is its `Readiness`, and who can be had is said by its `Seats`.
+* `read_run` reads the **record** of a run, written by `program.run(record=…)`.
+* A **simulator** runs `Hooks`, `BatchSizes` and `Membership`, which merge, clip and apply decisions as a program does.
+  Its `Readiness` says when sizes can be made, and its `Seats` which workers are available.
 """
 
 from adaptive.base.activity import Breakdown as Breakdown

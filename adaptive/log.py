@@ -1,8 +1,8 @@
-"""Sinks for `program.run(log=[…])`, and what a sink of your own needs.
+"""Sinks for `program.run(log=[…])`, and the helpers for a sink of your own.
 
     program.run(epochs=10, log=[ad.log.TensorBoard("runs/a"), ad.log.CSV("run.csv"), ad.log.JSONL("run.jsonl")])
 
-A sink is given the `StepEvent` of each step. `scalars(event)` returns the numbers of the step by name, and
+A sink receives the `StepEvent` of each step. `scalars(event)` returns the numbers of the step by name, and
 `describe(event)` what happened in it, in lines.
 """
 

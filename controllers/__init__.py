@@ -1,6 +1,6 @@
-"""Controllers: what to change while training runs, and when.
+"""Controllers: hooks, and policies that adapt batch sizes, workers and hyperparameters during training.
 
-`hook` hands values of the driver to a function or to a policy; they ask, and the program carries it out between steps.
+`hook` passes values of the driver to a function or a policy. The program applies their requests between steps.
 """
 
 from typing import TYPE_CHECKING

@@ -1,4 +1,4 @@
-"""What a hook function gets: the step it stands behind, and the requests it can make."""
+"""`Control`, the first argument of a hook function: the current step, and the requests that a hook can make."""
 
 from __future__ import annotations
 
@@ -16,12 +16,11 @@ if TYPE_CHECKING:
 
 
 class Control:
-    """A hook's hand on the program: `Listing 1` of Mai et al. 2019.
+    """The program, as a hook function sees it: Listing 1 of Mai et al. 2019.
 
-    The requests of one hook are collected; they take effect between this step and the next, on all workers at once. A
-    later request overrides an earlier one for the same thing. What is read here is replicated.
-
-    Attributes are for reading only; a `Control` is of no use once its hook has returned.
+    Requests of a hook take effect between this step and the next, on all workers at once. A later request for the same
+    quantity overrides an earlier one. All attributes are read-only and replicated. A `Control` is valid until its hook
+    returns.
     """
 
     def __init__(self, observation: Observation, name: str = "hook", where: str = "") -> None:
@@ -37,7 +36,7 @@ class Control:
 
     @property
     def step(self) -> int:
-        """Steps done, this one included."""
+        """Number of completed steps, including this one."""
         return self._observation.step
 
     @property
@@ -47,17 +46,17 @@ class Control:
 
     @property
     def workers(self) -> int:
-        """The number of members: how many workers there are now."""
+        """Number of members: the workers now."""
         return len(self._observation.members)
 
     @property
     def capacity(self) -> int:
-        """The number of seats: how many workers there can be. `batch_sizes` and shares have a place for each."""
+        """Number of worker slots, the length of `batch_sizes` and of shares."""
         return len(self._observation.batch_sizes)
 
     @property
     def target_workers(self) -> int:
-        """How many members there are to be, as asked for so far: by earlier hooks, and by this one."""
+        """Requested number of members, including requests of earlier hooks and of this one."""
         seen = self._observation
         return (
             seen.target_workers
@@ -67,12 +66,12 @@ class Control:
 
     @property
     def most_workers(self) -> int:
-        """How many members there can be now: those there are, and those in reserve."""
+        """Largest number of members now: current members plus reserve."""
         return self._observation.most_workers
 
     @property
     def members(self) -> tuple[int, ...]:
-        """The seats with a worker on them."""
+        """Indices of the members."""
         return self._observation.members
 
     @property
@@ -82,19 +81,19 @@ class Control:
 
     @property
     def global_batch(self) -> int:
-        """Examples over all workers in the next step, as asked for so far: by earlier hooks, and by this one."""
+        """Global batch size of the next step, including requests of earlier hooks and of this one."""
         asked = self._global_batch
         return self._observation.global_batch if asked is None else self._observation.limits.nearest(asked)
 
     def barrier(self) -> None:
-        """Mark where all workers have arrived, as the paper's listing does.
+        """Mark a barrier, as the paper's listing does; sends nothing.
 
-        It costs nothing and sends nothing. A hook runs after the step's message, which no worker passes before all
-        have sent their part: every worker is already at the barrier when its hook starts. And nothing that a hook
-        asks for happens before the next step starts, which is the second barrier of the listing.
+        A hook runs after the step's message, which completes when all workers have sent their part. So every worker has
+        passed the first barrier of the listing when its hook starts. Requests take effect when the next step starts,
+        which is the second barrier.
 
         Raises:
-          AdaptiveError: the hook has returned, and its barrier is past.
+          AdaptiveError: the hook has returned.
         """
         self._check_open("barrier()")
 
@@ -104,24 +103,23 @@ class Control:
         shares: ArrayLike | Sequence[float] | None = None,
         workers: ArrayLike | None = None,
     ) -> None:
-        """Ask for another global batch, another split of it over the workers, another number of workers, or several of
-        these.
+        """Request a global batch size, a split over the workers, a number of workers, or several of these.
 
         Args:
-          global_batch: examples per step over all workers, rounded to an integer. Less than one example per worker, or
-            more than all workers may hold, is clipped by the program, with a note in the report.
-          shares: relative weights, one per seat (`capacity`). Integers that sum to the global batch are taken
-            exactly. A worker whose share is 0 takes no examples, until a later request gives it some; another takes at
-            least one.
-          workers: how many members there are to be, rounded to an integer: KungFu's `rescale(n_peers)`. More than can
-            be had, or fewer than have to stay, is clipped by the program, with a note. The highest seats leave before
-            the next step; whoever is missing gets ready beside the steps. The global batch stays unless it is asked
-            for, too: what of it the workers cannot hold yet is taken when those who were asked for are there.
+          global_batch: examples per step over all workers, rounded to an integer. The program clips it to at least one
+            example per worker and at most what all workers can hold, with a note in the report.
+          shares: relative weights; shape=(capacity,). Integers that sum to the global batch are used exactly. A worker
+            with share 0 takes no examples until a later request gives it some; any other takes at least one.
+          workers: number of members, rounded to an integer: KungFu's `rescale(n_peers)`. The program clips it to the
+            available number, with a note. The members with the highest indices leave before the next step; joining
+            workers prepare in the background. The global batch stays the same unless it is requested too; a part that
+            the workers cannot hold yet waits for the joining workers.
 
         Raises:
-          BatchSizeError: a request that cannot be meant: NaN, infinite, negative, not one number; shares of another
-            number than there are seats, or all zero.
-          WorkerCountError: a number of workers that cannot be meant; 0 is one.
+          AdaptiveError: the hook has returned.
+          BatchSizeError: no argument is given; the global batch is NaN, infinite, negative or not one number; or
+            `shares` has another length than `capacity`, or is all zero.
+          WorkerCountError: `workers` is not a positive number.
         """
         self._check_open("rescale()")
         if global_batch is None and shares is None and workers is None:
@@ -135,18 +133,18 @@ class Control:
 
     @property
     def hyperparameters(self) -> Mapping[str, Any]:
-        """The driver's `ad.hyperparameter`s in the next step, by name, as asked for so far."""
+        """Values of the driver's `ad.hyperparameter`s in the next step, by name, including requests so far."""
         return {**self._observation.hyperparameters, **self._values}
 
     def set(self, **values: ArrayLike) -> None:
-        """Ask for other values of the driver's hyperparameters: `control.set(lr=0.05)`. They are in force from the next
-        step on; nothing is compiled for it.
+        """Set hyperparameters of the driver from the next step on, without a compilation: `control.set(lr=0.05)`.
 
         Args:
-          **values: by name; of the shape and the type that each has.
+          **values: new values by name, of the same shape and dtype.
 
         Raises:
-          DriverError: the driver has no `ad.hyperparameter` of this name, or it cannot be of this value.
+          AdaptiveError: the hook has returned.
+          DriverError: the driver has no `ad.hyperparameter` of this name, or the value does not fit it.
         """
         self._check_open("set()")
         try:
@@ -156,12 +154,16 @@ class Control:
             raise DriverError(f"hook {self._name!r}{self._where}, step {self.step}: {error}") from None
 
     def stop(self) -> None:
-        """End the run after this step."""
+        """End the run after this step.
+
+        Raises:
+          AdaptiveError: the hook has returned.
+        """
         self._check_open("stop()")
         self._stop = True
 
     def close(self, notes: Sequence[str] = ()) -> Decision | None:
-        """Called when the hook has returned: what it asked for, or None."""
+        """Return the hook's requests, or None; called when the hook has returned."""
         self._closed = True
         asked = self._global_batch, self._shares, self._stop, tuple(notes), self._workers, self._values
         decision = Decision(*asked)

@@ -15,7 +15,7 @@ from .columns import Columns
 from .formatting import counted, duration, listed, number, percent, workers
 from .intervals import Interval, intervals
 
-SLOWER = 0.1  # of the time that others wait for a worker: from here on it is told
+SLOWER = 0.1  # least share of the time that others wait for a worker
 EARLY = 0.2  # of the time that a worker waits for most of the others
 UNEVEN = 0.15  # of the time that workers wait for one another, though none is steadily slower
 HIGH = {"input": 0.2, "exchanging": 0.3, "hooks": 0.1, "other": 0.25}  # of a step's time
@@ -25,7 +25,7 @@ _LEAST_COST = 0.01  # of the run: what costs less is not
 _MOST = 20  # findings of a kind
 _LONG_SHOWN = 5
 _LOOKED_AT = 2000  # rows, for what a interval is due to
-_SAME = 0.7  # of the rows of either: intervals of two workers that are told together
+_SAME = 0.7  # least common share of intervals of two workers that share a sentence
 _WORDS = {
     "input": "Input was {share} of the step {when}",
     "exchanging": "Exchanging took {share} of the step {when}",
@@ -135,7 +135,7 @@ def _of_workers(run: Columns) -> Iterable[Finding]:
     if run.n < 2 or len(run) < 2:
         return
     period = periods(run)
-    usual = np.minimum(period, LONG * np.median(period))  # single steps that took long are told of by themselves
+    usual = np.minimum(period, LONG * np.median(period))  # single long steps have a sentence of their own
     shares = excess(busy) / np.maximum(period, 1e-9)[:, None].astype(np.float32)
     slow = _together([(w, s) for w in range(run.n) for s in intervals(shares[:, w], SLOWER)])
     count = np.isfinite(busy).sum(1)
@@ -289,7 +289,7 @@ def _long_steps(run: Columns) -> Iterable[Finding]:
     if len(run) < 2 * LONG:
         return
     compiling = 0.0 if run.breakdown is None else run.breakdown[:, run.parts.index("compiling")]
-    seconds = np.maximum(run.seconds - compiling, 0.0)  # what a compiler takes is told by itself
+    seconds = np.maximum(run.seconds - compiling, 0.0)  # compiling has a sentence of its own
     around = _medians_around(seconds)
     rows = np.flatnonzero(seconds > LONG * np.maximum(around, 1e-9))
     lost = float((seconds - around)[rows].sum())

@@ -17,7 +17,7 @@ import numpy as np
 SHORTEST = 5  # steps
 _BINS = 400  # a partition costs their square
 _PRICE = 3.0
-_ALIKE = 2.0  # levels of which the higher is less than that many times the lower are told as one
+_ALIKE = 2.0  # neighboring intervals are merged if the ratio of their levels is less
 _CERTAIN = 4.0  # standard errors
 _LEAST_NOISE = 0.2  # of the threshold: what is finer than that is nobody's concern
 

@@ -1,1 +1,1 @@
-"""What is told of steps, and to whom: events, and those who listen to them."""
+"""Events of a run and their consumers: listeners, sinks, the progress line, warnings and the record."""

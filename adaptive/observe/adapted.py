@@ -1,4 +1,4 @@
-"""One line on what adapted in a run: batch sizes, their split, workers, hyperparameters; and who asked for it."""
+"""The summary line of a run: changes of batch sizes, split, workers and hyperparameters, and the hooks behind them."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Adapted:
         self._decisions: Counter[str] = Counter()  # by hook
 
     def take(self, event: StepEvent) -> None:
-        """Note what is different from the step before."""
+        """Count the changes since the step before."""
         self._first = self._first or event
         if self._last is not None:
             self._compare(self._last, event)

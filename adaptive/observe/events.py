@@ -1,4 +1,4 @@
-"""What a program tells of each step, to whoever listens.
+"""Step events, and the listeners that receive them.
 
     def watch(event):
         print(event.report.step, event.report.seconds, event.hooks[0].values)
@@ -6,9 +6,8 @@
     with program.subscribe(watch):
         ...
 
-What is told is local: each process tells its own listeners, and where nobody listens nothing is made. A listener is
-beside the point of a run: one that raises is told no more, with a warning in the log "adaptive" and a note in this
-process's report, and the run goes on, here and on the others.
+Events are local: each process calls its own listeners, and creates no event without a listener. A listener that raises
+is disabled, with a warning in the log "adaptive" and a note in this process's report. The run continues.
 """
 
 from __future__ import annotations
@@ -38,12 +37,12 @@ _log = logging.getLogger("adaptive")
 
 @dataclass(frozen=True)
 class HookValues:
-    """What one hook was given in a step.
+    """The values that one hook received in a step.
 
     Attributes:
       name: of the hook, with its number in the driver: "0/adapt_batch_size". Replicated.
-      every: at which steps it decides. Replicated.
-      names: of the leaves: "noise.scale". By the function's parameters, or by what the policy says that it reads.
+      every: the hook runs at each step whose number is a multiple. Replicated.
+      names: names of the leaves, such as "noise.scale", from the parameters of the function or of the policy.
         Replicated.
     """
 
@@ -54,24 +53,24 @@ class HookValues:
 
     @cached_property
     def values(self) -> dict[str, np.ndarray]:
-        """The leaves, by their names. Empty where the step was skipped. Copied from the device when first asked for,
-        which waits for the step. Replicated.
+        """The leaves by name; empty if the step was skipped. The first access copies them from the device, which waits
+        for the step. Replicated.
         """
         return {name: np.asarray(leaf) for name, leaf in zip(self.names, self._leaves, strict=False)}
 
     def leaves(self, places: Sequence[int]) -> list[np.ndarray]:
-        """Some of the leaves, by their numbers; none where the step was skipped. The others stay on the device."""
+        """Return some of the leaves, by index; none if the step was skipped. The others stay on the device."""
         return [np.asarray(self._leaves[place]) for place in places] if self._leaves else []
 
 
 def hook_values(hooks: Hooks, leaves: Sequence[list[jax.Array]]) -> tuple[HookValues, ...]:
-    """What hooks were given in a step; nothing where there are no leaves, since it was skipped."""
+    """Return the values of all hooks in a step, without leaves if the step was skipped."""
     named = zip(hooks.names, hooks.hooks, leaves or [[]] * len(hooks.names), strict=True)
     return tuple(HookValues(name, hook.every, hook.leaf_names, values) for name, hook, values in named)
 
 
 class Asked(NamedTuple):
-    """What had been asked for before the hooks of a step were run: what the first of them is shown."""
+    """The targets before the hooks of a step ran, as the first hook observes them."""
 
     global_batch: int  # of the next step
     active: tuple[int, ...]  # the workers that are to take examples in it
@@ -80,7 +79,7 @@ class Asked(NamedTuple):
 
     @classmethod
     def so_far(cls, sizes: BatchSizes, membership: Membership) -> Asked:
-        """Of what is to come by now."""
+        """Return the current targets."""
         bounds = sizes.bounds()
         total = bounds.nearest(sum(sizes.target))
         return cls(total, bounds.active, membership.numbers, sizes.waiting_causes)
@@ -88,20 +87,20 @@ class Asked(NamedTuple):
 
 @dataclass(frozen=True)
 class StepEvent:
-    """One step, as those see it who listen to a program.
+    """One step, as a listener receives it.
 
     Attributes:
-      report: what the program's user gets, with the decision, sizes, seconds and notes.
+      report: the step's report, with decision, sizes, seconds and notes.
       epoch: epochs of data consumed, as a fraction. Replicated.
-      previous_batch_sizes: of the step before: seconds that hooks are given are of that one. Replicated.
-      limits: what the step's sizes keep. Replicated.
-      seed: the program's. Replicated.
-      hooks: what each was given, in the order of the driver.
-      asked: what had been asked for when the hooks were run. Replicated.
-      decided: the names of the hooks behind the report's decision. Replicated.
+      previous_batch_sizes: sizes of the step before, to which the seconds that hooks receive belong. Replicated.
+      limits: the limits of this step's sizes. Replicated.
+      seed: the program's seed. Replicated.
+      hooks: the values of each hook, in the order of the driver.
+      asked: the targets when the hooks ran. Replicated.
+      decided: names of the hooks that made the decision. Replicated.
       workers: seconds of every worker in this step; zeros where a step has no message. Replicated.
-      requests: what each hook asked for after this step. Replicated.
-      causes: why this step's batch sizes are not those of the step before; empty where they are. Replicated.
+      requests: the request of each hook after this step. Replicated.
+      causes: why batch sizes differ from the step before; empty if they do not. Replicated.
       run_id: identifies the run: `program.run_id`. Replicated.
       restored: whether the program was restored since the step before. Steps that follow the restored one are taken
         again: there is an event for each time. Replicated.
@@ -135,12 +134,12 @@ class StepEvent:
 
 
 def _computes(node: Any) -> bool:
-    """Whether a node of the metrics is an object from which its value is computed, such as `nnx.metrics.Accuracy`."""
+    """Return whether a metric is an object with `compute()`, such as `nnx.metrics.Accuracy`."""
     return not isinstance(node, type) and callable(getattr(node, "compute", None))
 
 
 def _computed(name: str, metric: Any) -> dict[str, float]:
-    """The numbers that `metric.compute()` returns; those that it keeps, where it cannot be computed on the host."""
+    """Return the numbers of `metric.compute()`, or the metric's own numbers if it cannot be computed on the host."""
     on_host = jax.tree.map(lambda leaf: leaf if is_key(leaf) else np.asarray(leaf), metric)
     try:
         with np.errstate(all="ignore"):  # of no examples it is 0 / 0
@@ -155,7 +154,7 @@ def _computed(name: str, metric: Any) -> dict[str, float]:
 
 
 def _number(name: str, x: Any) -> dict[str, float]:
-    """A leaf by its name, if it is a single real number."""
+    """Return a leaf by its name if it is a single real number."""
     if getattr(x, "ndim", 0) or is_key(x):
         return {}
     number = np.asarray(x).item()  # by numpy: `float` of a JAX array takes ten times as long
@@ -164,7 +163,7 @@ def _number(name: str, x: Any) -> dict[str, float]:
 
 @lru_cache(maxsize=64)
 def _names(tree: jax.tree_util.PyTreeDef) -> tuple[str, ...]:
-    """Of the leaves: "noise.scale"."""
+    """Return the names of the leaves, such as "noise.scale"."""
     paths = jax.tree_util.tree_leaves_with_path(jax.tree.unflatten(tree, range(tree.num_leaves)))
     return tuple(keystr(path, simple=True, separator=".") for path, _ in paths)
 
@@ -174,17 +173,17 @@ Listener = Callable[[StepEvent], Any]
 
 
 class Unsubscribe(Exception):
-    """Raised by a listener that is to be told no more; its text is the note on it, if there is any."""
+    """Raised by a listener to unsubscribe itself; the text, if any, becomes a note of the report."""
 
 
 class Subscription:
-    """Ends with `close()`, or with its `with` block."""
+    """A subscription of a listener; ends with `close()` or with its `with` block."""
 
     def __init__(self, listeners: Listeners, listener: Listener):
         self._listeners, self._listener = listeners, listener
 
     def close(self) -> None:
-        """Tell the listener no more."""
+        """Stop calling the listener."""
         self._listeners.remove(self)
 
     def tell(self, event: StepEvent) -> None:
@@ -202,10 +201,10 @@ class Subscription:
 
 
 class Listeners:
-    """Those of one program, in this process.
+    """The listeners of one program in this process.
 
     Attributes:
-      any: whether there is one.
+      any: whether there is a listener.
     """
 
     def __init__(self) -> None:
@@ -222,10 +221,10 @@ class Listeners:
         self.any = bool(self._all)
 
     def tell(self, event: StepEvent) -> list[str]:
-        """Tell all of them.
+        """Call all listeners.
 
         Returns:
-          Notes on those that are told no more.
+          Notes on listeners that failed and are disabled.
         """
         notes = []
         for subscription in self._all:

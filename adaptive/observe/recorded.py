@@ -1,4 +1,4 @@
-"""A record of a run, read back: which runs there are in the file, and their lines, whole and as they were told.
+"""Read a record: the runs in the file, and their lines.
 
 What stands in a line is for those to know who use it. Here is known what all of them need: where a run begins, which
 lines were cut, which versions can be read, and what a line leaves out.

@@ -1,4 +1,4 @@
-"""What a step was, for the program's user."""
+"""The report of a step, for the user of a program."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from adaptive.base.decision import Decision
 from adaptive.base.world import Loss
 from adaptive.runtime.microbatches import Microbatches
 
-_SHOWN = 4  # metrics in one line
+_SHOWN = 4  # metrics in the line of `repr`
 
 
 def report_of(fields: dict[str, Any]) -> Report:
-    """Return a report of these fields, which are all it has: faster than the initialiser, as every step makes one."""
+    """Return a report with all of its fields given. Faster than `Report(...)`; every step creates one."""
     report = object.__new__(Report)
     object.__setattr__(report, "__dict__", fields)
     return report
@@ -36,24 +36,24 @@ class Report:
       batch_sizes: examples per worker in this step; 0 for those that take no part. Replicated.
       global_batch: their sum. Replicated.
       messages: exchanges in this step. Replicated.
-      message_bytes: what each worker put into them. Replicated.
+      message_bytes: bytes that each worker sent in them. Replicated.
       seconds: wall time from the start of this step to its end, hooks included. Local.
-      breakdown: where they went: input, computing, exchanging, waiting for others, hooks, compiling, and other. Local.
+      breakdown: `seconds` by cause: input, computing, exchanging, waiting, hooks, compiling and other. Local.
       compute_seconds: per worker of this process, without waiting for others and without input; NaN for one without
         examples. Local.
       microbatches: per worker of this process, the sizes of the kernel calls that made up its batch; none for one
         without examples. Local.
       kernels: call kernels compiled so far. Local.
-      compile_seconds: what they took, most of it behind the steps. Local.
-      waited_seconds: that the program has stood still for a compiler so far; the start counts. Local.
-      decision: what the hooks of this step asked for, or `None`. Replicated.
-      skipped: whether the step was given up because what was reduced is not finite; `notes` say why. Replicated.
-      notes: lines on what was clipped, skipped, or decided, and on who has left or joined. Replicated, but for those on
-        listeners that have failed, and on checkpoints that could not be written: these are rank 0's.
-      members: the seats with a worker on them in this step. Replicated.
-      joined: those with another worker than in the step before. Replicated.
-      lost: the processes that were lost since the step before, or in the course of this one: then it was taken again,
-        on the same examples, by those who are left. Replicated.
+      compile_seconds: time to compile them, most of it in the background. Local.
+      waited_seconds: time that steps have waited for the compiler so far, including the start. Local.
+      decision: the requests of this step's hooks, or `None`. Replicated.
+      skipped: whether the step was skipped because a reduced value is not finite; `notes` say why. Replicated.
+      notes: lines on clipped requests, skipped steps, decisions, joins and leaves. Replicated, except for notes on
+        failed listeners and checkpoints, which only rank 0 has.
+      members: the workers of this step. Replicated.
+      joined: the workers that joined since the step before. Replicated.
+      lost: the processes that were lost since the step before. If one was lost during this step, the others repeated
+        it on the same examples. Replicated.
       hyperparameters: the driver's `ad.hyperparameter`s in this step, by name: numbers, and lists of them. Replicated.
       epoch_ended: whether this step took the last examples of an epoch. Replicated.
     """
@@ -84,11 +84,11 @@ class Report:
 
     @property
     def examples_per_second(self) -> float:
-        """Of all workers, by this process's `seconds`. Local."""
+        """Examples of all workers per second of this process's `seconds`. Local."""
         return self.global_batch / self.seconds if self.seconds > 0 else 0.0
 
     def __repr__(self) -> str:
-        """One line: what a reader of a REPL wants to see. Everything else is an attribute."""
+        """Return one line with the main fields."""
         parts = [f"step={self.step}", f"epoch={self.epoch}", f"global_batch={self.global_batch}", *self._metrics()]
         parts.append(f"seconds={self.seconds:.3g}")
         parts += ["skipped=True"] if self.skipped else []

@@ -1,6 +1,6 @@
-"""Warnings on what a run should not have to put up with: each once, with what to do about it.
+"""Warnings on avoidable costs of a run, each logged once on rank 0 with a remedy.
 
-They are looked for on rank 0, by what every step brings anyway, and said in the log "adaptive".
+They use only data that every step has anyway, and go to the log "adaptive".
 """
 
 from __future__ import annotations
@@ -149,7 +149,7 @@ class RunWarnings:
 
 
 def value_names(plan: HookPlan) -> list[str]:
-    """What the values of a hook are called, one for each."""
+    """Return the names of a hook's values."""
     names: dict[int, str] = {}
     hook = plan.hook
     numbered = jax.tree.unflatten(hook.tree, range(hook.tree.num_leaves))

@@ -1,4 +1,4 @@
-"""A step in numbers, by name: what sinks write down, and the progress line shows."""
+"""The scalars of a step by name, for sinks and the progress line."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from adaptive.base.activity import Breakdown
 
 from .events import StepEvent
 
-_BOUNDED = ("scale", "lower", "upper")  # the fields of `mon.NoiseScale`, and of whatever else is known with bounds
+_BOUNDED = ("scale", "lower", "upper")  # the fields of `mon.NoiseScale`
 
 
 class Noise(NamedTuple):
-    """A noise scale with its bounds, in examples; NaN where not known."""
+    """A noise scale with its confidence bounds, in examples; NaN if not known."""
 
     scale: float
     lower: float
@@ -22,9 +22,9 @@ class Noise(NamedTuple):
 
 
 def noise_of(event: StepEvent) -> Noise | None:
-    """The noise scale, with its bounds if they are among what hooks were given or the metrics; `None` if there is none.
+    """Return the noise scale among the values of hooks or the metrics, or `None`.
 
-    It is known by its fields, `scale`, `lower` and `upper`.
+    A value with the fields `scale`, `lower` and `upper` is a noise scale.
     """
     for hook in event.hooks:
         places = _bounded(hook.names)
@@ -42,7 +42,7 @@ def noise_of(event: StepEvent) -> Noise | None:
 
 @lru_cache(maxsize=64)
 def _bounded(names: Sequence[str]) -> tuple[int, ...] | None:
-    """Where the three of them are, of the first value that has them."""
+    """Return the positions of scale, lower and upper of the first value that has them."""
     for name in names:
         root, _, field = name.rpartition(".")
         wanted = [f"{root}.{field}" for field in _BOUNDED]
@@ -103,7 +103,7 @@ def describe(event: StepEvent) -> list[str]:
 
 
 def brief(value: object) -> str:
-    """Shares in short."""
+    """Format a value; shares as "1 : 2"."""
     if isinstance(value, Iterable) and not isinstance(value, str):
         return " : ".join(f"{share:g}" for share in value)
     return str(value)

@@ -1,10 +1,10 @@
-"""Where a run's steps are written to: sinks, and how events get to them.
+"""Sinks, which write the steps of a run, and the thread that passes events to a sink.
 
-A sink is slow beside a step (a line of JSON takes as long as a small kernel, a service on the network seconds), and
-nobody waits for what it does. So each has a thread, which it is told of steps in, some at a time; the step only puts
-its event down. Values leave the device in that thread too, when they have long been there.
+A sink is slow compared with a step: a line of JSON takes as long as a small kernel, a network service takes seconds. So
+each sink has a thread. The step only appends its event to a queue; the thread copies values from the device and writes
+several steps at a time.
 
-A sink is beside the point of a run: one that fails is told no more, and the run goes on.
+A sink that fails is disabled, and the run continues.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ from adaptive.base.world import World
 from .events import StepEvent, Unsubscribe
 
 INTERVAL = 0.5  # seconds between two writings; 0: in the step
-_AT_A_TIME = 1e-3  # seconds for which the step may have to wait; each time it is let go first costs some microseconds
-_MOST_WAITING = 4096  # steps; a sink that is further behind is told of no more until it has caught up
-_SECONDS_TO_END = 10.0  # for what a sink has begun
-_REMEMBERED = 3  # intervals whose steps the other ranks keep: rank 0 may be lost before it has written them
+_AT_A_TIME = 1e-3  # seconds between yields of the GIL to the step; each yield costs some microseconds
+_MOST_WAITING = 4096  # queued steps; a sink that is further behind loses steps until it has caught up
+_SECONDS_TO_END = 10.0  # for a write that is under way
+_REMEMBERED = 3  # intervals whose steps other ranks keep, in case rank 0 is lost before it writes them
 
 _log = logging.getLogger("adaptive")
 
@@ -37,10 +37,10 @@ class Resumption(NamedTuple):
     """The point of a run at which a sink starts to write, or starts again.
 
     Attributes:
-      step: the last step that stands; 0 at the beginning. Later steps of this run that the sink has written come again.
-      run_id: the run's. Steps of other runs stay.
-      restored: whether the program was restored, so that later steps are taken again. If not, `run()` is called once
-        more, or another process has written the run so far.
+      step: the last valid step; 0 at the beginning. Later steps of this run that the sink has written are repeated.
+      run_id: identifies the run. Steps of other runs stay.
+      restored: whether the program was restored, so that later steps are repeated. Otherwise `run()` was called again,
+        or another process has written the run so far.
     """
 
     step: int
@@ -49,7 +49,7 @@ class Resumption(NamedTuple):
 
 
 class Sink(Protocol):
-    """What writes down the steps of a run: anything with these methods, given to `program.run(log=[…])`.
+    """A destination for the steps of a run, for `program.run(log=[…])`: an object with these methods.
 
         class Prints:
             def write(self, event):
@@ -58,7 +58,7 @@ class Sink(Protocol):
             def close(self):
                 pass
 
-    They are called on rank 0, from one thread, which is not that of the steps. Two methods are optional:
+    The methods are called on rank 0, from one thread other than the main thread. Two methods are optional:
 
     `flush()` is called about twice a second, after the writes, and before a checkpoint is stored: the checkpoint of a
     step is on the disk only after the logs hold that step.
@@ -70,19 +70,19 @@ class Sink(Protocol):
     """
 
     def write(self, event: StepEvent) -> Any:
-        """Write a step. Must communicate with no other process."""
+        """Write a step. Must not communicate with other processes."""
         ...
 
     def close(self) -> Any:
-        """The run has ended, well or not. Another run may write to the same sink."""
+        """End a run, also after an error. Another run may write to the same sink."""
         ...
 
 
 def checked(log: Any) -> list[Sink]:
-    """The sinks that a run was given.
+    """Return the argument `log=` as a list of sinks.
 
     Raises:
-      DriverError: something is no sink.
+      DriverError: an entry is not a sink.
     """
     found = [log] if hasattr(log, "write") or isinstance(log, str) or not isinstance(log, Iterable) else list(log)
     for sink in found:
@@ -97,7 +97,7 @@ def checked(log: Any) -> list[Sink]:
 
 
 class _Step(NamedTuple):
-    """A step to be written, and where the run stands if it is not the step after the last one."""
+    """A queued step; with a resumption if it does not follow the last step."""
 
     event: StepEvent
     resumption: Resumption | None
@@ -192,7 +192,7 @@ class SinkThread:
 
     @without_debug_checks
     def _drain(self) -> bool:
-        """Hand on what waits; where a sink fails, nothing any more. Returns whether the sink has come back."""
+        """Write the queued steps, unless the sink has failed. Returns False if the sink still hangs in a write."""
         if not self._writing.acquire(timeout=_SECONDS_TO_END):
             _log.warning("%s has not come back for %g s; what was not written is lost.", self, _SECONDS_TO_END)
             return False
@@ -202,7 +202,7 @@ class SinkThread:
                 self._write(self._waiting.popleft())
                 wrote = True
                 if time.perf_counter() - since > _AT_A_TIME:
-                    time.sleep(0)  # the step goes first, if it waits for Python's lock
+                    time.sleep(0)  # yield the GIL to the step
                     since = time.perf_counter()
             if wrote and hasattr(self._sink, "flush"):
                 self._sink.flush()
@@ -227,7 +227,7 @@ class SinkThread:
         return Unsubscribe(f"{self} failed, and is told no more: {error!r}")
 
     def close(self) -> None:
-        """Hand on what waits, and close the sink."""
+        """Write the queued steps, and close the sink."""
         if self._closed.is_set():
             return
         self._closed.set()
@@ -238,8 +238,8 @@ class SinkThread:
             except Exception as error:
                 self._failure = self._failure or error
             if self._thread is not None:
-                self._thread.join()  # none of it is to be left when the interpreter ends
-        if self._failure is not None and not self._told:  # behind the last step: there is no report to say it in
+                self._thread.join()  # no thread may be left when the interpreter ends
+        if self._failure is not None and not self._told:  # after the last step there is no report for a note
             _log.warning("%s", self._no_more(self._failure))
 
     def __str__(self) -> str:

@@ -19,14 +19,14 @@ class TensorBoard:
 
         program.run(epochs=10, log=[ad.log.TensorBoard("runs/a")])
 
-    Where the run goes on from an earlier step, TensorBoard is told to discard the points of the later steps, also those
-    in files that other processes wrote before.
+    When the run resumes from an earlier step, TensorBoard discards the points of the later steps, also those in files
+    that other processes wrote.
 
     Needs tensorboardX: `pip install "adaptive-dataflow[tensorboard]"`.
 
     Args:
-      folder: where the files are put, a new one for each process and `run()`. The run's id ends their names.
-      every: steps between two points of a curve, for long runs. Text is written whenever there is some.
+      folder: directory of the event files; each process and `run()` creates one. File names end with the run's id.
+      every: steps between two points of a curve, for long runs. Text is always written.
 
     Raises:
       DriverError: tensorboardX is not installed.
@@ -51,7 +51,7 @@ class TensorBoard:
         return event_file_writer.EventsWriter, event_pb2, summary_pb2.Summary, summary.text
 
     def resume(self, resumption: Resumption) -> None:
-        """Have TensorBoard discard the points of this run's later steps."""
+        """Discard the points of this run's later steps."""
         self._resumption = resumption
 
     def write(self, event: StepEvent) -> None:

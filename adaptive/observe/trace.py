@@ -1,5 +1,5 @@
-"""What all processes did in some steps, side by side: a file for https://ui.perfetto.dev, and whatever else reads its
-JSON form.
+"""Write the timelines of all processes as one trace file, for https://ui.perfetto.dev and other readers of its JSON
+form.
 
 Each process is a group of tracks: the thread of the steps, one for each of its workers, and its compiler. A process of
 one worker has both on the worker's own track, so that what a step consists of lies below it.
@@ -17,7 +17,7 @@ from adaptive.base.timeline import COMPILER, STEPS, Span, Timeline
 
 
 class OfProcess(NamedTuple):
-    """What one process has noted down, as it is sent to the one that writes."""
+    """The timeline of one process, as sent to the process that writes the file."""
 
     process: str  # in words
     workers: list[int]  # that it carries
@@ -26,28 +26,29 @@ class OfProcess(NamedTuple):
 
     @classmethod
     def of(cls, timeline: Timeline, process: str, workers: Sequence[int]) -> OfProcess:
-        """By what is known here."""
+        """Return this process's timeline."""
         return cls(process, list(workers), timeline.spans, timeline.arrivals)
 
     def encode(self) -> bytes:
-        """As bytes, to be sent."""
+        """Encode as bytes."""
         return json.dumps(self).encode()
 
     @classmethod
     def decode(cls, sent: bytes) -> OfProcess:
-        """What `encode` made."""
+        """Decode the result of `encode`."""
         process, workers, spans, arrivals = json.loads(sent)
         return cls(process, workers, [Span(*span) for span in spans], arrivals)
 
 
 def write_trace(path: Path, all_of_them: Sequence[OfProcess]) -> None:
-    """Write the file.
+    """Write the trace file.
 
     Args:
-      all_of_them: by rank.
+      path: the file.
+      all_of_them: the timelines by rank.
 
     Raises:
-      OSError: it cannot be written.
+      OSError: the file cannot be written.
     """
     first = min((span[2] for span in all_of_them[0].spans), default=0.0)
     events: list[dict[str, Any]] = []
@@ -57,9 +58,9 @@ def write_trace(path: Path, all_of_them: Sequence[OfProcess]) -> None:
 
 
 def _ahead(own: Sequence[float], others: Sequence[float]) -> float:
-    """By how much a clock is ahead of another: a message arrives at both at nearly the same time.
+    """Return the offset of a clock to another: a message arrives at both processes at nearly the same time.
 
-    Whoever joined later has seen the last of them only.
+    A process that joined later has only the last arrivals.
     """
     together = min(len(own), len(others))
     pairs = zip(own[len(own) - together :], others[len(others) - together :], strict=True)
@@ -87,6 +88,6 @@ def _events(rank: int, one: OfProcess, zero: float) -> Iterator[dict[str, Any]]:
 
 
 def _tracks(one: OfProcess) -> dict[int | str, str]:
-    """What each track is called."""
+    """Return the name of each track."""
     names: dict[int | str, str] = {i: f"worker {worker}" for i, worker in enumerate(one.workers)}
     return {STEPS: names[0] if len(names) == 1 else "steps", **names, COMPILER: "compiler"}

@@ -30,9 +30,9 @@ class WandB:
     Needs wandb: `pip install "adaptive-dataflow[wandb]"`.
 
     Args:
-      run: a run that you have begun, by `wandb.init`, and will finish. By default one is begun at the first step and
-        finished at the end. What you log to it yourself, log with `{"step": …}` too, and without `step=`.
-      **init: what `wandb.init` is to be given: `project`, `name`, `group`, `config`, ... An `id` or `resume` of yours,
+      run: a run from `wandb.init`, which you finish yourself. By default the sink starts one at the first step and
+        finishes it at the end. Log your own values with `{"step": …}` too, and without `step=`.
+      **init: arguments of `wandb.init`: `project`, `name`, `group`, `config`, ... An `id` or `resume` of yours,
         here or in WANDB_RUN_ID and WANDB_RESUME, takes precedence; with `resume_from` or `fork_from` neither is set.
 
     Raises:
@@ -68,7 +68,7 @@ class WandB:
         self._run.log({"step": event.report.step, **told})
 
     def _options(self, run_id: str) -> dict[str, Any]:
-        """What `wandb.init` is given: its run goes on if it is there."""
+        """Return the arguments of `wandb.init`, which resumes the run if it exists."""
         if any(name in self._init for name in _OWN_POINT) or self._init.get("resume") in ("auto", True):
             return self._init
         own: dict[str, Any] = {}
@@ -79,7 +79,7 @@ class WandB:
         return {**own, **self._init}
 
     def close(self) -> None:
-        """Finish the run, if it was begun here."""
+        """Finish the run, if the sink started it."""
         run, self._run = self._run, None
         if run is not None and self._given is None:
             run.finish()

@@ -19,7 +19,7 @@ class Bounds(NamedTuple):
 
     @property
     def known(self) -> bool:
-        """Whether there is anything to go by."""
+        """Whether there are measurements."""
         return self.scale >= 0 and self.lower >= 0 and self.upper >= 0  # False for NaN
 
 

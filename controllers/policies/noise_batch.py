@@ -34,7 +34,7 @@ def noise_batch(
       growth: how many times larger or smaller the batch may get at one decision.
       dead_band: relative changes smaller than this are not worth making.
       monotone: never shrink.
-      confident: go by the confidence bounds; else by the scale itself, as KungFu does.
+      confident: use the confidence bounds; else the scale itself, as KungFu does.
       factor: what to multiply the scale by.
       multiple: batches are multiples of this; by default of the program's quantum on every worker.
       least_efficiency: between 0 and 1: never grow so far that an example teaches less than this fraction of …
@@ -90,7 +90,7 @@ def between(current: float, noise: Bounds, factor: float, *, confident: bool) ->
 
     Args:
       factor: what to multiply the scale by.
-      confident: go by its confidence bounds, and not by the scale itself.
+      confident: use the confidence bounds instead of the scale itself.
     """
     lower, upper = (noise.lower, noise.upper) if confident else (noise.scale, noise.scale)
     return min(max(current, factor * lower), factor * upper)

@@ -39,7 +39,7 @@ def noise_workers(
       dead_band: changes smaller than this part of the workers are not worth making, beside the half worker that
         rounding takes.
       monotone: never let anybody go.
-      confident: go by the confidence bounds; else by the scale itself, as KungFu does.
+      confident: use the confidence bounds; else the scale itself, as KungFu does.
       factor: what to multiply the scale by.
 
     Returns:

@@ -1,4 +1,4 @@
-"""`schedule`: a global batch that is known beforehand."""
+"""`schedule`: a predefined global batch."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from controllers._policy import Policy
 
 
 def schedule(batches: Mapping[float, int] | Callable[[Any], Any], *, by: Literal["step", "epoch"] = "step") -> Policy:
-    """Set the global batch by step or epoch, whatever is measured.
+    """Set the global batch by step or epoch.
 
         ctrl.hook(ctrl.schedule({0: 128, 1000: 256, 5000: 1024}))
 
-    It asks for a batch when the schedule's value changes, and again when another hook has changed the batch since.
+    The policy makes a request when the schedule's value changes, and again if another hook has changed the batch.
 
     Args:
-      batches: from which step on which batch, as above; or a function of the step, such as an optax schedule.
-      by: what to go by: "step", steps done; or "epoch", epochs of data consumed, as a fraction.
+      batches: the global batch from each step on, as above; or a function of the step, such as an optax schedule.
+      by: the argument of the schedule: "step", completed steps, or "epoch", epochs of data consumed, as a fraction.
 
     Returns:
       A policy for a hook without values.

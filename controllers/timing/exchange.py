@@ -35,7 +35,7 @@ class Exchange(NamedTuple):
 
     @property
     def known(self) -> bool:
-        """Whether there is anything to go by."""
+        """Whether there are measurements."""
         return bool(self.seconds >= 0)
 
     def see(self, workers: int, seconds: float) -> Exchange:

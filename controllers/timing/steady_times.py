@@ -1,4 +1,4 @@
-"""Mean step times since sizes last changed: what the published policies go by."""
+"""Mean step times since sizes last changed, the input of the published policies."""
 
 from __future__ import annotations
 
