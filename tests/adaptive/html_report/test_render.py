@@ -82,6 +82,7 @@ def test_a_page_says_what_happened(made, run):
     assert "<title>Run of 600 steps: run.jsonl</title>" in page
     assert "Steps 1 to 600 took" in text.text
     assert "57,600 examples, up to epoch 6" in text.text
+    assert re.search(r"global batch\s*96\s*throughout", text.text)
     assert re.search(
         r"Worker 1 made the others wait 3\d % of the time from step 20\d to \d+: an example took it 1.6 times",
         text.text,

@@ -646,3 +646,14 @@ def test_saving_now_waits_for_the_disk(tmp_path, monkeypatch):
             if report.step == 3:
                 program._parts.run.checkpointer.save(wait=True)
                 assert names(tmp_path)[-1].endswith("step-3")
+
+
+@pytest.mark.parametrize(("every", "epochs"), [("0.5 epochs", 0.5), ("1 epoch", 1), ("2 epochs", 2), ("3 epochs", 3)])
+def test_one_is_due_whenever_so_many_epochs_are_over(every, epochs):
+    interval, examples = ad.Checkpoints("run/", every=every).interval, 10
+    consumed = [0, *np.cumsum(np.random.default_rng(0).integers(1, 5, 60)).tolist()]  # unlike batch sizes
+    due = [interval.due(step, consumed[step - 1], consumed[step], examples) for step in range(1, 61)]
+    ends = {int(total // (epochs * examples)) for total in consumed} - {0}
+    assert sum(due) == len(ends)
+    assert due[consumed.index(next(c for c in consumed if c >= epochs * examples)) - 1]
+    assert not any(interval.due(step, consumed[step - 1], consumed[step], None) for step in range(1, 61))
