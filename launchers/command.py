@@ -1,9 +1,9 @@
-"""The command `adaptive`: a group of those that packages register as entry points of the group `adaptive.commands`.
+"""The command `adaptive`: a click group whose commands are the entry points of the group `adaptive.commands`.
 
     [project.entry-points."adaptive.commands"]
     mine = "my_package.command:mine"          # a click command
 
-They are imported when they are called, and not to be listed: most import JAX.
+A command is imported when it is called, not when commands are listed, because most commands import JAX.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ OURS = {
 
 
 class _Commands(click.Group):
-    """Commands by their entry points."""
+    """A click group that finds its commands among the installed entry points."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return [*OURS, *sorted(set(_registered()) - set(OURS))]
@@ -36,7 +36,8 @@ class _Commands(click.Group):
             return None
         if entry is None:
             raise click.ClickException(
-                f"{cmd_name!r} is not registered: what is installed of {NAME} is older than its code.{_intruder()}\n"
+                f"{cmd_name!r} is not registered: the installed metadata of {NAME} is older than its code."
+                f"{_intruder()}\n"
                 f"Install it again:  pip install --upgrade {NAME}    or, from a checkout:  pip install -e ."
             )
         try:
@@ -46,7 +47,7 @@ class _Commands(click.Group):
                 f"{cmd_name!r} ({entry.value}) cannot be loaded: {error}{_intruder()}"
             ) from error
         if not isinstance(command, click.Command):
-            raise click.ClickException(f"{cmd_name!r} ({entry.value}) is to be a click command; it is {command!r}")
+            raise click.ClickException(f"{cmd_name!r} ({entry.value}) must be a click command, not {command!r}")
         return command
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
@@ -62,30 +63,30 @@ class _Commands(click.Group):
 def adaptive() -> None:
     """Adaptive control for data-parallel training in JAX.
 
-    `adaptive COMMAND --help` says more. Another package adds a command by an entry point of the group
+    `adaptive COMMAND --help` describes a command. Other packages add commands as entry points of the group
     adaptive.commands.
     """
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """The command line. Does not return."""
+    """Run the command line, and exit with the command's exit code."""
     adaptive(None if arguments is None else list(arguments), prog_name="adaptive")
 
 
 def intruder() -> str:
-    """What to say where another project's package `adaptive` is installed, which lies where ours does; "" if not."""
+    """Return a message if another project's package named `adaptive` is installed over this one; "" if not."""
     try:
         other = distribution("adaptive")
     except PackageNotFoundError:
         return ""
     return (
-        f"The package named adaptive ({other.version}) is installed: another project, whose files overwrite "
-        "ours, since its import name is the same."
+        f"The package named adaptive ({other.version}) is installed. It is another project with the same import name, "
+        "and its files overwrite ours."
     )
 
 
 def how_to_remove_it() -> str:
-    """What to type then."""
+    """Return the shell command that removes the other package and restores this one."""
     return f"pip uninstall adaptive && pip install --force-reinstall --no-deps {NAME}=={_version()}"
 
 
@@ -105,4 +106,4 @@ def _registered() -> dict[str, EntryPoint]:
 
 
 def _origin(entry: EntryPoint) -> str:
-    return f"Of the package {entry.dist.name}." if entry.dist is not None else f"Of {entry.module}."
+    return f"From the package {entry.dist.name}." if entry.dist is not None else f"From {entry.module}."

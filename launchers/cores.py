@@ -1,4 +1,4 @@
-"""The cores of this host, as far as they may be used."""
+"""The cores of this host that this process may use: its CPU affinity and its container's quota."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ import psutil
 
 
 class Cores(NamedTuple):
-    """How many there are for a job, and what keeps it from having more.
+    """The cores that a job may use on this host.
 
     Attributes:
-      usable: physical cores.
-      bindable: whether a launcher may hand them out one by one. It counts from the first of the machine, and does not
-        see that this process may use others only (`taskset`), or a part of their time.
-      quota: how many cores' time the container has; `None` without a limit.
+      usable: number of physical cores.
+      bindable: whether a launcher may bind ranks to single cores. Launchers count from the machine's first core, and
+        ignore the affinity of this process (`taskset`) and its CPU quota.
+      quota: CPU time that the container may use per second of wall time, in cores; `None` without a limit.
     """
 
     usable: int
@@ -25,7 +25,7 @@ class Cores(NamedTuple):
 
 
 def cores() -> Cores:
-    """Those that this process, and what it starts here, may use."""
+    """Return the cores that this process and its children may use."""
     logical = psutil.cpu_count() or 1
     physical = psutil.cpu_count(logical=False) or logical
     allowed = len(psutil.Process().cpu_affinity()) if hasattr(psutil.Process, "cpu_affinity") else logical
@@ -36,10 +36,10 @@ def cores() -> Cores:
 
 
 def cpu_quota(root: Path = Path("/sys/fs/cgroup")) -> float | None:
-    """How many cores' time this process's container may take; `None` where that is not limited.
+    """Return the CPU quota of this process's container, in cores; `None` without a limit.
 
-    Containers see all cores of their machine, so XLA starts a thread for each, and all of them are stopped together
-    when the time is used up.
+    A container sees all cores of its machine, so XLA starts a thread for each, and the kernel stops all of them when
+    the quota of a period is used up.
     """
     try:
         if (both := root / "cpu.max").exists():
@@ -47,5 +47,5 @@ def cpu_quota(root: Path = Path("/sys/fs/cgroup")) -> float | None:
         else:
             quota, period = ((root / "cpu" / f"cpu.cfs_{name}_us").read_text() for name in ("quota", "period"))
         return int(quota) / int(period) if int(quota) > 0 else None
-    except (OSError, ValueError):  # none is set ("max"), or there is no such thing here
+    except (OSError, ValueError):  # no quota is set ("max"), or this host has no cgroups
         return None

@@ -1,12 +1,12 @@
-"""Telling Open MPI that a process is lost where it cannot know: its host is cut off, and nothing comes back from it.
+"""Declares a process failed to Open MPI, which does not notice when a host is cut off from the network.
 
-MPI has no call for that. Open MPI has a function that its own detectors call (`ompi_errhandler_proc_failed_internal`),
-exported, and no part of its interface: tried with 5.0.11. It takes a process, which another one finds by a name: a
-number of the job, and the rank. The number is that of this process, whose record is looked at where it lies; it is made
-sure that the rank there is the own one, or nothing is done. What waits for the lost process, in any thread, gets
-MPI_ERR_PROC_FAILED then.
+MPI has no call for this. Open MPI's own failure detectors call `ompi_errhandler_proc_failed_internal`, a symbol that
+the library exports but does not document (tested with 5.0.11). Its argument is a process record, which
+`ompi_proc_for_name` finds by job number and rank. The job number is read from the memory of this process's own record;
+if the rank found there is not this process's rank, the layout is a different one and nothing is done. After the call,
+every MPI call that waits for the failed process, in any thread, returns MPI_ERR_PROC_FAILED.
 
-All who are left have to be told, or they wait for each other.
+Every remaining process must make this declaration, because those that have not made it keep waiting.
 """
 
 from __future__ import annotations
@@ -16,16 +16,16 @@ import re
 from pathlib import Path
 from typing import Any
 
-_NAME = 40  # bytes into the record of a process: behind an object (16) in a list (24)
-_STATUS = -50  # any error; it goes into messages for developers
+_NAME = 40  # offset of the name in a process record, in bytes: after the list item (16 bytes of object and 24 of list)
+_STATUS = -50  # an arbitrary error code; it appears only in debug messages
 
 
 def declare_lost(rank: int, own: int) -> bool:
-    """Let Open MPI take a process for dead; False where that is not possible.
+    """Declare a process failed to Open MPI. Returns whether that succeeded.
 
     Args:
-      rank: of the lost one, in COMM_WORLD.
-      own: this process's.
+      rank: the failed process's rank in COMM_WORLD.
+      own: this process's rank in COMM_WORLD.
     """
     library = _library()
     if library is None or rank == own:
@@ -44,7 +44,7 @@ def declare_lost(rank: int, own: int) -> bool:
 
 
 def _library() -> Any:
-    """Open MPI, if this process has loaded it, and it has what is needed."""
+    """Return the Open MPI library that this process has loaded, or None if it lacks the needed symbols."""
     maps = Path("/proc/self/maps")
     paths = re.findall(r"\S*/libmpi\.so\S*", maps.read_text()) if maps.exists() else []
     if not paths:

@@ -1,35 +1,35 @@
-"""How a process of a job ends: it reports to the launcher, and does not wait in MPI for processes that are gone.
+"""The end of a job's process: reports the exit code to the launcher, and does not wait in MPI for lost processes.
 
-`adaptive run` names itself in an environment variable. A process sends it lines of JSON: through its supervisor
-(`supervisor.py`), which has the TCP connection, or through a connection of its own. They have these fields:
+`adaptive run` puts its address into an environment variable. A process sends it lines of JSON, through its supervisor
+(`supervisor.py`), which holds the TCP connection, or through a connection of its own. Lines have these fields:
 
-    token    and who the process is: the first line
-    making   whether the process makes a world of all processes, and so waits for all of them
-    world    in how many worlds the process is; training continues when it dies inside one
+    token    first line: the job's secret, with the identity of the process
+    making   whether the process is making a world of all processes, and so waits for all of them
+    world    number of worlds that the process is in; training continues if it dies inside one
     joined   a spawned process has become a member of the job
-    ends     the exit code, as soon as it is known, at the latest when Python ends
-    left     the same, of a process that leaves for good while the others go on (`leave_job`)
-    asks     a question, by its number: whether the process still belongs to the job (`confirm`)
-    again    as `token`, of a process whose connection broke: whether the others go on without it (`if_given_up`)
-    exited   the exit status, and
-    killed   the signal that ended the process: both from the supervisor
+    ends     exit code, sent as soon as it is known, at the latest when Python ends
+    left     exit code of a process that leaves for good while the others continue (`leave_job`)
+    asks     number of a question: does the process still belong to the job? (`confirm`)
+    again    sent with `token` after a broken connection: do the others continue without the process? (`if_given_up`)
+    exited   exit status, from the supervisor
+    killed   signal that ended the process, from the supervisor
 
-The launcher may answer
+The launcher may send
 
-    signal   which the process is to get: so it reaches processes on all hosts, and none but them
-    lost     a rank that is cut off; MPI is told (`declare.py`)
-    here     the number of a question
-    given up the others go on without the process
+    signal   number of a signal for the process, so that signals reach the job's processes on all hosts
+    lost     number of a rank that is cut off, to be declared to MPI (`declare.py`)
+    here     number of a question, as its answer
+    given up the others continue without the process
 
-A process whose launcher has not answered for so many seconds is cut off from the others: it is killed, since they go
-on without it.
+A process whose launcher has not answered for the host timeout is cut off. It is killed, because the others continue
+without it.
 
-MPI_Finalize can wait for ever where processes were lost or have left. In a job that survives losses a process whose
-exit code is known leaves it out, which mpirun does not mind: Python's exit handlers are run, files are flushed, and
-the process is gone. Else (plain `python train.py`) MPI_Finalize runs in a thread, with a deadline, and mpi4py, which
-would call it once more, is told to leave it to us (`collectives/worlds/mpi.py`).
+MPI_Finalize can wait forever for processes that were lost or have left. In a job that survives losses, a process whose
+exit code is known skips it, which mpirun accepts: Python's exit handlers run, files are flushed, and the process exits.
+Otherwise (plain `python train.py`) MPI_Finalize runs in a thread with a deadline, and mpi4py's own call of it at exit
+is turned off (`collectives/worlds/mpi.py`).
 
-The launcher's `rank.py` loads this file before anything else, so it imports nothing but the standard library.
+The launcher's `rank.py` loads this file before anything else, so it imports only the standard library.
 """
 
 from __future__ import annotations
@@ -51,25 +51,25 @@ from typing import Any, NoReturn
 LAUNCHER = "ADAPTIVE_LAUNCHER"  # TOKEN SECONDS HOST ADDRESS:PORT ADDRESS:PORT …
 RECRUIT = "ADAPTIVE_RECRUIT"  # in the environment of processes that others of the job have spawned
 SURVIVES = "OMPI_MCA_mpi_ft_enable"  # set by mpirun --with-ft ulfm
-FINALIZE_SECONDS = 2.0  # waited for MPI_Finalize at the end of a job that survives losses
-HURRY_SECONDS = 0.2  # where others go on, or this process has failed: it only has to have begun
+FINALIZE_SECONDS = 2.0  # wait for MPI_Finalize at the end of a job that survives losses
+HURRY_SECONDS = 0.2  # the same if others continue or this process has failed: MPI_Finalize only has to begin
 CONNECT_SECONDS = 3.0
 _RANKS = ("OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK")
 _SIZES = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE")
 
 
 class _Ending:
-    """What is known of the end of this process."""
+    """The state of this process's end: its exit code and its connection to the launcher."""
 
     def __init__(self) -> None:
-        self.code: int | None = None  # not known
-        self.leaves = False  # while others go on
-        self.heard = False  # it ends by an error that all processes have
-        self.worlds = 0  # that are open
+        self.code: int | None = None  # None: unknown
+        self.leaves = False  # it leaves for good while others continue
+        self.heard = False  # it ends by an error that all processes raise
+        self.worlds = 0  # number of open worlds
         self.line: socket.socket | None = None
         self.said = threading.Lock()
         self.prepared = False
-        self.changed = threading.Condition()  # of the questions to the launcher
+        self.changed = threading.Condition()  # for asked, answered and listening
         self.asked = self.answered = 0
         self.listening = False
         self.supervised = False
@@ -79,12 +79,12 @@ _me = _Ending()
 
 
 def attach(line: socket.socket) -> None:
-    """Report by this connection, to a supervisor that has introduced this process to the launcher."""
+    """Use this connection for reports; it leads to a supervisor that has introduced this process to the launcher."""
     _me.line, _me.supervised = line, True
 
 
 def prepare() -> None:
-    """Connect to the launcher, if there is one of ours, and see to the end of MPI. Again, it does nothing."""
+    """Connect to `adaptive run` if it started this job, and register the exit handler. Idempotent."""
     if _me.prepared:
         return
     _me.prepared = True
@@ -100,10 +100,10 @@ def prepare() -> None:
 
 @contextmanager
 def making_world(of_all: bool) -> Iterator[None]:
-    """Around the making of a world.
+    """Report to the launcher, as a context manager, that this process is making a world.
 
     Args:
-      of_all: the world is of all processes of the job, so this process waits for each of them.
+      of_all: whether the world consists of all processes of the job, so that this process waits for each of them.
     """
     prepare()
     if not of_all:
@@ -123,7 +123,7 @@ def world_made() -> None:
 
 
 def world_ended() -> None:
-    """Report that the world has come to its end, on all processes."""
+    """Report that a world has ended on all processes."""
     _me.worlds -= 1
     _say(world=_me.worlds)
 
@@ -134,19 +134,19 @@ def joined() -> None:
 
 
 def all_have_heard() -> None:
-    """This process is about to end by an error that all processes have. None has to abort the others."""
+    """Record that this process is about to end by an error that all processes raise, so that it aborts none of them."""
     _me.heard = True
 
 
 def leaves() -> bool:
-    """Whether this process is about to leave the job for good (`leave_job`)."""
+    """Return whether this process is leaving the job for good (`leave_job`)."""
     return _me.leaves
 
 
 def ends(code: int) -> None:
-    """Tell the launcher the exit code, once it is known. The process ends with it.
+    """Record the exit code with which this process is about to end.
 
-    A code that is not 0 is told at once, since others may wait for this process; 0 is, when Python has ended.
+    A nonzero code is reported to the launcher at once, because others may wait for this process; 0 when Python ends.
     """
     if not _me.leaves:
         _me.code = code
@@ -155,14 +155,17 @@ def ends(code: int) -> None:
 
 
 def leave_job(code: int = 0) -> NoReturn:
-    """End this process for good, while the others go on. For jobs that survive losses.
+    """End this process for good while the others continue. For jobs that survive losses.
 
-    The others have taken leave of it before, or take it for one that has died: MPI is not finalized, since they would
-    not notice. It raises SystemExit, so `with` blocks and `finally` clauses are gone through.
+    The others have removed this process before, or treat it as lost. MPI is not finalized, because they would not
+    notice the end of a process that finalizes.
 
     Args:
-      code: of this process. The job's own code does not depend on it under `adaptive run`. Plain mpirun
-        ends with it, if it is not 0, and the others do not notice then: so they must have taken leave.
+      code: exit code of this process. The exit code of `adaptive run` does not depend on it. Plain mpirun ends with
+        it if it is nonzero, and the others do not notice, so they must have removed this process before.
+
+    Raises:
+      SystemExit: always, so that `with` blocks and `finally` clauses run.
     """
     _me.leaves, _me.code = True, code
     prepare()
@@ -171,10 +174,10 @@ def leave_job(code: int = 0) -> NoReturn:
 
 
 def confirm() -> None:
-    """Return when the launcher has confirmed that this process belongs to the job, or cannot answer.
+    """Wait until the launcher confirms that this process still belongs to the job, or the launcher cannot answer.
 
-    Called before this process takes others for lost. If it was given up while it could not answer, they are not lost:
-    it is killed then.
+    Called before this process treats others as lost. If the launcher has given this process up in the meantime, the
+    others are not lost; this process is killed.
     """
     with _me.changed:
         if not _me.listening:
@@ -186,17 +189,18 @@ def confirm() -> None:
 
 
 def connect(environ: Mapping[str, str], *, quiet: bool = False) -> socket.socket | None:
-    """Return a connection to the launcher; None without a launcher of ours, or where it cannot be reached.
+    """Return a connection to `adaptive run`; None if it did not start this job or cannot be reached.
 
     Args:
-      quiet: do not report that it cannot be reached.
+      environ: environment variables, which name the launcher.
+      quiet: print nothing if the launcher cannot be reached.
     """
     token, seconds, host, *addresses = environ.get(LAUNCHER, "").split() or ["", "", ""]
     rank = _number(environ, _RANKS)
     if not token or rank is None:
         return None
     here = socket.gethostname() == host
-    for address in sorted(addresses, key=lambda a: a.startswith("127.") != here):  # its own first, or last
+    for address in sorted(addresses, key=lambda a: a.startswith("127.") != here):  # loopback first, or last
         name, _, port = address.rpartition(":")
         with suppress(OSError):
             line = socket.create_connection((name, int(port)), timeout=CONNECT_SECONDS)
@@ -204,15 +208,17 @@ def connect(environ: Mapping[str, str], *, quiet: bool = False) -> socket.socket
             give_up_after(line, float(seconds))
             return line
     if not quiet:
-        sys.stderr.write(f"rank {rank} cannot reach its launcher on {host}, by {', '.join(addresses)}\n")
+        sys.stderr.write(f"rank {rank} cannot reach its launcher on {host} at {', '.join(addresses)}\n")
     return None
 
 
 def introduction(environ: Mapping[str, str], pid: int, supervised: bool = False) -> dict[str, Any]:
-    """Return the first line of a process to the launcher: who it is.
+    """Return the fields of a process's first line to the launcher, which identify it.
 
     Args:
-      supervised: it comes from the supervisor of the process `pid`.
+      environ: environment variables of the process.
+      pid: its process id.
+      supervised: whether the line comes from the supervisor of that process.
     """
     rank = _number(environ, _RANKS) or 0
     return {
@@ -232,7 +238,7 @@ def _number(environ: Mapping[str, str], names: Sequence[str]) -> int | None:
 
 
 def _say(**what: Any) -> None:
-    with suppress(OSError), _me.said:  # the launcher may be gone, and then nobody asks
+    with suppress(OSError), _me.said:  # the launcher may be gone, and then nobody needs the report
         if _me.line is not None:
             send(_me.line, **what)
 
@@ -247,7 +253,7 @@ def send(line: socket.socket, **what: Any) -> None:
 
 
 def _listen(line: socket.socket, pid: int) -> None:
-    """Obey the launcher; kill this process where it is cut off from the launcher."""
+    """Handle the launcher's messages; kill this process if it is cut off from the launcher."""
     try:
         with line.makefile("r") as lines:
             for words in lines:
@@ -270,16 +276,16 @@ def _listen(line: socket.socket, pid: int) -> None:
 
 
 def if_cut_off(error: OSError, pid: int) -> None:
-    """Kill a process if its launcher does not answer any more."""
+    """Kill a process if the error of its connection says that the launcher has stopped answering."""
     if not isinstance(error, ConnectionError):
         sys.stderr.write(f"pid {pid} on {socket.gethostname()} is cut off from its launcher ({error})\n")
         os.kill(pid, signal.SIGKILL)
 
 
 def if_given_up(environ: Mapping[str, str], pid: int) -> None:
-    """Kill a process whose connection to the launcher broke, if the others go on without it.
+    """Kill a process whose connection to the launcher broke, if the others continue without it.
 
-    The connection breaks when the launcher dies, too. Then nobody answers, and the process goes on.
+    The connection also breaks when the launcher dies. Then nobody answers, and the process continues.
     """
     line = connect(environ, quiet=True)
     if line is None:
@@ -291,18 +297,18 @@ def if_given_up(environ: Mapping[str, str], pid: int) -> None:
             sys.stderr.write(
                 f"pid {pid} on {socket.gethostname()} was given up: its host did not answer the launcher for "
                 f"{_host_timeout(environ):g} s (--host-timeout), and the others continue without it. Was the host "
-                "stopped, or its network down? The process is killed, and writes no checkpoint.\n"
+                "stopped, or its network down? The process is killed without writing a checkpoint.\n"
             )
             os.kill(pid, signal.SIGKILL)
 
 
 def _host_timeout(environ: Mapping[str, str]) -> float:
-    """Seconds after which a process that does not answer the launcher is lost."""
+    """Return the seconds after which a process that does not answer the launcher counts as lost."""
     return float(environ[LAUNCHER].split()[1])
 
 
 def _lost(rank: int) -> None:
-    """A rank of this job cannot be reached any more."""
+    """Declare a rank of this job failed to MPI, if this process uses MPI."""
     from .declare import declare_lost
 
     own = _number(os.environ, _RANKS)
@@ -311,16 +317,16 @@ def _lost(rank: int) -> None:
 
 
 def give_up_after(line: socket.socket, seconds: float) -> None:
-    """Let the kernel close a connection whose other side has not answered for so long. Idle ones are probed."""
+    """Let the kernel close a connection whose other side has not answered for `seconds`. Idle ones are probed."""
     line.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     options = {"TCP_KEEPIDLE": seconds / 2, "TCP_KEEPINTVL": seconds / 6, "TCP_KEEPCNT": 3}
     for name, value in {**options, "TCP_USER_TIMEOUT": 1000 * seconds}.items():
-        if hasattr(socket, name):  # Linux has all
+        if hasattr(socket, name):  # Linux has all of them
             line.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), max(1, round(value)))
 
 
 def _end() -> None:
-    """Called when Python ends; started by our launcher, behind all other exit handlers."""
+    """Report the exit code and finalize MPI when Python exits; under `adaptive run` this handler runs last."""
     survives = os.environ.get(SURVIVES, "").lower() in ("1", "true", "yes")
     by_error = getattr(sys, "last_value", None) is not None  # the interpreter sets it when it prints an error
     if not _me.code and not _me.leaves and not by_error:
@@ -332,14 +338,14 @@ def _end() -> None:
         _flush()
         os._exit(_me.code & 0xFF)
     if _me.code or (survives and _me.heard):
-        _finalize(mpi, HURRY_SECONDS)  # nobody may come, and nobody is to be aborted
+        _finalize(mpi, HURRY_SECONDS)  # the others may not finalize, and must not be aborted
     elif survives and not by_error:
         _finalize(mpi, FINALIZE_SECONDS)
-    # else mpi4py does as it always does: it finalizes MPI, or aborts
+    # otherwise mpi4py's own exit handler finalizes MPI, or aborts
 
 
 def _flush() -> None:
-    """Write what is buffered, in files that nobody has closed too."""
+    """Flush all open files, because os._exit does not."""
     for thing in gc.get_objects():
         if isinstance(thing, io.IOBase):
             with suppress(Exception):
@@ -347,15 +353,15 @@ def _flush() -> None:
 
 
 def _finalize(mpi: Any, seconds: float) -> None:
-    """Finalize MPI, and wait for that no longer than `seconds`; the process ends all the same.
+    """Finalize MPI, but wait at most `seconds` for it, and let the process exit in any case.
 
-    `MPI.Finalize` of mpi4py holds the interpreter's lock, so no Python thread could count the seconds. The same
-    function of C, called by ctypes, does not.
+    `MPI.Finalize` of mpi4py holds the GIL, so no other Python thread could measure the time. The C function, called by
+    ctypes, does not.
     """
     thread = threading.Thread(target=_finalize_of(mpi), name="adaptive-finalize", daemon=True)
     thread.start()
     thread.join(seconds)
-    if thread.is_alive() and sys.platform == "linux":  # not under the feet of C's own handlers
+    if thread.is_alive() and sys.platform == "linux":  # skip C's exit handlers, which would race with the thread
         c = ctypes.CDLL(None)
         if hasattr(c, "on_exit"):
             c.on_exit(c._exit, None)
@@ -363,7 +369,7 @@ def _finalize(mpi: Any, seconds: float) -> None:
 
 
 def _finalize_of(mpi: Any) -> Callable[[], object]:
-    """Return MPI_Finalize of the library that mpi4py has loaded, as a function that lets other Python threads run."""
+    """Return MPI_Finalize of the library that mpi4py has loaded, as a function that releases the GIL."""
     try:
         return ctypes.CDLL(mpi.__file__).MPI_Finalize
     except (OSError, AttributeError):  # mpi4py was linked in another way

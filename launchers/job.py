@@ -1,4 +1,4 @@
-"""A running job: the MPI's launcher, and the processes that say how they end."""
+"""A running job: starts mpirun, collects its processes' reports, passes signals on, and determines the exit code."""
 
 from __future__ import annotations
 
@@ -21,21 +21,21 @@ from .ending import LAUNCHER, give_up_after
 from .verdict import Process, reason_to_end, remark, verdict
 
 AFTER_SECONDS = 2.0  # from the end of the program to that of its launcher; from one rank's error to the others' end
-CLEANING_SECONDS = 1.5  # what the MPI's launcher gets to end its ranks and to remove its files
-LAST_WORDS_SECONDS = 0.5  # of the ranks, that are still on their way when the launcher has ended
+CLEANING_SECONDS = 1.5  # time that mpirun gets to end its ranks and to remove its files
+LAST_WORDS_SECONDS = 0.5  # wait for ranks' last reports after mpirun has ended
 PASSED_ON = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class Job:
-    """One job.
+    """A job of several ranks, run once.
 
     Args:
-      command: the MPI's launcher, with everything.
-      environ: its environment.
-      grace: seconds between a signal that ends a job, and the end of what is still there.
-      host_timeout: seconds after which a host that does not answer is lost.
-      addresses: under which ranks, on this host and on others, can reach it.
+      command: the whole command line of mpirun.
+      environ: the environment of mpirun.
+      grace: seconds between a signal that ends the job and the forced end of the remaining ranks.
+      host_timeout: seconds after which a host that does not answer counts as lost.
+      addresses: addresses of this host, at which ranks on this and other hosts can reach it.
     """
 
     def __init__(
@@ -55,23 +55,23 @@ class Job:
         self._addresses = addresses
         self._token = secrets.token_hex(16)
         self._processes: list[Process] = []
-        self._lines: dict[asyncio.StreamWriter, Process] = {}  # open ones; of a process the last one reaches it
+        self._lines: dict[asyncio.StreamWriter, Process] = {}  # open connections; a process listens to its last one
         self._talks: set[asyncio.Task] = set()
-        self._ended: list[Process] = []  # in this order
-        self._lost: list[Process] = []  # the others go on without them
-        self._told: signal.Signals | None = None  # the signal that ends it
+        self._ended: list[Process] = []  # in the order in which they ended
+        self._lost: list[Process] = []  # cut off; the other processes continue without them
+        self._told: signal.Signals | None = None  # the signal that ends the job
         self._launcher: asyncio.subprocess.Process | None = None
-        self._check: asyncio.TimerHandle | None = None  # whether there is still a reason to end the job
-        self._forced = False  # the launcher did not end by itself
+        self._check: asyncio.TimerHandle | None = None  # the pending second look at a reason to end the job
+        self._forced = False  # this process has ended mpirun
 
     async def run(self, announce: Callable[[], object] = lambda: None) -> int:
-        """Start the job, and wait for its end; returns its exit code.
+        """Start the job, wait for its end, and return its exit code.
 
         Args:
-          announce: called before the job is started, when signals are passed on to it.
+          announce: called before the job starts, after the signal handlers are installed.
         """
         loop = asyncio.get_running_loop()
-        for number in PASSED_ON:  # before there is a job: whenever a signal comes, it is passed on
+        for number in PASSED_ON:  # before the job starts, so that no signal is missed
             loop.add_signal_handler(number, self._pass_on, number)
         announce()
         server = await asyncio.start_server(self._hear, "", 0, family=socket.AF_INET)
@@ -85,10 +85,10 @@ class Job:
             *self._command,
             env=self._environ,
             stdin=subprocess.DEVNULL if sys.stdin is None or sys.stdin.isatty() else None,
-            process_group=0,  # Ctrl-C is for us alone, who pass it on
+            process_group=0,  # Ctrl-C reaches this process only, which passes it on
             preexec_fn=lambda: _end_with(own_pid),
         )
-        if self._told is not None:  # meanwhile
+        if self._told is not None:  # a signal arrived while mpirun was being started
             self._terminate()
         own = await self._launcher.wait()
         if self._talks:
@@ -105,7 +105,7 @@ class Job:
             process.connected = False
         cut_short = [process for process in quiet if process.cut_short and process.counts]
         if cut_short and not self._forced:
-            sys.stderr.write(f"adaptive run: mpirun ended with {own}, while {cut_short[0]} went on.\n")
+            sys.stderr.write(f"adaptive run: mpirun ended with {own} while {cut_short[0]} was running.\n")
         code = verdict(self._in_order(), None if self._forced else own)
         nobody_said = not any(process.ended is not None for process in self._ended)
         failed = any(process.ended for process in self._ended)
@@ -116,7 +116,7 @@ class Job:
     # --- what processes report ----------------------------------------------------------------------------------------
 
     async def _hear(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """Take down what comes by one connection, from its first line on."""
+        """Record the reports of one connection, from its first line to its end."""
         talk = asyncio.current_task()
         assert talk is not None
         self._talks.add(talk)
@@ -146,7 +146,7 @@ class Job:
             self._look_at(known)
 
     def _introduced(self, said: Mapping[str, Any], writer: asyncio.StreamWriter) -> Process:
-        """The process that has said this: a new one, or a part of a command that a supervisor has introduced."""
+        """Return the process of an introduction: a new one, or the known one of a command that has a supervisor."""
         who = said["job"], said["rank"], said["host"], said["spawned"]
         same = (p for p in self._lines.values() if (p.job, p.rank, p.host, p.spawned) == who)
         process = None if said["supervised"] else next(same, None)
@@ -157,12 +157,12 @@ class Job:
             process.is_command = True
         process.pid = said["pid"]
         self._lines[writer] = process
-        if self._told is not None:  # the process has come too late to get it with the others
+        if self._told is not None:  # the process connected after the signal was passed on
             self._send(writer, "signal", int(self._told))
         return process
 
     def _take_down(self, process: Process, said: Mapping[str, int]) -> None:
-        if process.cut_short:  # what it reports now is our doing
+        if process.cut_short:  # its reports from now on are consequences of our ending the job
             return
         process.worlds = said.get("world", process.worlds)
         process.worked |= process.worlds > 0
@@ -183,7 +183,7 @@ class Job:
         self._look_at(process)
 
     def _look_at(self, process: Process) -> None:
-        """See what follows from what is known now."""
+        """Record a process's end if it is known now, and check whether the job has to be ended."""
         if process.over and process not in self._ended:
             self._ended.append(process)
             if (text := remark(process)) and not self._forced:
@@ -191,7 +191,7 @@ class Job:
         self._look_again()
 
     def _in_order(self) -> list[Process]:
-        """Processes in the order in which they have ended, and then the others."""
+        """Return the ended processes in the order of their ends, and then the others."""
         return [*self._ended, *(process for process in self._processes if process not in self._ended)]
 
     def _look_again(self) -> None:
@@ -199,7 +199,7 @@ class Job:
             self._check = asyncio.get_running_loop().call_later(AFTER_SECONDS, self._end_because, why)
 
     def _end_because(self, why: str) -> None:
-        """End the job, if the reason still holds: what another process has reported may have been on its way."""
+        """End the job if the reason still holds: another process's report may have arrived in the meantime."""
         self._check = None
         if reason_to_end(self._in_order()) == why:
             self._say_why()
@@ -212,15 +212,15 @@ class Job:
             sys.stderr.write(f"adaptive run: {why}\n")
 
     def _lose(self, process: Process) -> None:
-        """Have the others go on without a process that does not answer; it has ended by itself by now, or will."""
-        sys.stderr.write(f"adaptive run: {process} is cut off; the others go on without it.\n")
+        """Tell the other processes that one is lost. The lost process kills itself when its own timeout expires."""
+        sys.stderr.write(f"adaptive run: {process} is cut off; the others continue without it.\n")
         self._lost.append(process)
         for writer, other in self._lines.items():
             if other.connected and other is not process and other.job == process.job:
                 self._send(writer, "lost", process.rank)
 
     def _is_lost(self, said: Mapping[str, Any]) -> bool:
-        """Whether the others go on without the process that introduces itself so."""
+        """Return whether the process of this introduction has been declared lost."""
         who = said["job"], said["rank"], said["host"], said["spawned"]
         return any((p.job, p.rank, p.host, p.spawned) == who for p in self._lost)
 
@@ -231,7 +231,7 @@ class Job:
     # --- signals and the end ------------------------------------------------------------------------------------------
 
     def _pass_on(self, number: signal.Signals) -> None:
-        """A signal to this process: to all ranks, and with an end to the job if it is one that ends."""
+        """Pass a signal on to all ranks; for an ending signal, also schedule the forced end of the job."""
         again = self._told is not None
         reached = {process: writer for writer, process in self._lines.items() if process.connected}
         for writer in reached.values():
@@ -244,7 +244,7 @@ class Job:
                 self._launcher.send_signal(number)
 
     def _terminate(self) -> None:
-        """End the MPI's launcher, and with it all ranks."""
+        """End mpirun, and with it all ranks."""
         if self._launcher is None or self._launcher.returncode is not None or self._forced:
             return
         self._forced = True
@@ -252,13 +252,13 @@ class Job:
         for process in unfinished:
             process.cut_short = True
         if any(process.counts for process in unfinished):
-            sys.stderr.write("adaptive run: the job is ended, with all ranks that go on.\n")
+            sys.stderr.write("adaptive run: ending the job and all ranks that are still running.\n")
         with suppress(ProcessLookupError):
             self._launcher.terminate()
         asyncio.get_running_loop().call_later(CLEANING_SECONDS, self._kill)
 
     def _kill(self) -> None:
-        """The launcher, and what there is of it on this host: Open MPI's ranks are in process groups of their own."""
+        """Kill mpirun and its descendants on this host; Open MPI's ranks have process groups of their own."""
         assert self._launcher is not None
         with suppress(psutil.NoSuchProcess):
             for child in psutil.Process(self._launcher.pid).children(recursive=True):
@@ -269,13 +269,13 @@ class Job:
 
 
 def addresses() -> list[str]:
-    """This host's IPv4 addresses; the one that other hosts cannot use comes first."""
+    """Return this host's IPv4 addresses, loopback first."""
     found = [a.address for each in psutil.net_if_addrs().values() for a in each if a.family == socket.AF_INET]
     return sorted(found, key=lambda address: not address.startswith("127."))
 
 
 def _end_with(parent: int) -> None:
-    """Have the MPI's launcher end, whose process this is about to be, when ours is killed."""
+    """Have mpirun, which this process is about to become, receive SIGTERM when `adaptive run` is killed."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(1, signal.SIGTERM)  # PR_SET_PDEATHSIG
         if os.getppid() != parent:

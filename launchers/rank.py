@@ -1,9 +1,9 @@
-"""What the launcher starts on each rank: `python rank.py train.py …`, `-m module …`, or `-- command …`.
+"""The program that the launcher starts on each rank: `python rank.py train.py …`, `-m module …`, or `-- command …`.
 
-As `python -m mpi4py`, but a rank that fails does not abort the others: it reports to the launcher, which knows whether
-they end by themselves. The rank is a child of the process that mpirun starts (`supervisor.py`). This file is started by
-its path, so that nothing is imported that the script has not asked for: JAX reads some of its settings when it is
-imported, and scripts set them before.
+It replaces `python -m mpi4py`. A rank that fails does not abort the others but reports to the launcher, which knows
+whether they end by themselves. The rank is a child of the process that mpirun starts (`supervisor.py`). This file is
+started by its path, so that it imports only the standard library: JAX reads some of its settings when it is imported,
+and scripts set them before that.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from pathlib import Path
 from types import ModuleType
 from typing import NoReturn
 
-GPUS = "ADAPTIVE_GPUS_PER_HOST"  # set by the launcher: each rank sees one of so many; 0 for all
+GPUS = "ADAPTIVE_GPUS_PER_HOST"  # set by the launcher: each rank sees one of this many GPUs; 0: every rank sees all
 _LOCAL_RANKS = ("OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID", "PMI_LOCAL_RANK", "SLURM_LOCALID")
 _LOCAL_SIZES = ("OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS", "PMI_LOCAL_SIZE")
 _VISIBLE = "CUDA_VISIBLE_DEVICES"
-# What users say of a GPU's memory; by default JAX takes three quarters of it when it starts.
+# The user's settings of GPU memory; by default JAX preallocates three quarters of it.
 _MEMORY = ("XLA_PYTHON_CLIENT_MEM_FRACTION", "XLA_CLIENT_MEM_FRACTION", "XLA_PYTHON_CLIENT_PREALLOCATE")
 
 
@@ -42,10 +42,13 @@ def load(name: str) -> ModuleType:
 
 
 def see_one_gpu(environ: MutableMapping[str, str]) -> None:
-    """Hide all GPUs but one from this rank, by its number on its host; of those that were visible before.
+    """Restrict this rank to one of the visible GPUs, chosen by its number on its host.
+
+    Args:
+      environ: environment variables, of which CUDA_VISIBLE_DEVICES is changed.
 
     Raises:
-      SystemExit: there is none for it, and the launcher was told that there would be.
+      SystemExit: `--gpus-per-host` was given, and the host has no GPU for this rank or its number is unknown.
     """
     local = _first(_LOCAL_RANKS, environ)
     if GPUS not in environ:
@@ -66,9 +69,7 @@ def see_one_gpu(environ: MutableMapping[str, str]) -> None:
 
 
 def _see_one_of_those_there(local: int | None, environ: MutableMapping[str, str]) -> None:
-    """Where a host has GPUs, and several ranks that nobody has given any: each begins to see one. Ranks that have to
-    share one share its memory, too.
-    """
+    """Restrict this rank to one of its host's GPUs, round robin; ranks that share one get equal parts of its memory."""
     ranks, visible = _first(_LOCAL_SIZES, environ) or 1, environ.get(_VISIBLE)
     gpus = visible.split(",") if visible is not None else _gpus()
     gpus = [gpu for gpu in gpus if gpu not in ("", "-1", "NoDevFiles")]
@@ -81,18 +82,18 @@ def _see_one_of_those_there(local: int | None, environ: MutableMapping[str, str]
 
 
 def _gpus() -> list[str]:
-    """The numbers of the GPUs that can be seen here. CUDA, or JAX, would take long to ask."""
+    """Return the numbers of this host's NVIDIA GPUs by their device files, because starting CUDA would take long."""
     nodes = (node.name.removeprefix("nvidia") for node in Path("/dev").glob("nvidia[0-9]*"))
     return [str(place) for place, _ in enumerate(node for node in nodes if node.isdigit())]
 
 
 def _first(names: Sequence[str], environ: Mapping[str, str]) -> int | None:
-    """The first of these numbers that a launcher has left."""
+    """Return the first of these environment variables that is a number, as an integer."""
     return next((int(environ[name]) for name in names if environ.get(name, "").isdigit()), None)
 
 
 def run(arguments: list[str]) -> int:
-    """Run a script, or a module after `-m`, as Python does; returns its exit code."""
+    """Run a script, or a module after `-m`, as Python does, and return its exit code."""
     try:
         if arguments[0] == "-m":
             sys.argv[:] = arguments[1:]
@@ -113,17 +114,17 @@ def run(arguments: list[str]) -> int:
     except BaseException as error:
         trace = error.__traceback__
         while trace is not None and trace.tb_frame.f_code.co_filename in (__file__, "<frozen runpy>"):
-            trace = trace.tb_next  # what is not the script's
+            trace = trace.tb_next  # skip the frames above the script
         sys.excepthook(type(error), error.with_traceback(trace), trace)
         return 128 + signal.SIGINT if isinstance(error, KeyboardInterrupt) else 1
     return 0
 
 
 def execute(command: list[str]) -> NoReturn:
-    """Become this command.
+    """Replace this process by a command.
 
     Raises:
-      SystemExit: it cannot be run.
+      SystemExit: the command cannot be run; its code is 127.
     """
     try:
         os.execvp(command[0], command)

@@ -1,4 +1,4 @@
-"""`adaptive run`: start the MPI's own launcher, and see to it that the job ends, and how."""
+"""`adaptive run`: start a job with the MPI's own launcher, and end it with the right exit code."""
 
 from __future__ import annotations
 
@@ -22,27 +22,27 @@ from .mpirun import UsageError, ask, clean, find, line, on_hosts, program, scrip
 from .places import THREADS, Places, places
 from .rank import GPUS
 
-_OF_JAX = ("JAX_", "XLA_")  # what ranks on other hosts need of our environment, beside what is said
+_OF_JAX = ("JAX_", "XLA_")  # prefixes of the environment variables that are forwarded to ranks on other hosts
 _OF_PYTHON = ("PYTHONPATH", *THREADS)
-_ELSEWHERE = ("-wdir", "--wdir", "-wd", "--wd", "--set-cwd-to-session-dir")  # a script is looked for there
+_ELSEWHERE = ("-wdir", "--wdir", "-wd", "--wd", "--set-cwd-to-session-dir")  # options that change the script's folder
 
 
 class _Seconds(click.ParamType):
     name = "seconds"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
-        """More than 0, and no more than there are."""
+        """Return a value as a finite, positive number of seconds."""
         try:
             seconds = float(value)
         except ValueError:
             seconds = 0.0
         if not 0 < seconds < float("inf"):
-            self.fail(f"{value!r}: seconds are a number, and more than 0", param, ctx)
+            self.fail(f"{value!r}: must be a positive number of seconds", param, ctx)
         return seconds
 
 
 class _Run(click.Command):
-    """Options that are ours are taken out of what stands before the program; all others are the launcher's."""
+    """A click command that takes its own options from the words before the program, and leaves the rest to mpirun."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         if not args:
@@ -52,7 +52,7 @@ class _Run(click.Command):
         if not words and not any(word in ctx.help_option_names for word in ours):
             stray = next((word for word in theirs if Path(word).is_file()), "")
             raise click.UsageError(
-                "which program? Name a script (train.py), or a module (-m train), or put any other command behind --:\n"
+                "no program given. Name a script (train.py) or a module (-m train), or put another command after --:\n"
                 f"    adaptive run -n 4 -- {stray or './start.sh'}"
             )
         super().parse_args(ctx, ours)
@@ -60,7 +60,7 @@ class _Run(click.Command):
         return []
 
     def invoke(self, ctx: click.Context) -> Any:
-        """Run the job. Ctrl-C before it has begun ends with the code that it has later."""
+        """Run the job. Ctrl-C before its start gives the same exit code as later: 130."""
         try:
             return super().invoke(ctx)
         except KeyboardInterrupt:
@@ -83,24 +83,24 @@ class _Run(click.Command):
 
 
 @click.command("run", cls=_Run, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 120})
-@click.option("-n", "-np", "--np", "ranks", type=click.IntRange(1), metavar="N", help="How many ranks. By default one "
-    "for each place of the hosts, task of the Slurm job, GPU, or core.")  # fmt: skip
+@click.option("-n", "-np", "--np", "ranks", type=click.IntRange(1), metavar="N", help="Number of ranks. By default one "
+    "per slot of the hosts, task of the Slurm job, GPU, or core.")  # fmt: skip
 @click.option("-H", "--host", "--hosts", "hosts_", multiple=True, metavar="A:2,B:2",
-    help="Hosts, and how many ranks there is a place for on each: else one, or one for each GPU.")  # fmt: skip
+    help="Hosts and their slots. Without a number a host has one slot, or one per GPU.")  # fmt: skip
 @click.option("--hostfile", "-hostfile", "--machinefile", "-machinefile", type=click.Path(path_type=Path), metavar="F",
-    help="The same in a file, one a line:  node1 slots=2  or  node1:2")  # fmt: skip
+    help="The same in a file, one host per line:  node1 slots=2  or  node1:2")  # fmt: skip
 @click.option("--gpus-per-host", type=click.IntRange(0), metavar="N",
-    help="Each rank sees one of so many GPUs (CUDA_VISIBLE_DEVICES), by its number on its host; 0: all see all. By "
-    "default one of those that are there, where several ranks are on a host.")  # fmt: skip
-@click.option("--oversubscribe", "-oversubscribe", is_flag=True, help="There may be more ranks than places.")
+    help="Each rank sees one of N GPUs (CUDA_VISIBLE_DEVICES), by its number on its host; 0: every rank sees all. By "
+    "default, several ranks on a host share its GPUs evenly.")  # fmt: skip
+@click.option("--oversubscribe", "-oversubscribe", is_flag=True, help="Allow more ranks than slots.")
 @click.option("--grace", type=_Seconds(), default=30.0, show_default=True, metavar="S",
-    help="Seconds between a signal (TERM, INT, HUP), which is passed to all ranks, and the end of what is still there. "
-    "A second signal ends it at once. USR1 and USR2 are passed on, and end nothing.")  # fmt: skip
+    help="Seconds between a signal (TERM, INT, HUP), which is passed to all ranks, and the forced end of the job. A "
+    "second signal ends it at once. USR1 and USR2 are passed on and do not end the job.")  # fmt: skip
 @click.option("--host-timeout", type=_Seconds(), default=30.0, show_default=True, metavar="S",
-    help="Seconds after which a host that does not answer is cut off: its ranks end, the others go on.")  # fmt: skip
+    help="Seconds after which a host that does not answer is cut off: its ranks end, the others continue.")  # fmt: skip
 @click.option("--mpirun", "launcher", metavar="PATH", help="The launcher. By default that of the MPI that mpi4py "
-    "loads: beside the library that MPI4PY_LIBMPI names, beside this Python, or the first on the PATH.")  # fmt: skip
-@click.option("--show", is_flag=True, help="Print the line that would be run, and do not run it.")
+    "loads: beside the library that MPI4PY_LIBMPI names, beside this Python, or the first on PATH.")  # fmt: skip
+@click.option("--show", is_flag=True, help="Print the command line without running it.")
 def run(
     ranks: int | None,
     hosts_: Sequence[str],
@@ -114,25 +114,25 @@ def run(
     options: list[str],
     words: list[str],
 ) -> None:
-    """Start a job of several ranks, as mpirun does, with what has to be said to it each time, and end with the right
-    exit code.
+    """Start a job of several ranks with mpirun and the required flags, and end with the right exit code.
 
     \b
     PROGRAM is one of
       train.py ...         a script
       -m train ...         a module
-      python train.py ...  the same, with a Python of its own
-      -- COMMAND ...       anything else; it runs as it is
+      python train.py ...  the same, with this Python
+      -- COMMAND ...       any other command
 
-    All options that are not below are mpirun's: -x NAME, --mca btl tcp,self, ... The line that is run is printed first.
+    Options that are not listed below are passed to mpirun: -x NAME, --mca btl tcp,self, ... The command line of mpirun
+    is printed first.
 
-    Each rank gets cores of its own, where there are enough, and XLA as many threads; else ranks share the cores.
-    Options of mpirun that place or bind ranks take the place of that. Open MPI 5 is told --with-ft ulfm, so that
-    the others go on when ranks are lost. Root is allowed to run it.
+    If the host has enough cores, each rank is bound to its own, and XLA gets as many threads; otherwise ranks share the
+    cores. mpirun's own options for placing or binding ranks take precedence. Open MPI 5 gets --with-ft ulfm, so that
+    training continues when ranks are lost. Root is allowed to run it.
 
-    Exit code: 0 if the program ended well, no matter which ranks were lost in a world or left. Else the code of the
-    first rank that ended badly, or 128 + the signal that killed it outside a world. At most 5 seconds after the end of
-    the program, whatever mpirun does.
+    Exit code: 0 if the program succeeded, even if ranks were lost in a world or left. Otherwise the code of the first
+    rank that failed, or 128 + the signal that killed it outside a world. The command ends at most 5 seconds after the
+    program, whatever mpirun does.
     """
     try:
         mpi = ask(launcher) if launcher else find()
@@ -163,13 +163,17 @@ def run(
 
 
 def _forwarded(chosen: Places, elsewhere: bool, environ: Mapping[str, str]) -> list[str]:
-    """Variables that ranks on other hosts need. Those on this one have all there are."""
+    """Return the names of the variables that ranks need. Ranks on this host inherit the whole environment."""
     theirs = [name for name in environ if name.startswith(_OF_JAX) or name in _OF_PYTHON] if elsewhere else []
     return [*chosen.environ, *(name for name in theirs if name not in chosen.environ)]
 
 
 def _check_script(name: str | None, options: Sequence[str], where: Sequence[hosts.Host]) -> None:
-    """Ranks would say so too, all of them."""
+    """Raise one error for a script that does not exist, instead of one from each rank.
+
+    Raises:
+      UsageError: the script does not exist on this host, where the ranks would run it.
+    """
     if name is None or Path(name).exists() or where or any(option in _ELSEWHERE for option in options):
         return
     path = Path(name)
@@ -180,7 +184,7 @@ def _check_script(name: str | None, options: Sequence[str], where: Sequence[host
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run a job; returns its exit code, as `adaptive run` does."""
+    """Run a job with the options of `adaptive run`, and return its exit code."""
     try:
         run.main(None if arguments is None else list(arguments), prog_name="adaptive run")
     except SystemExit as end:

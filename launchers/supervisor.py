@@ -1,14 +1,14 @@
-"""The parent of a rank's process: it has the connection to the launcher, and sees how the process ends.
+"""The parent of a rank's process, which holds the connection to the launcher and reports how the rank ends.
 
-A process cannot report that it was killed, nor that C code ended it, nor anything while C code keeps Python's lock.
-Its parent can. So a rank forks before it imports anything: the child is the rank, and the parent
+A process cannot report that it was killed or that C code ended it, and cannot report at all while C code holds the
+GIL. Its parent can. So a rank forks before it imports anything: the child is the rank, and the parent
 
-* passes lines on, between the child and the launcher,
-* sends the child the signals that the launcher names, and those that it gets itself,
-* kills the child where the launcher does not answer any more, or says that the others go on without it,
+* passes lines on between the child and the launcher,
+* sends the child the signals that the launcher names, and the signals that the parent itself receives,
+* kills the child if the launcher stops answering, or says that training continues without this rank,
 * reports the child's exit status, or the signal that killed it, and ends in the same way, so that mpirun sees it too.
 
-It is started by `rank.py`, and imports nothing but the standard library.
+`rank.py` starts it. It imports only the standard library.
 """
 
 from __future__ import annotations
@@ -31,20 +31,21 @@ _AT_ONCE = 1 << 16  # bytes
 
 
 def supervise(ending: ModuleType, environ: Mapping[str, str], of_command: bool = False) -> socket.socket | None:
-    """Fork. Returns in the child only: its end of a connection to its supervisor.
+    """Fork a rank from its supervisor. Returns in the child only: the child's end of a socket to the supervisor.
 
-    Without a launcher of ours nobody needs a supervisor: the process does not fork, and gets None.
+    If the job was not started by `adaptive run`, the process does not fork, and None is returned.
 
     Args:
       ending: the module `launchers.ending`.
-      of_command: the child becomes a command, such as a shell that starts others: signals go to all of them.
+      environ: environment variables, which name the launcher.
+      of_command: the child becomes a command, such as a shell that starts others; signals go to its process group.
     """
     launcher = ending.connect(environ)
     if launcher is None:
         return None
     ours, theirs = socket.socketpair()
     signals = {signal.SIGCHLD, *PASSED_ON}
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, signals)  # until each of the two has its handlers
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, signals)  # until both processes have their handlers
     parent = os.getpid()
     child = os.fork()
     if child == 0:
@@ -68,7 +69,7 @@ def _end_with(parent: int) -> None:
 
 
 class _Supervisor:
-    """The parent's part. Nothing is done in signal handlers: Python writes the numbers into a pipe."""
+    """The parent's event loop. Signal handlers do nothing: Python writes the signals' numbers into a pipe."""
 
     def __init__(
         self,
@@ -93,7 +94,7 @@ class _Supervisor:
         self._report(**ending.introduction(environ, child, supervised=True))
 
     def run(self) -> NoReturn:
-        """Stay until the child has ended, and end in the same way."""
+        """Serve the child until it ends, and end in the same way."""
         with selectors.DefaultSelector() as selector:
             selector.register(self._launcher, selectors.EVENT_READ, self._from_launcher)
             selector.register(self._rank, selectors.EVENT_READ, self._from_rank)
@@ -104,14 +105,14 @@ class _Supervisor:
                         selector.unregister(key.fileobj)
 
     def _from_rank(self) -> bool:
-        """Pass on what the child reports. Returns whether there may be more."""
+        """Pass the child's reports on to the launcher. Returns whether there may be more."""
         said = self._rank.recv(_AT_ONCE)
         with suppress(OSError):
             self._launcher.sendall(said)
         return bool(said)
 
     def _from_launcher(self) -> bool:
-        """Obey the launcher, or have the child do so. Returns whether there may be more."""
+        """Handle the launcher's messages: send signals, pass the rest on. Returns whether there may be more."""
         try:
             said = self._launcher.recv(_AT_ONCE)
         except OSError as error:
@@ -156,7 +157,7 @@ class _Supervisor:
             self._ending.send(self._launcher, **what)
 
     def _end(self, status: int) -> NoReturn:
-        self._rank.setblocking(False)  # a child's children may have its end, too
+        self._rank.setblocking(False)  # the child's own children may still hold the socket open
         with suppress(BlockingIOError):
             while self._from_rank():
                 pass
@@ -166,7 +167,7 @@ class _Supervisor:
             os._exit(code)
         number = os.WTERMSIG(status)
         self._report(killed=number)
-        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # the child may have left one
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # the child may have left a core dump; write no second one
         if number not in (signal.SIGKILL, signal.SIGSTOP):
             signal.signal(number, signal.SIG_DFL)
         os.kill(os.getpid(), number)

@@ -1,4 +1,4 @@
-"""What follows from how the processes of a job end: whether the job has to be ended, and its exit code."""
+"""The verdict on a job from the ends of its processes: whether the job has to be ended, and its exit code."""
 
 from __future__ import annotations
 
@@ -9,22 +9,26 @@ from dataclasses import dataclass
 
 @dataclass(eq=False)
 class Process:
-    """What is known of a process, from itself and from its supervisor.
+    """The state of one process, as reported by itself and by its supervisor.
 
     Attributes:
-      job: the name of the job in the MPI's launcher: those that are spawned are another one.
-      size: how many processes that job has.
-      is_command: it is of a command, of which any part may report.
-      spawned: by others of the job, whose training does not depend on it before it has `joined`.
-      connected: whether it runs, as far as is known.
-      worlds: how many worlds it is in.
-      worked: whether it has been in one.
-      making: whether it makes a world of all processes of its job.
-      ended: the exit code, once it is known.
-      killed: the signal that ended it, if that is known.
-      heard: it ended by an error that it has heard of from another.
-      left: it ended for good, while others go on.
-      cut_short: it went on when the MPI's launcher ended, or was ended.
+      job: name of the job in mpirun; spawned processes have another one.
+      rank: rank in that job.
+      size: number of processes of that job.
+      host: name of its host.
+      pid: process id on that host.
+      is_command: whether it is part of a command, several processes of which may report.
+      spawned: whether other processes of the job started it; training does not depend on it until it has `joined`.
+      joined: whether a spawned process has become a member.
+      connected: whether it is running, as far as is known.
+      worlds: number of worlds that it is in now.
+      worked: whether it has ever been in a world.
+      making: whether it is making a world of all processes of its job.
+      ended: exit code; None until it is known.
+      killed: signal that ended it; None if there was none, or it is unknown.
+      heard: whether it ended by an error that every process raises.
+      left: whether it left for good while the others continue.
+      cut_short: whether it was still running when mpirun ended.
     """
 
     job: str
@@ -51,30 +55,30 @@ class Process:
 
     @property
     def counts(self) -> bool:
-        """Whether the job depends on how it ends."""
+        """Whether the job's exit code depends on how this process ends."""
         return not self.left and (self.joined or not self.spawned)
 
     @property
     def crashed(self) -> bool:
-        """Whether it died where nobody takes over its work: outside a world."""
+        """Whether the process died outside a world, where no other process takes over its work."""
         dead = not self.connected and self.ended is None and not self.left
         return dead and (self.cut_short or self.worlds == 0)
 
     @property
     def over(self) -> bool:
-        """Whether nothing more comes of it."""
+        """Whether the process has ended, left, or lost its connection."""
         return not self.connected or self.ended is not None or self.left
 
     @property
     def where(self) -> str:
-        """Where it was when it ended, in words."""
+        """Phrase for the phase in which the process ended."""
         if self.spawned and not self.joined:
             return "before it joined"
         return "in a world" if self.worlds else "after its last world" if self.worked else "before its first world"
 
     @property
     def how(self) -> str:
-        """How it ended, in words."""
+        """Phrase for the way in which the process ended."""
         if self.ended is not None:
             return f"ended with exit code {self.ended}"
         return "died" if self.killed is None else f"was killed by {_name(self.killed)}"
@@ -83,14 +87,13 @@ class Process:
 def verdict(processes: Sequence[Process], own: int | None) -> int:
     """Return the job's exit code.
 
-    The first process that ended badly decides, unless it did so because of another one: by its exit code, or by 128 +
-    the signal that killed it outside a world. A process that died inside a world, left, or was spawned and had not
-    joined, counts for nothing if another one ended well. The code of the MPI's launcher counts only where no process
-    has reported anything.
+    The first process that failed by its own error decides: by its exit code, or by 128 + the signal that killed it
+    outside a world. Processes that died inside a world, left, or were spawned and had not joined are ignored if another
+    process succeeded. The exit code of mpirun is used only if no process has reported anything.
 
     Args:
-      processes: in the order in which they ended.
-      own: the exit code of the MPI's launcher; `None` where it had to be ended.
+      processes: all processes, in the order of their ends.
+      own: the exit code of mpirun; `None` if mpirun was ended by force.
     """
     counted = [process for process in processes if process.counts]
     first = _first_bad(counted)
@@ -105,17 +108,17 @@ def verdict(processes: Sequence[Process], own: int | None) -> int:
 
 
 def reason_to_end(processes: Collection[Process]) -> str | None:
-    """Return why the job has to be ended soon: a sentence, or "" where nothing has to be said. None: it goes on.
+    """Return why the job has to be ended: a sentence, or "" if none is needed. None if the job continues.
 
     Args:
-      processes: in the order in which they ended, and then those that go on.
+      processes: the ended processes in the order of their ends, then the running ones.
     """
     counted = [process for process in processes if process.counts]
     first = _first_bad([process for process in counted if process.ended or not process.worked])
     if first is not None and first.ended:
         return "" if first.heard else f"{first} {first.how}."
     if first is not None:
-        return f"{first} {first.how} {first.where}, and the others cannot go on without it."
+        return f"{first} {first.how} {first.where}, and the others cannot continue without it."
     for process in processes:
         if process.over and process.worlds == 0 and (waiting := _waiting(counted, process)):
             return f"{process} {process.how} {process.where}, and {waiting} waits for it in comm.world()."
@@ -127,28 +130,29 @@ def remark(process: Process) -> str:
     if process.left or not process.over:
         return ""
     if not process.counts and process.ended != 0:
-        return f"{process} {process.how} {process.where}; the others go on without it."
+        return f"{process} {process.how} {process.where}; the others continue without it."
     if process.crashed and process.worked:
         return (
-            f"{process} {process.how} {process.where}; the others go on, and the job ends with {_code(process, None)}."
+            f"{process} {process.how} {process.where}; the others continue, and the job ends with "
+            f"{_code(process, None)}."
         )
     return ""
 
 
 def _first_bad(processes: Iterable[Process]) -> Process | None:
-    """The first process that ended badly, and not because of another one, if there is such."""
+    """Return the first process that failed; one that failed by its own error is preferred. None if none failed."""
     bad = (process for process in processes if process.ended or process.crashed)
     return min(bad, key=lambda process: process.heard, default=None)
 
 
 def _waiting(processes: Iterable[Process], process: Process) -> Process | None:
-    """Another process that makes a world, for which this one is needed."""
+    """Return another process of the same job that is making a world and waits for this one; None if there is none."""
     others = (p for p in processes if p is not process and p.job == process.job)
     return next((other for other in others if other.making and not other.over), None)
 
 
 def _all_were_there(processes: Collection[Process]) -> bool:
-    """Whether all processes of the job have been heard of; else others may be on their way."""
+    """Return whether every process of the job has connected; the missing ones may still be starting."""
     ranks = {(process.job, process.rank) for process in processes}
     return all((p.job, rank) in ranks for p in processes if p.counts for rank in range(p.size))
 

@@ -78,7 +78,7 @@ def test_metadata_that_is_older_than_the_code_is_told(registered):
     registered()
     done = adaptive("doctor")
     assert done.exit_code == 1
-    assert "'doctor' is not registered: what is installed of adaptive-dataflow is older than its code." in done.output
+    assert "'doctor' is not registered: the installed metadata of adaptive-dataflow is older than its code." in done.output
     assert "pip install -e ." in done.output
 
 
@@ -88,7 +88,7 @@ def test_a_command_that_is_missing_is_told(registered, monkeypatch):
     assert "pip uninstall" not in adaptive("report").output
     monkeypatch.setattr(command, "distribution", lambda name: EntryPointless)
     said = adaptive("report").output
-    assert "The package named adaptive (1.4.0) is installed: another project" in said
+    assert "The package named adaptive (1.4.0) is installed. It is another project" in said
     assert "pip uninstall adaptive && pip install --force-reinstall --no-deps adaptive-dataflow==" in said
 
 

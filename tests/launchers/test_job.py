@@ -64,9 +64,9 @@ def end(start):
 
 
 long = pytest.mark.long
-NEEDED = "before its first world, and the others cannot go on without it."
+NEEDED = "before its first world, and the others cannot continue without it."
 MISSING = "and rank . .* waits for it in comm.world"
-AFTER = "after its last world; the others go on, and the job ends with"
+AFTER = "after its last world; the others continue, and the job ends with"
 EXITS_1, EXITS_3 = "rank 2 .* ended with exit code 1", "rank 2 .* ended with exit code 3"
 EXITS_BEFORE = f"rank 2 .* ended with exit code 0 before its first world, {MISSING}"
 EXITS_BETWEEN = f"rank 2 .* ended with exit code 0 after its last world, {MISSING}"
@@ -173,7 +173,7 @@ def test_how_mpirun_ends_decides_nothing(phase, way, ends, code, end):
 @pytest.mark.parametrize(
     ("phase", "way", "ends", "said"),
     [
-        ("import", "SIGKILL", "crashes", "was killed by SIGKILL before it joined; the others go on without it"),
+        ("import", "SIGKILL", "crashes", "was killed by SIGKILL before it joined; the others continue without it"),
         pytest.param("import", "raises", "", "ended with exit code 1 before it joined", marks=long),
         pytest.param("import", "os._exit(3)", "hangs", "ended with exit code 3 before it joined", marks=long),
         pytest.param("spawned", "SIGKILL", "", "was killed by SIGKILL before it joined", marks=long),

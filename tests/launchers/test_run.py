@@ -89,7 +89,7 @@ def test_hosts_by_name_and_from_a_file(tmp_path):
     assert listed(file, each=4) == [Host("a", 2), Host("b", 2), Host("c", 2), Host("d", 4)]
     assert named("a,b:1", each=4) == [Host("a", 4), Host("b", 1)]
     for wrong in ("a:0", "a:x", "a b", ""):
-        with pytest.raises(ValueError, match="is no host and its number of ranks"):
+        with pytest.raises(ValueError, match="is not a host with its number of ranks"):
             named(wrong)
     file.write_text("a slots=2\na slots=two\n")
     with pytest.raises(ValueError, match="line 2 of"):
@@ -138,11 +138,11 @@ def test_ranks_get_cores_of_their_own_where_there_are_enough(mpi, n, hosts, give
 @pytest.mark.parametrize(
     ("hosts", "given", "n", "said"),
     [
-        ([], {}, 4, "4 ranks, one for each core"),
-        (AB, {}, 4, "one for each place of the hosts"),
-        (AB, {"gpus": 2}, 4, "one for each GPU"),
-        ([], {"environ": SLURM}, 8, "one for each task of the Slurm job"),
-        ([], {"environ": SLURM, "gpus": 4}, 8, "one for each GPU"),
+        ([], {}, 4, "4 ranks, one per core"),
+        (AB, {}, 4, "one per slot of the hosts"),
+        (AB, {"gpus": 2}, 4, "one per GPU"),
+        ([], {"environ": SLURM}, 8, "one per task of the Slurm job"),
+        ([], {"environ": SLURM, "gpus": 4}, 8, "one per GPU"),
     ],
 )
 def test_without_n_there_are_as_many_as_there_is_a_place_for(hosts, given, n, said):
@@ -154,8 +154,8 @@ def test_without_n_there_are_as_many_as_there_is_a_place_for(hosts, given, n, sa
 @pytest.mark.parametrize(
     ("n", "hosts", "given", "complaint"),
     [
-        (5, AB, {}, "--hosts names 4 places.*--oversubscribe"),
-        (9, [], {"environ": SLURM}, "the Slurm job has 8 places"),
+        (5, AB, {}, "--hosts names 4 slots.*--oversubscribe"),
+        (9, [], {"environ": SLURM}, "the Slurm job has 8 slots"),
         (4, [], {"gpus": 2}, "(?s)4 ranks on a host with 2 GPUs.*MEM_FRACTION=0.2"),
     ],
 )
@@ -165,9 +165,9 @@ def test_too_few_places(n, hosts, given, complaint):
 
 
 def test_what_is_chosen_is_said():
-    assert "share them" in places(OPEN_MPI, 5, [], FOUR, environ={}).said[0]
-    assert "3 of 4 GPUs of a host are left alone" in places(OPEN_MPI, 1, [], FOUR, gpus=4, environ={}).said[0]
-    assert "not counted here" in places(OPEN_MPI, 1, [], FOUR, environ={"PBS_NODEFILE": "x"}).said[0]
+    assert "oversubscribed" in places(OPEN_MPI, 5, [], FOUR, environ={}).said[0]
+    assert "3 of 4 GPUs of a host are unused" in places(OPEN_MPI, 1, [], FOUR, gpus=4, environ={}).said[0]
+    assert "default binding is used" in places(OPEN_MPI, 1, [], FOUR, environ={"PBS_NODEFILE": "x"}).said[0]
     assert places(OPEN_MPI, 4, AB, FOUR, gpus=2, environ={}).said == []
 
 
@@ -290,7 +290,7 @@ def test_hosts_are_told_in_each_ones_words(launcher, tmp_path):
     assert "-n 4 --host a:2,b:2 --map" in done.stdout
     assert "-n 4 -hosts a:2,b:2 -bind" in adaptive_run("--show", "--mpirun", launcher("hydra"), *where, "x.py").stdout
     done = adaptive_run("--show", "--mpirun", launcher("strange"), *where, "x.py")
-    assert (done.exit_code, "is told hosts" in done.stderr) == (2, True)
+    assert (done.exit_code, "for hosts is unknown" in done.stderr) == (2, True)
 
 
 @pytest.mark.usefixtures("four_cores")
@@ -308,12 +308,12 @@ def test_what_is_not_ours_is_the_launchers(launcher, monkeypatch):
 @pytest.mark.parametrize(
     ("words", "complaint"),
     [
-        ("-n 2", "which program?"),
-        ("-n 2 ./start.sh", "which program?"),
+        ("-n 2", "no program given"),
+        ("-n 2 ./start.sh", "no program given"),
         ("-n two x.py", "'two' is not a valid integer"),
         ("-n 0 x.py", "-n"),
-        ("--grace -1 x.py", "more than 0"),
-        ("--hosts a:0 x.py", "no host and its number of ranks"),
+        ("--grace -1 x.py", "must be a positive number of seconds"),
+        ("--hosts a:0 x.py", "not a host with its number of ranks"),
         ("--hostfile nowhere x.py", "nowhere"),
         ("-n 2 launchers/rnk.py", "Did you mean launchers/rank.py?"),
         ("-n 2 no/such.py", "there is no no/such.py in "),

@@ -80,7 +80,7 @@ def test_whether_a_job_has_to_be_ended(processes, reason):
         (process(0, worlds=1, worked=True, killed=9), ""),  # the others say so
         (process(0, killed=9), ""),  # it is the reason for the end
         (process(0, ended=0), ""),
-        (process(0, worked=True, killed=70), "was killed by signal 70 after its last world; the others go on, and"),
+        (process(0, worked=True, killed=70), "was killed by signal 70 after its last world; the others continue, and"),
         (process(0, spawned=True, killed=9), "of a spawned job (pid 1 on here) was killed by SIGKILL before it joined"),
         (process(0, spawned=True, left=True), ""),
     ],
