@@ -1,4 +1,4 @@
-"""Collective operators, and the worlds that carry them out."""
+"""Collective operators, and the worlds that execute them."""
 
 from typing import TYPE_CHECKING
 

@@ -1,4 +1,4 @@
-"""`all_gather`: what each worker has, on every worker."""
+"""`all_gather`: the values of all workers, on every worker."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ T = TypeVar("T")
 
 
 def all_gather(tree: T) -> T:
-    """Show every worker what all the workers have.
+    """Gather the values of all workers on every worker.
 
-    Costs, per leaf, its bytes times the number of workers on the message: each worker fills its row, and rows are
-    summed. Meant for scalars and small arrays, such as seconds of each worker.
+    Sends, per leaf, its bytes times the number of workers: each worker fills its row of zeros, and rows are summed.
+    Meant for scalars and small arrays, such as seconds of each worker.
 
     Args:
       tree: a pytree of arrays and numbers, each of the same shape on all workers. Local.
@@ -41,7 +41,7 @@ def all_gather(tree: T) -> T:
 
 @dataclass(frozen=True)
 class Gather(Collective):
-    """A row for each worker: each fills its own, and rows are summed."""
+    """Collective that gathers: each worker fills its own row, and rows are summed."""
 
     name = "all_gather"
     label = "gather"

@@ -30,20 +30,20 @@ def all_reduce(
 ) -> T:
     """Combine values over all workers.
 
-    A mean is over examples, not over workers: with `w_i` for the number of examples of worker i, it is
+    A mean is over examples, not over workers. With `w_i` examples on worker i it is
 
         sum_i w_i x_i / sum_i w_i
 
     so that gradients of mean losses over uneven local batches average to the gradient of the mean over their union, on
     any split (Chen et al. 2020, equation 2; Tyagi and Sharma 2020, equation 3).
 
-    Costs the leaves' bytes on the message (half precisions travel as float32), and for a mean one weight more, which
-    all means of one weight share. Collectives that are ready at the same time share a message. Of a value that is
-    replicated already it costs nothing.
+    Sends the leaves' bytes (half precisions travel as float32), and for a mean one scalar more, which all means with
+    the same weight share. Collectives that are ready at the same time share a message. For a value that is already
+    replicated nothing is sent.
 
-    A worker with no examples, or whose weight is zero, adds nothing; where the weights of all workers are zero it is a
-    mean of nothing, 0 / 0. What a program does about that, and about contributions and sums that are not finite, its
-    `nonfinite=` says: raise, skip the step, or let the result be NaN.
+    A worker without examples, or with weight zero, contributes nothing. If the weights of all workers are zero, a mean
+    is 0 / 0. The program's `nonfinite=` decides what happens then, and with contributions or sums that are not finite:
+    raise, skip the step, or let the result be NaN.
 
     Args:
       tree: a pytree of arrays and numbers, each of the same shape on all workers. Local.
@@ -51,7 +51,8 @@ def all_reduce(
         a replicated value counts them, too: it is the value times `ad.workers()`. NaNs of any worker reach the result.
         Means are of floats and complex numbers; sums of integers too, which may overflow as they do in JAX; extremes
         of floats and integers.
-        Or what a few bad workers cannot spoil, of floats: "median", `comm.trimmed_mean(1)`, `comm.geometric_median()`.
+        Or, for floats, a reduction that is robust against a few bad workers: "median", `comm.trimmed_mean(1)`,
+          `comm.geometric_median()`.
         Each worker's value is then the mean over its own examples, and has its weight as its vote.
       weight: for a mean, a scalar `w_i` other than the number of examples: a number of tokens, say. Local. For a
         median, 1 gives each worker one vote.
@@ -110,7 +111,11 @@ _WEIGHTLESS = ("sum", "max", "min")
 
 
 def _check(op: Any, weight: Any, nonfinite: Any, wire: Any) -> None:
-    """Raise for what no `all_reduce` can be asked for."""
+    """Check the arguments' values and combinations.
+
+    Raises:
+      CollectiveError: an argument is unknown, or does not go with `op`.
+    """
     if not isinstance(op, Robust) and op not in (*get_args(Op), "median"):
         raise error(
             "all_reduce",
@@ -126,13 +131,13 @@ def _check(op: Any, weight: Any, nonfinite: Any, wire: Any) -> None:
     if nonfinite not in (None, "drop"):
         raise error("all_reduce", f"nonfinite={nonfinite!r} is neither 'drop' nor None.")
     if nonfinite and op != "mean":
-        raise error("all_reduce", f"nonfinite='drop' leaves something out of a mean; op={op!r} has no rest to go by.")
+        raise error("all_reduce", f"nonfinite='drop' is for means; op={op!r} cannot leave workers out.")
     if wire is not None and (isinstance(op, Robust) or op == "median"):
-        raise error("all_reduce", f"wire= is for means and sums; op={op!r} travels as it is.")
+        raise error("all_reduce", f"wire= is for means and sums; op={op!r} supports no other format.")
 
 
 def _only_finite(leaves: dict[str, jax.Array], weight: jax.Array) -> tuple[dict[str, jax.Array], jax.Array]:
-    """Contributions and their weight, or zeros if any of them is not finite."""
+    """Return contributions and their weight, or zeros if any of them is not finite."""
     finite = jnp.stack([jnp.isfinite(leaf).all() for leaf in leaves.values()]).all()
     kept = {name: jnp.where(finite, leaf, jnp.zeros((), leaf.dtype)) for name, leaf in leaves.items()}
     return kept, jnp.where(finite, weight, jnp.zeros((), weight.dtype))

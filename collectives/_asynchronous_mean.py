@@ -1,4 +1,4 @@
-"""`asynchronous_mean`: the mean of two replicas, for which nobody waits."""
+"""`asynchronous_mean`: the mean of two replicas, without waiting."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ _NAME = "asynchronous_mean"
 
 
 def asynchronous_mean(tree: T, *, peer: Peer = "random") -> T:
-    """Average this worker's replica with the one that another worker has published last, and wait for nobody.
+    """Average this worker's replica with the latest one that another worker has published, without waiting.
 
-    Publishes `tree`, looks at what worker j has published last, and returns
+    Publishes `tree`, reads the latest publication of worker j, and returns
 
         (x_i + x_j) / 2
 
@@ -30,12 +30,12 @@ def asynchronous_mean(tree: T, *, peer: Peer = "random") -> T:
     worker looks at another one in each local step, however long others take for theirs. A driver for that cuts its
     batch by `ad.minibatches(batch, size=…)`, and averages the replicas at the end of the round, by `all_reduce`.
 
-    What counts is what was published in the same round, that is in this step of the program. Where nobody has published
-    anything yet, the result is `tree`.
+    Only publications of the same round, that is of this step of the program, are read. Without any, the result is
+    `tree`.
 
     A driver that calls this is run on whole local batches: each kernel call would be a replica of its own. What is read
-    is one tree, never parts of two. It goes by the speeds of the workers, so two runs are not equal to the last bit.
-    Differentiated, what the other one has published is a constant.
+    is one whole tree, never parts of two. The result depends on the workers' speeds, so two runs are not bitwise equal.
+    Under differentiation the other worker's publication is a constant.
 
     Args:
       tree: a pytree of floats and complex numbers, of the same shapes on all workers. Local.
@@ -73,7 +73,7 @@ def asynchronous_mean(tree: T, *, peer: Peer = "random") -> T:
     if not filled:
         return tree
     dtypes = list(dict.fromkeys(leaf.dtype for leaf in filled))
-    # A vector for each dtype: what is copied, is copied in one piece.
+    # One vector per dtype, so that each dtype is copied in one piece.
     own = [jnp.concatenate([leaf.ravel() for leaf in filled if leaf.dtype == dtype]) for dtype in dtypes]
     theirs = dict(zip(dtypes, of_another(own, peer, _NAME), strict=True))
     taken = dict.fromkeys(dtypes, 0)
@@ -83,7 +83,7 @@ def asynchronous_mean(tree: T, *, peer: Peer = "random") -> T:
             start = taken[leaf.dtype]
             taken[leaf.dtype] += leaf.size
             other = theirs[leaf.dtype][start : start + leaf.size].reshape(leaf.shape)
-            leaf = 0.5 * leaf + 0.5 * other  # of two equal ones it is the same, to the last bit
+            leaf = 0.5 * leaf + 0.5 * other  # bitwise equal to both if they are equal
         means.append(leaf)
     return jax.tree.unflatten(jax.tree.structure(tree), means)
 

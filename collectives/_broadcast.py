@@ -1,4 +1,4 @@
-"""`broadcast`: what one worker has, on every worker."""
+"""`broadcast`: the values of one worker, on every worker."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ T = TypeVar("T")
 
 
 def broadcast(tree: T, root: int = 0) -> T:
-    """Give every worker what one of them has.
+    """Copy the values of one worker to every worker.
 
-    Costs the leaves' bytes on the message: the others add zeros.
+    Sends the leaves' bytes; the other workers contribute zeros.
 
     Args:
       tree: a pytree of arrays and numbers, each of the same shape on all workers. Local.
-      root: the number of the worker whose values are taken. It has to take examples.
+      root: number of the worker whose values are copied. It must take examples.
 
     Returns:
       `tree` with the root's leaves. Replicated.
@@ -47,7 +47,7 @@ def broadcast(tree: T, root: int = 0) -> T:
 
 @dataclass(frozen=True)
 class Broadcast(Collective):
-    """The root's value: the others add zeros."""
+    """Collective that broadcasts: the root contributes its value, and the others zeros."""
 
     root: int = 0
 

@@ -1,6 +1,6 @@
-"""The geometric median of a few vectors, from their inner products alone; vectors of any magnitude.
+"""The geometric median of a few vectors of any magnitude, computed from their inner products.
 
-Squares of float32 overflow above 1.8e19, and a sum of squares forgets what is 1e4 times smaller than its largest term.
+Squares of float32 overflow above 1.8e19, and a sum of squares loses terms 1e4 times smaller than its largest one.
 A bad worker may send both. So two things differ from the textbook:
 
 * Vectors are taken relative to a reference point near the good ones, the coordinate-wise median. Inner products of good
@@ -17,8 +17,8 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-_STEPS = 2000  # of Weiszfeld's, at most; each costs the cube of the number of workers
-_EXACT = jax.lax.Precision.HIGHEST  # or a GPU multiplies float32 in fewer bits
+_STEPS = 2000  # iterations of Weiszfeld's algorithm at most; each costs the cube of the number of workers
+_EXACT = jax.lax.Precision.HIGHEST  # otherwise a GPU multiplies float32 with fewer bits
 _RANGES = 3  # of magnitudes: tiny, ordinary, huge
 _ZERO = -(1 << 20)  # the exponent of a vector of zeros: below all others
 
@@ -51,7 +51,7 @@ def inner_products(rows: jax.Array) -> jax.Array:
 
 
 def _scale(dtype: jax.typing.DTypeLike, which: int) -> int:
-    """The power of two by which elements of a range are multiplied."""
+    """Return the exponent of two by which elements of a range of magnitude are multiplied."""
     return (1 - which) * 5 * jnp.finfo(dtype).maxexp // 8
 
 
@@ -60,7 +60,7 @@ class Weights(NamedTuple):
 
         sum_i factors[i] * 2^common * (vectors[i] * 2^-exponents[i])
 
-    in this order no product overflows, and none vanishes that matters.
+    In this order no product overflows, and no significant one underflows.
     """
 
     factors: jax.Array  # shape=(workers,)
@@ -68,7 +68,7 @@ class Weights(NamedTuple):
     common: jax.Array  # integer
 
     def combine(self, rows: jax.Array) -> jax.Array:
-        """The combination of `rows`, element by element. shape=(elements,)"""
+        """Return the linear combination of `rows`; shape=(elements,)"""
         units = jnp.ldexp(rows, -jnp.maximum(self.exponents, -2 * jnp.finfo(rows.dtype).maxexp)[:, None])
         factors = self.factors.astype(rows.dtype)[:, None]
         return jnp.ldexp(jnp.where(factors != 0, factors * units, 0).sum(0), self.common)
@@ -101,13 +101,13 @@ def geometric_median(products: jax.Array, weights: jax.Array) -> Weights:
     length = jnp.where(exponents == _ZERO, 0, length)
 
     def distances(shares: jax.Array) -> jax.Array:
-        """From the point that is the mean by `shares`, without cancellation where it is near a vector."""
+        """Return the vectors' distances from their mean with weights `shares`, without cancellation near a vector."""
         others = jnp.where(jnp.eye(n, dtype=bool), 0, shares).sum(1)
         away = jnp.where(jnp.eye(n, dtype=bool), others * length, -shares * length)
         return jnp.sqrt(jnp.maximum((jnp.matmul(away, units, precision=_EXACT) * away).sum(1), 0))
 
     def pulled(shares: jax.Array) -> jax.Array:
-        """One of Weiszfeld's steps: weights in inverse proportion to the distances."""
+        """Return the weights after one step of Weiszfeld's algorithm: inversely proportional to the distances."""
         pull = weights / jnp.maximum(distances(shares), jnp.finfo(dtype).eps)
         return pull / pull.sum()
 
@@ -124,6 +124,6 @@ def geometric_median(products: jax.Array, weights: jax.Array) -> Weights:
 
 
 def _median(values: jax.Array, weights: jax.Array) -> jax.Array:
-    """The least value that half of the weight is not above. Scalar."""
+    """Return the weighted lower median; scalar."""
     order = jnp.argsort(values)
     return values[order][jnp.argmax(jnp.cumsum(weights[order]) >= weights.sum() / 2)]

@@ -1,4 +1,4 @@
-"""Trees that go through a collective, leaf by leaf."""
+"""Helpers of collective operators: flatten and check a tree, apply a collective to its leaves, make errors."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def combine(
     weight: jax.Array | None = None,
     when: jax.Array | None = None,
 ) -> T:
-    """The tree with its leaves, by name, combined."""
+    """Apply a collective to a tree's leaves, which are given by name, and return the resulting tree."""
     if not leaves:
         return tree
     results = collective(how, list(leaves.values()), weight=weight, names=list(leaves), when=when)
@@ -40,7 +40,11 @@ def combine(
 def leaves_of(
     what: str, tree: Any, problem_of_dtype: Callable[[Any], str | None] = lambda dtype: None
 ) -> dict[str, jax.Array]:
-    """The tree's leaves, as arrays, by their paths; or an error that names the first one that cannot be sent."""
+    """Return the tree's leaves as arrays, keyed by their paths.
+
+    Raises:
+      CollectiveError: a leaf cannot be sent; the message names the first one.
+    """
     leaves = {}
     for path, value in jax.tree_util.tree_leaves_with_path(tree):
         name = jax.tree_util.keystr(path)
@@ -52,7 +56,7 @@ def leaves_of(
 
 
 def _problem(value: Any) -> str | None:
-    """Why `value` cannot be sent at all, and what to write instead."""
+    """Return why `value` cannot be sent and what to write instead, or None if it can be sent."""
     dtype = getattr(value, "dtype", None)
     if dtype == jax.dtypes.float0:
         return (
@@ -75,11 +79,11 @@ def _problem(value: Any) -> str | None:
 
 
 def error(what: str, text: str) -> CollectiveError:
-    """An error in a call of `what`, with the driver's line."""
+    """Return an error about a call of the operator `what`, with the driver's source line."""
     return CollectiveError(f"{what}{at(current_line())}: {text}")
 
 
 def known_capacity() -> int | None:
-    """Return the number of seats of the program that is being traced, or of the world; None where there is neither."""
+    """Return the capacity of the program that is being traced, or of the current world; None if there is neither."""
     trace, world = tracing(), current_world.get()
     return trace.capacity if trace else world.capacity if world else None

@@ -1,4 +1,4 @@
-"""`local_mean`: the mean over one worker's own examples, whatever kernel calls its batch runs as."""
+"""`local_mean`: the mean over one worker's own examples, over all its microbatches."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ T = TypeVar("T")
 
 
 def local_mean(tree: T) -> T:
-    """Average values over the examples of this worker alone. Nothing is sent.
+    """Average values over the examples of this worker, without communication.
 
-    A local batch may run as several kernel calls, and then each has a gradient of its own. This is the gradient of the
-    worker's whole batch: what a step that a worker takes by itself goes by, as in model averaging, so that its driver
-    runs with kernels of any size, and none has to be compiled for each size of a batch.
+    A local batch may run as several microbatches, each of which has its own gradient. `local_mean` returns the gradient
+    of the worker's whole batch. A strategy whose workers take steps of their own, such as model averaging, uses it, so
+    that its driver runs with kernels of any size and needs no compilation per batch size.
 
         grads = comm.local_mean(grads)
-        updates, opt_state = optimizer.update(grads, opt_state)       # of this worker's own: ad.Program(...,
+        updates, opt_state = optimizer.update(grads, opt_state)   # per worker: ad.Program(..., per_worker_state=...)
         per_worker_state=...)
 
     Args:
@@ -47,13 +47,13 @@ def local_mean(tree: T) -> T:
 
 
 def local_sum(leaves: dict[str, jax.Array]) -> dict[str, jax.Array]:
-    """Arrays by name, added up over the kernel calls of this worker."""
+    """Return named arrays, summed over the microbatches of this worker."""
     return combine(LocalSum(), leaves, leaves)
 
 
 @dataclass(frozen=True)
 class LocalSum(Collective):
-    """A sum over the calls of one worker."""
+    """Collective that sums over the microbatches of one worker."""
 
     name = "local_sum"
     label = "sum, stays"
@@ -67,7 +67,7 @@ class LocalSum(Collective):
 
 @dataclass(frozen=True)
 class LocalMean(Collective):
-    """A mean over the calls of one worker."""
+    """Collective that averages over the microbatches of one worker."""
 
     name = "local_mean"
     label = "mean, stays"

@@ -1,4 +1,4 @@
-"""`merge`: a metric of all examples, of the metrics that kernel calls and workers have of theirs."""
+"""`merge`: metrics of microbatches and workers, merged into the metric of all examples."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ._leaves import error
 
 M = TypeVar("M")
 
-# What a metric's `merge` does to a leaf, found by trying it: on a and b, and on b and a.
+# The ways in which a metric's `merge` combines a leaf, detected by merging a with b and b with a.
 _WAYS = {
     "sum": lambda a, b: (a + b, a + b),
     "max": lambda a, b: (np.maximum(a, b), np.maximum(a, b)),
@@ -23,21 +23,22 @@ _WAYS = {
 
 
 def merge(metrics: M) -> M:
-    """Merge metrics over all workers, and the kernel calls of each, exactly: as their own `merge` would.
+    """Merge metrics over all workers and microbatches, as their own `merge` method would.
 
-    For metrics beyond means, such as precision or the area under a curve, of which the mean of two batches' is not that
-    of both: what they are computed from is merged. Metrics are those of `clu`, of `google-metrax`, or any with a
-    `merge` that adds up its leaves, or takes the greater or lesser: then they travel with the step's message. Of
-    metrics that keep examples there is no such merge; `program.evaluate` takes those too.
+    For metrics that are not means of examples, such as precision or the area under a curve: their underlying statistics
+    are merged. A metric is one of `clu` or `google-metrax`, or any object whose `merge` sums its leaves or takes their
+    maximum or minimum; these travel with the step's message. Metrics that collect examples cannot be merged this way;
+    use `program.evaluate` for them.
 
     Args:
       metrics: a metric, or a pytree of them. Local.
 
     Returns:
-      The same, of all examples of the step. Replicated. `compute()` it behind the step, or in the driver.
+      The same metrics, of all examples of the step. Replicated. Call `compute()` on them after the step, or in the
+      driver.
 
     Raises:
-      CollectiveError: something has no `merge`, or one that is no sum, maximum or minimum.
+      CollectiveError: a metric has no `merge`, or one that is not a sum, maximum or minimum.
 
     Example:
       >>> found = metrax.Precision.from_model_output(predictions, labels)     # doctest: +SKIP
@@ -51,8 +52,7 @@ def _merged(metric: Any) -> Any:
     if not hasattr(metric, "merge"):
         raise error(
             "merge",
-            f"{name} is no metric that can be merged: it has no merge(other). Sums are merged by\n"
-            '    comm.all_reduce(x, op="sum")',
+            f'{name} cannot be merged: it has no merge(other). Sums are merged by\n    comm.all_reduce(x, op="sum")',
         )
     paths, tree = jax.tree.flatten_with_path(metric)
     labels = [name + jax.tree_util.keystr(path) for path, _ in paths]
@@ -64,11 +64,11 @@ def _merged(metric: Any) -> Any:
             what = (
                 "is merged neither by a sum nor by a maximum"
                 if way is None
-                else "of one of two is kept, and the other's lost"
+                else "is taken from one of the two metrics, and the other's is lost"
             )
             raise error(
                 "merge",
-                f"{label} {what}, so there is no merging it in a message. Merge what it is made of, or evaluate it:\n"
+                f"{label} {what}, so it cannot be merged by a collective. Merge its statistics, or evaluate it:\n"
                 f"    program.evaluate(lambda state, batch: {name}.from_model_output(...), data)",
             )
     for op in ("sum", "max", "min"):  # together, in one collective each
@@ -79,7 +79,7 @@ def _merged(metric: Any) -> Any:
 
 
 def _ways(metric: Any, leaves: list[Any], tree: jax.tree_util.PyTreeDef) -> list[str | None]:
-    """How each leaf is merged, by merging made-up ones; `None` where it is in none of the known ways."""
+    """Return how each leaf is merged, found by merging test values; `None` for a way that is not supported."""
     a, b = ([_made_up(leaf, which) for leaf in leaves] for which in (0, 1))
     with jax.ensure_compile_time_eval():
         found = []
@@ -102,6 +102,6 @@ def _way(a: np.ndarray, b: np.ndarray, of_a_and_b: np.ndarray, of_b_and_a: np.nd
 
 
 def _made_up(leaf: Any, which: int) -> np.ndarray:
-    """Small whole numbers, other ones of each kind: of those any type's sums are exact."""
+    """Return test values of the leaf's shape and dtype: small integers, whose sums are exact in any dtype."""
     shape, dtype = np.shape(leaf), jnp.result_type(leaf)
     return (1 + 2 * which + np.arange(np.prod(shape, dtype=int)) % 3).reshape(shape).astype(dtype)

@@ -1,4 +1,4 @@
-"""`neighbor_mean`: each worker's value averaged with some others', by a schedule that all know."""
+"""`neighbor_mean`: the mean of each worker's value with those of a few neighbors, by a fixed schedule."""
 
 from __future__ import annotations
 
@@ -19,23 +19,23 @@ T = TypeVar("T")
 
 
 def neighbor_mean(tree: T, schedule: Schedule = "random", *, when: ArrayLike | None = None) -> T:
-    """Average values with those of some other workers: of one other, for a start.
+    """Average values with those of one or a few other workers.
 
-    By this replicas of a model come to agree, and each speaks to one or two others in a step, and not to all (Lian et
-    al. 2018, "Asynchronous Decentralized Parallel SGD"; KungFu's pair averaging). All schedules are doubly
-    stochastic: the mean over all workers stays what it is. Workers count alike, however many examples they have; one
-    that has none is in no mean.
+    Repeated in every step this brings the replicas of a model to agreement, though a worker communicates with only one
+    or two others per step (Lian et al. 2018, "Asynchronous Decentralized Parallel SGD"; KungFu's pair averaging). All
+    schedules are doubly stochastic, so the mean over all workers does not change. Workers have equal weights, however
+    many examples they have; a worker without examples is excluded.
 
-    Costs the leaves' bytes once or twice, where an `all_reduce` costs them twice; under MPI they go to whom they are
-    for and to nobody else. A value that is replicated costs nothing.
+    Sends the leaves' bytes once or twice, where an `all_reduce` sends them twice. Under MPI they go only to their
+    receivers. A value that is replicated is not sent.
 
     Args:
       tree: a pytree of floats and complex numbers, such as a model that is each worker's own. Local: the same in all
         kernel calls of a worker; of values that each has of its own, the batch runs as one call.
       schedule: who averages with whom:
-        "random": pairs, drawn anew in each step. Of an odd number of workers one keeps its own.
-        "ring": the one before and the one behind, each by a third.
-        "exponential": the one that is 1, 2, 4, … places behind, in turns (Ying et al. 2021).
+        "random": pairs, drawn anew in each step. With an odd number of workers one keeps its value.
+        "ring": the previous and the next worker, each with weight 1/3.
+        "exponential": the worker at distance 1, 2, 4, …, in turns (Ying et al. 2021).
         Or pairs of your own, a list for each step, which are repeated: `[[(0, 1), (2, 3)], [(0, 2), (1, 3)]]`. Who is
         in no pair, or has lost its other, keeps its own.
       when: see `all_reduce`.
@@ -62,7 +62,7 @@ def neighbor_mean(tree: T, schedule: Schedule = "random", *, when: ArrayLike | N
 
 @dataclass(frozen=True)
 class NeighborMean(Collective):
-    """A weighted mean of some workers' values."""
+    """Collective that averages some workers' values with weights."""
 
     schedule: Mixed
 
@@ -75,7 +75,7 @@ class NeighborMean(Collective):
     def op(self) -> Mixed:
         return self.schedule
 
-    # Behind its value a worker sends a 1, and nothing but zeros if it has no examples, so that it is in no mean.
+    # After its value a worker sends a 1; without examples it sends only zeros, so that it is excluded from the means.
 
     def sent_shape(self, shape: tuple[int, ...], capacity: int) -> tuple[int, ...]:
         return (shape[0] + 1,)

@@ -1,4 +1,4 @@
-"""What `all_reduce` does to each leaf, and what it can be given."""
+"""The collective behind `all_reduce`, and the checks of its arguments."""
 
 from __future__ import annotations
 
@@ -18,11 +18,12 @@ Op = Literal["mean", "sum", "max", "min"]
 
 @dataclass(frozen=True)
 class Reduce(Collective):
-    """One value of those of all workers.
+    """Collective that reduces the values of all workers to one.
 
     Args:
-      wire: how a sum travels, where that is not as it is.
-      checked: whether the result must be finite, whatever it was made of.
+      operation: the reduction's name.
+      wire: the format in which a sum travels; `None` for its own.
+      checked: whether the result must be finite even if no contribution was checked.
     """
 
     operation: Op = "mean"
@@ -62,7 +63,11 @@ class Reduce(Collective):
 
 
 def gate(what: str, when: ArrayLike | None) -> jax.Array | None:
-    """Whether a collective sends in this step, as its primitive takes it."""
+    """Return `when` as a boolean scalar for the collective's primitive; None for always.
+
+    Raises:
+      CollectiveError: `when` is not one boolean.
+    """
     if when is None or (isinstance(when, bool) and when):
         return None
     try:
@@ -79,12 +84,12 @@ def gate(what: str, when: ArrayLike | None) -> jax.Array | None:
 
 
 def problem_of_mean(dtype: Any) -> str | None:
-    """Why values of `dtype` have no mean, and what to write instead."""
+    """Return why values of `dtype` have no mean and what to write instead, or None if they have one."""
     return problem_of(dtype, "mean")
 
 
 def problem_of(dtype: Any, op: Any) -> str | None:
-    """Why values of `dtype` have no such reduction, and what to write instead."""
+    """Return why values of `dtype` cannot be reduced by `op` and what to write instead, or None if they can."""
     if dtype == jnp.bool_:
         return (
             f"boolean, of which there is no {op}. Say what to count:\n"
@@ -105,11 +110,15 @@ def problem_of(dtype: Any, op: Any) -> str | None:
 
 
 def checked_weight(weight: ArrayLike) -> jax.Array:
-    """A weight as a floating scalar, of single precision at least."""
+    """Return a weight as a floating-point scalar of at least single precision.
+
+    Raises:
+      CollectiveError: the weight is not one finite, nonnegative real number.
+    """
     try:
         w = jnp.asarray(weight)
     except TypeError:
-        raise error("all_reduce", f"weight={weight!r} is no number.") from None
+        raise error("all_reduce", f"weight={weight!r} is not a number.") from None
     real = jnp.issubdtype(w.dtype, jnp.floating) or jnp.issubdtype(w.dtype, jnp.integer)
     if w.shape != () or not real:
         raise error(
@@ -118,5 +127,5 @@ def checked_weight(weight: ArrayLike) -> jax.Array:
             "    comm.all_reduce(x, weight=mask.astype(jnp.float32).sum())",
         )
     if not isinstance(w, jax.core.Tracer) and not 0 <= float(w) < float("inf"):
-        raise error("all_reduce", f"weight={w} must be finite, and not negative.")
+        raise error("all_reduce", f"weight={w} must be finite and not negative.")
     return w if jnp.issubdtype(w.dtype, jnp.floating) and w.dtype.itemsize >= 4 else w.astype(jnp.float32)

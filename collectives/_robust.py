@@ -1,4 +1,4 @@
-"""Reductions that a few bad workers cannot spoil: median, trimmed mean, geometric median."""
+"""Reductions that are robust against a few bad workers: median, trimmed mean, geometric median."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from ._local_mean import LocalMean, local_sum
 
 T = TypeVar("T")
 
-_SORTED_BY_SORT = 16  # workers: from here on a sort is fewer operations than comparing neighbors over and over
+_SORTED_BY_SORT = 16  # workers: from here on a sort takes fewer operations than a sorting network
 
 
 class Robust(Sliced):
-    """Reduces workers' flat values, the first element of which is each worker's weight: 0 has no vote."""
+    """Reduction of workers' flat vectors, whose first element is the worker's weight; 0 excludes the worker."""
 
     name = "robust"
 
@@ -31,7 +31,7 @@ class Robust(Sliced):
 
 
 class ByCoordinate(Robust):
-    """Reduces each element by itself. An infinity is far out; a worker with a NaN has no vote there."""
+    """Reduction of each element by itself. Infinities count as extreme values; a worker's NaN is excluded."""
 
     def reduced(self, rows: jax.Array, statistics: Any, step: Any, number: Any) -> jax.Array:
         return self.middle(rows, statistics)
@@ -51,7 +51,7 @@ class ByCoordinate(Robust):
 
 @dataclass(frozen=True)
 class Median(ByCoordinate):
-    """Of each element, the value that half of the weight is below; where that is between two, their mean."""
+    """Weighted median of each element; between two values, their mean."""
 
     name = "median"
 
@@ -65,7 +65,7 @@ class Median(ByCoordinate):
 
 @dataclass(frozen=True)
 class TrimmedMean(ByCoordinate):
-    """Of each element, the weighted mean without the `trim` greatest and the `trim` least values."""
+    """Weighted mean of each element without the `trim` greatest and the `trim` least values."""
 
     trim: int
 
@@ -93,12 +93,12 @@ class GeometricMedian(Robust):
     name = "geometric_median"
 
     def statistics(self, rows: jax.Array, first: Any) -> jax.Array:
-        """The weight, and whether any value is not finite. shape=(workers, 2)"""
+        """Return each worker's weight, and whether any of its values is not finite; shape=(workers, 2)"""
         bad = ~jnp.isfinite(rows).all(1)
         return jnp.stack([super().statistics(rows, first), bad.astype(rows.dtype)], 1)
 
     def further_statistics(self, rows: jax.Array, first: Any, statistics: jax.Array) -> jax.Array:
-        """Inner products of all pairs of vectors, relative to the reference point."""
+        """Return the inner products of all pairs of vectors, relative to the reference point."""
         is_weight = first & (jnp.arange(rows.shape[1]) == 0)
         return inner_products(jnp.where(is_weight[None], 0, _relative(rows, statistics)[2]))
 
@@ -110,9 +110,9 @@ class GeometricMedian(Robust):
 
 
 def _relative(rows: jax.Array, statistics: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """The weights of finite vectors, their coordinate-wise median, and half of each one's difference from it.
+    """Return the finite vectors' weights, their coordinate-wise median, and half of each vector's difference from it.
 
-    Half, because the whole could overflow.
+    Half, because the full difference could overflow.
     """
     weights = jnp.where(statistics[:, 1] > 0, 0, statistics[:, 0])
     finite = jnp.where(weights[:, None] > 0, rows, 0)
@@ -121,18 +121,18 @@ def _relative(rows: jax.Array, statistics: jax.Array) -> tuple[jax.Array, jax.Ar
 
 
 def _votes(rows: jax.Array, weights: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Values and, for each, its weight; infinity and 0 for those without a vote. Both of the shape of `rows`."""
+    """Return values and their weights, of the shape of `rows`; infinity and 0 for values that are excluded."""
     voting = (weights[:, None] > 0) & ~jnp.isnan(rows)
     return jnp.where(voting, rows, jnp.inf), jnp.where(voting, weights[:, None], 0).astype(rows.dtype)
 
 
 def _sorted(values: jax.Array, shares: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Sort each element over the workers, from the least value on, and the weights with them."""
+    """Sort each element's values over the workers in ascending order, and their weights with them."""
     if len(values) >= _SORTED_BY_SORT:
         by_value = jax.lax.sort((values, shares), dimension=0, num_keys=1)
         return by_value[0], by_value[1]
     rows, own = list(values), list(shares)
-    for turn in range(len(rows)):  # neighbors are exchanged until all is in order: no gathering, so one pass for XLA
+    for turn in range(len(rows)):  # an odd-even sorting network: no gather, so XLA fuses it into one pass
         for i in range(turn % 2, len(rows) - 1, 2):
             swap = rows[i] > rows[i + 1]
             rows[i], rows[i + 1] = jnp.where(swap, rows[i + 1], rows[i]), jnp.where(swap, rows[i], rows[i + 1])
@@ -141,10 +141,10 @@ def _sorted(values: jax.Array, shares: jax.Array) -> tuple[jax.Array, jax.Array]
 
 
 def robust_of(op: Robust | str) -> Robust:
-    """The reduction that `op=` asks for.
+    """Return the robust reduction for `op=`.
 
     Raises:
-      CollectiveError: it trims more than there are workers.
+      CollectiveError: a trimmed mean would trim all workers.
     """
     if not isinstance(op, Robust):
         return Median()
@@ -154,14 +154,18 @@ def robust_of(op: Robust | str) -> Robust:
         instead = f"op=comm.trimmed_mean({most})" if most else "op='mean'"
         raise error(
             "all_reduce",
-            f"op=comm.trimmed_mean({op.trim}) leaves out {2 * op.trim} workers' values, and there are {workers}. With "
+            f"op=comm.trimmed_mean({op.trim}) leaves out {2 * op.trim} workers' values, and there are {workers}. Use "
             f"so many, write  {instead}",
         )
     return op
 
 
 def robustly(how: Robust, tree: T, leaves: dict[str, jax.Array], weight: jax.Array, when: jax.Array | None) -> T:
-    """A tree, as one vector, reduced over the workers: of each, the mean over its own examples, and their weight."""
+    """Reduce a tree, as one vector, over the workers, of which each gives the mean over its examples with their weight.
+
+    Raises:
+      CollectiveError: it is called outside a program without a weight.
+    """
     if not isinstance(weight, jax.core.Tracer) and jnp.isnan(weight):
         raise error(
             "all_reduce",
@@ -184,13 +188,13 @@ def _name(leaves: dict[str, jax.Array]) -> str:
 
 
 def trimmed_mean(trim: int) -> TrimmedMean:
-    """A reduction for `all_reduce(op=…)`: of each element the mean without its greatest and its least values.
+    """Return a reduction for `all_reduce(op=…)`: each element's mean without its greatest and least values.
 
     Args:
       trim: how many workers' values are left out at either end.
 
     Raises:
-      CollectiveError: it is no number of workers, 1 or more.
+      CollectiveError: `trim` is not a positive integer.
 
     Example:
       >>> import jax.numpy as jnp, collectives as comm
@@ -199,15 +203,18 @@ def trimmed_mean(trim: int) -> TrimmedMean:
     """
     number = whole(trim)
     if number is None or number < 1:
-        raise error("trimmed_mean", f"{trim!r} is no number of workers that is left out at either end, 1 or more.")
+        raise error(
+            "trimmed_mean",
+            f"trim={trim!r} must be a positive integer: the number of workers to leave out at either end.",
+        )
     return TrimmedMean(number)
 
 
 def geometric_median() -> GeometricMedian:
-    """A reduction for `all_reduce(op=…)`: the point to which the sum of all workers' distances is least.
+    """Return a reduction for `all_reduce(op=…)`: the point with the least sum of distances to all workers' vectors.
 
-    Holds as long as the bad workers' weight is less than half, however large their values are. A worker with a value
-    that is not finite has no vote. The tree is one vector: distances are of all of it.
+    The result is bounded as long as the bad workers' weight is less than half, however large their values are. A worker
+    with a value that is not finite is excluded. The whole tree is one vector.
 
     Example:
       >>> import jax.numpy as jnp, collectives as comm
@@ -219,7 +226,7 @@ def geometric_median() -> GeometricMedian:
 
 @dataclass(frozen=True)
 class RobustReduce(Collective):
-    """One vector of those of all workers, in front of which each worker's weight stands."""
+    """Collective that reduces workers' vectors by a robust reduction; each vector begins with the worker's weight."""
 
     how: Robust
 

@@ -1,4 +1,4 @@
-"""Who averages with whom, in which step: schedules that all workers know."""
+"""Schedules of neighbor means: which workers average in which step. All workers compute the same schedule."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Schedule = str | Sequence[Sequence[Sequence[int]]]
 
 @dataclass(frozen=True)
 class RandomMatchings(Mixed):
-    """Pairs that are drawn anew in each step. Of an odd number of workers one keeps its own."""
+    """Random pairs, drawn anew in each step. With an odd number of workers one keeps its value."""
 
     seed: int = 0
 
@@ -29,7 +29,7 @@ class RandomMatchings(Mixed):
 
 @dataclass(frozen=True)
 class Ring(Mixed):
-    """Each with the one before it and the one behind it, all three alike."""
+    """Each worker with the previous and the next one, with equal weights."""
 
     def weights(self, step: int, members: Sequence[int]) -> Weights:
         n = len(members)
@@ -40,8 +40,10 @@ class Ring(Mixed):
 
 @dataclass(frozen=True)
 class Exponential(Mixed):
-    """Each with the one that is 1, 2, 4, … places behind it: another distance in each step. What one gives it does not
-    get back, so this is no matching; with a power of two of workers all are averaged when each distance had its turn.
+    """Each worker with the one at distance 1, 2, 4, …, another distance in each step.
+
+    This is not a matching: a worker gives to one and receives from another. If the number of workers is a power of two,
+    all of them are averaged once every distance had its turn.
     """
 
     def weights(self, step: int, members: Sequence[int]) -> Weights:
@@ -54,7 +56,7 @@ class Exponential(Mixed):
 
 @dataclass(frozen=True)
 class Matchings(Mixed):
-    """Pairs as they were given, those of one step after those of another, over and over."""
+    """Pairs given by the user: one list for each step, repeated."""
 
     turns: tuple[tuple[tuple[int, int], ...], ...]
 
@@ -75,15 +77,16 @@ NAMED: dict[str, Mixed] = {"random": RandomMatchings(), "ring": Ring(), "exponen
 
 
 def schedule_of(what: str, schedule: Schedule, workers: int | None) -> Mixed:
-    """A schedule as its name or its pairs say.
+    """Return a schedule by its name or its pairs.
 
     Args:
-      what: the operator, for errors.
-      workers: how many there can be, where that is known.
+      what: name of the operator, for errors.
+      schedule: a name, or lists of pairs.
+      workers: capacity, or `None` if it is unknown.
 
     Raises:
-      CollectiveError: there is none of this name; or the pairs are none, name a worker twice in one step, or one that
-        there cannot be.
+      CollectiveError: the name is unknown; or a step's pairs are not pairs, name a worker twice, or name one that
+        does not exist.
     """
     if isinstance(schedule, str):
         if schedule not in NAMED:
@@ -97,7 +100,10 @@ def schedule_of(what: str, schedule: Schedule, workers: int | None) -> Mixed:
             what, f"schedule={schedule!r} is neither a name nor pairs of workers by step:\n{_EXAMPLE}"
         ) from None
     if not turns:
-        raise error(what, f"schedule={schedule!r} has no step in it. One or more, which are repeated:\n{_EXAMPLE}")
+        raise error(
+            what,
+            f"schedule={schedule!r} is empty. Give the pairs of one or more steps, which are repeated:\n{_EXAMPLE}",
+        )
     for number, turn in enumerate(turns):
         _check_turn(what, number, turn, workers)
     return Matchings(turns)  # type: ignore[arg-type]
@@ -107,18 +113,18 @@ def _check_turn(what: str, number: int, turn: Sequence[tuple[int | None, ...]], 
     seen: set[int] = set()
     for pair in turn:
         if len(pair) != 2 or None in pair:
-            raise error(what, f"schedule[{number}] has {pair} in it, which is no pair of workers:\n{_EXAMPLE}")
+            raise error(what, f"schedule[{number}] contains {pair}, which is not a pair of workers:\n{_EXAMPLE}")
         for worker in pair:
             assert worker is not None
             if worker in seen:
                 raise error(
                     what,
-                    f"schedule[{number}] is no matching: worker {worker} is in it twice, and can be averaged with one "
-                    f"other in a step:\n{_EXAMPLE}",
+                    f"schedule[{number}] is not a matching: worker {worker} is in it twice, but can be averaged "
+                    f"with only one other in a step:\n{_EXAMPLE}",
                 )
             if worker < 0 or (workers is not None and worker >= workers):
                 there = "workers are numbered from 0" if workers is None else f"the workers are 0 to {workers - 1}"
-                raise error(what, f"schedule[{number}] has worker {worker} in it: {there}.")
+                raise error(what, f"schedule[{number}] names worker {worker}: {there}.")
             seen.add(worker)
 
 

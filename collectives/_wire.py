@@ -1,4 +1,4 @@
-"""Number formats on the wire: sums that travel in fewer bytes than they are computed in."""
+"""Number formats for sending: sums that travel in fewer bytes than they are computed in."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from ._reduce import Reduce
 
 Rounding = Literal["nearest", "stochastic", "error_feedback"]
 _FORMATS = ("bfloat16", "float16")
-_LOW_BITS = 16  # of a single-precision number, that bfloat16 has not
+_LOW_BITS = 16  # bits of a single-precision number that bfloat16 drops
 
 
 @dataclass(frozen=True)
 class Narrow(Sliced):
-    """A sum of values that travel in another format, and are added up in single precision."""
+    """Sum of values that travel in a two-byte format and are added in single precision."""
 
     format: str
     stochastic: bool = False
@@ -37,7 +37,7 @@ class Narrow(Sliced):
         return jnp.dtype(self.format)
 
     def weight_of(self, examples: jax.Array) -> jax.Array:
-        """The weight of some of the step's examples in a mean, such that weighted values do not leave the format."""
+        """Return a mean's weight for some of the step's examples, scaled so that weighted values fit the format."""
         if self.format != "float16":
             return examples
         return examples / read(GLOBAL_BATCH).astype(examples.dtype)
@@ -61,38 +61,40 @@ class Narrow(Sliced):
 
 
 def narrow(wire: DTypeLike, rounding: Rounding, dtypes: Sequence[Any], op: Any) -> Narrow:
-    """The reduction that `wire=` and `rounding=` of an `all_reduce` ask for.
+    """Return the reduction for `wire=` and `rounding=` of an `all_reduce`.
 
     Raises:
-      CollectiveError: there is no such format, no such rounding, or nothing that could be rounded.
+      CollectiveError: the format or the rounding is unknown, they do not go together, or `op` or a dtype cannot be
+        rounded.
     """
     try:
         name = jnp.dtype(wire).name
     except TypeError:
         name = repr(wire)
     if name not in _FORMATS:
-        raise error("all_reduce", f"wire={name} is no format in which sums can travel: jnp.bfloat16 or jnp.float16 is.")
+        raise error("all_reduce", f"wire={name} is not a supported format. Use jnp.bfloat16 or jnp.float16.")
     if rounding not in get_args(Rounding):
         raise error("all_reduce", f"rounding={rounding!r} is none of 'nearest', 'stochastic', 'error_feedback'.")
     if rounding != "nearest" and name != "bfloat16":
-        raise error("all_reduce", f"rounding={rounding!r} is there for wire=jnp.bfloat16, not for {name}.")
+        raise error("all_reduce", f"rounding={rounding!r} needs wire=jnp.bfloat16, not {name}.")
     if op not in ("mean", "sum"):
-        raise error("all_reduce", f"wire= is for means and sums; op={op!r} travels as it is.")
+        raise error("all_reduce", f"wire= is for means and sums; op={op!r} supports no other format.")
     for dtype in dtypes:
         if not jnp.issubdtype(dtype, jnp.floating):
             raise error("all_reduce", f"wire={name} of {dtype}: only real floats are rounded. Reduce the others apart.")
-    return Narrow(name, rounding != "nearest")  # with feedback the way back, of which nobody remembers anything
+    return Narrow(name, rounding != "nearest")  # with feedback the result is rounded stochastically
 
 
 def with_feedback(
     how: Narrow, tree: Any, leaves: dict[str, jax.Array], weight: jax.Array | None, when: jax.Array | None
 ) -> Any:
-    """A sum or a mean for which each worker remembers what rounding has taken away, and adds it the next time.
+    """Reduce a tree by a sum or mean with error feedback: a worker's rounding error is added to its next step's value.
 
-    What travels is `q = round(s + r)`, with s for the sum over the worker's examples and r for what is left of the last
-    step; and `r = s + r - q` is left for the next one (Karimireddy et al. 2019, "Error Feedback Fixes SignSGD").
+    With s for the sum over the worker's examples and r for the error of the last step, `q = round(s + r)` is sent, and
+    `r = s + r - q` is kept for the next step (Karimireddy et al. 2019, "Error Feedback Fixes SignSGD").
     """
-    single = {name: x.astype(jnp.float32) for name, x in leaves.items()}  # a half precision would round what is weighed
+    # Before weighting, which would round in half precision.
+    single = {name: x.astype(jnp.float32) for name, x in leaves.items()}
     weighed = single if weight is None else {name: x * weight.astype(jnp.float32) for name, x in single.items()}
     sums = local_sum(weighed)
 

@@ -88,7 +88,7 @@ def test_they_are_those_of_all_examples():
             lambda x: clu.CollectingMetric.from_outputs(("x",)).from_model_output(x=x),
             r"values\['x'\].* neither by a sum",
         ),
-        (lambda x: x.mean(), r"an array is no metric .*\n.*comm.all_reduce\(x, op=\"sum\"\)"),
+        (lambda x: x.mean(), r"an array cannot be merged.*\n.*comm.all_reduce\(x, op=\"sum\"\)"),
     ],
 )
 def test_what_cannot_be_merged_in_a_message_is_refused(metric, says):
@@ -104,5 +104,5 @@ def test_a_value_that_is_kept_is_not_taken_from_whoever_comes_first():
         def merge(self, other):
             return self
 
-    with pytest.raises(ad.CollectiveError, match=r"First\.value of one of two is kept"):
+    with pytest.raises(ad.CollectiveError, match=r"First\.value is taken from one of the two metrics"):
         ad.Program(lambda s, b: (s, comm.merge(First(b["x"].mean()))), 0, make_data(), global_batch=EXAMPLES)

@@ -67,9 +67,9 @@ def test_others_are_listed_and_called(registered, tmp_path, monkeypatch):
     )
     monkeypatch.syspath_prepend(tmp_path)
     registered(run="launchers.run:run", mine="theirs:mine", wrong="theirs:none", other="theirs:nothing")
-    assert "mine      Of theirs." in adaptive("--help").output
+    assert "mine      From theirs." in adaptive("--help").output
     assert adaptive("mine", "ab").output == "abab\n"
-    assert "to be a click command; it is 5" in adaptive("wrong").output
+    assert "must be a click command, not 5" in adaptive("wrong").output
     assert "'other' (theirs:nothing) cannot be loaded" in adaptive("other").output
     assert (adaptive("nothing").exit_code, "No such command 'nothing'" in adaptive("nothing").output) == (2, True)
 
@@ -78,7 +78,9 @@ def test_metadata_that_is_older_than_the_code_is_told(registered):
     registered()
     done = adaptive("doctor")
     assert done.exit_code == 1
-    assert "'doctor' is not registered: the installed metadata of adaptive-dataflow is older than its code." in done.output
+    assert (
+        "'doctor' is not registered: the installed metadata of adaptive-dataflow is older than its code." in done.output
+    )
     assert "pip install -e ." in done.output
 
 

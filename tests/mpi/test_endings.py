@@ -78,7 +78,9 @@ def test_codes_behind_the_world():
     assert end("exit 4 in the end:2", code=4).stdout.count("ended well") == 3
     result = end("killed behind its world:1", code=137)
     assert result.stdout.count("ended well") == 3, result
-    assert re.search(r"rank 1 .* was killed by SIGKILL after its last world; the others continue", result.stderr), result
+    assert re.search(r"rank 1 .* was killed by SIGKILL after its last world; the others continue", result.stderr), (
+        result
+    )
 
 
 def test_a_spawned_worker():
