@@ -24,7 +24,6 @@ def local_mean(tree: T) -> T:
 
         grads = comm.local_mean(grads)
         updates, opt_state = optimizer.update(grads, opt_state)   # per worker: ad.Program(..., per_worker_state=...)
-        per_worker_state=...)
 
     Args:
       tree: a pytree of floats and complex numbers. Local.

@@ -154,8 +154,8 @@ def robust_of(op: Robust | str) -> Robust:
         instead = f"op=comm.trimmed_mean({most})" if most else "op='mean'"
         raise error(
             "all_reduce",
-            f"op=comm.trimmed_mean({op.trim}) leaves out {2 * op.trim} workers' values, and there are {workers}. Use "
-            f"so many, write  {instead}",
+            f"op=comm.trimmed_mean({op.trim}) leaves out {2 * op.trim} workers' values, and there are {workers}. "
+            f"Use  {instead}",
         )
     return op
 

@@ -1,4 +1,4 @@
-"""Ways to synchronise workers that train one model: each a few lines over collectives, all used alike."""
+"""Strategies that synchronize the workers that train one model. All have the same interface."""
 
 from ._diloco import diloco as diloco
 from ._hybrid import hybrid as hybrid

@@ -1,4 +1,4 @@
-"""`diloco`: rounds of local steps, whose outcome is a gradient to another optimizer."""
+"""`diloco`: rounds of local steps, whose result is a gradient for an outer optimizer."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def diloco(
     *,
     wire: DTypeLike | None = None,
 ) -> Strategy:
-    """DiLoCo: rounds of local steps by one optimizer; what they come to is the gradient of another.
+    """Return the DiLoCo strategy: local steps by an inner optimizer, whose change is a gradient for an outer one.
 
         x_i = z, and then `steps` steps of `inner` on minibatches of the worker's own
         z <- z + outer's update by the gradient  z - sum_i b_i x_i / sum_i b_i
@@ -42,8 +42,8 @@ def diloco(
     the model is replicated between rounds. Local batches are multiples of `steps`. Workers count by their examples.
 
     Args:
-      inner: an optimizer of optax; its state is each worker's own, and is kept from round to round. AdamW in the paper.
-      outer: an optimizer of optax; replicated. In the paper `optax.sgd(0.7, momentum=0.9, nesterov=True)`.
+      inner: an optax optimizer; its state is per worker and kept from round to round. AdamW in the paper.
+      outer: an optax optimizer; its state is replicated. In the paper `optax.sgd(0.7, momentum=0.9, nesterov=True)`.
       steps: local steps in a round.
       wire: a format of two bytes for the outer gradient, `jnp.bfloat16`. See `collectives.all_reduce`.
 
@@ -51,7 +51,7 @@ def diloco(
       A `Strategy`; its loss is the mean over the round's steps.
 
     Raises:
-      CollectiveError: those are no optimizers, or steps is no whole number, 1 or more.
+      CollectiveError: an argument is not an optimizer, `steps` is not a positive integer, or `wire` is not supported.
 
     Example:
       >>> outer = optax.sgd(0.7, momentum=0.9, nesterov=True)            # doctest: +SKIP
@@ -68,9 +68,13 @@ def diloco(
 def rounds(
     name: str, inner: optax.GradientTransformation, outer: optax.GradientTransformation, steps: int, wire: Any
 ) -> Strategy:
-    """Local steps by `inner`, and a step of all by `outer`."""
+    """Return a strategy with local steps by `inner` and a common step by `outer`.
+
+    Raises:
+      CollectiveError: `steps` is not a positive integer, or `wire` is not supported.
+    """
     if whole(steps) is None or steps < 1:
-        raise error(name, f"steps={steps!r} is no number of local steps, 1 or more.")
+        raise error(name, f"steps={steps!r} must be a positive integer: the number of local steps.")
     check_wire(name, wire)
 
     def init(params: Any) -> Rounds:
@@ -96,5 +100,5 @@ def rounds(
 
 
 def _as_before(new: Any, old: Any) -> Any:
-    """A scan's state in the dtypes in which it began."""
+    """Cast a scan's new state to the dtypes of the old one."""
     return jax.tree.map(lambda x, before: jnp.asarray(x).astype(before.dtype), new, old)

@@ -1,4 +1,4 @@
-"""`hybrid`: one strategy, and from a step on that a hook decides another."""
+"""`hybrid`: one strategy, followed by another from a step on that a hook decides."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ from ._trees import select
 
 
 class Hybrid(NamedTuple):
-    """Both strategies' states. That of the one at rest is as if it began with the other's model."""
+    """State of `hybrid`: both strategies' states. The inactive one is as if initialized with the other's model."""
 
     first: Any
     then: Any
 
 
 def hybrid(first: Strategy, then: Strategy, *, name: str = "synchronous") -> Strategy:
-    """One strategy, until a hook says `control.set(synchronous=True)`, and another from the next step on.
+    """Return a strategy that runs `first` until a hook calls `control.set(synchronous=True)`, and then `then`.
 
-    Nothing is compiled for it and nobody waits: both are in the driver, and each step sends what its own strategy
-    sends, and nothing of the other's; what is reduced besides, such as the loss, is a message of its own. At the switch
-    all replicas take the central model, and the optimizer begins anew. `control.set(synchronous=False)` switches back.
-    KungFu's AdaSGD is this with model averaging first and synchronous SGD later, from a step on that is set by hand,
-    and goes on with one worker's replica.
+    The switch needs no compilation and no waiting: both strategies are in the driver, and each step sends only what the
+    active one sends; other reductions, such as the loss, are messages of their own. At the switch all replicas take the
+    central model, and the optimizer's state is initialized. `control.set(synchronous=False)` switches back. KungFu's
+    AdaSGD is model averaging first and synchronous SGD later; its switch is set to a step by hand, and continues with
+    one worker's replica.
 
         strategy = sync.hybrid(sync.model_averaging(optax.sgd(0.1)), sync.synchronous(optax.sgd(0.1)))
 
@@ -39,14 +39,15 @@ def hybrid(first: Strategy, then: Strategy, *, name: str = "synchronous") -> Str
     Args:
       first: a strategy whose step computes one gradient, and whose model is replicated: `model_averaging` or
         `synchronous`.
-      then: another.
-      name: of the hyper-parameter, for drivers with more than one.
+      then: another such strategy.
+      name: name of the hyperparameter, for drivers with more than one `hybrid`.
 
     Returns:
       A `Strategy`. Its state holds both states.
 
     Raises:
-      CollectiveError: a strategy whose step is a round, or which has no model that all workers share.
+      CollectiveError: an argument is not a strategy, its step is a round, or it has no model that all workers share; or
+        `name` is not an identifier.
 
     References:
       Mai et al. 2020, "KungFu: Making training in distributed machine learning adaptive", OSDI; its
@@ -55,7 +56,7 @@ def hybrid(first: Strategy, then: Strategy, *, name: str = "synchronous") -> Str
     for strategy in (first, then):
         _check(strategy)
     if not (isinstance(name, str) and name.isidentifier()):
-        raise error("hybrid", f"name={name!r} is no name that control.set(…) can be called with.")
+        raise error("hybrid", f"name={name!r} must be an identifier, because control.set(…) takes it as a keyword.")
 
     def init(params: Any) -> Hybrid:
         return Hybrid(first.init(params), then.init(params))
@@ -84,7 +85,7 @@ def hybrid(first: Strategy, then: Strategy, *, name: str = "synchronous") -> Str
         init,
         take,
         per_worker_state=lambda state: (first.per_worker_state(state.first), then.per_worker_state(state.then)),
-        model=lambda state: then.model(state.then),  # at rest it is as if it began with the other's model
+        model=lambda state: then.model(state.then),  # while inactive it is initialized with the other's model
         replica=replica,
         kind=Hybrid,
     )
@@ -93,12 +94,12 @@ def hybrid(first: Strategy, then: Strategy, *, name: str = "synchronous") -> Str
 def _check(strategy: Any) -> None:
     if not isinstance(strategy, Strategy):
         raise error(
-            "hybrid", f"{strategy!r} is no strategy:  sync.hybrid(sync.model_averaging(…), sync.synchronous(…))"
+            "hybrid", f"{strategy!r} is not a strategy:  sync.hybrid(sync.model_averaging(…), sync.synchronous(…))"
         )
     if strategy.update is None:
         raise error(
             "hybrid",
-            f"a step of {strategy.name} is a round, or switched already; both have to take one step by one gradient.",
+            f"a step of {strategy.name} is a round, or a hybrid's; both strategies must take one step by one gradient.",
         )
     marked = jax.eval_shape(strategy.init, jax.ShapeDtypeStruct((), jnp.float32))
     numbers = jax.tree.unflatten(jax.tree.structure(marked), range(len(jax.tree.leaves(marked))))
@@ -106,6 +107,6 @@ def _check(strategy: Any) -> None:
     if own & set(jax.tree.leaves(strategy.model(numbers))):
         raise error(
             "hybrid",
-            f"{strategy.name} has no model that all workers share, which they could take at the switch. Use\n"
+            f"{strategy.name} has no model that all workers share, which the switch needs. Use\n"
             "    sync.hybrid(sync.model_averaging(optimizer), sync.synchronous(optimizer))",
         )

@@ -1,4 +1,4 @@
-"""`local_steps`: rounds of local steps, and a mean of what came out."""
+"""`local_steps`: rounds of local steps, after which the models are averaged."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from ._trees import check_optimizer
 
 
 def local_steps(optimizer: optax.GradientTransformation, steps: int, *, wire: DTypeLike | None = None) -> Strategy:
-    """Local SGD: each worker takes some steps of its own, then all take the mean of what came out, by examples.
+    """Return the local SGD strategy: each worker takes `steps` steps of its own, then models are averaged by examples.
 
     A round is a step of the program (see docs/federated.md): it sends the parameters' bytes once in `steps` steps, and
     the model is replicated between rounds. Local batches are multiples of `steps`. With steps=1 and SGD it is
     synchronous SGD.
 
     Args:
-      optimizer: of optax; its state is each worker's own, and is kept from round to round.
+      optimizer: an optax optimizer; its state is per worker and kept from round to round.
       steps: local steps in a round.
       wire: a format of two bytes for what a round has changed, `jnp.bfloat16`. See `collectives.all_reduce`.
 
@@ -26,7 +26,7 @@ def local_steps(optimizer: optax.GradientTransformation, steps: int, *, wire: DT
       A `Strategy`; its loss is the mean over the round's steps.
 
     Raises:
-      CollectiveError: that is no optimizer, or steps is no whole number, 1 or more.
+      CollectiveError: `optimizer` is not an optimizer, `steps` is not a positive integer, or `wire` is not supported.
 
     Example:
       >>> strategy = sync.local_steps(optax.sgd(0.1), steps=8)            # doctest: +SKIP

@@ -1,4 +1,4 @@
-"""`model_averaging`: a replica for each worker, all drawn to a central model that follows them."""
+"""`model_averaging`: a replica per worker, all pulled towards a central model that follows them."""
 
 from __future__ import annotations
 
@@ -18,10 +18,9 @@ from ._trees import all_reduced, arrays, check_optimizer, check_wire, minus, plu
 
 
 class ModelAveraging(NamedTuple):
-    """A central model, and how far each worker's replica is from it.
+    """State of `model_averaging`: a central model, and each worker's difference from it.
 
-    A worker that joins begins with its local state as the program began: here with no difference, so at the central
-    model of that moment, which it is told.
+    A joining worker has the initial local state: no difference, so it starts at the current central model.
     """
 
     center: Any  # z. Replicated
@@ -37,23 +36,23 @@ def model_averaging(
     momentum: float = 0.0,
     wire: DTypeLike | None = None,
 ) -> Strategy:
-    """Synchronous model averaging: each worker trains a replica w_i, which a central model z draws to itself.
+    """Return the synchronous model averaging strategy: each worker's replica w_i is pulled towards a central model z.
 
         c_i = alpha (w_i - z)                                       the correction
         w_i <- w_i + u_i - c_i                                      u_i: the optimizer's update, -gamma g_i(w_i) of SGD
         z'  = z + n sum_i (b_i / B) c_i + momentum (z - z_prev)     with b_i examples of B, on n workers
 
-    With equal batches that is Crossbow's algorithm 1, in which all c_i count alike. With uneven ones the central model
-    goes by examples, as all means here do, so that a replica that was trained on few counts for little; and all
-    replicas are drawn to it alike, or those with few examples would stray farther. Sends as much as synchronous SGD.
-    Replicas explore, so small batches on each worker are no loss, where in synchronous SGD they add up to a large one.
-    A worker without examples stays as far from z as it was.
+    With equal batches that is Crossbow's algorithm 1, in which all c_i have equal weights. With uneven ones the central
+    model weighs them by examples, as all means here do, so that a replica trained on few examples has little influence;
+    but all replicas are pulled with the same strength, or those with few examples would drift away. Sends as much as
+    synchronous SGD. Replicas explore, so small batches per worker do no harm, where in synchronous SGD they add up to a
+    large one. A worker without examples keeps its difference from z.
 
     Args:
-      optimizer: of optax; each worker's own.
-      alpha: how much of its difference a replica gives up in a step. By default 1 / n, with n for the workers that
-        take examples: without momentum z' is then the replicas' mean.
-      momentum: of the central model, 0 or more, below 1.
+      optimizer: an optax optimizer; its state is per worker.
+      alpha: fraction of its difference from z that a replica gives up in a step. By default 1 / n, with n for the
+        workers that take examples: without momentum z' is then the replicas' mean.
+      momentum: momentum of the central model; at least 0, below 1.
       wire: a format of two bytes for the differences, `jnp.bfloat16`. See `collectives.all_reduce`.
 
     Returns:
@@ -61,7 +60,7 @@ def model_averaging(
       `mon.divergence(strategy.replica(state), average=strategy.model(state))`.
 
     Raises:
-      CollectiveError: that is no optimizer, or options are out of range.
+      CollectiveError: `optimizer` is not an optimizer, or another option is out of range.
 
     Example:
       >>> strategy = sync.model_averaging(optax.sgd(0.1), momentum=0.9)            # doctest: +SKIP
@@ -80,7 +79,7 @@ def model_averaging(
         return ModelAveraging(params, zeros(params) if momentum else (), zeros(params), optimizer.init(params))
 
     def update(state: ModelAveraging, grads: Any, when: jax.Array | None) -> tuple[ModelAveraging, None]:
-        # The local batch's size stands for its weight, and not that of a call: the difference is one for all calls.
+        # The weight is the local batch's size, not a microbatch's: the difference is the same in all microbatches.
         mean = all_reduced(state.apart, when, weight=ad.batch_size(), wire=wire)
         n = ad.workers()
         if alpha is None:
@@ -111,7 +110,7 @@ def model_averaging(
 def _check_options(alpha: Any, momentum: Any) -> None:
     number = real(alpha) if alpha is not None else None
     if alpha is not None and (number is None or not 0 < number <= 1):
-        raise error("model_averaging", f"alpha={alpha!r} is above 0, and at most 1; by default one by the workers.")
+        raise error("model_averaging", f"alpha={alpha!r} must be above 0 and at most 1; the default is 1 / workers.")
     number = real(momentum)
     if number is None or not 0 <= number < 1:
-        raise error("model_averaging", f"momentum={momentum!r} is at least 0, and below 1.")
+        raise error("model_averaging", f"momentum={momentum!r} must be at least 0 and below 1.")

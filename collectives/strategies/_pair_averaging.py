@@ -1,4 +1,4 @@
-"""`pair_averaging`: a replica for each worker, averaged with some others' in each step."""
+"""`pair_averaging`: a replica per worker, averaged with a neighbor's in each step."""
 
 from __future__ import annotations
 
@@ -18,29 +18,29 @@ from ._trees import arrays, check_optimizer, plus, select
 
 
 class PairAveraging(NamedTuple):
-    """Each worker's replica, and whether it is of the run or as the program began."""
+    """State of `pair_averaging`: each worker's replica, and whether it has been trained."""
 
     params: Any  # Local
     opt_state: Any  # Local
     knows: Any  # a boolean: whether the replica has taken part. Local
-    begun: Any  # a boolean: whether a step has been taken. Replicated, so who joins is told
+    begun: Any  # a boolean: whether a step has been taken. Replicated, so that joining workers receive it
 
 
 def pair_averaging(optimizer: optax.GradientTransformation, schedule: Schedule = "random") -> Strategy:
-    """Decentralised SGD: each worker trains a replica, and averages it with that of another one in each step.
+    """Return the decentralized SGD strategy: each worker's replica is averaged with a neighbor's.
 
         x_i <- mean_j W_ij x_j + u_i            u_i: the optimizer's update by the gradient at the old x_i
 
-    AD-PSGD in lockstep: costs the parameters once (twice in a ring), to one other worker, however many there are; but a
-    step's end is common to all, so all wait for the slowest, as in any step of a program.
+    This is AD-PSGD in lockstep. It sends the parameters once (twice in a ring), to one other worker, however many there
+    are. All workers still wait for the slowest, as in any step of a program.
 
-    Replicas count alike, however many examples they have. Who joins has the parameters with which the program began, so
-    it says that it knows nothing: in means it does not count, and it takes its neighbors' mean for its own, without an
-    update, once it meets one that knows. Until then, one step or a few, its loss is that of the first parameters.
-    Should all leave who know, there is nothing left to go on with. A worker without examples neither counts nor moves.
+    Replicas have equal weights, however many examples they have. A joining worker has the program's initial parameters.
+    It is marked as untrained: means exclude it, and it takes over its neighbors' mean, without an update, as soon as it
+    meets a trained neighbor. Until then, for one or a few steps, its loss is that of the initial parameters. If all
+    trained workers leave, the trained model is lost. A worker without examples neither counts nor changes.
 
     Args:
-      optimizer: of optax; each worker's own.
+      optimizer: an optax optimizer; its state is per worker.
       schedule: who averages with whom, see `collectives.neighbor_mean`.
 
     Returns:
@@ -49,7 +49,7 @@ def pair_averaging(optimizer: optax.GradientTransformation, schedule: Schedule =
       `collectives.strategies.average(program, strategy)`.
 
     Raises:
-      CollectiveError: that is no optimizer, or no schedule.
+      CollectiveError: an argument is not an optimizer or not a schedule.
 
     Example:
       >>> strategy = sync.pair_averaging(optax.sgd(0.1), "exponential")            # doctest: +SKIP
@@ -66,7 +66,7 @@ def pair_averaging(optimizer: optax.GradientTransformation, schedule: Schedule =
         return PairAveraging(params, optimizer.init(params), jnp.asarray(False), jnp.asarray(False))
 
     def update(state: PairAveraging, grads: Any, when: jax.Array | None) -> tuple[PairAveraging, None]:
-        knows = state.knows | ~state.begun  # in the first step all are alike
+        knows = state.knows | ~state.begun  # in the first step all replicas are equal
         mean, met = _mean_of_those_who_know(state.params, knows, schedule, when)
         updates, opt_state = optimizer.update(local_mean(grads), state.opt_state, state.params)
         params = select(knows, plus(mean, updates), mean)
@@ -88,7 +88,7 @@ def pair_averaging(optimizer: optax.GradientTransformation, schedule: Schedule =
 def _mean_of_those_who_know(
     params: Any, knows: jax.Array, schedule: Schedule, when: jax.Array | None
 ) -> tuple[Any, jax.Array]:
-    """The mean with those neighbors who know, or a worker's own where none does; and whether any does."""
+    """Return the mean over trained neighbors (the worker's own value if there are none), and whether there are any."""
     own = knows.astype(jnp.float32)
     counted = jax.tree.map(lambda p: p * own.astype(p.dtype), params)
     total, share = neighbor_mean((counted, own), schedule, when=when)

@@ -1,4 +1,4 @@
-"""What every strategy is: five functions, of a state that a program keeps."""
+"""The interface of strategies: functions of a state that a program keeps."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Stepped = tuple[Any, Any, Any, Any]  # state, loss, this worker's gradients, tho
 
 @dataclass(frozen=True)
 class Strategy:
-    """How workers that train one model come to agree. Made by the functions of `collectives.strategies`, or by you.
+    """A strategy by which workers that train one model agree on it. Made by the functions of `collectives.strategies`.
 
         strategy = sync.model_averaging(optax.sgd(0.1))
 
@@ -33,23 +33,22 @@ class Strategy:
         per_worker_state=strategy.per_worker_state)
 
     Attributes:
-      name: for errors.
-      init: `init(params) -> state`: what a program begins with. A named tuple, as optimizers' states are.
-      take: `take(state, value_and_grad, batch) -> (state, loss, grads, avg_grads)`: a step, or a whole round of them;
-        `avg_grads` is `None` where no gradient is averaged.
-      per_worker_state: of the state, what is each worker's own: `ad.Program(...,
+      name: name in error messages.
+      init: `init(params) -> state`: makes the program's initial state. A named tuple, as optimizers' states are.
+      take: `take(state, value_and_grad, batch) -> (state, loss, grads, avg_grads)`: takes a step, or a whole round of
+        them; `avg_grads` is `None` where no gradient is averaged.
+      per_worker_state: selects the part of the state that each worker has of its own: `ad.Program(...,
         per_worker_state=strategy.per_worker_state)`.
-      model: of the state, the parameters to evaluate and to save. With `pair_averaging` a replica, see `average`.
-      replica: of the state, the parameters by which this worker's gradients are computed; `None` where a step is a
-        round.
-      update: `update(state, grads, when) -> (state, avg_grads)`, for `hybrid`: a step by gradients, whose collectives
-        are sent when `when` is true; `None` is always.
-      counts: of the state, whether this replica counts in `average`; `None` is always.
-      kind: the type of the state, by which another one is refused, and `average` finds it within a larger state; `None`
-        where it has no type of its own.
+      model: selects the parameters to evaluate and to save. For `pair_averaging` a replica, see `average`.
+      replica: selects the parameters at which this worker's gradients are computed; `None` if a step is a round.
+      update: `update(state, grads, when) -> (state, avg_grads)`, for `hybrid`: takes a step by gradients, whose
+        collectives are sent when `when` is true; `None` means always.
+      counts: returns whether this replica counts in `average`; `None` means always.
+      kind: type of the state, by which states of other strategies are refused, and `average` finds the state in a
+        larger one; `None` if the state has no type of its own.
 
     Raises:
-      CollectiveError: any of its functions is given a state that is not of `kind`.
+      CollectiveError: one of its functions got a state that is not of type `kind`.
 
     Example:
       >>> import jax, jax.numpy as jnp, optax, collectives.strategies as sync
@@ -93,19 +92,19 @@ class Strategy:
         return error(f"{self.name}.{what}", f"needs a {kind.__name__}, and got a {type(state).__name__}. {advice}")
 
     def _within(self, state: Any) -> dict[str, Any]:
-        """States of this strategy in a larger one, by the paths to them; "" is the whole."""
+        """Return the states of this strategy in a larger one, by their paths; "" is the whole."""
         kind = cast(type, self.kind)
         nodes = jax.tree_util.tree_leaves_with_path(state, is_leaf=lambda node: isinstance(node, kind))
         return {jax.tree_util.keystr(path): node for path, node in nodes if isinstance(node, kind)}
 
     def find(self, state: Any) -> Any:
-        """Return the strategy's state out of a larger one that holds it, such as a dict with other entries.
+        """Return the strategy's state from a larger state, such as a dict with other entries.
 
         Args:
           state: any pytree; the strategy's own state is returned as it is.
 
         Raises:
-          CollectiveError: there is no such state in it, or more than one.
+          CollectiveError: the larger state holds no state of this strategy, or several.
         """
         if self.kind is None:
             return state
@@ -118,13 +117,13 @@ class Strategy:
         raise error(self.name, f"the program's state has {what}.")
 
     def step(self, state: Any, value_and_grad: ValueAndGrad, batch: Any) -> tuple[Any, Any]:
-        """A step of the driver.
+        """Take a step of the strategy; called in the driver.
 
         Args:
-          state: the program's.
-          value_and_grad: `value_and_grad(params, batch) -> (loss, grads)`, of means over the batch: what
-            `jax.value_and_grad(loss_fn)` makes. With `has_aux=True` the loss is a pair, here too.
-          batch: the driver's.
+          state: the strategy's state.
+          value_and_grad: `value_and_grad(params, batch) -> (loss, grads)`, of means over the batch, as
+            `jax.value_and_grad(loss_fn)` returns. With `has_aux=True` the loss is a pair, here too.
+          batch: the driver's batch.
 
         Returns:
           `(state, loss)`: the loss as `value_and_grad` gave it, of this worker's replica, before the step. Local:
@@ -134,7 +133,7 @@ class Strategy:
         return state, loss
 
     def step_with_gradients(self, state: Any, value_and_grad: ValueAndGrad, batch: Any) -> Stepped:
-        """A step, and its gradients, for monitors: `mon.noise_scale(grads, avg_grads)`. They cost nothing more.
+        """Take a step and return its gradients, for monitors: `mon.noise_scale(grads, avg_grads)`. No extra cost.
 
         Args:
           state: see `step`.
@@ -145,16 +144,15 @@ class Strategy:
           `(state, loss, grads, avg_grads)`, the last of which is replicated.
 
         Raises:
-          CollectiveError: the strategy averages no gradients, as all do but `synchronous`.
+          CollectiveError: the strategy averages no gradients; only `synchronous` does.
         """
         taken = self.take(state, value_and_grad, batch)
         if taken[3] is None:
             raise error(
                 f"{self.name}.step_with_gradients",
-                f"{self.name} averages no gradients, by which mon.noise_scale and mon.gradient_variance go: to send "
-                "them as well would cost what it saves, and they are taken at parameters that differ. Use\n"
+                f"{self.name} averages no gradients, which mon.noise_scale and mon.gradient_variance need. Use\n"
                 "    strategy = sync.synchronous(optimizer)\n"
-                "or tell how far replicas are apart:  mon.divergence(…)",
+                "or measure how far replicas are apart:  mon.divergence(…)",
             )
         return taken
 
@@ -170,7 +168,7 @@ def one_step(
     kind: type,
     counts: Callable[[Any], Any] | None = None,
 ) -> Strategy:
-    """A strategy whose step computes one gradient, by the replica that there is."""
+    """Return a strategy whose step computes one gradient at the worker's replica."""
 
     def take(state: Any, value_and_grad: ValueAndGrad, batch: Any) -> Stepped:
         loss, grads = value_and_grad(replica(state), batch)
@@ -181,13 +179,13 @@ def one_step(
 
 
 def average(program: Program, strategy: Strategy, *, state: Callable[[Any], Any] | None = None) -> Any:
-    """The mean over all replicas, each counting alike: of `pair_averaging` the model to save. Communicates once.
+    """Return the mean of all replicas with equal weights: the model to save after `pair_averaging`. Communicates once.
 
-    Of strategies whose model is replicated it is that model. Every process calls this, between two steps.
+    For strategies whose model is replicated the result is that model. Every process calls this, between two steps.
 
     Args:
-      program: that has run the strategy.
-      strategy: whose state the program's state is, or holds.
+      program: the program that has run the strategy.
+      strategy: the strategy whose state the program's state is, or holds.
       state: picks the strategy's state out of the program's, where that holds several of one kind:
         `lambda state: state["teacher"]`.
 
@@ -202,7 +200,7 @@ def average(program: Program, strategy: Strategy, *, state: Callable[[Any], Any]
       CollectiveError: the program's state holds no state of this strategy, or more than one.
     """
     pick = strategy.find if state is None else state
-    pick(program.state)  # an error is the caller's, before anything is sent
+    pick(program.state)  # raises the caller's errors before anything is sent
 
     def counted(whole: Any, _: Any) -> Any:
         own = pick(whole)
@@ -210,7 +208,7 @@ def average(program: Program, strategy: Strategy, *, state: Callable[[Any], Any]
         return here, jax.tree.map(lambda p: p * here.astype(p.dtype), strategy.model(own))
 
     def evaluated() -> tuple[Any, Any]:
-        # One example for each worker, so each is asked for its own replica once.
+        # One example per worker, so that each contributes its replica once.
         there = set(program.members) & set(program.world.members)
         return program.evaluate(counted, np.zeros(len(there), np.float32), batch=1)
 

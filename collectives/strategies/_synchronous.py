@@ -1,4 +1,4 @@
-"""`synchronous`: one model, and the gradient of all examples."""
+"""`synchronous`: one replicated model, updated by the gradient of all examples."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from ._trees import all_reduced, arrays, check_optimizer
 
 
 class Synchronous(NamedTuple):
-    """A model that is the same on all workers. Replicated."""
+    """State of `synchronous`: a model that is the same on all workers. Replicated."""
 
     params: Any
     opt_state: Any
@@ -30,13 +30,13 @@ def synchronous(
     wire: DTypeLike | None = None,
     rounding: Rounding = "nearest",
 ) -> Strategy:
-    """Synchronous SGD: all workers' gradients are averaged by examples, and one model takes the step.
+    """Return the synchronous SGD strategy: gradients are averaged by examples, and one model takes the step.
 
-    Exact on any split: the step is that of one worker with all the examples. Sends the gradients in every step, and the
-    slowest worker is waited for. All monitors and policies know what to make of it.
+    The step equals that of one worker with all the examples, on any split. It sends the gradients in every step and
+    waits for the slowest worker. All monitors and policies support it.
 
     Args:
-      optimizer: of optax.
+      optimizer: an optax optimizer.
       op: see `collectives.all_reduce`: "median", `comm.trimmed_mean(1)` or `comm.geometric_median()` against workers
         that send nonsense.
       nonfinite: see `collectives.all_reduce`.
@@ -47,7 +47,7 @@ def synchronous(
       A `Strategy`. All of its state is replicated.
 
     Raises:
-      CollectiveError: that is no optimizer; of reductions that cannot be, when the driver is traced.
+      CollectiveError: `optimizer` is not an optimizer. Invalid reductions raise when the driver is traced.
 
     Example:
       >>> strategy = sync.synchronous(optax.adam(1e-3), wire=jnp.bfloat16)            # doctest: +SKIP

@@ -1,4 +1,4 @@
-"""What strategies do to trees of parameters."""
+"""Arithmetic on trees of parameters, and checks of strategies' arguments."""
 
 from __future__ import annotations
 
@@ -17,60 +17,60 @@ T = TypeVar("T")
 
 
 def plus(a: T, b: Any) -> T:
-    """The sum of two trees, in the dtypes of the first."""
+    """Add two trees, in the dtypes of the first."""
     return jax.tree.map(lambda x, y: (x + y).astype(x.dtype), a, b)
 
 
 def minus(a: T, b: Any) -> T:
-    """The difference of two trees, in the dtypes of the first."""
+    """Subtract two trees, in the dtypes of the first."""
     return jax.tree.map(lambda x, y: (x - y).astype(x.dtype), a, b)
 
 
 def zeros(tree: T) -> T:
-    """A tree of zeros, as arrays."""
+    """Return a tree of zeros with the shapes and dtypes of `tree`."""
     return jax.tree.map(jnp.zeros_like, tree)
 
 
 def select(condition: jax.Array, a: T, b: T) -> T:
-    """One of two trees of the same shapes."""
+    """Return `a` where the condition holds, else `b`; trees of the same shapes."""
     return jax.tree.map(lambda x, y: jnp.where(condition, x, y).astype(jnp.asarray(x).dtype), a, b)
 
 
 def arrays(tree: T) -> T:
-    """Parameters as arrays."""
+    """Convert a tree's leaves to arrays."""
     return jax.tree.map(jnp.asarray, tree)
 
 
 def all_reduced(tree: T, when: jax.Array | None, **options: Any) -> T:
-    """`all_reduce`, and zeros in steps in which it is not sent. Replicated in both."""
+    """Apply `all_reduce`, and return zeros in steps in which nothing is sent. Replicated in both cases."""
     if when is None:
         return all_reduce(tree, **options)
     found = all_reduce(tree, when=when, **options)
-    # What is not sent is each worker's own; zeros, which take its place, are the same on all.
+    # Without sending, `found` differs between workers; zeros are the same on all.
     return ad.replicated(jax.tree.map(lambda x: jnp.where(when, x, jnp.zeros((), x.dtype)), found))
 
 
 def check_optimizer(what: str, optimizer: Any, name: str = "optimizer") -> optax.GradientTransformation:
-    """An optimizer as optax has them.
+    """Return `optimizer` if it is an optax optimizer.
 
     Raises:
-      CollectiveError: it is none.
+      CollectiveError: it is not one.
     """
     if not (callable(getattr(optimizer, "init", None)) and callable(getattr(optimizer, "update", None))):
-        raise error(what, f"{name}={optimizer!r} is no optimizer of optax, such as  optax.sgd(0.1)")
+        raise error(what, f"{name}={optimizer!r} is not an optax optimizer, such as  optax.sgd(0.1)")
     return optimizer
 
 
 def check_wire(what: str, wire: DTypeLike | None) -> DTypeLike | None:
-    """A format of two bytes, or none, before anything is traced.
+    """Return `wire` if it is a two-byte format or None; called before anything is traced.
 
     Raises:
-      CollectiveError: sums cannot travel in it.
+      CollectiveError: the format is not supported.
     """
     try:
         known = wire is None or jnp.dtype(wire) in (jnp.dtype(jnp.bfloat16), jnp.dtype(jnp.float16))
     except TypeError:
         known = False
     if not known:
-        raise error(what, f"wire={wire!r} is no format of two bytes:  wire=jnp.bfloat16")
+        raise error(what, f"wire={wire!r} is not a two-byte format:  wire=jnp.bfloat16")
     return wire

@@ -1,4 +1,4 @@
-"""`federated`: local batches by speed and by the time that models are under way."""
+"""`federated`: local batches by the speed of clients and the time that their models travel."""
 
 from __future__ import annotations
 
@@ -22,38 +22,44 @@ class FederatedState(NamedTuple):
 
 
 def federated(predictor: Predictor | None = None, *, dead_band: float = 0.05) -> Policy:
-    """Let all clients of a federated round finish together: the slow and the badly connected take fewer examples.
+    """Return a policy that lets all clients of a federated round finish together.
 
-    A client's round is `tau` local steps on minibatches of x_i examples, at v_i examples per second, and then the way
-    of its model. For a given number of examples per round it is shortest where
+    Slow clients, and clients with slow links, get fewer examples.
+
+    A client's round is `tau` local steps on minibatches of x_i examples, at v_i examples per second, and then the
+    transfer of its model. For a given number of examples per round it is shortest where
 
         tau x_i / v_i + comm_i = T  for all i,    that is    x_i = (T - comm_i) v_i / tau  within bounds
 
-    and T is such that the x_i sum up. A local batch is `tau x_i` examples here, so `tau` needs not be told: it is what
-    sizes are multiples of (`ad.minibatches`). Solved exactly, in whole multiples, by `allocate`.
+    and T is such that the x_i sum up. A local batch is `tau x_i` examples, and sizes are multiples of the program's
+    quantum, which is `tau` (`ad.minibatches`), so `tau` is not a parameter. Solved exactly, in whole multiples, by
+    `allocate`.
 
         def driver(state, batch):
             params, losses = jax.lax.scan(local_step, state, ad.minibatches(batch, tau))
             ctrl.hook(ctrl.federated(), comm.all_gather(mon.compute_seconds()), link_seconds)
             return comm.all_reduce(params), {"loss": comm.all_reduce(losses.mean())}
 
-    The time that models travel is for you to say, because a round does not show it: all clients wait until the last
-    model has arrived, so that `iteration_seconds - compute_seconds` is what a client waited for *others*, but for the
-    last one. Taken for its own it would hold every split there is for the best one. Say what you know: bytes over the
-    bandwidth of each client's link, or seconds of a transfer measured beforehand. What all have in common (an exchange
-    among machines of one kind) does not matter to the split, and may be left out.
+    You supply the transfer times, because a round does not show them: all clients wait until the last model has
+    arrived, so `iteration_seconds - compute_seconds` is mostly the time that a client waited for *others*. Used as the
+    client's own transfer time it would make every split look optimal. Supply what you know: bytes over the bandwidth of
+    each client's link, or transfer times measured beforehand. A time that all clients have in common does not affect
+    the split, and may be left out.
 
-    Averaging weighs models by their examples, so a client that is given fewer has less influence, too; see
+    Averaging weighs models by their examples, so a client with fewer examples has less influence; see
     docs/federated.md.
 
     Args:
-      predictor: of speeds; by default `moving_average()` of the last rounds'.
+      predictor: predictor of speeds; by default `moving_average()` over the last rounds.
       dead_band: no change unless the round is expected to shorten by more than this fraction. Of a driver with
         `ad.minibatches` every new size is compiled.
 
     Returns:
-      A policy for a hook that is given each client's compute seconds, shape=(n,), and, if links differ, the seconds
-      that each client's model is under way, shape=(n,). NaN where not known: then nothing changes.
+      A policy for a hook with each client's compute seconds, shape=(n,), and, if links differ, the seconds
+      that each client's model travels, shape=(n,). Where one is unknown (NaN), nothing changes.
+
+    Raises:
+      ValueError: `dead_band` is negative.
 
     References:
       Chen et al. 2021, IEEE Transactions on Cloud Computing, doi 10.1109/TCC.2021.3102593: LB-BSP for federated
@@ -71,8 +77,8 @@ def federated(predictor: Predictor | None = None, *, dead_band: float = 0.05) ->
         seconds, further = seconds_of(observation, "federated"), inputs_of(observation, "federated")
         if further.shape[1] > 1:
             raise ValueError(
-                "federated reads each client's compute seconds and the seconds that its model is under way; it was "
-                f"given {1 + further.shape[1]} values."
+                "federated reads each client's compute seconds and the seconds that its model travels; got "
+                f"{1 + further.shape[1]} values."
             )
         with np.errstate(divide="ignore", invalid="ignore"):
             speed = np.asarray(observation.previous_batch_sizes) / seconds

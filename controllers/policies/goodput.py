@@ -1,8 +1,8 @@
-"""`goodput_batch`: the global batch with which training gets ahead fastest on these machines.
+"""`goodput_batch`: the global batch with the fastest training progress on these machines.
 
-Examples per second rise with the batch, as the fixed cost of a step is spread over more of them; what an example
-teaches falls, once the batch is larger than the noise scale. Their product, the *goodput*, has a maximum. With balanced
-workers whose times are lines, a step takes `T(B) = a + B/V`, and
+Examples per second rise with the batch, as the fixed cost of a step is spread over more of them; the progress per
+example falls once the batch is larger than the noise scale. Their product, the *goodput*, has a maximum. With balanced
+workers and linear step times, a step takes `T(B) = a + B/V`, and
 
     goodput(B) = B / (a + B/V) * (phi + M) / (phi + B)        is largest at   B* = sqrt(phi * V * a):
 
@@ -33,14 +33,16 @@ CANDIDATES = 25
 
 
 class GoodputState(NamedTuple):
-    """What steps take: the workers' part, and the rest."""
+    """State of `goodput_batch`: a model of the workers' step times, and the remaining time of a step."""
 
     times: TimeModel
     overhead: np.ndarray  # shape=(), mean seconds of a step in which the slowest worker does not compute; NaN at first
 
 
 def best_goodput(noise_scale: float, examples_per_second: float, overhead_seconds: float) -> float:
-    """The batch of most goodput where a step takes `overhead + B / speed`: `sqrt(noise * speed * overhead)`.
+    """Return the batch with the greatest goodput for step times of `overhead + B / speed`.
+
+    It is `sqrt(noise * speed * overhead)`.
 
     >>> best_goodput(900, 2000, 0.05)
     300.0
@@ -56,28 +58,31 @@ def goodput_batch(
     gain: float = 1.05,
     multiple: int | None = None,
 ) -> Policy:
-    """Choose the global batch by goodput: examples per second times what an example teaches.
+    """Return a policy that sets the global batch by goodput: examples per second times progress per example.
 
-    Where communication is slow or workers have much fixed cost, that is a larger batch than the noise scale; where
-    machines are busy with few examples already, a smaller one.
+    If communication is slow or workers have large fixed costs, the batch exceeds the noise scale; if machines are busy
+    with few examples, it stays below.
 
         noise = mon.noise_scale(grads, avg_grads)
         seconds = comm.all_gather(mon.compute_seconds())
         iteration = comm.all_reduce(mon.iteration_seconds(), op="max")
         ctrl.hook(ctrl.goodput_batch(), noise, seconds, iteration, every=50)
 
-    Step times are learnt as in `balance`, and the batch is taken to be split as that does it. What is expected to be
-    better is judged by the noise scale's lower bound where it is larger than now, and by its upper one where smaller.
+    Step times are learned as in `balance`, and the batch is assumed to be split as `balance` splits it. The expected
+    gain of a larger batch uses the noise scale's lower bound, that of a smaller one the upper bound.
 
     Args:
       min_batch, max_batch: bounds; by default what the workers can hold.
-      growth: how many times larger or smaller the batch may get at one decision.
-      gain: a change must promise this many times the goodput.
-      multiple: batches are multiples of this; by default of the program's quantum on every worker.
+      growth: largest factor by which one decision may grow or shrink the batch.
+      gain: least expected ratio of new to old goodput for a change.
+      multiple: batches are multiples of this; by default of the quantum times the number of workers.
 
     Returns:
-      A policy for a hook that is given a noise scale, the workers' compute seconds, shape=(n,), and the seconds of a
-      whole iteration.
+      A policy for a hook with a noise scale, the workers' compute seconds, shape=(n,), and the seconds of a whole
+      iteration.
+
+    Raises:
+      ValueError: `growth` or `gain` is out of range.
 
     References:
       Qiao et al. 2021, "Pollux: Co-adaptive Cluster Scheduling for Goodput-Optimized Deep Learning", section 3.
@@ -121,10 +126,11 @@ def goodput_batch(
 
 
 def read_signals(observation: Observation, policy: str) -> tuple[Bounds, np.ndarray, float]:
-    """What a goodput is made of: the noise scale, the workers' compute seconds, shape=(n,), and an iteration's seconds.
+    """Return the hook's values: the noise scale, the workers' compute seconds, shape=(n,), and an iteration's seconds.
 
     Args:
-      policy: who reads it.
+      observation: the observation with the hook's values.
+      policy: the policy's name, for errors.
     """
     values = observation.values
     _check_values(values, len(observation.batch_sizes), policy)
@@ -132,11 +138,15 @@ def read_signals(observation: Observation, policy: str) -> tuple[Bounds, np.ndar
         read_noise(values[0], policy),
         np.asarray(values[1], np.float64),
         float(np.fmax.reduce(np.ravel(values[2]))),
-    )  # empty seats know none
+    )  # free worker slots have none
 
 
 def check_signals(values: Sequence[Any], n_workers: int, policy: str) -> None:
-    """Raise unless these can be what a goodput is made of: for policies' `check`."""
+    """Check that a hook's values can be those of a goodput policy: for policies' `check`.
+
+    Raises:
+      DriverError: their number, a shape or a type is wrong.
+    """
     _check_values(values, n_workers, policy)
     check_noise(values, n_workers, policy)
 
@@ -146,7 +156,7 @@ def _check_values(values: Sequence[Any], n: int, policy: str) -> None:
         return
     shapes = ", ".join(str(shape_of(value)) for value in values)
     raise DriverError(
-        f"{policy} reads a noise scale, {n} compute times and one iteration time; it was given {len(values)} values"
+        f"{policy} reads a noise scale, {n} compute times and one iteration time; got {len(values)} values"
         f"{f' of shapes {shapes}' if values else ''}. For instance:\n"
         f"    seconds = comm.all_gather(mon.compute_seconds())\n"
         f"    iteration = comm.all_reduce(mon.iteration_seconds(), op='max')\n"
@@ -155,7 +165,7 @@ def _check_values(values: Sequence[Any], n: int, policy: str) -> None:
 
 
 def idle_seconds(seconds: np.ndarray, iteration: float) -> float:
-    """Seconds of an iteration in which nobody computes; NaN where the time of one with examples is not known."""
+    """Return the seconds of an iteration in which no worker computes; NaN if an active worker's time is unknown."""
     known = np.isfinite(iteration) and (seconds > 0).all() and (seconds < np.inf).all()
     return iteration - float(seconds.max()) if known else math.nan
 

@@ -1,8 +1,8 @@
-"""`goodput_workers`: the number of workers, and the global batch, with which training gets ahead fastest.
+"""`goodput_workers`: the number of workers and the global batch with the fastest training progress.
 
-As `goodput_batch`, over both. A step of n workers takes as long as the slowest of them computes, with the batch split
-as well as can be, and as long as n workers exchange; the first falls with n, the second grows. What a worker more
-brings is weighed against what one has brought so far.
+Extends `goodput_batch` to the number of workers. A step of n workers takes as long as the slowest one computes, with
+the best split of the batch, plus the exchange among n workers; the first falls with n, the second grows. The gain of
+another worker is compared with the average gain per worker so far.
 """
 
 from __future__ import annotations
@@ -23,25 +23,25 @@ from .efficiency import Bounds, efficiency, round_batch
 from .goodput import CANDIDATES, check_signals, idle_seconds, read_signals
 from .noise_workers import check_workers, within_growth, worker_bounds
 
-MOST_NUMBERS = 12  # of workers that are compared at one decision
+MOST_NUMBERS = 12  # numbers of workers that one decision compares
 
 
 class GoodputWorkersState(NamedTuple):
-    """What steps take: each worker's part, and the rest by how many they are."""
+    """State of `goodput_workers`: a model of each worker's step times, and of the exchange by number of workers."""
 
     times: TimeModel
     exchange: Exchange
 
 
 class _Team(NamedTuple):
-    """Workers that there could be: those who take examples."""
+    """A candidate set of active workers."""
 
     times: BatchTime  # shape=(k,)
     lower: np.ndarray  # shape=(k,)
     upper: np.ndarray  # shape=(k,)
 
     def seconds(self, batch: int) -> float:
-        """That the slowest computes, with the best split."""
+        """Return the seconds that the slowest worker computes, with the best split."""
         batch = min(max(batch, int(self.lower.sum())), int(self.upper.sum()))
         return float(self.times(fill(batch, self.times, self.lower, self.upper)).max())
 
@@ -57,29 +57,36 @@ def goodput_workers(
     worth: float = 0.5,
     multiple: int | None = None,
 ) -> Policy:
-    """Choose the number of workers and the global batch by goodput: examples per second times what an example teaches.
+    """Return a policy that sets the number of workers and the global batch by goodput.
+
+    The goodput is examples per second times progress per example.
+
 
         noise = mon.noise_scale(grads, avg_grads)
         seconds = comm.all_gather(mon.compute_seconds())
         iteration = comm.all_reduce(mon.iteration_seconds(), op="max")
         ctrl.hook(ctrl.goodput_workers(), noise, seconds, iteration, every=50)
 
-    Step times are learnt as in `balance`, for each worker, and the batch is taken to be split as that does it; of a
-    worker that was never measured they are the mean of the others'. How the exchange goes with the number of workers
-    is learnt whenever that changes. While workers that were asked for are not there, or not measured yet, it waits.
+    Step times are learned for each worker as in `balance`, and the batch is assumed to be split as `balance` splits it;
+    for workers that were never measured the mean of the others is used. The exchange's dependence on the number of
+    workers is learned whenever that number changes. While requested workers have not arrived or have not been measured,
+    the policy waits.
 
     Args:
-      min_workers, max_workers: bounds; by default what can be had.
+      min_workers, max_workers: bounds; by default the available workers.
       min_batch, max_batch: bounds; by default what the workers can hold.
-      growth: how many times larger or smaller the batch, and the number of workers, may get at one decision.
-      gain: a change must promise this many times the goodput, or more where it takes more workers.
-      worth: from 0 to 1, what a worker more has to bring, relative to what each has brought so far: with p percent
-        more workers there have to be more than `worth * p` percent more goodput. 0 takes all who are of any use.
-      multiple: batches are multiples of this; by default of the program's quantum on every worker.
+      growth: largest factor by which one decision may change the batch and the number of workers.
+      gain: least expected ratio of new to old goodput for a change; more is required for more workers.
+      worth: from 0 to 1, required marginal gain of a worker relative to the average gain per worker: p percent more
+        workers must bring more than `worth * p` percent more goodput. With 0 every worker with any gain is used.
+      multiple: batches are multiples of this; by default of the quantum times the number of workers.
 
     Returns:
-      A policy for a hook that is given a noise scale, the workers' compute seconds, shape=(n,), and the seconds of a
-      whole iteration.
+      A policy for a hook with a noise scale, the workers' compute seconds, shape=(n,), and the seconds of a whole
+      iteration.
+
+    Raises:
+      ValueError: an argument is out of range.
 
     References:
       Qiao et al. 2021, "Pollux: Co-adaptive Cluster Scheduling for Goodput-Optimized Deep Learning", sections 3 and 4.
@@ -132,7 +139,7 @@ def goodput_workers(
         return Decision(global_batch=batch, workers=None if workers == there else workers, notes=(note,))
 
     def numbers(observation: Observation) -> list[int]:
-        """Of workers, to be compared; as there are, too."""
+        """Return the numbers of workers to compare, including the current one."""
         there = len(observation.members)
         least, most = worker_bounds(observation, min_workers, max_workers)
         low = max(least, round(within_growth(1, there, there, growth)))
@@ -156,8 +163,9 @@ def goodput_workers(
 
 
 def _team(observation: Observation, fit: BatchTime, workers: int) -> _Team:
-    """Who would take examples if there were so many workers. The highest seats leave, and the lowest free ones are
-    taken; who is there and takes no examples goes on so.
+    """Return the active workers if there were `workers` members.
+
+    The highest slots leave first, and the lowest free slots are filled; members that take no examples stay that way.
     """
     n, there, limits = len(observation.batch_sizes), observation.members, observation.limits
     active = active_of(observation)

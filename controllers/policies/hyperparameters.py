@@ -1,7 +1,7 @@
-"""Hyperparameters that follow the run: by epochs or examples, by a metric that gets no better, by the global batch.
+"""Hyperparameters set by epochs or examples, by a metric that stops improving, or by the global batch.
 
-A schedule that counts steps is cut short, or cut off, by a batch that grows: a cosine planned for 132 steps of 64 ended
-at 44 % of its peak when 80 steps were all there were. These count examples, whatever the steps are.
+A schedule over steps is truncated when the batch grows: a cosine schedule planned for 132 steps of 64 examples ended at
+44 % of its peak, because the run took only 80 steps. These policies count examples instead of steps.
 """
 
 from __future__ import annotations
@@ -19,26 +19,35 @@ Schedule = Callable[[float], Any]
 
 
 def by_epochs(**schedules: Schedule) -> Policy:
-    """Set hyperparameters by epochs of data consumed, as a fraction.
+    """Return a policy that sets hyperparameters by the number of epochs consumed, as a fraction.
 
         lr = ad.hyperparameter("lr", 0.1)
         ctrl.hook(ctrl.by_epochs(lr=optax.cosine_decay_schedule(0.1, decay_steps=30)))    # over 30 epochs
 
     Args:
-      **schedules: by the hyperparameter's name a function of epochs, such as an optax schedule whose steps are epochs.
+      **schedules: per hyperparameter, a function of epochs, such as an optax schedule whose steps are epochs.
 
     Returns:
-      A policy for a hook without values. It asks where a schedule's value is another than the one in force.
+      A policy for a hook without values. It requests a change when a schedule's value differs from the one in force.
+
+    Raises:
+      ValueError: there is no schedule, or one is not a function.
     """
     return _scheduled("by_epochs", schedules, lambda seen: seen.epoch)
 
 
 def by_examples(per_epoch: int, **schedules: Schedule) -> Policy:
-    """As `by_epochs`, by examples.
+    """Return a policy that sets hyperparameters by the number of examples consumed.
 
     Args:
-      per_epoch: examples in the data set.
-      **schedules: by the hyperparameter's name a function of examples consumed.
+      per_epoch: number of examples in the data set.
+      **schedules: per hyperparameter, a function of examples consumed.
+
+    Returns:
+      A policy for a hook without values.
+
+    Raises:
+      ValueError: there is no schedule, or one is not a function.
     """
     return _scheduled("by_examples", schedules, lambda seen: seen.epoch * per_epoch)
 
@@ -60,11 +69,11 @@ def _scheduled(name: str, schedules: Mapping[str, Schedule], at: Callable[[Obser
 
 
 class PlateauState(NamedTuple):
-    """What `plateau` remembers."""
+    """State of `plateau`."""
 
-    best: Any  # float64: of the metric
-    since: Any  # int64: values shown since then
-    total: Any  # float64: of the values of this turn
+    best: Any  # float64: the best value of the metric
+    since: Any  # int64: number of values since then
+    total: Any  # float64: sum of the values since the hook was last due
     count: Any  # int64
 
 
@@ -77,21 +86,24 @@ def plateau(
     threshold: float = 1e-4,
     mode: Literal["min", "max"] = "min",
 ) -> Policy:
-    """Multiply a hyperparameter when a metric has got no better for some time.
+    """Return a policy that multiplies a hyperparameter when a metric has stopped improving.
 
         ctrl.hook(ctrl.plateau("lr", factor=0.5, patience=5), loss, every=100)
 
     Args:
-      hyperparameter: which.
-      factor: by which it is multiplied.
-      patience: turns of the hook without a better value that are put up with. A turn's value is the mean over its
-        steps; where none is known (NaN), the turn does not count.
-      least: it is not taken below this.
-      threshold: how much better, relatively, is better.
-      mode: whether less is better, or more.
+      hyperparameter: its name.
+      factor: factor by which it is multiplied.
+      patience: number of evaluations without improvement before a change. The hook evaluates when it is due; the value
+        is the mean over the steps since the last time. Evaluations without a finite value do not count.
+      least: lower bound of the hyperparameter.
+      threshold: least relative improvement that counts.
+      mode: "min" if less is better, "max" if more is.
 
     Returns:
-      A policy for a hook that is given the metric: a replicated number.
+      A policy for a hook with the metric, a replicated number.
+
+    Raises:
+      ValueError: an argument is out of range.
     """
     if mode not in ("min", "max") or factor <= 0 or patience < 0 or threshold < 0:
         raise ValueError(
@@ -124,16 +136,17 @@ def plateau(
 
 
 def momentum_of_batch(hyperparameter: str, momentum: float, base: int) -> Policy:
-    """Have a momentum, or the rate of a moving average, remember as many examples with any global batch.
+    """Return a policy that adapts a momentum to the batch, so that its memory in examples stays constant.
 
         ctrl.hook(ctrl.momentum_of_batch("momentum", 0.9, base=64))
 
-    A step of s times the batch is s steps: what was kept of an old value in each, `momentum`, is kept s times over:
-    momentum ** (batch / base) (Busbridge et al. 2023, "How to scale your EMA", for moving averages).
+    A step with s times the batch replaces s steps. The fraction `momentum` of an old value that each of them keeps
+    becomes momentum ** (batch / base) (Busbridge et al. 2023, "How to scale your EMA", for moving averages).
 
     Args:
-      hyperparameter: which.
-      momentum: what it is at the batch `base`; from 0 to 1.
+      hyperparameter: its name.
+      momentum: its value at the batch `base`; at least 0, below 1.
+      base: a global batch.
 
     Returns:
       A policy for a hook without values.
@@ -149,7 +162,7 @@ def momentum_of_batch(hyperparameter: str, momentum: float, base: int) -> Policy
 
 
 def _changes(observation: Observation, wanted: Mapping[str, Any]) -> Decision | None:
-    """What of it is not so already, to the precision that it is kept in; of unknown names the program says so."""
+    """Return a decision on the values that differ from those in force, up to rounding; unknown names are included."""
     known = observation.hyperparameters
     changed = {name: v for name, v in wanted.items() if name not in known or not np.allclose(known[name], v, 1e-7, 0)}
     return Decision(hyperparameters=changed) if changed else None
@@ -158,5 +171,5 @@ def _changes(observation: Observation, wanted: Mapping[str, Any]) -> Decision | 
 def _one_number(observation: Observation) -> float:
     number = real(observation.values[0]) if len(observation.values) == 1 else None
     if number is None:
-        raise ValueError(f"plateau: give its hook one number, such as a loss; it was given {observation.values!r}.")
+        raise ValueError(f"plateau: its hook needs one number, such as a loss; got {observation.values!r}.")
     return number

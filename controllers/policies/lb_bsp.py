@@ -1,4 +1,4 @@
-"""`lb_bsp`: batches in proportion to the speeds that are predicted for the next step."""
+"""`lb_bsp`: batches in proportion to predicted speeds."""
 
 from __future__ import annotations
 
@@ -22,27 +22,30 @@ class LbBspState(NamedTuple):
 
 
 def lb_bsp(predictor: Predictor | None = None, *, n_inputs: int = 0, dead_band: float = 0.02) -> Policy:
-    """Split the global batch by predicted speeds: the rule for processors that others use too.
+    """Return a policy that splits the global batch by predicted speeds, for processors that other jobs share.
 
         x_i = X v_i / sum_j v_j
 
-    A step's time is taken to be its examples over the worker's speed, and the speed to change from step to step, with
-    what other processes take. It is predicted from past speeds and from what the machine has left.
+    Assumes that a step's time is its examples over the worker's speed, and that speeds change from step to step with
+    the load of other processes. Speeds are predicted from past speeds and from the machine's free resources.
 
         seconds = comm.all_gather(mon.compute_seconds())
         cpu, memory = comm.all_gather(mon.cpu_available()), comm.all_gather(mon.memory_available())
         ctrl.hook(ctrl.lb_bsp(n_inputs=2), seconds, cpu, memory)
 
     Args:
-      predictor: of speeds. By default whichever of `arx()`, a moving average and the last speed has lately been the
-        most right, for each worker. The paper's is `narx()`, which costs some four times as much as all of these.
-      n_inputs: how many values the hook is given behind the seconds.
+      predictor: predictor of speeds. By default, for each worker, the one of `arx()`, a moving average and the last
+        speed with the least recent error. The paper's is `narx()`, which costs some four times as much as all of these.
+      n_inputs: number of the hook's values after the seconds.
       dead_band: no change unless the longest step is expected to shorten by more than this fraction. 0 as published,
         where a size may be any number and changes in every step.
 
     Returns:
-      A policy for a hook that is given each worker's compute seconds and `n_inputs` measurements, each of shape=(n,).
-      NaN where not known.
+      A policy for a hook with each worker's compute seconds and `n_inputs` measurements, each of shape=(n,). NaN where
+      unknown.
+
+    Raises:
+      ValueError: an argument is negative.
 
     References:
       Chen et al. 2020, "Semi-Dynamic Load Balancing: Efficient Distributed Learning in Non-Dedicated Environments"
@@ -69,7 +72,7 @@ def lb_bsp(predictor: Predictor | None = None, *, n_inputs: int = 0, dead_band: 
         active = active_of(observation)
         sizes = split(total, shares_of(speeds[active], active, len(speeds)), observation.limits)
         stay, speeds, then_sizes = stay[active], speeds[active], np.asarray(sizes)[active]
-        if not stay.all():  # somebody has just been given examples
+        if not stay.all():  # a worker has just become active
             return None
         now, then = (stay * (total / stay.sum()) / speeds).max(), (then_sizes / speeds).max()
         if now - then <= dead_band * now:

@@ -1,4 +1,4 @@
-"""`leader_straggler`: hand examples from the slowest worker to the fastest, a few at a time."""
+"""`leader_straggler`: move a few examples at a time from the slowest worker to the fastest."""
 
 from __future__ import annotations
 
@@ -18,31 +18,34 @@ class LeaderStragglerState(NamedTuple):
     """State of `leader_straggler`."""
 
     times: SteadyTimes
-    step: np.ndarray  # shape=(), int64: how many examples change hands
-    window: np.ndarray  # shape=(), int64: how many steps to average over
+    step: np.ndarray  # shape=(), int64: number of examples to move
+    window: np.ndarray  # shape=(), int64: number of steps to average over
     pair: np.ndarray  # shape=(2,), int64: the leader and the straggler of the last change; -1 before it
-    rest: np.ndarray  # shape=(), the relative gap at which it came to rest; NaN while it moves
+    rest: np.ndarray  # shape=(), the relative gap at which it stopped; NaN while it is active
 
 
 def leader_straggler(*, step: int = 5, window: int = 10, gap: float = 0.03, min_free_bytes: float = 0.0) -> Policy:
-    """Move the straggler's and the leader's batches by the same few examples, until their times meet. No model.
+    """Return a policy that moves examples from the straggler to the leader until their times meet, without a model.
 
         L = argmin_k t_k  over workers with free memory,    S = argmax_k t_k
         b_L <- b_L + D,   b_S <- b_S - D;    D <- max(1, D // 2) and a longer average when S and L have swapped
 
-    For accelerators, whose times neither follow the batch proportionally nor change often. It takes many changes to get
-    anywhere (23 from equal batches on LBB's four GPUs with D = 5, where `balance` takes 2).
+    For accelerators, whose times are neither proportional to the batch nor change often. It takes many changes to
+    converge (23 from equal batches on LBB's four GPUs with D = 5, where `balance` takes 2).
 
     Args:
-      step: D at first, and again when times come apart after it has come to rest.
-      window: how many steps at the sizes in force to average over, at first.
-      gap: at rest while (max t - min t) / mean t is below this; or when D is 1 and the two would swap once more,
-        until the gap has grown by this much.
-      min_free_bytes: a worker with less free memory than this is not given more, if the hook is given free bytes.
+      step: initial D, also used again when times diverge after convergence.
+      window: initial number of steps at the sizes in force to average over.
+      gap: no change while (max t - min t) / mean t is below this; or, once D is 1 and the two would swap again, until
+        the gap has grown by this much.
+      min_free_bytes: a worker with less free memory than this gets no more examples, if the hook has free bytes.
 
     Returns:
-      A policy for a hook that is given each worker's compute seconds, shape=(n,), and, if memory is to be watched, its
-      free bytes, shape=(n,), such as `comm.all_gather(mon.memory_available())`.
+      A policy for a hook with each worker's compute seconds, shape=(n,), and optionally its free bytes, shape=(n,),
+      such as `comm.all_gather(mon.memory_available())`.
+
+    Raises:
+      ValueError: an argument is out of range.
 
     References:
       Chen et al. 2020, "Semi-Dynamic Load Balancing: Efficient Distributed Learning in Non-Dedicated Environments"
@@ -68,10 +71,10 @@ def leader_straggler(*, step: int = 5, window: int = 10, gap: float = 0.03, min_
         state = state._replace(times=times)
         active = active_of(observation)
         if not observation.due or len(active) == 1 or not np.asarray(observation.batch_sizes)[active].all():
-            return None, state  # nobody to exchange with, or somebody has just been given examples
+            return None, state  # a single worker, or one that has just become active
         if not times.ready(observation.batch_sizes, int(state.window)):
             return None, state
-        return decide(observation, state, ~(free < min_free_bytes))  # NaN: not known to have too little
+        return decide(observation, state, ~(free < min_free_bytes))  # NaN, unknown, counts as enough memory
 
     def decide(
         observation: Observation, state: LeaderStragglerState, has_memory: np.ndarray

@@ -1,4 +1,4 @@
-"""`proportional`: the controller of dynamic batching. Each worker's batch, times the mean time over its own."""
+"""`proportional`: the controller of dynamic batching, which scales each worker's batch by mean time over own time."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class ProportionalState(NamedTuple):
     """State of `proportional`."""
 
     times: SteadyTimes
-    upper: np.ndarray  # shape=(n,), int64: learnt: the most examples with which a worker's throughput did not drop
+    upper: np.ndarray  # shape=(n,), int64: learned: the most examples at which a worker's throughput did not drop
     sizes_before: np.ndarray  # shape=(n,), int64: before the last change; 0 where there was none
     speed_before: np.ndarray  # shape=(n,), examples per second then
 
@@ -31,21 +31,22 @@ def proportional(
     renormalise: bool = True,
     drop: float | None = 0.05,
 ) -> Policy:
-    """Move every batch against its worker's lead or lag, by as many examples as it does in that time.
+    """Return a policy that scales each worker's batch by the mean step time over the worker's own.
 
         tau_k = mu_k - mean(mu),    b_k <- b_k - (b_k / mu_k) tau_k  =  b_k mean(mu) / mu_k
 
-    where `mu_k` is a moving average of the step time since sizes last changed. Then bounds, then the dead-band: either
-    all batches change, or none. There is nothing to tune, since a worker's throughput is its gain.
+    where `mu_k` is a moving average of the step time since sizes last changed. Bounds are applied next, then the dead
+    band: either all batches change, or none. There is no gain to tune, because a worker's throughput is the gain.
 
-    It takes time to be proportional to the batch. With a fixed part c in a step of T, what is off shrinks to c/T of it
-    per change. Where time is flat, a slow worker's batch shrinks to the minimum for nothing: `balance` knows better.
+    Assumes that time is proportional to the batch. With a fixed part c of a step of T, each change leaves c/T of the
+    error. If time does not depend on the batch, a slow worker's batch shrinks to the minimum to no effect; use
+    `balance` then.
 
     Args:
       dead_band: no change unless the largest relative one exceeds this. The published 5 % is for systems that restart
         to change a batch.
       smoothing: the moving average's weight of a new time. (Not given in the paper.)
-      window: how many steps at the sizes in force a decision needs.
+      window: number of steps at the sizes in force that a decision needs.
       min_size, max_size: bounds on a worker's batch; by default the program's.
       renormalise: keep the global batch. As published (False) one step from b to b mean(t)/t changes it: by
         mean(1/X) mean(X) >= 1 where speeds are X.
@@ -53,7 +54,10 @@ def proportional(
         becomes its upper bound. None: do not learn bounds. (Published: 0; measured times are too noisy for that.)
 
     Returns:
-      A policy for a hook that is given each worker's compute seconds; shape=(n,). NaN where not known.
+      A policy for a hook with each worker's compute seconds; shape=(n,). NaN where unknown.
+
+    Raises:
+      ValueError: an argument is out of range.
 
     References:
       Tyagi & Sharma 2020, "Taming Resource Heterogeneity in Distributed ML Training with Dynamic Batching", sections
@@ -87,7 +91,7 @@ def proportional(
     def decide(observation: Observation, state: ProportionalState) -> Decision | None:
         total, limits, active = observation.global_batch, observation.limits, active_of(observation)
         least, most, before = (np.asarray(a)[active] for a in (limits.lower, limits.upper, observation.batch_sizes))
-        if not before.all():  # somebody has just been given examples
+        if not before.all():  # a worker has just become active
             return None
         before = before * (total / before.sum())
         wanted = proportional_step(before, state.times.mean[active])
@@ -99,12 +103,12 @@ def proportional(
         wanted = np.clip(wanted, lower, upper)
         if not renormalise:
             total = round(wanted.sum())
-        if not lower.sum() <= total <= upper.sum():  # the bounds wished for cannot all be kept: the program's can
+        if not lower.sum() <= total <= upper.sum():  # infeasible: use the program's bounds, which are feasible
             lower, upper = least, most
         within = Limits(tuple(lower.tolist()), tuple(upper.tolist()), limits.quantum)
         split_of = split(total, wanted.tolist(), within)
         sizes = shares_of(np.asarray(split_of), active, len(limits.lower))
-        # Of the sizes that come out: what bounds cut off is wanted again and again.
+        # Compares the resulting sizes, because a change that bounds cut off would be requested again and again.
         if np.max(np.abs(np.asarray(split_of) - before) / before) <= dead_band or sizes == observation.batch_sizes:
             return None
         changed = total if total != observation.global_batch else None
@@ -114,7 +118,7 @@ def proportional(
 
 
 def proportional_step(sizes: np.ndarray, seconds: np.ndarray) -> np.ndarray:
-    """Where the control law takes batches, in real numbers: `b - (b / t) (t - mean(t))`."""
+    """Return the control law's new batches, as real numbers: `b - (b / t) (t - mean(t))`."""
     return sizes - sizes / seconds * (seconds - seconds.mean())
 
 

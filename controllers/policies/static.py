@@ -1,4 +1,4 @@
-"""`static_proportional`: batches in proportion to what the machines are, decided once."""
+"""`static_proportional`: batches in proportion to the machines' capacities, decided once."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ CORES = Source("cores", _count_cores, stand_in=1.0)
 
 
 def cores() -> jax.Array:
-    """How many processor cores this worker's process may run on. A float32 scalar; local; 1 outside a program.
+    """Return the number of cores that this worker's process may run on. A float32 scalar; local; 1 outside a program.
 
     Example:
       >>> ctrl.hook(ctrl.static_proportional(), comm.all_gather(ctrl.cores()))     # doctest: +SKIP
@@ -31,13 +31,13 @@ def cores() -> jax.Array:
 
 
 def static_proportional(capacities: Sequence[float] | None = None) -> Policy:
-    """Split the global batch in proportion to the workers' capacities, before anything is measured.
+    """Return a policy that splits the global batch in proportion to given capacities, before anything is measured.
 
         b_k = B X_k / sum_i X_i
 
     Args:
-      capacities: X, one per worker: cores where all workers compute on processors, half-precision FLOPS where some
-        have accelerators. By default the hook's value, which must be equal on all workers: gather what is known
+      capacities: X, one per worker: cores if all workers compute on processors, half-precision FLOPS if some have
+        accelerators. By default the hook's value, which must be equal on all workers: gather what is known
         locally, such as `cores()`.
 
     Returns:

@@ -62,7 +62,7 @@ REFUSED = {
         r"an array of shape \(2,\)(?s:.*)mon.noise_scale",
     ),
     "no noise": (ctrl.noise_workers(64), lambda g, a: (), "it was given nothing"),
-    "goodput of times": (ctrl.goodput_batch(), lambda g, a: (iteration(), seconds(), a, a), "given 4 values of shapes"),
+    "goodput of times": (ctrl.goodput_batch(), lambda g, a: (iteration(), seconds(), a, a), "got 4 values of shapes"),
     "goodput of gradients": (ctrl.goodput_workers(), lambda g, a: (a, seconds(), iteration()), "reads a noise scale"),
     "one core": (
         ctrl.static_proportional(),

@@ -547,17 +547,17 @@ def test_over_devices_as_in_one_place(strategy):
 @pytest.mark.parametrize(
     ("make", "text"),
     [
-        (lambda: sync.synchronous(0.1), r"synchronous.*optimizer=0.1 is no optimizer of optax"),
-        (lambda: sync.model_averaging(optax.sgd(1.0), alpha=2), r"alpha=2 is above 0, and at most 1"),
-        (lambda: sync.model_averaging(optax.sgd(1.0), momentum=1.0), r"momentum=1.0 is at least 0, and below 1"),
-        (lambda: sync.model_averaging(optax.sgd(1.0), wire="int8"), r"wire='int8' is no format of two bytes"),
+        (lambda: sync.synchronous(0.1), r"synchronous.*optimizer=0.1 is not an optax optimizer"),
+        (lambda: sync.model_averaging(optax.sgd(1.0), alpha=2), r"alpha=2 must be above 0 and at most 1"),
+        (lambda: sync.model_averaging(optax.sgd(1.0), momentum=1.0), r"momentum=1.0 must be at least 0 and below 1"),
+        (lambda: sync.model_averaging(optax.sgd(1.0), wire="int8"), r"wire='int8' is not a two-byte format"),
         (lambda: sync.pair_averaging(optax.sgd(1.0), "star"), r"pair_averaging.*'star' is none of 'random'"),
-        (lambda: sync.local_steps(optax.sgd(1.0), 0), r"local_steps.*steps=0 is no number of local steps"),
-        (lambda: sync.diloco(optax.sgd(1.0), "sgd", 2), r"diloco.*outer='sgd' is no optimizer"),
-        (lambda: sync.hybrid(BY_ONE[1], optax.sgd(1.0)), r"is no strategy"),
+        (lambda: sync.local_steps(optax.sgd(1.0), 0), r"local_steps.*steps=0 must be a positive integer"),
+        (lambda: sync.diloco(optax.sgd(1.0), "sgd", 2), r"diloco.*outer='sgd' is not an optax optimizer"),
+        (lambda: sync.hybrid(BY_ONE[1], optax.sgd(1.0)), r"is not a strategy"),
         (lambda: sync.hybrid(BY_ONE[3], BY_ONE[0]), r"a step of local_steps is a round"),
         (lambda: sync.hybrid(BY_ONE[2], BY_ONE[0]), r"pair_averaging has no model that all workers share"),
-        (lambda: sync.hybrid(BY_ONE[1], BY_ONE[0], name="no name"), r"'no name' is no name"),
+        (lambda: sync.hybrid(BY_ONE[1], BY_ONE[0], name="no name"), r"'no name' must be an identifier"),
     ],
 )
 def test_what_cannot_be_meant_is_refused(make, text):

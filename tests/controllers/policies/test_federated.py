@@ -122,7 +122,7 @@ def test_what_it_cannot_read_is_refused():
         decide(ctrl.federated(), [0.1], batch_sizes=(8, 8))
     with pytest.raises(DriverError, match="one number per worker"):
         decide(ctrl.federated(), [0.1, 0.1], 0.3, batch_sizes=(8, 8))
-    with pytest.raises(ValueError, match="was given 3 values"):
+    with pytest.raises(ValueError, match="got 3 values"):
         decide(ctrl.federated(), [0.1, 0.1], np.zeros(2), np.zeros(2), batch_sizes=(8, 8))
     with pytest.raises(ValueError, match="must not be negative"):
         ctrl.federated(dead_band=-0.1)
