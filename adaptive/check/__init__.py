@@ -1,1 +1,1 @@
-"""Whether a step depends on its split."""
+"""Checks whether a step's result depends on how its batch is split."""

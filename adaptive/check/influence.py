@@ -1,4 +1,4 @@
-"""What in a step depends on what: which reductions a value is computed from, how, and in what precision.
+"""Data dependencies within a step: which reductions a value is computed from, by which operations and precision.
 
 One pass forward over the graph. `check` uses it to find which results a difference can reach, and which values look at
 the split on purpose.
@@ -30,7 +30,7 @@ _COMPARES = ("eq", "ne", "lt", "le", "gt", "ge")
 
 @dataclass(frozen=True)
 class Facts:
-    """What is known of one value.
+    """Dependencies of one value.
 
     Attributes:
       through: the contributions that it is computed from, a bit for each.
@@ -68,7 +68,7 @@ def _joined(facts: Sequence[Facts]) -> Facts:
 
 
 class Influence:
-    """Facts of every value of a plan."""
+    """Dependencies of every value of a plan."""
 
     def __init__(self, plan: Plan):
         graph = plan.graph
@@ -140,7 +140,7 @@ class Influence:
 
 
 def dtypes_of(eqns: Sequence[JaxprEqn]) -> set[np.dtype]:
-    """Of all that is computed, in nested jaxprs too."""
+    """Return the dtypes of all values that a jaxpr computes, including nested jaxprs."""
     return {
         v.aval.dtype
         for eqn in eqns
@@ -151,17 +151,17 @@ def dtypes_of(eqns: Sequence[JaxprEqn]) -> set[np.dtype]:
 
 
 def eps_of(aval: Any) -> float:
-    """The distance from 1 to the next number of a value's dtype; 0 for what is no floating-point number."""
+    """Return the machine epsilon of a value's dtype; 0 if it is not floating point."""
     return eps_of_dtype(getattr(aval, "dtype", np.dtype(bool)))
 
 
 def eps_of_dtype(dtype: Any) -> float:
-    """The distance from 1 to the next number; 0 for what is no floating-point number."""
+    """Return the machine epsilon of a dtype; 0 if it is not floating point."""
     return float(jax.numpy.finfo(dtype).eps) if jax.numpy.issubdtype(dtype, np.inexact) else 0.0
 
 
 def steps_named(plan: Plan, source: str) -> list[int]:
-    """Whole numbers that a driver compares or combines a source with: `ad.step() > 500` names 500."""
+    """Return the integers that a driver compares or combines a source with: `ad.step() > 500` gives 500."""
     follows: set[Var] = set()
     named: set[int] = set()
     consts = plan.graph.consts

@@ -1,4 +1,4 @@
-"""Is a step the same however its batch is split? Batch norm, summed losses and coupled examples are not.
+"""Checks that a step's result does not depend on the batch's split, as it does with batch norm or summed losses.
 
 Steps are run on one batch in equal shares, and again in random uneven ones of several calls: a few steps in a row, and,
 where the driver reads the step's number, others. Every trial of a step starts from the same state, so that rounding
@@ -196,7 +196,7 @@ def check_invariance(
 
 
 def _each_workers_own(plan: Plan) -> str:
-    """What is sent, or stays, by which replicas differ on purpose; "" if there is nothing of the kind."""
+    """Return a description of the collectives by which replicas differ on purpose; "" if there are none."""
     for c in (c for message in plan.messages for c in message):
         what = f"{c.how.about}{at(c.line)}"
         if c.when is not None:
@@ -210,7 +210,7 @@ def _each_workers_own(plan: Plan) -> str:
 
 @dataclass
 class _Difference:
-    """A contribution that came out differently, where it first did, and all that is needed to look closer."""
+    """A contribution that differed, in the step where it first did, with the data for a closer look."""
 
     value: float  # relative to the contribution's
     start: Start
@@ -220,7 +220,7 @@ class _Difference:
 
 
 class _Comparison:
-    """Trials of one driver, and what they have shown so far."""
+    """The trials of one driver and their comparison so far."""
 
     def __init__(
         self,
@@ -364,7 +364,7 @@ class _Comparison:
     # --- rounding -----------------------------------------------------------------------------------------------------
 
     def _learn_rounding(self, start: Start, step: int, trials: dict[Split, Result]) -> None:
-        """How far everything moves when inputs move by their last place, or examples change places within a call."""
+        """Measure how far all values move when inputs move by their last place, or examples change places."""
         for split, result in trials.items():
             for whole in (False, True) * _NUDGES:
                 nudged, batch = self.bench.nudged(start, self.rng, whole=whole)
@@ -449,7 +449,7 @@ class _Comparison:
         return []
 
     def _unshown(self, place: Place) -> list[int]:
-        """The outputs that follow a contribution by more than a decision, and that came out the same."""
+        """Return the outputs that depend on a contribution by more than a decision, and did not differ."""
         bit, shown = self.influence.bit[place], {**self.states, **self.reports}
         followers = enumerate(self.outputs)
         return [k for k, o in followers if o.name not in shown and self._counts(place, o) and self._steadily(o) & bit]
@@ -474,7 +474,7 @@ class _Comparison:
         return self.influence.of(output.atom).decided
 
     def _state_behind(self, place: Place) -> list[int]:
-        """The outputs of the state that follow a contribution by more than a decision."""
+        """Return the outputs of the state that depend on a contribution by more than a decision."""
         bit = self.influence.bit[place]
         return [
             k
@@ -519,7 +519,7 @@ class _Precisions:
 
 @dataclass
 class _Floors:
-    """The most that each element of anything moved by rounding."""
+    """The largest change of each element by rounding."""
 
     contributions: dict[Place, np.ndarray]
     outputs: dict[int, np.ndarray]
@@ -548,7 +548,7 @@ def _beyond(
     *,
     by_element: bool,
 ) -> float | None:
-    """The difference of two arrays relative to their value; `None` if it may be rounding.
+    """Return the difference of two arrays relative to their value; `None` if it may be rounding.
 
     Args:
       gaps, value: how far elements are apart, and how large they are.
@@ -585,7 +585,7 @@ def _some(names: dict[str, Any]) -> str:
 
 
 def _gaps(a: np.ndarray, b: np.ndarray) -> np.ndarray:
-    """How far elements are apart; infinitely where only one of two is finite."""
+    """Return the distance of elements; infinite where only one of two is finite."""
     with np.errstate(all="ignore"):
         gaps = np.abs(_in_double(a) - _in_double(b))
     gaps = np.where((a == b) | ((a != a) & (b != b)), 0.0, gaps)
@@ -597,7 +597,7 @@ def _apart(a: np.ndarray, b: np.ndarray) -> float:
 
 
 def _changes(result: Result, k: int) -> np.ndarray:
-    """By how much the step changes an output; of metrics and hook values, which are new each time, all of it."""
+    """Return an output's change by the step; for metrics and hook values, which are new in each step, their value."""
     before, after = result.before[k], _in_double(result.outputs[k])
     return np.abs(after if before is None else after - _in_double(before))
 

@@ -1,4 +1,4 @@
-"""Is what a function returns for a batch a mean over its examples, or a sum?
+"""Checks whether a function's result for a batch is a mean or a sum over its examples.
 
 `evaluate` combines batches by weighted means or sums. Of an exponential of a mean loss, a maximum, or a mean over
 tokens, that gives another number for each size of batch. So a few examples are computed at once, and in two parts, in
@@ -35,7 +35,7 @@ Op = Literal["mean", "sum"]
 
 
 class MeanCheck:
-    """Compares functions on a few examples with parts of them, each function once."""
+    """Check that compares a function on a few examples with its parts; each function is checked once."""
 
     def __init__(self) -> None:
         self._looks: dict[int, int] = {}
@@ -90,7 +90,7 @@ class MeanCheck:
 
 
 class _Leaf:
-    """One leaf of what the function returns: for all examples, in two orders, and for both parts of them."""
+    """Results for one leaf: for all examples, in two orders, and for both parts of them."""
 
     def __init__(self, values: Sequence[np.ndarray], parts: tuple[int, int], relative: float):
         kind = np.complex128 if np.iscomplexobj(values[0]) else np.float64
@@ -103,7 +103,7 @@ class _Leaf:
         return (self.parts[0] * self.first + self.parts[1] * self.second) / sum(self.parts)
 
     def off(self, op: Op) -> np.ndarray:
-        """Which elements of the parts do not combine to the whole."""
+        """Return the elements where the parts do not combine to the whole."""
         with np.errstate(all="ignore"):
             gaps = np.abs(self.whole - self.combined(op))
             order = np.abs(self.whole - self.turned)
@@ -150,7 +150,7 @@ class _Trial:
             yield _Leaf(values, self._parts, relative)
 
     def _computed(self, given: Sequence[Sequence[Any]], width: Width | None) -> list[list[np.ndarray]]:
-        """What the function returns for batches of each size, as lists of leaves."""
+        """Return the function's results for batches of each size, as lists of leaves."""
         found = []
         with width.settings() if width else nullcontext():
             for closed, batches in zip(self.traced, given, strict=True):
@@ -168,7 +168,7 @@ def _wide(closed: ClosedJaxpr, width: Width, *operands: Any) -> list[Any]:
 
 
 def _as(leaf: Any, aval: Any) -> Any:
-    """A leaf in the dtype that a function has been traced for."""
+    """Cast a leaf to the dtype that a function has been traced for."""
     return leaf if hasattr(leaf, "dtype") and leaf.dtype == aval.dtype else np.asarray(leaf).astype(aval.dtype)
 
 

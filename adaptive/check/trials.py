@@ -1,7 +1,6 @@
-"""Steps to be compared: one batch under different splits, by stand-in workers on one device.
+"""Trials to be compared: one batch under different splits, run by stand-in workers on one device.
 
-Everything else is held fixed, what is measured of the machine too: so nothing but the split, and rounding, makes two
-trials differ.
+Everything else is fixed, including measurements of the machine, so that trials differ only by the split and rounding.
 """
 
 from __future__ import annotations
@@ -96,7 +95,7 @@ def _random_split(
 
 
 def _off_by_one(split: Sequence[Microbatches], unit: int) -> list[Microbatches]:
-    """One unit more in the smallest call and one less in the largest: not all sizes are round numbers."""
+    """Add one unit to the smallest microbatch and take one from the largest, so that some sizes are not round."""
     calls = [(size, w, c) for w, microbatches in enumerate(split) for c, size in enumerate(microbatches)]
     smallest, largest = min(calls), max(calls)
     moved = {smallest[1:]: unit, largest[1:]: -unit} if smallest[0] < largest[0] else {}
@@ -121,7 +120,7 @@ def _cut(size: int, most: int) -> Microbatches:
 
 @dataclass(frozen=True)
 class Output:
-    """A value that outlives the step, equal on all workers."""
+    """A value that is kept after the step and is equal on all workers."""
 
     kind: str  # state | slot | hook | metric
     name: str
@@ -130,7 +129,7 @@ class Output:
 
 
 def outputs_of(plan: Plan) -> list[Output]:
-    """All that is replicated, in the order of `Result.outputs`."""
+    """Return all replicated outputs, in the order of `Result.outputs`."""
     graph = plan.graph
     state = [Output("state", graph.state_names[i], i, graph.new_state[i]) for i in _compared(plan)]
     slots = [Output("slot", f"operator state {s.name!r}", k, a) for k, s in _shared(plan) for a in s.new]
@@ -157,7 +156,7 @@ def _shared(plan: Plan) -> list[tuple[int, Any]]:
 
 @dataclass(frozen=True)
 class Start:
-    """From what a step starts: state and slots of every worker."""
+    """The start of a step: state and operator states of every worker."""
 
     states: list[list[Any]]
     slots: list[list[list[Any]]]
@@ -165,7 +164,7 @@ class Start:
 
 @dataclass(frozen=True)
 class Result:
-    """What a step brought."""
+    """The result of a step."""
 
     brought: list[list[np.ndarray]]  # the parts of every message
     contributions: dict[Place, np.ndarray]
@@ -175,7 +174,7 @@ class Result:
 
 
 class _Wire(LocalWorld):
-    """Keeps what a step's messages bring, in their order, and can bring something else instead."""
+    """Stand-in for communication that records a step's messages, and can replace some of them."""
 
     def __init__(self, workers: int, device: jax.Device):
         super().__init__(workers, device)
@@ -203,7 +202,7 @@ class _Wire(LocalWorld):
 
 
 class Bench:
-    """Runs trials of a plan.
+    """Runner of trials of a plan.
 
     Args:
       plans: of the driver.
@@ -250,7 +249,7 @@ class Bench:
         batch: Any = None,
         instead: Callable[[int, list[np.ndarray]], list[np.ndarray]] | None = None,
     ) -> Result:
-        """One step, numbered `step`, in the calls of `split`.
+        """Run the step with number `step` in the microbatches of `split`.
 
         Args:
           batch: other examples than the bench's.
@@ -321,7 +320,7 @@ class Bench:
         return Start(states, start.slots), jax.tree.map(lambda a: _nudged(a, rng), self.batch)
 
     def reordered(self, split: Split, rng: np.random.Generator) -> Any:
-        """The examples, in another order within each call."""
+        """Permute the examples within each microbatch."""
         bounds = pairwise(np.concatenate([[0], np.cumsum([size for microbatches in split for size in microbatches])]))
         order = np.concatenate([s + rng.permutation(e - s) for s, e in bounds]).astype(int)
         return jax.tree.map(lambda a: a[order], self.batch)
@@ -332,7 +331,7 @@ def _unchanged(value: Any) -> Any:
 
 
 def _held_fixed(source: Source) -> Source:
-    """A source that does not look at the step measures something, which differs from one reading to the next."""
+    """Return a source with a fixed value if it does not depend on the step, because its readings vary."""
     try:
         measured = source.read(None)  # type: ignore[arg-type]
     except (AttributeError, TypeError):
@@ -341,7 +340,7 @@ def _held_fixed(source: Source) -> Source:
 
 
 def _nudged(value: Any, rng: np.random.Generator, *, whole: bool = False) -> Any:
-    """Each number moved by up to two units in its last place; whole numbers, which may be counts or labels, are not."""
+    """Perturb each number by up to two units in the last place; integers, which may be counts or labels, stay."""
     if not jnp.issubdtype(value.dtype, jnp.inexact):
         return value
     x = np.asarray(value)

@@ -1,4 +1,4 @@
-"""A driver's mathematics in more precision: what it computes in single or half precision, computed in double.
+"""A driver's computation in higher precision: single or half precision is replaced by double.
 
 Whether a step depends on how its batch is split is a question about its mathematics. Rounding hides the answer: a half
 precision rounds each sum over examples to two or three digits, and single precision hides what happens to an element
@@ -40,7 +40,7 @@ class CannotWidenError(Exception):
 
 @dataclass(frozen=True)
 class Width:
-    """The least precision that is left.
+    """The least precision that remains.
 
     Attributes:
       real: `SINGLE` or `DOUBLE`. Double precision needs JAX's `enable_x64` around all that is done with it.
@@ -55,18 +55,18 @@ class Width:
         return bool(jnp.issubdtype(dtype, jnp.complexfloating)) and np.dtype(dtype).itemsize < 2 * self.real.itemsize
 
     def of(self, dtype: Any) -> Any:
-        """The dtype that takes the place of one."""
+        """Return the dtype that replaces a dtype."""
         if not self.is_narrow(dtype):
             return dtype
         return np.dtype(np.complex128) if jnp.issubdtype(dtype, jnp.complexfloating) else self.real
 
     def wide(self, value: Any) -> Any:
-        """An array or number, in this precision if it is of less."""
+        """Convert an array or number to this precision if its own is lower."""
         dtype = getattr(value, "dtype", bool)
         return value.astype(self.of(dtype)) if self.is_narrow(dtype) else value
 
     def shape(self, aval: Any, examples: int | None = None) -> jax.ShapeDtypeStruct:
-        """A value's shape and dtype; of so many examples, if given."""
+        """Return a value's shape and dtype, for a given number of examples."""
         shape = aval.shape if examples is None else (examples, *aval.shape[1:])
         return jax.ShapeDtypeStruct(shape, self.of(aval.dtype))
 
@@ -76,7 +76,7 @@ class Width:
 
 
 def widths_for(plan: Plan, device: jax.Device) -> list[Width | None]:
-    """In which precisions to compute a driver, the best first; `None` for its own."""
+    """Return the precisions in which to compute a driver, the best first; `None` is its own."""
     values = {v.aval.dtype for v in (*plan.graph.invars, *plan.graph.consts)} | dtypes_of(plan.graph.eqns)
     double, single = Width(DOUBLE), Width(SINGLE)
     # A device may round what it multiplies, even in single precision.
@@ -85,7 +85,7 @@ def widths_for(plan: Plan, device: jax.Device) -> list[Width | None]:
 
 
 def widened(plans: Plans, width: Width) -> Planner:
-    """The plans of the same driver in that precision, with products at their full precision.
+    """Return the driver's plans in a precision, with products at full precision.
 
     Raises:
       CannotWidenError: the driver has something that is made for its dtypes, and double precision was asked for.
@@ -124,7 +124,7 @@ def widened(plans: Plans, width: Width) -> Planner:
 
 
 class Evaluation:
-    """Computes equations in another precision than they are written in."""
+    """Evaluator of equations in a higher precision than they are written in."""
 
     def __init__(self, width: Width):
         self._width = width
@@ -132,7 +132,7 @@ class Evaluation:
     def of(
         self, eqns: Sequence[JaxprEqn], results: Sequence[Atom], env: dict[Var, Any], consts: Mapping[Var, Any]
     ) -> list[Any]:
-        """The values of `results`, where the inputs are as `env` says, in this precision already."""
+        """Compute the values of `results` from inputs `env` that already have this precision."""
         env.update((var, self._width.wide(value)) for var, value in consts.items())
         for eqn in eqns:
             env.update(zip(eqn.outvars, self._results(eqn, [self._value(env, a) for a in eqn.invars]), strict=True))
@@ -183,7 +183,7 @@ class Evaluation:
         return jnp.asarray(value).astype(dtype) if self._width.is_narrow(dtype) else value
 
     def inlined(self, nested: ClosedJaxpr | Jaxpr, operands: Sequence[Any]) -> list[Any]:
-        """What a jaxpr computes, of operands in this precision."""
+        """Evaluate a jaxpr on operands in this precision."""
         jaxpr, consts = (nested.jaxpr, nested.consts) if isinstance(nested, ClosedJaxpr) else (nested, ())
         env = dict(zip(jaxpr.invars, operands, strict=True))
         return self.of(jaxpr.eqns, jaxpr.outvars, env, dict(zip(jaxpr.constvars, consts, strict=True)))

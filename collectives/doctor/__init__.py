@@ -1,1 +1,1 @@
-"""`adaptive doctor`: what there is around a job, what is wrong with it, and what to type."""
+"""`adaptive doctor`: examines the environment of a job, names problems and says what to type."""

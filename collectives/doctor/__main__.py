@@ -1,4 +1,4 @@
-"""`python -m collectives.doctor`: what `adaptive doctor` is."""
+"""`python -m collectives.doctor`: the same as `adaptive doctor`."""
 
 from .command import doctor
 

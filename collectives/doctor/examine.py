@@ -26,7 +26,7 @@ TRIAL_RANKS = 2
 
 @dataclass(frozen=True)
 class Examination:
-    """What was found.
+    """Result of an examination.
 
     Attributes:
       ranks: of the job, or this process.
@@ -55,7 +55,7 @@ class Examination:
 
 
 def of_this_process(path: Path | None, trial: bool, seconds: float) -> Examination:
-    """Started by hand.
+    """Examine this process, which was started without a launcher.
 
     Args:
       path: a folder that is to be shared; by default the working directory.
@@ -83,7 +83,7 @@ def of_this_process(path: Path | None, trial: bool, seconds: float) -> Examinati
 
 
 def of_this_job(path: Path | None, doing: list[str]) -> Examination:
-    """As one rank of a job; the whole examination is on rank 0, and on ranks that MPI finds alone.
+    """Examine the job of this rank. Rank 0, and ranks that MPI finds alone, return the whole examination.
 
     Args:
       doing: what is being done is appended, for whoever waits.
@@ -119,7 +119,7 @@ def _findings(ranks: list[JobFacts]) -> Iterator[HealthCheck]:
 
 
 def _library() -> str:
-    """What the MPI that mpi4py loads says of itself, asked elsewhere: one that is broken ends its process."""
+    """Return the version string of mpi4py's MPI, asked in another process, because a broken MPI ends its process."""
     command = [sys.executable, "-m", "mpi4py", "--mpi-lib-version"]
     try:
         done = subprocess.run(command, env=clean(), capture_output=True, text=True, errors="replace", timeout=60)
@@ -129,7 +129,7 @@ def _library() -> str:
 
 
 def _try(path: Path | None, seconds: float) -> tuple[Examination | None, HealthCheck | None]:
-    """A job of two ranks, started as `adaptive run` would, and examined by itself."""
+    """Start a job of two ranks as `adaptive run` would, and return its own examination."""
     with tempfile.TemporaryDirectory(prefix="adaptive-doctor-") as name:
         into = Path(name) / "found.json"
         where = [] if path is None else ["--path", str(path)]
@@ -172,12 +172,12 @@ def _end(job: subprocess.Popen) -> str:
 
 
 def as_facts(said: Mapping[str, Any]) -> JobFacts:
-    """From JSON."""
+    """Return the facts of a JSON object."""
     return JobFacts(**{**said, "cpus": tuple(said["cpus"]), "devices": tuple(said["devices"])})
 
 
 def as_examination(said: Mapping[str, Any]) -> Examination:
-    """From JSON, as `--json` writes it."""
+    """Return the examination that `--json` has written."""
     seen = said["folder"]
     return Examination(
         ranks=tuple(as_facts(own) for own in said["ranks"]),

@@ -1,4 +1,4 @@
-"""What one process knows of itself and its host."""
+"""Facts that one process knows of itself and its host."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ class JobFacts:
 
 
 def facts(environ: Mapping[str, str] = os.environ) -> JobFacts:
-    """Those of this process. MPI is not asked."""
+    """Collect the facts of this process, without asking MPI."""
     devices, why = _devices()
     started = launcher(environ)
     threads = chosen_threads(environ)

@@ -1,4 +1,4 @@
-"""What is wrong, and what to type: from facts and measurements to sentences."""
+"""Findings: sentences about problems and their remedies, from facts and measurements."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ CLOCK_SECONDS = 0.1  # clocks that differ by more spoil what is read side by sid
 
 @dataclass(frozen=True)
 class HealthCheck:
-    """Something wrong, or a note: worth knowing, and no reason to end with an error.
+    """A problem, or a note, which is worth knowing but no reason to end with an error.
 
     Attributes:
       do: what to type, or where to look; "" if there is nothing.
@@ -34,17 +34,17 @@ class HealthCheck:
 
 
 def wrong(what: str, do: str = "") -> HealthCheck:
-    """Something wrong."""
+    """Return a problem."""
     return HealthCheck("wrong", what, do)
 
 
 def note(what: str, do: str = "") -> HealthCheck:
-    """A note."""
+    """Return a note."""
     return HealthCheck("note", what, do)
 
 
 def of_process(own: JobFacts) -> Iterator[HealthCheck]:
-    """What one process can say by itself; of several, any of a kind."""
+    """Yield the findings about single processes, each kind once."""
     if own.intruder:
         yield wrong(own.intruder, how_to_remove_it())
     installed = own.versions.get("adaptive-dataflow", own.code)
@@ -87,7 +87,7 @@ def _of_gpus(own: JobFacts) -> Iterator[HealthCheck]:
 
 
 def of_job(ranks: Sequence[JobFacts]) -> Iterator[HealthCheck]:
-    """What several processes can say together."""
+    """Yield the findings that need several processes."""
     first = ranks[0]
     troubles = {own.trouble for own in ranks if own.trouble}
     yield from (_in_two(trouble) for trouble in sorted(troubles))
@@ -159,7 +159,7 @@ def _shared_gpus(host: str, there: Sequence[JobFacts]) -> Iterator[HealthCheck]:
 
 
 def of_launcher(mpi: Implementation, own: JobFacts) -> Iterator[HealthCheck]:
-    """An `mpirun` of another MPI than the one that this Python loads."""
+    """Check that `mpirun` belongs to the MPI that this Python loads."""
     if mpi.name and own.library and not own.library.startswith(mpi.name):
         yield wrong(
             f"{mpi.path} starts jobs of {mpi}, and mpi4py loads {library(own)}: each rank would believe to be alone.",
@@ -168,7 +168,7 @@ def of_launcher(mpi: Implementation, own: JobFacts) -> Iterator[HealthCheck]:
 
 
 def of_clocks(ranks: Sequence[JobFacts], links: Sequence[LinkTimes]) -> Iterator[HealthCheck]:
-    """Hosts whose clocks differ."""
+    """Check that the hosts' clocks agree."""
     told = {ranks[0].host}
     for link in links:
         host = ranks[link.rank].host
@@ -182,7 +182,7 @@ def of_clocks(ranks: Sequence[JobFacts], links: Sequence[LinkTimes]) -> Iterator
 
 
 def of_folder(ranks: Sequence[JobFacts], folder: Folder, asked: bool) -> Iterator[HealthCheck]:
-    """A folder that is not for all. `asked`: the user has named it."""
+    """Check that all ranks see a folder. `asked`: the user has named it."""
     say = wrong if asked else note
     if folder.trouble:
         yield say(
@@ -198,12 +198,12 @@ def of_folder(ranks: Sequence[JobFacts], folder: Folder, asked: bool) -> Iterato
 
 
 def library(own: JobFacts) -> str:
-    """Which MPI it is, in short."""
+    """Return a short name of the MPI."""
     return " ".join(own.library.partition(",")[0].split())
 
 
 def hosts(ranks: Sequence[JobFacts]) -> dict[str, list[JobFacts]]:
-    """Ranks by their host."""
+    """Group ranks by host."""
     found: dict[str, list[JobFacts]] = defaultdict(list)
     for own in ranks:
         found[own.host].append(own)
@@ -211,7 +211,7 @@ def hosts(ranks: Sequence[JobFacts]) -> dict[str, list[JobFacts]]:
 
 
 def _in_two(said: str) -> HealthCheck:
-    """A text of ours that says what is wrong; what to do begins with the sentence that ends in a colon."""
+    """Split a message into the problem and the remedy, which begins with the sentence that ends in a colon."""
     head, colon, commands = said.partition(":\n")
     if not colon:
         return wrong(said)

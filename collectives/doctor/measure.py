@@ -1,4 +1,4 @@
-"""What only several ranks can find out: clocks, latency and bandwidth, and whether they see the same files.
+"""Measurements among ranks: clocks, latency and bandwidth, and whether they see the same files.
 
 All of it is called by all ranks of a communicator, and each pair has it to itself.
 """
@@ -27,7 +27,7 @@ SEEN_SECONDS = 3.0  # network file systems show a new file a little later
 
 @dataclass(frozen=True)
 class LinkTimes:
-    """From rank 0 to another rank.
+    """Times between rank 0 and another rank.
 
     Attributes:
       latency: seconds, one way.
@@ -57,7 +57,7 @@ class ExchangeTimes:
 
 @dataclass(frozen=True)
 class Folder:
-    """A folder, as ranks see it.
+    """A folder and how the ranks see it.
 
     Attributes:
       kind: of file system, on rank 0; "" if it is not known.
@@ -74,7 +74,7 @@ class Folder:
 
 
 def links(comm: Any) -> list[LinkTimes]:
-    """Rank 0 and every other one, after each other. On rank 0; elsewhere empty."""
+    """Measure the links between rank 0 and every other rank in turn. The result is on rank 0, elsewhere empty."""
     found = []
     for rank in range(1, comm.size):
         comm.Barrier()
@@ -117,7 +117,7 @@ def _pong(comm: Any) -> None:
 
 
 def exchange(comm: Any) -> ExchangeTimes:
-    """What a message of all ranks takes, in the median."""
+    """Return the median time of a message of all ranks."""
 
     def seconds(size: int, times: int) -> float:
         sent, received, took = np.ones(size, np.float32), np.empty(size, np.float32), []
@@ -132,7 +132,7 @@ def exchange(comm: Any) -> ExchangeTimes:
 
 
 def folder(path: Path, gather: Callable[[bytes], list[bytes]], rank: int) -> Folder:
-    """Whether all see a file that rank 0 writes into a folder. The same on all ranks.
+    """Check whether all ranks see a file that rank 0 writes into a folder. The same on all ranks.
 
     Args:
       gather: every rank's bytes, by rank.
@@ -166,7 +166,7 @@ def _seen(file: Path) -> bool:
 
 
 def kind(path: Path, mounts: Mapping[str, str] | None = None) -> str:
-    """The type of the file system that a folder lies on; "" if it is not known."""
+    """Return the type of the file system of a folder; "" if it is unknown."""
     if mounts is None:
         mounts = {part.mountpoint: part.fstype for part in psutil.disk_partitions(all=True)}
     whole = path.resolve()

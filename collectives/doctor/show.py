@@ -1,4 +1,4 @@
-"""An examination, for people."""
+"""Output of an examination for people."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ MOST_HOSTS = 32  # rows of a table
 
 
 def show(found: Examination, console: Console | None = None) -> None:
-    """Print it."""
+    """Print an examination."""
     console = console or _console(in_job=bool(found.ranks[0].launcher))
     trial = found.trial
     console.print(Text(_title(found), style="bold"))
@@ -40,7 +40,7 @@ def show(found: Examination, console: Console | None = None) -> None:
 
 
 def _console(in_job: bool) -> Console:
-    """Launchers give ranks a terminal of their own, whatever becomes of what they print: there are no colours in it."""
+    """Return a console without colors: launchers give ranks a terminal even if their output goes to a file."""
     console = Console(highlight=False, force_terminal=False if in_job else None)
     if not console.is_terminal and "COLUMNS" not in os.environ:
         console.width = 120

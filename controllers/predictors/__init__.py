@@ -1,1 +1,1 @@
-"""What speeds will be."""
+"""Predictors of workers' speeds."""

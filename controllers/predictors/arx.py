@@ -1,4 +1,4 @@
-"""`arx`: speed as a line in past speeds, and in past and present inputs. Learnt as it goes."""
+"""`arx`: speed as a linear function of past speeds and of past and present inputs, learned online."""
 
 from __future__ import annotations
 
@@ -23,12 +23,11 @@ class ArxState(NamedTuple):
 
 
 def arx(lags: int = 2, memory: float = 400.0, records: int = 20) -> Predictor:
-    """Autoregression with exogenous inputs, by recursive least squares with exponential forgetting.
+    """Return a predictor by autoregression with exogenous inputs: recursive least squares with exponential forgetting.
 
         v[k] = a_1 v[k-1] + … + a_L v[k-L] + b_0 u[k] + b_1 u[k-1] + … + b_L u[k-L] + d
 
-    What NARX is without its hidden layer, and nearly as good: what helps is to know the inputs of the step that is
-    predicted.
+    This is NARX without its hidden layer, and nearly as good: most useful are the inputs of the predicted step.
 
     Args:
       lags: L.
@@ -71,7 +70,7 @@ def _learn(
     learn: np.ndarray,
     forget: float,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """One step of recursive least squares for the workers where `learn`."""
+    """Take one step of recursive least squares for the workers where `learn`."""
     row, target = np.where(learn[:, None], row, 0.0), np.where(learn, target, 0.0)
     along = np.einsum("nij,nj->ni", covariance, row)
     gain = along / (forget + (row * along).sum(axis=1))[:, None]

@@ -1,4 +1,4 @@
-"""How fast will each worker be in the next step? Predictors of speed, for `lb_bsp`.
+"""Predictors of each worker's speed in the next step, for `lb_bsp`.
 
 A predictor is a pair of pure functions over arrays with one row per worker. `update(state, speed, inputs)` is told the
 speed of the latest step that is known, and what is measured of the machine now: its free processor share, its memory.
@@ -32,12 +32,16 @@ class Predictor(NamedTuple):
 
 
 def memoryless() -> Predictor:
-    """As fast as in the last step that is known."""
+    """Return a predictor that repeats the last known speed."""
     return moving_average(1.0)._replace(name="memoryless")
 
 
 def moving_average(weight: float = 0.5) -> Predictor:
-    """As fast as lately: `mean <- mean + weight * (speed - mean)`. The first speed is the first mean."""
+    """Return a predictor by moving average: `mean <- mean + weight * (speed - mean)`, from the first speed on.
+
+    Raises:
+      ValueError: `weight` is out of range.
+    """
     if not 0 < weight <= 1:
         raise ValueError(f"moving_average: weight must be above 0 and at most 1, got {weight}.")
 
@@ -63,7 +67,7 @@ class BestOfState(NamedTuple):
 
 
 def best_of(*predictors: Predictor, memory: float = 50.0) -> Predictor:
-    """Of several predictors, for each worker the one that has been right lately; the first one until there is a record.
+    """Return a predictor that uses, for each worker, the predictor with the least recent error, at first the first one.
 
     Args:
       *predictors: run side by side.
@@ -90,5 +94,5 @@ def best_of(*predictors: Predictor, memory: float = 50.0) -> Predictor:
 
 
 def known(speed: np.ndarray) -> np.ndarray:
-    """Where a speed is a positive number."""
+    """Return where a speed is known: finite and positive."""
     return (speed > 0) & (speed < np.inf)

@@ -1,4 +1,4 @@
-"""The latest speeds and inputs of each worker, as a regression wants them: one row of numbers near 1."""
+"""The latest speeds and inputs of each worker as rows of a regression, scaled to about 1."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Lags(NamedTuple):
 
     @classmethod
     def init(cls, n_workers: int, n_inputs: int, lags: int) -> Lags:
-        """No history."""
+        """Return an empty history."""
         return cls(
             np.full((n_workers, lags), np.nan),
             np.full((n_workers, lags + 1, n_inputs), np.nan),
@@ -28,12 +28,12 @@ class Lags(NamedTuple):
         )
 
     def row(self) -> np.ndarray:
-        """`v[k-1], …, v[k-L], u[k], …, u[k-L], 1` for the speed of step k; shape=(n, L + (L + 1) n_inputs + 1)."""
+        """Return `v[k-1], …, v[k-L], u[k], …, u[k-L], 1` for step k; shape=(n, L + (L + 1) n_inputs + 1)."""
         n = len(self.speeds)
         return np.concatenate([self.speeds, self.inputs.reshape(n, -1), np.ones((n, 1))], axis=1)
 
     def push(self, speed: np.ndarray, inputs: np.ndarray) -> Lags:
-        """A step on: its speed and the inputs of the next. What is missing is as it was last."""
+        """Return the history after a step: its speed, and the inputs of the next. Missing values repeat."""
         speed_unit = np.where(np.isnan(self.speed_unit) & known(speed), speed, self.speed_unit)
         usable = np.isfinite(inputs)
         magnitude = np.where(inputs == 0, 1.0, np.abs(inputs))

@@ -1,4 +1,4 @@
-"""`narx`: speed from a small neural network of past speeds, and of past and present inputs. Learnt as it goes.
+"""`narx`: speed from a small neural network of past speeds and of past and present inputs, learned online.
 
 The networks of all workers are trained side by side, as one network with an axis of workers, on the host's processor.
 A prediction is made with what was learnt before, so that it never waits for training.
@@ -35,7 +35,8 @@ class Network(NamedTuple):
 
 class Learner(NamedTuple):
     """What n networks learn from, and what they have learnt: arrays of the host's device, or still being computed.
-    p = lags + (lags + 1) n_inputs."""
+    p = lags + (lags + 1) n_inputs.
+    """
 
     rows: Any  # shape=(BUFFER, n, p), float32: a ring of records
     changes: Any  # shape=(BUFFER, n), float32: of speed, in the steps that the rows are about

@@ -1,4 +1,4 @@
-"""`python -m controllers.simulate`: what `adaptive simulate` is."""
+"""`python -m controllers.simulate`: the same as `adaptive simulate`."""
 
 from ._command import simulate
 

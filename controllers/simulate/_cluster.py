@@ -1,4 +1,4 @@
-"""A cluster on paper: workers whose step times are known, and what disturbs them."""
+"""Models of clusters: workers with known step times, and disturbances."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ class Cluster:
     respawn: bool = False
 
     def idle_seconds(self, workers: int) -> float:
-        """Seconds of a step of so many workers in which nobody computes."""
+        """Return the seconds of a step of this many workers in which no worker computes."""
         return self.overhead(workers) if callable(self.overhead) else self.overhead
 
     @property
@@ -75,7 +75,7 @@ class Cluster:
 
 
 def stages(factors: Mapping[int, ArrayLike], n: int) -> Trace:
-    """Slowdowns that hold from a step on: `{0: 1.0, 100: (1, 1, 3, 1)}`."""
+    """Return slowdowns that hold from a step on: `{0: 1.0, 100: (1, 1, 3, 1)}`."""
     starts = np.array(sorted(factors))
     if not len(starts) or starts[0] > 1:
         raise ValueError(f"stages: say from step 0 on what holds; the first entry is at step {starts[:1]}.")
@@ -84,7 +84,7 @@ def stages(factors: Mapping[int, ArrayLike], n: int) -> Trace:
 
 
 def by_step(rows: np.ndarray) -> Trace:
-    """A slowdown per step, shape=(steps, n); the last one holds on."""
+    """Return slowdowns given per step, shape=(steps, n); the last one continues."""
     last = len(rows)
     return lambda step, clock: rows[min(step, last) - 1]
 
@@ -96,7 +96,7 @@ def waves(amplitude: ArrayLike, period: float, phase: ArrayLike) -> Trace:
 
 
 def neighbors(factor: ArrayLike, period: ArrayLike, busy: ArrayLike, phase: ArrayLike) -> Trace:
-    """Neighbors that come and go by the clock: `factor` for a share `busy` of every `period` seconds."""
+    """Return slowdowns by periodic neighbors: `factor` for a share `busy` of every `period` seconds."""
     slow, every, share, offset = (np.asarray(x, np.float64) for x in (factor, period, busy, phase))
     return lambda step, clock: np.where((clock / every + offset) % 1.0 < share, slow, 1.0)
 
@@ -117,7 +117,7 @@ def together(*traces: Trace) -> Trace:
 
 
 def jitter(deviation: float) -> Noise:
-    """Lognormal, of mean 1 and about this relative standard deviation."""
+    """Return lognormal noise of mean 1 and about this relative standard deviation."""
     return lambda rng, steps, n: np.exp(deviation * rng.standard_normal((steps, n)) - deviation**2 / 2)
 
 

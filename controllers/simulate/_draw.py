@@ -46,7 +46,7 @@ def draw(simulations: Mapping[str, Simulation], path: str | Path, title: str = "
 
 
 def new_figure(width: float, height: float) -> Any:
-    """An empty figure in inches, without any global state.
+    """Return an empty figure, with its size in inches, without any global state.
 
     Raises:
       RuntimeError: matplotlib is not installed.
@@ -105,7 +105,7 @@ def _summary(simulation: Simulation) -> str:
 
 
 def _smooth(values: np.ndarray, window: int = 5) -> np.ndarray:
-    """A running median: jitter is in the pale line behind."""
+    """Return the running median; the jitter is shown by the pale line behind."""
     if len(values) < 2 * window:
         return values
     padded = np.pad(values, window // 2, mode="edge")

@@ -28,7 +28,7 @@ MACHINE = ("seconds", "cpu_available", "memory_available")
 
 
 class Contender(NamedTuple):
-    """A policy to be tried."""
+    """A policy to compare."""
 
     make: Callable[[], Policy]
     reads: tuple[str, ...]
@@ -38,7 +38,7 @@ class Contender(NamedTuple):
 
 
 def equal() -> Policy:
-    """Leave everything as it is."""
+    """Return a policy that changes nothing."""
 
     def update(observation: Observation, state: tuple[()]) -> tuple[None, tuple[()]]:
         del observation
@@ -108,7 +108,7 @@ SPLITS = tuple(name for name in LINE_UP if not name.endswith(("_batch", "_worker
 
 
 def hooked(name: str, reads: Sequence[str] | None = None) -> Hooked:
-    """A policy by name, `name@every` or `module:factory@every`, as a hook.
+    """Return the hook of a policy given as a name, `name@every` or `module:factory@every`.
 
     Args:
       name: from `LINE_UP`; or where to find a function without arguments that makes a `Policy`.

@@ -22,14 +22,14 @@ TraceError = RecordError  # as it is called here: also a record that does not ho
 
 
 class RecordedHook(NamedTuple):
-    """What is the same of a hook in all steps."""
+    """Properties of a hook that are the same in all steps."""
 
     every: int
     leaves: tuple[str, ...]  # names: "noise.scale"
 
 
 class Asked(NamedTuple):
-    """What had been asked for before the hooks of a step were run."""
+    """Requests in force before the hooks of a step ran."""
 
     global_batch: int
     active: tuple[int, ...]  # workers that were to take examples
@@ -55,7 +55,7 @@ class RecordedStep(NamedTuple):
 
 @dataclass(frozen=True)
 class Recording:
-    """A run, as rank 0 wrote it down."""
+    """A recorded run, as written by rank 0."""
 
     workers: int
     examples: int
@@ -97,7 +97,7 @@ class Recording:
         return {signal: value for signal, value in given.items() if np.shape(value) == (self.workers,)}
 
     def signals(self, name: str, step: RecordedStep) -> dict[str, Any]:
-        """What a hook was given in a step, by its name.
+        """Return a hook's values of a step, by name.
 
         Returns:
           Arrays; of a value of several leaves, a dict of them. What has the fields of a noise scale, or its name, is
@@ -119,7 +119,7 @@ class Recording:
 
 
 def read_trace(path: str | Path, run: int = -1) -> Recording:
-    """Read a trace.
+    """Read a recorded run from its file.
 
     Args:
       path: what `Program.run(record=…)` was given.
@@ -173,7 +173,7 @@ def _asked(fields: dict[str, Any] | None) -> Asked | None:
 
 
 def array_of(leaf: Any) -> np.ndarray:
-    """A leaf as it was: NaN was written as null, infinities as words."""
+    """Convert a JSON leaf to an array; NaN was written as null, infinities as words."""
 
     def number(value: Any) -> Any:
         if isinstance(value, list):

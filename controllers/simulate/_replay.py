@@ -1,4 +1,4 @@
-"""Other policies on a recorded run: shown the very observations, or tried on a cluster that would have behaved so."""
+"""Other policies on a recorded run: on its observations, or on a simulated cluster fitted to it."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ def _values(recording: Recording, hook: str, step: RecordedStep, reads: Sequence
 
 
 class Fit(NamedTuple):
-    """What a run tells of its workers."""
+    """The workers' properties as fitted to a run."""
 
     cluster: Cluster
     certain: np.ndarray  # shape=(n,), bool: whose sizes have changed enough to tell how time goes with them
@@ -148,7 +148,7 @@ def _trace(rows: np.ndarray | None) -> Trace | None:
 
 
 def _filled(column: np.ndarray) -> np.ndarray:
-    """Steps whose time is not known take as long as the one before, the first ones as the first known; 1 if none is."""
+    """Fill unknown step times with the time before, the first ones with the first known; 1 if none is known."""
     known = np.isfinite(column)
     if not known.any():
         return np.ones_like(column)
@@ -157,7 +157,7 @@ def _filled(column: np.ndarray) -> np.ndarray:
 
 
 def _shape(sizes: np.ndarray, seconds: np.ndarray) -> tuple[float, float, float]:
-    """Slope, intercept and floor of a worker's relative time, by trying many.
+    """Fit slope, intercept and floor of a worker's relative time by a search over candidates.
 
     Each is judged by what it leaves unexplained, where the size changes, of the ratio of the times behind and before.
     The sum of absolute values lets speed change by much at a few of these places. Without any, time is proportional.

@@ -41,17 +41,17 @@ _makers: dict[str, Make] = {}
 
 
 def names() -> list[str]:
-    """All scenarios."""
+    """Return the names of all scenarios."""
     return list(_makers)
 
 
 def about(name: str) -> str:
-    """What a scenario is, in a line."""
+    """Return a one-line description of a scenario."""
     return (_makers[name].__doc__ or "").partition("\n")[0]
 
 
 def scenario(name: str, workers: int = 8, steps: int = 600, seed: int = 0) -> Scenario:
-    """Make one.
+    """Return a scenario by name.
 
     Args:
       name: see `names`.

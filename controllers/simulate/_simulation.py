@@ -1,4 +1,4 @@
-"""A cluster under a virtual clock: run policies against step times that are known."""
+"""Simulation of a cluster under a virtual clock: runs policies on workers with known step times."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class Hooked(NamedTuple):
 
 @dataclass(frozen=True)
 class Simulation:
-    """What happened, step by step. A worker that was absent had size 0 and took no time."""
+    """The course of a simulation, step by step. An absent worker has size 0 and takes no time."""
 
     sizes: np.ndarray  # shape=(steps, n), examples per worker
     seconds: np.ndarray  # shape=(steps, n), compute seconds per worker
@@ -62,7 +62,7 @@ class Simulation:
 
     @property
     def step_seconds(self) -> np.ndarray:
-        """Seconds per step: the slowest worker's, and the cluster's overhead; shape=(steps,)."""
+        """Seconds of each step: the slowest worker's, and the cluster's overhead; shape=(steps,)."""
         return self.seconds.max(axis=1) + self._overhead
 
     @property
@@ -94,7 +94,8 @@ class Simulation:
     @property
     def goodput(self) -> float:
         """Examples per second, each counted for what it teaches in a batch of its size, relative to a batch of one
-        example; NaN where the cluster has no noise scale."""
+        example; NaN where the cluster has no noise scale.
+        """
         scale = None if self.cluster is None else self.cluster.noise_scale
         if scale is None:
             return float("nan")
@@ -388,7 +389,7 @@ def _limits(cluster: Cluster | None, n: int) -> Limits:
 
 
 def _best(total: int, times: BatchTime, slowdown: np.ndarray, here: np.ndarray, limits: Limits) -> np.ndarray:
-    """The exact split over the workers that are there; 0 for the others."""
+    """Return the exact best split over the present workers; 0 for the others."""
     n = len(here)
     now = BatchTime(*(np.broadcast_to(np.asarray(part, np.float64), n)[here] * slowdown[here] for part in times))
     sizes = np.zeros(n, np.int64)

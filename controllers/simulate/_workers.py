@@ -1,4 +1,4 @@
-"""Who is there in a simulated cluster: workers are lost, come back, and join some steps after they were asked for."""
+"""Membership of a simulated cluster: workers are lost, come back, and join some steps after a request."""
 
 from __future__ import annotations
 
@@ -69,21 +69,21 @@ class Workers(Seats):
             self.leave(seat)
 
     def poll_ready(self) -> int:
-        """How many of those who were called in are ready to join."""
+        """Return how many requested workers are ready to join."""
         return min(super().poll_ready(), sum(due <= self._step for due in self._due))
 
     def request_workers(self, workers: int) -> None:
-        """Say how many workers there are to be: the protocol of `World`."""
+        """Request a number of workers: the protocol of `World`."""
         super().request_workers(workers)
         missing = max(0, workers - len(self.members))
         new = self._step + 1 + self._join_after
         self._due = (self._due + [new] * missing)[:missing]
 
     def change(self, workers: int, leaving: Sequence[int] = ()) -> None:
-        """Come to a number of members: the protocol of `World`."""
+        """Change to a number of members: the protocol of `World`."""
         super().change(workers, leaving)
         self._due = []
 
     def all_gather_bytes(self, value: bytes, about: str = "", more: str = "") -> list[bytes]:
-        """The only process's value."""
+        """Return the only process's value."""
         return [value]

@@ -1,4 +1,4 @@
-"""Who gets how many examples, so that the slowest worker is done as early as can be.
+"""The optimal split of a batch, which minimizes the time of the slowest worker.
 
     min over b of  max_i t_i(b_i)      with  sum_i b_i = B,  lower_i <= b_i <= upper_i,  b_i integer
 
@@ -80,7 +80,7 @@ def allocate(
 def allocate_curves(
     global_batch: int, curves: Sequence[Curve], lower: ArrayLike, upper: ArrayLike, quantum: int = 1
 ) -> np.ndarray:
-    """`allocate` for step times of any shape that do not fall as the batch grows. Exact.
+    """Split a global batch as `allocate` does, for step times of any shape that do not fall as the batch grows. Exact.
 
     Args:
       global_batch: how many examples.
@@ -107,7 +107,7 @@ def allocate_curves(
 
 
 def tabulated(sizes: Sequence[int], seconds: Sequence[float]) -> Curve:
-    """A curve through measured points: linear between them, flat before the first, onward as the last two go.
+    """Return a curve through measured points: linear between them, constant before the first, extrapolated at the end.
 
     Args:
       sizes: ascending.
@@ -149,7 +149,7 @@ def _in_units(
     solve: Callable[[int, np.ndarray, np.ndarray, int], np.ndarray],
     times: Callable[[np.ndarray], np.ndarray],
 ) -> np.ndarray:
-    """Solve for whole quanta; what is left of the batch goes to the worker whom it delays least."""
+    """Solve in whole quanta; the rest of the batch goes to the worker that it delays least."""
     q = max(1, int(quantum))
     while q > 1:
         units, rest = divmod(global_batch, q)
@@ -170,7 +170,7 @@ def _in_units(
 
 
 def fill(total: int, times: BatchTime, lo: np.ndarray, hi: np.ndarray) -> np.ndarray:
-    """The exact split of what is known to be feasible: water-filling, then the few units that rounding down left."""
+    """Return the exact split of a feasible problem: water-filling, then the few units that rounding down left."""
     level = water_level(total, times, lo, hi)
     sizes = _within(level, times, lo, hi)
     missing = total - int(sizes.sum())
@@ -182,7 +182,7 @@ def fill(total: int, times: BatchTime, lo: np.ndarray, hi: np.ndarray) -> np.nda
 
 
 def level_of_lines(total: int, times: BatchTime) -> float:
-    """A time that no split is done before: the mean of all lines, weighted by speed, which is the same for every split.
+    """Return a lower bound of every split's time: the mean of all lines, weighted by speed, which no split changes.
 
     Bounds and floors can only make a step longer. A tenth of the work of `water_level`.
     """
@@ -191,7 +191,7 @@ def level_of_lines(total: int, times: BatchTime) -> float:
 
 
 def water_level(total: int, times: BatchTime, lo: np.ndarray, hi: np.ndarray) -> float:
-    """The time by which the workers, were their sizes real, could have done `total` examples.
+    """Return the time in which the workers could process `total` examples if sizes were real numbers.
 
     How many examples fit into a time is, per worker: `lo` before t(lo), then a jump over the flat stretch, then a line
     up to `hi`. Summed over the workers it is piecewise linear, with its kinks at the at most 2n times sorted here.
@@ -216,7 +216,7 @@ def water_level(total: int, times: BatchTime, lo: np.ndarray, hi: np.ndarray) ->
 
 
 def _within(seconds: float, times: BatchTime, lo: np.ndarray, hi: np.ndarray) -> np.ndarray:
-    """The most examples, from `lo` to `hi`, that each worker does in these seconds; `lo` where not even those."""
+    """Return the most examples, from `lo` to `hi`, that each worker can process in `seconds`; at least `lo`."""
     with np.errstate(divide="ignore", invalid="ignore"):
         reached = np.floor((seconds - times.intercept) / times.slope)
     reached = np.where(times.slope <= 0, hi, np.clip(reached, lo, hi))
@@ -259,7 +259,7 @@ def _take(sizes: np.ndarray, count: int, times: BatchTime, lo: np.ndarray) -> No
 def _towards(
     near: np.ndarray, total: int, times: BatchTime, sizes: np.ndarray, lo: np.ndarray, hi: np.ndarray
 ) -> np.ndarray:
-    """Among the splits that take no longer than `sizes`, one as proportional to `near` as can be.
+    """Return, among the splits that take no longer than `sizes`, the one most proportional to `near`.
 
     Which is the same problem again: the least `tau` with b_i <= tau * near_i, under the sizes that the time allows.
     """
@@ -305,7 +305,7 @@ def _fill_curves(total: int, curves: Sequence[Curve], lo: list[int], hi: list[in
 
 
 def _reach(curve: Curve, seconds: float, lo: int, hi: int) -> int:
-    """The most examples, from `lo` to `hi`, done in these seconds; `lo` where not even those are."""
+    """Return the most examples, from `lo` to `hi`, processed in these seconds; at least `lo`."""
     return lo + bisect_right(range(lo + 1, hi + 1), seconds, key=curve)
 
 

@@ -1,4 +1,4 @@
-"""How long a worker computes on a local batch: flat up to a size, then a line."""
+"""Model of a worker's compute time by batch size: constant up to a size, then linear."""
 
 from __future__ import annotations
 
@@ -23,5 +23,5 @@ class BatchTime(NamedTuple):
     floor: Column = 0.0  # shape=(n,), seconds: no step takes less
 
     def __call__(self, sizes: Column) -> np.ndarray:
-        """Seconds of each worker for its size; shape=(n,)."""
+        """Return the seconds of each worker for its size; shape=(n,)."""
         return np.maximum(self.floor, np.multiply(self.slope, sizes) + self.intercept)

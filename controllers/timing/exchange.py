@@ -1,4 +1,4 @@
-"""What a step takes beside computing, as a function of how many workers there are: mostly the exchange."""
+"""Model of a step's time besides computing, mostly the exchange, as a function of the number of workers."""
 
 from __future__ import annotations
 
@@ -6,17 +6,16 @@ from typing import NamedTuple
 
 import numpy as np
 
-SETTLE = 2  # steps after a change that tell of the change
+SETTLE = 2  # steps after a change whose times are affected by the change
 MEMORY = 20  # steps over which seconds are averaged
-FADES = 0.7  # what an earlier number of workers counts, each time that there is another one
+FADES = 0.7  # factor on the weight of earlier numbers of workers, at each change of the number
 
 
 class Exchange(NamedTuple):
-    """A line over the number of workers, through the seconds at the present one. A pytree.
+    """A line over the number of workers, through the mean seconds at the present one. A pytree.
 
-    What is known of earlier numbers gives the slope, and nothing else: how long an exchange takes changes with what
-    others do on the network, how it goes with the number of workers hardly. Before a second number is seen, the slope
-    is 0: an optimist tries.
+    Earlier numbers of workers determine only the slope: the level changes with other traffic on the network, the slope
+    hardly. Before a second number of workers is seen, the slope is 0, which favors trying.
 
     References:
       Qiao et al. 2021, "Pollux", section 3.1: `alpha + beta * max(K - 2, 0)` for K replicas.
@@ -29,7 +28,7 @@ class Exchange(NamedTuple):
 
     @classmethod
     def init(cls) -> Exchange:
-        """Nothing known."""
+        """Return the state without measurements."""
         none = np.asarray(0)
         return cls(none, none, np.asarray(np.nan), np.zeros(5))
 
@@ -39,11 +38,11 @@ class Exchange(NamedTuple):
         return bool(self.seconds >= 0)
 
     def see(self, workers: int, seconds: float) -> Exchange:
-        """Take in a step.
+        """Return the state after a step.
 
         Args:
-          workers: how many took part.
-          seconds: in which nobody computed; NaN if that is not known.
+          workers: number of workers that took part.
+          seconds: seconds in which no worker computed; NaN if unknown.
         """
         if workers != self.workers:
             return Exchange(np.asarray(workers), np.asarray(1), np.asarray(np.nan), FADES * self._all())
@@ -54,13 +53,13 @@ class Exchange(NamedTuple):
 
     @property
     def slope(self) -> float:
-        """Seconds that one worker more takes, of all; not negative."""
+        """Additional seconds per additional worker; not negative."""
         w, n, nn, t, nt = self._all()
         spread = w * nn - n * n
         return max(0.0, float((w * nt - n * t) / spread)) if spread > 1e-9 * max(w * nn, 1.0) else 0.0
 
     def of(self, workers: int) -> float:
-        """Seconds with another number of workers."""
+        """Return the expected seconds with another number of workers."""
         return max(0.0, float(self.seconds) + self.slope * (workers - int(self.workers)))
 
     def _all(self) -> np.ndarray:
@@ -71,8 +70,8 @@ class Exchange(NamedTuple):
 
 
 def average(mean: np.ndarray, new: float) -> np.ndarray:
-    """Over some `MEMORY` steps. A step ten times the mean is a pause, and counts as twice the mean; one that is not
-    known counts for nothing.
+    """Update a moving average over `MEMORY` steps. A step of ten times the mean is a pause, and counts as twice the
+    mean; an unknown one is skipped.
     """
     if not np.isfinite(new):
         return mean

@@ -1,12 +1,12 @@
-"""How fast a machine is just now, against itself at other times: the level of its step times.
+"""The level of a machine's step times: its current speed relative to its speed at other times.
 
-Mostly a level stays, and the mean of all steps tells it best; at times it drifts, and only the latest steps tell; now
-and then it jumps. So several estimates run side by side, from a mean that forgets slowly to one that forgets at once,
-and one that follows a trend, and the one is believed that has foreseen the latest steps best; the slow mean has the
-benefit of the doubt. What is farther off than noise can explain is a jump: all estimates start anew from it. If it was
-a pause and no change, the next step says so: then the level is what it was, and jumps are believed less readily.
+Mostly a level is constant, and the mean of all steps estimates it best; sometimes it drifts, and only the latest steps
+tell; rarely it jumps. So several estimates run side by side, from a mean that forgets slowly to one that forgets at
+once and one that follows a trend. The estimate that predicted the latest steps best is used, with a preference for the
+slow mean. A deviation that noise cannot explain is a jump: all estimates restart from it. If the next step shows that
+it was only a pause, the old level is restored, and later jumps are trusted less.
 
-Levels are logarithms of seconds, errors are relative, so that a level is a mean of seconds. All workers are in arrays.
+Levels are logarithms of seconds, and errors are relative, so a level is a mean of seconds. Arrays hold all workers.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ FIRST_NOISE, LEAST_NOISE = 0.08, 0.003
 
 
 class Level(NamedTuple):
-    """What is known of n workers' levels. A pytree of arrays; methods return a new one."""
+    """Estimates of n workers' levels. A pytree of arrays; methods return a new one."""
 
     estimates: np.ndarray  # shape=(len(GAINS), n), logarithms of seconds; NaN until measured
     trends: np.ndarray  # shape=(len(GAINS), n), what they grow by in a step
@@ -54,7 +54,7 @@ class Level(NamedTuple):
 
     @classmethod
     def init(cls, n_workers: int) -> Level:
-        """Nothing known."""
+        """Return the state without measurements."""
         unknown, none = np.full((len(GAINS), n_workers), np.nan), np.zeros(n_workers)
         return cls(
             estimates=unknown,
@@ -78,28 +78,28 @@ class Level(NamedTuple):
     # --- what it says -------------------------------------------------------------------------------------------------
 
     def after(self, steps: int) -> np.ndarray:
-        """The level's logarithm so many steps behind the latest; shape=(n,), NaN where it was never measured."""
+        """Return the logarithm of the level `steps` after the latest step; shape=(n,), NaN if it was never measured."""
         every = np.arange(len(self.best))
         return self.estimates[self.best, every] + steps * self.trends[self.best, every]
 
     @property
     def variance(self) -> np.ndarray:
-        """Relative, of the level, by noise alone; shape=(n,)."""
+        """Relative variance of the level by noise alone; shape=(n,)."""
         gain = GAINS[self.best, 0]
         return self.noise**2 * np.maximum(1 / np.maximum(self.steps, 1), gain / (2 - gain))
 
     @property
     def step_variance(self) -> np.ndarray:
-        """Relative, of one step's time as it is foreseen; shape=(n,)."""
+        """Relative variance of a step's predicted time; shape=(n,)."""
         return self.noise**2 + self.variance
 
     @property
     def unsettled(self) -> np.ndarray:
-        """Whose speeds drift, or jump again and again; shape=(n,)."""
+        """Whether a worker's speed drifts or jumps repeatedly; shape=(n,)."""
         return (self.best > 0) | (self.jumping > RESTLESS)
 
     def without_latest_jumps(self) -> Level:
-        """As if what the latest step made jump were pauses."""
+        """Return the state as if the jumps of the latest step were pauses."""
         jumped = np.isfinite(self.before[0])
         return self._replace(
             estimates=np.where(jumped, self.before, self.estimates),
@@ -107,19 +107,19 @@ class Level(NamedTuple):
         )
 
     def told(self, value: np.ndarray, where: np.ndarray) -> Level:
-        """With what somebody else says of some levels; shape=(n,)."""
+        """Return the state with some levels replaced by given values; shape=(n,)."""
         return self._replace(estimates=np.where(where, value, self.estimates), trends=np.where(where, 0.0, self.trends))
 
     # --- what it learns -----------------------------------------------------------------------------------------------
 
     def with_longer_means(self, ratio: float) -> Level:
-        """Return what is known where the coming times are means of `ratio` times as many steps as those so far."""
+        """Return the state for coming times that are means of `ratio` times as many steps as those so far."""
         noise = np.maximum(self.noise / np.sqrt(ratio), LEAST_NOISE)
         steps, before = (np.where(s > 0, np.maximum(s / ratio, 1.0), s) for s in (self.steps, self.steps_before))
         return self._replace(noise=noise, steps=steps, steps_before=before)
 
     def judge(self, step: np.ndarray) -> Level:
-        """Go back where the jump of the step before was a pause, as this step tells; shape=(n,), logarithms."""
+        """Undo jumps of the step before that this step shows to have been pauses; shape=(n,), logarithms."""
         judged = np.isfinite(self.before[0]) & np.isfinite(step)
         if not judged.any():
             return self
@@ -135,12 +135,12 @@ class Level(NamedTuple):
         )
 
     def jumps(self, surprise: np.ndarray, unknown: np.ndarray | float = 0.0) -> np.ndarray:
-        """Which relative surprises are more than noise and what is `unknown`, a variance, can explain; shape=(n,)."""
+        """Return which relative deviations noise and a further variance `unknown` cannot explain; shape=(n,)."""
         return surprise**2 > SURE**2 * (self.step_variance + unknown)
 
     def calm(self, step: np.ndarray, unknown: np.ndarray) -> Level | None:
-        """`judge`, `jumps`, `learn_noise` and `learn` in one, to the last bit, of a step that is as foreseen on all
-        workers, all of which were measured at the same sizes before; `None` if it is not so.
+        """Return the same as `judge`, `jumps`, `learn_noise` and `learn`, bit for bit, for a step as predicted on all
+        workers, all of which were measured at the same sizes before; `None` for other steps.
 
         Args:
           step: shape=(n,), logarithms; none is NaN.
@@ -182,12 +182,12 @@ class Level(NamedTuple):
         )
 
     def learn(self, step: np.ndarray, jump: np.ndarray, due: bool) -> Level:
-        """Take in one step.
+        """Return the state after a step.
 
         Args:
           step: shape=(n,), logarithms, NaN where there is none.
           jump: shape=(n,), bool: which of them are jumps.
-          due: whether a decision follows, so that the next steps are what it should have foreseen.
+          due: whether a decision follows, so that estimates are compared by their predictions of the next steps.
         """
         seen = np.isfinite(step)
         fresh = jump | (seen & (self.steps == 0))
@@ -213,7 +213,7 @@ class Level(NamedTuple):
         return level.compared() if due else level
 
     def _follow(self, step: np.ndarray) -> Level:
-        """`learn` of a step in which every worker was seen and none jumped, as nearly all are, in fewer operations."""
+        """Return the same as `learn`, in fewer operations, for a step in which all were measured and none jumped."""
         foreseen = self.estimates + self.trends
         errors = np.expm1(step - foreseen)
         steps = self.steps + 1
@@ -229,7 +229,7 @@ class Level(NamedTuple):
         )
 
     def compared(self) -> Level:
-        """Believe what has foreseen best, and let all say what they expect until the next decision."""
+        """Select the estimates that predicted best, and record all predictions until the next decision."""
         since, estimates, steps = self.since, self.estimates, self.steps
         judged = (since > 0) & np.isfinite(self.missed[0])
         kept = 1 - 1 / np.maximum(MEMORY / np.maximum(since, 1), LEAST_TURNS)
@@ -254,7 +254,7 @@ class Level(NamedTuple):
         )
 
     def learn_noise(self, step: np.ndarray, latest: np.ndarray, usable: np.ndarray) -> Level:
-        """Learn from differences of neighboring steps: a jump is in one of them, a drift hardly in any.
+        """Update the noise from differences of neighboring steps: a jump affects one of them, a drift hardly any.
 
         Args:
           step: shape=(n,), logarithms, NaN where there is none.

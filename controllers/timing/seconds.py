@@ -1,4 +1,4 @@
-"""What policies read of the workers' times."""
+"""Checks and conversions of the hook values that policies read: seconds, and inputs per worker."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from adaptive.extend import Observation
 
 
 def check_seconds(values: Sequence[Any], n_workers: int, policy: str) -> None:
-    """Raise unless the hook's first value is a time per worker, and one by which they can be told apart.
+    """Check that the hook's first value is a time per worker that differs between workers.
 
     Args:
-      values: shapes, when a program is built: see `Policy.check`; or what a step has brought.
+      values: shapes while a program is built, see `Policy.check`; or the values of a step.
     """
     if not values or shape_of(values[0]) != (n_workers,):
         got = f"shape {shape_of(values[0])}" if values else "nothing"
@@ -36,31 +36,30 @@ def _what_to_write(policy: str) -> str:
 
 
 def shape_of(value: Any) -> tuple[int, ...]:
-    """Of an array, a number, or of what is known of one when a program is built; `()` of what is no array at all."""
+    """Return the shape of an array, a number or an abstract value; `()` for other objects."""
     return np.shape(value) if hasattr(value, "shape") or not isinstance(value, tuple) else ()
 
 
 def seconds_of(observation: Observation, policy: str) -> np.ndarray:
-    """The hook's first value, checked to be a number per worker; shape=(n,)."""
+    """Return the hook's first value, checked to be a number per worker; shape=(n,)."""
     check_seconds(observation.values, len(observation.batch_sizes), policy)
     return np.asarray(observation.values[0], np.float64)
 
 
 def active_of(observation: Observation) -> np.ndarray:
-    """The numbers of the workers that take examples: decisions are about these alone. int64, shape=(their number,)."""
+    """Return the indices of the active workers, which take examples. int64, shape=(their number,)."""
     return np.array(observation.limits.active, np.int64)
 
 
 def shares_of(split: np.ndarray, active: np.ndarray, n_workers: int) -> tuple[float, ...]:
-    """A split over those who take examples, as shares of all; 0 for the others."""
+    """Return a split over the active workers as shares of all workers; 0 for the others."""
     shares = np.zeros(n_workers)
     shares[active] = split
     return tuple(shares.tolist())
 
 
 def check_inputs(values: Sequence[Any], n_workers: int, policy: str, expected: int | None = None) -> None:
-    """Raise unless the hook's further values are a number per worker each; and as many as `expected`, unless that is
-    for the policy to say."""
+    """Check that each further value of the hook is a number per worker, and their number if `expected` is given."""
     further = values[1:]
     if expected is not None and len(further) != expected:
         raise ValueError(
@@ -76,14 +75,13 @@ def check_inputs(values: Sequence[Any], n_workers: int, policy: str, expected: i
 
 
 def check_times(values: Sequence[Any], n_workers: int, policy: str, *, n_inputs: int | None = None) -> None:
-    """For policies that read seconds and further numbers: their `check`."""
+    """Check the values of policies that read seconds and further numbers: their `check`."""
     check_seconds(values, n_workers, policy)
     check_inputs(values, n_workers, policy, n_inputs)
 
 
 def inputs_of(observation: Observation, policy: str, expected: int | None = None) -> np.ndarray:
-    """The hook's further values, each checked to be a number per worker; shape=(n, how many). As many as `expected`,
-    unless that is for the policy to say."""
+    """Return the hook's further values, checked as by `check_inputs`; shape=(n, number of values)."""
     n, further = len(observation.batch_sizes), observation.values[1:]
     check_inputs(observation.values, n, policy, expected)
     return np.stack([np.asarray(v, np.float64) for v in further], axis=1) if further else np.zeros((n, 0))

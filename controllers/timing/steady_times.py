@@ -1,4 +1,4 @@
-"""Mean step times since sizes last changed, the input of the published policies."""
+"""Mean step times since sizes last changed, which the published policies use."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ class SteadyTimes(NamedTuple):
 
     @classmethod
     def init(cls, n_workers: int) -> SteadyTimes:
-        """Nothing measured."""
+        """Return the state without measurements."""
         return cls(np.zeros(n_workers, np.int64), np.full(n_workers, np.nan), np.zeros(n_workers, np.int64))
 
     def observe(self, sizes: np.ndarray, seconds: np.ndarray, smoothing: float = 0.0) -> SteadyTimes:
-        """Take in one step. The means start anew when sizes change; the first time at a new size is left out.
+        """Return the state after a step. Means restart when sizes change; the first time at a new size is skipped.
 
         Args:
           sizes: int, shape=(n,): the sizes that `seconds` were measured at.
-          seconds: shape=(n,). What is not a positive number is missing.
+          seconds: shape=(n,). Values that are not positive are missing.
           smoothing: the weight of a new time against the mean; 0 for the plain mean of all.
         """
         changed = sizes != self.sizes

@@ -1,8 +1,8 @@
-"""Stretches: consecutive short steps at the same batch sizes, which a policy looks at as one.
+"""Stretches: consecutive short steps at the same batch sizes, which a policy evaluates as one.
 
-A look at a step costs a policy up to about half a millisecond of Python, whatever the step takes. For steps of a few
-milliseconds that is more than balancing gains, and a single one of them says little: a time slice of another process is
-longer than the step. So such steps are added up until they have taken long enough for a look to be worth it.
+Evaluating a step costs a policy up to about half a millisecond of Python. For steps of a few milliseconds that exceeds
+the gain from balancing, and a single step says little: a time slice of another process is longer than the step. So such
+steps are accumulated until their time justifies an evaluation.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import numpy as np
 
 
 class Look(NamedTuple):
-    """What a policy looks at: one step, or the mean over a stretch."""
+    """A measurement for a policy: one step, or the mean over a stretch."""
 
     sizes: np.ndarray  # shape=(n,), int64
     seconds: np.ndarray  # shape=(n,), of a step; NaN for a worker that was not measured

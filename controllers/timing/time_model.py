@@ -1,4 +1,4 @@
-"""What a worker's step would take on another batch size: learnt from the steps it does.
+"""Model of a worker's step time on any batch size, learned from its steps.
 
 Two things are learnt of each worker, and kept apart because they change in different ways. Its *shape*, how time goes
 with the batch size, hardly ever changes; it is seen only when the size does. Its *level*, how fast the machine is just
@@ -24,7 +24,7 @@ ARRIVAL = 15  # steps at a new size that tell of the size: what comes later tell
 
 
 class TimeModel(NamedTuple):
-    """What is known of n workers' step times. A pytree of arrays; methods return a new one."""
+    """Model of n workers' step times. A pytree of arrays; methods return a new one."""
 
     level: Level
     shape: Shape
@@ -35,7 +35,7 @@ class TimeModel(NamedTuple):
 
     @classmethod
     def init(cls, n_workers: int) -> TimeModel:
-        """Nothing known."""
+        """Return the state without measurements."""
         none = np.zeros(n_workers, np.int64)
         return cls(Level.init(n_workers), Shape.init(n_workers), none, none, none > 0, np.asarray(0))
 
@@ -48,16 +48,16 @@ class TimeModel(NamedTuple):
 
     @property
     def measured(self) -> np.ndarray:
-        """Which workers have ever been measured; shape=(n,)."""
+        """Whether each worker was ever measured; shape=(n,)."""
         return self.level.steps > 0
 
     @property
     def present(self) -> np.ndarray:
-        """Seconds of the next step at the sizes of the latest; shape=(n,), NaN for workers that were never measured."""
+        """Expected seconds of the next step at the latest sizes; shape=(n,), NaN for workers never measured."""
         return np.exp(self.level.after(AHEAD)) * self.shape.time
 
     def fit(self) -> BatchTime:
-        """Seconds of the next step for any size; NaN for workers that were never measured."""
+        """Return the expected seconds of the next step for any size; NaN for workers never measured."""
         return self.shape.line.times(self.present / self.shape.line.times()(self.sizes))
 
     def of(self, workers: np.ndarray) -> TimeModel:
@@ -67,7 +67,7 @@ class TimeModel(NamedTuple):
         return jax.tree.map(lambda part: part[..., workers] if np.ndim(part) else part, self)
 
     def variance(self, sizes: np.ndarray) -> np.ndarray:
-        """The relative variance of what `fit` says for sizes, shape=(n,), by noise and for want of knowledge."""
+        """Return the relative variance of the predictions of `fit` at `sizes`, shape=(n,)."""
         noise = np.maximum(self.level.noise, MISFIT) ** 2
         level = self.level.variance * noise / self.level.noise**2
         if not np.array_equal(sizes, self.sizes):
@@ -82,7 +82,7 @@ class TimeModel(NamedTuple):
         return self._replace(level=self.level.with_longer_means(ratio))
 
     def observe(self, sizes: np.ndarray, seconds: np.ndarray, due: bool = True) -> TimeModel:
-        """Take in one step.
+        """Return the model after a step.
 
         The first time at a new size is left out if it is surprisingly long: it holds what changing cost. (Not twice in
         a row: then it is slow.) What is not a positive number is missing.
@@ -135,8 +135,8 @@ class TimeModel(NamedTuple):
         )
 
     def _observe_calm(self, sizes: np.ndarray, seconds: np.ndarray, due: bool) -> TimeModel | None:
-        """`observe`, to the last bit, where nothing is new, as in nearly all steps: sizes that are known are as they
-        were, all were measured, and levels neither drift nor jump. Else `None`.
+        """Return the same as `observe`, bit for bit, for the usual step: known sizes as before, all workers measured,
+        and levels that neither drift nor jump. `None` for other steps.
         """
         shape, n = self.shape, len(sizes)
         if (
@@ -152,5 +152,5 @@ class TimeModel(NamedTuple):
         return TimeModel(level, shape, self.stay + 1, self.largest, self.left_out, self.waiting + 1)
 
     def decided(self) -> TimeModel:
-        """Count `waiting` anew."""
+        """Return the model with `waiting` reset."""
         return self._replace(waiting=np.asarray(0))

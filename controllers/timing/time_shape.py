@@ -1,4 +1,4 @@
-"""How a worker's step time goes with the batch size: learnt where sizes change, and kept when speeds do.
+"""Dependence of a worker's step time on the batch size: learned when sizes change, and kept when speeds change.
 
 A shape is a few points (size, relative time), through which goes `max(floor, slope * b + intercept)`, fitted by
 weighted least squares with a prior towards proportional time, so that one point makes a line through the origin (the
@@ -35,12 +35,12 @@ class Line(NamedTuple):
     elasticity_sd: np.ndarray
 
     def times(self, level: np.ndarray | float = 1.0) -> BatchTime:
-        """With `level` seconds for a relative time of 1."""
+        """Return the line in seconds, with `level` seconds for a relative time of 1."""
         slope = self.elasticity * self.middle / self.center
         return BatchTime(level * slope, level * (1 - self.elasticity) * self.middle, level * self.floor)
 
     def variance(self, off: np.ndarray) -> np.ndarray:
-        """Relative, of what it says at a size that is relatively so far `off` one that is known."""
+        """Return the relative variance of the line at a size that differs relatively by `off` from a known one."""
         return (off * (self.elasticity_sd + CURVATURE * np.minimum(off, 1))) ** 2
 
 
@@ -59,7 +59,7 @@ class Shape(NamedTuple):
 
     @classmethod
     def init(cls, n_workers: int) -> Shape:
-        """Nothing known. The first size that is seen has the time 1, by definition."""
+        """Return the state without points. The first size that is seen has the time 1, by definition."""
         points, one, none = np.ones((POINTS, n_workers)), np.ones(n_workers), np.zeros(n_workers, np.int64)
         free = np.full_like(points, np.inf)
         shape = cls(points, points, free, free, Line(one, one, one, one, one), none, one, 0 * one, none)
@@ -67,22 +67,22 @@ class Shape(NamedTuple):
 
     @property
     def smallest(self) -> np.ndarray:
-        """The smallest sizes of which times are kept; shape=(n,), infinite where there are none."""
+        """Smallest sizes with known times; shape=(n,), infinite if there are none."""
         return np.where(np.isfinite(self.variances), self.sizes, np.inf).min(axis=0)
 
     def _nearest(self, sizes: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """The point nearest to each worker's size; how far off that is, relatively; and a place for another."""
+        """Return the point nearest to each worker's size, its relative distance, and the index for a new point."""
         distance = np.where(np.isfinite(self.variances), np.abs(self.sizes / np.maximum(sizes, 1) - 1), np.inf)
         nearest = np.argmin(distance, axis=0)
         return nearest, distance[nearest, np.arange(len(sizes))], np.argmax(distance, axis=0)
 
     def variance_at(self, sizes: np.ndarray) -> np.ndarray:
-        """Of the relative times that the line says for sizes; shape=(n,)."""
+        """Return the variance of the line's relative times at sizes; shape=(n,)."""
         nearest, off, _ = self._nearest(sizes)
         return self.variances[nearest, np.arange(len(sizes))] + self.line.variance(np.where(off > SAME, off, 0.0))
 
     def go_to(self, sizes: np.ndarray, doubted: np.ndarray) -> Shape:
-        """At other sizes: from the nearest point on as the line goes.
+        """Return the state at other sizes, extrapolated along the line from the nearest point.
 
         From the last size on where points are `doubted`, shape=(n,), bool: what they are wrong by must not be taken for
         a change of speed.
@@ -125,7 +125,7 @@ class Shape(NamedTuple):
         ).fitted(doubted)
 
     def fitted(self, doubted: np.ndarray) -> Shape:
-        """With lines through the points; where those are doubted, shape=(n,), bool, nearly as the prior says."""
+        """Return the state with lines fitted to the points; where points are doubted, nearly the prior's line."""
         sizes, times = self.sizes, self.times
         # What was measured there, without what lines said before.
         weights = 1 / np.maximum(self.variances, LEAST_VARIANCE) - 1 / np.maximum(self.guesses, LEAST_VARIANCE)
