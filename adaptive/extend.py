@@ -4,7 +4,7 @@
 do. This API is less stable than the API for drivers: it may change between minor versions, with an entry in the
 changelog.
 
-* A **monitor** reads `Source`s, keeps `operator_state`, and checks its arguments by a `claim`.
+* A **monitor** reads `Source`s, keeps `operator_state`, and checks its arguments by a `assert_scope`.
 * A **collective** is a subclass of `Collective`, applied by `collective`. A **world** implements `World`, and
   optionally `OffersBoards` and `OffersMesh`.
 * A **policy** is a pair of functions from an `Observation` to a `Decision`; a `hook` calls a `Handler`.
@@ -106,15 +106,15 @@ from adaptive.observe.record import RECORD_VERSION as RECORD_VERSION
 from adaptive.observe.recorded import RecordedRun as RecordedRun
 from adaptive.observe.recorded import read_parts as read_parts
 from adaptive.observe.recorded import read_run as read_run
-from adaptive.operators.claims import claim as claim
 from adaptive.operators.collectives import Collective as Collective
 from adaptive.operators.collectives import collective as collective
 from adaptive.operators.context import tracing as tracing
 from adaptive.operators.hooks import Hook as Hook
 from adaptive.operators.hooks import hook as hook
 from adaptive.operators.operator_state import operator_state as operator_state
-from adaptive.operators.published import SCHEDULES as SCHEDULES
-from adaptive.operators.published import of_another as of_another
+from adaptive.operators.peer_read import SCHEDULES as SCHEDULES
+from adaptive.operators.peer_read import read_peer as read_peer
+from adaptive.operators.replication_claims import assert_scope as assert_scope
 from adaptive.operators.sources import CALLS as CALLS
 from adaptive.operators.sources import EXAMPLES as EXAMPLES
 from adaptive.operators.sources import GLOBAL_BATCH as GLOBAL_BATCH

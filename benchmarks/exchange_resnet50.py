@@ -27,7 +27,7 @@ from mpi4py import MPI
 
 import collectives as comm
 from adaptive.base.channel import PartSpec
-from adaptive.graph.cut import plan
+from adaptive.graph.partition import plan
 from adaptive.graph.trace import trace
 from adaptive.runtime import message
 from adaptive.runtime.finite import FiniteCheck

@@ -7,7 +7,7 @@ from typing import Any, Literal, TypeVar
 import jax
 import jax.numpy as jnp
 
-from adaptive.extend import SCHEDULES, of_another
+from adaptive.extend import SCHEDULES, read_peer
 
 from ._leaves import error, leaves_of
 
@@ -75,7 +75,7 @@ def asynchronous_mean(tree: T, *, peer: Peer = "random") -> T:
     dtypes = list(dict.fromkeys(leaf.dtype for leaf in filled))
     # One vector per dtype, so that each dtype is copied in one piece.
     own = [jnp.concatenate([leaf.ravel() for leaf in filled if leaf.dtype == dtype]) for dtype in dtypes]
-    theirs = dict(zip(dtypes, of_another(own, peer, _NAME), strict=True))
+    theirs = dict(zip(dtypes, read_peer(own, peer, _NAME), strict=True))
     taken = dict.fromkeys(dtypes, 0)
     means = []
     for leaf in leaves:

@@ -29,7 +29,7 @@ import jax
 import jax.numpy as jnp
 from jax.typing import ArrayLike
 
-from adaptive.extend import CALLS, EXAMPLES, claim, read
+from adaptive.extend import CALLS, EXAMPLES, assert_scope, read
 from collectives import all_reduce
 
 from ._squares import at_least_single, squared_norm
@@ -52,7 +52,7 @@ def totals(grads: Any, what: str) -> Totals:
       grads: refused where they are replicated: groups that are all alike tell nothing.
       what: the monitor that asks, for errors.
     """
-    grads = claim("local", grads, what)
+    grads = assert_scope("local", grads, what)
     examples = read(EXAMPLES)
     squares = squared_norm(grads)
     examples, calls = examples.astype(squares.dtype), read(CALLS).astype(squares.dtype)

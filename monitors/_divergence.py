@@ -9,7 +9,7 @@ import jax.numpy as jnp
 
 import adaptive as ad
 from adaptive import CollectiveError
-from adaptive.extend import at, claim, current_line
+from adaptive.extend import assert_scope, at, current_line
 from collectives import all_gather, all_reduce
 
 from ._squares import at_least_single, check_alike, squared_norm
@@ -54,11 +54,11 @@ def divergence(params: Any, average: Any = None) -> jax.Array:
                 f"divergence{at(current_line())}: params{jax.tree_util.keystr(path)} is {jnp.asarray(leaf).dtype}, and "
                 "no float. Give the parameters alone."
             )
-    params = claim("local", params, "divergence")
+    params = assert_scope("local", params, "divergence")
     # The local batch's size, and not that of a call: parameters are the same in all calls.
     if average is not None:
         check_alike("divergence", params, average)
-        average = claim("reduced", average, "divergence")
+        average = assert_scope("reduced", average, "divergence")
         apart = squared_norm(jax.tree.map(lambda p, a: p - a, params, average))
         return _relative(all_reduce(apart, weight=ad.batch_size()), squared_norm(average))
     sketches, sizes = all_gather((sketch(params, ad.step()), ad.batch_size()))

@@ -7,7 +7,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from adaptive.extend import claim
+from adaptive.extend import assert_scope
 
 from ._anova import estimate, totals
 from ._squares import check_alike, squared_norm
@@ -59,5 +59,5 @@ def gradient_variance(grads: Any, avg_grads: Any) -> jax.Array:
       batches, `E|g_i|^2 - |gbar|^2`, and so shrinks with the batch. This one is of examples.
     """
     check_alike("gradient_variance", grads, avg_grads)
-    avg_grads = claim("reduced", avg_grads, "gradient_variance")
+    avg_grads = assert_scope("reduced", avg_grads, "gradient_variance")
     return estimate(totals(grads, "gradient_variance"), squared_norm(avg_grads, averaged=True), None)[0]

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from adaptive import CollectiveError
-from adaptive.extend import at, claim, current_line, operator_state
+from adaptive.extend import assert_scope, at, current_line, operator_state
 
 from ._anova import estimate, totals
 from ._averages import Averages, add_sample, no_samples, ratio_bounds
@@ -86,7 +86,7 @@ def noise_scale(
       Mai et al. 2019, "Taming hyper-parameters in deep learning systems", Listing 1.
     """
     check_alike("noise_scale", grads, avg_grads)
-    avg_grads = claim("reduced", avg_grads, "noise_scale")
+    avg_grads = assert_scope("reduced", avg_grads, "noise_scale")
     _check_options(decay, confidence, dataset_size)
     trace, signal = estimate(totals(grads, "noise_scale"), squared_norm(avg_grads, averaged=True), dataset_size)
     sample = jnp.stack([trace, signal])

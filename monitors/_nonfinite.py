@@ -7,7 +7,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from adaptive.extend import claim
+from adaptive.extend import assert_scope
 from collectives import all_reduce
 
 
@@ -30,7 +30,7 @@ def nonfinite(grads: Any) -> jax.Array:
       >>> share = mon.nonfinite(grads)                                       # doctest: +SKIP
       >>> grads = comm.all_reduce(grads, nonfinite="drop")                   # doctest: +SKIP
     """
-    grads = claim("local", grads, "nonfinite")
+    grads = assert_scope("local", grads, "nonfinite")
     leaves = [jnp.asarray(leaf) for leaf in jax.tree.leaves(grads)]
     finite = [jnp.isfinite(leaf).all() for leaf in leaves if jnp.issubdtype(leaf.dtype, jnp.inexact)]
     bad = ~jnp.stack(finite).all() if finite else jnp.asarray(False)

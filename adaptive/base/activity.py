@@ -1,6 +1,6 @@
-"""Where the seconds of a process go: the thread of the steps is in one activity at any moment, and turns to another.
+"""Where the seconds of a process go: the thread that runs the steps is in exactly one activity at any moment.
 
-So the parts of a step add up to it: nothing is timed twice, and what nobody has named is `other`.
+So the parts of a step add up to its duration. Time that belongs to no named activity is `other`.
 """
 
 from __future__ import annotations
@@ -38,20 +38,20 @@ class Breakdown(NamedTuple):
 
 
 INPUT, COMPUTING, EXCHANGING, WAITING, HOOKS, COMPILING, OTHER = range(len(Breakdown._fields))
-BETWEEN = len(Breakdown._fields)  # behind a step and before the next: the script's own code
+BETWEEN = len(Breakdown._fields)  # between two steps: the script's own code
 
 Turned = Callable[[int, float, float, float], None]
-"""`turned(activity, began, ended, waited)`: told of each activity that has ended, by the clock of `time.perf_counter`;
-of its seconds the first `waited` were for others."""
+"""`turned(activity, began, ended, waited)`, called when an activity ends: times of `time.perf_counter`; the first
+`waited` seconds were spent waiting for other processes."""
 
 
 class WorkerSeconds(NamedTuple):
-    """Seconds of a step, of every worker. Each has shape=(workers,); 0 where nobody sits. Replicated.
+    """Seconds of a step, of every worker. Each has shape=(capacity,); 0 for an empty slot. Replicated.
 
     Attributes:
-      input: for examples that were not there yet.
-      computing: from the dispatch of the first kernel call to what is sent.
-      busy: since the message before, but for messages: whoever was busy for longest made the others wait.
+      input: waiting for examples.
+      computing: from the dispatch of the first microbatch execution until the message is ready.
+      busy: since the previous message, without time in messages: the worker with the most made the others wait.
     """
 
     input: np.ndarray
@@ -60,30 +60,30 @@ class WorkerSeconds(NamedTuple):
 
     @property
     def waiting(self) -> np.ndarray:
-        """For the last of them, before the step's last message; shape=(workers,)."""
+        """Seconds spent waiting for the slowest worker, before the step's last message; shape=(capacity,)."""
         return np.where(self.busy > 0, self.busy.max(initial=0.0) - self.busy, 0.0)
 
 
 class Waits(Protocol):
-    """A world, as far as it tells how long it has waited."""
+    """The part of a world that measures waiting."""
 
     @property
     def waited(self) -> float:
-        """Seconds, so far, that this process has waited for others to come. Local."""
+        """Total seconds that this process has waited for other processes. Local."""
         ...
 
 
 class Activity:
-    """What the thread of the steps is doing, and for how long it has done what.
+    """The current activity of the thread that runs the steps, and the seconds of each.
 
     Args:
-      world: in which the others are waited for.
+      world: measures the waiting for other processes.
 
     Attributes:
-      now: what is being done; read from any thread.
-      turned: whoever is to be told of each activity that has ended; `None` for nobody.
-      message: the number of the message that is exchanged, or was last.
-      waited_before: what the world had waited when the step began that `took` accounts for.
+      now: the current activity; read from any thread.
+      turned: called when an activity ends; `None` for no callback.
+      message: the number of the current message, or of the last one.
+      waited_before: `world.waited` at the beginning of the step that `took` accounts for.
     """
 
     def __init__(self, world: Waits):
@@ -97,7 +97,7 @@ class Activity:
         self.message = 0
 
     def turn(self, to: int) -> int:
-        """Do something else from now on. Returns what was done so far, to turn back to."""
+        """Switch to another activity. Return the previous one, to switch back to."""
         now, waited, before = time.perf_counter(), self._world.waited, self.now
         seconds, others = now - self._since, waited - self._waited
         self._seconds[before] += seconds - others
@@ -108,13 +108,13 @@ class Activity:
         return before
 
     def took(self, began: float, times: Sequence[float], until: float) -> None:
-        """Account for the first part of a step, whose caller has read the clock and set `now` by itself.
+        """Account for the first part of a step, for a caller that reads the clock and sets `now` itself.
 
         Args:
           began: when the step began, by the clock of `time.perf_counter`.
-          times: seconds of `INPUT`, `COMPUTING` and `EXCHANGING`, in which alone others were waited for; the rest of
-            the time is `OTHER`'s.
-          until: when that part ended. From then on `OTHER` goes on.
+          times: seconds of `INPUT`, `COMPUTING` and `EXCHANGING`, the only ones that include waiting for others; the
+            rest of the time counts as `OTHER`.
+          until: when that part ended. The activity is `OTHER` from then on.
         """
         seconds, waited = self._seconds, self._world.waited
         input_, computing, exchanging = times
@@ -132,7 +132,7 @@ class Activity:
 
     @contextmanager
     def doing(self, what: int) -> Iterator[None]:
-        """While the block lasts."""
+        """Switch to an activity for the duration of the block."""
         before = self.turn(what)
         try:
             yield
@@ -140,12 +140,12 @@ class Activity:
             self.turn(before)
 
     def begin(self) -> None:
-        """A step begins."""
+        """Begin a step."""
         self.turn(OTHER)
         self._before = list(self._seconds)
 
     def end(self) -> Breakdown:
-        """It has ended. Where its seconds went."""
+        """End the step and return its breakdown."""
         now = time.perf_counter()
         if self.turned is None and self._waited == self._world.waited:  # as `turn` does, without a call
             self._seconds[self.now] += now - self._since
@@ -155,14 +155,14 @@ class Activity:
         return tuple.__new__(Breakdown, map(sub, self._seconds, self._before[:BETWEEN]))  # in C: every step ends so
 
     def of_workers(self, computing: Sequence[float]) -> tuple[float, list[float], list[float]]:
-        """What a status tells of this process, shortly before it is sent.
+        """Return this process's part of `WorkerSeconds` for the status, shortly before it is sent.
 
         Args:
           computing: seconds per worker of this process; NaN for one without examples.
 
         Returns:
-          Of `WorkerSeconds`: input, computing and busy, the last two for each worker. Workers of one process compute
-          side by side: who was done first has been busy for less.
+          `(input, computing, busy)`, the last two per worker. Workers of one process compute side by side: one that
+          finished early was busy for less.
         """
         self.turn(self.now)
         own = [0.0 if math.isnan(seconds) else seconds for seconds in computing]
@@ -174,7 +174,7 @@ class Activity:
         return input_, own, [max(busy - (longest - s), part) for s, part in zip(own, least, strict=True)]
 
     def busy(self, now: float) -> float:
-        """Return the seconds in which this process depended on no other since this, or `of_workers`, was asked last.
+        """Return the seconds without waiting or messages since the last call of this or of `of_workers`.
 
         Args:
           now: by the clock of `time.perf_counter`; nobody was waited for since the last `turn`, or `took`.
@@ -186,5 +186,5 @@ class Activity:
 
     @property
     def _by_itself(self) -> float:
-        """Seconds so far in which this process depended on no other."""
+        """Total seconds without waiting for other processes and without messages."""
         return self._since - self._began - self._seconds[EXCHANGING] - self._seconds[WAITING]

@@ -1,4 +1,4 @@
-"""Arrays as users give them, taken to the host: as wide as JAX computes, with nothing lost on the way."""
+"""Users' arrays on the host, in the width in which JAX computes, without loss of values."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import numpy as np
 from .torch_tensors import is_tensor, numpy_of_tensor
 
 _KINDS = {"U": "text", "T": "text", "S": "bytes", "M": "times", "m": "times"}  # by numpy's kinds
-# What is as wide as JAX computes, with and without its x64 mode, and is most of what is read.
+# The dtypes that need no narrowing, with and without x64 mode.
 _NARROW = frozenset(
     map(np.dtype, ("?", "int8", "int16", "int32", "uint8", "uint16", "uint32", "float16", "float32", "complex64"))
 )
@@ -21,7 +21,7 @@ _PLAIN = (np.ndarray, float, int, bool, *{np.dtype(c).type for c in np.typecodes
 
 
 class NotAnArrayError(ValueError):
-    """Something cannot be made an array of numbers; says why, with no name for it.
+    """A value that cannot be converted to an array of numbers. The message has no subject; `about` adds one.
 
     Args:
       why: a sentence whose subject is the array, or the element at `index`.
@@ -45,7 +45,7 @@ class NotAnArrayError(ValueError):
 
 
 def is_key(value: Any) -> bool:
-    """Whether `value`, an array or its shape and dtype, is of PRNG keys, whose elements are no numbers."""
+    """Return whether `value`, an array or a `ShapeDtypeStruct`, holds PRNG keys."""
     dtype = getattr(value, "dtype", None)
     if dtype is None or isinstance(dtype, np.dtype):
         return False
@@ -56,13 +56,14 @@ def is_key(value: Any) -> bool:
 
 
 def numbers_of(value: Any) -> np.ndarray:
-    """An array of JAX's, or a number, on the host; keys as the numbers that they are made of."""
+    """Return a JAX array or a number as a numpy array; PRNG keys as their key data."""
     return np.asarray(jax.random.key_data(value) if is_key(value) else value)
 
 
 def is_array(value: Any) -> bool:
-    """Whether `value` is an array, or can be read as one as a whole: of numpy, JAX, pandas, torch, or bytes. Sparse
-    matrices count as arrays, which `on_host` refuses.
+    """Return whether `value` is an array or converts to one as a whole (numpy, JAX, pandas, torch, bytes).
+
+    Includes sparse matrices, which `on_host` refuses.
     """
     known = isinstance(value, bytes | bytearray | memoryview | np.generic)
     return known or hasattr(type(value), "__array__") or is_sparse(value)
@@ -75,7 +76,7 @@ def is_sparse(value: object) -> bool:
 
 @lru_cache(maxsize=1024)
 def _sparse_advice(cls: type) -> str | None:
-    """What to write instead of a sparse matrix; `None` for any other class."""
+    """Return the conversion of a sparse class to a dense array, as code; `None` for any other class."""
     modules = {c.__module__ for c in cls.__mro__}
     if hasattr(cls, "toarray") and any(m.startswith("scipy.sparse") for m in modules):
         return "x.toarray()"
@@ -87,16 +88,16 @@ def as_jax(value: Any) -> jax.Array:
     """Return `value` as a JAX array; PyTorch's tensors too, as constants that have no gradient.
 
     Raises:
-      NotAnArrayError: a tensor of PyTorch cannot be made one.
+      NotAnArrayError: a PyTorch tensor cannot be converted.
     """
     return jnp.asarray(as_numpy(value) if is_tensor(value) else value)
 
 
 def check_not_sharded(value: Any) -> None:
-    """Raise if an array is divided over devices. One that every device has all of is fine.
+    """Raise if an array is sharded over devices. Replicated arrays pass.
 
     Raises:
-      NotAnArrayError: it is sharded.
+      NotAnArrayError: the array is sharded.
     """
     if not isinstance(value, jax.Array) or isinstance(value, jax.core.Tracer) or value.is_fully_replicated:
         return
@@ -114,10 +115,10 @@ def check_not_sharded(value: Any) -> None:
 
 
 def on_host(value: Any) -> np.ndarray:
-    """Return a numpy array in the width that JAX computes with; the same memory where it is so wide already.
+    """Return a value as a numpy array in the width in which JAX computes; without a copy if possible.
 
     Raises:
-      NotAnArrayError: it holds no numbers, or numbers that are wider than that; or it is sharded over devices.
+      NotAnArrayError: the value holds no numbers, or numbers that don't fit that width, or is sharded over devices.
     """
     array = as_numpy(value)
     if array.dtype in _NARROW:
@@ -127,11 +128,10 @@ def on_host(value: Any) -> np.ndarray:
 
 
 def as_numpy(value: Any) -> np.ndarray:
-    """Return a numpy array of numbers, of the dtype that it has, in this machine's byte order; without a copy where
-    that is possible.
+    """Return a value as a numpy array of its own dtype, in native byte order; without a copy if possible.
 
     Raises:
-      NotAnArrayError: it holds no numbers, or numbers that JAX has no type for; or it is sharded over devices.
+      NotAnArrayError: the value holds no numbers, or numbers of a dtype that JAX lacks, or is sharded over devices.
     """
     if type(value) in _PLAIN:
         array = np.asarray(value)
@@ -150,7 +150,7 @@ def as_numpy(value: Any) -> np.ndarray:
 
 
 def _as_array(value: Any) -> np.ndarray:
-    """An array of a class that has to be looked at."""
+    """Convert a value of any other class."""
     check_not_sharded(value)
     if isinstance(value, np.ma.MaskedArray):
         return _unmasked(value)
@@ -169,8 +169,9 @@ def _as_array(value: Any) -> np.ndarray:
 
 
 def is_narrowed(value: Any) -> bool:
-    """Return whether `value` is an array of float64 or complex128, which JAX computes with in half that width. A
-    Python float has no width of its own, so it is not.
+    """Return whether `value` is an array of float64 or complex128 that JAX narrows to half that width.
+
+    False for Python floats, which have no width.
     """
     dtype = getattr(value, "dtype", None)
     if is_tensor(value):
@@ -181,7 +182,7 @@ def is_narrowed(value: Any) -> bool:
 
 
 def _unmasked(array: np.ma.MaskedArray) -> np.ndarray:
-    """A masked array of which nothing is masked, as an array."""
+    """Return a masked array without masked elements as an array."""
     masked = np.argwhere(np.ma.getmaskarray(array))
     if len(masked):
         raise NotAnArrayError(
@@ -191,7 +192,7 @@ def _unmasked(array: np.ma.MaskedArray) -> np.ndarray:
 
 
 def _no_numbers(array: np.ndarray) -> NotAnArrayError:
-    """Why an array is none of numbers."""
+    """Return the error for an array that doesn't hold numbers."""
     if array.dtype.names:
         return NotAnArrayError(
             f"is a structured array. Give its fields:  {{name: x[name] for name in {list(array.dtype.names)}}}"
@@ -230,7 +231,7 @@ def _are_numbers(dtype: np.dtype) -> bool:
 
 
 def _narrowed(array: np.ndarray, dtype: np.dtype) -> np.ndarray:
-    """An array in a narrower type.
+    """Return an array in a narrower dtype.
 
     Raises:
       NotAnArrayError: integers would wrap around, or finite numbers become infinite.
@@ -264,7 +265,7 @@ def _check_integers(array: np.ndarray, dtype: np.dtype) -> None:
 
 def _too_large(array: np.ndarray, dtype: np.dtype, index: tuple[int, ...]) -> NotAnArrayError:
     return NotAnArrayError(
-        f"holds {array[index].item()!r}, which {dtype} cannot: JAX computes in 32 bits unless told otherwise, by "
-        "jax.config.update('jax_enable_x64', True).",
+        f"holds {array[index].item()!r}, which {dtype} cannot: JAX computes in 32 bits by default. To use 64 bits:  "
+        "jax.config.update('jax_enable_x64', True)",
         index,
     )

@@ -1,7 +1,7 @@
-"""Where workers publish what others look at whenever they like: the `Board` of a world.
+"""Mailboxes: a worker publishes vectors, and others read the latest ones at any time.
 
-An exchange is a meeting: all come. A board is none. Who publishes waits for nobody, and who looks takes what is there.
-Worlds need not offer boards; those that do have the methods of `OffersBoards`.
+A mailbox is no collective: neither publishing nor reading waits for another process. Worlds need not offer mailboxes;
+those that do have the methods of `OffersBoards`.
 """
 
 from __future__ import annotations
@@ -12,77 +12,78 @@ from typing import Protocol, runtime_checkable
 
 import numpy as np
 
-Vectors = Sequence[np.ndarray]  # one-dimensional, of the board's sizes
+Vectors = Sequence[np.ndarray]  # one-dimensional, of the mailbox's sizes
 
 
 @runtime_checkable
 class Board(Protocol):
-    """A place for each worker, at which it publishes a tuple of vectors, with the round that they are of."""
+    """A mailbox for each worker, in which it publishes vectors with their round number."""
 
     def publish(self, worker: int, round: int, vectors: Vectors) -> None:
-        """Show these in the worker's place from now on, instead of what was there. Copies; waits for nobody.
+        """Replace the worker's published vectors by copies of these. Does not wait.
 
         Args:
           worker: one of this process's.
-          round: counted alike on all workers.
+          round: number of the round, counted alike on all workers.
         """
         ...
 
     def look(self, worker: int, reader: int, round: int) -> Vectors | None:
-        """What a worker has published last, whole, as vectors of as many bytes; `None` if it has published nothing in
-        this round, or what it has cannot be had now. Waits for nobody.
+        """Return the latest vectors of a worker, or `None` if it has none of this round or none can be read now.
+
+        Does not wait. The vectors are consistent: all of one publication.
 
         Args:
-          reader: for which worker of this process. What is returned stays valid until it looks again.
+          reader: the worker of this process that reads. The result is valid until its next call.
         """
         ...
 
 
 @runtime_checkable
 class OffersBoards(Protocol):
-    """What a world with boards has beside the methods of `World`."""
+    """The methods of a world with mailboxes, besides those of `World`."""
 
     def why_no_board(self) -> str:
-        """Why it has none, as it was started: "" where it has. Replicated."""
+        """Return why this world has no mailboxes; "" if it has. Replicated."""
         ...
 
     def board(self, nbytes: Sequence[int], about: str, instead_of: Board | None = None) -> Board:
-        """Make one, for those who are members now. All processes that are together do so at the same point.
+        """Create a mailbox for the current members. Collective.
 
         Args:
-          nbytes: of the vectors that each worker publishes.
+          nbytes: size of each vector that a worker publishes.
           about: see `World`.
-          instead_of: one that is not used any more.
+          instead_of: a mailbox that is no longer used.
         """
         ...
 
 
 class LocalBoard:
-    """The board of workers of one process. What is published is never written again, so readers need no lock."""
+    """The mailboxes of one process's workers. Published arrays are never modified, so readers need no lock."""
 
     def __init__(self) -> None:
         self._published: dict[int, tuple[int, Vectors]] = {}
         self._lock = Lock()
 
     def publish(self, worker: int, round: int, vectors: Vectors) -> None:
-        """Show these: the protocol of `Board`."""
+        """Publish vectors: the protocol of `Board`."""
         copies = [np.array(vector) for vector in vectors]
         with self._lock:
             self._published[worker] = round, copies
 
     def look(self, worker: int, reader: int, round: int) -> Vectors | None:
-        """What a worker has published last in this round: the protocol of `Board`."""
+        """Return a worker's latest vectors: the protocol of `Board`."""
         of, vectors = self._published.get(worker, (round, None))
         return vectors if of == round else None
 
 
 class LocalBoards:
-    """For worlds of one process: they have boards."""
+    """Mixin for worlds of one process, which have mailboxes."""
 
     def why_no_board(self) -> str:
-        """Nothing speaks against it."""
+        """Return ""."""
         return ""
 
     def board(self, nbytes: Sequence[int], about: str, instead_of: Board | None = None) -> Board:
-        """Make one: the protocol of `OffersBoards`."""
+        """Create a mailbox: the protocol of `OffersBoards`."""
         return LocalBoard()

@@ -1,4 +1,4 @@
-"""Channels: how the runtime exchanges one of a program's messages, step after step; see `World.channel`."""
+"""Channels: exchange one of a program's messages, step after step; see `World.channel`."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from .reductions import Reduction
 
 Parts = Sequence[jax.Array]
 Arrived = tuple[list[list[jax.Array]], np.ndarray]  # what `Channel.exchange` returns
-LookAtPiece = Callable[[int, int, np.ndarray], None]  # the part's number, the piece's first element in it, the piece
+LookAtPiece = Callable[[int, int, np.ndarray], None]  # part number, index of the piece's first element, the piece
 
 
 class PartSpec(NamedTuple):
@@ -25,9 +25,9 @@ class PartSpec(NamedTuple):
 
 
 class Channel(Protocol):
-    """Exchanges messages of one layout, one after another. Made by `World.channel`.
+    """Exchanges messages of one layout, one after another. Created by `World.channel`.
 
-    A step sends the same messages as the step before, so all that depends on the layout alone is computed once, here.
+    Every step sends messages of the same layout, so everything that depends only on the layout is computed once.
     """
 
     def exchange(
@@ -39,28 +39,28 @@ class Channel(Protocol):
         look: LookAtPiece | None = None,
         step: int = 0,
     ) -> Arrived:
-        """Reduce a message over all workers; blocks until it has arrived.
+        """Reduce a message over all workers. Blocks until it has arrived.
 
         Args:
           parts: `parts[i][j]` is part j of this process's i-th worker, on that worker's device. The last elements of
-            part 0, as many as the channel's status has, are free: what they hold is ignored. No part may be a result
-            of this channel.
-          status: what this *process* adds to the message, of part 0's dtype; summed over processes.
+            part 0, as many as the channel's status has, are reserved and ignored. No part may be a result of this
+            channel.
+          status: this *process*'s elements, of part 0's dtype; summed over processes.
           about, more: see `World`.
-          look: worlds that reduce on the host, piece by piece, call it with each piece that has just been reduced,
-            while the piece is in the caches. Others need not call it, nor for all pieces.
-          step: the number of the step, from 1 on, for reductions that depend on it.
+          look: called by worlds that reduce on the host in pieces, with each piece after its reduction, while the CPU's
+            caches hold it. Other worlds need not call it, nor for all pieces.
+          step: number of the step, from 1, for reductions that depend on it.
 
         Returns:
           `(results, status)`. `results[i][j]` is part j, reduced, on the device of this process's i-th worker, bitwise
-          equal on all workers, but for what is `Mixed`. It is valid until the next exchange on this channel: whatever
-          reads it has to finish before. `status` is reduced, on the host. What `results[i][0]` holds in its place is
+          equal on all workers, except for `Mixed` reductions. Valid until the next exchange on this channel: readers
+          have to finish before. `status` is reduced, on the host. The reserved elements of `results[i][0]` are
           unspecified.
 
         Raises:
           DisagreementError: the processes' calls differ. On every process.
           WorkerError: a process has called `fail`. On every other process.
-          MembersChanged: processes were lost before it was completed on any of the others. On all of these.
+          MembersChanged: processes were lost before any other process completed the message. On all others.
         """
         ...
 
@@ -74,29 +74,29 @@ class Channel(Protocol):
         step: int = 0,
         beside: Callable[[], bool] | None = None,
     ) -> Arriving:
-        """Begin an exchange, and return: what can be done of it without waiting for others is under way.
+        """Begin an exchange and return without waiting for other processes.
 
-        Several may be under way, on different channels. They are waited for in the order in which they were started, by
-        the thread that has started them, and before it does anything else in this world. Arguments and errors are those
-        of `exchange`; errors are raised here or by `Arriving.wait`.
+        Several exchanges may be under way, on different channels. The thread that started them waits for them in the
+        same order, before any other collective in this world. Arguments and errors are those of `exchange`; errors are
+        raised here or by `Arriving.wait`.
 
         Args:
-          beside: whether this process computes something meanwhile, so that waiting should leave it its cores.
-            On all processes, or on none.
+          beside: returns whether this process still computes, so that waiting should yield the cores. Given on all
+            processes, or on none.
         """
         ...
 
 
 class Arriving(Protocol):
-    """A message that is being exchanged."""
+    """A message under way."""
 
     def wait(self) -> Arrived:
-        """Return what `Channel.exchange` returns, when it is there. Called once."""
+        """Wait for the message and return the result of `Channel.exchange`. Called once."""
         ...
 
 
 class WhenWaitedFor(NamedTuple):
-    """An exchange, or the rest of one, that is carried out by `wait`."""
+    """An exchange, or the rest of one, that `wait` carries out."""
 
     carry_out: Callable[[], Arrived]
 
@@ -109,10 +109,10 @@ KEPT_CHANNELS = 64  # of a world; eager calls may have any number of layouts
 
 
 class Channels:
-    """For worlds that implement `channel`: `exchange` on channels that are made when they are first used, and kept."""
+    """Mixin for worlds that implement `channel`: `exchange` on cached channels."""
 
     def __init__(self) -> None:
-        self._kept: dict[Hashable, Channel] = {}  # used last comes last
+        self._kept: dict[Hashable, Channel] = {}  # least recently used first
 
     def exchange(
         self,
@@ -138,7 +138,7 @@ class Channels:
 
 
 class Blocking:
-    """For worlds that implement `exchange`: their channels call it."""
+    """Mixin for worlds that implement `exchange`: `channel` on top of it."""
 
     def channel(self, parts: Sequence[PartSpec], status: int, name: Hashable = 0) -> Channel:
         """Return a channel that calls the world's `exchange`: the protocol of `World`."""
@@ -146,7 +146,7 @@ class Blocking:
 
 
 class BlockingChannel(NamedTuple):
-    """A channel of a world that can do nothing of an exchange without waiting for others: it begins in `wait`.
+    """A channel of a world without asynchronous exchanges: the exchange runs in `wait`.
 
     Attributes:
       carry_out: the world's `exchange`.
@@ -183,7 +183,7 @@ class BlockingChannel(NamedTuple):
 
 
 class LoneChannel:
-    """A channel of a world of one worker, whose parts are the results: the protocol of `Channel`."""
+    """A channel of a world of one worker: the results are the parts."""
 
     def exchange(
         self,
@@ -207,5 +207,5 @@ class LoneChannel:
         step: int = 0,
         beside: Callable[[], bool] | None = None,
     ) -> Arriving:
-        """Return an exchange that is over when it is waited for: the protocol of `Channel`."""
+        """Return an exchange that `wait` completes: the protocol of `Channel`."""
         return WhenWaitedFor(partial(self.exchange, parts, status))

@@ -1,4 +1,4 @@
-"""The cores that this process may run on, and the threads that it was told to make do with."""
+"""The CPU cores that this process may use, and the thread count set by the user."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from collections.abc import Mapping
 
 
 def allowed_cpus() -> frozenset[int]:
-    """The cores that this process may run on."""
+    """Return the numbers of the cores that this process may run on."""
     if hasattr(os, "sched_getaffinity"):
         return frozenset(os.sched_getaffinity(0))
     return frozenset(range(os.cpu_count() or 1))
 
 
 def chosen_threads(environ: Mapping[str, str] = os.environ) -> str:
-    """The size of XLA's thread pool, as it was set by hand; empty if it was not.
+    """Return the size of XLA's thread pool as set in the environment; "" if unset.
 
     Only these two do it. The often recommended XLA_FLAGS="--xla_cpu_multi_thread_eigen=false
     intra_op_parallelism_threads=1" does not: with JAX 0.10 it left a matrix product on 1.9 of 2 cores, as without;
@@ -24,6 +24,6 @@ def chosen_threads(environ: Mapping[str, str] = os.environ) -> str:
 
 
 def n_cores() -> int:
-    """How many cores are this process's: ranks that share theirs have as many as they have threads."""
+    """Return the number of cores for this process: at most its number of threads, if that is set."""
     allowed, told = len(allowed_cpus()), chosen_threads()
     return min(allowed, int(told)) if told.isdigit() and int(told) else allowed

@@ -1,8 +1,8 @@
-"""The world that things belong to which are given none: the one that was entered last, in this thread.
+"""The current world: the world that this thread entered last, used where none is given.
 
-Which one that is, is a context variable, so a thread that is started inside a `with comm.world()` block does not see
-it; and a script may have forgotten the block. Where there are other processes or another world, to go on alone would
-train a model in each process and call it one, so it is refused.
+The current world is a context variable, so a thread started inside a `with comm.world()` block does not see it, and a
+script may lack the block. If there are other processes or another world, running alone would train a separate model in
+each process, so it is refused.
 """
 
 from __future__ import annotations
@@ -17,23 +17,23 @@ _entered: list[World] = []  # in this process, in whichever thread
 
 
 def enter(world: World) -> Token[World | None]:
-    """Make it the current world of this thread, until `leave`."""
+    """Make a world the current one of this thread, until `leave`. Return a token for `leave`."""
     _entered.append(world)
     return current_world.set(world)
 
 
 def leave(world: World, token: Token[World | None]) -> None:
-    """The world that was current before is so again."""
+    """Restore the world that was current before `enter`."""
     _entered.remove(world)
     current_world.reset(token)
 
 
 def why_not_alone() -> str | None:
-    """Why what has no world must not run as if this process were alone; `None` where it is, or has a world."""
+    """Return why code without a world must not run as a single process; `None` if it may, or has a world."""
     if current_world.get() is not None:
         return None
     if _entered:
-        return f"{_entered[-1]!r} was entered in another thread, and its block holds for that one alone"
+        return f"{_entered[-1]!r} was entered in another thread, and its block holds for that thread only"
     started = launcher()
     if started is not None and (started.processes or 1) > 1:
         return f"{started.name} started {started.processes} processes, of which this is one"

@@ -1,7 +1,7 @@
-"""What control hooks see, and what they may ask for.
+"""The values that control hooks see, and the decisions that they return.
 
-A hook runs on every worker, on the same values, after a step. It asks for a `Decision`; the program
-applies it between steps, on all workers at once.
+A hook runs on every worker, on the same values, after a step. It returns a `Decision`, which the program applies
+between steps, on all workers at once.
 """
 
 from __future__ import annotations
@@ -16,19 +16,17 @@ import numpy as np
 
 
 class Limits(NamedTuple):
-    """What a split over the workers has to keep. Replicated.
+    """Bounds on a split of the global batch over the workers. Replicated.
 
-    Of a worker that takes no part, because nobody sits on its seat or its share is 0, both bounds are 0.
+    Both bounds are 0 for a worker without examples: an empty slot, or a share of 0.
     """
 
-    lower: tuple[int, ...]  # the least examples each worker may get
-    upper: tuple[int, ...]  # the most examples each worker may get
-    quantum: int = 1  # sizes are best multiples of this, so that each is made of few kernels
-    multiple: int = 1  # sizes are always multiples of this: the minibatches that a driver cuts its batches into
-    examples: int = sys.maxsize  # the most of all workers together: what there is in the data set
-    call_overhead: float = (
-        0.0  # what one more kernel call costs, in examples: a size with no kernel of its own takes several
-    )
+    lower: tuple[int, ...]  # minimum examples of each worker
+    upper: tuple[int, ...]  # maximum examples of each worker
+    quantum: int = 1  # preferred multiple: such sizes need few kernels
+    multiple: int = 1  # required multiple: from the driver's minibatches
+    examples: int = sys.maxsize  # maximum over all workers: the data set's length
+    call_overhead: float = 0.0  # cost of one more microbatch execution, in examples
 
     @property
     def least(self) -> int:
@@ -42,17 +40,17 @@ class Limits(NamedTuple):
         return most - most % self.multiple
 
     def nearest(self, global_batch: int) -> int:
-        """The global batch that can be, nearest to one that is asked for."""
+        """Return the valid global batch nearest to a requested one."""
         rounded = (global_batch + self.multiple // 2) // self.multiple * self.multiple
         return min(max(rounded, self.least), self.most)
 
     @property
     def active(self) -> tuple[int, ...]:
-        """The workers that take examples: a policy splits over these, and gives 0 to the others."""
+        """The workers that take examples: a policy splits over these, and gives the others 0."""
         return tuple(i for i, most in enumerate(self.upper) if most > 0)
 
     def of(self, takes_part: Sequence[bool]) -> Limits:
-        """The limits where the others take no part."""
+        """Return the limits with both bounds 0 for workers that take no examples."""
         lower, upper = (
             tuple(bound if there else 0 for bound, there in zip(bounds, takes_part, strict=True))
             for bounds in (self.lower, self.upper)
@@ -61,36 +59,36 @@ class Limits(NamedTuple):
 
 
 class Observation(NamedTuple):
-    """One step, as a hook sees it after it. Every field is replicated."""
+    """A completed step as a hook sees it. Every field is replicated."""
 
-    step: int  # steps done, this one included
+    step: int  # number of this step, from 1
     epoch: float  # epochs of data consumed, as a fraction
-    values: tuple[Any, ...]  # what the driver gave to the hook at this step: pytrees of numpy arrays
+    values: tuple[Any, ...]  # the driver's values for the hook: pytrees of numpy arrays
     batch_sizes: tuple[int, ...]  # examples per worker in this step
-    previous_batch_sizes: tuple[int, ...]  # those of the step before: seconds measured by the runtime are of that step
-    global_batch: int  # the global batch of the next step as asked for so far: earlier hooks of this barrier included
+    previous_batch_sizes: tuple[int, ...]  # of the previous step, which measured seconds refer to
+    global_batch: int  # of the next step, with requests of earlier hooks
     limits: Limits
-    due: bool = True  # whether a decision is taken now; steps in between are shown too, for policies that average
+    due: bool = True  # whether a decision is taken now; policies also see steps between
     members: tuple[int, ...] = ()  # the seats with a worker on them; `limits.active` are those that take examples
     joined: tuple[int, ...] = ()  # seats with another worker than in the step shown before: nothing is known of it
-    target_workers: int = 0  # how many members there are to be, as asked for so far: earlier hooks included
-    least_workers: int = 0  # a number of workers that is asked for is clipped to these two
+    target_workers: int = 0  # requested number of members, with requests of earlier hooks
+    least_workers: int = 0  # a requested number of workers is clipped to these two
     most_workers: int = 0
-    hyperparameters: Mapping[str, Any] = MappingProxyType({})  # of the next step as asked for so far, by name
-    hyperparameter_types: Mapping[str, np.dtype] = MappingProxyType({})  # in which each is computed, by name
+    hyperparameters: Mapping[str, Any] = MappingProxyType({})  # of the next step, by name
+    hyperparameter_types: Mapping[str, np.dtype] = MappingProxyType({})  # dtype of each, by name
 
 
 @dataclass(frozen=True)
 class Decision:
-    """What is to change between this step and the next. `None` leaves a thing as it is.
+    """Changes between this step and the next. `None` leaves a field unchanged.
 
     Attributes:
       global_batch: examples per step over all workers.
-      shares: relative weights, one per worker; integers that sum to the global batch are taken exactly. A worker whose
-        share is 0 takes no examples until it is given another share.
+      shares: relative weights, one per worker; integers that sum to the global batch are used exactly. A worker with
+        share 0 takes no examples until it gets another share.
       stop: end the run after this step.
-      notes: lines for the report: why this was asked for, what was clipped.
-      workers: how many members there are to be.
+      notes: lines for the report: the reason, and what was clipped.
+      workers: the requested number of members.
       hyperparameters: values of the driver's `ad.hyperparameter`s, by name.
     """
 
@@ -108,11 +106,11 @@ class Decision:
 
 @dataclass(frozen=True)
 class Known:
-    """What is known of a value that a hook is given, before any step.
+    """Static facts about a value passed to a hook, known before the first step.
 
     Attributes:
-      sources: names of what is measured that it is made of, and nothing else; empty where anything else is in it, such
-        as examples or the state.
+      sources: names of the sources that it is computed from; empty if it depends on anything else, such as examples or
+        the state.
     """
 
     shape: tuple[int, ...]
@@ -121,23 +119,23 @@ class Known:
 
 
 class Handler(Protocol):
-    """What stands behind a hook: `controllers.hook` makes these from functions and from policies.
+    """The implementation of a hook; `controllers.hook` creates handlers from functions and policies.
 
-    One that cannot read whatever a driver may hand it has a method `check(values, n_workers)` beside these. It is
-    called when a program is built, with the values as the hook will be given them, but each leaf a `Known`, and raises.
+    An optional method `check(values, n_workers)` is called when a program is built, with a `Known` in place of each
+    leaf, and raises if the handler cannot use such values.
     One that costs more than some steps take may have a method `rests_until(state)`: the number of the first step after
     which it can decide anything again. It is not called before. What it returns must follow from the state.
     """
 
-    every_step: bool  # show steps between due ones too
+    every_step: bool  # whether the handler also sees steps between decisions
 
     def init(self, n_workers: int) -> Any:
-        """The hook's state: a pytree of numpy arrays and numbers, kept and checkpointed by the program. Replicated.
+        """Return the initial state: a pytree of numpy arrays and numbers, checkpointed by the program. Replicated.
 
-        Later states keep its structure, shapes and dtypes: by those a checkpoint's are recognised.
+        Later states keep its structure, shapes and dtypes, which identify them in a checkpoint.
         """
         ...
 
     def __call__(self, observation: Observation, state: Any) -> tuple[Decision | None, Any]:
-        """Decide. Must depend on nothing but its arguments, so that all workers decide alike."""
+        """Return a decision and the new state. Must depend on the arguments only, so that all workers decide alike."""
         ...

@@ -1,16 +1,16 @@
-"""What can go wrong, as one tree of exceptions.
+"""The library's exceptions.
 
     AdaptiveError
     ├── DriverError             the driver cannot be run as written; found when the program is built
     │   ├── ReplicationError    a value that must be equal on all workers can differ between them
-    │   └── CollectiveError     an operator stands where it cannot, or is given what it cannot take
-    ├── DataError               the data set or a batch cannot be used
-    ├── BatchSizeError          a global batch or a split of it that cannot be
+    │   └── CollectiveError     an operator is misplaced, or has an invalid operand
+    ├── DataError               the data set or a batch is invalid
+    ├── BatchSizeError          an invalid global batch, or an invalid split of it
     ├── WorkerCountError            a number of workers that cannot be
-    ├── CheckpointError         a checkpoint that is damaged, or of another program, or cannot be kept
-    ├── DisagreementError       workers differ in what must be equal: driver, data, state, a decision
-    ├── NonFiniteError          what all_reduce brings, or an update makes of it, is not finite
-    └── WorkerError             another worker failed, and this one stopped with it
+    ├── CheckpointError         a checkpoint is damaged, belongs to another program, or cannot be written
+    ├── DisagreementError       workers differ in a value that must be equal: driver, data, state, a decision
+    ├── NonFiniteError          a reduced value, or an update, is not finite
+    └── WorkerError             another worker failed, and this one stopped too
 
 `DriverError`, `DataError`, `BatchSizeError`, `WorkerCountError`, `CheckpointError` and `RecordError` are also
 `ValueError`s.
@@ -20,7 +20,7 @@ from __future__ import annotations
 
 
 class AdaptiveError(Exception):
-    """The base of every error that this library raises on purpose."""
+    """Base class of the library's exceptions."""
 
 
 class DriverError(AdaptiveError, ValueError):
@@ -36,50 +36,50 @@ class CollectiveError(DriverError):
 
 
 class DataError(AdaptiveError, ValueError):
-    """The data set, or a batch of it, cannot be used."""
+    """The data set, or a batch of it, is invalid."""
 
 
 class BatchSizeError(AdaptiveError, ValueError):
-    """A global batch, or a split of it over the workers, that cannot be."""
+    """An invalid global batch, or an invalid split of it over the workers."""
 
 
 class WorkerCountError(AdaptiveError, ValueError):
-    """A number of workers that cannot be."""
+    """An invalid number of workers."""
 
 
 class CheckpointError(AdaptiveError, ValueError):
-    """A checkpoint that cannot be restored, since it is damaged or of another program, or that cannot be kept."""
+    """A checkpoint that is damaged, belongs to another program, or cannot be written."""
 
 
 class RecordError(AdaptiveError, ValueError):
-    """A file that is no record of a run, or a record that does not hold what is asked of it."""
+    """A file that isn't a valid record of a run, or a record that lacks a requested field."""
 
 
 class DisagreementError(AdaptiveError):
-    """Workers differ in something that must be equal on all of them."""
+    """Workers differ in a value that must be equal on all of them."""
 
 
 class NonFiniteError(AdaptiveError):
-    """What `all_reduce` brings, or what an update makes of it, is not finite."""
+    """A reduced value, or an update computed from it, is not finite."""
 
 
 class ReserveReleased(SystemExit):
-    """This process was in reserve, and is needed no more: the workers have left the world's block. It ends, with 0."""
+    """Exit of a process in reserve with status 0, because the workers have left the world's block."""
 
     def __init__(self) -> None:
         super().__init__(0)
 
 
 class Preempted(SystemExit):
-    """This process was told to go (SIGTERM, SIGUSR1), and goes: a script that does not catch it ends.
+    """Exit of a process that received SIGTERM or SIGUSR1; a script that doesn't catch it ends.
 
-    Raised by `program.run` and `program.step`. Where all go, when the last state is on the disk (if the run keeps
-    checkpoints); on every process. Where this one goes alone, when the others have taken leave of it: its world is
-    closed by then, and nothing can be done together with the others.
+    Raised by `program.run` and `program.step`. If all processes leave: on every process, after the last checkpoint is
+    written (if the run keeps checkpoints). If this process leaves alone: after the others continue without it; its
+    world is closed by then, so it can take part in no further collective.
 
     Attributes:
-      code: what Python ends with: 143, as of whoever is ended by SIGTERM; 0 where it goes alone, since the job goes on.
-      alone: whether the others go on.
+      code: exit status: 143, as after SIGTERM; 0 if it leaves alone, since the job continues.
+      alone: whether the other processes continue.
     """
 
     def __init__(self, why: str, *, alone: bool = False):
@@ -89,4 +89,4 @@ class Preempted(SystemExit):
 
 
 class WorkerError(AdaptiveError):
-    """Another worker failed, and this one stopped with it."""
+    """Another worker failed, and this one stopped too."""

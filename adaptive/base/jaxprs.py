@@ -88,7 +88,7 @@ _HOLDERS = {
 }
 
 # What these bring is not computed from their operands: it comes from the host, or from a generator with a state.
-_FROM_OUTSIDE = {"pure_callback", "io_callback", "rng_uniform", "infeed", "of_another"}
+_FROM_OUTSIDE = {"pure_callback", "io_callback", "rng_uniform", "infeed", "read_peer"}
 
 
 def called(eqn: JaxprEqn, *, derivatives: bool = False, checkpoints: bool = False) -> ClosedJaxpr | None:

@@ -1,4 +1,4 @@
-"""Who started this process, and as one of how many: what the launchers of MPI programs leave in the environment."""
+"""The launcher that started this process, read from the environment variables that MPI launchers set."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 
 class Launcher(NamedTuple):
-    """A launcher, and how many processes it says that it started; `None` where it does not say."""
+    """A launcher and the number of processes that it started; `None` if unknown."""
 
     name: str
     processes: int | None
@@ -22,10 +22,10 @@ _SIZES = {
 
 
 def launcher(environ: Mapping[str, str] = os.environ) -> Launcher | None:
-    """The launcher that started this process, or `None` where it was started by hand.
+    """Return the launcher that started this process, or `None` if there is none.
 
-    Slurm sets variables in jobs of one task and in batch scripts too, where there is nobody to find: it counts from two
-    tasks in this job step.
+    Slurm sets its variables also in batch scripts and in jobs of one task, so it counts only from two tasks in this job
+    step.
     """
     for variable, name in _SIZES.items():
         if environ.get(variable, "").isdigit():
@@ -39,9 +39,9 @@ def launcher(environ: Mapping[str, str] = os.environ) -> Launcher | None:
 
 
 def tasks_not_started(environ: Mapping[str, str] = os.environ) -> int:
-    """How many tasks a Slurm job has where nobody has started them, and this process is one by itself: 0 if not so.
+    """Return the number of a Slurm job's tasks if this process runs outside `srun`, else 0.
 
-    Such is a batch script that says `python train.py` where `srun` is missing, or a shell inside a job.
+    That is the case in a batch script that lacks `srun` before `python train.py`, or in a shell inside a job.
     """
     tasks = environ.get("SLURM_NTASKS", "")
     alone = "SLURM_JOB_ID" in environ and launcher(environ) is None

@@ -1,4 +1,4 @@
-"""What counts as a number where a user gives one: of Python, numpy and JAX alike, and no text that looks like one."""
+"""Numbers that users pass: of Python, numpy and JAX alike, but not text that looks like one."""
 
 from __future__ import annotations
 
@@ -12,8 +12,10 @@ import numpy as np
 
 
 def whole(value: Any) -> int | None:
-    """The integer that `value` is, or `None`: an integer of any size, an array of one without a shape, a float or a
-    fraction that is whole. Truth values, text and numbers that are not known yet (tracers) are none.
+    """Return `value` as an integer, or `None` if it isn't one.
+
+    Accepts integers of any size, scalar arrays, and floats and fractions with an integer value; not booleans, text or
+    tracers.
     """
     number = _scalar(value)
     try:
@@ -23,7 +25,7 @@ def whole(value: Any) -> int | None:
 
 
 def real(value: Any) -> float | None:
-    """The real number that `value` is, as a float, or `None`; an integer that no float holds is infinite."""
+    """Return `value` as a float, or `None` if it isn't a real number. Integers out of range become infinite."""
     number = _scalar(value)
     try:
         return None if number is None else float(number)
@@ -34,7 +36,7 @@ def real(value: Any) -> float | None:
 
 
 def reals(values: Any) -> np.ndarray | None:
-    """A sequence or an array of real numbers, of any shape, as floats; or `None`."""
+    """Return real numbers as an array of floats of the same shape, or `None` if `values` aren't real numbers."""
     if isinstance(values, jax.core.Tracer):
         return None
     try:
@@ -48,7 +50,7 @@ def reals(values: Any) -> np.ndarray | None:
 
 
 def wholes(values: Any) -> np.ndarray | None:
-    """A sequence or an array of whole numbers, of any shape, as Python's integers; or `None`."""
+    """Return integers as an array of Python integers of the same shape, or `None` if `values` aren't integers."""
     if isinstance(values, jax.core.Tracer):
         return None
     try:
@@ -62,7 +64,7 @@ def wholes(values: Any) -> np.ndarray | None:
 
 
 def why_not_in(numbers: np.ndarray, dtype: Any) -> str | None:
-    """Why a type cannot hold finite real numbers, in words: too large, or so small that they become 0; or `None`."""
+    """Return why a dtype cannot hold finite numbers (too large, or rounded to 0), as text; `None` if it can."""
     dtype = np.dtype(dtype)
     if dtype.kind in "iu":
         limits = np.iinfo(dtype)
@@ -87,7 +89,7 @@ def why_not_in(numbers: np.ndarray, dtype: Any) -> str | None:
 
 
 def truths(values: Any) -> np.ndarray | None:
-    """A truth value, or an array of them, as booleans; or `None`. Numbers are none."""
+    """Return booleans as a boolean array, or `None` if `values` aren't booleans. Numbers aren't."""
     if isinstance(values, jax.core.Tracer):
         return None
     try:
@@ -98,14 +100,14 @@ def truths(values: Any) -> np.ndarray | None:
 
 
 def brief(value: Any) -> str:
-    """`value` in an error; of an integer with hundreds of digits, how many."""
+    """Return `value` as text for an error; a huge integer as its order of magnitude."""
     if isinstance(value, int) and abs(value) >= 10**30:
         return f"{'-' * (value < 0)}1e{int(math.log10(abs(value)))} or so"
     return repr(value)
 
 
 def _scalar(value: Any) -> Any:
-    """A number of Python's, or `None`."""
+    """Return a scalar as a Python number, or `None`."""
     if isinstance(value, bool | jax.core.Tracer):
         return None
     if hasattr(value, "dtype"):

@@ -1,4 +1,4 @@
-"""Packages that import what they re-export when it is first used: an import costs a start milliseconds."""
+"""Packages that import what they re-export on first use, which saves start-up time."""
 
 from __future__ import annotations
 

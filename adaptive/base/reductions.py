@@ -1,13 +1,13 @@
-"""What a part of a message is reduced by, over the workers, where that is no sum and no extreme.
+"""Reductions of a message's part over the workers, other than sums and extremes.
 
-A world knows sums, maxima and minima by their names. Others are objects, of two kinds:
+Worlds know "sum", "max" and "min" by name. Others are objects, of two kinds:
 
-* `Sliced`: each worker gets a slice of all workers' values, reduces that, and all get all slices. What travels is that
-  of an all-reduce (two times the part), but workers' values can be told apart where they are reduced, and may travel in
+* `Sliced`: each worker receives one slice of all workers' values and reduces it; then all receive all slices. The
+  traffic is that of an all-reduce (twice the part), but the reduction can tell workers apart, and values may travel in
   another format than they are reduced in.
-* `Mixed`: each worker gets the values of some others, and averages them with its own.
+* `Mixed`: each worker receives the values of some others, and averages them with its own.
 
-They are frozen dataclasses, equal on all workers, and compared by their fields.
+Both are frozen dataclasses, equal on all workers, and compared by their fields.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ import numpy as np
 
 
 class Sliced:
-    """A reduction by slices of flat values. All of it is traced, on a CPU or where the workers compute.
+    """A reduction by slices of flat values. All methods are traced, for a CPU or for the workers' devices.
 
     Attributes:
-      adds_up: whether the values of one worker's kernel calls are added up; else they are the same in all of them.
-      elementwise: whether each element is reduced by itself: then leaves may lie side by side in one part.
-      is_sum: whether it is the sum of what workers send, but for rounding: then those of one host may be added up
-        first, in single precision, and their sum be sent as one worker's.
+      adds_up: whether values of a worker's microbatches are summed; if not, they are equal in all of them.
+      elementwise: whether each element is reduced by itself, so that several leaves may share one part.
+      is_sum: whether the result is the sum, up to rounding: then the values of one host may be summed first, in single
+        precision, and sent as one worker's.
     """
 
     adds_up = False
@@ -36,26 +36,26 @@ class Sliced:
     is_sum = False
 
     def wire_dtype(self, dtype: np.dtype) -> np.dtype:
-        """The format in which values of `dtype` travel."""
+        """Return the dtype in which values of `dtype` travel."""
         return dtype
 
     def sent(self, x: jax.Array, step: Any, worker: Any) -> jax.Array:
-        """A worker's flat value, in the format in which it travels."""
+        """Return a worker's flat value in the dtype in which it travels."""
         return x
 
     def statistics(self, rows: jax.Array, first: Any) -> jax.Array | None:
-        """Of one slice, what is summed over all slices before they are reduced; `None` where nothing is.
+        """Return a slice's statistics, which are summed over all slices before `reduced`; `None` for none.
 
         Args:
           rows: shape=(workers, elements of the slice).
-          first: whether it is the slice with the first element.
+          first: whether the slice holds the first element.
         """
         return None
 
     def further_statistics(self, rows: jax.Array, first: Any, statistics: jax.Array) -> jax.Array | None:
-        """Return a second array that is summed over all slices, computed from the first sum; `None` if not needed.
+        """Return a second array to sum over all slices, computed from the first sum; `None` for none.
 
-        If it is not `None`, `reduced` gets the pair of both sums in the place of `statistics`.
+        If it isn't `None`, `reduced` receives the pair of both sums as `statistics`.
 
         Args:
           rows, first: as in `statistics`, which must not have returned `None`.
@@ -64,11 +64,11 @@ class Sliced:
         return None
 
     def reduced(self, rows: jax.Array, statistics: Any, step: Any, number: Any) -> jax.Array:
-        """Slice number `number` of the result, in the format in which it travels. shape=(elements of the slice,)"""
+        """Return slice `number` of the result, in the dtype in which it travels; shape=(elements of the slice,)."""
         raise NotImplementedError
 
     def in_one_place(self, rows: Sequence[jax.Array], step: Any) -> jax.Array:
-        """The result, where all values are in one place, as one slice: of the values' shape and dtype."""
+        """Return the result of values that are all on one device; of the values' shape and dtype."""
         first = rows[0]
         stacked = jnp.stack([self.sent(x.reshape(-1), step, worker) for worker, x in enumerate(rows)])
         statistics = summed_statistics(self, stacked, True, lambda found: found)
@@ -77,7 +77,7 @@ class Sliced:
 
 
 class TakesStatistics(Protocol):
-    """A `Sliced`, or its functions, compiled."""
+    """A `Sliced`, or its compiled functions."""
 
     @property
     def statistics(self) -> Callable[..., Any]:
@@ -112,9 +112,9 @@ class Mixed:
     elementwise = True
 
     def weights(self, step: int, members: Sequence[int]) -> Mapping[int, Mapping[int, float]]:
-        """For each member, whose values it averages in this step, its own among them, and by what weights.
+        """Return for each member the workers that it averages in this step, itself included, with their weights.
 
-        Equal on all workers. The weights of one mean sum to 1.
+        Equal on all workers. The weights of each mean sum to 1.
 
         Args:
           step: counted from 1.
@@ -123,7 +123,7 @@ class Mixed:
         raise NotImplementedError
 
     def in_one_place(self, rows: Sequence[jax.Array], step: int, members: Sequence[int]) -> list[jax.Array]:
-        """Each worker's result, where all values are in one place. Who is no member keeps its own."""
+        """Return each worker's result of values that are all on one device. Non-members keep their own values."""
         weights = self.weights(step, members)
         return [
             average([(share, rows[other]) for other, share in sorted(weights[worker].items())])
@@ -137,17 +137,17 @@ Reduction = str | Sliced | Mixed
 
 
 def average(weighed: Sequence[tuple[float, Any]]) -> Any:
-    """A weighted mean, added up in the order given, so that all who have the same values get the same bits."""
+    """Return a weighted mean, summed in the given order: bitwise reproducible."""
     return reduce(lambda a, b: a + b, [x * np.asarray(share, x.dtype) for share, x in weighed])
 
 
 def combine_calls(op: Reduction, a: jax.Array, b: jax.Array) -> jax.Array:
-    """What a worker sends, of what two of its kernel calls have; traced."""
+    """Combine the values of two microbatches of one worker; traced."""
     if isinstance(op, str):
         return {"sum": jnp.add, "max": jnp.maximum, "min": jnp.minimum}[op](a, b)
     return a + b if op.adds_up else a
 
 
 def adds_up(op: Reduction) -> bool:
-    """Whether kernel calls' values are added up."""
+    """Return whether a reduction sums the values of a worker's microbatches."""
     return op == "sum" if isinstance(op, str) else op.adds_up

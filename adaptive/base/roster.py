@@ -1,8 +1,8 @@
-"""Who is there, as code that communicates may use it: any operation may change it.
+"""Handling changes of membership in code that communicates: any collective may change it.
 
-Members, ranks and the number of processes change in an operation, when others are lost. So what was read before an
-operation describes the past after it. Three ways to deal with that: keep what was read, and compare later (`Roster`);
-do the work again (`with_same_members`); ask again (`said_by_first`).
+Members, ranks and the number of processes change inside a collective, when processes are lost. So values read before a
+collective may be outdated after it. There are three ways to handle that: keep the values and compare later (`Roster`),
+repeat the work (`with_same_members`), or ask again (`said_by_first`).
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class Roster(NamedTuple):
 
     @staticmethod
     def of(world: Changing) -> Roster:
-        """The members now."""
+        """Return the current members."""
         return Roster(dict(zip(world.members, world.joined_in_generation, strict=True)), world.generation)
 
     @property
@@ -56,7 +56,7 @@ class Roster(NamedTuple):
 
 
 def with_same_members(world: Changing, work: Callable[[], T]) -> T:
-    """Return what `work` returns; do the work again if members left or joined in the course of it.
+    """Return the result of `work`; repeat it if members left or joined meanwhile.
 
     Args:
       work: communicates, and depends on who is there. Called on every process alike.

@@ -1,4 +1,4 @@
-"""What happened when, in this process: spans of time, each on a track, to be looked at side by side."""
+"""A timeline of this process: spans of time on tracks, as profilers show them."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ from typing import Any, NamedTuple
 
 from .activity import BETWEEN, EXCHANGING, OTHER, WAITING, Breakdown
 
-STEPS = "steps"  # the track of the thread of the steps
+STEPS = "steps"  # the track of the thread that runs the steps
 COMPILER = "compiler"
 _ACTIVITIES = (*Breakdown._fields, "between steps")
 
 
 class Span(NamedTuple):
-    """One thing that took time, by the clock of `time.perf_counter`."""
+    """A span of time, in seconds of `time.perf_counter`."""
 
-    track: int | str  # a worker of this process by its place, or what else there is
+    track: int | str  # local index of a worker, or another track's name
     name: str
     began: float
     ended: float
@@ -23,11 +23,11 @@ class Span(NamedTuple):
 
 
 class Timeline:
-    """The spans of a stretch of steps.
+    """The spans of some steps.
 
     Attributes:
-      arrivals: when each message had come. It comes to all processes at nearly the same time: clocks of hosts are
-        compared by that.
+      arrivals: time of each message's arrival. A message arrives on all processes at nearly the same time, which is
+        used to align the clocks of hosts.
     """
 
     def __init__(self) -> None:
@@ -37,15 +37,15 @@ class Timeline:
         self._message = ""
 
     def add(self, track: int | str, name: str, began: float, ended: float | None = None, **details: Any) -> None:
-        """Something has taken from `began` until `ended`, or now."""
+        """Add a span from `began` until `ended`, or until now."""
         self.spans.append(Span(track, name, began, time.perf_counter() if ended is None else ended, details))
 
     def sends(self, message: str) -> None:
-        """What is exchanged next."""
+        """Set the name of the message that is exchanged next."""
         self._message = message
 
     def turned(self, activity: int, began: float, ended: float, waited: float) -> None:
-        """An activity has ended, in the thread of the steps; the listener of `Activity`."""
+        """Add a span for an activity that ended; the callback of `Activity`."""
         if activity == OTHER:
             return
         details = {"message": self._message} if activity == EXCHANGING else {}

@@ -18,9 +18,9 @@ from adaptive.base.jaxprs import nested_equations
 from adaptive.graph.flow import Scope
 from adaptive.graph.plan import Contribution, Plan
 from adaptive.graph.trace import Atom, operands_of
-from adaptive.operators.claims import claim_p
 from adaptive.operators.collectives import collective_p
 from adaptive.operators.operator_state import state_read_p
+from adaptive.operators.replication_claims import assert_scope_p
 from adaptive.operators.sources import CALLS, EXAMPLES, source_p
 
 Place = tuple[int, int]  # a contribution: its message and its number in it
@@ -88,7 +88,7 @@ class Influence:
                 name = eqn.params["source"].name
                 if name in (EXAMPLES.name, CALLS.name):
                     self._facts[eqn.outvars[0]] = Facts(sources=frozenset([name]))
-            elif eqn.primitive is claim_p:
+            elif eqn.primitive is assert_scope_p:
                 self._facts.update((v, self.of(a)) for a, v in zip(eqn.invars, eqn.outvars, strict=True))
             elif eqn.primitive is not state_read_p:
                 self._of_equation(eqn)

@@ -1,4 +1,4 @@
-"""Arrays in a folder, by orbax. The one file that knows it; it is imported when it is first needed."""
+"""Write and read arrays by orbax. The only module that imports it, on first use."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ if TYPE_CHECKING:
 
 
 def write(arrays: Mapping[str, np.ndarray], folder: Path) -> None:
-    """Write arrays, none of them empty, to a folder that is not there yet. They are on the disk when this returns.
+    """Write non-empty arrays to a new folder, and flush them to the disk.
 
     Raises:
-      OSError: the system refuses it, because the disk is full.
-      Exception: whatever else orbax and the libraries below it say where it cannot be done.
+      OSError: the system refuses the write, such as for a full disk.
+      Exception: another error of orbax or its libraries.
     """
     import orbax.checkpoint as ocp
 
@@ -33,7 +33,7 @@ def write(arrays: Mapping[str, np.ndarray], folder: Path) -> None:
 
 
 def read(folder: Path) -> dict[str, np.ndarray]:
-    """What `write` has written."""
+    """Return the arrays that `write` wrote."""
     import orbax.checkpoint as ocp
 
     with _checkpointer() as checkpointer:
@@ -75,7 +75,7 @@ def _not_of_orbax(record: logging.LogRecord) -> bool:
 
 
 class _WithoutClosedLoops:
-    """An `unraisablehook` that passes over "Event loop is closed" where no code of Python's has called the loop."""
+    """An `unraisablehook` that ignores "Event loop is closed" from calls outside Python code."""
 
     before: Callable[[Any], Any]
 
@@ -90,7 +90,7 @@ class _WithoutClosedLoops:
 
 
 class _NotCopied(np.ndarray):
-    """An array that orbax need not copy before it writes it: nobody changes it meanwhile."""
+    """An array that orbax need not copy before writing, because it doesn't change meanwhile."""
 
     def __deepcopy__(self, memo: Any) -> _NotCopied:
         return self
@@ -102,9 +102,9 @@ def load_library() -> None:
 
 
 def _checkpointer() -> ocp.Checkpointer:
-    """One for this process alone: where several train, one writes, and no other hears of it from orbax.
+    """Return an orbax checkpointer for this process alone, without barriers between processes.
 
-    Nothing is compressed: weights hardly shrink, and it would take the steps' cores for several times as long.
+    Nothing is compressed: weights hardly shrink, and compression would occupy the cores for several times as long.
     """
     import orbax.checkpoint as ocp
 

@@ -1,12 +1,12 @@
-"""A directory of checkpoints: each a folder, numbered in the order in which they were written.
+"""A directory of checkpoints: one folder each, numbered in the order of writing.
 
     run/000012-step-400/    the twelfth, of step 400
-    run/.unfinished-…/      being written; or left by a writer that was killed, and never read
-    run/writer.lock         who writes (`lock.py`)
-    run/run.json            whose checkpoints these are, or will be: the run's id
+    run/.unfinished-…/      being written, or left by a writer that was killed; never read
+    run/writer.lock         the current writer (`lock.py`)
+    run/run.json            the id of the run that owns the directory
 
-The newest is the one that was written last, and not the one of the largest step: who goes on from step 200 has left the
-course that led to step 400.
+The newest checkpoint is the one written last, not the one with the largest step: a run that restarts from step 200
+abandons the steps up to 400.
 """
 
 from __future__ import annotations
@@ -19,19 +19,19 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
-from .whole import SEAL, DamagedError, check, seal, to_disk, write_through
+from .manifest import MANIFEST, DamagedError, sync_folder, verify, write_manifest, write_through
 
 _NAME = re.compile(r"(\d{6,})-step-(\d+)")
 _UNFINISHED = ".unfinished-"
 _RUN = "run.json"
 
 
-class Whole(NamedTuple):
-    """A checkpoint that was found whole.
+class VerifiedCheckpoint(NamedTuple):
+    """A checkpoint whose files match its manifest.
 
     Attributes:
-      seal: a digest; equal where checkpoints are.
-      notes: on newer ones that are not whole.
+      seal: digest of the manifest; equal for equal checkpoints.
+      notes: one line for each newer checkpoint that is damaged.
     """
 
     path: Path
@@ -40,7 +40,7 @@ class Whole(NamedTuple):
 
 
 def checkpoints(directory: Path) -> list[Path]:
-    """All of them, whole or not; the newest first.
+    """Return the folders of all checkpoints, damaged ones included, the newest first.
 
     Raises:
       OSError: the directory cannot be read.
@@ -52,12 +52,12 @@ def checkpoints(directory: Path) -> list[Path]:
 
 
 def belongs_to(path: Path) -> Path:
-    """The directory that a checkpoint is in; a path that is no checkpoint's is its own."""
+    """Return the directory that holds a checkpoint; any other path is returned unchanged."""
     return path.parent if _NAME.fullmatch(path.name) and path.is_dir() else path
 
 
 def run_of(directory: Path) -> str:
-    """Return the id of the run that writes to a directory; "" if none has begun to."""
+    """Return the id of the run that owns a directory, or ""."""
     try:
         run_id = json.loads((directory / _RUN).read_bytes())["run_id"]
     except (OSError, ValueError, LookupError, TypeError):
@@ -65,11 +65,11 @@ def run_of(directory: Path) -> str:
     return run_id if isinstance(run_id, str) else ""
 
 
-def claim(directory: Path, run_id: str) -> None:
-    """Note whose checkpoints a directory holds, or will hold. For who holds the lock.
+def record_owner(directory: Path, run_id: str) -> None:
+    """Record the run that owns a directory. The caller holds the lock.
 
     Raises:
-      OSError: the directory cannot be written.
+      OSError: the directory is not writable.
     """
     if run_of(directory) != run_id:
         write_through(directory / _RUN, json.dumps({"run_id": run_id}).encode())
@@ -81,50 +81,51 @@ def step_of(path: Path) -> int | None:
     return None if match is None else int(match[2])
 
 
-def newest_whole(path: Path, fits: Callable[[Path], None] = lambda _: None) -> Whole | None:
-    """Return the newest checkpoint of a directory that is whole, or the one that `path` itself is; None if there is
-    none at all. A checkpoint that a live writer deletes meanwhile is not there.
+def newest_verified(path: Path, fits: Callable[[Path], None] = lambda _: None) -> VerifiedCheckpoint | None:
+    """Return the newest undamaged checkpoint of a directory, or the checkpoint at `path` itself; `None` without any.
+
+    Skips checkpoints that a live writer deletes meanwhile.
 
     Args:
-      fits: raises DamagedError where a checkpoint that is whole cannot be used.
+      fits: raises DamagedError for an undamaged checkpoint that cannot be used.
 
     Raises:
-      DamagedError: there are, and none is whole.
+      DamagedError: there are checkpoints, and all are damaged.
       OSError: the directory cannot be read.
     """
     notes: list[str] = []
     gone = False
     for each in [path] if belongs_to(path) != path else checkpoints(path):
         try:
-            digest = check(each)
+            digest = verify(each)
             fits(each)
-            return Whole(each, digest, tuple(notes))
+            return VerifiedCheckpoint(each, digest, tuple(notes))
         except DamagedError as error:
             if each.is_dir():
                 notes.append(f"the checkpoint {each.name} is passed over: {error}")
             gone = gone or not each.is_dir()
     if gone:  # a writer deletes a checkpoint when it has finished newer ones
-        return newest_whole(path, fits)
+        return newest_verified(path, fits)
     if notes:
         raise DamagedError("\n".join(notes))
     return None
 
 
 def commit(directory: Path, step: int, fill: Callable[[Path], None], may: Callable[[], None]) -> Path:
-    """Write a checkpoint: all of it is there at once, or nothing is.
+    """Write a checkpoint atomically.
 
     Args:
-      fill: writes its files into a folder.
-      may: raises if it is not for this process to write any more.
+      fill: writes the files into a folder.
+      may: raises if this process has lost the right to write.
 
     Returns:
-      Its folder.
+      The checkpoint's folder.
     """
     unfinished = directory / f"{_UNFINISHED}{uuid.uuid4().hex}"
     try:
         unfinished.mkdir()
         fill(unfinished)
-        seal(unfinished)
+        write_manifest(unfinished)
         may()
         number = 1 + max((int(path.name.partition("-")[0]) for path in checkpoints(directory)), default=0)
         path = directory / f"{number:06}-step-{step}"
@@ -132,22 +133,22 @@ def commit(directory: Path, step: int, fill: Callable[[Path], None], may: Callab
     except BaseException:
         shutil.rmtree(unfinished, ignore_errors=True)  # the room that it took may be what is missing
         raise
-    to_disk(directory)
+    sync_folder(directory)
     return path
 
 
 def prune(directory: Path, keep: int) -> None:
-    """Delete what is older than the newest `keep` that have been finished."""
-    finished = [path for path in checkpoints(directory) if (path / SEAL).exists()]
+    """Delete the checkpoints older than the newest `keep` finished ones."""
+    finished = [path for path in checkpoints(directory) if (path / MANIFEST).exists()]
     if len(finished) > keep:
         oldest = checkpoints(directory).index(finished[keep - 1])
         for path in checkpoints(directory)[oldest + 1 :]:
             going = directory / f"{_UNFINISHED}{uuid.uuid4().hex}"
-            path.rename(going)  # half of one is not to be taken for one that is damaged
+            path.rename(going)  # a half-deleted folder must not look damaged
             shutil.rmtree(going, ignore_errors=True)
 
 
 def sweep(directory: Path) -> None:
-    """Delete what writers that were killed have left. For who holds the lock."""
+    """Delete unfinished folders that killed writers left. The caller holds the lock."""
     for path in directory.glob(f"{_UNFINISHED}*"):
         shutil.rmtree(path, ignore_errors=True)

@@ -1,9 +1,9 @@
-"""A directory has one writer: a lock file says which, and that it lives.
+"""The writer lock of a directory: a lock file that names the writer and shows that it is alive.
 
-Locks of the operating system do not hold between hosts on every file system; that a file is made by one process alone
-does. Its owner writes a number into it that grows every few seconds, its *beat*. On the host of the owner anybody can
-see whether that process lives. From elsewhere, a lock without beats is taken for one whose owner has been killed. No
-clocks are compared: who wants the lock looks twice.
+Locks of the operating system don't hold between hosts on every file system, but exclusive creation of a file does. The
+owner writes a growing number into the file every few seconds, its *beat*. On the owner's host, other processes check
+whether its process runs. On other hosts, a lock without new beats belongs to a killed owner. No clocks are compared:
+the file is read twice.
 """
 
 from __future__ import annotations
@@ -23,19 +23,19 @@ from typing import Any
 
 LOCK = "writer.lock"
 BEAT_SECONDS = 5.0
-_MISSED = 4  # beats, after which an owner on another host is taken for dead
+_MISSED = 4  # missed beats, after which an owner on another host counts as dead
 
-_CLOCK_SET = 60.0  # seconds by which a process's birth may seem to have moved, when the host's clock was set
+_CLOCK_SET = 60.0  # tolerance of a process's start time in seconds, as the host's clock may be adjusted
 
 _log = logging.getLogger("adaptive")
 
 
 class HeldError(Exception):
-    """Another writer holds the lock. Says who."""
+    """Another writer holds the lock; the message names it."""
 
 
 class Lock:
-    """The right to write to a directory.
+    """The exclusive right to write to a directory.
 
     Args:
       beat: seconds between beats.
@@ -49,15 +49,15 @@ class Lock:
 
     @property
     def held(self) -> bool:
-        """Whether it is this writer's, and nobody has taken it for dead."""
+        """Whether this writer holds the lock, and no other has taken it over."""
         return self._file is not None and _read(self._path).get("id") == self._owner["id"]
 
     def acquire(self) -> None:
-        """Take the lock, that of a dead owner too; which takes a while if that was on another host.
+        """Acquire the lock, also from a dead owner; that takes some beats if the owner was on another host.
 
         Raises:
-          HeldError: its owner lives.
-          OSError: the directory cannot be written.
+          HeldError: the owner is alive.
+          OSError: the directory is not writable.
         """
         self.release()
         while not self._create():
@@ -73,7 +73,7 @@ class Lock:
         threading.Thread(target=self._keep_beating, name="adaptive-lock", daemon=True).start()
 
     def release(self) -> None:
-        """Give it back, if it is held."""
+        """Release the lock, if held."""
         self._over.set()
         if self._file is not None:
             held, file, self._file = self.held, self._file, None
@@ -83,16 +83,16 @@ class Lock:
                 self._path.unlink(missing_ok=True)
 
     def check(self) -> None:
-        """Raise if it is not this writer's any more.
+        """Raise if this writer has lost the lock.
 
         Raises:
-          HeldError: another one has taken it.
+          HeldError: another writer holds it.
         """
         if not self.held:
             raise HeldError(_words(_read(self._path)))
 
     def _create(self) -> bool:
-        """Make the file, unless there is one: with all that it says, so that nobody finds one that says nothing yet."""
+        """Create the lock file unless it exists, with its content in place from the first moment."""
         import psutil
 
         host, pid, born = socket.gethostname(), os.getpid(), psutil.Process().create_time()
@@ -112,7 +112,7 @@ class Lock:
         return made
 
     def _write(self, beat: int) -> None:
-        """Into the file that was made, wherever it has been moved to: it cannot hit the lock of another."""
+        """Write a beat through the open file, which cannot be another writer's lock file."""
         file = self._file
         if file is not None:
             os.pwrite(file, json.dumps({**self._owner, "beat": f"{beat:012}"}).encode(), 0)
@@ -126,7 +126,7 @@ class Lock:
                 self._write(beat)
 
     def _lives(self, found: dict[str, Any]) -> bool:
-        """Whether the owner of a lock lives. Waits for some beats where it cannot be seen."""
+        """Return whether a lock's owner is alive. Waits for some beats if the owner is on another host."""
         if found.get("place") == _place():
             return _is_running(found.get("pid"), found.get("born"))
         seconds = _MISSED * self._beat
@@ -141,7 +141,7 @@ class Lock:
 
 
 def _linked(new: Path, path: Path) -> bool:
-    """Give a file its name, unless there is one of that name."""
+    """Link a file to its final name. Return False if that name exists."""
     try:
         os.link(new, path)
     except FileExistsError:
@@ -155,7 +155,7 @@ def _linked(new: Path, path: Path) -> bool:
 
 @contextmanager
 def _alone(directory: Path) -> Iterator[None]:
-    """Without anyone else in here, of this host at least, and of others where the file system sees to it."""
+    """Exclude other processes of this host, and of other hosts if the file system supports it."""
     handle = os.open(directory, os.O_RDONLY)
     try:
         with suppress(OSError):  # some cannot, and nobody may ever see the difference
@@ -166,7 +166,7 @@ def _alone(directory: Path) -> Iterator[None]:
 
 
 def _read(path: Path) -> dict[str, Any]:
-    """What a lock says; nothing if it says nothing that can be read."""
+    """Return the content of a lock file; {} if it is missing or not readable."""
     try:
         found = json.loads(path.read_bytes())
     except (OSError, ValueError):
@@ -183,7 +183,7 @@ def _words(found: dict[str, Any]) -> str:
 
 
 def _place() -> list[str]:
-    """Where process numbers mean the same: a host, since it was started, and a container in it."""
+    """Return what identifies a pid namespace: host name, boot id and container."""
     place = [socket.gethostname()]
     with suppress(OSError):
         place += [Path("/proc/sys/kernel/random/boot_id").read_text().strip(), os.readlink("/proc/self/ns/pid")]

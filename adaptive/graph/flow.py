@@ -18,9 +18,9 @@ from typing import Any, NamedTuple
 from jax.extend.core import DropVar, JaxprEqn, Var
 
 from adaptive.base.jaxprs import asks_the_host, has_effects
-from adaptive.operators.claims import claim_p
 from adaptive.operators.collectives import collective_p, operands
 from adaptive.operators.operator_state import state_read_p, state_write_p
+from adaptive.operators.replication_claims import assert_scope_p
 from adaptive.operators.sources import source_p
 
 from .trace import Atom, Graph, operands_of
@@ -41,8 +41,8 @@ class Origin(NamedTuple):
     """Where a segment's input comes from: `kind` and its indices.
 
     ("state", i), ("batch", i), ("source", name), ("slot", k, leaf), ("const", i), ("message", level, contribution),
-    ("once", level, i) and ("call", level, i): the i-th kept value of that segment. ("crossing", i): the i-th value that
-    one stage of a segment takes from earlier ones.
+    ("prologue", level, i) and ("call", level, i): the i-th kept value of that segment. ("crossing", i): the i-th value
+    that one stage of a segment takes from earlier ones.
     """
 
     kind: str
@@ -121,8 +121,8 @@ class Flow:
             scope, level = self.scope_of(eqn.invars), self.level_of(eqn.invars)
             if eqn.primitive is collective_p:
                 scope, level = self._combined(number, eqn)
-            elif eqn.primitive is claim_p:
-                replicated = eqn.params["claim"] == "replicated"
+            elif eqn.primitive is assert_scope_p:
+                replicated = eqn.params["scope"] == "replicated"
                 for var, operand in zip(eqn.outvars, eqn.invars, strict=True):
                     self.scope[var] = Scope.ALL if replicated else self.scope_of([operand])
                     self.level[var] = self.level_of([operand])

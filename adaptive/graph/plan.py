@@ -83,7 +83,8 @@ class Segment:
     def wiring(self) -> dict[str, list[tuple[Any, int]]]:
         """Where the inputs of each kind come from, in order."""
         kinds: dict[str, list[tuple[Any, int]]] = {
-            kind: [] for kind in ("state", "slot", "const", "batch", "once", "call", "source", "message", "crossing")
+            kind: []
+            for kind in ("state", "slot", "const", "batch", "prologue", "call", "source", "message", "crossing")
         }
         for _, origin in self.inputs:
             kinds[origin.kind].append((origin.index, origin.item))
@@ -144,7 +145,7 @@ class Plan:
     graph: Graph
     messages: tuple[Message, ...]
     calls: dict[int, Segment]
-    onces: dict[int, Segment]
+    prologues: dict[int, Segment]
     final: Segment
     sources: tuple[Source, ...]
     slots: tuple[OperatorState, ...]
@@ -202,7 +203,7 @@ class Plan:
     @cached_property
     def signature(self) -> tuple:
         """All that must be equal between the plans of two sizes of one driver, and between workers."""
-        segments = [*self.calls.values(), *self.onces.values(), self.final]
+        segments = [*self.calls.values(), *self.prologues.values(), self.final]
         return (
             tuple((m.level, m.gate, m.stage, tuple(c.signature for c in m)) for m in self.messages),
             tuple(

@@ -20,11 +20,11 @@ from adaptive.base.ambient import AmbientContext
 from adaptive.base.errors import AdaptiveError, CollectiveError, DriverError
 from adaptive.base.source_lines import at
 from adaptive.base.thread_status import thread_status
-from adaptive.operators.published import Boards
+from adaptive.operators.peer_read import Boards
 
-from .cut import plan
 from .expressions import Expressions, another_program, check_same_operators, first_difference, sized
 from .function_check import check_functions, check_functions_again
+from .partition import plan
 from .plan import Plan
 from .stages import Groups
 from .trace import Graph, trace

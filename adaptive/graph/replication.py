@@ -11,9 +11,9 @@ from jax.extend.core import JaxprEqn, Var
 from adaptive.base.decision import Known
 from adaptive.base.errors import CollectiveError, ReplicationError
 from adaptive.base.source_lines import at, line_of
-from adaptive.operators.claims import claim_p
 from adaptive.operators.collectives import collective_p, operands
 from adaptive.operators.hooks import Hook, hook_p
+from adaptive.operators.replication_claims import assert_scope_p
 
 from .flow import Flow, Scope
 from .trace import Atom, describe, operands_of
@@ -28,7 +28,7 @@ def check_replication(flow: Flow) -> None:
       CollectiveError: an operator was given what is replicated where it takes a worker's own.
     """
     for eqn in flow.graph.eqns:
-        if eqn.primitive is claim_p:
+        if eqn.primitive is assert_scope_p:
             _check_claim(flow, eqn)
         if eqn.primitive is hook_p:
             _check_hook(flow, eqn)
@@ -55,7 +55,7 @@ def check_replication(flow: Flow) -> None:
 
 def _check_claim(flow: Flow, eqn: JaxprEqn) -> None:
     where, scope = at(line_of(eqn.source_info)), flow.scope_of(eqn.invars)
-    if eqn.params["claim"] == "local" and scope == Scope.ALL:
+    if eqn.params["scope"] == "local" and scope == Scope.ALL:
         raise CollectiveError(
             f"{eqn.params['what']}{where} "
             + _NOT_LOCAL.get(
@@ -66,7 +66,7 @@ def _check_claim(flow: Flow, eqn: JaxprEqn) -> None:
                 f"    mon.{eqn.params['what']}(grads, avg_grads)",
             )
         )
-    if eqn.params["claim"] == "reduced" and scope != Scope.ALL:
+    if eqn.params["scope"] == "reduced" and scope != Scope.ALL:
         if eqn.params["what"] == "divergence":
             raise CollectiveError(
                 f"divergence{where} is given an average= that can differ between workers: it comes from "
@@ -79,7 +79,7 @@ def _check_claim(flow: Flow, eqn: JaxprEqn) -> None:
             "    avg_grads = comm.all_reduce(grads)\n"
             f"    mon.{eqn.params['what']}(grads, avg_grads)"
         )
-    if eqn.params["claim"] == "replicated" and scope == Scope.CALL:
+    if eqn.params["scope"] == "replicated" and scope == Scope.CALL:
         cause = Trail(flow, _narrowest(flow, eqn.invars)).cause
         raise ReplicationError(
             f"{eqn.params['what']}{where} is said of a value that comes from {cause}. That is another one in every "

@@ -19,7 +19,7 @@ import numpy as np
 from jax.extend.core import DropVar, JaxprEqn, Var
 
 from adaptive.base.jaxprs import has_effects, has_ordered_effects, nested
-from adaptive.operators.claims import claim_p
+from adaptive.operators.replication_claims import assert_scope_p
 
 from .flow import Origin, Scope
 from .plan import Contribution, Message, Plan, Segment, Stage
@@ -252,7 +252,7 @@ def _one_by_one(eqns: Iterable[JaxprEqn]) -> list[JaxprEqn]:
     """Claims of many values as claims of one: else each would wait for all."""
     found = []
     for eqn in eqns:
-        if eqn.primitive is claim_p:
+        if eqn.primitive is assert_scope_p:
             pairs = zip(eqn.invars, eqn.outvars, strict=True)
             found += [eqn.replace(invars=[operand], outvars=[var]) for operand, var in pairs]
         else:

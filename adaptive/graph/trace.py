@@ -34,12 +34,12 @@ from adaptive.operators.axis import (
     without_divisions,
 )
 from adaptive.operators.batch_key import check_rows
-from adaptive.operators.claims import claim_p
 from adaptive.operators.collectives import collective_p, operands
 from adaptive.operators.context import Minibatches, Tracing, trace_as
 from adaptive.operators.hooks import hook_p
 from adaptive.operators.operator_state import state_read_p, state_write_p
-from adaptive.operators.published import Boards, Pairing, numbered, of_another_p
+from adaptive.operators.peer_read import Boards, Pairing, numbered, read_peer_p
+from adaptive.operators.replication_claims import assert_scope_p
 from adaptive.operators.sources import SEED, STEP, WORKER, Source, read, source_p
 
 Atom: TypeAlias = Var | Literal
@@ -49,7 +49,7 @@ OPERATORS = {
     state_read_p: "operator state",
     state_write_p: "operator state",
     hook_p: "hook",
-    claim_p: "claim",
+    assert_scope_p: "assertion",
 }
 _RESULTLESS = (hook_p, state_write_p)
 
@@ -150,7 +150,7 @@ def _traced(
     driver: Callable, state: Any, batch: Any, capacity: int, boards: Boards
 ) -> tuple[Tracing, ClosedJaxpr, tuple[Any, ...]]:
     """The driver's jaxpr, and what the trace has taken down; traced twice where it calls what has to close over numbers
-    of the worker (see `published.py`).
+    of the worker (see `peer_read.py`).
     """
     examples = jax.tree.leaves(batch)[0].shape[0]
     with trace_as(capacity, examples, boards) as tracing:
@@ -179,7 +179,7 @@ def _jaxpr_of(driver: Callable, state: Any, batch: Any, tracing: Tracing) -> tup
 def _pairings(eqns: Sequence[JaxprEqn]) -> Iterator[Pairing]:
     for eqn in eqns:
         for inner in (eqn, *nested_equations(eqn)):
-            if inner.primitive is of_another_p:
+            if inner.primitive is read_peer_p:
                 yield inner.params["pairing"]
 
 
@@ -366,7 +366,7 @@ def describe(eqn: JaxprEqn) -> str:
         return f"source {params['source'].name!r}"
     if eqn.primitive is hook_p:
         return f"hook {params['hook'].name!r}"
-    if eqn.primitive is claim_p:
+    if eqn.primitive is assert_scope_p:
         return params["what"]
     return f"operator state {params['label']!r}" if eqn.primitive is state_read_p else "operator state"
 
@@ -381,6 +381,6 @@ def _refusal(inner: JaxprEqn, outer: JaxprEqn) -> CollectiveError:
         "source": "Read it before, and pass the value in.",
         "operator state": "Apply the operator to the loop's result, behind it.",
         "hook": "Hand over the loop's result, behind it.",
-        "claim": "Say it of the loop's result, behind it.",
+        "assertion": "Say it of the loop's result, behind it.",
     }[_kind_of(inner)]
     return CollectiveError(f"{describe(inner)}{at(where)} stands inside {holder(outer)}. {advice}")

@@ -9,11 +9,11 @@ was entered last (by nobody, where there is none: one worker), operator state is
 hooks and claims are passed by. So `print` and `pdb` work in a driver.
 """
 
-from .claims import claim as claim
 from .collectives import collective as collective
 from .hooks import Hook as Hook
 from .hooks import hook as hook
 from .operator_state import operator_state as operator_state
+from .replication_claims import assert_scope as assert_scope
 from .sources import Reading as Reading
 from .sources import Source as Source
 from .sources import read as read

@@ -26,7 +26,7 @@ class Tracing(NamedTuple):
     `must_stay` lists the operators without a result that the driver has called: what marks each one's equation, and
     what to call it in an error if there is none in the graph. `minibatches` lists the ways in which the driver cuts its
     batch. `numbers` holds a value of the driver's outermost function, for operators that may stand in a loop and want
-    to know the worker, the step and the seed (`published.py`): it is empty until one of them has said so, by
+    to know the worker, the step and the seed (`peer_read.py`): it is empty until one of them has said so, by
     `wants_numbers`; then the driver is traced again. `hints` are added to a TypeError that the driver raises.
     """
 

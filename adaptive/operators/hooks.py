@@ -14,14 +14,14 @@ from adaptive.base.decision import Handler
 from adaptive.base.tree_paths import leaf_names
 
 from .context import only_in_programs, stays
-from .inert import inert
+from .no_result import no_result
 
 hook_p = Primitive("hook")  # *values ->
 hook_p.multiple_results = True
 hook_p.def_abstract_eval(lambda *operands, hook: [])
 hook_p.def_impl(lambda *operands, hook: [])
 only_in_programs(hook_p)
-inert(hook_p)
+no_result(hook_p)
 
 
 @dataclass(frozen=True, eq=False)

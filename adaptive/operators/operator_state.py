@@ -15,7 +15,7 @@ from adaptive.base.errors import CollectiveError
 from adaptive.base.source_lines import at, current_line
 
 from .context import only_in_programs, stays
-from .inert import inert
+from .no_result import no_result
 
 
 class Frozen:
@@ -89,4 +89,4 @@ def operator_state(label: str, init: Any, update: Callable[[Any], tuple[Any, Any
     return result
 
 
-inert(state_write_p)
+no_result(state_write_p)

@@ -11,8 +11,8 @@ from adaptive.base.current import current_world, why_not_alone
 from adaptive.base.errors import CollectiveError
 from adaptive.base.source_lines import at, current_line
 
-from .claims import claim
 from .context import tracing
+from .replication_claims import assert_scope
 from .sources import BATCH_SIZE, EXAMPLES, GLOBAL_BATCH, OFFSET, SEED, STEP, WORKER, WORKERS, read
 
 T = TypeVar("T")
@@ -121,7 +121,7 @@ def replicated(tree: T) -> T:
     Raises:
       ReplicationError: it is computed from the batch.
     """
-    return claim("replicated", tree, "ad.replicated")
+    return assert_scope("replicated", tree, "ad.replicated")
 
 
 def step_key() -> jax.Array:

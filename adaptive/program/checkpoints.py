@@ -11,8 +11,8 @@ from typing import Any, NamedTuple
 
 from adaptive.base.errors import CheckpointError
 from adaptive.base.numbers import whole
-from adaptive.disk.directory import Whole, newest_whole
-from adaptive.disk.whole import DamagedError
+from adaptive.disk.directory import VerifiedCheckpoint, newest_verified
+from adaptive.disk.manifest import DamagedError
 
 from .stored import check_step, load
 
@@ -125,14 +125,14 @@ def path_of(directory: Any) -> Path:
     return Path(os.path.abspath(os.path.expanduser(text)))
 
 
-def found_at(path: Path) -> Whole:
+def found_at(path: Path) -> VerifiedCheckpoint:
     """Return the newest complete checkpoint at a path.
 
     Raises:
       CheckpointError: there is none at all (a `NoneThereError`), or none is whole.
     """
     try:
-        found = newest_whole(path, check_step)
+        found = newest_verified(path, check_step)
     except DamagedError as error:
         raise CheckpointError(f"no checkpoint in {path} is whole:\n{error}") from None
     except OSError as error:

@@ -40,8 +40,8 @@ def explain(
         lines.append(f"each worker's data is its own: {sum(shards)} examples = {_sizes(shards)}")
     lines.append("")
     for level in range(plan.levels + 1):
-        if level in plan.onces:
-            lines.append(f"segment  once per step          {_work(plan.onces[level])}")
+        if level in plan.prologues:
+            lines.append(f"segment  once per step          {_work(plan.prologues[level])}")
         if level in plan.calls:
             sizes = "bucket size" if plan.splittable and resizable else "batch size"
             lines.append(f"segment  per kernel call        {_work(plan.calls[level])}; compiled for each {sizes}")

@@ -8,7 +8,7 @@ from adaptive.base.board import Board, OffersBoards
 from adaptive.base.errors import CollectiveError
 from adaptive.base.world import World
 from adaptive.graph.plan import Plan
-from adaptive.operators.published import Boards, Pairing
+from adaptive.operators.peer_read import Boards, Pairing
 
 
 class ProgramBoards:

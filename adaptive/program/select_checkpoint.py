@@ -10,7 +10,7 @@ from adaptive.base.errors import CheckpointError
 from adaptive.base.roster import said_by_first
 from adaptive.base.world import World
 from adaptive.disk.directory import belongs_to, run_of
-from adaptive.disk.whole import DamagedError, check
+from adaptive.disk.manifest import DamagedError, verify
 
 from .checkpoints import Checkpoints, NoneThereError, found_at, load_found, path_of
 
@@ -102,7 +102,7 @@ def _selection(path: Path, missing_ok: bool) -> tuple[str, str, tuple[str, ...]]
 def _check_same(found: Path, seal: str, rank: int) -> None:
     """Raise a CheckpointError if this process sees another checkpoint than rank 0, or none."""
     try:
-        same = check(found) == seal
+        same = verify(found) == seal
     except DamagedError as error:
         same, why = False, str(error)
     else:

@@ -21,7 +21,7 @@ from adaptive.base.errors import CheckpointError
 from adaptive.base.tree_paths import Name, by_name
 from adaptive.disk import arrays
 from adaptive.disk.directory import step_of
-from adaptive.disk.whole import DamagedError, write_through
+from adaptive.disk.manifest import DamagedError, write_through
 
 _FORMAT = 1
 _TREES = ("state", "slots", "hooks")

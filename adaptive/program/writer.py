@@ -14,7 +14,7 @@ import numpy as np
 from adaptive.base.arrays import numbers_of
 from adaptive.base.errors import CheckpointError
 from adaptive.disk import arrays
-from adaptive.disk.directory import checkpoints, claim, commit, prune, sweep
+from adaptive.disk.directory import checkpoints, commit, prune, record_owner, sweep
 from adaptive.disk.lock import HeldError, Lock
 
 from .checkpoints import Checkpoints
@@ -108,7 +108,7 @@ class Writer:
             )
         sweep(self._path)
         with suppress(OSError):  # a full disk ends no run
-            claim(self._path, run_id)
+            record_owner(self._path, run_id)
         arrays.load_library()
 
     @property

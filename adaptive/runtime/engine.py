@@ -98,7 +98,7 @@ class Engine:
             neutral=NeutralContributions(plan, steps.layouts, world),
             consts={
                 (s.kind, s.level, i): [constants.on(device, values[n]) for n in s.reads("const")]
-                for s in (*plan.onces.values(), plan.final)
+                for s in (*plan.prologues.values(), plan.final)
                 for i, device in enumerate(world.devices)
             },
             channels=[

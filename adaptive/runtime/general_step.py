@@ -118,7 +118,7 @@ class GeneralStep:
         workers, inputs = self._ctx.workers, self._steps.inputs[segment.kind, segment.level]
         given = inputs.of_state(workers.states[local_index], workers.slots[local_index])
         if inputs.in_step:
-            given["once"] = [self._once_outputs[level][local_index][i] for level, i in inputs.once]
+            given["prologue"] = [self._once_outputs[level][local_index][i] for level, i in inputs.once]
             given["call"] = [self._kernel_outputs[level][local_index][microbatch][i] for level, i in inputs.call]
             given["message"] = [self._messages[number][local_index] for number in inputs.messages]
         return given
@@ -132,14 +132,14 @@ class GeneralStep:
         return given
 
     def _run_once(self, level: int) -> None:
-        segment = self._plan.onces.get(level)
+        segment = self._plan.prologues.get(level)
         if segment is None:
             return
         self._start()
         self._once_outputs[level] = {}
         for local_index in self._ctx.workers.present:
             given, began = self._whole(local_index, segment), time.perf_counter()
-            out = self._ctx.programs["once", level, local_index](given)
+            out = self._ctx.programs["prologue", level, local_index](given)
             self._trace(local_index, f"once, before message {level + 1}", began, out)
             self._once_outputs[level][local_index] = out["outputs"]
             if "parts" in out:
@@ -163,7 +163,7 @@ class GeneralStep:
         segment = self._plan.calls.get(level)
         if segment is None:
             return
-        if level not in self._plan.onces:
+        if level not in self._plan.prologues:
             self._start()
         self._kernel_outputs[level] = {
             i: self._run_microbatches(i, level, segment)

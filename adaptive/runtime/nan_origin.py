@@ -21,7 +21,7 @@ from adaptive.base.jaxprs import has_effects
 from adaptive.base.source_lines import at, line_of
 from adaptive.graph.plan import Plan
 from adaptive.graph.trace import Atom, describe, operands_of
-from adaptive.operators.published import publishes
+from adaptive.operators.peer_read import publishes
 
 from .segment import evaluate
 

@@ -67,10 +67,10 @@ class Programs(dict[tuple[str, int, int], Callable[..., Any]]):
             return []
         # Each program is made once, so that JAX traces it once for all devices.
         programs = {("final", 0): self._final_program()}
-        for level, segment in self._plan.onces.items():
+        for level, segment in self._plan.prologues.items():
             writes = [] if level in self._plan.calls else [self._layouts[n] for n in self._plan.sent_at(level)]
             function = segment_function(segment, segment.outputs, self._feed, self._layouts, writes)
-            programs["once", level] = _Compilable(function, (segment_shapes(segment, self._feed, self._layouts),))
+            programs["prologue", level] = _Compilable(function, (segment_shapes(segment, self._feed, self._layouts),))
         return [partial(self._compile, *which, program) for which, program in programs.items()]
 
     def missing(self, *, with_sums: bool) -> int:
@@ -79,7 +79,7 @@ class Programs(dict[tuple[str, int, int], Callable[..., Any]]):
         Args:
           with_sums: whether the step runs several microbatches.
         """
-        once = 0 if self else len(self._plan.onces) + 1 + with_sums * len(self._sums)
+        once = 0 if self else len(self._plan.prologues) + 1 + with_sums * len(self._sums)
         return once * len(self._devices)
 
     def of(self, local_index: int) -> list[Callable[..., Any]]:

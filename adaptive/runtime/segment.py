@@ -18,8 +18,8 @@ from jax.extend.core import JaxprEqn, Literal, Var
 from adaptive.base.jaxprs import bind
 from adaptive.graph.plan import Plan, Segment
 from adaptive.graph.trace import Atom, operands_of
-from adaptive.operators.claims import claim_p
 from adaptive.operators.collectives import collective_p
+from adaptive.operators.replication_claims import assert_scope_p
 from adaptive.operators.sources import ALONE, WORKER, Reading, Source
 
 from .message import LARGE_BYTES, Layout, pack, unpack_per_use
@@ -27,7 +27,7 @@ from .message import LARGE_BYTES, Layout, pack, unpack_per_use
 # Elementwise operations and reductions: cheap to fuse with a division in front of them. Those of optimizers, and those
 # of monitors, which make a claim first.
 _FUSED = {"abs", "add", "add_any", "convert_element_type", "div", "integer_pow", "is_finite", "max", "min", "mul"}
-_FUSED |= {"claim", "neg", "pow", "reduce_sum", "select_n", "sign", "sqrt", "square", "sub"}
+_FUSED |= {"assert_scope", "neg", "pow", "reduce_sum", "select_n", "sign", "sqrt", "square", "sub"}
 
 
 @dataclass(frozen=True)
@@ -101,7 +101,7 @@ def segment_function(
     as_one: Set[Var] = frozenset(),
 ) -> Callable[[dict[str, Any]], dict[str, Any]]:
     """Return a segment as a JAX function of one dict: lists by kind of input ("state", "slot", "const", "batch",
-    "message", "once", "call"), each in the order of the segment's inputs, and the vectors "floats" and "ints".
+    "message", "prologue", "call"), each in the order of the segment's inputs, and the vectors "floats" and "ints".
     "message" holds the parts of the messages that the segment reads (`Segment.read_messages`).
 
     The function returns `{"outputs": […]}`, and "parts" if it writes messages: those of all messages, concatenated.
@@ -177,7 +177,7 @@ def evaluate(eqn: JaxprEqn, operands: list[Any], taking_part: jax.Array) -> list
     Args:
       taking_part: see `Feed.taking_part`.
     """
-    if eqn.primitive is claim_p:
+    if eqn.primitive is assert_scope_p:
         return operands
     if eqn.primitive is collective_p:  # of replicated values: every worker knows the result already
         how = eqn.params["how"]

@@ -27,7 +27,7 @@ class SegmentInputs:
     def __init__(self, segment: Segment):
         self._state, self._slots = segment.reads("state"), segment.wiring["slot"]
         self.batch, self.messages = segment.reads("batch"), segment.read_messages
-        self.once, self.call = segment.wiring["once"], segment.wiring["call"]
+        self.once, self.call = segment.wiring["prologue"], segment.wiring["call"]
         self.in_step = bool(self.once or self.call or self.messages)
 
     def of_state(self, state: Sequence[jax.Array], slots: Sequence[Sequence[jax.Array]]) -> dict[str, Any]:
@@ -35,7 +35,7 @@ class SegmentInputs:
         return {
             "state": [state[i] for i in self._state],
             "slot": [slots[k][leaf] for k, leaf in self._slots],
-            "once": [],
+            "prologue": [],
             "call": [],
             "message": [],
         }

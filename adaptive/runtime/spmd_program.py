@@ -87,7 +87,7 @@ def why_not(plan: Plan, mesh: WorkerMesh) -> str:
         return "workers look at each other's published state"
     if not all(mesh.reduces(op) for message in plan.messages for op in [c.how.op for c in message]):
         return "a reduction is computed from numbers of the host"
-    segments = [*plan.onces.values(), *plan.calls.values(), plan.final]
+    segments = [*plan.prologues.values(), *plan.calls.values(), plan.final]
     if any(_needs_its_own_program(eqn) for segment in segments for eqn in segment.eqns):
         return "the driver calls back to Python, or is spread over devices itself"
     return ""
@@ -114,7 +114,7 @@ class SPMDProgram:
         self._ctx, self._steps, self._mesh, self.size = ctx, ctx.step_plan, mesh, size
         self._sized = ctx.step_plan.plans(size)  # of it the calls; all else is of the plan of the reference
         self._everywhere, self._split = NamedSharding(mesh.mesh, P()), NamedSharding(mesh.mesh, P(mesh.axis))
-        self._segments = [*self._steps.plan.onces.values(), *self._sized.calls.values(), self._steps.plan.final]
+        self._segments = [*self._steps.plan.prologues.values(), *self._sized.calls.values(), self._steps.plan.final]
         self.consts = [self._consts_of(segment) for segment in self._segments]
         state, slots, given = self._shapes()
         specs = Given(P(), P(mesh.axis), P(mesh.axis), P(), P(), P(mesh.axis))  # type: ignore[arg-type]
@@ -218,7 +218,7 @@ class _OneWorker:
             "ints": self._ints,
             "const": self._consts[segment.kind, segment.level],
             "batch": [self._given.batch[i] for i in segment.reads("batch")],
-            "once": [self._once[of][i] for of, i in wiring["once"]],
+            "prologue": [self._once[of][i] for of, i in wiring["prologue"]],
             "call": [self._call[of][i] for of, i in wiring["call"]],
             "message": [self._messages[number] for number in segment.read_messages],
         }
@@ -238,7 +238,7 @@ class _OneWorker:
 
     def segments(self, level: int) -> None:
         """Compute what comes before the messages of a level."""
-        once, call = self._plan.onces.get(level), self._sized.calls.get(level)
+        once, call = self._plan.prologues.get(level), self._sized.calls.get(level)
         if once is not None:
             out = self._run(once, once.outputs, level if call is None else None)
             out = jax.lax.optimization_barrier(out)

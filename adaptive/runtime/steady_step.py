@@ -39,7 +39,7 @@ def is_flat(plan: Plan, workers: int) -> bool:
         workers == 1
         and plan.levels == 1
         and list(plan.calls) == [0]
-        and not plan.onces
+        and not plan.prologues
         and not plan.stages
         and all(message.gate is None for message in plan.messages)
         and sum(message.travels for message in plan.messages) <= 1
@@ -291,7 +291,7 @@ class SteadyStep:
         given: dict[str, Any] = {
             "state": list(map(state.__getitem__, self._call_state)),
             "slot": self._call_slots and [slots[k][leaf] for k, leaf in self._call_slots],
-            "once": [],
+            "prologue": [],
             "call": [],
             "message": [],
         }
@@ -327,7 +327,7 @@ class SteadyStep:
             "const": self._final_consts,
             "floats": vectors[0],
             "ints": vectors[1],
-            "once": [],
+            "prologue": [],
             "slot": [],
             "batch": [],
         }

@@ -94,7 +94,7 @@ class StepPlan:
         platform = world.devices[0].platform
         self.finite_checks = [FiniteCheck(layout, platform) for layout in self.layouts] if finite else []
         self.part_slices = part_slices(plan, self.layouts)
-        segments = (*plan.onces.values(), *plan.calls.values(), plan.final)
+        segments = (*plan.prologues.values(), *plan.calls.values(), plan.final)
         self.inputs = {(s.kind, s.level): SegmentInputs(s) for s in segments}
         self.results = FinalResults(plan)
         self.last_call_level = max((level for level in plan.calls if level < plan.levels), default=-1)

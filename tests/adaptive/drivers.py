@@ -15,7 +15,7 @@ import numpy as np
 import adaptive as ad
 from adaptive.base.activity import Breakdown, WorkerSeconds
 from adaptive.base.decision import Decision, Limits, Observation
-from adaptive.graph.cut import plan
+from adaptive.graph.partition import plan
 from adaptive.graph.plan import Plan
 from adaptive.graph.planner import Planner
 from adaptive.graph.trace import Graph, trace

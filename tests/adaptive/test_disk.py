@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 
 from adaptive.disk import arrays
-from adaptive.disk.directory import checkpoints, commit, newest_whole, prune, sweep
+from adaptive.disk.directory import checkpoints, commit, newest_verified, prune, sweep
 from adaptive.disk.lock import LOCK, HeldError, Lock
-from adaptive.disk.whole import DamagedError, check
+from adaptive.disk.manifest import DamagedError, check
 from tests.speed import limit
 
 BEAT = 0.02  # seconds
@@ -89,18 +89,18 @@ def test_a_file_that_cannot_be_read_is_damage(tmp_path):
 
 
 def test_the_newest_is_what_was_written_last(tmp_path):
-    assert newest_whole(tmp_path) is None
-    assert newest_whole(tmp_path / "no such") is None
+    assert newest_verified(tmp_path) is None
+    assert newest_verified(tmp_path / "no such") is None
     paths = [write(tmp_path, step) for step in (10, 400, 20)]
     assert [path.name for path in paths] == ["000001-step-10", "000002-step-400", "000003-step-20"]
-    assert newest_whole(tmp_path).path == paths[-1]
-    assert newest_whole(paths[1]).path == paths[1]
+    assert newest_verified(tmp_path).path == paths[-1]
+    assert newest_verified(paths[1]).path == paths[1]
 
 
 def test_numbers_go_on_beyond_six_digits(tmp_path):
     write(tmp_path, 1).rename(tmp_path / "999999-step-1")
     assert write(tmp_path, 2).name == "1000000-step-2"
-    assert newest_whole(tmp_path).path.name == "1000000-step-2"
+    assert newest_verified(tmp_path).path.name == "1000000-step-2"
     assert write(tmp_path, 3).name == "1000001-step-3"
 
 
@@ -108,7 +108,7 @@ def test_what_is_damaged_is_passed_over_with_a_note(tmp_path):
     paths = [write(tmp_path, step) for step in (1, 2, 3)]
     (paths[2] / "a.txt").write_text("tex")
     (paths[1] / "whole.json").unlink()
-    found = newest_whole(tmp_path)
+    found = newest_verified(tmp_path)
     assert found.path == paths[0]
     assert [note.split(":")[0] for note in found.notes] == [
         "the checkpoint 000003-step-3 is passed over",
@@ -116,9 +116,9 @@ def test_what_is_damaged_is_passed_over_with_a_note(tmp_path):
     ]
     (paths[0] / "empty").unlink()
     with pytest.raises(DamagedError, match=r"(?s)000003.*000002.*000001-step-1 is passed over: empty is missing"):
-        newest_whole(tmp_path)
+        newest_verified(tmp_path)
     with pytest.raises(DamagedError, match="000002"):
-        newest_whole(paths[1])
+        newest_verified(paths[1])
 
 
 def test_a_writer_that_fails_leaves_nothing(tmp_path):
@@ -152,7 +152,7 @@ commit(Path({str(tmp_path)!r}), 1, fill, lambda: None)
     assert done.returncode == -9
     (left,) = tmp_path.iterdir()
     assert (left / "half").exists()
-    assert newest_whole(tmp_path) is None
+    assert newest_verified(tmp_path) is None
     sweep(tmp_path)
     assert list(tmp_path.iterdir()) == []
 

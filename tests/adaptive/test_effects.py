@@ -117,7 +117,7 @@ def test_scratch_memory_within_a_loop_is_no_effect():
         return sgd(state, batch), {"total": comm.all_reduce(total, op="sum")}
 
     plan = planned(driver, W)
-    assert plan.onces == {}
+    assert plan.prologues == {}
     assert plan.splittable
 
 
@@ -150,6 +150,6 @@ def test_a_host_value_behind_a_message_waits_for_it():
         return state - 0.1 * comm.all_reduce(gradient), {"mean": mean, "doubled": doubled}
 
     plan = planned(driver, W)
-    assert sorted(plan.onces) == [1]
+    assert sorted(plan.prologues) == [1]
     for m in run(driver):
         assert m["doubled"] == pytest.approx(2 * m["mean"])

@@ -517,7 +517,7 @@ def test_one_run_stays_one_wandb_run_offline(tmp_path):
             return state + comm.all_reduce(batch.mean()), {"noise.scale": state}
 
         folder, kept = Path(sys.argv[1]), Path(sys.argv[1]) / "kept"
-        log = [ad.log.WandB(project="once", dir=str(folder))]
+        log = [ad.log.WandB(project="prologue", dir=str(folder))]
         program = ad.Program(driver, 0.0, np.ones(8), global_batch=4, world=LocalWorld(2), resizable=False)
         if kept.exists():
             program.restore(pickle.loads(kept.read_bytes()))

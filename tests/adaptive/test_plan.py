@@ -27,7 +27,7 @@ def slot(label, value, update=lambda old, new: 0.9 * old + 0.1 * new):
 
 
 def levels(plan):
-    return {"calls": sorted(plan.calls), "onces": sorted(plan.onces), "messages": len(plan.messages)}
+    return {"calls": sorted(plan.calls), "prologues": sorted(plan.prologues), "messages": len(plan.messages)}
 
 
 def origins(segment, kind):
@@ -44,7 +44,7 @@ def sgd(state, batch):
 
 def test_a_gradient_step_is_one_call_one_message_and_what_follows():
     plan = planned(sgd, W)
-    assert levels(plan) == {"calls": [0], "onces": [], "messages": 1}
+    assert levels(plan) == {"calls": [0], "prologues": [], "messages": 1}
     assert [c.how.label for c in plan.messages[0]] == ["mean", "mean"]
     assert plan.sent_at(0) == (0,)
     assert 0 in plan.calls
@@ -107,7 +107,7 @@ def test_a_free_collective_waits_for_its_values_and_not_for_its_weight():
         return state + comm.all_reduce(same * batch["y"].mean()), {}
 
     plan = planned(driver, 0.0)
-    assert levels(plan) == {"calls": [0], "onces": [], "messages": 1}
+    assert levels(plan) == {"calls": [0], "prologues": [], "messages": 1}
     assert len(plan.messages[0]) == 1
 
 
@@ -123,7 +123,7 @@ def test_what_nobody_asks_for_is_not_sent():
 
 def test_a_driver_without_collectives_has_one_segment():
     plan = planned(lambda s, b: (s + ad.step(), {"n": ad.global_batch()}), 0)
-    assert levels(plan) == {"calls": [], "onces": [], "messages": 0}
+    assert levels(plan) == {"calls": [], "prologues": [], "messages": 0}
     assert plan.splittable
 
 
@@ -166,10 +166,10 @@ def two_updates(state, batch):
 
 def test_a_second_gradient_at_moved_parameters_is_a_second_call():
     plan = planned(sharpness_aware, W)
-    assert levels(plan) == {"calls": [0, 1], "onces": [1], "messages": 2}
-    (moved,) = plan.onces[1].outputs
+    assert levels(plan) == {"calls": [0, 1], "prologues": [1], "messages": 2}
+    (moved,) = plan.prologues[1].outputs
     assert moved.aval.shape == (FEATURES,)
-    assert origins(plan.calls[1], "once") == [("once", 1, 0)]
+    assert origins(plan.calls[1], "prologue") == [("prologue", 1, 0)]
     assert origins(plan.calls[1], "message") == []  # moved once per worker, and not once per call
     assert origins(plan.final, "batch") == []
     assert plan.sent_at(1) == (1,)
@@ -179,8 +179,10 @@ def test_a_second_gradient_at_moved_parameters_is_a_second_call():
 
 def test_an_update_between_two_gradients_is_kept_for_the_end():
     plan = planned(two_updates, W)
-    assert levels(plan) == {"calls": [0, 1], "onces": [1], "messages": 2}
-    assert origins(plan.final, "once") == [("once", 1, 0)]  # the state after the first update is not computed twice
+    assert levels(plan) == {"calls": [0, 1], "prologues": [1], "messages": 2}
+    assert origins(plan.final, "prologue") == [
+        ("prologue", 1, 0)
+    ]  # the state after the first update is not computed twice
     assert origins(plan.final, "message") == [("message", 1, 0)]
 
 
@@ -217,7 +219,7 @@ def test_a_second_message_that_no_batch_goes_into_is_written_once():
         return state + comm.all_reduce(loss * read(SECONDS), op="sum"), {}
 
     plan = planned(driver, 0.0)
-    assert levels(plan) == {"calls": [0], "onces": [1], "messages": 2}
+    assert levels(plan) == {"calls": [0], "prologues": [1], "messages": 2}
     assert plan.sent_at(1) == (1,)
 
 
@@ -226,7 +228,7 @@ def test_a_first_message_that_no_batch_goes_into_is_written_once():
         return state + comm.all_gather(read(SECONDS)).max(), {}
 
     plan = planned(driver, 0.0)
-    assert levels(plan) == {"calls": [], "onces": [0], "messages": 1}
+    assert levels(plan) == {"calls": [], "prologues": [0], "messages": 1}
 
 
 def test_three_levels_wait_for_one_another():

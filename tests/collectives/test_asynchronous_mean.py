@@ -16,7 +16,7 @@ import pytest
 import adaptive as ad
 import collectives as comm
 from adaptive.base.board import LocalBoard
-from adaptive.operators.published import peers
+from adaptive.operators.peer_read import peers
 from adaptive.runtime.local_world import LocalWorld
 from collectives.worlds.mailboxes.mailbox import prepare_environment, why_none
 from tests.adaptive.drivers import make_data, mean_loss

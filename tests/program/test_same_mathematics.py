@@ -186,7 +186,7 @@ def test_messages_may_be_more_than_levels(world, precision, monkeypatch):
     found, sent = [], []
     for grouped in (None, lambda ready: [[c] for c in ready]):
         if grouped:
-            monkeypatch.setattr("adaptive.graph.cut.grouped", grouped)
+            monkeypatch.setattr("adaptive.graph.partition.grouped", grouped)
         with build(
             rounds, jnp.zeros(problems.FEATURES), make_data(), 8 * world.size, world=world, resizable=True
         ) as program:
@@ -203,7 +203,7 @@ def test_messages_may_be_more_than_levels(world, precision, monkeypatch):
 @pytest.mark.parametrize("precision", ["float32"], indirect=True)
 @pytest.mark.parametrize("wrong", [0, 1])
 def test_a_message_that_is_not_finite_ends_a_step_of_several(world, precision, monkeypatch, wrong):
-    monkeypatch.setattr("adaptive.graph.cut.grouped", lambda ready: [[c] for c in ready])
+    monkeypatch.setattr("adaptive.graph.partition.grouped", lambda ready: [[c] for c in ready])
 
     def driver(state, batch):
         values = [batch["x"].mean(), batch["x"].mean()]

@@ -55,7 +55,7 @@ def plan(
     """
     flow = Flow(graph, frozenset(local_state), sized)
     check_replication(flow)
-    return _Cutter(flow, tuple(whole), stages or {}).cut()
+    return Partitioner(flow, tuple(whole), stages or {}).cut()
 
 
 def grouped(ready: Sequence[Contribution]) -> Iterable[Sequence[Contribution]]:
@@ -88,7 +88,7 @@ class _Draft:
         return Origin(self.kind, self.level, self.outputs.index(var))
 
 
-class _Cutter:
+class Partitioner:
     """Slices backwards from what each segment must deliver. See above for the rules."""
 
     def __init__(self, flow: Flow, whole: tuple[str, ...], stages: Groups):
@@ -164,7 +164,7 @@ class _Cutter:
         """Have the decision whether a message is sent made before the step's first kernel call."""
         if c.when is None:
             return None
-        first = self._draft("once", 0)
+        first = self._draft("prologue", 0)
         if isinstance(c.when, Var) and c.when not in first.outputs:
             self._slice(first, [c.when])
         return first.keep(c.when).item
@@ -179,7 +179,7 @@ class _Cutter:
             if any(c.scope == Scope.CALL for c in sent):
                 self._slice(self._draft("call", level), needs)
             else:
-                self._slice(self._draft("once", level), needs)
+                self._slice(self._draft("prologue", level), needs)
         trial = _Draft("final", last)
         self._slice(trial, self.outputs)  # only to learn which values of calls the final segment asks for
         final = self.drafts["final", last] = _Draft("final", last)
@@ -189,7 +189,7 @@ class _Cutter:
     def _settle(self, number: int) -> None:
         """Give an equation that is carried out once, in one place, that place: as soon as its operands are there."""
         eqn = self.flow.graph.eqns[number]
-        kind = "call" if self.flow.scope_of_equation(number) == Scope.CALL else "once"
+        kind = "call" if self.flow.scope_of_equation(number) == Scope.CALL else "prologue"
         home = self._draft(kind, self._reached(eqn.invars))
         self._check_order(eqn, home)
         self.homes[number] = home
@@ -257,10 +257,10 @@ class _Cutter:
             return self._demand("call", draft.level, var)
         if level == 0:
             return None
-        earlier = self.drafts.get(("once", level))
+        earlier = self.drafts.get(("prologue", level))
         if earlier is not None and earlier is not draft and number in earlier.eqns:
             return earlier.keep(var)
-        return self._demand("once", draft.level, var) if draft.kind == "call" else None
+        return self._demand("prologue", draft.level, var) if draft.kind == "call" else None
 
     def _demand(self, kind: str, level: int, var: Var) -> Origin:
         draft = self._draft(kind, level)
@@ -276,7 +276,7 @@ class _Cutter:
             graph=graph,
             messages=tuple(self.messages),
             calls={level: s for (kind, level), s in sorted(segments.items()) if kind == "call"},
-            onces={level: s for (kind, level), s in sorted(segments.items()) if kind == "once"},
+            prologues={level: s for (kind, level), s in sorted(segments.items()) if kind == "prologue"},
             final=segments["final", self.levels],
             sources=tuple(s for name, s in found.items() if name in read),
             slots=tuple(self.slots),
@@ -295,7 +295,7 @@ class _Cutter:
     def _fixed(self, segments: dict[tuple[str, int], Segment]) -> Iterable[Atom]:
         """What is computed once per step or worker, and so must be the same for every size of a call."""
         for segment in segments.values():
-            if segment.kind == "once":
+            if segment.kind == "prologue":
                 yield from segment.outputs
         sent = (a for m in self.messages for c in m for a in (c.value, c.weight) if c.scope < Scope.CALL)
         yield from (a for a in (*sent, *self.outputs) if a is not None and self.flow.scope_of([a]) < Scope.CALL)

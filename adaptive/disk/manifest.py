@@ -1,6 +1,6 @@
-"""Whether a checkpoint's folder is whole: it is *sealed* by a list of its files, with their sizes and checksums.
+"""The manifest of a checkpoint's folder: a list of its files with sizes and checksums, which `verify` checks.
 
-The seal is written last. A folder without one was never finished; one whose files are not those of its seal is damaged.
+The manifest is written last. A folder without one is unfinished; one whose files differ from it is damaged.
 """
 
 from __future__ import annotations
@@ -11,33 +11,33 @@ import os
 import zlib
 from pathlib import Path
 
-SEAL = "whole.json"
+MANIFEST = "whole.json"
 _BLOCK = 1 << 20
 
 
 class DamagedError(Exception):
-    """A folder is not what was sealed. Says what is wrong with it."""
+    """A folder doesn't match its manifest; the message names the difference."""
 
 
-def seal(folder: Path) -> None:
-    """Say that a folder is whole as it is. All of it is on the disk when this returns."""
+def write_manifest(folder: Path) -> None:
+    """Write the manifest of a folder, and flush all of its files to the disk."""
     names = sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file())
     files = {name: [(folder / name).stat().st_size, _checksum(folder / name, leave=True)] for name in names}
     body = json.dumps(files, indent=0).encode()
-    write_through(folder / SEAL, b"%08x\n%s" % (zlib.crc32(body), body))
-    to_disk(folder)
+    write_through(folder / MANIFEST, b"%08x\n%s" % (zlib.crc32(body), body))
+    sync_folder(folder)
 
 
-def check(folder: Path) -> str:
-    """Read all of a folder, and compare it with its seal.
+def verify(folder: Path) -> str:
+    """Read all files of a folder, and compare them with its manifest.
 
     Returns:
-      A digest of the seal: equal where the folders are.
+      A digest of the manifest: equal for equal folders.
 
     Raises:
-      DamagedError: it is not whole.
+      DamagedError: a file differs, is missing or cannot be read.
     """
-    text = _seal_of(folder)
+    text = _read_manifest(folder)
     files: dict[str, list[int]] = json.loads(text.partition(b"\n")[2])
     for name, (size, checksum) in files.items():
         path = folder / name
@@ -54,25 +54,25 @@ def check(folder: Path) -> str:
     return hashlib.sha256(text).hexdigest()
 
 
-def _seal_of(folder: Path) -> bytes:
+def _read_manifest(folder: Path) -> bytes:
     try:
-        text = (folder / SEAL).read_bytes()
+        text = (folder / MANIFEST).read_bytes()
     except FileNotFoundError:
-        raise DamagedError(f"{SEAL}, which is written last, is missing") from None
+        raise DamagedError(f"{MANIFEST}, which is written last, is missing") from None
     except OSError as error:
-        raise DamagedError(f"{SEAL} cannot be read: {error.strerror or error}") from error
+        raise DamagedError(f"{MANIFEST} cannot be read: {error.strerror or error}") from error
     checksum, _, body = text.partition(b"\n")
     if checksum != b"%08x" % zlib.crc32(body):
-        raise DamagedError(f"{SEAL} has other contents than were written")
+        raise DamagedError(f"{MANIFEST} has other contents than were written")
     return text
 
 
 def _checksum(path: Path, *, leave: bool = False) -> int:
-    """CRC-32: several times as fast as what would withstand somebody who means it.
+    """Return a file's CRC-32, which is several times as fast as a cryptographic digest.
 
     Args:
-      leave: have the file on the disk, and leave the memory in which the system keeps it: nobody reads it soon, and the
-        next one is written much faster to memory that was just used than to memory that was not.
+      leave: flush the file to the disk and drop it from the page cache: it is not read soon, and the next file is
+        written much faster to pages that were just used.
     """
     value = 0
     with path.open("rb") as file:
@@ -86,15 +86,15 @@ def _checksum(path: Path, *, leave: bool = False) -> int:
 
 
 def write_through(path: Path, content: bytes) -> None:
-    """Write a file, and have it on the disk."""
+    """Write a file, and flush it to the disk."""
     with path.open("wb") as file:
         file.write(content)
         file.flush()
         os.fsync(file.fileno())
 
 
-def to_disk(folder: Path) -> None:
-    """Have a folder's list of files on the disk."""
+def sync_folder(folder: Path) -> None:
+    """Flush a folder's list of files to the disk."""
     handle = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(handle)

@@ -1,12 +1,12 @@
-"""Looking at what another worker has published last, in the middle of a kernel and without waiting for it.
+"""Reading another worker's latest published vectors inside a kernel, without waiting for it.
 
-It is the one operator that may stand in a loop: nothing is sent at a point that others would have to come to. What it
-needs to know of the worker and of the round it cannot read there, since sources are read outside of loops; so a driver
-that calls it is traced with these numbers at hand (`Tracing.numbers`), over which the loop closes.
+This is the only operator that may stand in a loop: it is no collective. Sources are read outside of loops, so a driver
+that calls it is traced with the worker's number, the round and the seed at hand (`Tracing.numbers`), and the loop
+closes over them.
 
-*Rounds*: a program step is one. What counts is what was published in the same round. So a replica from before the last
-average is never mixed into those behind it, a worker that sits a round out is not looked at, and a run that goes on
-from a checkpoint is the run that was interrupted.
+*Rounds*: a program step is one round. Only vectors published in the same round are read. So a replica from before the
+last average never mixes into later ones, a worker that skips a round is not read, and a restored run equals the
+uninterrupted one.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ SCHEDULES = ("random", "ring")
 
 
 def peers(schedule: str, seed: int, round: int, update: int, worker: int, members: Sequence[int]) -> list[int]:
-    """Whom a worker looks at in an update of a round: the first of these who has published anything.
+    """Return the workers that a worker tries to read in an update, in order: the first with published vectors counts.
 
     Args:
-      schedule: "random": anyone, as drawn by a counter, so that the same numbers give the same worker again; "ring":
-        one of its two neighbors among the members, in turn.
-      update: 0, 1, … in the round.
+      schedule: "random": any member, drawn by a counter-based generator, so equal arguments give equal results;
+        "ring": the two neighbors among the members, in turn.
+      update: number of the update in the round, from 0.
     """
     others = [member for member in members if member > worker] + [member for member in members if member < worker]
     if schedule == "ring":
@@ -53,7 +53,7 @@ def peers(schedule: str, seed: int, round: int, update: int, worker: int, member
 
 @dataclass
 class Boards:
-    """The boards of one program, one for each place of its driver that publishes. Made anew when members change."""
+    """The mailboxes of one program, one for each place of its driver that publishes. Recreated when members change."""
 
     boards: Sequence[Board] = ()
     members: Sequence[int] = ()
@@ -61,7 +61,7 @@ class Boards:
     _lock: Lock = field(default_factory=Lock)
 
     def update(self, place: int, worker: int, round: int) -> int:
-        """How many updates the worker has made at this place in this round so far; counts this one."""
+        """Return the number of the worker's earlier updates at this place in this round, and count this one."""
         with self._lock:
             of, count = self._updates.get((place, worker), (round, 0))
             count = count if of == round else 0
@@ -69,7 +69,7 @@ class Boards:
         return count
 
     def restart(self, boards: Sequence[Board], members: Sequence[int]) -> None:
-        """Go on with other boards, or members."""
+        """Replace the mailboxes and members."""
         with self._lock:
             self.boards, self.members = boards, tuple(members)
             self._updates.clear()
@@ -77,11 +77,11 @@ class Boards:
 
 @dataclass(eq=False)
 class Pairing:
-    """What one place of a driver does when it is passed. In Python, called by the kernels.
+    """The Python callback of one place of a driver that publishes and reads; called by kernels.
 
     Attributes:
-      place: which of the program's boards is its own; known when the driver has been traced.
-      nbytes: of the vectors that are published.
+      place: number of its mailbox; set after the driver is traced.
+      nbytes: size of each published vector.
       line: of the driver.
     """
 
@@ -92,7 +92,7 @@ class Pairing:
     place: int = -1
 
     def __call__(self, numbers: np.ndarray, *vectors: np.ndarray) -> Vectors:
-        """Publish; what another worker has published last, or the same vectors."""
+        """Publish vectors, and return another worker's latest, or the same vectors if there are none."""
         worker, round, seed = map(int, numbers)
         boards, place = self.boards, self.place
         board, members = boards.boards[place], boards.members
@@ -106,17 +106,18 @@ class Pairing:
         return f"{self.schedule} pairs of {self.nbytes} bytes"
 
 
-def of_another(vectors: Sequence[jax.Array], schedule: str, name: str) -> list[jax.Array]:
-    """Publish this worker's vectors, and get those that another worker has published last in this round; the same
-    vectors where nobody has. Waits for nobody.
+def read_peer(vectors: Sequence[jax.Array], schedule: str, name: str) -> list[jax.Array]:
+    """Publish this worker's vectors, and return another worker's latest of this round. Does not wait.
+
+    Returns the same vectors if no other worker has published any.
 
     Args:
       vectors: one-dimensional. Local.
-      schedule: who the other one is; see `peers`.
+      schedule: selects the other worker; see `peers`.
       name: of the operator, for errors.
 
     Returns:
-      As many, of the same shapes and dtypes. Local.
+      Vectors of the same shapes and dtypes. Local.
 
     Raises:
       CollectiveError: outside a program.
@@ -132,20 +133,20 @@ def of_another(vectors: Sequence[jax.Array], schedule: str, name: str) -> list[j
         return list(vectors)
     nbytes = tuple(v.size * v.dtype.itemsize for v in vectors)
     pairing = Pairing(trace.boards, schedule, nbytes, f"{name}{at(current_line())}")
-    return of_another_p.bind(trace.numbers[0], *map(jax.lax.stop_gradient, vectors), pairing=pairing)
+    return read_peer_p.bind(trace.numbers[0], *map(jax.lax.stop_gradient, vectors), pairing=pairing)
 
 
-of_another_p = Primitive("of_another")
-of_another_p.multiple_results = True
+read_peer_p = Primitive("read_peer")
+read_peer_p.multiple_results = True
 
 
-@of_another_p.def_abstract_eval
+@read_peer_p.def_abstract_eval
 def _abstract(numbers: Any, *vectors: Any, pairing: Pairing) -> list[Any]:
     return [jax.core.ShapedArray(v.shape, v.dtype) for v in vectors]
 
 
 def _jvp(primals: Sequence[Any], tangents: Sequence[Any], *, pairing: Pairing) -> Any:
-    results = of_another_p.bind(*primals, pairing=pairing)
+    results = read_peer_p.bind(*primals, pairing=pairing)
     return results, [ad.Zero.from_primal_value(r) for r in results]
 
 
@@ -160,21 +161,21 @@ def _lower(context: Any, *operands: Any, pairing: Pairing) -> Any:
     return lower_to_callback(context, pairing, operands)
 
 
-ad.primitive_jvps[of_another_p] = _jvp
-batching.primitive_batchers[of_another_p] = _batch
-mlir.register_lowering(of_another_p, _lower)
+ad.primitive_jvps[read_peer_p] = _jvp
+batching.primitive_batchers[read_peer_p] = _batch
+mlir.register_lowering(read_peer_p, _lower)
 
 
 def publishes(eqn: JaxprEqn) -> bool:
-    """Whether an equation publishes anything, itself or in a loop."""
-    return any(e.primitive is of_another_p for e in (eqn, *nested_equations(eqn)))
+    """Return whether an equation publishes vectors, itself or in a nested jaxpr."""
+    return any(e.primitive is read_peer_p for e in (eqn, *nested_equations(eqn)))
 
 
 def numbered(pairings: Iterator[Pairing]) -> tuple[Pairing, ...]:
-    """A driver's places, in their order, each with its number.
+    """Number a driver's places in order.
 
     Raises:
-      CollectiveError: two equations are one place: then two trees would share a board.
+      CollectiveError: two equations share one place, and so would share a mailbox.
     """
     found: list[Pairing] = []
     for pairing in pairings:

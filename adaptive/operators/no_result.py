@@ -1,4 +1,4 @@
-"""Operators without a result: values that leave the graph, and state, take no part in derivatives or in `vmap`."""
+"""Operators without a result: `jax.grad` passes them by, and `jax.vmap` refuses them."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from adaptive.base.errors import CollectiveError
 from adaptive.base.source_lines import at, current_line
 
 
-def inert(primitive: Primitive) -> None:
-    """Pass the primitive by in `jax.grad`, and refuse it in `jax.vmap`."""
-    ad.primitive_jvps[primitive] = _inert_jvp(primitive)
+def no_result(primitive: Primitive) -> None:
+    """Register rules for a primitive without results: ignored by `jax.grad`, refused by `jax.vmap`."""
+    ad.primitive_jvps[primitive] = _no_result_jvp(primitive)
     batching.primitive_batchers[primitive] = _refuse_batch
 
 
-def _inert_jvp(primitive):
+def _no_result_jvp(primitive):
     def jvp(primals, tangents, **params):
         del tangents
         return primitive.bind(*primals, **params), []
