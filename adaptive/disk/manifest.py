@@ -11,7 +11,7 @@ import os
 import zlib
 from pathlib import Path
 
-MANIFEST = "whole.json"
+MANIFEST = "manifest.json"
 _BLOCK = 1 << 20
 
 

@@ -14,7 +14,7 @@ import pytest
 from adaptive.disk import arrays
 from adaptive.disk.directory import checkpoints, commit, newest_verified, prune, sweep
 from adaptive.disk.lock import LOCK, HeldError, Lock
-from adaptive.disk.manifest import DamagedError, check
+from adaptive.disk.manifest import DamagedError, verify
 from tests.speed import limit
 
 BEAT = 0.02  # seconds
@@ -43,13 +43,13 @@ def files(folder):
 
 def test_a_seal_tells_folders_apart_and_is_the_same_for_the_same(tmp_path):
     one, same, other = (write(tmp_path, 1, text) for text in ("text", "text", "tex_"))
-    assert check(one) == check(same) != check(other)
+    assert verify(one) == verify(same) != verify(other)
 
 
 def test_a_folder_without_a_seal_was_never_finished(tmp_path):
     fill("text")(tmp_path)
-    with pytest.raises(DamagedError, match=r"whole\.json, which is written last, is missing"):
-        check(tmp_path)
+    with pytest.raises(DamagedError, match=r"manifest\.json, which is written last, is missing"):
+        verify(tmp_path)
 
 
 @pytest.mark.parametrize("number", range(4))
@@ -61,7 +61,7 @@ def test_any_byte_that_has_changed_is_found(tmp_path, number, where):
     content[int(where * (len(content) - 1))] ^= 1 << (number * 2)
     path.write_bytes(content)
     with pytest.raises(DamagedError, match=f"{path.name} has other contents"):
-        check(folder)
+        verify(folder)
 
 
 @pytest.mark.parametrize("number", range(4))
@@ -71,10 +71,10 @@ def test_any_file_that_is_missing_or_cut_is_found(tmp_path, number):
     if path.stat().st_size:
         os.truncate(path, path.stat().st_size - 1)
         with pytest.raises(DamagedError, match=path.name):
-            check(folder)
+            verify(folder)
     path.unlink()
     with pytest.raises(DamagedError, match=f"{path.name}.* is missing"):
-        check(folder)
+        verify(folder)
 
 
 def test_a_file_that_cannot_be_read_is_damage(tmp_path):
@@ -82,7 +82,7 @@ def test_a_file_that_cannot_be_read_is_damage(tmp_path):
     (folder / "a.txt").unlink()
     (folder / "a.txt").mkdir()
     with pytest.raises(DamagedError, match=r"a\.txt"):
-        check(folder)
+        verify(folder)
 
 
 # --- directories ------------------------------------------------------------------------------------------------------
@@ -107,7 +107,7 @@ def test_numbers_go_on_beyond_six_digits(tmp_path):
 def test_what_is_damaged_is_passed_over_with_a_note(tmp_path):
     paths = [write(tmp_path, step) for step in (1, 2, 3)]
     (paths[2] / "a.txt").write_text("tex")
-    (paths[1] / "whole.json").unlink()
+    (paths[1] / "manifest.json").unlink()
     found = newest_verified(tmp_path)
     assert found.path == paths[0]
     assert [note.split(":")[0] for note in found.notes] == [
@@ -159,7 +159,7 @@ commit(Path({str(tmp_path)!r}), 1, fill, lambda: None)
 
 def test_the_newest_that_are_finished_are_kept(tmp_path):
     paths = [write(tmp_path, step) for step in range(6)]
-    (paths[4] / "whole.json").unlink()
+    (paths[4] / "manifest.json").unlink()
     (tmp_path / "notes.txt").touch()
     prune(tmp_path, 2)
     assert checkpoints(tmp_path) == [paths[5], paths[4], paths[3]]

@@ -165,7 +165,7 @@ def test_a_rank_that_does_not_see_the_directory(world, directory, tmp_path):
         with pytest.raises(ad.CheckpointError if odd(world) else ad.WorkerError) as caught:
             program.restore(path)
         assert f"rank {world.processes - 1} cannot read" in str(caught.value)
-        assert ("which rank 0 has selected: whole.json, which" in str(caught.value)) or not odd(world)
+        assert ("which rank 0 has selected: manifest.json, which" in str(caught.value)) or not odd(world)
         program.step()
 
 

@@ -402,7 +402,7 @@ def test_a_format_of_another_version_is_named(two, tmp_path):
     shutil.copytree(two / "000001-step-2", tmp_path / "000001-step-2")
     path = tmp_path / "000001-step-2" / "program.json"
     path.write_text(json.dumps({**json.loads(path.read_text()), "format": 7}))
-    (path.parent / "whole.json").unlink()
+    (path.parent / "manifest.json").unlink()
     write_manifest(path.parent)
     with pytest.raises(ad.CheckpointError, match="is of format 7; this library reads format 1"):
         ad.Checkpoints(tmp_path).read()
