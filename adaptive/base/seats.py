@@ -1,7 +1,7 @@
-"""Who is there: workers sit on seats, and a seat may be empty.
+"""Worker slots: which of a world's slots are occupied.
 
-A program is traced, laid out and compiled for all seats of its world: its *capacity*. Who sits on them is a run-time
-matter.
+A program is traced, laid out and compiled for all slots of its world, its *capacity*. Which of them are occupied is a
+run-time matter.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from .world import Loss, TransferPayload
 
 
 class FixedMembership:
-    """What worlds say whose processes are all there, from beginning to end. Replicated."""
+    """Mixin for worlds whose processes never change. Replicated."""
 
     losses: tuple[Loss, ...] = ()
     unowned_slots: tuple[int, ...] = ()
@@ -30,12 +30,12 @@ class FixedMembership:
 
     @property
     def members(self) -> tuple[int, ...]:
-        """The seats with a worker on them, in order."""
+        """The occupied worker slots, in order."""
         raise NotImplementedError
 
     @property
     def size(self) -> int:
-        """The number of members: how many workers there are now."""
+        """The current number of workers."""
         return len(self.members)
 
     def poll_reserve_terminating(self) -> bool:
@@ -43,14 +43,14 @@ class FixedMembership:
         return False
 
     def algorithm(self, channel: Hashable) -> str:
-        """There is one way for all messages, and nothing to say about it."""
+        """Return "": there is only one algorithm."""
         return ""
 
     def begin_run(self) -> None:
-        """A run begins: no process waits for it in reserve."""
+        """Begin a run; there is no reserve."""
 
     def end_run(self) -> None:
-        """A run is over: no process has waited for it."""
+        """End a run; there is no reserve."""
 
     def wait(self, is_ready: Callable[[], bool]) -> None:
         """No process is in reserve."""
@@ -89,7 +89,7 @@ class Seats(FixedMembership):
 
     @property
     def members(self) -> tuple[int, ...]:
-        """The seats that are taken."""
+        """The occupied worker slots."""
         if self._members[0] != self.generation:
             members = tuple(seat for seat, since in enumerate(self._joined_in) if since is not None)
             self._members = (self.generation, members)
@@ -97,79 +97,83 @@ class Seats(FixedMembership):
 
     @property
     def joined_in_generation(self) -> tuple[int, ...]:
-        """For each member, the generation in which it came. No two members of a seat have the same."""
+        """For each member, the generation in which it joined; differs between successive workers of a slot."""
         return tuple(since for since in self._joined_in if since is not None)
 
     # --- by hand ------------------------------------------------------------------------------------------------------
 
     def leave(self, seat: int) -> None:
-        """Empty a seat.
+        """Remove the worker of a slot.
 
         Raises:
-          ValueError: there is no such seat, nobody sits there, or nobody else is left.
+          ValueError: there is no such slot, it is empty, or its worker is the last one.
         """
         if self._at(seat) is None:
-            raise ValueError(f"seat {seat} is empty already: who leaves must be there.")
+            raise ValueError(f"worker slot {seat} is already empty.")
         if len(self.members) == 1:
-            raise ValueError(f"the worker on seat {seat} is the last one: somebody has to stay.")
+            raise ValueError(f"the worker in slot {seat} is the last one; at least one must remain.")
         self.empty(seat)
 
     def empty(self, seat: int) -> None:
-        """As `leave`, of a seat that is taken; also of the last one: then there is nobody."""
+        """Remove the worker of an occupied slot, even the last one."""
         self._joined_in[seat] = None
         self.generation += 1
 
     def join(self, seat: int) -> None:
-        """Fill an empty seat, with a new worker: nothing is known of it.
+        """Add a new worker in an empty slot.
 
         Raises:
-          ValueError: there is no such seat, or it is taken.
+          ValueError: there is no such slot, or it is occupied.
         """
         if self._at(seat) is not None:
-            raise ValueError(f"seat {seat} is taken: who joins needs an empty one.")
+            raise ValueError(f"worker slot {seat} is occupied; a worker joins in an empty one.")
         self._joined_in[seat] = self.generation + 1
         self.generation += 1
         self._gone.discard(seat)
 
     def _at(self, seat: int) -> int | None:
         if not 0 <= seat < len(self._joined_in):
-            raise ValueError(f"there is no seat {seat}; seats are 0 … {len(self._joined_in) - 1}.")
+            raise ValueError(f"there is no worker slot {seat}; slots are 0 … {len(self._joined_in) - 1}.")
         return self._joined_in[seat]
 
-    # --- as a program asks --------------------------------------------------------------------------------------------
+    # --- the protocol of World ----------------------------------------------------------------------------------------
 
     @property
     def least(self) -> int:
-        """How many workers there have to be."""
+        """The minimum number of workers."""
         return self._least
 
     @property
     def most(self) -> int:
-        """How many workers there can be: on all seats but those whose workers have left for good."""
+        """The maximum number of workers: the slots without those whose workers have left for good."""
         return len(self._joined_in) - len(self._gone)
 
     def poll_ready(self) -> int:
-        """How many of those who were called in are ready to join: all of them."""
+        """The number of requested workers that are ready to join: all of them."""
         return max(0, min(self._called, self.most) - len(self.members))
 
     def nearest(self, workers: int) -> int:
-        """The number of workers that can be had, nearest to one that is asked for: the protocol of `World`."""
+        """Return the available number of workers nearest to a requested one: the protocol of `World`."""
         return min(max(workers, self.least), self.most)
 
     def request_workers(self, workers: int) -> None:
-        """Say how many workers there are to be: the protocol of `World`."""
+        """Set the requested number of workers: the protocol of `World`."""
         self._called = workers
 
     def change(self, workers: int, leaving: Sequence[int] = ()) -> None:
-        """Come to a number of members: the protocol of `World`."""
+        """Change the number of members: the protocol of `World`.
+
+        Raises:
+          WorkerCountError: the number is not available, or a leaving slot is empty.
+        """
         for seat in leaving:
             if self._at(seat) is None:
-                raise WorkerCountError(f"seat {seat} is empty already: who leaves must be there.")
+                raise WorkerCountError(f"worker slot {seat} is already empty.")
         stay = [seat for seat in self.members if seat not in leaving]
         gone = self._gone | set(leaving)
         free = [seat for seat, since in enumerate(self._joined_in) if since is None and seat not in gone]
         if not 1 <= workers <= len(stay) + len(free):
-            raise WorkerCountError(f"there cannot be {workers} workers: {len(stay)} stay, and {len(free)} can join.")
+            raise WorkerCountError(f"{workers} workers are not available: {len(stay)} stay, and {len(free)} can join.")
         joining = free[: max(0, workers - len(stay))]
         if not (leaving or joining or workers < len(stay)):
             return
@@ -182,20 +186,20 @@ class Seats(FixedMembership):
 
 
 def number_of_workers(value: Any, most: int, *, least: int = 1, name: str = "workers") -> int:
-    """A number of workers as a user gives it: whole, and between two bounds.
+    """Return a user's number of workers as an integer between two bounds.
 
     Args:
       name: of the argument, for errors.
 
     Raises:
-      WorkerCountError: it is not.
+      WorkerCountError: it isn't an integer, or is out of bounds.
     """
     number = whole(value)
     if number is None:
-        raise WorkerCountError(f"{name}= is a whole number of workers; got {value!r}.")
+        raise WorkerCountError(f"{name}= must be a whole number of workers; got {value!r}.")
     if number < 1:
-        raise WorkerCountError(f"{name}={brief(number)}: there has to be a worker, one at least.")
+        raise WorkerCountError(f"{name}={brief(number)}: there must be at least one worker.")
     if not least <= number <= most:
-        there = f"{least} to {most}" if least < most else f"{most}"
-        raise WorkerCountError(f"{name}={brief(number)} cannot be had: there can be {there}.")
+        there = f"{least} to {most} are" if least < most else f"{most} is"
+        raise WorkerCountError(f"{name}={brief(number)} is not available: {there}.")
     return number

@@ -1,13 +1,12 @@
-"""What the runtime needs of the machines: the `World` protocol. `collectives` implements it.
+"""The `World` protocol: what the runtime needs of the machines. `collectives` implements it.
 
-A *process* runs this Python program; a *worker* computes one local batch. A process carries one worker per local
-device it was given, so `capacity` (workers) may exceed `processes`. Workers are numbered 0 … capacity-1 in rank
-order, and a process carries the contiguous range `workers`.
+A *process* runs this Python program; a *worker* computes one local batch. A process carries one worker per local device
+that it was given, so there may be more workers than processes.
 
-These numbers are *seats*: `capacity` is how many there are. Programs are compiled for it, and it stays. `members`
-are the seats with a worker on them, `size` is their number. They may change between two steps: because workers are
-lost, or because a program asks for another number of them. Workers that could be had, and are not members, are in
-*reserve*.
+A world has `capacity` *worker slots*, numbered 0 … capacity-1 in rank order; a process carries the contiguous range
+`workers`. Programs are compiled for the capacity, which is fixed. `members` are the occupied slots, and `size` is their
+number. They may change between two steps: workers are lost, or a program requests another number of them. Available
+workers that aren't members are in *reserve*.
 """
 
 from __future__ import annotations
@@ -26,58 +25,57 @@ TransferPayload = tuple[Any, list[np.ndarray]]  # what can be pickled, and is sm
 
 @runtime_checkable
 class World(Protocol):
-    """Seats, workers on them, and the one thing these do together: exchange messages.
+    """Worker slots, the workers in them, and the collectives by which they exchange messages.
 
-    What processes do together is completed on all of them, or on none: also where some are lost in the middle of it.
-    Who is there (`members`, `rank`, `processes`) changes at the same point on all processes, and only where they do
-    something together.
+    A collective completes on all processes or on none, even if processes are lost during it. Membership (`members`,
+    `rank`, `processes`) changes only inside collectives, at the same point on all processes.
 
-    Everything that processes do together is *about* something, said in words (`about=`) that are equal on all of them.
-    Where they are not, or where one process is in another collective than the others, all processes raise
-    DisagreementError, before anything is sent. `more` is shown in that error, and not compared.
+    Every collective has a description (`about=`), equal on all processes. If descriptions differ, or processes are in
+    different collectives, all processes raise DisagreementError before anything is sent. `more` is shown in that error,
+    but not compared.
     """
 
     @property
     def capacity(self) -> int:
-        """The number of seats, over all processes: how many workers there can be. Stays the same. Replicated."""
+        """The number of worker slots over all processes: the maximum number of workers. Constant. Replicated."""
         ...
 
     @property
     def size(self) -> int:
-        """The number of members: how many workers there are now. Replicated."""
+        """The current number of workers. Replicated."""
         ...
 
     @property
     def members(self) -> tuple[int, ...]:
-        """The seats with a worker on them, in order; at least one. Replicated.
+        """The occupied worker slots, in order; at least one. Replicated.
 
-        What is exchanged has a place for every seat all the same; what it holds for an empty one changes no result.
+        Messages have room for every slot; the content of an empty one changes no result.
         """
         ...
 
     @property
     def joined_in_generation(self) -> tuple[int, ...]:
-        """For each member the generation in which it came: it tells a new worker on an old seat. Replicated."""
+        """For each member the generation in which it joined; identifies a new worker in an old slot. Replicated."""
         ...
 
     @property
     def generation(self) -> int:
-        """How often anybody has left or joined. Replicated."""
+        """The number of changes of membership so far. Replicated."""
         ...
 
     @property
     def least(self) -> int:
-        """How many workers there have to be. Replicated."""
+        """The minimum number of workers. Replicated."""
         ...
 
     @property
     def most(self) -> int:
-        """How many workers there can be now: the members and those in reserve. Replicated."""
+        """The number of available workers: members and those in reserve. Replicated."""
         ...
 
     @property
     def respawn(self) -> bool:
-        """Whether workers that are lost, or told to go, are replaced. Replicated."""
+        """Whether workers that are lost, or leave upon a signal, are replaced. Replicated."""
         ...
 
     def poll_ready(self) -> int:
@@ -85,42 +83,40 @@ class World(Protocol):
         ...
 
     def nearest(self, workers: int) -> int:
-        """The number of workers that can be had now, nearest to one that is asked for: between `least` and `most`, and
-        of whole processes. Replicated.
+        """Return the available number of workers nearest to a requested one: between `least` and `most`, and of whole
+        processes. Replicated.
         """
         ...
 
     def request_workers(self, workers: int) -> None:
-        """Begin to get so many ready that there can be `workers` members in all. Does not block. Replicated.
+        """Start to prepare joining workers, for `workers` members in all. Does not block. Replicated.
 
-        A later call takes the place of an earlier one; where there are as many members, nobody is missing any more.
+        A later call replaces an earlier one.
         """
         ...
 
     def change(self, workers: int, leaving: Sequence[int] = ()) -> None:
-        """Come to a number of members, between two steps, on all of them alike. `generation` grows if anybody moves.
+        """Change the number of members between two steps. Collective. `generation` grows if any member changes.
 
         Args:
-          workers: after it. The highest seats leave, back to the reserve; or workers that are ready join, on the lowest
-            free seats.
-          leaving: seats whose workers leave first, for good. Processes leave as wholes.
+          workers: the new number. The workers in the highest slots leave for the reserve, or ready workers join, in the
+            lowest free slots.
+          leaving: slots whose workers leave first, for good. Only whole processes leave.
 
         Raises:
-          WorkerCountError: it cannot be.
-          Preempted: this process is one of those that leave for good. When the others have taken leave of it.
+          WorkerCountError: the number is not available.
+          Preempted: this process leaves for good; raised after the others continue without it.
         """
         ...
 
     @property
     def unowned_slots(self) -> tuple[int, ...]:
-        """The empty seats that no process carries of those that are together: the process with rank 0 says for them
-        that nothing was computed there. Replicated.
-        """
+        """The empty slots that no connected process carries: rank 0 sends neutral values for them. Replicated."""
         ...
 
     @property
     def in_reserve(self) -> bool:
-        """Whether this process carries no worker, and waits until it is needed (`wait`). Local."""
+        """Whether this process carries no worker and is in reserve (`wait`). Local."""
         ...
 
     @property
@@ -129,40 +125,39 @@ class World(Protocol):
         ...
 
     build_digests: Mapping[str, str]
-    """Digests of the program whose steps are taken, by name, where `spawns`: who joins must have built the same."""
+    """Digests of the running program by name, if `spawns`: a joining process must have built an equal one."""
 
     deterministic: bool
-    """Whether nothing that was measured may change the bits of a sum, as its order; programs that are deterministic
-    set it. Replicated.
+    """Whether measurements must not affect the bits of a sum; set by deterministic programs. Replicated.
     """
 
     def algorithm(self, channel: Hashable) -> str:
-        """Which of several ways messages of a channel go, and why, in words; nothing where there is one. Replicated."""
+        """Return the algorithm of a channel's messages and the reason, as text; "" if there is only one. Replicated."""
         ...
 
     @property
     def run_under_way(self) -> bool:
-        """Whether a run is under way, in which workers and processes in reserve are not together. Replicated."""
+        """Whether a run is under way, during which processes in reserve take no part in collectives. Replicated."""
         ...
 
     @property
     def needs_state_transfer(self) -> bool:
-        """Whether processes have come in that do not know yet what the others know (`transfer_state`). Replicated."""
+        """Whether joined processes still lack the state of the others (`transfer_state`). Replicated."""
         ...
 
     def begin_run(self) -> None:
-        """A run begins: the workers go on by themselves, and processes in reserve wait. Of all that are together."""
+        """Begin a run: workers continue by themselves, and processes in reserve wait. Collective over all processes."""
         ...
 
     def end_run(self) -> None:
-        """A run is over: processes in reserve come out of their waiting, and all are together. Of all workers."""
+        """End a run: processes in reserve take part in collectives again. Collective over all workers."""
         ...
 
     def wait(self, is_ready: Callable[[], bool]) -> None:
-        """Wait in reserve: until this process has joined the workers, or all are together and `in_reserve` is false.
+        """Wait in reserve until this process has joined the workers, or the run has ended.
 
         Args:
-          is_ready: whether it could join now.
+          is_ready: returns whether this process could join now.
 
         Raises:
           WorkerError: the run has ended with an error.
@@ -173,20 +168,20 @@ class World(Protocol):
     def transfer_state(
         self, make: Callable[[], TransferPayload], room: Callable[[], list[np.ndarray]], about: str = ""
     ) -> TransferPayload | None:
-        """What newcomers have to know. Communicates.
+        """Send the state of the running program to joining processes. Collective.
 
         Args:
-          make: called on processes that know it.
-          room: called on newcomers: arrays as those that `make` brings elsewhere, to receive them in.
+          make: called on one process that has the state; returns it.
+          room: called on joining processes; returns arrays of the shapes and dtypes of the state's, to receive it in.
 
         Returns:
-          It, to newcomers; `None` to the others.
+          The state on joining processes; `None` on the others.
         """
         ...
 
     @property
     def losses(self) -> tuple[Loss, ...]:
-        """The processes that are gone, and the others went on, in the order in which they were missed. Replicated."""
+        """The processes lost so far, without which the others continued, in order. Replicated."""
         ...
 
     @property
@@ -198,7 +193,7 @@ class World(Protocol):
 
     @property
     def survives(self) -> bool:
-        """Whether others go on where processes are lost, or leave for good. Replicated."""
+        """Whether the other processes continue when some are lost or leave for good. Replicated."""
         ...
 
     def poll_reserve_terminating(self) -> bool:
@@ -210,27 +205,27 @@ class World(Protocol):
 
     @property
     def waited(self) -> float:
-        """Seconds, so far, that this process has waited for others to come to what all do together. Local."""
+        """Total seconds that this process has waited for others to enter collectives. Local."""
         ...
 
     @property
     def rank(self) -> int:
-        """This process's number, 0 … processes-1: of those that are together now. Local."""
+        """This process's rank among the connected processes, 0 … processes-1. Local."""
         ...
 
     @property
     def processes(self) -> int:
-        """How many processes are together now. Replicated."""
+        """The number of connected processes. Replicated."""
         ...
 
     @property
     def workers(self) -> range:
-        """The workers that this process carries. Local."""
+        """The worker slots that this process carries. Local."""
         ...
 
     @property
     def devices(self) -> Sequence[jax.Device]:
-        """The device of each worker that this process carries, in the order of `workers`. Local."""
+        """The device of each of this process's workers, in the order of `workers`. Local."""
         ...
 
     def channel(self, parts: Sequence[PartSpec], status: int, name: Hashable = 0) -> Channel:
@@ -259,25 +254,26 @@ class World(Protocol):
         look: LookAtPiece | None = None,
         step: int = 0,
     ) -> Arrived:
-        """Exchange one message on a channel that the world makes for its layout, and keeps for some time.
+        """Exchange one message on a cached channel of its layout; for occasional messages.
 
-        For what is sent now and then. Arguments are those of `World.channel` and `Channel.exchange`; `channel` is the
+        Arguments are those of `World.channel` and `Channel.exchange`; `channel` is the
         name. Results are valid until the next message of the same layout and name.
         """
         ...
 
     def all_gather_bytes(self, value: bytes, about: str = "", more: str = "") -> list[bytes]:
-        """Every process's `value`, by rank: of those that are there when it is completed. Blocks. For set-up, not for
-        the steps. Raises as `exchange` does, but for `MembersChanged`.
+        """Gather every process's `value`, by rank, from the processes present at completion. Blocks. Not for steps.
+
+        Raises the errors of `exchange`, except `MembersChanged`.
         """
         ...
 
     def barrier(self) -> None:
-        """Return once every process has called it. Raises as `exchange` does."""
+        """Return once every process has called this. Raises the errors of `exchange`."""
         ...
 
     def fail(self, why: str) -> None:
-        """Make all other processes raise WorkerError, in whatever they do together now or next. Blocks until they have.
+        """Make all other processes raise WorkerError in their current or next collective. Blocks until they have.
 
         Args:
           why: "in step 4 of program 1 ('train'): OSError: disk read error".
@@ -286,12 +282,12 @@ class World(Protocol):
 
 
 class Loss(NamedTuple):
-    """A process that is gone, with its workers, and the others go on. Replicated."""
+    """A lost process, without which the others continue. Replicated."""
 
-    workers: tuple[int, ...]  # the seats that it has left empty
-    process: str  # in words, as the others know it: "rank 2 (pid 4711 on node7)"
-    phase: str  # what the others were doing together when they noticed: "message 1 of step 14 of program 1 ('train')"
-    seconds: float  # from then until they could go on, as the process with rank 0 measured it; 0 where nobody did
+    workers: tuple[int, ...]  # its worker slots, now empty
+    process: str  # "rank 2 (pid 4711 on node7)"
+    phase: str  # the collective in which the others noticed: "message 1 of step 14 of program 1 ('train')"
+    seconds: float  # from then until they continued, measured by rank 0; 0 if unknown
 
     def __str__(self) -> str:
         who = f"worker{'s' * (len(self.workers) > 1)} {', '.join(map(str, self.workers))}"
@@ -302,14 +298,14 @@ class Loss(NamedTuple):
 
 
 class MembersChanged(Exception):
-    """Members were lost in the course of an exchange, and nothing of it counts. On all processes that are left.
+    """Members were lost during an exchange, whose results are discarded. Raised on all remaining processes.
 
-    The world is as good as before, without them: whoever sent something sends it again, or something else in its place.
+    The world stays usable, without the lost members: the caller sends its message again, or another one.
     """
 
 
 def retry_on_members_changed(exchange: Callable[[], Arrived]) -> Arrived:
-    """Exchange what does not depend on who is there: again, where members were lost in the course of it."""
+    """Carry out an exchange that doesn't depend on the membership; repeat it if members were lost meanwhile."""
     while True:
         try:
             return exchange()

@@ -155,16 +155,16 @@ def test_a_number_that_no_whole_processes_make_is_rounded_with_a_note():
 @pytest.mark.parametrize(
     ("wrong", "says"),
     [
-        (0, "one at least"),
-        (-1, "one at least"),
+        (0, "at least one"),
+        (-1, "at least one"),
         (float("nan"), "whole number"),
         (float("inf"), "whole number"),
         (2.5, "whole number"),
         ("3", "whole number"),
         (True, "whole number"),
-        (5, "there can be 2 to 4"),
-        (1, "there can be 2 to 4"),
-        (10**40, "there can be 2 to 4"),
+        (5, "2 to 4 are"),
+        (1, "2 to 4 are"),
+        (10**40, "2 to 4 are"),
     ],
 )
 def test_from_outside_an_impossible_number_raises(wrong, says):
@@ -189,7 +189,7 @@ def test_who_is_needed_does_not_leave():
     membership.change()
     world.leave(0)
     assert (world.members, membership.numbers.least) == ((1, 2), 2)
-    with pytest.raises(ad.WorkerCountError, match="there can be 2 to 4"):
+    with pytest.raises(ad.WorkerCountError, match="2 to 4 are"):
         membership.exactly(1)
 
 

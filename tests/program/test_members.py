@@ -317,17 +317,17 @@ def test_seats_are_what_they_are(seats):
     seats.leave(1)
     seats.join(1)
     assert (seats.members, seats.joined_in_generation, seats.generation) == ((0, 1, 2, 3), (0, 2, 0, 0), 2)
-    with pytest.raises(ValueError, match="seat 1 is taken"):
+    with pytest.raises(ValueError, match="worker slot 1 is occupied"):
         seats.join(1)
     for none in (4, -1):
-        with pytest.raises(ValueError, match=f"no seat {none}"):
+        with pytest.raises(ValueError, match=f"no worker slot {none}"):
             seats.leave(none)
     for seat in (0, 2, 3):
         seats.leave(seat)
     assert seats.members == (1,)
     with pytest.raises(ValueError, match="the last one"):
         seats.leave(1)
-    with pytest.raises(ValueError, match="empty already"):
+    with pytest.raises(ValueError, match="already empty"):
         seats.leave(0)
 
 
