@@ -90,7 +90,7 @@ def test_all_and_from_three_ranks_to_two_to_three_to_one(tmp_path):
 @pytest.mark.long
 def test_in_reserve_where_processes_cannot_leave_alone(tmp_path):
     result = end(tmp_path / "run", "workers=2", "in reserve:2", n=3, ulfm=False)
-    assert "cannot leave alone (said by a process in reserve)" in result.stdout, result
+    assert "a single process cannot leave (reported by a process in reserve)" in result.stdout, result
 
 
 def by_our_launcher(directory: Path) -> Result:
