@@ -115,7 +115,7 @@ def test_where_one_process_cannot_compile_the_program_all_are_told_and_go_on_wit
     (warning,) = [record for record in caplog.records if record.levelname == "WARNING"]
     which = f" on rank {world.processes - 1}" * (world.processes > 1)
     assert f"compiled{which}: JaxRuntimeError: RESOURCE_EXHAUSTED" in warning.message
-    assert "for the program. They go on" in warning.message
+    assert "for the program. Steps continue" in warning.message
 
 
 def test_a_process_that_is_in_another_collective_or_fails_is_told_of_before_the_state_is_given_up(world, taken):

@@ -194,7 +194,7 @@ def test_a_state_that_changes_in_a_step(world, returned, says):
 
 
 def test_a_state_that_holds_no_array(world):
-    refused(ad.DriverError, "the state holds 'adam', which is no array", state={"name": "adam"})
+    refused(ad.DriverError, "the state holds 'adam', which is not an array of numbers", state={"name": "adam"})
 
 
 @pytest.mark.parametrize(
